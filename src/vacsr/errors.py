@@ -1,0 +1,62 @@
+"""Everything vacsr can refuse, as one small tree.
+
+Each message says what was given, what was expected, and what to type next. The command line turns the class into an
+exit code: 2 for usage, 3 for the environment, 4 for data.
+"""
+
+from __future__ import annotations
+
+
+class VacsrError(Exception):
+    """Base of every error that vacsr raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(VacsrError):
+    """The call itself is wrong: an unknown name, a bad option, a recipe that does not parse."""
+
+    exit_code = 2
+
+
+class EnvironmentProblem(VacsrError):
+    """The machine cannot do it: a missing extra, no GPU, a full disk."""
+
+    exit_code = 3
+
+
+class DataError(VacsrError):
+    """The data cannot be used: wrong shape, bad ids, NaN, a broken file."""
+
+    exit_code = 4
+
+
+class ConfigError(UsageError):
+    """A recipe or an override names a field that does not exist or a value that does not fit."""
+
+
+class MissingExtra(EnvironmentProblem):
+    """An optional dependency is needed and absent."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; it comes with an extra — run: pip install 'vacsr[{extra}]'")
+
+
+class DiskFull(EnvironmentProblem):
+    """Nothing more can be written; what was there before is untouched."""
+
+
+class ShapeMismatch(DataError):
+    """Two arrays, or an array and a model, disagree on a dimension."""
+
+
+class ProvenanceMismatch(DataError):
+    """A model meets embeddings from another backbone, preprocessing or revision."""
+
+
+class NonFiniteLoss(DataError):
+    """Training met NaN or infinity; the message names the step, the term and the batch."""
+
+
+class NotFoldable(VacsrError):
+    """This adapter's decode is not linear after the trunk, so it has no folded form."""
