@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from vacsr.errors import DataError, DiskFull
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL_MARKS = ("No space left", "StorageFull", "os error 28")  # how safetensors' own writer reports the same
 
 
 @contextmanager
@@ -25,13 +26,10 @@ def disk_errors(path: Path) -> Iterator[None]:
     """Turn "no space left" into :class:`DiskFull`, whichever library met it."""
     try:
         yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise DiskFull(f"no space left while writing {path} — free some space, then run the same command again") from error
-        raise
-    except SafetensorError as error:
-        if any(mark in str(error) for mark in ("No space left", "os error 28", "os error 27", "StorageFull")):
-            raise DiskFull(f"no space left while writing {path} — free some space, then run the same command again") from error
+    except (OSError, SafetensorError) as error:
+        if getattr(error, "errno", None) in _FULL or any(mark in str(error) for mark in _FULL_MARKS):
+            message = f"no space left while writing {path} — free some space, then run the same command again"
+            raise DiskFull(message) from error
         raise
 
 
@@ -92,7 +90,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def write_tensors(target: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    target: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write a safetensors file atomically."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_path(target) as temporary:
