@@ -1,0 +1,147 @@
+"""Scores and uncertainties of image-text pairs from a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vacsr.data.pairs import PairSet
+from vacsr.errors import EnvironmentProblem, ShapeMismatch
+from vacsr.methods.base import Embedding, take
+from vacsr.methods.model import MatchingModel
+from vacsr.scoring.folded import BlockScorer
+from vacsr.scoring.topk import TopK, columns_topk, rows_topk
+
+__all__ = ["AlignedScores", "PairScorer", "PairScores", "TopK", "choose_device"]
+
+_ROWS = 64  # images a block; the block scorer cuts it further where memory asks for it
+
+
+class AlignedScores(NamedTuple):
+    """Scores of pairs (image n, text n)."""
+
+    score: Tensor  # [N]
+    grade: Tensor  # [N], in (0, 1)
+    uncertainty: Tensor | None  # [N]
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """All pairs of some images and texts, computed when asked for: ``blocks`` and ``topk`` never hold the matrix."""
+
+    scorer: PairScorer
+    images: Embedding
+    texts: Embedding
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Consecutive row blocks [b, T] of the score matrix."""
+        for start in range(0, len(self.images.mean), _ROWS):
+            rows = slice(start, start + _ROWS)
+            if "score" in vars(self):  # someone has asked for the whole matrix: do not compute it twice
+                yield self.score[rows]
+            else:
+                yield self.scorer.blocks.block(take(self.images, rows), self.texts)
+
+    @cached_property
+    def score(self) -> Tensor:
+        """The whole matrix. [I, T]"""
+        return torch.cat(list(self.blocks()))
+
+    def topk(self, k: int, *, direction: Literal["i2t", "t2i"] = "i2t") -> TopK:
+        """Best texts of each image, or best images of each text, by (−score, index), streamed."""
+        return rows_topk(self.blocks(), k) if direction == "i2t" else columns_topk(self.blocks(), k)
+
+    @torch.inference_mode()
+    def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
+        """Of the pairs (rows[n], cols[n]) only. [N], [N] -> [N]"""
+        return self.scorer.uncertainty_of(self.images, self.texts, rows=rows, cols=cols)
+
+
+class PairScorer:
+    """Scores raw image and text features with a trained model.
+
+    ``dtype`` is the arithmetic of the large products (float32 or bfloat16); results are float32.
+    """
+
+    def __init__(
+        self, model: MatchingModel, *, device: str | torch.device = "auto", dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.device = choose_device(device)
+        self.model = model.to(self.device).eval()
+        self.blocks = BlockScorer(self.model.method, dtype=dtype)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, *, device: str | torch.device = "auto", dtype: torch.dtype = torch.float32
+    ) -> PairScorer:
+        """From a model folder or a run folder."""
+        return cls(MatchingModel.from_pretrained(folder), device=device, dtype=dtype)
+
+    @torch.inference_mode()
+    def embed_images(self, images: Tensor) -> Embedding:
+        """[I, D_image] -> [I, d] on the scorer's device"""
+        return self.model.embed_images(images.to(self.device, torch.float32))
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: Tensor) -> Embedding:
+        """[T, D_text] -> [T, d] on the scorer's device"""
+        return self.model.embed_texts(texts.to(self.device, torch.float32))
+
+    def score_all(self, images: Tensor, texts: Tensor) -> PairScores:
+        """Every pair, lazily. [I, D_image], [T, D_text]"""
+        return PairScores(self, self.embed_images(images), self.embed_texts(texts))
+
+    def score_set(self, pairs: PairSet) -> PairScores:
+        """Every pair of a data set, after checking that its embeddings are of the kind the model was trained on."""
+        self.model.provenance.check(pairs.provenance)
+        return self.score_all(pairs.images, pairs.texts)
+
+    @torch.inference_mode()
+    def score_pairs(self, images: Tensor, texts: Tensor) -> AlignedScores:
+        """Aligned pairs with their uncertainty. [N, D_image], [N, D_text]"""
+        if len(images) != len(texts):
+            raise ShapeMismatch(f"aligned pairs need as many images as texts, not {len(images)} and {len(texts)}")
+        every = torch.arange(len(images), device=self.device)
+        return self.score_at(self.score_all(images, texts), rows=every, cols=every)
+
+    @torch.inference_mode()
+    def score_at(self, scores: PairScores, *, rows: Tensor, cols: Tensor) -> AlignedScores:
+        """The pairs (rows[n], cols[n]) of a lazy matrix, without the matrix. [N], [N]"""
+        rows, cols = rows.to(self.device), cols.to(self.device)
+        score = torch.empty(len(rows), device=self.device)
+        for here in _chunks(len(rows)):
+            score[here] = self.blocks.aligned(take(scores.images, rows[here]), take(scores.texts, cols[here]))
+        return AlignedScores(score, self.model.method.grade(score), scores.uncertainty(rows, cols))
+
+    def uncertainty_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor | None:
+        """Aligned uncertainty in chunks; None where the method has none."""
+        rows, cols = rows.to(self.device), cols.to(self.device)
+        value = torch.empty(len(rows), device=self.device)
+        for here in _chunks(len(rows)):
+            part = self.model.method.uncertainty(take(images, rows[here]), take(texts, cols[here]))
+            if part is None:
+                return None
+            value[here] = part
+        return value
+
+
+def _chunks(count: int, size: int = 8192) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, count, size)]
+
+
+def choose_device(name: str | torch.device) -> torch.device:
+    """``auto`` takes CUDA where present; asking for CUDA without one is an error that says so."""
+    if isinstance(name, torch.device):
+        return name
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EnvironmentProblem("this torch sees no CUDA GPU — use device=cpu, or see: vacsr doctor")
+    return device

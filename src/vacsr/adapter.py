@@ -1,0 +1,196 @@
+"""The variational adapter: v⊙t → trunk → K Gaussians over z → decoder → one logit (paper §3.1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vacsr.config import AdapterConfig
+from vacsr.distributions import MixturePosterior, bounded_variance
+from vacsr.errors import NotFoldable, ShapeMismatch
+
+
+class VariationalAdapter(nn.Module):
+    """Scores a pair of L2-normalised vectors with a logit, and says how sure it is.
+
+    >>> adapter = VariationalAdapter(1024)
+    >>> sum(p.numel() for p in adapter.parameters()) - 2  # the two scalars of the cosine residual are ours
+    5264419
+    """
+
+    def __init__(self, dim: int, config: AdapterConfig | None = None) -> None:
+        super().__init__()
+        self.dim, self.config = dim, config or AdapterConfig()
+        c = self.config
+        hidden, latent = c.hidden or dim, c.latent or dim
+        self.components, self.latent = c.components, latent
+        self.input_norm = nn.LayerNorm(dim) if c.input_scale == "layernorm" else None
+        self.trunk = nn.Linear(dim, hidden)
+        self.trunk_norm = nn.LayerNorm(hidden) if c.trunk_norm else None
+        self.mean_heads = nn.Linear(hidden, c.components * latent)
+        self.log_var_heads = nn.Linear(hidden, c.components * latent)
+        self.mixing_logits = nn.Parameter(torch.zeros(c.components)) if c.mixing == "global" else None
+        self.mixing_head = nn.Linear(hidden, c.components) if c.mixing == "head" else None
+        self.decoder = _decoder(latent, c.decoder_hidden)
+        start = torch.tensor([c.residual_scale, c.residual_bias])
+        self.residual = nn.Parameter(start, c.residual_learnable) if c.residual == "cosine" else None
+
+    @property
+    def scale(self) -> float:
+        """What v⊙t is multiplied with."""
+        return {"d": float(self.dim), "sqrt_d": math.sqrt(self.dim)}.get(self.config.input_scale, 1.0)
+
+    def features(self, v: Tensor, t: Tensor) -> Tensor:
+        """Trunk output for pairs, broadcasting over the leading dimensions. [..., d], [..., d] -> [..., hidden]"""
+        if v.shape[-1] != self.dim or t.shape[-1] != self.dim:
+            raise ShapeMismatch(
+                f"the adapter expects dimension {self.dim}, the embeddings have {v.shape[-1]} (image) and "
+                f"{t.shape[-1]} (text) — train again with backbone.head.dim={v.shape[-1]}, or use its own embeddings"
+            )
+        pair = v * t
+        pair = self.input_norm(pair) if self.input_norm is not None else pair * self.scale
+        hidden = functional.relu(self.trunk(pair))
+        return self.trunk_norm(hidden) if self.trunk_norm is not None else hidden
+
+    def posterior(self, hidden: Tensor) -> MixturePosterior:
+        """The mixture from the trunk's output, in float32 also under autocast. [..., hidden] -> [..., K, D]"""
+        return MixturePosterior(self.mean(hidden), self.log_var(hidden), self.log_alpha(hidden))
+
+    def mean(self, hidden: Tensor) -> Tensor:
+        """μ_k of every component. [..., hidden] -> [..., K, D]"""
+        return self._by_component(self.mean_heads(hidden).float())
+
+    def log_var(self, hidden: Tensor) -> Tensor:
+        """logσ²_k of every component, clamped. [..., hidden] -> [..., K, D]"""
+        raw = self.log_var_heads(hidden).float().clamp(-self.config.log_var_clamp, self.config.log_var_clamp)
+        return self._by_component(functional.logsigmoid(raw) if self.config.variance == "sigmoid" else raw)
+
+    def _by_component(self, flat: Tensor) -> Tensor:
+        return flat.view(*flat.shape[:-1], self.components, self.latent)
+
+    def log_alpha(self, hidden: Tensor) -> Tensor:
+        """Log mixing weights, [K] if global, [..., K] if predicted."""
+        logits = self.mixing_logits if self.mixing_head is None else self.mixing_head(hidden)
+        assert logits is not None
+        return torch.log_softmax(logits.float(), dim=-1)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Decoder logit, without the residual. [..., D] -> [...]"""
+        logit: Tensor = self.decoder(z).squeeze(-1)
+        return logit
+
+    def residual_logit(self, cosine: Tensor) -> Tensor | None:
+        """a·cos + b, or None without a residual. [...] -> [...]"""
+        return None if self.residual is None else self.residual[0] * cosine + self.residual[1]
+
+    def logit(self, v: Tensor, t: Tensor) -> Tensor:
+        """Test-time logit: decode the mixture's mean, no noise. [..., d], [..., d] -> [...]"""
+        hidden = self.features(v, t)
+        mean, log_alpha = self.mean(hidden), self.log_alpha(hidden)
+        if self.config.decode == "argmax":
+            best = log_alpha.argmax(dim=-1).expand(mean.shape[:-2])[..., None, None]
+            z = mean.gather(-2, best.expand(*mean.shape[:-2], 1, self.latent)).squeeze(-2)
+        else:
+            z = (log_alpha.exp().unsqueeze(-1) * mean).sum(dim=-2)
+        logit, residual = self.decode(z), self.residual_logit((v * t).sum(dim=-1))
+        return logit if residual is None else logit + residual
+
+    def uncertainty(self, v: Tensor, t: Tensor) -> Tensor:
+        """Mean over D of Σ_k α_k·v_k, in (0, 1) unless the config says otherwise. [..., d], [..., d] -> [...]"""
+        hidden = self.features(v, t)
+        posterior = self.posterior(hidden)
+        kind = self.config.uncertainty
+        # With variance "sigmoid" the posterior's log-variance is already that of a variance in (0, 1).
+        plain = kind == "exp" or self.config.variance == "sigmoid"
+        variance = posterior.log_var.exp() if plain else bounded_variance(posterior.log_var)
+        per_component = (variance.sqrt() if kind == "std" else variance).mean(dim=-1)
+        return (posterior.log_alpha.exp() * per_component).sum(dim=-1)
+
+    @torch.no_grad()
+    def fold(self) -> FoldedAdapter:
+        """The same test-time logit at the trunk's cost alone; exact, because all after the ReLU is linear up to the
+        decoder's own ReLU. Raises :class:`NotFoldable` where it is not."""
+        reasons = {
+            "mixing: head": self.mixing_head is not None,
+            "decode: argmax": self.config.decode == "argmax" and self.components > 1,
+            "input_scale: layernorm": self.input_norm is not None,
+            "trunk_norm: true": self.trunk_norm is not None,
+        }
+        if any(reasons.values()):
+            found = ", ".join(name for name, holds in reasons.items() if holds)
+            raise NotFoldable(f"an adapter with {found} has no folded form — score it with the dense path")
+        alpha = self.log_alpha(self.trunk.bias).exp().double()
+        weight = self.mean_heads.weight.double().view(self.components, self.latent, -1)
+        bias = self.mean_heads.bias.double().view(self.components, self.latent)
+        first, last = self.decoder[0], self.decoder[-1]
+        assert isinstance(first, nn.Linear)
+        assert isinstance(last, nn.Linear)
+        small = first.weight.double() @ torch.einsum("k,kdh->dh", alpha, weight)
+        small_bias = first.weight.double() @ (alpha @ bias) + first.bias.double()
+        deep = len(self.decoder) > 1
+        return FoldedAdapter(
+            trunk=(self.trunk.weight * self.scale).detach().clone(),
+            trunk_bias=self.trunk.bias.detach().clone(),
+            small=small.float(),
+            small_bias=small_bias.float(),
+            last=last.weight[0].detach().clone() if deep else None,
+            last_bias=float(last.bias) if deep else 0.0,
+            residual=None if self.residual is None else self.residual.detach().clone(),
+        )
+
+
+def _decoder(latent: int, hidden: int) -> nn.Sequential:
+    if hidden == 0:
+        return nn.Sequential(nn.Linear(latent, 1))
+    return nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+
+@dataclass(frozen=True)
+class FoldedAdapter:
+    """relu(W (v⊙t) + b), then one small matrix, then the decoder's last layer: a pair costs the trunk."""
+
+    trunk: Tensor  # [H, d], the input scale already inside
+    trunk_bias: Tensor  # [H]
+    small: Tensor  # [M, H]: μ heads, α and the decoder's first layer in one
+    small_bias: Tensor  # [M]
+    last: Tensor | None  # [M], after a ReLU; None where the decoder is linear (M = 1)
+    last_bias: float
+    residual: Tensor | None  # a, b of the cosine residual
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> FoldedAdapter:
+        """A copy on a device; the trunk and small matrix in ``dtype``, biases and the last layer in float32."""
+
+        def put(x: Tensor | None, kind: torch.dtype) -> Tensor | None:
+            return None if x is None else x.to(device, kind)
+
+        full = torch.float32
+        return FoldedAdapter(
+            self.trunk.to(device, dtype), self.trunk_bias.to(device, dtype), self.small.to(device, dtype),
+            self.small_bias.to(device, full), put(self.last, full), self.last_bias, put(self.residual, full),
+        )  # fmt: skip
+
+    def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:
+        """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""
+        pair = (v * t).to(self.trunk.dtype)
+        hidden = torch.addmm(self.trunk_bias, pair, self.trunk.T).relu_()
+        return self._decode((self.small @ hidden.T).float(), (v.float() * t.float()).sum(dim=-1))
+
+    def _decode(self, small: Tensor, cosine: Tensor) -> Tensor:
+        """What follows the small matrix. [..., M, N], [..., N] -> [..., N]"""
+        out = small + self.small_bias.unsqueeze(1)
+        logit = out.squeeze(-2) if self.last is None else torch.matmul(self.last, out.relu_()) + self.last_bias
+        return logit if self.residual is None else logit + self.residual[0] * cosine + self.residual[1]
+
+    def logits(self, v: Tensor, t: Tensor) -> Tensor:
+        """Every pair's logit: W(v⊙t) = (W·diag v) t, so each image is a plain GEMM. [I, d], [T, d] -> [I, T] float32"""
+        dtype, (height, dim) = self.trunk.dtype, self.trunk.shape
+        v_low, t_low = v.to(dtype), t.to(dtype)
+        scaled = (v_low.unsqueeze(1) * self.trunk).reshape(-1, dim)  # [I·H, d]
+        bias = self.trunk_bias.repeat(len(v)).unsqueeze(1)
+        hidden = torch.addmm(bias, scaled, t_low.T).relu_().view(len(v), height, len(t))
+        cosine = v.float() @ t.float().T if self.residual is not None else v.new_zeros(())
+        return self._decode(torch.matmul(self.small, hidden).float(), cosine)

@@ -1,0 +1,30 @@
+"""Projection from a tower's features into the shared space."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vacsr.config import HeadConfig
+from vacsr.draws import RowNoise
+
+
+class ProjectionHead(nn.Module):
+    """Linear, or Linear-GELU-Dropout-Linear. The dropout mask is a draw of the item's place in the batch."""
+
+    def __init__(self, in_dim: int, config: HeadConfig) -> None:
+        super().__init__()
+        hidden = config.hidden or config.dim
+        self.dropout = config.dropout if config.kind == "mlp" else 0.0
+        self.first = nn.Linear(in_dim, hidden) if config.kind == "mlp" else None
+        self.activation = nn.GELU()
+        self.last = nn.Linear(hidden if config.kind == "mlp" else in_dim, config.dim)
+
+    def forward(self, x: Tensor, noise: RowNoise | None = None) -> Tensor:
+        """Without ``noise`` nothing is dropped. [B, in_dim] -> [B, dim]"""
+        if self.first is not None:
+            x = self.activation(self.first(x))
+        if noise is not None and self.dropout > 0.0:
+            keep = noise.uniform(x.shape[-1]) >= self.dropout
+            x = x * keep / (1.0 - self.dropout)
+        out: Tensor = self.last(x)
+        return out

@@ -1,0 +1,379 @@
+"""Every choice as a typed, frozen field with its reason; YAML recipes and dotted overrides on top."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vacsr.errors import ConfigError
+
+C = TypeVar("C", bound="Config")
+
+
+class Config(BaseModel):
+    """Frozen, no unknown fields, attribute docstrings become the descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def updated(self: C, changes: Mapping[str, Any]) -> C:
+        """A validated copy with ``changes`` merged in, nested mappings field by field."""
+        return parse(type(self), merge(self.model_dump(mode="json"), changes))
+
+
+class AdapterConfig(Config):
+    """Shape of the variational adapter (SPEC of the paper's encoder, mixture and decoder)."""
+
+    components: Annotated[int, Field(ge=1, le=16)] = 2
+    """K: two Gaussians, the paper's best of 1-4; 1 is its ablation "without GMM"."""
+    hidden: Annotated[int, Field(ge=0)] = 0
+    """Trunk width; 0 means d, which fits the paper's 5.26 M extra parameters."""
+    latent: Annotated[int, Field(ge=0)] = 0
+    """Width of z; 0 means d."""
+    decoder_hidden: Annotated[int, Field(ge=0)] = 16
+    """Decoder Linear-ReLU-Linear of this width; 0 makes it one linear layer."""
+    input_scale: Literal["d", "sqrt_d", "layernorm", "none"] = "d"
+    """Entries of v⊙t are ~1/d after L2 norm and would drown in the bias; ×d brings them to ~1."""
+    trunk_norm: bool = False
+    """LayerNorm after the trunk: also fits the paper's parameter count, but cannot be folded."""
+    mixing: Literal["global", "head"] = "global"
+    """α written without (s) in the paper: global logits; `head` predicts them per pair."""
+    log_var_clamp: Annotated[float, Field(gt=0)] = 10.0
+    """logσ² is kept within ± this: exp stays finite."""
+    variance: Literal["exp", "sigmoid"] = "exp"
+    """σ² for sampling and KL; `sigmoid` is the reading "sigmoid everywhere"."""
+    residual: Literal["none", "cosine"] = "cosine"
+    """`cosine` adds a·cos+b to the logit (ours): keeps grades where the decoder overfits labels."""
+    residual_scale: float = 10.0
+    """a at the start, learnable."""
+    residual_bias: float = -10.0
+    """b at the start, learnable."""
+    residual_learnable: bool = True
+    """False keeps a and b where they start: a bounded residual."""
+    decode: Literal["mean", "argmax"] = "mean"
+    """Test-time z: Σα_kμ_k, or the likeliest component's mean."""
+    uncertainty: Literal["variance", "std", "exp"] = "variance"
+    """Reported σ of a pair: mean over D of Σα_k·sigmoid(logσ²_k), its root, or with exp."""
+
+
+class ObjectiveConfig(Config):
+    """Weights and readings of L = α·KL + recon + β(L_P + γ·L_N)."""
+
+    kl_weight: Annotated[float, Field(ge=0)] = 5e-4
+    """α of the paper."""
+    sigma_weight: Annotated[float, Field(ge=0)] = 1.0
+    """β: weight of the distributional loss (Appendix E's reading)."""
+    negative_weight: Annotated[float, Field(ge=0)] = 1.0
+    """γ: weight of the hard negatives in it."""
+    weighting: Literal["appendix", "eq13"] = "appendix"
+    """`eq13` multiplies recon by β and both σ terms by γ; equal at β=γ=1."""
+    reconstruction: Literal["ste", "plain", "bce"] = "ste"
+    """½(y−p)² with a straight-through sigmoid; without it the gradient dies near 0 and 1."""
+    reduction: Literal["rows", "mean"] = "rows"
+    """Reconstruction summed over pairs and divided by B; `mean` divides by B² and learns far less."""
+    sigma_variance: Literal["sigmoid", "exp"] = "sigmoid"
+    """What L_σ sees of logσ²; `exp` is the paper's ablation "without sigmoid"."""
+    sigma_component: Literal["gumbel", "alpha"] = "gumbel"
+    """logσ² mixed with the draw's Gumbel weights, or with α."""
+    sigma_reduction: Literal["mean", "sum"] = "mean"
+    """L_σ over the D dimensions."""
+    sigma_detach: bool = False
+    """Stop L_σ's gradient at the variance heads, so that it cannot move trunk and towers."""
+    negative_rule: Literal["logit", "literal_max"] = "logit"
+    """Hardest by score; `literal_max` takes the printed max over the loss, which picks the easiest."""
+    hard_negatives: Annotated[int, Field(ge=1)] = 1
+    """N_h, averaged."""
+    negative_target: Literal[0, 1] = 1
+    """ŷ of hard negatives in L_σ, 1 as written."""
+    negative_direction: Literal["rows", "both"] = "rows"
+    """Hard negatives per image, or per image and per caption."""
+    positives: Literal["ids", "diagonal"] = "ids"
+    """Every caption of the same image matches, or the diagonal alone."""
+    gumbel_temperature: Annotated[float, Field(gt=0)] = 1.0
+    """τ of the relaxed one-hot."""
+    gumbel_hard: bool = False
+    """Round the one-hot forward, keep the soft gradient."""
+    free_bits: Annotated[float, Field(ge=0)] = 0.0
+    """KL below this many nats per dimension is free (ours)."""
+    kl_pairs: Literal["all", "informative"] = "all"
+    """KL on every pair, or on positives and hard negatives only (ours)."""
+    cosine_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Sigmoid loss on the residual's own a·cos+b (ours): the cosine stays a grade by itself."""
+    correction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share by which a label gives way to the model's own detached cosine score (ours); needs residual."""
+
+
+class VacsrConfig(Config):
+    """The paper's method: adapter and objective. The field defaults are the preset `default`."""
+
+    name: Literal["vacsr"] = "vacsr"
+    adapter: AdapterConfig = AdapterConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    lr_scale: Annotated[float, Field(gt=0)] = 1.0
+    """Adapter learning rate relative to the heads'."""
+
+
+class SigmoidConfig(Config):
+    """Sigmoid loss on a·cos+b over all pairs (SigLIP)."""
+
+    name: Literal["sigmoid"] = "sigmoid"
+    scale: float = 10.0
+    """a at the start."""
+    bias: float = -10.0
+    """b at the start."""
+    learnable: bool = True
+    """Fixed scales are the paper's loss-tolerance experiment."""
+
+
+class InfoNCEConfig(Config):
+    """Two-way cross entropy over scaled cosines (CLIP)."""
+
+    name: Literal["infonce"] = "infonce"
+    scale: Annotated[float, Field(gt=0)] = 14.3
+    """exp(log_scale) at the start, 1/0.07; the paper's preset starts at 1."""
+    learnable: bool = True
+    """Fixed scales are the paper's loss-tolerance experiment."""
+    positives: Literal["diagonal", "ids"] = "diagonal"
+    """CLIP's target is the row's own caption; `ids` spreads it over all captions of the image."""
+
+
+MethodConfig = Annotated[VacsrConfig | SigmoidConfig | InfoNCEConfig, Field(discriminator="name")]
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "vacsr": {
+        "default": {},
+        "paper": {"adapter": {"residual": "none"}, "objective": {"kl_weight": 5e-4}},
+    },
+    "sigmoid": {"default": {}, "paper": {}},
+    "infonce": {"default": {}, "paper": {"scale": 1.0}},
+}
+"""Fields a preset sets on top of the class defaults; `method: {name: vacsr, preset: paper}` in a recipe."""
+
+
+class HeadConfig(Config):
+    """Projection from tower features to the shared space."""
+
+    kind: Literal["mlp", "linear"] = "mlp"
+    """Two layers with GELU, or one linear map."""
+    dim: Annotated[int, Field(ge=1)] = 256
+    """d of the shared space."""
+    hidden: Annotated[int, Field(ge=0)] = 0
+    """Width of the middle layer; 0 means dim."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Between the two layers."""
+
+
+class BackboneConfig(Config):
+    """Towers and heads."""
+
+    spec: str = "features:"
+    """`features:` takes cached embeddings as they are."""
+    image_scaling: Literal["standardize", "unit", "none"] = "standardize"
+    """Per-dimension mean and deviation of the training images, kept with the model."""
+    text_scaling: Literal["standardize", "unit", "none"] = "unit"
+    """Unit vectors × √D: sentence embeddings are already comparable in direction."""
+    head: HeadConfig = HeadConfig()
+
+
+class NoiseConfig(Config):
+    """Label noise injected into the training captions."""
+
+    protocol: Literal["permute-captions"] = "permute-captions"
+    """Choose int(ratio·M) captions and permute them among their slots."""
+    ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of captions chosen."""
+    seed: int = 0
+    """The permutation is a function of it, saved and hashed beside the run."""
+
+
+class DataConfig(Config):
+    """Which pairs to train, tune and report on."""
+
+    pairs: str = "synthetic:"
+    """SPEC string, e.g. `features:FILE,captions=FILE`."""
+    train: str = "train"
+    """Split to train on; `all` for data without splits."""
+    dev: str = "dev"
+    """Split for model choice; empty for none."""
+    dev_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of training images held out as dev where the data has no such split."""
+    noise: NoiseConfig = NoiseConfig()
+
+
+class TrainConfig(Config):
+    """The one loop."""
+
+    epochs: Annotated[int, Field(ge=1)] = 20
+    batch_size: Annotated[int, Field(ge=2)] = 128
+    """Captions per step, over all ranks."""
+    lr: Annotated[float, Field(gt=0)] = 5e-4
+    """Of the heads and the method; groups scale it."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Decoupled; scalars and biases of the method have none."""
+    optimizer: Literal["adamw", "adamp"] = "adamw"
+    """AdamP is the paper's (extra `paper`)."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    schedule: Literal["step", "cosine", "constant"] = "step"
+    """`step` multiplies lr by decay from decay_at on."""
+    decay_at: Annotated[float, Field(ge=0, le=1)] = 0.6
+    """Share of the epochs after which `step` decays (12 of 20; the paper: 15 of 25)."""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.1
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Linear ramp of lr from 0."""
+    clip_norm: Annotated[float, Field(ge=0)] = 2.0
+    """Gradient norm bound; 0 for none."""
+    accumulate: Annotated[int, Field(ge=1)] = 1
+    """Batches per optimiser step; each keeps its own pair matrix."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """`tf32` lets CUDA round matrix products; `bf16` autocasts them."""
+    device: str = "auto"
+    """`auto` takes CUDA where present."""
+    seed: int = 0
+    select: Literal["best", "last"] = "best"
+    """Weights kept: best dev RSUM, or the last epoch's."""
+    eval_every: Annotated[int, Field(ge=0)] = 1
+    """Epochs between dev evaluations; 0 for never."""
+    log_every: Annotated[int, Field(ge=1)] = 50
+    """Steps between log rows."""
+    checkpoint_every: Annotated[int, Field(ge=0)] = 500
+    """Steps between checkpoints besides each epoch's end; 0 for epoch ends only."""
+    compile: Literal["auto", "on", "off"] = "off"
+    """torch.compile the loss; `auto` does so on CUDA."""
+    cuda_graph: bool = False
+    """Replay the whole step as one CUDA graph: small steps are launch-bound."""
+    trackers: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)
+
+
+class EvaluateConfig(Config):
+    """What `report.json` holds after training."""
+
+    splits: tuple[str, ...] = ("dev", "test")
+    """Splits of data.pairs to report; those absent are left out."""
+    protocols: tuple[str, ...] = ("flickr",)
+    judgments: tuple[str, ...] = ()
+    """Files of human grades for the report."""
+    chunk: Annotated[int, Field(ge=1)] = 64
+    """Images scored at a time."""
+
+
+class Recipe(Config):
+    """A whole run."""
+
+    data: DataConfig = DataConfig()
+    backbone: BackboneConfig = BackboneConfig()
+    method: MethodConfig = VacsrConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes`` on top; mappings merge field by field, everything else is replaced.
+
+    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
+    {'a': {'b': 1, 'c': 3}}
+    """
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def resolve_method(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace ``preset`` by its fields, explicit fields on top. `vacsr-paper` is short for name and preset.
+
+    >>> resolve_method({"name": "infonce-paper"})
+    {'scale': 1.0, 'name': 'infonce'}
+    """
+    fields = dict(raw)
+    name, _, suffix = str(fields.pop("name", "vacsr")).partition("-")
+    preset = fields.pop("preset", None) or suffix or "default"
+    if name not in PRESETS:
+        raise ConfigError(f"unknown method '{name}'{_nearest(name, PRESETS)} — choose one of: {', '.join(PRESETS)}")
+    if preset not in PRESETS[name]:
+        raise ConfigError(f"method '{name}' has no preset '{preset}' — choose one of: {', '.join(PRESETS[name])}")
+    return {**merge(PRESETS[name][preset], fields), "name": name}
+
+
+def method_config(method: str | Mapping[str, Any] | Config) -> VacsrConfig | SigmoidConfig | InfoNCEConfig:
+    """The typed config of a method given by name (`vacsr`, `vacsr-paper`), mapping or config."""
+    if isinstance(method, VacsrConfig | SigmoidConfig | InfoNCEConfig):
+        return method
+    raw = {"name": method} if isinstance(method, str) else dict(method)
+    return parse(Recipe, {"method": resolve_method(raw)}).method
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def parse(kind: type[C], raw: Mapping[str, Any]) -> C:
+    """Validate ``raw`` as ``kind``; every problem is named by its dotted field."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"  {'.'.join(str(p) for p in item['loc'])}: {item['msg']}" for item in error.errors()]
+        raise ConfigError("the configuration does not fit:\n" + "\n".join(lines)) from error
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """``["train.epochs=3", "method.name=sigmoid"]`` as a nested mapping; values are YAML.
+
+    >>> parse_overrides(["train.lr=1e-3", "train.trackers=[jsonl, csv]"])
+    {'train': {'lr': 0.001, 'trackers': ['jsonl', 'csv']}}
+    """
+    result: dict[str, Any] = {}
+    for item in overrides:
+        path, mark, text = item.partition("=")
+        if not mark or not path.strip():
+            raise ConfigError(f"override '{item}' is not of the form section.field=value")
+        leaf: Any = _scalar(text)
+        for part in reversed(path.strip().split(".")):
+            leaf = {part: leaf}
+        result = merge(result, leaf)
+    return result
+
+
+def _scalar(text: str) -> Any:
+    """YAML 1.1 reads 1e-3 as a string; people mean a number."""
+    try:
+        return float(text) if "e" in text.lower() else yaml.safe_load(text)
+    except ValueError:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cannot read the value '{text}': {error}") from error
+
+
+def recipe_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe from parsed YAML and dotted overrides; an override of ``method.name`` starts that method afresh."""
+    base = dict(raw or {})
+    changes = parse_overrides(overrides)
+    new_name = changes.get("method", {}).get("name")
+    if new_name and new_name != base.get("method", {}).get("name"):
+        base["method"] = {}
+    whole = merge(base, changes)
+    whole["method"] = resolve_method(whole.get("method", {}))
+    return parse(Recipe, whole)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that must hold a mapping."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"no such file: {path}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not readable YAML: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} should hold sections such as data, method and train, not {type(value).__name__}")
+    return value
+
+
+def dump_yaml(config: Config) -> str:
+    """The resolved configuration as YAML text."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,80 @@
+"""The probability in the paper, one equation a function: relaxed one-hot, mixture draw, KL bound, STE sigmoid."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class MixturePosterior(NamedTuple):
+    """A K-component diagonal Gaussian mixture for each pair."""
+
+    mean: Tensor  # [..., K, D]
+    log_var: Tensor  # [..., K, D]
+    log_alpha: Tensor  # [K] or [..., K], log of the mixing weights
+
+
+class _StraightThroughSigmoid(torch.autograd.Function):
+    """Forward sigmoid, backward identity."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, logit: Tensor) -> Tensor:
+        return torch.sigmoid(logit)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+def ste_sigmoid(logit: Tensor) -> Tensor:
+    """sigmoid(logit) whose derivative is 1, so that ½(y−p)² has BCE's gradient p−y (paper App. B.1). [...] -> [...]
+
+    >>> m = torch.tensor(2.0, requires_grad=True)
+    >>> ste_sigmoid(m).backward()
+    >>> m.grad
+    tensor(1.)
+    """
+    result: Tensor = _StraightThroughSigmoid.apply(logit)  # type: ignore[no-untyped-call]
+    return result
+
+
+def relaxed_one_hot(log_alpha: Tensor, gumbel: Tensor, *, temperature: float = 1.0, hard: bool = False) -> Tensor:
+    """softmax((log α + g)/τ); ``hard`` rounds it and keeps the soft gradient. [K] or [..., K], [..., K] -> [..., K]"""
+    soft = torch.softmax((log_alpha + gumbel) / temperature, dim=-1)
+    if not hard:
+        return soft
+    picked = torch.zeros_like(soft).scatter(-1, soft.argmax(dim=-1, keepdim=True), 1.0)
+    return picked + soft - soft.detach()
+
+
+def mixture_draw(mean: Tensor, log_var: Tensor, *, weights: Tensor, noise: Tensor) -> Tensor:
+    """z = Σ_k g_k (μ_k + σ_k ε_k). [..., K, D], weights [..., K], noise [..., K, D] -> [..., D]"""
+    components = torch.addcmul(mean, torch.exp(0.5 * log_var), noise)
+    return (weights.unsqueeze(-1) * components).sum(dim=-2)
+
+
+def kl_to_standard_normal(mean: Tensor, log_var: Tensor, *, free_bits: float = 0.0) -> Tensor:
+    """KL(N(μ, e^logσ²) ‖ N(0, I)), summed over D; dimensions under ``free_bits`` nats cost that much and no gradient.
+
+    [..., K, D] -> [..., K]
+
+    >>> float(kl_to_standard_normal(torch.tensor([[2.0]]), torch.zeros(1, 1)))
+    2.0
+    """
+    per_dimension = 0.5 * (mean.square() + log_var.exp() - 1.0 - log_var)
+    if free_bits > 0.0:
+        per_dimension = per_dimension.clamp_min(free_bits)
+    return per_dimension.sum(dim=-1)
+
+
+def mixture_kl_bound(posterior: MixturePosterior, *, free_bits: float = 0.0) -> Tensor:
+    """Σ_k α_k KL(p_k ‖ N(0, I)) ≥ KL(Σ_k α_k p_k ‖ N(0, I)), by convexity (paper App. B.2). [..., K, D] -> [...]"""
+    kl = kl_to_standard_normal(posterior.mean, posterior.log_var, free_bits=free_bits)
+    return (posterior.log_alpha.exp() * kl).sum(dim=-1)
+
+
+def bounded_variance(log_var: Tensor) -> Tensor:
+    """v = sigmoid(logσ²) = σ²/(1+σ²) in (0, 1), what L_σ and the reported uncertainty see. [...] -> [...]"""
+    return torch.sigmoid(log_var)

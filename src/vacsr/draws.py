@@ -1,0 +1,126 @@
+"""Random draws as a pure function of (seed, step, global row, global column).
+
+A training step needs noise for every pair of the batch. Drawing it from a stateful generator would tie the numbers to
+the order of evaluation; here each pair owns a SplitMix64 stream keyed by its place in the batch. One process, two ranks
+and a tile that is recomputed in the backward pass therefore see the same draw, and resuming needs no generator state.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment: 2^64 / golden ratio
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_GUMBEL, _NORMAL, _UNIFORM = 1, 2, 3  # streams, so that no two kinds of draw share bits
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same bits as ``value`` modulo 2^64; torch has no unsigned arithmetic."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift; torch's own is arithmetic."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix64(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser: a bijection of the 64-bit integers in which every input bit moves every output bit."""
+    x = (x ^ _shift_right(x, 30)) * _signed(_MIX_1)
+    x = (x ^ _shift_right(x, 27)) * _signed(_MIX_2)
+    return x ^ _shift_right(x, 31)
+
+
+def _stream(key: Tensor, lanes: int) -> Tensor:
+    """The first ``lanes`` outputs of each key's SplitMix64 stream. [...] -> [..., lanes]"""
+    lane = torch.arange(1, lanes + 1, device=key.device, dtype=torch.int64)
+    return mix64(key.unsqueeze(-1) + lane * _signed(_GAMMA))
+
+
+def _unit(bits: Tensor) -> Tensor:
+    """23 bits to a float32 strictly inside (0, 1): both ends stay finite under log."""
+    return (bits.to(torch.float32) + 0.5) * (1.0 / (1 << 23))
+
+
+@dataclass(frozen=True)
+class PairNoise:
+    """The draws of a block of pairs.
+
+    ``step`` is a 0-d int64 tensor so that a captured CUDA graph can be replayed with the next step's noise; ``rows``
+    and ``cols`` are the pairs' places in the global batch.
+
+    >>> noise = PairNoise.create(seed=0, step=3, rows=4, cols=5)
+    >>> whole, corner = noise.normal(6), noise.block(slice(2, 4), slice(1, 3)).normal(6)
+    >>> bool((whole[2:4, 1:3] == corner).all())
+    True
+    """
+
+    seed: int
+    step: Tensor
+    rows: Tensor
+    cols: Tensor
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        seed: int,
+        step: int | Tensor,
+        rows: int | Tensor,
+        cols: int | Tensor,
+        device: torch.device | None = None,
+    ) -> PairNoise:
+        """Integers stand for "the first so many"; tensors give the places themselves."""
+        places = [torch.arange(n, device=device) if isinstance(n, int) else n for n in (rows, cols)]
+        return cls(seed, torch.as_tensor(step, dtype=torch.int64, device=device), places[0], places[1])
+
+    def block(self, rows: slice, cols: slice) -> PairNoise:
+        """The draws of a sub-block: the same numbers that the whole block has there."""
+        return replace(self, rows=self.rows[rows], cols=self.cols[cols])
+
+    def _keys(self, stream: int) -> Tensor:
+        """One key per pair. [R, C]"""
+        key = mix64(_start(self.seed, stream) + self.step)
+        key = mix64(key + self.rows.unsqueeze(1) * _signed(_GAMMA))
+        return mix64(key + self.cols.unsqueeze(0) * _signed(_MIX_1))
+
+    def gumbel(self, lanes: int) -> Tensor:
+        """Standard Gumbel draws. [R, C, lanes]"""
+        u = _unit(_shift_right(_stream(self._keys(_GUMBEL), lanes), 41))
+        return -torch.log(-torch.log(u))
+
+    def normal(self, lanes: int) -> Tensor:
+        """Standard normal draws by Box–Muller, two from each 64-bit word. [R, C, lanes]"""
+        bits = _stream(self._keys(_NORMAL), (lanes + 1) // 2)
+        radius = torch.sqrt(-2.0 * torch.log(_unit(_shift_right(bits, 41))))
+        angle = (2.0 * math.pi) * _unit(bits & ((1 << 23) - 1))
+        return torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)[..., :lanes]
+
+
+@dataclass(frozen=True)
+class RowNoise:
+    """The draws of single items (a dropout mask, say), by their place in the global batch and a stream of their own."""
+
+    seed: int
+    step: Tensor
+    rows: Tensor
+    stream: int
+
+    def uniform(self, lanes: int) -> Tensor:
+        """Uniform draws in (0, 1). [R, lanes]"""
+        key = mix64(_start(self.seed, _UNIFORM + self.stream) + self.step)
+        return _unit(_shift_right(_stream(mix64(key + self.rows * _signed(_GAMMA)), lanes), 41))
+
+
+def _start(seed: int, stream: int) -> int:
+    """Where a (seed, stream) begins, mixed in Python so that near seeds are far apart."""
+    x = (seed * _GAMMA + stream * _MIX_2) & ((1 << 64) - 1)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        x = ((x ^ (x >> shift)) * factor) & ((1 << 64) - 1)
+    return _signed(x ^ (x >> 31))

@@ -1,0 +1,53 @@
+"""InfoNCE: cross entropy of exp(log_scale)·cos over rows and over columns, averaged (CLIP's loss)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vacsr.config import InfoNCEConfig
+from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
+from vacsr.objective import LossTerms
+from vacsr.pairwise import PairBlock
+
+
+class InfoNCE(nn.Module):
+    """Score = cosine. The softmax over columns needs the whole batch, so blocks of rows are not allowed."""
+
+    pairwise = False
+
+    def __init__(self, config: InfoNCEConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.log_scale = nn.Parameter(torch.tensor(math.log(config.scale)), config.learnable)
+
+    def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+        """Mean of the two directions' cross entropies; the target is the diagonal, or all captions of the image."""
+        relevance = (pairs if self.config.positives == "ids" else pairs.diagonal()).relevance
+        logit = self.log_scale.exp() * (v.mean @ t.mean.T).float()
+        rows, cols = _cross_entropy(logit, relevance), _cross_entropy(logit.T, relevance.T)
+        return LossTerms(0.5 * (rows + cols), {"i2t": rows.detach(), "t2i": cols.detach()})
+
+    def score(self, v: Embedding, t: Embedding) -> Tensor:
+        """Cosine. [I, d], [T, d] -> [I, T]"""
+        return v.mean @ t.mean.T
+
+    def grade(self, score: Tensor) -> Tensor:
+        """(1+cos)/2: a softmax gives one pair no probability of its own."""
+        return 0.5 * (1.0 + score)
+
+    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
+        """None: a cosine has no spread."""
+        return None
+
+    def param_groups(self) -> list[ParamGroup]:
+        """The scale, without decay."""
+        return split_by_decay("loss", self.named_parameters())
+
+
+def _cross_entropy(logit: Tensor, relevance: Tensor) -> Tensor:
+    """−mean_i Σ_j y_ij log softmax(logit_i)_j with y spread evenly over the row's positives. [R, C] -> 0-d"""
+    share = relevance / relevance.sum(dim=1, keepdim=True)
+    return -(share * torch.log_softmax(logit, dim=1)).sum(dim=1).mean()

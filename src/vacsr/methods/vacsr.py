@@ -1,0 +1,43 @@
+"""VACSR: the variational adapter on v⊙t with its objective (paper §3)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vacsr.adapter import VariationalAdapter
+from vacsr.config import VacsrConfig
+from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
+from vacsr.objective import LossTerms, VacsrObjective
+from vacsr.pairwise import PairBlock
+
+
+class Vacsr(nn.Module):
+    """Score = decoder of the mixture's mean (+ a·cos + b); uncertainty = mixed bounded variance of the pair."""
+
+    def __init__(self, dim: int, config: VacsrConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.adapter = VariationalAdapter(dim, config.adapter)
+        self.objective = VacsrObjective(config.objective)
+        # Hard negatives per caption look along columns, which a block of rows does not have.
+        self.pairwise = config.objective.negative_direction == "rows"
+
+    def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+        """L = α·KL + recon + β(L_P + γ·L_N)."""
+        return self.objective(self.adapter, v.mean, t.mean, block=pairs)
+
+    def score(self, v: Embedding, t: Embedding) -> Tensor:
+        """Test-time logits, dense. [I, d], [T, d] -> [I, T]"""
+        return self.adapter.logit(v.mean.unsqueeze(1), t.mean.unsqueeze(0))
+
+    def grade(self, score: Tensor) -> Tensor:
+        """sigmoid of the logit, the paper's similarity."""
+        return score.sigmoid()
+
+    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
+        """Of aligned pairs. [N, d], [N, d] -> [N]"""
+        return self.adapter.uncertainty(v.mean, t.mean)
+
+    def param_groups(self) -> list[ParamGroup]:
+        """The adapter's parameters; α, a, b and biases without decay."""
+        return split_by_decay("adapter", self.adapter.named_parameters(), lr_scale=self.config.lr_scale)

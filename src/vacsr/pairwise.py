@@ -1,0 +1,56 @@
+"""The pair matrix of a batch, whole or in row blocks, and what is known about its pairs.
+
+Losses over a :class:`PairBlock` are normalised by the *whole* batch's counts, so that the terms of disjoint row blocks
+add up to the terms of the batch. That is what lets each rank own its rows, and a matrix be walked in tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vacsr.draws import PairNoise
+
+
+@dataclass(frozen=True)
+class PairBlock:
+    """Rows ``noise.rows`` of the batch's pair matrix."""
+
+    relevance: Tensor  # [R, C] bool: is this pair labelled a match?
+    batch: int  # rows of the whole batch, the B of the losses
+    positives: Tensor  # 0-d, labelled matches in the whole batch
+    noise: PairNoise
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of the whole batch."""
+        return self.batch * self.relevance.shape[1]
+
+    def rows(self, rows: slice) -> PairBlock:
+        """A block of this block's rows; the counts stay those of the whole batch."""
+        return replace(self, relevance=self.relevance[rows], noise=self.noise.block(rows, slice(None)))
+
+    def diagonal(self) -> PairBlock:
+        """The same pairs with only (i, i) called a match, as a strict reading of binary labels has it."""
+        own = same_image(self.noise.rows, self.noise.cols)
+        return replace(self, relevance=own, positives=torch.full_like(self.positives, self.batch))
+
+
+def same_image(row_ids: Tensor, col_ids: Tensor) -> Tensor:
+    """Every caption of the same image is a match, never just the diagonal. [R], [C] -> [R, C] bool
+
+    >>> same_image(torch.tensor([7, 8]), torch.tensor([8, 7, 7]))
+    tensor([[False,  True,  True],
+            [ True, False, False]])
+    """
+    return row_ids.unsqueeze(1) == col_ids.unsqueeze(0)
+
+
+def batch_block(image_ids: Tensor, *, seed: int, step: int | Tensor, rows: slice = slice(None)) -> PairBlock:
+    """The block of one training batch: caption j belongs to image ``image_ids[j]``, row i is caption i's image."""
+    places = torch.arange(len(image_ids), device=image_ids.device)
+    whole = same_image(image_ids, image_ids)
+    noise = PairNoise.create(seed=seed, step=step, rows=places[rows], cols=places, device=image_ids.device)
+    return PairBlock(whole[rows], len(image_ids), whole.sum(), noise)

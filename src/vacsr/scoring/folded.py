@@ -1,0 +1,63 @@
+"""Blocks of the score matrix in plain torch: folded where the method allows it, dense otherwise."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vacsr.adapter import FoldedAdapter
+from vacsr.errors import NotFoldable
+from vacsr.methods.base import Embedding, Method, take
+from vacsr.methods.vacsr import Vacsr
+
+_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # trunk outputs alive at a time: cache-sized on a CPU, 0.5 GB on a GPU
+
+_DIAGONAL = 64  # a method without an aligned form scores small square tiles, of which the diagonal is kept
+
+
+class BlockScorer:
+    """Scores rows of images against all texts, tile by tile; float32 out whatever the arithmetic."""
+
+    def __init__(self, method: Method, *, dtype: torch.dtype = torch.float32) -> None:
+        self.method, self.dtype = method, dtype
+        self.folded: FoldedAdapter | None = None
+        self.width = 1
+        if isinstance(method, Vacsr):
+            self.width = method.adapter.trunk.out_features
+            device = method.adapter.trunk.weight.device
+            try:
+                self.folded = method.adapter.fold().to(device, dtype)
+            except NotFoldable:
+                self.width *= 2 * method.adapter.components
+
+    def tile(self, texts: int, device: torch.device) -> tuple[int, int]:
+        """Images and texts to take at a time so that the trunk's output stays within bounds."""
+        room = max(1, _ELEMENTS.get(device.type, 1 << 20) // self.width)
+        columns = min(texts, room)
+        return max(1, room // columns), columns
+
+    @torch.inference_mode()
+    def block(self, v: Embedding, t: Embedding) -> Tensor:
+        """[I, d], [T, d] -> [I, T] float32"""
+        rows, columns = self.tile(len(t.mean), t.mean.device)
+        out = torch.empty(len(v.mean), len(t.mean), device=v.mean.device)
+        for i in range(0, len(v.mean), rows):
+            for j in range(0, len(t.mean), columns):
+                here = slice(i, i + rows), slice(j, j + columns)
+                out[here] = self._tile(take(v, here[0]), take(t, here[1]))
+        return out
+
+    def _tile(self, v: Embedding, t: Embedding) -> Tensor:
+        if self.folded is not None:
+            return self.folded.logits(v.mean, t.mean)
+        with torch.autocast(v.mean.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return self.method.score(v, t).float()
+
+    @torch.inference_mode()
+    def aligned(self, v: Embedding, t: Embedding) -> Tensor:
+        """Scores of pairs (n, n). [N, d], [N, d] -> [N] float32"""
+        if self.folded is not None:
+            return self.folded.aligned_logits(v.mean, t.mean)
+        starts = range(0, len(v.mean), _DIAGONAL)
+        tiles = [slice(start, start + _DIAGONAL) for start in starts]
+        return torch.cat([self._tile(take(v, here), take(t, here)).diagonal() for here in tiles])

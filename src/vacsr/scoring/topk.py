@@ -1,0 +1,60 @@
+"""Top-k by (−score, index), stable, also when scores arrive block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TopK(NamedTuple):
+    """Best first."""
+
+    score: Tensor  # [Q, k]
+    index: Tensor  # type: ignore[assignment]  # [Q, k]; shadows tuple.index
+
+
+def stable_topk(scores: Tensor, k: int) -> TopK:
+    """The first k of each row by (−score, index). [Q, T] -> [Q, min(k, T)]
+
+    >>> stable_topk(torch.tensor([[1.0, 3.0, 3.0, 3.0]]), 2).index
+    tensor([[1, 2]])
+    """
+    k = min(k, scores.shape[1])
+    top = scores.topk(k, dim=1)
+    lowest = top.values[:, -1:]
+    index = top.indices
+    at_least = scores >= lowest
+    if bool((at_least.sum(dim=1) > k).any()):  # a tie across the border: take its smallest indices
+        above = scores > lowest
+        tied = at_least & ~above
+        room = k - above.sum(dim=1, keepdim=True)
+        chosen = above | (tied & (tied.cumsum(dim=1) <= room))
+        index = chosen.nonzero()[:, 1].view(len(scores), k)
+    index = index.sort(dim=1).values
+    order = scores.gather(1, index).sort(dim=1, descending=True, stable=True)
+    return TopK(order.values, index.gather(1, order.indices))
+
+
+def rows_topk(blocks: Iterable[Tensor], k: int) -> TopK:
+    """Top-k of every row of a matrix that comes in row blocks."""
+    parts = [stable_topk(block, k) for block in blocks]
+    return TopK(torch.cat([p.score for p in parts]), torch.cat([p.index for p in parts]))
+
+
+def columns_topk(blocks: Iterable[Tensor], k: int) -> TopK:
+    """Top-k of every column of a matrix that comes in row blocks; only k rows a column are kept."""
+    best: TopK | None = None
+    seen = 0
+    for block in blocks:
+        index = torch.arange(seen, seen + len(block), device=block.device).expand(block.shape[1], -1)
+        score = block.T
+        if best is not None:  # earlier rows first, so that position order is index order among equals
+            score, index = torch.cat((best.score, score), dim=1), torch.cat((best.index, index), dim=1)
+        top = stable_topk(score, k)
+        best = TopK(top.score, index.gather(1, top.index))
+        seen += len(block)
+    assert best is not None, "no blocks"
+    return best

@@ -1,0 +1,104 @@
+"""The whole state of a run in one safetensors file: weights, optimiser, generators and place in the data order.
+
+One file and one rename: after a kill at any moment there is either the old state or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from vacsr.errors import DataError
+from vacsr.files import read_tensors, write_tensors
+
+FILE = "state.safetensors"
+
+
+@dataclass
+class TrainState:
+    """Where a run stands."""
+
+    step: int = 0
+    """Batches done."""
+    best: float | None = None
+    """Best dev RSUM so far."""
+    best_step: int = 0
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
+    stopped: str = ""
+    """Why the run ended early, if it did."""
+
+
+def save_checkpoint(
+    folder: Path, model: torch.nn.Module, optimizer: Optimizer, *, state: TrainState, fingerprint: str
+) -> None:
+    """Write ``folder/state.safetensors`` atomically."""
+    optimizer_tensors, optimizer_numbers = _flatten(optimizer.state_dict()["state"])
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"best.{name}": tensor for name, tensor in state.best_weights.items()}
+    tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors.items()}
+    tensors |= {f"rng.{name}": tensor for name, tensor in _generators().items()}
+    meta = {"step": state.step, "best": state.best, "best_step": state.best_step}
+    metadata = {"state": json.dumps(meta), "optimizer": json.dumps(optimizer_numbers), "fingerprint": fingerprint}
+    write_tensors(folder / FILE, tensors, metadata=metadata)
+
+
+def load_checkpoint(
+    folder: Path, model: torch.nn.Module, optimizer: Optimizer, *, fingerprint: str
+) -> TrainState | None:
+    """Restore everything; None where there is no checkpoint yet."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    tensors, metadata = read_tensors(path)
+    if metadata.get("fingerprint") != fingerprint:
+        raise DataError(
+            f"{path} belongs to a run with another configuration or data — resume with the recipe of that run, "
+            "or choose a new --out"
+        )
+    model.load_state_dict(_under(tensors, "model."))
+    saved = _unflatten(_under(tensors, "optimizer."), json.loads(metadata["optimizer"]))
+    optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
+    torch.set_rng_state(tensors["rng.cpu"])
+    if "rng.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["rng.cuda"])
+    return TrainState(**json.loads(metadata["state"]), best_weights=_under(tensors, "best."))
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _generators() -> dict[str, Tensor]:
+    """Our own draws need no state; a method that uses torch's generators does."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _flatten(state: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Per-parameter optimiser state as named tensors and plain numbers."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, float] = {}
+    for index, entries in state.items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value
+            else:
+                numbers[f"{index}.{name}"] = value
+    return tensors, numbers
+
+
+def _unflatten(tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> dict[int, dict[str, Any]]:
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in [*tensors.items(), *numbers.items()]:
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    return state

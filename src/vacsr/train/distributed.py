@@ -1,0 +1,93 @@
+"""Several processes as one: each owns its rows of the batch, sees every caption and adds up the gradients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vacsr.errors import UsageError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among all."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Writes files and shows progress."""
+        return self.rank == 0
+
+    def rows(self, batch: int) -> slice:
+        """The rows of a batch that this rank owns."""
+        if batch % self.size:
+            raise UsageError(f"a batch of {batch} does not divide over {self.size} ranks — set train.batch_size")
+        share = batch // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+
+def join_world(device: torch.device) -> World:
+    """The world that torchrun set up (nccl on CUDA, gloo otherwise), or a world of one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
+        return World()
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return World(dist.get_rank(), dist.get_world_size())
+
+
+class _GatherRows(torch.autograd.Function):
+    """All ranks' rows in rank order; the gradient of a row is the sum of what every rank says about it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        grad = grads[0].contiguous()
+        dist.all_reduce(grad)
+        return grad.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def gather_rows(x: Tensor, world: World) -> Tensor:
+    """[R, d] on each rank -> [R·size, d] on all, with gradient."""
+    if world.size == 1:
+        return x
+    gathered: Tensor = _GatherRows.apply(x)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def sum_over_ranks(tensor: Tensor, world: World) -> Tensor:
+    """The sum of a tensor over all ranks, in place."""
+    if world.size > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def sum_gradients(params: Iterable[nn.Parameter], world: World) -> None:
+    """Add up the gradients of all ranks in one message."""
+    if world.size == 1:
+        return
+    grads = [p.grad for p in params if p.grad is not None]
+    flat = torch.cat([g.reshape(-1) for g in grads])
+    dist.all_reduce(flat)
+    offset = 0
+    for grad in grads:
+        grad.copy_(flat[offset : offset + grad.numel()].view_as(grad))
+        offset += grad.numel()
+
+
+def barrier(world: World) -> None:
+    """Wait for everyone."""
+    if world.size > 1:
+        dist.barrier()

@@ -1,0 +1,123 @@
+"""Where the figures of a run go: JSON lines, CSV, TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from vacsr.errors import MissingExtra
+from vacsr.files import disk_errors, write_text
+
+Row = dict[str, Any]
+
+
+class Tracker(Protocol):
+    """Takes rows; each has at least ``step``."""
+
+    def log(self, row: Row) -> None:
+        """Write one row."""
+
+    def close(self) -> None:
+        """Finish."""
+
+
+class JsonlTracker:
+    """``metrics.jsonl``: one JSON object a line."""
+
+    def __init__(self, path: Path, *, keep_until: int) -> None:
+        """Rows after step ``keep_until`` are of a past that a resumed run lives again; they go."""
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        kept = [line for line in lines if _step(line) <= keep_until]
+        write_text(path, "".join(f"{line}\n" for line in kept))
+
+    def log(self, row: Row) -> None:
+        """Append one line."""
+        with disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _step(line: str) -> float:
+    """A line torn by a kill counts as after everything."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+class CsvTracker:
+    """``metrics.csv``: the same rows as columns; it is rewritten from the JSON lines when the run ends."""
+
+    def __init__(self, path: Path, source: Path) -> None:
+        self.path, self.source = path, source
+
+    def log(self, row: Row) -> None:
+        """The columns are known only at the end."""
+
+    def close(self) -> None:
+        """Write the table."""
+        rows = [json.loads(line) for line in self.source.read_text(encoding="utf-8").splitlines()]
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        with disk_errors(self.path), self.path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+class TensorBoardTracker:
+    """Scalars for TensorBoard (extra ``tensorboard``)."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtra("tensorboard", "tensorboard") from error
+        self.writer = SummaryWriter(str(folder))
+
+    def log(self, row: Row) -> None:
+        """One scalar a number."""
+        for name, value in row.items():
+            if isinstance(value, int | float) and name != "step":
+                self.writer.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        """Flush."""
+        self.writer.close()
+
+
+class WandbTracker:
+    """Rows to Weights & Biases (extra ``wandb``)."""
+
+    def __init__(self, folder: Path, config: Row) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingExtra("wandb", "wandb") from error
+        self.run = wandb.init(project="vacsr", dir=str(folder), config=config)
+
+    def log(self, row: Row) -> None:
+        """One history entry."""
+        self.run.log(row, step=row["step"])
+
+    def close(self) -> None:
+        """Finish the run."""
+        self.run.finish()
+
+
+def open_trackers(names: Sequence[str], folder: Path, *, step: int, config: Row) -> list[Tracker]:
+    """The trackers of a run folder; JSON lines are always kept, since the others and the reports read them."""
+    lines = folder / "metrics.jsonl"
+    trackers: list[Tracker] = [JsonlTracker(lines, keep_until=step)]
+    if "csv" in names:
+        trackers.append(CsvTracker(folder / "metrics.csv", lines))
+    if "tensorboard" in names:
+        trackers.append(TensorBoardTracker(folder / "tensorboard"))
+    if "wandb" in names:
+        trackers.append(WandbTracker(folder, config))
+    return trackers
