@@ -52,8 +52,8 @@ def _unit(bits: Tensor) -> Tensor:
 class PairNoise:
     """The draws of a block of pairs.
 
-    ``step`` is a 0-d int64 tensor so that a captured CUDA graph can be replayed with the next step's noise; ``rows``
-    and ``cols`` are the pairs' places in the global batch.
+    ``seed`` and ``step`` may be 0-d int64 tensors, so that a compiled step serves every seed and a captured CUDA graph
+    can be replayed with the next step's noise; ``rows`` and ``cols`` are the pairs' places in the global batch.
 
     >>> noise = PairNoise.create(seed=0, step=3, rows=4, cols=5)
     >>> whole, corner = noise.normal(6), noise.block(slice(2, 4), slice(1, 3)).normal(6)
@@ -61,7 +61,7 @@ class PairNoise:
     True
     """
 
-    seed: int
+    seed: int | Tensor
     step: Tensor
     rows: Tensor
     cols: Tensor
@@ -70,7 +70,7 @@ class PairNoise:
     def create(
         cls,
         *,
-        seed: int,
+        seed: int | Tensor,
         step: int | Tensor,
         rows: int | Tensor,
         cols: int | Tensor,
@@ -107,7 +107,7 @@ class PairNoise:
 class RowNoise:
     """The draws of single items (a dropout mask, say), by their place in the global batch and a stream of their own."""
 
-    seed: int
+    seed: int | Tensor
     step: Tensor
     rows: Tensor
     stream: int
@@ -118,9 +118,6 @@ class RowNoise:
         return _unit(_shift_right(_stream(mix64(key + self.rows * _signed(_GAMMA)), lanes), 41))
 
 
-def _start(seed: int, stream: int) -> int:
-    """Where a (seed, stream) begins, mixed in Python so that near seeds are far apart."""
-    x = (seed * _GAMMA + stream * _MIX_2) & ((1 << 64) - 1)
-    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
-        x = ((x ^ (x >> shift)) * factor) & ((1 << 64) - 1)
-    return _signed(x ^ (x >> 31))
+def _start(seed: int | Tensor, stream: int) -> Tensor:
+    """Where a (seed, stream) begins, mixed so that near seeds are far apart. -> 0-d"""
+    return mix64(torch.as_tensor(seed) * _signed(_GAMMA) + _signed(stream * _MIX_2))

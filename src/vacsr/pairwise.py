@@ -48,7 +48,7 @@ def same_image(row_ids: Tensor, col_ids: Tensor) -> Tensor:
     return row_ids.unsqueeze(1) == col_ids.unsqueeze(0)
 
 
-def batch_block(image_ids: Tensor, *, seed: int, step: int | Tensor, rows: slice = slice(None)) -> PairBlock:
+def batch_block(image_ids: Tensor, *, seed: int | Tensor, step: int | Tensor, rows: slice = slice(None)) -> PairBlock:
     """The block of one training batch: caption j belongs to image ``image_ids[j]``, row i is caption i's image."""
     places = torch.arange(len(image_ids), device=image_ids.device)
     whole = same_image(image_ids, image_ids)

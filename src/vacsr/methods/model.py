@@ -77,7 +77,7 @@ class MatchingModel(nn.Module):
         """[M, D_text] -> unit vectors [M, d]"""
         return Embedding(functional.normalize(self.text_head(self.backbone.encode_text(texts), noise), dim=-1))
 
-    def dropout_noise(self, *, seed: int, step: Tensor, rows: Tensor) -> tuple[RowNoise, RowNoise]:
+    def dropout_noise(self, *, seed: int | Tensor, step: Tensor, rows: Tensor) -> tuple[RowNoise, RowNoise]:
         """The image and the text head's dropout draws of one step."""
         return RowNoise(seed, step, rows, _IMAGE), RowNoise(seed, step, rows, _TEXT)
 

@@ -1,0 +1,50 @@
+# A bare machine with Python >= 3.11 is enough: every target first makes .venv, and again when its pins change.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCHMARKS := $(sort $(filter-out benchmarks/_%.py,$(wildcard benchmarks/*.py)))
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-fast lint bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+venv: $(STAMP) ## make .venv with the pinned development environment (PYTHON=python3.12 chooses another Python)
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || { \
+	  echo "$(PYTHON) was not found; install Python 3.11 or newer, or name it: make venv PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "vacsr needs Python >= 3.11, $(PYTHON) is $$("$(PYTHON)" -V 2>&1); try: make venv PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) lacks venv or ensurepip; install them (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@# A half-made environment has no working pip: start it afresh.
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,paper]'
+	@touch $@
+
+demo: $(STAMP) ## run `vacsr demo`, into demo/
+	$(BIN)/vacsr demo --out demo
+
+test: $(STAMP) ## the whole suite with the slow tests, without those that need a GPU
+	$(BIN)/pytest -m "not gpu"
+
+test-fast: $(STAMP) ## the suite without slow tests
+	$(BIN)/pytest
+
+lint: $(STAMP) ## style, format, one-way imports and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+bench: $(STAMP) ## run every script of benchmarks/ in turn
+	@test -n "$(BENCHMARKS)" || { echo "benchmarks/ holds no script; add one, such as benchmarks/folded_scoring.py" >&2; exit 1; }
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean: ## remove caches, builds and demo/ (.venv and runs/ stay)
+	rm -rf build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(wildcard src tests benchmarks) -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,196 @@
+"""The command line: parses, calls the library, prints. stdout is data, stderr is progress and messages."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from vacsr import __version__
+from vacsr.errors import UsageError, VacsrError
+
+app = typer.Typer(
+    help="Image-text similarity with a grade and an uncertainty.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Change a field, e.g. --set train.epochs=5. Repeatable."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vacsr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and leave.")
+    ] = False,
+) -> None:
+    """Image-text similarity with a grade and an uncertainty."""
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: Python, torch, GPU, optional extras and known traps."""
+    from vacsr.doctor import examine
+
+    findings = examine()
+    for finding in findings:
+        typer.echo(finding.line())
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(3)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the models and the table go.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="World and training seed.")] = 0,
+) -> None:
+    """Train infonce, sigmoid and vacsr on a generated world whose true similarities are known; print a table."""
+    from vacsr.demo import run_demo
+
+    typer.echo(run_demo(out, seed=seed))
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/features.yaml.", metavar="RECIPE.yaml")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/RECIPE.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+) -> None:
+    """Train by a recipe; leaves config.yaml, metrics.jsonl, checkpoint/, model/ and report.json in the run folder."""
+    from vacsr.config import read_yaml, recipe_from
+    from vacsr.train import run_recipe
+
+    folder = out or Path("runs") / recipe.stem
+    result = run_recipe(recipe_from(read_yaml(recipe), overrides or []), folder, resume=resume)
+    if result.report is None:
+        typer.echo(
+            f"stopped at step {result.run.state.step}; go on with: vacsr train {recipe} --out {folder} --resume",
+            err=True,
+        )
+        raise typer.Exit(130)
+    typer.echo(result.report.to_markdown())
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder or a model folder.")],
+    pairs: Annotated[
+        str | None, typer.Option(help="SPEC such as features:FILE,captions=FILE; default: the run's.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split to report; default: test, or all where there is none.")
+    ] = None,
+    protocol: Annotated[list[str] | None, typer.Option(help="Protocol; repeatable. Default: flickr.")] = None,
+    judgments: Annotated[list[Path] | None, typer.Option(help="File of human grades; repeatable.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the report as JSON.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Report retrieval, uncertainty and agreement with human grades."""
+    from vacsr.data import load_pairs
+    from vacsr.evaluate.judgments import read_judgments
+    from vacsr.evaluate.retrieval import evaluate_retrieval
+    from vacsr.files import write_json
+    from vacsr.scoring import PairScorer
+
+    scorer = PairScorer.from_pretrained(run, device=device)
+    spec = pairs or _run_pairs(run)
+    data = load_pairs(spec, split=split or default_split(spec))
+    grades = [read_judgments(path) for path in judgments or []]
+    report = evaluate_retrieval(scorer, data, protocols=protocol or ["flickr"], judgments=grades)
+    if json is not None:
+        write_json(json, report.to_json())
+    typer.echo(report.to_markdown())
+
+
+def default_split(spec: str) -> str:
+    """`test` where the data has one, everything otherwise."""
+    from vacsr.data import load_pairs
+    from vacsr.errors import DataError
+
+    try:
+        load_pairs(spec, split="test")
+    except DataError:
+        return "all"
+    return "test"
+
+
+def _run_pairs(run: Path) -> str:
+    """The data that a run folder was trained on."""
+    from vacsr.config import read_yaml, recipe_from
+
+    if not (run / "config.yaml").is_file():
+        raise UsageError(f"{run} is a model folder, so it does not say on which data — add --pairs SPEC")
+    return recipe_from(read_yaml(run / "config.yaml")).data.pairs
+
+
+@app.command()
+def score(
+    run: Annotated[Path, typer.Argument(help="A run folder or a model folder.")],
+    image: Annotated[str, typer.Option(help="Image id in the data.")],
+    text: Annotated[list[str], typer.Option(help="Caption id in the data, or a caption's exact words; repeatable.")],
+    pairs: Annotated[str | None, typer.Option(help="SPEC with the embeddings; default: the run's.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Grade image-text pairs of embedded data: score, grade in 0–1 and uncertainty, tab-separated."""
+    from vacsr.data import load_pairs
+    from vacsr.scoring import PairScorer
+    from vacsr.scoring.lookup import score_named
+
+    scorer = PairScorer.from_pretrained(run, device=device)
+    data = load_pairs(pairs or _run_pairs(run), split="all")
+    typer.echo("image\ttext\tscore\tgrade\tuncertainty")
+    for line in score_named(scorer, data, image=image, texts=text):
+        typer.echo("\t".join(line))
+
+
+@app.command()
+def compare(
+    table: Annotated[Path, typer.Argument(help="A table, e.g. tables/flickr8k-features.yaml.", metavar="TABLE.yaml")],
+    overrides: Overrides = None,
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated, instead of the table's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of run folders; default runs/TABLE.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes; several may share a GPU.")] = 1,
+    row: Annotated[list[str] | None, typer.Option(help="Only these rows; repeatable.")] = None,
+) -> None:
+    """Run methods × settings × seeds; finished cells are kept, so the same command goes on where it stopped."""
+    from vacsr.compare import compare as run_table
+    from vacsr.compare import read_table
+
+    folder = out or Path("runs") / table.stem
+    chosen = _numbers(seeds) if seeds else []
+    result = run_table(read_table(table, overrides or []), folder, seeds=chosen, jobs=jobs, rows=row or [])
+    typer.echo(result.to_markdown())
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--seeds takes numbers such as 0,1,2, not '{text}'") from error
+
+
+def main() -> None:
+    """Entry point: a VacsrError becomes one message and its exit code, Ctrl-C becomes 130."""
+    try:
+        app()
+    except VacsrError as error:
+        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from vacsr.adapter import VariationalAdapter
+from vacsr.config import AdapterConfig
+from vacsr.errors import NotFoldable, ShapeMismatch
+
+PROPERTY = settings(max_examples=30, deadline=None, derandomize=True)
+NOT_FOLDABLE: list[dict[str, Any]] = [
+    {"mixing": "head"},
+    {"decode": "argmax"},
+    {"input_scale": "layernorm"},
+    {"trunk_norm": True},
+]
+foldable = st.fixed_dictionaries(
+    {
+        "components": st.integers(1, 4),
+        "hidden": st.sampled_from([0, 1, 7]),
+        "latent": st.sampled_from([0, 1, 6]),
+        "decoder_hidden": st.sampled_from([0, 1, 5, 16]),
+        "input_scale": st.sampled_from(["d", "sqrt_d", "none"]),
+        "residual": st.sampled_from(["none", "cosine"]),
+    }
+)
+
+
+def build(dim: int = 8, *, seed: int = 0, **fields: Any) -> VariationalAdapter:
+    """An adapter with weights unlike its initial ones: unequal α, large log-variances, moved residual."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        adapter = VariationalAdapter(dim, AdapterConfig(**fields))
+        with torch.no_grad():
+            for p in adapter.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+    return adapter
+
+
+def unit(count: int, dim: int = 8, *, seed: int = 0) -> Tensor:
+    return functional.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)), dim=-1)
+
+
+def parameters(dim: int, **fields: Any) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in VariationalAdapter(dim, AdapterConfig(**fields)).parameters())
+
+
+def plain_logit(adapter: VariationalAdapter, v: Tensor, t: Tensor) -> float:
+    """One pair, written out in float64."""
+    c, d = adapter.config, adapter.dim
+    w = {name: p.detach().double() for name, p in adapter.named_parameters()}
+    pair = v.double() * t.double()
+    if c.input_scale == "layernorm":
+        pair = functional.layer_norm(pair, (d,), w["input_norm.weight"], w["input_norm.bias"])
+    pair = pair * {"d": d, "sqrt_d": math.sqrt(d)}.get(c.input_scale, 1)
+    hidden = (w["trunk.weight"] @ pair + w["trunk.bias"]).clamp_min(0)
+    if c.trunk_norm:
+        hidden = functional.layer_norm(hidden, hidden.shape, w["trunk_norm.weight"], w["trunk_norm.bias"])
+    means = (w["mean_heads.weight"] @ hidden + w["mean_heads.bias"]).chunk(c.components)
+    mixing = w["mixing_head.weight"] @ hidden + w["mixing_head.bias"] if c.mixing == "head" else w["mixing_logits"]
+    alpha = mixing.exp() / mixing.exp().sum()
+    z = means[int(alpha.argmax())] if c.decode == "argmax" else sum(a * m for a, m in zip(alpha, means, strict=True))
+    out = w["decoder.0.weight"] @ z + w["decoder.0.bias"]
+    if c.decoder_hidden:
+        out = w["decoder.2.weight"] @ out.clamp_min(0) + w["decoder.2.bias"]
+    if c.residual == "cosine":
+        out = out + w["residual"][0] * (v.double() @ t.double()) + w["residual"][1]
+    return float(out)
+
+
+def test_the_papers_parameter_count() -> None:
+    assert parameters(1024, components=2, residual="none") == 5_264_419
+    assert parameters(1024, components=2, residual="none") == (
+        (1024 * 1024 + 1024) + 4 * (1024 * 1024 + 1024) + 2 + (1024 * 16 + 16) + (16 + 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "change"),
+    [
+        ({}, 0),
+        ({"residual": "cosine"}, 2),
+        ({"components": 1}, -(2 * (12 * 12 + 12) + 1)),
+        ({"components": 4}, 4 * (12 * 12 + 12) + 2),
+        ({"hidden": 5}, -(13 * 7 + 4 * 12 * 7)),
+        ({"latent": 5}, -(4 * 13 * 7 + 16 * 7)),
+        ({"decoder_hidden": 0}, 13 - (13 * 16 + 17)),
+        ({"decoder_hidden": 3}, (13 * 3 + 4) - (13 * 16 + 17)),
+        ({"input_scale": "layernorm"}, 24),
+        ({"input_scale": "sqrt_d"}, 0),
+        ({"input_scale": "none"}, 0),
+        ({"trunk_norm": True}, 24),
+        ({"mixing": "head"}, 13 * 2 - 2),
+        ({"variance": "sigmoid"}, 0),
+        ({"decode": "argmax"}, 0),
+    ],
+)
+def test_what_each_switch_adds_to_the_count(fields: dict[str, Any], change: int) -> None:
+    assert parameters(12, **{"residual": "none", **fields}) - parameters(12, residual="none") == change
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"residual": "none"},
+        {"components": 1},
+        {"components": 3, "hidden": 5, "latent": 6},
+        {"decoder_hidden": 0},
+        {"input_scale": "none"},
+        {"input_scale": "sqrt_d"},
+        {"input_scale": "layernorm"},
+        {"trunk_norm": True},
+        {"mixing": "head", "components": 3},
+        {"decode": "argmax", "components": 3},
+        {"decode": "argmax", "mixing": "head", "components": 3},
+    ],
+)
+def test_the_logit_is_the_one_written_out(fields: dict[str, Any]) -> None:
+    adapter, v, t = build(**fields), unit(4), unit(3, seed=1)
+    got = adapter.logit(v.unsqueeze(1), t.unsqueeze(0))
+    assert got.shape == (4, 3)
+    expected = torch.tensor([[plain_logit(adapter, a, b) for b in t] for a in v])
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(adapter.logit(v[:3], t), expected.diagonal(), atol=1e-5, rtol=1e-5)
+
+
+def test_each_switch_changes_the_logit() -> None:
+    v, t = unit(5), unit(5, seed=1)
+    default = build().logit(v, t)
+    for fields in ({"input_scale": "none"}, {"input_scale": "sqrt_d"}, {"decode": "argmax"}, {"residual": "none"}):
+        adapter = build(**fields)
+        adapter.load_state_dict(
+            {name: build().state_dict()[name] for name in adapter.state_dict()}, strict=True
+        )  # the same weights, another reading
+        assert (adapter.logit(v, t) - default).abs().max() > 1e-3, fields
+
+
+def test_the_residual_starts_where_the_config_says() -> None:
+    adapter = VariationalAdapter(4, AdapterConfig(residual_scale=3.0, residual_bias=-2.0))
+    assert adapter.residual_logit(torch.tensor([0.0, 0.5])).tolist() == [-2.0, -0.5]  # type: ignore[union-attr]
+    assert adapter.residual.requires_grad
+    assert not VariationalAdapter(4, AdapterConfig(residual_learnable=False)).residual.requires_grad
+    assert VariationalAdapter(4, AdapterConfig(residual="none")).residual_logit(torch.ones(1)) is None
+
+
+def test_mixing_starts_uniform() -> None:
+    adapter = VariationalAdapter(4, AdapterConfig(components=3))
+    torch.testing.assert_close(adapter.log_alpha(torch.zeros(4)).exp(), torch.full((3,), 1 / 3))
+
+
+@pytest.mark.parametrize("mixing", ["global", "head"])
+def test_log_alpha_is_normalised(mixing: str) -> None:
+    adapter = build(mixing=mixing, components=3)
+    hidden = adapter.features(unit(5), unit(5, seed=1))
+    log_alpha = adapter.log_alpha(hidden)
+    assert log_alpha.shape == ((3,) if mixing == "global" else (5, 3))
+    torch.testing.assert_close(log_alpha.exp().sum(-1), torch.ones(log_alpha.shape[:-1]))
+    if mixing == "head":
+        assert (log_alpha[0] - log_alpha[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("variance", ["exp", "sigmoid"])
+def test_log_variance_is_clamped_and_read_as_configured(variance: str) -> None:
+    adapter = build(log_var_clamp=0.5, variance=variance, latent=4)
+    hidden = adapter.features(unit(20), unit(20, seed=1))
+    raw = (hidden @ adapter.log_var_heads.weight.T + adapter.log_var_heads.bias).view(20, 2, 4)
+    assert raw.abs().max() > 0.5
+    clamped = raw.clamp(-0.5, 0.5)
+    expected = clamped if variance == "exp" else torch.sigmoid(clamped).log()
+    torch.testing.assert_close(adapter.log_var(hidden), expected)
+    posterior = adapter.posterior(hidden)
+    torch.testing.assert_close(posterior.log_var, expected)
+    means = (hidden @ adapter.mean_heads.weight.T + adapter.mean_heads.bias).view(20, 2, 4)
+    torch.testing.assert_close(posterior.mean, means)
+
+
+@pytest.mark.parametrize("variance", ["exp", "sigmoid"])
+@pytest.mark.parametrize("kind", ["variance", "std", "exp"])
+@pytest.mark.parametrize("mixing", ["global", "head"])
+def test_uncertainty_is_the_loop(kind: str, variance: str, mixing: str) -> None:
+    adapter = build(uncertainty=kind, variance=variance, mixing=mixing, components=3, latent=4)
+    v, t = unit(6), unit(6, seed=1)
+    got = adapter.uncertainty(v, t)
+    hidden = adapter.features(v, t)
+    raw = (hidden @ adapter.log_var_heads.weight.T + adapter.log_var_heads.bias).view(6, 3, 4).double()
+    alpha = adapter.log_alpha(hidden).exp().expand(6, 3).double()
+    for n in range(6):
+        total = 0.0
+        for k in range(3):
+            for x in raw[n, k].tolist():
+                bounded = 1 / (1 + math.exp(-x))
+                unbounded = math.exp(x)
+                here = {"variance": bounded, "std": math.sqrt(bounded), "exp": unbounded}[kind]
+                if variance == "sigmoid" and kind == "exp":
+                    here = bounded  # σ² itself
+                total += float(alpha[n, k]) * here / 4
+        assert float(got[n]) == pytest.approx(total, rel=1e-4)
+    if kind != "exp":
+        assert ((got > 0) & (got < 1)).all()
+
+
+@pytest.mark.parametrize("dims", [(7, 8), (8, 9), (1, 8)])
+def test_a_wrong_dimension_is_refused(dims: tuple[int, int]) -> None:
+    with pytest.raises(ShapeMismatch) as caught:
+        build().logit(unit(2, dims[0]), unit(2, dims[1]))
+    assert caught.value.exit_code == 4
+    assert "dimension 8" in str(caught.value)
+    assert f"{dims[0]} (image)" in str(caught.value)
+
+
+def test_autocast_leaves_the_posterior_in_float32() -> None:
+    adapter = build()
+    with torch.autocast("cpu", torch.bfloat16):
+        posterior = adapter.posterior(adapter.features(unit(2), unit(2, seed=1)))
+    assert {x.dtype for x in posterior} == {torch.float32}
+
+
+@PROPERTY
+@given(foldable, st.integers(1, 12), st.integers(0, 5), st.integers(0, 5), st.integers(0, 999))
+def test_folding_is_exact(fields: dict[str, Any], dim: int, images: int, texts: int, seed: int) -> None:
+    adapter = build(dim, seed=seed, **fields)
+    v, t = unit(images, dim, seed=seed), unit(texts, dim, seed=seed + 1)
+    expected = adapter.logit(v.unsqueeze(1), t.unsqueeze(0))
+    folded = adapter.fold()
+    torch.testing.assert_close(folded.logits(v, t), expected, atol=1e-5, rtol=1e-5)
+    count = min(images, texts)
+    diagonal = folded.aligned_logits(v[:count], t[:count])
+    assert diagonal.shape == (count,)
+    torch.testing.assert_close(diagonal, expected[:count, :count].diagonal(), atol=1e-5, rtol=1e-5)
+
+
+def test_folding_one_component_with_argmax_is_exact() -> None:
+    adapter, v, t = build(components=1, decode="argmax"), unit(3), unit(4, seed=1)
+    expected = adapter.logit(v.unsqueeze(1), t.unsqueeze(0))
+    torch.testing.assert_close(adapter.fold().logits(v, t), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fields", NOT_FOLDABLE)
+def test_what_cannot_be_folded_says_so(fields: dict[str, Any]) -> None:
+    ((name, value),) = fields.items()
+    with pytest.raises(NotFoldable, match=f"{name}: {str(value).lower()}"):
+        build(**fields).fold()
+
+
+def test_folding_names_every_reason() -> None:
+    with pytest.raises(NotFoldable, match=r"mixing: head.*trunk_norm: true"):
+        build(mixing="head", trunk_norm=True).fold()
+
+
+def test_a_fold_is_a_snapshot_without_gradient() -> None:
+    adapter, v, t = build(), unit(3), unit(3, seed=1)
+    folded = adapter.fold()
+    before = folded.logits(v, t)
+    with torch.no_grad():
+        for p in adapter.parameters():
+            p.mul_(3)
+    assert torch.equal(folded.logits(v, t), before)
+    assert not before.requires_grad
+
+
+@pytest.mark.parametrize("decoder_hidden", [0, 16])
+def test_bfloat16_folding_stays_close(decoder_hidden: int) -> None:
+    """bfloat16 carries 8 bits: three roundings of inputs and trunk, so 2 % of the logits' spread is allowed."""
+    adapter = build(32, decoder_hidden=decoder_hidden)
+    v, t = unit(20, 32), unit(30, 32, seed=1)
+    exact = adapter.logit(v.unsqueeze(1), t.unsqueeze(0)).detach()
+    low = adapter.fold().to(torch.device("cpu"), torch.bfloat16)
+    assert low.trunk.dtype == torch.bfloat16
+    for got, expected in ((low.logits(v, t), exact), (low.aligned_logits(v, t[:20]), exact[:, :20].diagonal())):
+        assert got.dtype == torch.float32
+        error = (got - expected).abs().max()
+        assert 0 < error < 0.02 * (exact.max() - exact.min())

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from vacsr.draws import PairNoise, RowNoise, mix64
+
+MASK = (1 << 64) - 1
+GAMMA, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
+KINDS: dict[str, Callable[[PairNoise, int], Tensor]] = {
+    "gumbel": lambda noise, lanes: noise.gumbel(lanes),
+    "normal": lambda noise, lanes: noise.normal(lanes),
+}
+kinds = pytest.mark.parametrize("kind", list(KINDS))
+
+
+def python_mix(z: int) -> int:
+    """The finaliser of SplitMix64 as its authors print it, on unsigned Python integers."""
+    z = ((z ^ (z >> 30)) * MIX_1) & MASK
+    z = ((z ^ (z >> 27)) * MIX_2) & MASK
+    return z ^ (z >> 31)
+
+
+def python_words(*, seed: int, stream: int, step: int, places: list[tuple[int, int]], lanes: int) -> list[int]:
+    """The 64-bit words of an item whose place is given by (index, multiplier) pairs."""
+    key = python_mix((python_mix((seed * GAMMA + stream * MIX_2) & MASK) + step) & MASK)
+    for place, factor in places:
+        key = python_mix((key + place * factor) & MASK)
+    return [python_mix((key + lane * GAMMA) & MASK) for lane in range(1, lanes + 1)]
+
+
+def unit(bits: int) -> float:
+    return (bits + 0.5) / (1 << 23)
+
+
+def unsigned(x: Tensor) -> list[int]:
+    return [value & MASK for value in x.tolist()]
+
+
+def noise(*, seed: int = 0, step: int = 0, rows: int | Tensor = 128, cols: int | Tensor = 128) -> PairNoise:
+    return PairNoise.create(seed=seed, step=step, rows=rows, cols=cols)
+
+
+def signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+@PROPERTY
+@given(st.lists(st.integers(0, MASK), min_size=1, max_size=20))
+def test_mix64_is_splitmix(values: list[int]) -> None:
+    given_bits = torch.tensor([signed(v) for v in values])
+    assert unsigned(mix64(given_bits)) == [python_mix(v) for v in values]
+
+
+def test_mix64_gives_the_published_stream() -> None:
+    # The five values that implementations of SplitMix64 are checked with, from seed 1234567.
+    states = torch.tensor([signed((1234567 + lane * GAMMA) & MASK) for lane in range(1, 6)])
+    assert unsigned(mix64(states)) == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+@pytest.mark.parametrize(("seed", "step", "row", "col"), [(0, 0, 0, 0), (7, 3, 2, 5), (-1, 10**12, 40_000, 99_999)])
+def test_the_draws_of_a_pair_follow_from_its_place(seed: int, step: int, row: int, col: int) -> None:
+    pair = noise(seed=seed, step=step, rows=torch.tensor([row]), cols=torch.tensor([col]))
+    places = [(row, GAMMA), (col, MIX_1)]
+    words = python_words(seed=seed, stream=1, step=step, places=places, lanes=3)
+    expected = [-math.log(-math.log(unit(word >> 41))) for word in words]
+    torch.testing.assert_close(pair.gumbel(3)[0, 0], torch.tensor(expected), atol=1e-4, rtol=1e-4)
+
+    words = python_words(seed=seed, stream=2, step=step, places=places, lanes=2)
+    radius = [math.sqrt(-2 * math.log(unit(word >> 41))) for word in words]
+    angle = [2 * math.pi * unit(word & ((1 << 23) - 1)) for word in words]
+    both = [r * math.cos(a) for r, a in zip(radius, angle, strict=True)]
+    both += [r * math.sin(a) for r, a in zip(radius, angle, strict=True)]
+    torch.testing.assert_close(pair.normal(4)[0, 0], torch.tensor(both), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(pair.normal(3)[0, 0], torch.tensor(both[:3]), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("stream", [0, 1])
+def test_the_draws_of_a_row_follow_from_its_place(stream: int) -> None:
+    drawn = RowNoise(5, torch.tensor(9), torch.tensor([0, 3, 70_000]), stream).uniform(4)
+    for row, place in zip(drawn, (0, 3, 70_000), strict=True):
+        words = python_words(seed=5, stream=3 + stream, step=9, places=[(place, GAMMA)], lanes=4)
+        assert row.tolist() == [unit(word >> 41) for word in words]
+
+
+@PROPERTY
+@given(
+    st.integers(-5, 1 << 40),
+    st.integers(0, 1 << 40),
+    st.lists(st.integers(0, 11), min_size=1, max_size=6),
+    st.lists(st.integers(0, 8), min_size=1, max_size=6),
+    st.integers(1, 5),
+    st.sampled_from(sorted(KINDS)),
+)
+def test_any_sub_block_sees_the_numbers_of_the_whole(
+    seed: int, step: int, rows: list[int], cols: list[int], lanes: int, kind: str
+) -> None:
+    whole = KINDS[kind](noise(seed=seed, step=step, rows=12, cols=9), lanes)
+    part = noise(seed=seed, step=step, rows=torch.tensor(rows), cols=torch.tensor(cols))
+    assert whole.shape == (12, 9, lanes)
+    assert torch.equal(KINDS[kind](part, lanes), whole[rows][:, cols])
+
+
+@kinds
+def test_two_partitions_draw_identical_numbers(kind: str) -> None:
+    draw, whole = KINDS[kind], noise(seed=3, step=11, rows=13, cols=10)
+
+    def pieced(row_cuts: list[int], col_cuts: list[int]) -> Tensor:
+        bands = []
+        for top, bottom in zip(row_cuts, row_cuts[1:], strict=False):
+            cells = [
+                draw(whole.block(slice(top, bottom), slice(left, right)), 5)
+                for left, right in zip(col_cuts, col_cuts[1:], strict=False)
+            ]
+            bands.append(torch.cat(cells, dim=1))
+        return torch.cat(bands)
+
+    one, other = pieced([0, 4, 13], [0, 3, 7, 10]), pieced([0, 1, 6, 9, 13], [0, 10])
+    assert torch.equal(one, other)
+    assert torch.equal(one, draw(whole, 5))
+
+
+def test_a_block_of_a_block() -> None:
+    whole = noise(seed=1, step=2, rows=9, cols=9)
+    inner = whole.block(slice(2, 8), slice(1, None)).block(slice(1, 3), slice(0, 2))
+    assert torch.equal(inner.normal(3), whole.normal(3)[3:5, 1:3])
+
+
+@kinds
+def test_fewer_lanes_of_gumbel_and_an_even_normal_are_well_shaped(kind: str) -> None:
+    for lanes in (1, 2, 7):
+        assert KINDS[kind](noise(rows=3, cols=2), lanes).shape == (3, 2, lanes)
+    assert KINDS[kind](noise(rows=0, cols=2), 4).shape == (0, 2, 4)
+    assert KINDS[kind](noise(rows=3, cols=0), 4).shape == (3, 0, 4)
+
+
+@kinds
+def test_the_same_arguments_give_the_same_numbers_and_leave_torch_alone(kind: str) -> None:
+    before = torch.random.get_rng_state()
+    first = KINDS[kind](noise(seed=4, step=8, rows=6, cols=6), 3)
+    torch.rand(3)
+    torch.random.set_rng_state(before)
+    second = KINDS[kind](noise(seed=4, step=8, rows=6, cols=6), 3)
+    assert torch.equal(first, second)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@kinds
+def test_a_step_as_tensor_equals_the_integer(kind: str) -> None:
+    number = noise(seed=1, step=77, rows=5, cols=4)
+    tensor = PairNoise.create(seed=1, step=torch.tensor(77), rows=5, cols=4)
+    assert torch.equal(KINDS[kind](number, 6), KINDS[kind](tensor, 6))
+
+
+def test_a_step_tensor_can_be_advanced_in_place() -> None:
+    step = torch.tensor(0)
+    moving = PairNoise.create(seed=1, step=step, rows=5, cols=4)
+    step.add_(3)
+    assert torch.equal(moving.normal(4), noise(seed=1, step=3, rows=5, cols=4).normal(4))
+
+
+@kinds
+def test_seed_step_row_and_column_all_matter(kind: str) -> None:
+    draws = [KINDS[kind](noise(seed=s, step=k, rows=8, cols=8), 4).flatten() for s in (0, 1, 2) for k in (0, 1, 2)]
+    for i, one in enumerate(draws):
+        for other in draws[i + 1 :]:
+            assert (one == other).float().mean() < 0.01
+    assert len(draws[0].unique()) > 0.99 * len(draws[0])
+    swapped = KINDS[kind](noise(seed=0, rows=8, cols=8), 4)
+    assert not torch.equal(swapped, swapped.transpose(0, 1))
+
+
+def test_streams_of_single_items_differ() -> None:
+    rows, step = torch.arange(50), torch.tensor(0)
+    streams = [RowNoise(0, step, rows, stream).uniform(40).flatten() for stream in (0, 1)]
+    later = RowNoise(0, step + 1, rows, 0).uniform(40).flatten()
+    other_seed = RowNoise(1, step, rows, 0).uniform(40).flatten()
+    for other in (streams[1], later, other_seed):
+        assert abs(correlation(streams[0], other)) < 0.1
+        assert not torch.equal(streams[0], other)
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack((a.flatten(), b.flatten())).double())[0, 1])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+def test_normal_moments_and_distribution(seed: int) -> None:
+    x = noise(seed=seed, step=seed).normal(8).flatten().double()
+    count = len(x)
+    assert abs(float(x.mean())) < 4 / math.sqrt(count)
+    assert abs(float(x.var()) - 1) < 4 * math.sqrt(2 / count)
+    assert abs(float((x**3).mean())) < 4 * math.sqrt(15 / count)
+    assert abs(float((x**4).mean()) - 3) < 4 * math.sqrt(96 / count)
+    assert stats.kstest(x.numpy(), "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+def test_gumbel_moments_and_distribution(seed: int) -> None:
+    x = noise(seed=seed, step=seed).gumbel(8).flatten().double()
+    variance = math.pi**2 / 6
+    assert torch.isfinite(x).all()
+    assert abs(float(x.mean()) - 0.5772156649015329) < 4 * math.sqrt(variance / len(x))
+    assert abs(float(x.var()) - variance) < 0.03  # kurtosis 5.4: standard error of the variance ≈ 0.0095
+    assert stats.kstest(x.numpy(), "gumbel_r").pvalue > 1e-3
+
+
+def test_uniform_is_uniform_and_strictly_inside() -> None:
+    x = RowNoise(3, torch.tensor(5), torch.arange(4096), 0).uniform(32)
+    assert x.dtype == torch.float32
+    assert x.min() > 0
+    assert x.max() < 1
+    assert stats.kstest(x.flatten().double().numpy(), "uniform").pvalue > 1e-3
+    assert x.min() < 1e-4
+    assert x.max() > 1 - 1e-4
+
+
+@kinds
+def test_neighbours_are_uncorrelated(kind: str) -> None:
+    draw = KINDS[kind]
+    now, later = draw(noise(step=4), 8), draw(noise(step=5), 8)
+    pairs = {
+        "lanes": (now[..., :-1], now[..., 1:]),
+        "half the lanes apart": (now[..., :4], now[..., 4:]),  # the two of one Box–Muller word
+        "rows": (now[:-1], now[1:]),
+        "columns": (now[:, :-1], now[:, 1:]),
+        "transposed": (now, now.transpose(0, 1).clone().fill_diagonal_(0)),
+        "steps": (now, later),
+        "seeds": (now, draw(noise(seed=1, step=4), 8)),
+    }
+    for name, (a, b) in pairs.items():
+        bound = 4.5 / math.sqrt(a.numel())
+        assert abs(correlation(a, b)) < bound, name
+        assert abs(correlation(a.square(), b.square())) < 2 * bound, f"squares, {name}"
+
+
+def test_gumbel_and_normal_of_a_pair_are_uncorrelated() -> None:
+    both = noise(seed=2)
+    assert abs(correlation(both.gumbel(8), both.normal(8))) < 4.5 / math.sqrt(128 * 128 * 8)
