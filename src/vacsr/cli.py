@@ -77,13 +77,12 @@ def train(
 
     folder = out or Path("runs") / recipe.stem
     result = run_recipe(recipe_from(read_yaml(recipe), overrides or []), folder, resume=resume)
-    if result.report is None:
-        typer.echo(
-            f"stopped at step {result.run.state.step}; go on with: vacsr train {recipe} --out {folder} --resume",
-            err=True,
-        )
+    if result.run.interrupted:
+        again = f"vacsr train {folder / 'config.yaml'} --out {folder} --resume"
+        typer.echo(f"stopped after step {result.run.state.step}; go on with: {again}", err=True)
         raise typer.Exit(130)
-    typer.echo(result.report.to_markdown())
+    if result.report is not None:
+        typer.echo(result.report.to_markdown())
 
 
 @app.command()
@@ -153,9 +152,8 @@ def score(
 
     scorer = PairScorer.from_pretrained(run, device=device)
     data = load_pairs(pairs or _run_pairs(run), split="all")
-    typer.echo("image\ttext\tscore\tgrade\tuncertainty")
-    for line in score_named(scorer, data, image=image, texts=text):
-        typer.echo("\t".join(line))
+    lines = [("image", "text", "score", "grade", "uncertainty"), *score_named(scorer, data, image=image, texts=text)]
+    typer.echo("\n".join("\t".join(line) for line in lines))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import Field
 from rich.console import Console
 
 from vacsr.config import Config, Recipe, dump_yaml, merge, parse, parse_overrides, read_yaml, recipe_from
-from vacsr.errors import UsageError, VacsrError
+from vacsr.errors import EnvironmentProblem, MissingExtra, UsageError, VacsrError
 from vacsr.files import write_json, write_text
 from vacsr.report.tables import CellValues, Column, ComparisonTable
 from vacsr.train.recipe import run_recipe
@@ -57,11 +58,29 @@ class Cell(NamedTuple):
         done = (self.folder / "report.json").is_file() and config.is_file()
         return done and config.read_text(encoding="utf-8") == dump_yaml(self.recipe)
 
+    def outdated(self) -> bool:
+        """Its folder holds the training of another recipe; one that differs in what it reports is not that."""
+        config = self.folder / "config.yaml"
+        if not config.is_file():
+            return False
+        before = read_yaml(config)
+        return any(before.get(key) != value for key, value in _training(self.recipe).items())
+
+
+def _training(recipe: Recipe) -> dict[str, Any]:
+    return recipe.model_dump(mode="json", exclude={"evaluate"})
+
 
 def read_table(path: Path, overrides: Sequence[str] = ()) -> Table:
     """A table file; overrides change its base recipe."""
     raw = read_yaml(path)
-    return parse(Table, merge(raw, {"base": merge(raw.get("base") or {}, parse_overrides(overrides))}))
+    table = parse(Table, merge(raw, {"base": merge(raw.get("base") or {}, parse_overrides(overrides))}))
+    for kind, variants in (("row", table.rows), ("setting", table.settings)):
+        names = [variant.name for variant in variants]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"{path} has two {kind}s named '{twice}', which would share their folders — rename one")
+    return table
 
 
 def cells(table: Table, out: Path, *, seeds: Sequence[int] = ()) -> Iterator[Cell]:
@@ -81,15 +100,17 @@ def cells(table: Table, out: Path, *, seeds: Sequence[int] = ()) -> Iterator[Cel
 def compare(
     table: Table, out: Path, *, seeds: Sequence[int] = (), jobs: int = 1, rows: Sequence[str] = ()
 ) -> ComparisonTable:
-    """Run what is missing, then write table.md and results.json from all reports."""
-    todo = [cell for cell in cells(table, out, seeds=seeds) if not rows or cell.row in rows]
-    if not todo:
-        raise UsageError(f"no such row — the table has: {', '.join(row.name for row in table.rows)}")
+    """Run what is missing (of ``rows`` only, if given), then write table.md and results.json from all reports."""
+    unknown = [name for name in rows if name not in {row.name for row in table.rows}]
+    if unknown:
+        raise UsageError(f"no row '{unknown[0]}' — the table has: {', '.join(row.name for row in table.rows)}")
+    every = list(cells(table, out, seeds=seeds))
+    todo = [cell for cell in every if not rows or cell.row in rows]
     console = Console(stderr=True)
     missing = [cell for cell in todo if not cell.finished()]
     console.print(f"{len(todo)} cells, {len(todo) - len(missing)} already done", highlight=False)
     failures = list(_run_all(missing, jobs=jobs, console=console))
-    result = collect(table, [cell for cell in todo if cell.finished()])
+    result = collect(table, [cell for cell in every if cell.finished()])
     write_json(out / "results.json", result.to_json())
     write_text(out / "table.md", result.to_markdown())
     if failures:
@@ -108,7 +129,8 @@ def _run_all(missing: Sequence[Cell], *, jobs: int, console: Console) -> Iterato
             yield from _run_group([cell], True)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread, initargs=(jobs,)) as pool:
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread, initargs=(jobs,))
+    try:
         waiting: dict[Future[list[VacsrError]], str] = {
             pool.submit(_run_group, group, False): name for name, group in groups.items()
         }
@@ -119,6 +141,8 @@ def _run_all(missing: Sequence[Cell], *, jobs: int, console: Console) -> Iterato
                 name = waiting.pop(future)
                 console.print(f"{name} done, {total - len(waiting)} of {total} rows", highlight=False)
                 yield from future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, rows not yet begun stay so
 
 
 def _one_thread(jobs: int) -> None:
@@ -132,10 +156,20 @@ def _run_group(group: Sequence[Cell], progress: bool) -> list[VacsrError]:
     failures: list[VacsrError] = []
     for cell in group:
         try:
-            run_recipe(cell.recipe, cell.folder, resume=True, progress=progress)
+            run_cell(cell, progress=progress)
         except VacsrError as error:
-            failures.append(type(error)(f"{cell.setting} / {cell.row} / seed {cell.seed}: {error}"))
+            # MissingExtra words its own message, so its parent carries this one.
+            kind = EnvironmentProblem if isinstance(error, MissingExtra) else type(error)
+            failures.append(kind(f"{cell.setting} / {cell.row} / seed {cell.seed}: {error}"))
     return failures
+
+
+def run_cell(cell: Cell, *, progress: bool) -> None:
+    """Train and report one cell: go on with its own checkpoint, start afresh after a change of its recipe."""
+    if cell.outdated():
+        shutil.rmtree(cell.folder)
+    if run_recipe(cell.recipe, cell.folder, resume=True, progress=progress).run.interrupted:
+        raise KeyboardInterrupt  # one Ctrl-C stops the table, not just this cell
 
 
 def collect(table: Table, done: Sequence[Cell]) -> ComparisonTable:

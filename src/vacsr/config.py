@@ -241,7 +241,7 @@ class TrainConfig(Config):
     """Steps between log rows."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 500
     """Steps between checkpoints besides each epoch's end; 0 for epoch ends only."""
-    compile: Literal["auto", "on", "off"] = "off"
+    compile: bool | Literal["auto"] = False
     """torch.compile the loss; `auto` does so on CUDA."""
     cuda_graph: bool = False
     """Replay the whole step as one CUDA graph: small steps are launch-bound."""

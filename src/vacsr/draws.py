@@ -39,8 +39,15 @@ def mix64(x: Tensor) -> Tensor:
 
 def _stream(key: Tensor, lanes: int) -> Tensor:
     """The first ``lanes`` outputs of each key's SplitMix64 stream. [...] -> [..., lanes]"""
-    lane = torch.arange(1, lanes + 1, device=key.device, dtype=torch.int64)
-    return mix64(key.unsqueeze(-1) + lane * _signed(_GAMMA))
+    return _at(key.unsqueeze(-1), torch.arange(1, lanes + 1, device=key.device))
+
+
+def _at(key: Tensor, place: Tensor) -> Tensor:
+    """Output number ``place`` of the SplitMix64 stream that starts at key·γ.
+
+    (key + place)·γ, not key·γ + place·γ: a compiler must not fold place·γ into 32-bit index arithmetic.
+    """
+    return mix64((key + place) * _signed(_GAMMA))
 
 
 def _unit(bits: Tensor) -> Tensor:
@@ -86,9 +93,8 @@ class PairNoise:
 
     def _keys(self, stream: int) -> Tensor:
         """One key per pair. [R, C]"""
-        key = mix64(_start(self.seed, stream) + self.step)
-        key = mix64(key + self.rows.unsqueeze(1) * _signed(_GAMMA))
-        return mix64(key + self.cols.unsqueeze(0) * _signed(_MIX_1))
+        key = _at(_start(self.seed, stream), self.step)
+        return _at(_at(key, self.rows.unsqueeze(1)), self.cols.unsqueeze(0))
 
     def gumbel(self, lanes: int) -> Tensor:
         """Standard Gumbel draws. [R, C, lanes]"""
@@ -114,8 +120,8 @@ class RowNoise:
 
     def uniform(self, lanes: int) -> Tensor:
         """Uniform draws in (0, 1). [R, lanes]"""
-        key = mix64(_start(self.seed, _UNIFORM + self.stream) + self.step)
-        return _unit(_shift_right(_stream(mix64(key + self.rows * _signed(_GAMMA)), lanes), 41))
+        key = _at(_start(self.seed, _UNIFORM + self.stream), self.step)
+        return _unit(_shift_right(_stream(_at(key, self.rows), lanes), 41))
 
 
 def _start(seed: int | Tensor, stream: int) -> Tensor:

@@ -21,6 +21,7 @@ from vacsr.evaluate.metrics import (
 from vacsr.evaluate.ranks import (
     BothRanks,
     Positives,
+    positive_ranks,
     stream_positive_ranks,
 )
 from vacsr.evaluate.uncertainty import aurc, binned_correlation, topk_correlation
@@ -58,12 +59,8 @@ def evaluate_retrieval(
     judgments: Sequence[Judgments] = (),
 ) -> RetrievalReport:
     """Score every pair of ``pairs`` and report each protocol; ``judgments`` adds agreement with human grades."""
-    unknown = [name for name in protocols if name not in PROTOCOLS]
-    if unknown:
-        raise UsageError(f"unknown protocol '{unknown[0]}' — choose from: {', '.join(PROTOCOLS)}")
+    check_protocols(protocols)
     scores = scorer.score_set(pairs)
-    if len(pairs.image_ids) * len(pairs.caption_ids) <= _MATRIX:
-        _ = scores.score  # kept, so that the passes below read it instead of computing it again
     result = retrieval_result(scores, pairs)
     result["uncertainty"] = uncertainty_result(scores, pairs)
     for key, split in (("judgments", "judged-test"), ("judgments_dev", "judged-dev")):
@@ -75,9 +72,20 @@ def evaluate_retrieval(
     return RetrievalReport(tuple({"protocol": name, "split": pairs.split, **result} for name in protocols))
 
 
+def check_protocols(names: Sequence[str]) -> None:
+    """Every name is a protocol."""
+    unknown = [name for name in names if name not in PROTOCOLS]
+    if unknown:
+        raise UsageError(f"unknown protocol '{unknown[0]}' — choose from: {', '.join(PROTOCOLS)}")
+
+
 def both_ranks(scores: PairScores, pairs: PairSet) -> BothRanks:
-    """Ranks of every labelled match, both directions, streamed."""
-    return stream_positive_ranks(scores.blocks, Positives.from_captions(pairs.caption_image, len(pairs.image_ids)))
+    """Ranks of every labelled match, both directions; streamed where the matrix is too large to keep."""
+    positives = Positives.from_captions(pairs.caption_image, len(pairs.image_ids))
+    if len(pairs.image_ids) * len(pairs.caption_ids) > _MATRIX:
+        return stream_positive_ranks(scores.blocks, positives)
+    matrix = scores.score.cpu()  # counting is many small steps: a processor does them without waiting for a GPU
+    return BothRanks(positive_ranks(matrix, positives), positive_ranks(matrix.T, positives.transposed()))
 
 
 def retrieval_result(scores: PairScores, pairs: PairSet) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Summary(NamedTuple):
 
 
 def look_up(report: dict[str, Any], key: str) -> float | None:
-    """Follow a dotted key; None where a method has no such figure.
+    """Follow a dotted key; None where a method has no such figure, or where the key names a whole section.
 
     >>> look_up({"test": {"rsum": 300.0}}, "test.rsum"), look_up({"test": {"uncertainty": None}}, "test.uncertainty.x")
     (300.0, None)
@@ -47,7 +47,7 @@ def look_up(report: dict[str, Any], key: str) -> float | None:
     value: Any = report
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return None if value is None else float(value)
+    return float(value) if isinstance(value, int | float) else None
 
 
 def summarize(values: Sequence[float]) -> Summary | None:

@@ -38,7 +38,9 @@ class TrainState:
 def save_checkpoint(
     folder: Path, model: torch.nn.Module, optimizer: Optimizer, *, state: TrainState, fingerprint: str
 ) -> None:
-    """Write ``folder/state.safetensors`` atomically."""
+    """Write ``folder/state.safetensors`` atomically; what a kill left half-written goes first."""
+    for torn in folder.glob(f".{FILE}.*.tmp"):
+        torn.unlink(missing_ok=True)
     optimizer_tensors, optimizer_numbers = _flatten(optimizer.state_dict()["state"])
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"best.{name}": tensor for name, tensor in state.best_weights.items()}
@@ -49,13 +51,18 @@ def save_checkpoint(
     write_tensors(folder / FILE, tensors, metadata=metadata)
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Is there a state to go back to?"""
+    return (folder / FILE).is_file()
+
+
 def load_checkpoint(
     folder: Path, model: torch.nn.Module, optimizer: Optimizer, *, fingerprint: str
 ) -> TrainState | None:
     """Restore everything; None where there is no checkpoint yet."""
-    path = folder / FILE
-    if not path.is_file():
+    if not has_checkpoint(folder):
         return None
+    path = folder / FILE
     tensors, metadata = read_tensors(path)
     if metadata.get("fingerprint") != fingerprint:
         raise DataError(

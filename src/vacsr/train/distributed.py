@@ -39,6 +39,8 @@ def join_world(device: torch.device) -> World:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
         return World()
     if not dist.is_initialized():
+        if device.type == "cuda" and device.index is None:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # each rank its own GPU
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return World(dist.get_rank(), dist.get_world_size())
 

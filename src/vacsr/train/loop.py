@@ -7,8 +7,9 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ from vacsr.errors import DataError, NonFiniteLoss, UsageError
 from vacsr.evaluate.retrieval import dev_rsum
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring import PairScorer, choose_device
-from vacsr.train.checkpoint import TrainState, load_checkpoint, save_checkpoint
-from vacsr.train.distributed import World, barrier, join_world
+from vacsr.train.checkpoint import TrainState, has_checkpoint, load_checkpoint, save_checkpoint
+from vacsr.train.distributed import World, barrier, join_world, sum_over_ranks
 from vacsr.train.interrupt import Interrupt
 from vacsr.train.optim import build_optimizer, lr_factor, set_learning_rate
 from vacsr.train.progress import TrainProgress
@@ -66,7 +67,9 @@ def fit(
     config, backbone = config or TrainConfig(), backbone or BackboneConfig()
     chosen = method if isinstance(method, nn.Module) else method_config(method)
     trainer = Trainer.create(chosen, pairs, config, backbone=backbone, dev=dev, out=out)
-    return trainer.run(resume=resume, progress=progress)
+    if resume:
+        trainer.resume()
+    return trainer.run(progress=progress)
 
 
 def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Iterator[Tensor]:
@@ -78,6 +81,14 @@ def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Iterator[Te
     order = torch.randperm(count, generator=generator)
     for start in range(0, count - batch + 1, batch):
         yield order[start : start + batch]
+
+
+class PendingStep(NamedTuple):
+    """A step whose figures have not been read from the device yet."""
+
+    step: int
+    lr: float
+    values: Tensor
 
 
 @dataclass
@@ -96,7 +107,7 @@ class Trainer:
     state: TrainState = field(default_factory=TrainState)
     history: list[Row] = field(default_factory=list)
     trackers: list[Tracker] = field(default_factory=list)
-    pending: list[tuple[int, Tensor]] = field(default_factory=list)
+    pending: list[PendingStep] = field(default_factory=list)
 
     @classmethod
     def create(
@@ -110,13 +121,10 @@ class Trainer:
         out: str | Path | None,
     ) -> Trainer:
         """Build model, optimiser and step on the right device."""
-        if len(pairs) < config.batch_size:
-            raise DataError(
-                f"{len(pairs)} captions do not fill one batch of {config.batch_size} — "
-                f"set train.batch_size={max(2, len(pairs) // 2)} or give more data"
-            )
+        _check_size(len(pairs), config)
         device = choose_device(config.device)
         world = join_world(device)
+        world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
         torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
         dims = {"image_dim": pairs.images.shape[1], "text_dim": pairs.texts.shape[1]}
         model = MatchingModel.build(method, backbone, **dims, provenance=pairs.provenance, seed=config.seed)
@@ -135,18 +143,27 @@ class Trainer:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches of an epoch."""
-        return len(self.pairs) // self.config.batch_size
+        """Full batches of an epoch; an optimiser step never reaches into the next epoch."""
+        batches, group = len(self.pairs) // self.config.batch_size, self.config.accumulate
+        return batches // group * group
 
     @property
     def total_steps(self) -> int:
         """Batches of the whole run."""
         return self.steps_per_epoch * self.config.epochs
 
-    def run(self, *, resume: bool, progress: bool) -> Run:
-        """From the start or the checkpoint to the end, or to Ctrl-C."""
-        if resume and self.out is not None:
-            self._resume()
+    def resume(self) -> None:
+        """Take up the checkpoint in ``out``, where there is one; one of another run is refused."""
+        if self.out is None:
+            return
+        folder = self.out / "checkpoint"
+        found = load_checkpoint(folder, self.model, self.step.optimizer, fingerprint=self.fingerprint)
+        if found is not None:
+            self.state = found
+            self.state.best_weights = {k: v.to(self.device) for k, v in found.best_weights.items()}
+
+    def run(self, *, progress: bool) -> Run:
+        """From where the state stands to the end, or to Ctrl-C."""
         if self.out is not None and self.world.is_main:
             dump = self.config.model_dump(mode="json")
             self.trackers = open_trackers(self.config.trackers, self.out, step=self.state.step, config=dump)
@@ -154,11 +171,8 @@ class Trainer:
         show = progress and self.world.is_main
         bar = TrainProgress(name, total=self.total_steps, done=self.state.step, show=show)
         with Interrupt() as interrupt, bar:
-            while self.state.step < self.total_steps and not interrupt.asked:
+            while self.state.step < self.total_steps and not self.state.stopped:
                 self._epoch(interrupt, bar)
-            self.state.stopped = "interrupted" if self.state.step < self.total_steps else ""
-            if interrupt.asked:
-                self._save()
         for tracker in self.trackers:
             tracker.close()
         if not self.state.stopped and self.config.select == "best" and self.state.best_weights:
@@ -171,19 +185,36 @@ class Trainer:
         epoch, done = divmod(self.state.step, self.steps_per_epoch)
         started, first = time.perf_counter(), self.state.step
         order = batch_order(len(self.pairs), batch=self.config.batch_size, seed=self.config.seed, epoch=epoch)
-        for number, rows in enumerate(order):
-            if number < done:
-                continue
+        for rows in islice(order, done, self.steps_per_epoch):
             self._one_step(rows, bar)
-            if interrupt.asked:
+            if self.state.step % self.steps_per_epoch == 0 or self.state.step % self.config.accumulate:
+                continue  # the epoch's end has its own checkpoint; gradients half gathered are in none
+            stop = self._agreed(interrupt)
+            if stop or self._checkpoint_due():
+                self._save(bar)
+            if stop:
+                self.state.stopped = "interrupted"
                 return
-            every = self.config.checkpoint_every
-            if every and self.state.step % every == 0 and self.state.step % self.steps_per_epoch:
-                self._save()
         self._flush(bar)
         rate = (self.state.step - first) / max(time.perf_counter() - started, 1e-9)
         self._evaluate(epoch + 1, rate, bar)
-        self._save()
+        self._save(bar)
+        if self.state.step < self.total_steps and self._agreed(interrupt):
+            self.state.stopped = "interrupted"
+
+    def _agreed(self, interrupt: Interrupt) -> bool:
+        """Has any rank been asked to stop? All stop at the same step; a GPU is asked only when it waits anyway."""
+        if self.world.size == 1:
+            return interrupt.asked
+        if self.pending:
+            return False
+        return bool(sum_over_ranks(torch.tensor(float(interrupt.asked), device=self.device), self.world))
+
+    def _checkpoint_due(self) -> bool:
+        """Every ``checkpoint_every`` steps, rounded up to whole optimiser steps."""
+        group = self.config.accumulate
+        every = -(-self.config.checkpoint_every // group) * group
+        return every > 0 and self.state.step % every == 0
 
     def _one_step(self, rows: Tensor, bar: TrainProgress) -> None:
         step = self.state.step
@@ -191,8 +222,9 @@ class Trainer:
         factor = lr_factor(
             optimizer_step, steps_per_epoch=max(1, self.steps_per_epoch // self.config.accumulate), config=self.config
         )
-        set_learning_rate(self.step.optimizer, self.config.lr * factor)
-        self.pending.append((step, self.step(rows.to(self.device), step)))
+        lr = self.config.lr * factor
+        set_learning_rate(self.step.optimizer, lr)
+        self.pending.append(PendingStep(step, lr, self.step(rows.to(self.device), step)))
         # On a CPU every step is checked at once; on a GPU reading the figures would wait for it, so they are batched.
         if self.device.type == "cpu" or len(self.pending) >= self.config.log_every:
             self._flush(bar)
@@ -204,20 +236,16 @@ class Trainer:
         if not self.pending:
             return
         names = (*self.step.names, "grad_norm")
-        for (step, _), values in zip(
-            self.pending, torch.stack([v for _, v in self.pending]).double().tolist(), strict=True
-        ):
+        table = torch.stack([pending.values for pending in self.pending]).double().tolist()
+        for (step, lr, _), values in zip(self.pending, table, strict=True):
             figures = dict(zip(names, values, strict=True))
             broken = [name for name, value in figures.items() if not abs(value) < float("inf")]
             if broken:
                 raise self._non_finite(step, broken)
             if step % self.config.log_every == 0:
-                self._log({"step": step, "epoch": step // self.steps_per_epoch, "lr": self._lr(), **figures})
+                self._log({"step": step, "epoch": step // self.steps_per_epoch, "lr": lr, **figures})
                 bar.terms({k: v for k, v in figures.items() if k != "grad_norm"})
         self.pending.clear()
-
-    def _lr(self) -> float:
-        return float(self.step.optimizer.param_groups[0]["lr"])
 
     def _non_finite(self, step: int, broken: list[str]) -> NonFiniteLoss:
         epoch, number = divmod(step, self.steps_per_epoch)
@@ -225,8 +253,9 @@ class Trainer:
         rows = next(rows for at, rows in enumerate(order) if at == number)
         ids = [self.pairs.caption_ids[row] for row in rows.tolist()]
         shown = ", ".join(ids[:8]) + (f" … ({len(ids)} captions)" if len(ids) > 8 else "")
-        part = next((name for name in broken if name != "loss"), broken[0])
-        where = f" — the last good checkpoint is in {self.out / 'checkpoint'}" if self.out else ""
+        part = next((name for name in broken if name not in ("loss", "grad_norm")), broken[0])
+        kept = self.out is not None and has_checkpoint(self.out / "checkpoint")
+        where = f" — the last good checkpoint is in {self.out}/checkpoint" if kept else ""
         return NonFiniteLoss(
             f"'{part}' is not finite at step {step} (epoch {epoch}); the batch held: {shown}{where}; "
             "look at these features, or lower train.lr"
@@ -234,7 +263,8 @@ class Trainer:
 
     def _evaluate(self, epoch: int, rate: float, bar: TrainProgress) -> None:
         """Dev RSUM, and the best weights so far."""
-        row: Row = {"step": self.state.step, "epoch": epoch, "steps_per_second": round(rate, 3)}
+        # Like every row, it names the last batch it knows: a resumed run keeps the rows below its first.
+        row: Row = {"step": self.state.step - 1, "epoch": epoch, "steps_per_second": round(rate, 3)}
         every = self.config.eval_every
         if self.dev is not None and every and (epoch % every == 0 or epoch == self.config.epochs):
             scorer = PairScorer(self.model, device=self.device)
@@ -253,7 +283,9 @@ class Trainer:
         for tracker in self.trackers:
             tracker.log(row)
 
-    def _save(self) -> None:
+    def _save(self, bar: TrainProgress) -> None:
+        """Checkpoint; figures still pending are looked at first, so that no poisoned state is kept."""
+        self._flush(bar)
         if self.out is None:
             return
         if self.world.is_main:
@@ -261,13 +293,20 @@ class Trainer:
             save_checkpoint(folder, self.model, self.step.optimizer, state=self.state, fingerprint=self.fingerprint)
         barrier(self.world)
 
-    def _resume(self) -> None:
-        assert self.out is not None
-        folder = self.out / "checkpoint"
-        found = load_checkpoint(folder, self.model, self.step.optimizer, fingerprint=self.fingerprint)
-        if found is not None:
-            self.state = found
-            self.state.best_weights = {k: v.to(self.device) for k, v in found.best_weights.items()}
+
+def _check_size(captions: int, config: TrainConfig) -> None:
+    """Enough captions for one optimiser step."""
+    needed = config.batch_size * config.accumulate
+    if captions < needed:
+        step = (
+            f"one batch of {config.batch_size}"
+            if config.accumulate == 1
+            else (f"one optimiser step of {config.accumulate} batches of {config.batch_size}")
+        )
+        raise DataError(
+            f"{captions} captions do not fill {step} — "
+            f"set train.batch_size={max(2, captions // (2 * config.accumulate))} or give more data"
+        )
 
 
 def _fingerprint(method: Any, pairs: PairSet, config: TrainConfig, backbone: BackboneConfig) -> str:

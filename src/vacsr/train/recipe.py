@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vacsr.config import DataConfig, Recipe, dump_yaml
+from vacsr.config import DataConfig, EvaluateConfig, Recipe, dump_yaml
 from vacsr.data import PairSet, load_pairs
-from vacsr.data.noise import apply_noise, permute_captions
+from vacsr.data.noise import CaptionNoise, apply_noise, permute_captions
 from vacsr.errors import DataError, UsageError
-from vacsr.evaluate.judgments import read_judgments
-from vacsr.evaluate.retrieval import RetrievalReport, evaluate_retrieval
+from vacsr.evaluate.judgments import Judgments, read_judgments
+from vacsr.evaluate.retrieval import RetrievalReport, check_protocols, evaluate_retrieval
 from vacsr.files import write_json, write_text
 from vacsr.scoring import PairScorer
-from vacsr.train.loop import Run, fit
+from vacsr.train.distributed import barrier
+from vacsr.train.loop import Run, Trainer
 
 
 class RecipeRun(NamedTuple):
-    """A run and what it reported; the report is None where the run was interrupted."""
+    """A run and what it reported; the report is None where the run was interrupted, and on ranks after the first."""
 
     run: Run
     report: RetrievalReport | None
@@ -29,23 +30,46 @@ class TrainingData(NamedTuple):
 
     train: PairSet
     dev: PairSet | None
+    noise: CaptionNoise | None = None
+    """What was done to the labels."""
+
+
+class ReportData(NamedTuple):
+    """What the report is made from."""
+
+    sets: tuple[PairSet, ...]
+    judgments: tuple[Judgments, ...]
 
 
 def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = True) -> RecipeRun:
-    """Fill the run folder ``out``: config.yaml, metrics.jsonl, checkpoint/, model/ and report.json."""
+    """Fill the run folder ``out``: config.yaml, metrics.jsonl, checkpoint/, model/ and, last of all, report.json.
+
+    Everything that can be refused is refused before the first file is written. Of several ranks the first writes.
+    """
     check_folder(out, resume=resume)
-    data = training_data(recipe.data, out)
-    write_text(out / "config.yaml", dump_yaml(recipe))
-    run = fit(
-        recipe.method, data.train, recipe.train,
-        dev=data.dev, backbone=recipe.backbone, out=out, resume=resume, progress=progress,
-    )  # fmt: skip
-    if run.interrupted:
+    check_protocols(recipe.evaluate.protocols)
+    data, to_report = training_data(recipe.data), report_data(recipe)
+    trainer = Trainer.create(recipe.method, data.train, recipe.train, backbone=recipe.backbone, dev=data.dev, out=out)
+    if resume:
+        trainer.resume()
+    barrier(trainer.world)  # every rank has looked at the folder before the first changes it
+    if trainer.world.is_main:
+        _open_folder(out, recipe, data.noise)
+    run = trainer.run(progress=progress)
+    if run.interrupted or not trainer.world.is_main:
         return RecipeRun(run, None)
     run.model.save_pretrained(out / "model")
-    report = report_splits(PairScorer(run.model, device=recipe.train.device), recipe)
+    report = _report(PairScorer(run.model, device=recipe.train.device), to_report, recipe.evaluate)
     write_json(out / "report.json", report.to_json())
     return RecipeRun(run, report)
+
+
+def _open_folder(out: Path, recipe: Recipe, noise: CaptionNoise | None) -> None:
+    """A report stands for a finished run of the config.yaml beside it, so an older one goes first."""
+    (out / "report.json").unlink(missing_ok=True)
+    write_text(out / "config.yaml", dump_yaml(recipe))
+    if noise is not None:
+        noise.save(out / "noise.safetensors")
 
 
 def check_folder(out: Path, *, resume: bool) -> None:
@@ -54,33 +78,42 @@ def check_folder(out: Path, *, resume: bool) -> None:
         raise UsageError(f"{out} already holds a run — continue it with --resume, or choose another --out")
 
 
-def training_data(config: DataConfig, out: Path | None = None) -> TrainingData:
-    """The training split with its noise (saved beside the run), and a dev split where there is one."""
+def training_data(config: DataConfig) -> TrainingData:
+    """The training split with its noise, and a dev split where there is one."""
     train = load_pairs(config.pairs, split=config.train)
     dev: PairSet | None = None
     if config.dev_share > 0:
         train, dev = train.split_images(config.dev_share, seed=config.noise.seed)
     elif config.dev:
         dev = load_pairs(config.pairs, split=config.dev)
-    if config.noise.ratio > 0:
-        noise = permute_captions(train.caption_image, ratio=config.noise.ratio, seed=config.noise.seed)
-        if out is not None:
-            noise.save(out / "noise.safetensors")
-        train = apply_noise(train, noise)
-    return TrainingData(train, dev)
+    if config.noise.ratio == 0:
+        return TrainingData(train, dev)
+    noise = permute_captions(train.caption_image, ratio=config.noise.ratio, seed=config.noise.seed)
+    return TrainingData(apply_noise(train, noise), dev, noise)
 
 
 def report_splits(scorer: PairScorer, recipe: Recipe, splits: Sequence[str] | None = None) -> RetrievalReport:
     """Evaluate the recipe's splits; one that the data lacks is left out unless it was asked for by name."""
+    return _report(scorer, report_data(recipe, splits), recipe.evaluate)
+
+
+def report_data(recipe: Recipe, splits: Sequence[str] | None = None) -> ReportData:
+    """Load what a report needs."""
     judgments = [read_judgments(Path(path).expanduser()) for path in recipe.evaluate.judgments]
-    results: list[dict[str, Any]] = []
+    sets = []
     for split in splits or recipe.evaluate.splits:
         try:
-            pairs = load_pairs(recipe.data.pairs, split=split)
+            sets.append(load_pairs(recipe.data.pairs, split=split))
         except DataError:
             if splits:
                 raise
-            continue
-        part = evaluate_retrieval(scorer, pairs, protocols=recipe.evaluate.protocols, judgments=judgments)
+            load_pairs(recipe.data.pairs)  # raises where the data are broken and not just without this split
+    return ReportData(tuple(sets), tuple(judgments))
+
+
+def _report(scorer: PairScorer, data: ReportData, config: EvaluateConfig) -> RetrievalReport:
+    results: list[dict[str, Any]] = []
+    for pairs in data.sets:
+        part = evaluate_retrieval(scorer, pairs, protocols=config.protocols, judgments=data.judgments)
         results.extend(part.results)
     return RetrievalReport(tuple(results))

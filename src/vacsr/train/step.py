@@ -38,7 +38,7 @@ class TrainStep:
         self.names: tuple[str, ...] = ()
         self.seed = torch.tensor(config.seed, device=self.device)
         self.loss: Callable[[Tensor, Tensor], LossTerms] = self._loss
-        if config.compile == "on" or (config.compile == "auto" and self.device.type == "cuda"):
+        if config.compile is True or (config.compile == "auto" and self.device.type == "cuda"):
             self.loss = torch.compile(self._loss, dynamic=False)
 
     def _loss(self, captions: Tensor, step: Tensor) -> LossTerms:

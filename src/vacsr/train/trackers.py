@@ -27,11 +27,11 @@ class Tracker(Protocol):
 class JsonlTracker:
     """``metrics.jsonl``: one JSON object a line."""
 
-    def __init__(self, path: Path, *, keep_until: int) -> None:
-        """Rows after step ``keep_until`` are of a past that a resumed run lives again; they go."""
+    def __init__(self, path: Path, *, keep_before: int) -> None:
+        """Rows from step ``keep_before`` on are of a past that a resumed run lives again; they go."""
         self.path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        kept = [line for line in lines if _step(line) <= keep_until]
+        kept = [line for line in lines if _step(line) < keep_before]
         write_text(path, "".join(f"{line}\n" for line in kept))
 
     def log(self, row: Row) -> None:
@@ -111,9 +111,12 @@ class WandbTracker:
 
 
 def open_trackers(names: Sequence[str], folder: Path, *, step: int, config: Row) -> list[Tracker]:
-    """The trackers of a run folder; JSON lines are always kept, since the others and the reports read them."""
+    """The trackers of a run folder whose next batch is ``step``.
+
+    JSON lines are always kept, since the others and the reports read them.
+    """
     lines = folder / "metrics.jsonl"
-    trackers: list[Tracker] = [JsonlTracker(lines, keep_until=step)]
+    trackers: list[Tracker] = [JsonlTracker(lines, keep_before=step)]
     if "csv" in names:
         trackers.append(CsvTracker(folder / "metrics.csv", lines))
     if "tensorboard" in names:

@@ -1,0 +1,129 @@
+"""Retrieval against the exact truth: data whose every pair has a known grade, not only its labelled matches.
+
+A pair is relevant where its grade is 1. A relevant pair without a label is a false negative of the labels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vacsr.errors import DataError, ShapeMismatch
+from vacsr.evaluate.judgments import kendall_tau
+from vacsr.evaluate.metrics import map_at_r
+from vacsr.evaluate.ranks import Positives, stream_positive_ranks
+from vacsr.evaluate.uncertainty import auroc
+from vacsr.scoring import PairScores
+
+_ROUNDING = 1e-6  # a grade this close to 1 is 1
+_PAIRS = 1 << 20  # pairs that τ and AUROC look at; of more, a seeded sample
+
+
+class Truth(NamedTuple):
+    """The grade of every pair, and which pairs are labelled; on the CPU. Build one with :func:`exact_truth`."""
+
+    grades: Tensor
+    """[N, M] in [0, 1]"""
+    labelled: Tensor
+    """[N, M] bool"""
+
+    @property
+    def relevant(self) -> Tensor:
+        """Pairs of grade 1. [N, M] bool"""
+        return self.grades >= 1 - _ROUNDING
+
+    @property
+    def false_negative(self) -> Tensor:
+        """Relevant, but without a label. [N, M] bool"""
+        return self.relevant & ~self.labelled
+
+
+class TruthFacts(NamedTuple):
+    """How much the labels leave out; shares in percent."""
+
+    images: int
+    captions: int
+    images_per_caption: float
+    """Mean number of images that a caption is true of, its own included."""
+    false_negatives: int
+    false_negative_share: float
+    """False negatives among the unlabelled pairs."""
+    unlabelled_share: float
+    """False negatives among the relevant pairs."""
+
+
+class ExactMetrics(NamedTuple):
+    """Agreement with the truth; times 100, NaN where undefined."""
+
+    map_at_r: float
+    """mAP@R on all relevant pairs, mean of both directions."""
+    map_at_r_i2t: float
+    map_at_r_t2i: float
+    tau_b: float
+    """Kendall's τ-b of scores and grades."""
+    auroc_false_negative_score: float
+    """Does a high score tell false negatives from the other unlabelled pairs?"""
+    auroc_false_negative: float | None
+    """Does a high uncertainty? Below 50 a low one does. None where the method has none."""
+
+
+def exact_truth(grades: Tensor, caption_image: Tensor) -> Truth:
+    """The truth of a data set from its grades [N, M] and the image row of each caption [M].
+
+    >>> exact_truth(torch.tensor([[1.0, 1.0], [0.5, 1.0]]), torch.tensor([0, 1])).false_negative
+    tensor([[False,  True],
+            [False, False]])
+    """
+    if grades.ndim != 2 or grades.shape[1] != len(caption_image):
+        expected = f"[N, {len(caption_image)}]"
+        raise ShapeMismatch(
+            f"grades are {list(grades.shape)}, expected {expected} — one row an image, one column a caption"
+        )
+    if not bool(((grades >= 0) & (grades <= 1 + _ROUNDING)).all()):  # also refuses NaN
+        raise DataError("grades leave 0 to 1 or hold NaN — scale them to the share that is true")
+    labelled = torch.arange(len(grades))[:, None] == caption_image.cpu()
+    return Truth(grades.cpu(), labelled)
+
+
+def truth_facts(truth: Truth) -> TruthFacts:
+    """Count what the labels leave out."""
+    relevant, missed = int(truth.relevant.sum()), int(truth.false_negative.sum())
+    images, captions = truth.grades.shape
+    return TruthFacts(
+        images=images,
+        captions=captions,
+        images_per_caption=relevant / captions,
+        false_negatives=missed,
+        false_negative_share=100 * missed / max(1, int((~truth.labelled).sum())),
+        unlabelled_share=100 * missed / max(1, relevant),
+    )
+
+
+def exact_metrics(scores: PairScores, truth: Truth, *, pairs: int = _PAIRS, seed: int = 0) -> ExactMetrics:
+    """Compare scores with the truth. τ and AUROC look at ``pairs`` pairs at most, drawn by ``seed``."""
+    ranks = stream_positive_ranks(scores.blocks, Positives.from_matrix(truth.relevant))
+    i2t, t2i = 100 * map_at_r(ranks.i2t), 100 * map_at_r(ranks.t2i)
+    score = scores.score.cpu()  # of the size of the grades, which are at hand as a whole
+    every = _draw(torch.ones_like(truth.labelled), pairs, seed=seed)
+    unlabelled = _draw(~truth.labelled, pairs, seed=seed)
+    missed = truth.false_negative[unlabelled]
+    sigma = scores.uncertainty(*unlabelled)
+    return ExactMetrics(
+        map_at_r=(i2t + t2i) / 2,
+        map_at_r_i2t=i2t,
+        map_at_r_t2i=t2i,
+        tau_b=100 * kendall_tau(score[every], truth.grades[every]),
+        auroc_false_negative_score=100 * auroc(score[unlabelled], missed),
+        auroc_false_negative=None if sigma is None else 100 * auroc(sigma, missed),
+    )
+
+
+def _draw(mask: Tensor, limit: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the marked pairs, or of ``limit`` of them drawn at random. [N, M] bool -> [P], [P]"""
+    rows, cols = mask.nonzero().unbind(1)
+    if len(rows) <= limit:
+        return rows, cols
+    drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:limit]
+    return rows[drawn], cols[drawn]

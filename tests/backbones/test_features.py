@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from vacsr.backbones import FeatureBackbone, load_backbone
+from vacsr.backbones.features import FeatureScaling
+from vacsr.config import BackboneConfig
+from vacsr.errors import ShapeMismatch, UsageError
+
+
+def features(rows: int = 50, dim: int = 4) -> torch.Tensor:
+    x = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0))
+    return x * torch.tensor([0.01, 1.0, 30.0, 5.0])[:dim] + torch.tensor([4.0, 0.0, -7.0, 1.0])[:dim]
+
+
+def test_standardize_is_the_training_sets_mean_and_deviation() -> None:
+    scaling, train = FeatureScaling(4, "standardize"), features()
+    scaling.fit(train)
+    new = features(3) + 1
+    got = scaling(new)
+    for j in range(4):
+        column = train[:, j].double().tolist()
+        mean, deviation = statistics.fmean(column), statistics.pstdev(column)
+        expected = [(x - mean) / deviation for x in new[:, j].double().tolist()]
+        assert got[:, j].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    scaled = scaling(train)
+    torch.testing.assert_close(scaled.mean(0), torch.zeros(4), atol=2e-4, rtol=0)
+    torch.testing.assert_close(scaled.std(0, correction=0), torch.ones(4), atol=1e-3, rtol=0)
+
+
+def test_a_dimension_that_never_varies_is_not_blown_up() -> None:
+    train = features()
+    train[:, 1] = 3.0
+    scaling = FeatureScaling(4, "standardize")
+    scaling.fit(train)
+    assert float(scaling.factor[1]) == 1.0
+    assert torch.isfinite(scaling(train)).all()
+    assert scaling(train)[:, 1].unique().numel() == 1
+    assert float(scaling(train + 0.5)[0, 1] - scaling(train)[0, 1]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("kind", ["unit", "none"])
+def test_other_scalings_learn_nothing(kind: str) -> None:
+    scaling, x = FeatureScaling(4, kind), features()
+    before = scaling(x)
+    scaling.fit(x)
+    assert torch.equal(scaling(x), before)
+    assert torch.equal(scaling.factor, torch.ones(4))
+
+
+def test_unit_has_root_d_length_and_keeps_direction() -> None:
+    x = features()
+    got = FeatureScaling(4, "unit")(x)
+    for row, out in zip(x.tolist(), got.tolist(), strict=True):
+        length = math.sqrt(sum(value * value for value in row))
+        assert out == pytest.approx([2 * value / length for value in row], rel=1e-5)
+    assert torch.isfinite(FeatureScaling(4, "unit")(torch.zeros(1, 4))).all()
+
+
+def test_none_is_the_identity() -> None:
+    x = features()
+    assert torch.equal(FeatureScaling(4, "none")(x), x)
+
+
+@pytest.mark.parametrize("kind", ["standardize", "unit", "none"])
+@pytest.mark.parametrize("dim", [1, 3, 5])
+def test_a_wrong_dimension_is_refused(kind: str, dim: int) -> None:
+    with pytest.raises(ShapeMismatch, match=f"dimension 4, these have {dim}") as caught:
+        FeatureScaling(4, kind)(torch.ones(2, dim))
+    assert caught.value.exit_code == 4
+
+
+def test_the_statistics_travel_with_the_state() -> None:
+    scaling, other = FeatureScaling(4, "standardize"), FeatureScaling(4, "standardize")
+    scaling.fit(features())
+    other.load_state_dict(scaling.state_dict())
+    assert torch.equal(other(features(3)), scaling(features(3)))
+    assert list(scaling.parameters()) == []
+
+
+def test_the_backbone_scales_each_side_by_its_own() -> None:
+    backbone = FeatureBackbone(4, 2, image_scaling="standardize", text_scaling="unit")
+    images, texts = features(), features(30, 2)
+    backbone.fit(images, texts)
+    alone = FeatureScaling(4, "standardize")
+    alone.fit(images)
+    assert torch.equal(backbone.encode_image(images), alone(images))
+    assert torch.equal(backbone.encode_text(texts), FeatureScaling(2, "unit")(texts))
+
+
+def test_backbones_by_scheme() -> None:
+    config = BackboneConfig(image_scaling="none", text_scaling="standardize")
+    backbone = load_backbone(config, image_dim=3, text_dim=2)
+    assert (backbone.image_dim, backbone.text_dim) == (3, 2)
+    assert (backbone.image.kind, backbone.text.kind) == ("none", "standardize")
+    with pytest.raises(UsageError, match="nowhere:x") as caught:
+        load_backbone(BackboneConfig(spec="nowhere:x"), image_dim=3, text_dim=2)
+    assert caught.value.exit_code == 2

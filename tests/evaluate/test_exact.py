@@ -1,0 +1,99 @@
+"""Agreement with exact grades, against plain references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc
+
+from vacsr.config import BackboneConfig, HeadConfig, method_config
+from vacsr.errors import DataError, ShapeMismatch
+from vacsr.evaluate.exact import exact_metrics, exact_truth, truth_facts
+from vacsr.methods.model import MatchingModel
+from vacsr.scoring import PairScorer, PairScores
+
+IMAGES, EACH = 12, 3
+CAPTION_IMAGE = torch.arange(IMAGES).repeat_interleave(EACH)
+
+
+def random_scores(method: str) -> PairScores:
+    config = BackboneConfig(image_scaling="none", text_scaling="none", head=HeadConfig(dim=8))
+    model = MatchingModel.build(method_config(method), config, image_dim=6, text_dim=5, seed=3)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(IMAGES, 6, generator=generator)
+    texts = torch.randn(IMAGES * EACH, 5, generator=generator)
+    return PairScorer(model, device="cpu").score_all(images, texts)
+
+
+@pytest.fixture
+def grades() -> Tensor:
+    """Thirds, with 1 for each labelled pair."""
+    found = torch.randint(0, 4, (IMAGES, IMAGES * EACH), generator=torch.Generator().manual_seed(0)) / 3
+    found[CAPTION_IMAGE, torch.arange(IMAGES * EACH)] = 1.0
+    return found
+
+
+def plain_map_at_r(scores: np.ndarray, relevant: np.ndarray) -> float:
+    values = []
+    for score, truth in zip(scores, relevant, strict=True):
+        if not truth.any():
+            continue
+        hits = truth[np.argsort(-score, kind="stable")][: truth.sum()]
+        values.append(np.mean(hits * np.cumsum(hits) / np.arange(1, len(hits) + 1)))
+    return 100 * float(np.mean(values))
+
+
+@pytest.mark.parametrize("method", ["vacsr", "sigmoid"])
+def test_every_figure_equals_its_plain_form(method: str, grades: Tensor) -> None:
+    scores, truth = random_scores(method), exact_truth(grades, CAPTION_IMAGE)
+    found = exact_metrics(scores, truth)
+    score, relevant = scores.score.numpy(), grades.numpy() == 1
+    assert found.map_at_r_i2t == pytest.approx(plain_map_at_r(score, relevant))
+    assert found.map_at_r_t2i == pytest.approx(plain_map_at_r(score.T, relevant.T))
+    assert found.map_at_r == pytest.approx((found.map_at_r_i2t + found.map_at_r_t2i) / 2)
+    assert found.tau_b == pytest.approx(100 * stats.kendalltau(score.ravel(), grades.numpy().ravel()).statistic)
+    unlabelled = torch.arange(IMAGES)[:, None] != CAPTION_IMAGE
+    missed = (grades == 1)[unlabelled].int()
+    ranked = torch.tensor(stats.rankdata(scores.score[unlabelled])) / 1000  # torchmetrics takes (0, 1) only
+    assert found.auroc_false_negative_score == pytest.approx(100 * float(binary_auroc(ranked, missed)), abs=1e-3)
+    if method == "sigmoid":
+        assert found.auroc_false_negative is None
+    else:
+        sigma = scores.uncertainty(*unlabelled.nonzero().unbind(1))
+        assert sigma is not None
+        ranked = torch.tensor(stats.rankdata(sigma)) / 1000
+        assert found.auroc_false_negative == pytest.approx(100 * float(binary_auroc(ranked, missed)), abs=1e-3)
+
+
+def test_a_sample_is_drawn_by_the_seed(grades: Tensor) -> None:
+    scores, truth = random_scores("sigmoid"), exact_truth(grades, CAPTION_IMAGE)
+    first, again = (exact_metrics(scores, truth, pairs=100, seed=1) for _ in range(2))
+    other, whole = exact_metrics(scores, truth, pairs=100, seed=2), exact_metrics(scores, truth)
+    assert first == again
+    assert first.tau_b != other.tau_b
+    assert first.map_at_r == other.map_at_r == whole.map_at_r
+
+
+def test_facts_count_what_the_labels_leave_out() -> None:
+    truth = exact_truth(torch.tensor([[1.0, 1.0, 0.5], [0.0, 1.0, 1.0]]), torch.tensor([0, 1, 1]))
+    facts = truth_facts(truth)
+    assert (facts.images, facts.captions, facts.false_negatives) == (2, 3, 1)
+    assert facts.images_per_caption == pytest.approx(4 / 3)
+    assert facts.false_negative_share == pytest.approx(100 / 3)
+    assert facts.unlabelled_share == pytest.approx(25.0)
+
+
+def test_a_grade_a_rounding_below_one_is_relevant() -> None:
+    third = torch.tensor(1.0) / 3
+    assert exact_truth((third + third + third - 1e-7).view(1, 1), torch.tensor([0])).relevant.all()
+
+
+def test_grades_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ShapeMismatch, match=r"\[N, 3\]"):
+        exact_truth(torch.ones(2, 2), torch.tensor([0, 1, 1]))
+    for bad in (1.5, -0.1, float("nan")):
+        with pytest.raises(DataError, match="0 to 1"):
+            exact_truth(torch.full((1, 1), bad), torch.tensor([0]))

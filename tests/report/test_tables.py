@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from vacsr.config import parse
+from vacsr.errors import ConfigError
+from vacsr.report.tables import CellValues, Column, ComparisonTable, look_up, summarize
+
+RSUM = {("a", 0): 300.0, ("a", 1): 310.0, ("b", 0): 320.0, ("b", 1): 280.0, ("c", 0): 100.0}
+ERROR = {("a", 0): 5.0, ("a", 1): 6.0, ("b", 0): 4.0, ("b", 1): 4.5}
+
+
+def table(*columns: Column) -> ComparisonTable:
+    values = []
+    for (row, seed), value in RSUM.items():
+        error = ERROR.get((row, seed))
+        report = {"test": {"rsum": value, "uncertainty": None if error is None else {"aurc": error}}}
+        values.append(CellValues(row, "clean", seed, report))
+    return ComparisonTable("Small", columns, ("a", "b", "c", "d"), ("clean", "noisy"), tuple(values))
+
+
+def test_mean_and_sample_deviation() -> None:
+    found = summarize([1.0, 2.0, 4.0])
+    assert found is not None
+    assert found.mean == pytest.approx(7 / 3)
+    assert found.std == pytest.approx(statistics.stdev([1.0, 2.0, 4.0]))
+    assert found.seeds == 3
+    assert summarize([5.0]) == (5.0, 0.0, 1)
+    assert summarize([]) is None
+
+
+def test_look_up_follows_dots() -> None:
+    report = {"test": {"i2t": {"r1": 12}, "uncertainty": None, "split": "test", "bins": [1.0]}}
+    assert look_up(report, "test.i2t.r1") == 12.0
+    for key in ("test.i2t", "test.uncertainty.x", "dev.rsum", "test.i2t.r1.more", "test.split", "test.bins"):
+        assert look_up(report, key) is None, key
+
+
+def test_markdown_against_plain_computation() -> None:
+    shown = table(
+        Column(key="test.rsum", name="RSUM"), Column(key="test.uncertainty.aurc", best="low", digits=2)
+    ).to_markdown()
+    assert shown == (
+        "# Small\n\n"
+        "## clean\n\n"
+        "| method | seeds | RSUM | test.uncertainty.aurc |\n"
+        "| --- | --- | --- | --- |\n"
+        "| a | 2 | **305.0** ± 7.1 | 5.50 ± 0.71 |\n"
+        "| b | 2 | 300.0 ± 28.3 | **4.25** ± 0.35 |\n"
+        "| c | 1 | 100.0 | – |\n\n"
+        "## noisy\n\n"
+        "| method | seeds | RSUM | test.uncertainty.aurc |\n"
+        "| --- | --- | --- | --- |\n"
+    )
+
+
+def test_bold_is_a_choice() -> None:
+    assert "**" not in table(Column(key="test.rsum", best="none")).to_markdown()
+    assert "| **100.0** |" in table(Column(key="test.rsum", best="low")).to_markdown()
+    assert "**" not in table(Column(key="test.nothing")).to_markdown()
+
+
+def test_json_has_every_value_of_every_seed() -> None:
+    found = table(Column(key="test.rsum"), Column(key="test.uncertainty.aurc")).to_json()
+    assert (found["schema"], found["title"], len(found["cells"])) == (1, "Small", 5)
+    assert found["cells"][0] == {
+        "setting": "clean",
+        "row": "a",
+        "seed": 0,
+        "values": {"test.rsum": 300.0, "test.uncertainty.aurc": 5.0},
+    }
+    assert found["cells"][4]["values"]["test.uncertainty.aurc"] is None
+
+
+def test_a_column_has_no_other_fields() -> None:
+    with pytest.raises(ConfigError, match="higher"):
+        parse(Column, {"key": "test.rsum", "higher": True})

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+import vacsr.scoring.folded as folded_module
+from vacsr.config import method_config
+from vacsr.methods import Embedding, build_method
+from vacsr.scoring.folded import BlockScorer
+
+NOT_FOLDABLE: list[dict[str, Any]] = [
+    {"mixing": "head"},
+    {"decode": "argmax"},
+    {"input_scale": "layernorm"},
+    {"trunk_norm": True},
+]
+METHODS: list[dict[str, Any]] = [
+    {"name": "vacsr"},
+    {"name": "vacsr-paper"},
+    {"name": "sigmoid"},
+    {"name": "infonce"},
+    *({"name": "vacsr", "adapter": fields} for fields in NOT_FOLDABLE),
+]
+
+
+def build(raw: dict[str, Any], dim: int = 6) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        method = build_method(method_config(raw), dim=dim)
+        with torch.no_grad():
+            for p in method.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+    return method
+
+
+def unit(count: int, *, seed: int = 0, dim: int = 6) -> Embedding:
+    return Embedding(
+        functional.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)), dim=-1)
+    )
+
+
+@torch.no_grad()
+def dense(method: Any, v: Embedding, t: Embedding) -> Tensor:
+    return method.score(v, t)
+
+
+@pytest.mark.parametrize("raw", METHODS, ids=str)
+def test_blocks_and_aligned_pairs_are_the_dense_scores(raw: dict[str, Any]) -> None:
+    method, v, t = build(raw), unit(70), unit(70, seed=1)
+    scorer = BlockScorer(method)
+    expected = dense(method, v, t)
+    got = scorer.block(v, t)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(scorer.aligned(v, t), expected.diagonal(), atol=1e-5, rtol=1e-5)
+
+
+def test_which_methods_are_folded() -> None:
+    assert BlockScorer(build({"name": "vacsr"})).folded is not None
+    assert BlockScorer(build({"name": "sigmoid"})).folded is None
+    for fields in NOT_FOLDABLE:
+        assert BlockScorer(build({"name": "vacsr", "adapter": fields})).folded is None
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 200), st.sampled_from(METHODS))
+def test_any_tiling_gives_the_same(images: int, texts: int, room: int, raw: dict[str, Any]) -> None:
+    method, v, t = build(raw), unit(images), unit(texts, seed=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folded_module, "_ELEMENTS", {"cpu": room})
+        scorer = BlockScorer(method)
+        rows, columns = scorer.tile(texts, torch.device("cpu"))
+        assert 1 <= columns <= texts
+        assert rows >= 1
+        assert rows * columns * scorer.width <= max(room, scorer.width)
+        torch.testing.assert_close(scorer.block(v, t), dense(method, v, t), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("raw", METHODS, ids=str)
+def test_bfloat16_stays_within_two_percent_of_the_spread(raw: dict[str, Any]) -> None:
+    method, v, t = build(raw, 32), unit(20, dim=32), unit(20, seed=1, dim=32)
+    expected = dense(method, v, t)
+    scorer = BlockScorer(method, dtype=torch.bfloat16)
+    for got, exact in ((scorer.block(v, t), expected), (scorer.aligned(v, t), expected.diagonal())):
+        assert got.dtype == torch.float32
+        assert 0 < (got - exact).abs().max() < 0.02 * (expected.max() - expected.min())
+
+
+@pytest.mark.parametrize("raw", METHODS, ids=str)
+def test_no_images(raw: dict[str, Any]) -> None:
+    assert BlockScorer(build(raw)).block(unit(0), unit(3)).shape == (0, 3)
+
+
+@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="a tile of no columns")
+def test_no_texts() -> None:
+    assert BlockScorer(build({"name": "sigmoid"})).block(unit(3), unit(0)).shape == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"name": "vacsr"},
+        pytest.param(
+            {"name": "sigmoid"}, marks=pytest.mark.xfail(strict=True, raises=ValueError, reason="cat of no tiles")
+        ),
+    ],
+)
+def test_no_aligned_pairs(raw: dict[str, Any]) -> None:
+    assert BlockScorer(build(raw)).aligned(unit(0), unit(0)).shape == (0,)

@@ -1,0 +1,271 @@
+"""Tables: finished cells are kept, changed ones start afresh, and the figures are those of the reports."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import runpy
+import shutil
+import signal
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import vacsr.compare
+from vacsr.compare import cells, compare, read_table
+from vacsr.errors import DataError, EnvironmentProblem, NonFiniteLoss, UsageError
+from vacsr.files import read_tensors
+from vacsr.train.recipe import RecipeRun, run_recipe
+
+TABLE: dict[str, Any] = {
+    "title": "Small world",
+    "base": {
+        "data": {"pairs": "synthetic:images=20,held_out=10,per_image=2"},
+        "backbone": {"head": {"dim": 4}},
+        "train": {"epochs": 1, "batch_size": 8, "device": "cpu", "log_every": 1},
+    },
+    "rows": [
+        {"name": "infonce", "set": {"method": {"name": "infonce"}}},
+        {"name": "ours", "set": {"method": {"name": "vacsr", "preset": "paper"}}},
+    ],
+    "settings": [{"name": "clean"}, {"name": "noise-50", "set": {"data": {"noise": {"ratio": 0.5}}}}],
+    "seeds": [0, 1],
+    "columns": [{"key": "test.rsum", "name": "RSUM"}, {"key": "test.uncertainty.corr_r1_i2t", "best": "low"}],
+}
+NAMES = [f"{s}/{r}/seed-{n}" for r in ("infonce", "ours") for s in ("clean", "noise-50") for n in (0, 1)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    path = folder / "table.yaml"
+    path.write_text(yaml.safe_dump({**TABLE, **changes}), encoding="utf-8")
+    return path
+
+
+def times(out: Path) -> dict[str, int]:
+    """When each cell's weights were last written."""
+    return {name: (out / name / "model" / "model.safetensors").stat().st_mtime_ns for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished table; tests copy it or leave it as it is."""
+    folder = tmp_path_factory.mktemp("whole")
+    compare(read_table(write(folder)), folder / "out")
+    return folder / "out"
+
+
+def copy(whole: Path, to: Path) -> Path:
+    return Path(shutil.copytree(whole, to))
+
+
+def test_every_cell_is_a_run_folder(whole: Path) -> None:
+    assert sorted(str(path.parent.relative_to(whole)) for path in whole.rglob("report.json")) == sorted(NAMES)
+    config = yaml.safe_load((whole / "noise-50/ours/seed-1/config.yaml").read_text(encoding="utf-8"))
+    assert config["train"]["seed"] == config["data"]["noise"]["seed"] == 1
+    assert config["data"]["noise"]["ratio"] == 0.5
+    assert config["method"]["name"] == "vacsr"
+    assert config["method"]["adapter"]["residual"] == "none", "the preset"
+    assert (whole / "noise-50/ours/seed-1/noise.safetensors").is_file()
+
+
+def test_the_table_is_what_the_reports_say(whole: Path) -> None:
+    reports = {name: json.loads((whole / name / "report.json").read_text(encoding="utf-8")) for name in NAMES}
+    rsum = {
+        name: next(r["rsum"] for r in report["results"] if r["split"] == "test") for name, report in reports.items()
+    }
+    lines = (whole / "table.md").read_text(encoding="utf-8").splitlines()
+    for setting in ("clean", "noise-50"):
+        start = lines.index(f"## {setting}")
+        values = {row: [rsum[f"{setting}/{row}/seed-{n}"] for n in (0, 1)] for row in ("infonce", "ours")}
+        means = {row: sum(both) / 2 for row, both in values.items()}
+        for row, line in zip(("infonce", "ours"), lines[start + 4 : start + 6], strict=True):
+            mean = f"{means[row]:.1f}"
+            bold = f"**{mean}**" if row == max(means, key=lambda name: means[name]) else mean
+            assert line.startswith(f"| {row} | 2 | {bold} ± {statistics.stdev(values[row]):.1f} |")
+        assert lines[start + 4].endswith("| – |"), "a cosine has no uncertainty"
+    results = json.loads((whole / "results.json").read_text(encoding="utf-8"))
+    found = {f"{c['setting']}/{c['row']}/seed-{c['seed']}": c["values"]["test.rsum"] for c in results["cells"]}
+    assert found == rsum
+
+
+def test_seeds_and_settings_differ(whole: Path) -> None:
+    first = {
+        name: read_tensors(whole / name / "model/model.safetensors")[0]["image_head.last.weight"] for name in NAMES
+    }
+    same = [(a, b) for a in NAMES for b in NAMES if a < b and torch.equal(first[a], first[b])]
+    assert same == []
+
+
+def test_finished_cells_are_not_repeated(whole: Path, tmp_path: Path) -> None:
+    out = copy(whole, tmp_path / "out")
+    before, table = times(out), (out / "table.md").read_text(encoding="utf-8")
+    compare(read_table(write(tmp_path)), out)
+    assert times(out) == before
+    assert (out / "table.md").read_text(encoding="utf-8") == table
+
+
+def test_a_failed_cell_does_not_stop_the_others(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, file = tmp_path / "out", write(tmp_path)
+
+    def failing(recipe: Any, folder: Path, **options: Any) -> RecipeRun:
+        if folder == out / NAMES[2]:
+            raise NonFiniteLoss("'kl' is not finite")
+        return run_recipe(recipe, folder, **options)
+
+    monkeypatch.setattr(vacsr.compare, "run_recipe", failing)
+    with pytest.raises(NonFiniteLoss, match=r"noise-50 / infonce / seed 0: 'kl' is not finite"):
+        compare(read_table(file), out)
+    assert len(json.loads((out / "results.json").read_text(encoding="utf-8"))["cells"]) == 7
+    assert "| infonce | 1 |" in (out / "table.md").read_text(encoding="utf-8")
+    monkeypatch.undo()
+    done = {name: (out / name / "report.json").stat().st_mtime_ns for name in NAMES if name != NAMES[2]}
+    compare(read_table(file), out)
+    assert {name: (out / name / "report.json").stat().st_mtime_ns for name in done} == done
+    for name in ("table.md", "results.json"):
+        assert (out / name).read_text(encoding="utf-8") == (whole / name).read_text(encoding="utf-8")
+
+
+def test_killed_half_way_and_run_again(whole: Path, tmp_path: Path) -> None:
+    """SIGKILL in the third cell, then in a checkpoint of the fifth."""
+    out, file = tmp_path / "out", write(tmp_path)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vacsr.cli", "vacsr.train", "vacsr.compare", "torch._dynamo"])
+    driver = Path(__file__).parent / "train" / "driver.py"
+    for kill in (("after step", 12), ("in checkpoint", 3)):
+        job = {"argv": ["compare", str(file), "--out", str(out)], "kill": kill, "output": str(tmp_path / "output")}
+        process = context.Process(
+            target=runpy.run_path, args=(str(driver),), kwargs={"init_globals": {"JOB": job}, "run_name": "__main__"}
+        )
+        process.start()
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+    finished = {path: path.stat().st_mtime_ns for path in out.rglob("report.json")}
+    assert len(finished) == 4
+    compare(read_table(file), out)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    for name in ("table.md", "results.json"):
+        assert (out / name).read_text(encoding="utf-8") == (whole / name).read_text(encoding="utf-8")
+
+
+def test_one_ctrl_c_stops_the_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vacsr.train.step import TrainStep
+
+    original = TrainStep.__call__
+
+    def interrupting(self: TrainStep, captions: torch.Tensor, step: int) -> torch.Tensor:
+        if step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, captions, step)
+
+    monkeypatch.setattr(TrainStep, "__call__", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        compare(read_table(write(tmp_path)), tmp_path / "out")
+    assert [path.parent.name for path in (tmp_path / "out").rglob("config.yaml")] == ["seed-0"]
+
+
+def test_two_jobs_give_the_same_table(whole: Path, tmp_path: Path) -> None:
+    compare(read_table(write(tmp_path)), tmp_path / "out", jobs=2)
+    for name in ("table.md", "results.json"):
+        assert (tmp_path / "out" / name).read_text(encoding="utf-8") == (whole / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_worker_tells_what_went_wrong(tmp_path: Path) -> None:
+    base = {**TABLE["base"], "data": {"pairs": "synthetic:images=20,held_out=10,per_image=2", "train": "val"}}
+    with pytest.raises(DataError, match=r"clean / infonce / seed 0: .*no split 'val'"):
+        compare(read_table(write(tmp_path, base=base, seeds=[0])), tmp_path / "out", jobs=2)
+
+
+def test_a_missing_extra_in_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "adamp", None)
+    with pytest.raises(EnvironmentProblem, match=r"clean / infonce / seed 0: adamp is not installed") as caught:
+        compare(read_table(write(tmp_path, seeds=[0]), ["train.optimizer=adamp"]), tmp_path / "out")
+    assert caught.value.exit_code == 3
+
+
+def test_one_row_at_a_time(whole: Path, tmp_path: Path) -> None:
+    table, out = read_table(write(tmp_path)), tmp_path / "out"
+    compare(table, out, rows=["ours"])
+    assert sorted(path.name for path in (out / "clean").iterdir()) == ["ours"]
+    compare(table, out, rows=["infonce"])
+    assert (out / "table.md").read_text(encoding="utf-8") == (whole / "table.md").read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match="no row 'our' — the table has: infonce, ours"):
+        compare(table, out, rows=["ours", "our"])
+
+
+def test_other_seeds(whole: Path, tmp_path: Path) -> None:
+    out = copy(whole, tmp_path / "out")
+    result = compare(read_table(write(tmp_path)), out, seeds=[1])
+    assert {value.seed for value in result.values} == {1}
+    rows = [{**TABLE["rows"][0], "seeds": [5]}, TABLE["rows"][1]]
+    listed = [
+        (cell.row, cell.seed) for cell in cells(read_table(write(tmp_path, rows=rows, settings=[{"name": "x"}])), out)
+    ]
+    assert listed == [("infonce", 5), ("ours", 0), ("ours", 1)]
+
+
+def test_a_changed_row_runs_again_from_its_start(whole: Path, tmp_path: Path) -> None:
+    out, fresh = copy(whole, tmp_path / "out"), tmp_path / "fresh"
+    before = times(out)
+    rows = [TABLE["rows"][0], {"name": "ours", "set": {"method": {"name": "vacsr"}, "train": {"lr": 0.01}}}]
+    table = read_table(write(tmp_path, rows=rows))
+    compare(table, out)
+    compare(table, fresh)
+    after = times(out)
+    assert {name for name in NAMES if after[name] != before[name]} == {name for name in NAMES if "ours" in name}
+    for name in ("table.md", "results.json"):
+        assert (out / name).read_text(encoding="utf-8") == (fresh / name).read_text(encoding="utf-8")
+    for name in NAMES:
+        found, expected = (read_tensors(root / name / "model/model.safetensors")[0] for root in (out, fresh))
+        assert all(torch.equal(found[key], expected[key]) for key in expected), name
+
+
+def test_a_changed_cell_that_is_killed_is_not_taken_for_finished(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = copy(whole, tmp_path / "out")
+    table = read_table(write(tmp_path), ["train.lr=0.01"])
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vacsr.train.recipe.evaluate_retrieval", killed)
+    with pytest.raises(KeyboardInterrupt):
+        compare(table, out, rows=["ours"])
+    monkeypatch.undo()
+    assert not next(cell for cell in cells(table, out) if cell.row == "ours").finished()
+
+
+def test_a_changed_report_does_not_train_again(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = copy(whole, tmp_path / "out")
+    monkeypatch.setattr("vacsr.train.step.TrainStep.__call__", lambda *_: pytest.fail("trains"))
+    result = compare(read_table(write(tmp_path), ["evaluate.splits=[test]"]), out)
+    assert len(result.values) == 8
+    assert all(value.report.keys() == {"test"} for value in result.values)
+
+
+@pytest.mark.parametrize("kind", ["rows", "settings"])
+def test_names_are_unique(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UsageError, match=f"two {kind} named"):
+        read_table(write(tmp_path, **{kind: [TABLE[kind][0], TABLE[kind][0]]}))
+
+
+def test_a_table_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="colums"):
+        read_table(write(tmp_path, colums=[]))
+    with pytest.raises(UsageError, match="unknown method 'vacs'"):
+        list(cells(read_table(write(tmp_path, rows=[{"name": "x", "set": {"method": {"name": "vacs"}}}])), tmp_path))

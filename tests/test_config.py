@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from vacsr.config import (
+    PRESETS,
+    AdapterConfig,
+    InfoNCEConfig,
+    ObjectiveConfig,
+    Recipe,
+    SigmoidConfig,
+    TrainConfig,
+    VacsrConfig,
+    dump_yaml,
+    merge,
+    method_config,
+    parse,
+    parse_overrides,
+    read_yaml,
+    recipe_from,
+)
+from vacsr.errors import ConfigError
+
+PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
+trees = st.recursive(
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 9), max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), st.one_of(inner, st.integers(0, 9)), max_size=3),
+    max_leaves=8,
+)
+
+
+def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    found: dict[tuple[str, ...], Any] = {}
+    for key, value in tree.items():
+        found.update(leaves(value, (*path, key)) if isinstance(value, dict) and value else {(*path, key): value})
+    return found
+
+
+def refused(call: Any, *words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert caught.value.exit_code == 2
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------ presets
+
+
+def test_every_preset_of_every_method_resolves() -> None:
+    for name, presets in PRESETS.items():
+        assert {"default", "paper"} <= set(presets)
+        for preset in presets:
+            assert method_config(f"{name}-{preset}").name == name
+            assert method_config({"name": name, "preset": preset}) == method_config(f"{name}-{preset}")
+        assert method_config(name) == method_config(f"{name}-default")
+
+
+def test_the_papers_presets() -> None:
+    ours, paper = method_config("vacsr"), method_config("vacsr-paper")
+    assert isinstance(ours, VacsrConfig)
+    assert isinstance(paper, VacsrConfig)
+    assert ours == VacsrConfig()
+    assert ours.adapter.residual == "cosine"
+    assert paper.adapter.residual == "none"
+    assert paper.adapter.components == 2
+    objective = paper.objective
+    assert (objective.kl_weight, objective.sigma_weight, objective.negative_weight) == (5e-4, 1.0, 1.0)
+    assert (objective.reconstruction, objective.negative_target, objective.hard_negatives) == ("ste", 1, 1)
+    assert method_config("infonce-paper") == InfoNCEConfig(scale=1.0)
+    assert method_config("sigmoid-paper") == SigmoidConfig(scale=10.0, bias=-10.0)
+
+
+def test_explicit_fields_win_over_the_preset() -> None:
+    config = method_config({"name": "vacsr-paper", "adapter": {"residual": "cosine"}, "objective": {"kl_weight": 0.1}})
+    assert isinstance(config, VacsrConfig)
+    assert config.adapter.residual == "cosine"
+    assert config.objective.kl_weight == 0.1
+    beside = method_config({"name": "vacsr", "preset": "paper", "adapter": {"components": 3}})
+    assert isinstance(beside, VacsrConfig)
+    assert (beside.adapter.components, beside.adapter.residual) == (3, "none")
+
+
+def test_resolving_leaves_the_presets_as_they_were() -> None:
+    before = yaml.safe_dump(PRESETS)
+    method_config({"name": "vacsr-paper", "adapter": {"components": 4}})
+    assert yaml.safe_dump(PRESETS) == before
+
+
+def test_a_config_passes_through() -> None:
+    config = SigmoidConfig(scale=2.0)
+    assert method_config(config) is config
+
+
+# ------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_unknown_methods_and_presets() -> None:
+    refused(lambda: method_config("vascr"), "vascr", "did you mean 'vacsr'?", "infonce")
+    refused(lambda: method_config("vacsr-papr"), "papr", "default, paper")
+    refused(lambda: method_config({"name": "sigmoid", "preset": "huge"}), "huge")
+    refused(lambda: recipe_from({"method": {"name": "clip"}}), "unknown method 'clip'")
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        ({"train": {"epoch": 3}}, "train.epoch:"),
+        ({"trian": {}}, "trian:"),
+        ({"train": {"epochs": 0}}, "train.epochs:"),
+        ({"train": {"lr": "fast"}}, "train.lr:"),
+        ({"train": {"lr": 0}}, "train.lr:"),
+        ({"backbone": {"head": {"dropout": 1.0}}}, "backbone.head.dropout:"),
+        ({"backbone": {"image_scaling": "zscore"}}, "backbone.image_scaling:"),
+        ({"data": {"noise": {"ratio": 1.5}}}, "data.noise.ratio:"),
+        ({"train": 3}, "train:"),
+        ({"data": None}, "data:"),
+    ],
+)
+def test_a_bad_field_is_named_by_its_dotted_path(raw: dict[str, Any], field: str) -> None:
+    refused(lambda: recipe_from(raw), field)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"objective": {"kl_wieght": 1}}, "objective.kl_wieght"),
+        ({"objective": {"kl_weight": -1}}, "objective.kl_weight"),
+        ({"objective": {"correction": 1.5}}, "objective.correction"),
+        ({"objective": {"kl_weight": float("nan")}}, "objective.kl_weight"),
+        ({"adapter": {"components": 0}}, "adapter.components"),
+        ({"adapter": {"components": 2.5}}, "adapter.components"),
+        ({"adapter": {"input_scale": "D"}}, "adapter.input_scale"),
+        ({"scale": 3}, "scale"),
+    ],
+)
+def test_a_bad_field_of_a_method(fields: dict[str, Any], name: str) -> None:
+    refused(lambda: recipe_from({"method": {"name": "vacsr", **fields}}), name)
+
+
+@pytest.mark.xfail(strict=True, reason="the union's tag gets into the path: method.vacsr.objective.kl_weight")
+def test_a_bad_field_of_a_method_is_named_as_it_is_typed() -> None:
+    refused(lambda: recipe_from({}, ["method.objective.kl_weight=-1"]), "method.objective.kl_weight:")
+
+
+@pytest.mark.xfail(strict=True, raises=(AttributeError, ValueError, TypeError), reason="a method that is no mapping")
+@pytest.mark.parametrize(
+    ("raw", "overrides"),
+    [({"method": "sigmoid"}, []), ({}, ["method=sigmoid"]), ({"method": None}, []), ({"method": ["vacsr"]}, [])],
+)
+def test_a_method_that_is_no_mapping_is_read_or_refused(raw: dict[str, Any], overrides: list[str]) -> None:
+    try:
+        recipe = recipe_from(raw, overrides)
+    except ConfigError as error:
+        assert "method" in str(error)  # noqa: PT017
+    else:
+        assert recipe.method.name in {"vacsr", "sigmoid"}
+
+
+def test_every_problem_is_listed() -> None:
+    refused(lambda: recipe_from({"train": {"epochs": 0, "lr": -1}, "extra": 1}), "train.epochs", "train.lr", "extra")
+
+
+def test_configs_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        TrainConfig().epochs = 3  # type: ignore[misc]
+
+
+# ----------------------------------------------------------------------------------------------------- overrides
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1E5", 1e5),
+        ("-2.5e-4", -2.5e-4),
+        ("3", 3),
+        ("0.5", 0.5),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("adamw", "adamw"),
+        ("cosine", "cosine"),
+        ("[jsonl, csv]", ["jsonl", "csv"]),
+        ("[0.9, 0.99]", [0.9, 0.99]),
+        ("", None),
+        ("features:a.safetensors,captions=b.json", "features:a.safetensors,captions=b.json"),
+        ("'12'", "12"),
+    ],
+)
+def test_override_values(text: str, value: Any) -> None:
+    got = parse_overrides([f"a.b={text}"])["a"]["b"]
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_overrides_merge_and_the_last_wins() -> None:
+    got = parse_overrides(["train.lr=1", "train.epochs=2", "train.lr=3", " method.name =sigmoid"])
+    assert got == {"train": {"lr": 3, "epochs": 2}, "method": {"name": "sigmoid"}}
+    assert parse_overrides([]) == {}
+
+
+@pytest.mark.parametrize("item", ["train.lr", "=3", " =3", "train.lr=[1", "a={b"])
+def test_a_broken_override(item: str) -> None:
+    refused(lambda: parse_overrides([item]))
+
+
+def test_overrides_reach_the_recipe() -> None:
+    recipe = recipe_from(
+        {"train": {"lr": 1, "epochs": 5}},
+        [
+            "train.lr=1e-3",
+            "train.trackers=[jsonl, csv]",
+            "method.adapter.residual_learnable=false",
+            "train.betas=[0,1]",
+        ],
+    )
+    assert (recipe.train.lr, recipe.train.epochs) == (0.001, 5)
+    assert recipe.train.trackers == ("jsonl", "csv")
+    assert recipe.train.betas == (0.0, 1.0)
+    assert isinstance(recipe.method, VacsrConfig)
+    assert recipe.method.adapter.residual_learnable is False
+
+
+def test_another_method_starts_afresh() -> None:
+    base = {"method": {"name": "vacsr", "adapter": {"components": 3}}}
+    assert recipe_from(base, ["method.name=sigmoid"]).method == SigmoidConfig()
+    assert recipe_from(base, ["method.name=infonce-paper"]).method == InfoNCEConfig(scale=1.0)
+    same = recipe_from(base, ["method.name=vacsr", "method.lr_scale=2"]).method
+    assert isinstance(same, VacsrConfig)
+    assert (same.adapter.components, same.lr_scale) == (3, 2.0)
+    assert base == {"method": {"name": "vacsr", "adapter": {"components": 3}}}
+
+
+def test_an_empty_recipe_is_the_default() -> None:
+    assert recipe_from(None) == recipe_from({}) == Recipe()
+
+
+# --------------------------------------------------------------------------------------------------- merge, updated
+
+
+@PROPERTY
+@given(trees, trees)
+def test_merge_keeps_both_and_prefers_the_change(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    merged = merge(base, changes)
+    found = leaves(merged)
+    for path, value in leaves(changes).items():
+        if value != {}:
+            assert found[path] == value
+    assert merge(merged, changes) == merged
+    assert merge(base, {}) == base
+    assert merge({}, changes) == changes
+
+
+def test_updated_is_validated_and_leaves_the_original() -> None:
+    config = VacsrConfig()
+    other = config.updated({"objective": {"kl_weight": 0.2}})
+    assert other.objective == ObjectiveConfig(kl_weight=0.2)
+    assert other.adapter == config.adapter
+    assert config == VacsrConfig()
+    refused(lambda: config.updated({"objective": {"kl": 1}}), "objective.kl:")
+    assert AdapterConfig().updated({}) == AdapterConfig()
+
+
+# -------------------------------------------------------------------------------------------------------- YAML
+
+
+@pytest.mark.parametrize(
+    ("raw", "overrides"),
+    [
+        (None, []),
+        ({"method": {"name": "vacsr-paper"}}, ["method.objective.kl_weight=5e-5", "train.lr=1e-7"]),
+        ({"method": {"name": "infonce"}}, ["train.trackers=[]", "data.pairs=features:a b.st,captions=é.json"]),
+        ({"method": {"name": "sigmoid"}}, ["evaluate.splits=[test]", "train.seed=-4"]),
+    ],
+)
+def test_a_resolved_recipe_survives_yaml(raw: dict[str, Any] | None, overrides: list[str], tmp_path: Path) -> None:
+    recipe = recipe_from(raw, overrides)
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(recipe), encoding="utf-8")
+    assert recipe_from(read_yaml(path)) == recipe
+    assert list(read_yaml(path)) == ["data", "backbone", "method", "train", "evaluate"]
+
+
+def test_a_number_that_yaml_takes_for_text(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("train:\n  lr: 1e-3\n")
+    assert recipe_from(read_yaml(path)).train.lr == 0.001
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"", b"- 1\n- 2\n", b"just text"])
+def test_yaml_that_is_no_recipe(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    refused(lambda: read_yaml(path), "recipe.yaml")
+
+
+def test_yaml_that_is_not_there(tmp_path: Path) -> None:
+    refused(lambda: read_yaml(tmp_path / "none.yaml"), "none.yaml")
+
+
+@pytest.mark.xfail(strict=True, raises=IsADirectoryError, reason="only FileNotFoundError is caught")
+def test_a_folder_given_for_yaml(tmp_path: Path) -> None:
+    refused(lambda: read_yaml(tmp_path), tmp_path.name)
+
+
+def test_parse_names_the_field() -> None:
+    refused(lambda: parse(TrainConfig, {"batch_size": 1}), "batch_size:")

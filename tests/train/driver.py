@@ -1,0 +1,140 @@
+"""Runs in a process of its own (see conftest.py): does a JOB, and dies on command.
+
+JOB: ``argv`` for the command line, or ``task`` for one of the functions below; ``env``, ``output`` (where stdout and
+stderr go), ``kill`` (name and number of a moment), ``limit`` (largest file in bytes).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+import vacsr.files
+import vacsr.train.loop
+from vacsr.cli import main
+from vacsr.config import read_yaml, recipe_from
+from vacsr.pairwise import batch_block
+from vacsr.train.distributed import sum_gradients
+from vacsr.train.loop import Trainer, batch_order
+from vacsr.train.recipe import training_data
+from vacsr.train.step import TrainStep
+from vacsr.train.trackers import JsonlTracker
+
+JOB: dict[str, Any] = globals().get("JOB", {})
+
+
+def die(number: int = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), number)
+
+
+def nth_call(owner: Any, name: str, number: int, action: Callable[..., None], *, before: bool) -> None:
+    """Do ``action`` at the ``number``-th call (from 1) of ``owner.name``."""
+    original, seen = getattr(owner, name), [0]
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        seen[0] += 1
+        if before and seen[0] == number:
+            action(*args)
+        result = original(*args, **kwargs)
+        if not before and seen[0] == number:
+            action(*args)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def tear_file(number: int) -> None:
+    """Write half of the ``number``-th safetensors checkpoint, then die."""
+    seen = [0]
+
+    def save_half(tensors: Any, path: Path, metadata: Any = None) -> None:
+        save_file(tensors, path, metadata=metadata)
+        seen[0] += "state.safetensors" in str(path)
+        if "state.safetensors" in str(path) and seen[0] == number:
+            whole = Path(path).read_bytes()
+            Path(path).write_bytes(whole[: len(whole) // 2])
+            die()
+
+    setattr(vacsr.files, "save_file", save_half)  # noqa: B010
+
+
+def tear_line(tracker: JsonlTracker, row: dict[str, Any]) -> None:
+    with tracker.path.open("a", encoding="utf-8") as file:
+        file.write(f'{{"step": {row["step"]}, "lo')
+    die()
+
+
+def arm(moment: str, number: int) -> None:
+    """Choose the moment to die."""
+    if moment == "after step":
+        nth_call(TrainStep, "__call__", number, lambda *_: die(), before=False)
+    elif moment == "after checkpoint":
+        nth_call(vacsr.train.loop, "save_checkpoint", number, lambda *_: die(), before=False)
+    elif moment == "before checkpoint":
+        nth_call(vacsr.train.loop, "save_checkpoint", number, lambda *_: die(), before=True)
+    elif moment == "in checkpoint":
+        tear_file(number)
+    elif moment == "in log":
+        nth_call(JsonlTracker, "log", number, tear_line, before=True)
+    elif moment == "ctrl-c":
+        nth_call(TrainStep, "__call__", number, lambda *_: die(signal.SIGINT), before=False)
+    else:
+        raise AssertionError(moment)
+
+
+def trainer() -> Trainer:
+    recipe = recipe_from(read_yaml(Path(JOB["recipe"])))
+    pairs = training_data(recipe.data).train
+    return Trainer.create(recipe.method, pairs, recipe.train, backbone=recipe.backbone, dev=None, out=None)
+
+
+def gradients() -> None:
+    """The loss terms and the summed gradient of the first batch, before any update."""
+    run = trainer()
+    rows = next(iter(batch_order(len(run.pairs), batch=run.config.batch_size, seed=run.config.seed, epoch=0)))
+    values = run.step.accumulate(rows, torch.tensor(0))
+    sum_gradients(run.step.params, run.world)
+    named = {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}
+    torch.save({"values": values, "grad": named}, Path(JOB["result"]) / f"rank-{run.world.rank}.pt")
+
+
+def noise() -> None:
+    """What this rank draws for its rows of a batch of 8."""
+    run, step = trainer(), torch.tensor(5)
+    rows = run.world.rows(8)
+    block = batch_block(torch.arange(8), seed=run.step.seed, step=step, rows=rows)
+    image, text = run.model.dropout_noise(seed=run.step.seed, step=step, rows=torch.arange(8)[rows])
+    drawn = {"gumbel": block.noise.gumbel(2), "normal": block.noise.normal(6)}
+    drawn |= {"image dropout": image.uniform(8), "text dropout": text.uniform(8)}
+    torch.save(drawn, Path(JOB["result"]) / f"rank-{run.world.rank}.pt")
+
+
+def run() -> None:
+    torch.set_num_threads(1)
+    os.environ.update(JOB.get("env", {}))
+    for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
+        stream.flush()
+        os.dup2(os.open(f"{JOB['output']}.{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    if "limit" in JOB:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (JOB["limit"], resource.RLIM_INFINITY))
+    if "kill" in JOB:
+        arm(*JOB["kill"])
+    if "argv" in JOB:
+        sys.argv = ["vacsr", *JOB["argv"]]
+        main()
+    else:
+        {"gradients": gradients, "noise": noise}[JOB["task"]]()
+
+
+if __name__ == "__main__" and JOB:
+    run()

@@ -1,0 +1,159 @@
+"""The state file: whole or not there, and nothing of the run is missing from it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+import vacsr.files
+from vacsr.cli import main
+from vacsr.config import TrainConfig
+from vacsr.errors import DataError
+from vacsr.methods.base import ParamGroup
+from vacsr.train.checkpoint import FILE, TrainState, has_checkpoint, load_checkpoint, save_checkpoint
+from vacsr.train.optim import build_optimizer
+
+
+def trained(optimizer: str, *, steps: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    config = TrainConfig(optimizer=optimizer)
+    built = build_optimizer([ParamGroup("all", list(model.parameters()))], config)
+    train(model, built, steps)
+    return model, built
+
+
+def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((1, 3), float(step + 1))).square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamp"])
+def test_everything_comes_back(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("adamp")
+    model, optimizer = trained(name, steps=3)
+    state = TrainState(step=7, best=123.5, best_step=4, best_weights={"weight": torch.ones(2, 3)})
+    torch.manual_seed(5)
+    save_checkpoint(tmp_path, model, optimizer, state=state, fingerprint="f")
+    drawn = torch.rand(3)
+    fresh, other = trained(name, steps=0)
+    found = load_checkpoint(tmp_path, fresh, other, fingerprint="f")
+    assert found is not None
+    assert torch.equal(torch.rand(3), drawn), "torch's generator goes on where it was"
+    assert (found.step, found.best, found.best_step, found.stopped) == (7, 123.5, 4, "")
+    assert torch.equal(found.best_weights["weight"], torch.ones(2, 3))
+    for part, optim in ((model, optimizer), (fresh, other)):
+        train(part, optim, 2)
+    assert torch.equal(fresh.weight, model.weight)
+    assert torch.equal(fresh.bias, model.bias)
+
+
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    model, optimizer = trained("adamw", steps=0)
+    assert not has_checkpoint(tmp_path)
+    assert load_checkpoint(tmp_path, model, optimizer, fingerprint="f") is None
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    model, optimizer = trained("adamw", steps=1)
+    save_checkpoint(tmp_path, model, optimizer, state=TrainState(), fingerprint="one")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(DataError, match="another configuration or data"):
+        load_checkpoint(tmp_path, model, optimizer, fingerprint="two")
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
+    model, optimizer = trained("adamw", steps=1)
+    save_checkpoint(tmp_path, model, optimizer, state=TrainState(), fingerprint="f")
+    file = tmp_path / FILE
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(DataError, match=FILE):
+        load_checkpoint(tmp_path, model, optimizer, fingerprint="f")
+
+
+def test_what_a_kill_left_behind_is_cleared(tmp_path: Path) -> None:
+    (tmp_path / f".{FILE}.123.tmp").write_bytes(b"half")
+    model, optimizer = trained("adamw", steps=1)
+    save_checkpoint(tmp_path, model, optimizer, state=TrainState(), fingerprint="f")
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+class Full:
+    """A disk that is full from the ``number``-th checkpoint on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, number: int, where: str) -> None:
+        self.seen, self.number = 0, number
+        self.sync = os.fsync
+        self.error: Exception = OSError(errno.ENOSPC, "No space left on device")
+        if where == "safetensors":
+            self.error = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        monkeypatch.setattr(vacsr.files, "save_file", self.save_file)
+        if where == "fsync":
+            monkeypatch.setattr(os, "fsync", self.fsync)
+        self.where = where
+
+    def save_file(self, tensors: Any, path: Path, metadata: Any = None) -> None:
+        self.seen += "state.safetensors" in str(path)
+        if self.seen >= self.number and self.where != "fsync":
+            Path(path).write_bytes(b"half of it")
+            raise self.error
+        save_file(tensors, path, metadata=metadata)
+
+    def fsync(self, descriptor: int) -> None:
+        if self.seen >= self.number:
+            raise self.error
+        self.sync(descriptor)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *argv: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["vacsr", *map(str, argv)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return int(left.value.code or 0)
+
+
+@pytest.mark.parametrize("where", ["write", "fsync", "safetensors"])
+def test_a_full_disk(
+    recipes: Any, reference: Any, outcome: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    file, expected = reference({"method.name": "vacsr"})
+    with pytest.MonkeyPatch.context() as patched:
+        Full(patched, number=3, where=where)
+        assert command(patched, "train", file, "--out", tmp_path) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    messages = [line for line in err.splitlines() if "epoch" not in line]
+    assert len(messages) == 1, err
+    assert messages[0].startswith("DiskFull: no space left while writing ")
+    assert "run the same command again" in messages[0]
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == [FILE]
+    assert not (tmp_path / "model").exists()
+    _, metadata = vacsr.files.read_tensors(tmp_path / "checkpoint" / FILE)
+    assert json.loads(metadata["state"])["step"] == 6
+    with pytest.MonkeyPatch.context() as patched:
+        assert command(patched, "train", file, "--out", tmp_path, "--resume") == 0
+    assert outcome.of(tmp_path).same(expected)
+
+
+@pytest.mark.xfail(reason="vacsr.files does not know safetensors' words for a size limit or a quota")
+def test_a_file_that_may_not_grow(launch: Any, recipes: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:
+    """A real limit of the system: the state does not fit, the small files do."""
+    file, expected = reference({"method.name": "vacsr"})
+    done = launch("train", file, "--out", tmp_path, limit=8000)
+    assert (done.code, done.out) == (3, ""), done.err
+    assert "DiskFull: no space left while writing" in done.err
+    assert launch("train", file, "--out", tmp_path, "--resume").code == 0
+    assert outcome.of(tmp_path).same(expected)

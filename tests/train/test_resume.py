@@ -1,0 +1,192 @@
+"""A run that is killed and resumed ends where the uninterrupted run ends, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CASES: dict[str, dict[str, Any]] = {
+    "vacsr": {"method.name": "vacsr"},
+    "infonce": {"method.name": "infonce"},
+    "vacsr-adamp": {"method.name": "vacsr", "train.optimizer": "adamp"},
+    "infonce-adamp": {"method.name": "infonce", "train.optimizer": "adamp"},
+    "accumulate": {"method.name": "vacsr", "train.accumulate": 2},
+    "cosine": {"method.name": "vacsr", "train.schedule": "cosine", "train.warmup_steps": 5},
+    "noise": {"method.name": "vacsr", "data.noise.ratio": 0.5},
+    "epoch-ends": {"method.name": "sigmoid", "train.checkpoint_every": 0, "train.select": "last"},
+}
+MOMENTS = ["after step", "after checkpoint", "before checkpoint", "in checkpoint", "in log"]
+
+
+def killed_and_resumed(
+    launch: Any, reference: Any, outcome: Any, out: Path, *, case: str, kills: list[tuple[str, int]]
+) -> None:
+    file, expected = reference(CASES[case])
+    for kill in kills:
+        done = launch("train", file, "--out", out, "--resume", kill=kill)
+        assert done.code == -signal.SIGKILL, done
+        assert not (out / "report.json").exists()
+    done = launch("train", file, "--out", out, "--resume")
+    assert done.code == 0, done.err
+    assert outcome.of(out).same(expected)
+    assert [path.name for path in (out / "checkpoint").iterdir()] == ["state.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("case", "moment", "number"),
+    [
+        ("vacsr", "after step", 12),
+        ("vacsr", "after checkpoint", 2),
+        ("vacsr", "before checkpoint", 3),
+        ("vacsr", "in checkpoint", 4),
+        ("vacsr", "in log", 9),
+        ("infonce", "in checkpoint", 5),
+        ("vacsr-adamp", "after step", 17),
+        ("infonce-adamp", "after checkpoint", 4),
+        ("accumulate", "after step", 10),
+        ("accumulate", "after checkpoint", 3),
+        ("cosine", "after step", 5),
+        ("noise", "in checkpoint", 3),
+        ("epoch-ends", "after step", 13),
+    ],
+)
+def test_a_killed_run_resumes_exactly(
+    launch: Any, reference: Any, outcome: Any, tmp_path: Path, case: str, moment: str, number: int
+) -> None:
+    killed_and_resumed(launch, reference, outcome, tmp_path / "run", case=case, kills=[(moment, number)])
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(
+    launch: Any, reference: Any, outcome: Any, tmp_path: Path
+) -> None:
+    killed_and_resumed(launch, reference, outcome, tmp_path / "run", case="vacsr", kills=[("in checkpoint", 1)])
+
+
+def test_a_run_killed_again_and_again(launch: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:
+    kills = [("after step", 5), ("in checkpoint", 2), ("in log", 4), ("after checkpoint", 1)]
+    killed_and_resumed(launch, reference, outcome, tmp_path / "run", case="vacsr", kills=kills)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_moments(launch: Any, reference: Any, outcome: Any, tmp_path: Path, case: str, seed: int) -> None:
+    draw = random.Random(f"{case}/{seed}")
+    highest = {"after step": 3, "after checkpoint": 1, "before checkpoint": 1, "in checkpoint": 1, "in log": 3}
+    kills = [(moment, draw.randint(1, highest[moment])) for moment in draw.choices(MOMENTS, k=3)]
+    kills.insert(0, ("after step", draw.randint(1, 8)))
+    killed_and_resumed(launch, reference, outcome, tmp_path / "run", case=case, kills=kills)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_from_outside(launch: Any, reference: Any, outcome: Any, tmp_path: Path, seed: int) -> None:
+    changes = {"method.name": "vacsr", "train.epochs": 20}
+    file, expected = reference(changes)
+    out, draw = tmp_path / "run", random.Random(seed)
+    for _ in range(2):
+        started = launch.start("train", file, "--out", out, "--resume")
+        time.sleep(draw.uniform(0.05, 0.9))
+        started.process.kill()
+        started.wait()
+    assert launch("train", file, "--out", out, "--resume").code == 0
+    assert outcome.of(out).same(expected)
+
+
+def wait_for_rows(path: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while not path.is_file() or len(path.read_text(encoding="utf-8").splitlines()) < count:
+        assert time.monotonic() < deadline, "no rows come"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_resumes(
+    launch: Any, reference: Any, outcome: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    file, expected = reference({"method.name": "vacsr", "train.epochs": 30, "train.checkpoint_every": 0})
+    out = tmp_path / "run"
+    started = launch.start("train", file, "--out", out)
+    wait_for_rows(out / "metrics.jsonl", 20)
+    os.kill(started.process.pid, number)
+    done = started.wait()
+    assert done.code == 130, done
+    assert done.out == ""
+    assert "--resume" in done.err
+    assert not (out / "report.json").exists()
+    assert launch("train", out / "config.yaml", "--out", out, "--resume").code == 0
+    assert outcome.of(out).same(expected)
+
+
+@pytest.mark.parametrize(("case", "step"), [("vacsr", 7), ("vacsr", 11), ("accumulate", 6), ("accumulate", 11)])
+def test_ctrl_c_in_any_step_resumes_exactly(
+    launch: Any, reference: Any, outcome: Any, tmp_path: Path, case: str, step: int
+) -> None:
+    """Steps 7 and 6 are their epochs' last, whose evaluation must not be lost; 11 may be half an optimiser step."""
+    file, expected = reference(CASES[case])
+    out = tmp_path / "run"
+    done = launch("train", file, "--out", out, kill=("ctrl-c", step))
+    assert done.code == 130, done
+    assert launch("train", file, "--out", out, "--resume").code == 0
+    assert outcome.of(out).same(expected)
+
+
+def test_ctrl_c_in_the_last_step_changes_nothing(launch: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:
+    file, expected = reference(CASES["vacsr"])
+    assert launch("train", file, "--out", tmp_path / "run", kill=("ctrl-c", 21)).code == 0
+    assert outcome.of(tmp_path / "run").same(expected)
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_a_folder_with_a_run_is_not_touched_without_resume(launch: Any, reference: Any, tmp_path: Path) -> None:
+    file, _ = reference(CASES["vacsr"])
+    assert launch("train", file, "--out", tmp_path, kill=("after step", 5)).code == -signal.SIGKILL
+    before = snapshot(tmp_path)
+    done = launch("train", file, "--out", tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert "already holds a run" in done.err
+    assert "--resume" in done.err
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("change", ["train.lr=0.01", "method.name=sigmoid", "data.noise.ratio=0.3", "train.seed=1"])
+def test_another_recipe_is_refused_and_changes_nothing(
+    launch: Any, reference: Any, tmp_path: Path, change: str
+) -> None:
+    file, _ = reference(CASES["vacsr"])
+    assert launch("train", file, "--out", tmp_path, kill=("after step", 5)).code == -signal.SIGKILL
+    before = snapshot(tmp_path)
+    done = launch("train", file, "--out", tmp_path, "--resume", "--set", change)
+    assert (done.code, done.out) == (4, "")
+    assert "another configuration or data" in done.err
+    assert snapshot(tmp_path) == before
+
+
+def test_how_often_to_log_may_change_on_resume(launch: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:
+    file, expected = reference(CASES["vacsr"])
+    assert launch("train", file, "--out", tmp_path, kill=("after step", 8)).code == -signal.SIGKILL
+    more = ["--set", "train.log_every=5", "--set", "train.checkpoint_every=0"]
+    assert launch("train", file, "--out", tmp_path, "--resume", *more).code == 0
+    found = outcome.of(tmp_path)
+    assert all((found.weights[name] == tensor).all() for name, tensor in expected.weights.items())
+    assert [row["step"] for row in found.rows if "loss" in row] == [0, 1, 2, 3, 4, 5, 6, 10, 15, 20]
+
+
+def test_resuming_a_finished_run_trains_no_more(launch: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:
+    file, expected = reference(CASES["vacsr"])
+    assert launch("train", file, "--out", tmp_path).code == 0
+    assert launch("train", file, "--out", tmp_path, "--resume", kill=("after step", 1)).code == 0
+    assert outcome.of(tmp_path).same(expected)
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert [result["split"] for result in report["results"]] == ["dev", "test"]

@@ -1,0 +1,204 @@
+"""One step: clipping, accumulation, precision; and what happens when numbers stop being numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vacsr.config import BackboneConfig, HeadConfig, SigmoidConfig, TrainConfig
+from vacsr.data import PairSet, load_pairs
+from vacsr.errors import NonFiniteLoss
+from vacsr.files import read_tensors
+from vacsr.methods.base import Embedding
+from vacsr.methods.sigmoid import Sigmoid
+from vacsr.objective import LossTerms
+from vacsr.pairwise import PairBlock
+from vacsr.train import fit
+from vacsr.train.loop import Trainer, batch_order
+from vacsr.train.step import TrainStep
+
+BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
+
+
+@pytest.fixture(scope="module")
+def pairs() -> PairSet:
+    return load_pairs("synthetic:images=20,per_image=2", split="train")
+
+
+def make(pairs: PairSet, method: Any = "vacsr", **fields: Any) -> Trainer:
+    from vacsr.config import method_config
+
+    config = TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 2, "log_every": 1, **fields})
+    chosen = method_config(method) if isinstance(method, str) else method
+    return Trainer.create(chosen, pairs, config, backbone=BACKBONE, dev=None, out=None)
+
+
+def batches(pairs: PairSet) -> list[Tensor]:
+    return list(batch_order(len(pairs), batch=8, seed=0, epoch=0))
+
+
+def gradient(trainer: Trainer, rows: Tensor, step: int) -> dict[str, Tensor]:
+    """The plain gradient of one batch."""
+    trainer.model.zero_grad(set_to_none=True)
+    trainer.step._loss(rows, torch.tensor(step)).total.backward()  # type: ignore[no-untyped-call]
+    return {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+
+
+def norm(gradients: dict[str, Tensor]) -> float:
+    return float(torch.stack([g.double().square().sum() for g in gradients.values()]).sum().sqrt())
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6, 0.0])
+def test_the_norm_is_of_before_clipping_and_the_update_obeys_the_clip(pairs: PairSet, limit: float) -> None:
+    trainer = make(pairs, clip_norm=limit)
+    rows = batches(pairs)[0]
+    plain = gradient(trainer, rows, 0)
+    trainer.model.zero_grad(set_to_none=True)
+    # Plain descent makes the update the clipped gradient itself.
+    trainer.step.optimizer = torch.optim.SGD(trainer.step.params, lr=1.0)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    reported = float(trainer.step(rows, 0)[-1])
+    moved = {name: before[name] - p.detach() for name, p in trainer.model.named_parameters()}
+    assert reported == pytest.approx(norm(plain), rel=1e-5)
+    assert reported > 0.5
+    expected = 1.0 if limit in (0.0, 1e6) else limit / norm(plain)
+    for name, value in plain.items():
+        torch.testing.assert_close(moved[name], value * expected, rtol=1e-4, atol=1e-5)
+    if limit == 0.5:
+        assert norm(moved) == pytest.approx(0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["vacsr", "infonce"])
+def test_two_accumulated_batches_are_the_mean_of_their_gradients(pairs: PairSet, method: str) -> None:
+    first, second = batches(pairs)[:2]
+    alone = make(pairs, method)
+    parts = [gradient(alone, first, 0), gradient(alone, second, 1)]
+    trainer = make(pairs, method, accumulate=2, clip_norm=0)
+    trainer.step.optimizer = torch.optim.SGD(trainer.step.params, lr=1.0)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    values = [trainer.step(first, 0), trainer.step(second, 1)]
+    assert float(values[0][-1]) == 0, "no update after the first"
+    assert float(values[1][-1]) > 0
+    for name, p in trainer.model.named_parameters():
+        if name in parts[0]:
+            mean = 0.5 * (parts[0][name] + parts[1][name])
+            torch.testing.assert_close(before[name] - p.detach(), mean, rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimiser_step_never_crosses_an_epoch(pairs: PairSet) -> None:
+    trainer = make(pairs, accumulate=2)  # 40 captions: 5 batches, of which 4 make two steps
+    assert (trainer.steps_per_epoch, trainer.total_steps) == (4, 8)
+    run = trainer.run(progress=False)
+    assert run.state.step == 8
+    updates = [row["grad_norm"] > 0 for row in run.history if "loss" in row]
+    assert updates == [False, True] * 4
+
+
+def test_the_logged_parts_add_up(pairs: PairSet) -> None:
+    run = fit("vacsr", pairs, TrainConfig(batch_size=8, epochs=1, device="cpu", log_every=1), backbone=BACKBONE)
+    row = run.history[0]
+    assert {"step", "epoch", "lr", "loss", "recon", "kl", "sigma_pos", "sigma_neg", "grad_norm"} == row.keys()
+    assert row["loss"] == pytest.approx(row["recon"] + 5e-4 * row["kl"] + row["sigma_pos"] + row["sigma_neg"], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["vacsr", "sigmoid", "infonce"])
+def test_bf16_stays_close_on_a_cpu(pairs: PairSet, method: str) -> None:
+    runs = {
+        precision: fit(
+            method, pairs, TrainConfig(batch_size=8, epochs=2, device="cpu", log_every=1, precision=precision),
+            backbone=BACKBONE, progress=False,
+        )
+        for precision in ("fp32", "bf16")
+    }  # fmt: skip
+    for exact, rough in zip(runs["fp32"].history, runs["bf16"].history, strict=True):
+        if "loss" in exact:
+            assert rough["loss"] == pytest.approx(exact["loss"], rel=0.05, abs=0.05)
+    weights = runs["bf16"].model.state_dict()
+    assert all(tensor.dtype != torch.bfloat16 for tensor in weights.values())
+    for name, tensor in runs["fp32"].model.state_dict().items():
+        torch.testing.assert_close(weights[name], tensor, rtol=0.05, atol=0.02)
+    assert any(not torch.equal(weights[name], tensor) for name, tensor in runs["fp32"].model.state_dict().items())
+
+
+class Breaking(Sigmoid):
+    """A sigmoid loss that breaks at one step, in its value or in its gradient alone."""
+
+    def __init__(self, at: int, what: str) -> None:
+        super().__init__(SigmoidConfig())
+        self.at, self.what = at, what
+
+    def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+        terms = super().loss(v, t, pairs)
+        if int(pairs.noise.step) != self.at:
+            return terms
+        zero = (self.affine[0] * 0.0).abs().sqrt()  # 0, but its derivative is 0/0
+        if self.what == "gradient":
+            return LossTerms(terms.total + zero, terms.parts)
+        broken = terms.total / 0.0 - terms.total / 0.0 if self.what == "value" else terms.total
+        parts = {**terms.parts, "extra": broken.detach() if self.what == "value" else terms.total.detach() * torch.inf}
+        return LossTerms(broken, parts)
+
+
+@pytest.mark.parametrize(("what", "term"), [("value", "extra"), ("part", "extra"), ("gradient", "grad_norm")])
+def test_a_broken_number_stops_the_run_and_names_the_place(
+    pairs: PairSet, tmp_path: Path, what: str, term: str
+) -> None:
+    config = TrainConfig(batch_size=8, epochs=4, device="cpu", checkpoint_every=2, log_every=1)
+    with pytest.raises(NonFiniteLoss) as caught:
+        fit(Breaking(8, what), pairs, config, backbone=BACKBONE, out=tmp_path, progress=False)
+    message, rows = str(caught.value), list(batch_order(len(pairs), batch=8, seed=0, epoch=1))[3]
+    assert f"'{term}' is not finite at step 8 (epoch 1)" in message
+    assert ", ".join(pairs.caption_ids[row] for row in rows.tolist()) in message
+    assert str(tmp_path / "checkpoint") in message
+    assert caught.value.exit_code == 4
+    tensors, metadata = read_tensors(tmp_path / "checkpoint" / "state.safetensors")
+    assert '"step": 7' in metadata["state"] or '"step": 8' in metadata["state"]
+    assert all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point())
+
+
+def test_the_total_alone_may_break(pairs: PairSet) -> None:
+    class Total(Breaking):
+        def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+            terms = super().loss(v, t, pairs)
+            return LossTerms(terms.total * torch.nan, terms.parts) if int(pairs.noise.step) == 1 else terms
+
+    trainer = make(pairs, Total(99, ""))
+    with pytest.raises(NonFiniteLoss, match="'loss' is not finite at step 1") as caught:
+        trainer.run(progress=False)
+    assert "checkpoint" not in str(caught.value), "there is none to go back to"
+
+
+@pytest.mark.parametrize("what", ["value", "gradient"])
+def test_a_broken_gradient_does_not_reach_the_weights(pairs: PairSet, what: str) -> None:
+    trainer = make(pairs, Breaking(3, what))
+    for step, rows in enumerate(batches(pairs)[:3]):
+        trainer.step(rows, step)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    assert not bool(trainer.step(batches(pairs)[3], 3).isfinite().all())
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert bool(trainer.step(batches(pairs)[4], 4).isfinite().all()), "nor the next step's gradients"
+
+
+def test_features_that_break_on_the_way(pairs: PairSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = TrainStep.__call__
+
+    def breaking(self: TrainStep, captions: Tensor, step: int) -> Tensor:
+        if step == 6:
+            self.data.texts[captions[0]] = torch.nan
+        return original(self, captions, step)
+
+    monkeypatch.setattr(TrainStep, "__call__", breaking)
+    config = TrainConfig(batch_size=8, epochs=4, device="cpu", checkpoint_every=5, log_every=1)
+    with pytest.raises(NonFiniteLoss, match="'recon' is not finite at step 6"):
+        fit("vacsr", load_pairs("synthetic:images=20,per_image=2", split="train"), config, backbone=BACKBONE,
+            out=tmp_path, progress=False)  # fmt: skip
+    monkeypatch.undo()
+    resumed = fit("vacsr", pairs, config, backbone=BACKBONE, out=tmp_path, resume=True, progress=False)
+    whole = fit("vacsr", pairs, config, backbone=BACKBONE, progress=False)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor), name

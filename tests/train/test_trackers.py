@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from vacsr.errors import DiskFull, MissingExtra
+from vacsr.train.trackers import JsonlTracker, open_trackers
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_rows_are_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tracker = JsonlTracker(path, keep_before=0)
+    tracker.log({"step": 0, "loss": 1.5})
+    tracker.log({"step": 1, "loss": 1.25})
+    tracker.close()
+    assert path.read_text(encoding="utf-8") == '{"step": 0, "loss": 1.5}\n{"step": 1, "loss": 1.25}\n'
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 3, "lo', "{", "4", '{"step": null}', '{"loss": 1}', '{"step": 3}'])
+def test_a_resumed_run_lives_the_later_rows_again(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {n}}}\n' for n in (0, 1, 1, 2, 3)) + torn, encoding="utf-8")
+    tracker = JsonlTracker(path, keep_before=2)
+    assert steps(path) == [0, 1, 1]
+    tracker.log({"step": 2})
+    assert steps(path) == [0, 1, 1, 2]
+
+
+def test_a_fresh_run_starts_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n', encoding="utf-8")
+    JsonlTracker(tmp_path / "metrics.jsonl", keep_before=0)
+    assert (tmp_path / "metrics.jsonl").read_text(encoding="utf-8") == ""
+
+
+def test_csv_has_every_column(tmp_path: Path) -> None:
+    lines, table = open_trackers(["jsonl", "csv"], tmp_path, step=0, config={})
+    for row in ({"step": 0, "loss": 1.5}, {"step": 0, "epoch": 1, "dev_rsum": 300.0}):
+        lines.log(row)
+        table.log(row)
+    table.close()
+    with (tmp_path / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [
+        {"step": "0", "loss": "1.5", "epoch": "", "dev_rsum": ""},
+        {"step": "0", "loss": "", "epoch": "1", "dev_rsum": "300.0"},
+    ]
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_a_missing_tracker_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=rf"pip install 'vacsr\[{name}\]'") as caught:
+        open_trackers([name], tmp_path, step=0, config={})
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl", keep_before=0)
+    tracker.path = Path("/dev/full")
+    with pytest.raises(DiskFull, match="no space left while writing /dev/full"):
+        tracker.log({"step": 0})
