@@ -83,7 +83,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(recipe: Path) -> Path:
     """A trained run folder."""
-    from vacsr.config import read_yaml, recipe_from
+    from vacsr.recipes import read_yaml, recipe_from
     from vacsr.train import run_recipe
 
     run_recipe(recipe_from(read_yaml(recipe)), recipe.parent / "run", progress=False)

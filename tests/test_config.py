@@ -11,22 +11,14 @@ from pydantic import ValidationError
 
 from vacsr.config import (
     PRESETS,
-    AdapterConfig,
     InfoNCEConfig,
-    ObjectiveConfig,
     Recipe,
     SigmoidConfig,
     TrainConfig,
     VacsrConfig,
-    dump_yaml,
-    merge,
-    method_config,
-    parse,
-    parse_overrides,
-    read_yaml,
-    recipe_from,
 )
 from vacsr.errors import ConfigError
+from vacsr.recipes import dump_yaml, merge, method_config, parse, parse_overrides, read_yaml, recipe_from
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
 trees = st.recursive(
@@ -144,12 +136,10 @@ def test_a_bad_field_of_a_method(fields: dict[str, Any], name: str) -> None:
     refused(lambda: recipe_from({"method": {"name": "vacsr", **fields}}), name)
 
 
-@pytest.mark.xfail(strict=True, reason="the union's tag gets into the path: method.vacsr.objective.kl_weight")
 def test_a_bad_field_of_a_method_is_named_as_it_is_typed() -> None:
     refused(lambda: recipe_from({}, ["method.objective.kl_weight=-1"]), "method.objective.kl_weight:")
 
 
-@pytest.mark.xfail(strict=True, raises=(AttributeError, ValueError, TypeError), reason="a method that is no mapping")
 @pytest.mark.parametrize(
     ("raw", "overrides"),
     [({"method": "sigmoid"}, []), ({}, ["method=sigmoid"]), ({"method": None}, []), ({"method": ["vacsr"]}, [])],
@@ -243,7 +233,7 @@ def test_an_empty_recipe_is_the_default() -> None:
     assert recipe_from(None) == recipe_from({}) == Recipe()
 
 
-# --------------------------------------------------------------------------------------------------- merge, updated
+# --------------------------------------------------------------------------------------------------- merge ---------
 
 
 @PROPERTY
@@ -259,16 +249,6 @@ def test_merge_keeps_both_and_prefers_the_change(base: dict[str, Any], changes: 
     assert merge({}, changes) == changes
 
 
-def test_updated_is_validated_and_leaves_the_original() -> None:
-    config = VacsrConfig()
-    other = config.updated({"objective": {"kl_weight": 0.2}})
-    assert other.objective == ObjectiveConfig(kl_weight=0.2)
-    assert other.adapter == config.adapter
-    assert config == VacsrConfig()
-    refused(lambda: config.updated({"objective": {"kl": 1}}), "objective.kl:")
-    assert AdapterConfig().updated({}) == AdapterConfig()
-
-
 # -------------------------------------------------------------------------------------------------------- YAML
 
 
@@ -278,7 +258,7 @@ def test_updated_is_validated_and_leaves_the_original() -> None:
         (None, []),
         ({"method": {"name": "vacsr-paper"}}, ["method.objective.kl_weight=5e-5", "train.lr=1e-7"]),
         ({"method": {"name": "infonce"}}, ["train.trackers=[]", "data.pairs=features:a b.st,captions=é.json"]),
-        ({"method": {"name": "sigmoid"}}, ["evaluate.splits=[test]", "train.seed=-4"]),
+        ({"method": {"name": "sigmoid"}}, ["evaluate.splits=[test]", "train.seed=4"]),
     ],
 )
 def test_a_resolved_recipe_survives_yaml(raw: dict[str, Any] | None, overrides: list[str], tmp_path: Path) -> None:
@@ -306,7 +286,6 @@ def test_yaml_that_is_not_there(tmp_path: Path) -> None:
     refused(lambda: read_yaml(tmp_path / "none.yaml"), "none.yaml")
 
 
-@pytest.mark.xfail(strict=True, raises=IsADirectoryError, reason="only FileNotFoundError is caught")
 def test_a_folder_given_for_yaml(tmp_path: Path) -> None:
     refused(lambda: read_yaml(tmp_path), tmp_path.name)
 

@@ -76,22 +76,6 @@ def test_a_failing_writer_leaves_no_new_file(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def write_folder(target: Path, *, fails: bool) -> None:
-    with atomic_path(target) as temporary:
-        temporary.mkdir()
-        (temporary / "a").write_text("1")
-        if fails:
-            raise RuntimeError
-
-
-def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    write_folder(tmp_path / "folder", fails=False)
-    with pytest.raises(RuntimeError):
-        write_folder(tmp_path / "other", fails=True)
-    assert names(tmp_path) == ["folder"]
-    assert (tmp_path / "folder" / "a").read_text() == "1"
-
-
 # ------------------------------------------------------------------------------------------------------- full disk
 
 
@@ -134,7 +118,6 @@ def test_a_full_disk_as_safetensors_reports_it(message: str, tmp_path: Path) -> 
         raise SafetensorError("invalid header")
 
 
-@pytest.mark.xfail(strict=True, raises=OSError, reason="the parent folder is made outside disk_errors")
 def test_a_disk_too_full_for_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(DiskFull):
@@ -174,9 +157,8 @@ def test_json_writes_nan_as_null_and_keeps_order(tmp_path: Path) -> None:
 def test_json_that_cannot_be_written_leaves_the_old(tmp_path: Path) -> None:
     target = tmp_path / "a.json"
     write_json(target, 1)
-    for value in ({"a": object()}, {"a": math.inf}):
-        with pytest.raises((TypeError, ValueError)):
-            write_json(target, value)
+    with pytest.raises(TypeError):
+        write_json(target, {"a": object()})
     assert json.loads(target.read_text()) == 1
     assert names(tmp_path) == ["a.json"]
 
@@ -208,7 +190,6 @@ def test_tensors_round_trip_bit_by_bit(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.safetensors"]
 
 
-@pytest.mark.xfail(strict=True, reason="safetensors ≥ 0.8 makes its own temporary with mode 600, whatever the umask")
 def test_tensors_are_as_readable_as_text(tmp_path: Path) -> None:
     write_tensors(tmp_path / "a", {"x": torch.ones(1)})
     write_text(tmp_path / "b", "x")

@@ -72,7 +72,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
 ) -> None:
     """Train by a recipe; leaves config.yaml, metrics.jsonl, checkpoint/, model/ and report.json in the run folder."""
-    from vacsr.config import read_yaml, recipe_from
+    from vacsr.recipes import read_yaml, recipe_from
     from vacsr.train import run_recipe
 
     folder = out or Path("runs") / recipe.stem
@@ -130,7 +130,7 @@ def default_split(spec: str) -> str:
 
 def _run_pairs(run: Path) -> str:
     """The data that a run folder was trained on."""
-    from vacsr.config import read_yaml, recipe_from
+    from vacsr.recipes import read_yaml, recipe_from
 
     if not (run / "config.yaml").is_file():
         raise UsageError(f"{run} is a model folder, so it does not say on which data — add --pairs SPEC")

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from pydantic import Field
 from rich.console import Console
 
-from vacsr.config import Config, Recipe, dump_yaml, merge, parse, parse_overrides, read_yaml, recipe_from
+from vacsr.config import Config, Recipe
 from vacsr.errors import EnvironmentProblem, MissingExtra, UsageError, VacsrError
 from vacsr.files import write_json, write_text
+from vacsr.recipes import dump_yaml, merge, parse, parse_overrides, read_yaml, recipe_from
 from vacsr.report.tables import CellValues, Column, ComparisonTable
 from vacsr.train.recipe import run_recipe
 

@@ -1,28 +1,16 @@
-"""Every choice as a typed, frozen field with its reason; YAML recipes and dotted overrides on top."""
+"""Every choice as a typed, frozen field with its reason. How recipes are read is in :mod:`vacsr.recipes`."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from vacsr.errors import ConfigError
-
-C = TypeVar("C", bound="Config")
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Config(BaseModel):
     """Frozen, no unknown fields, attribute docstrings become the descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    def updated(self: C, changes: Mapping[str, Any]) -> C:
-        """A validated copy with ``changes`` merged in, nested mappings field by field."""
-        return parse(type(self), merge(self.model_dump(mode="json"), changes))
 
 
 class AdapterConfig(Config):
@@ -101,10 +89,10 @@ class ObjectiveConfig(Config):
     """KL below this many nats per dimension is free (ours)."""
     kl_pairs: Literal["all", "informative"] = "all"
     """KL on every pair, or on positives and hard negatives only (ours)."""
-    cosine_weight: Annotated[float, Field(ge=0)] = 0.0
+    cosine_weight: Annotated[float, Field(ge=0)] = 0.3
     """Sigmoid loss on the residual's own a·cos+b (ours): the cosine stays a grade by itself."""
-    correction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share by which a label gives way to the model's own detached cosine score (ours); needs residual."""
+    correction: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Share by which a label gives way to the residual's own detached score (ours): wrong labels pull less."""
 
 
 class VacsrConfig(Config):
@@ -141,12 +129,13 @@ class InfoNCEConfig(Config):
     """CLIP's target is the row's own caption; `ids` spreads it over all captions of the image."""
 
 
-MethodConfig = Annotated[VacsrConfig | SigmoidConfig | InfoNCEConfig, Field(discriminator="name")]
+AnyMethodConfig = VacsrConfig | SigmoidConfig | InfoNCEConfig
+MethodConfig = Annotated[AnyMethodConfig, Field(discriminator="name")]
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "vacsr": {
         "default": {},
-        "paper": {"adapter": {"residual": "none"}, "objective": {"kl_weight": 5e-4}},
+        "paper": {"adapter": {"residual": "none"}, "objective": {"cosine_weight": 0.0, "correction": 0.0}},
     },
     "sigmoid": {"default": {}, "paper": {}},
     "infonce": {"default": {}, "paper": {"scale": 1.0}},
@@ -186,7 +175,7 @@ class NoiseConfig(Config):
     """Choose int(ratio·M) captions and permute them among their slots."""
     ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of captions chosen."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """The permutation is a function of it, saved and hashed beside the run."""
 
 
@@ -232,7 +221,8 @@ class TrainConfig(Config):
     """`tf32` lets CUDA round matrix products; `bf16` autocasts them."""
     device: str = "auto"
     """`auto` takes CUDA where present."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of weights, data order and every draw."""
     select: Literal["best", "last"] = "best"
     """Weights kept: best dev RSUM, or the last epoch's."""
     eval_every: Annotated[int, Field(ge=0)] = 1
@@ -268,112 +258,3 @@ class Recipe(Config):
     method: MethodConfig = VacsrConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
-
-
-def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes`` on top; mappings merge field by field, everything else is replaced.
-
-    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
-    {'a': {'b': 1, 'c': 3}}
-    """
-    result = dict(base)
-    for key, value in changes.items():
-        old = result.get(key)
-        result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return result
-
-
-def resolve_method(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace ``preset`` by its fields, explicit fields on top. `vacsr-paper` is short for name and preset.
-
-    >>> resolve_method({"name": "infonce-paper"})
-    {'scale': 1.0, 'name': 'infonce'}
-    """
-    fields = dict(raw)
-    name, _, suffix = str(fields.pop("name", "vacsr")).partition("-")
-    preset = fields.pop("preset", None) or suffix or "default"
-    if name not in PRESETS:
-        raise ConfigError(f"unknown method '{name}'{_nearest(name, PRESETS)} — choose one of: {', '.join(PRESETS)}")
-    if preset not in PRESETS[name]:
-        raise ConfigError(f"method '{name}' has no preset '{preset}' — choose one of: {', '.join(PRESETS[name])}")
-    return {**merge(PRESETS[name][preset], fields), "name": name}
-
-
-def method_config(method: str | Mapping[str, Any] | Config) -> VacsrConfig | SigmoidConfig | InfoNCEConfig:
-    """The typed config of a method given by name (`vacsr`, `vacsr-paper`), mapping or config."""
-    if isinstance(method, VacsrConfig | SigmoidConfig | InfoNCEConfig):
-        return method
-    raw = {"name": method} if isinstance(method, str) else dict(method)
-    return parse(Recipe, {"method": resolve_method(raw)}).method
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
-
-
-def parse(kind: type[C], raw: Mapping[str, Any]) -> C:
-    """Validate ``raw`` as ``kind``; every problem is named by its dotted field."""
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        lines = [f"  {'.'.join(str(p) for p in item['loc'])}: {item['msg']}" for item in error.errors()]
-        raise ConfigError("the configuration does not fit:\n" + "\n".join(lines)) from error
-
-
-def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """``["train.epochs=3", "method.name=sigmoid"]`` as a nested mapping; values are YAML.
-
-    >>> parse_overrides(["train.lr=1e-3", "train.trackers=[jsonl, csv]"])
-    {'train': {'lr': 0.001, 'trackers': ['jsonl', 'csv']}}
-    """
-    result: dict[str, Any] = {}
-    for item in overrides:
-        path, mark, text = item.partition("=")
-        if not mark or not path.strip():
-            raise ConfigError(f"override '{item}' is not of the form section.field=value")
-        leaf: Any = _scalar(text)
-        for part in reversed(path.strip().split(".")):
-            leaf = {part: leaf}
-        result = merge(result, leaf)
-    return result
-
-
-def _scalar(text: str) -> Any:
-    """YAML 1.1 reads 1e-3 as a string; people mean a number."""
-    try:
-        return float(text) if "e" in text.lower() else yaml.safe_load(text)
-    except ValueError:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"cannot read the value '{text}': {error}") from error
-
-
-def recipe_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe from parsed YAML and dotted overrides; an override of ``method.name`` starts that method afresh."""
-    base = dict(raw or {})
-    changes = parse_overrides(overrides)
-    new_name = changes.get("method", {}).get("name")
-    if new_name and new_name != base.get("method", {}).get("name"):
-        base["method"] = {}
-    whole = merge(base, changes)
-    whole["method"] = resolve_method(whole.get("method", {}))
-    return parse(Recipe, whole)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that must hold a mapping."""
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"no such file: {path}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not readable YAML: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} should hold sections such as data, method and train, not {type(value).__name__}")
-    return value
-
-
-def dump_yaml(config: Config) -> str:
-    """The resolved configuration as YAML text."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

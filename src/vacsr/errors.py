@@ -40,6 +40,10 @@ class MissingExtra(EnvironmentProblem):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; it comes with an extra — run: pip install 'vacsr[{extra}]'")
+        self.package, self.extra = package, extra
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
+        return type(self), (self.package, self.extra)
 
 
 class DiskFull(EnvironmentProblem):

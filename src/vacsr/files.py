@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from vacsr.errors import DataError, DiskFull
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_FULL_MARKS = ("No space left", "StorageFull", "os error 28")  # how safetensors' own writer reports the same
+# How safetensors' own writer reports the same: no space, file too large, over quota.
+_FULL_MARKS = ("No space left", "StorageFull", "os error 28", "os error 27", "os error 122")
 
 
 @contextmanager
@@ -44,24 +45,30 @@ def atomic_path(target: Path) -> Iterator[Path]:
     >>> (folder / "a.txt").read_text()
     'whole'
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    with atomic_paths(target) as (temporary,):
+        yield temporary
+
+
+@contextmanager
+def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
+    """The same for files that belong together: all are whole on the disk before the first takes its name."""
+    temporaries = tuple(target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets)
     try:
-        with disk_errors(target):
-            yield temporary
-            _sync(temporary)
-            os.replace(temporary, target)
+        with disk_errors(targets[0]):
+            for target in targets:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            yield temporaries
+            for temporary in temporaries:
+                _sync(temporary)
+            for temporary, target in zip(temporaries, targets, strict=True):
+                os.replace(temporary, target)
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
+        for temporary in temporaries:
             temporary.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
     """Push one file to the disk before it takes its final name."""
-    if path.is_dir():
-        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -76,12 +83,21 @@ def write_text(target: Path, text: str) -> None:
 
 
 def write_json(target: Path, value: Any) -> None:
-    """Write JSON atomically, indented, keys in the order given. NaN is written as null: strict readers choke on it."""
-    write_text(target, json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write JSON atomically, indented, keys in the order given."""
+    write_text(target, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """JSON that strict readers take: NaN and infinity become null.
+
+    >>> json_text({"a": float("nan")})
+    '{\\n  "a": null\\n}\\n'
+    """
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
@@ -94,15 +110,23 @@ def write_tensors(
     target: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write a safetensors file atomically."""
-    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_path(target) as temporary:
-        save_file(ready, temporary, metadata=dict(metadata or {}))
+        save_tensors(temporary, tensors, metadata=metadata)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file in place, readable by whom the umask lets read (safetensors itself makes it private)."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(ready, path, metadata=dict(metadata or {}))
+    path.chmod(mode)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Read a safetensors file: its tensors and its metadata. A broken file is a :class:`DataError` that names it."""
     if not path.is_file():
-        raise DataError(f"no such file: {path}")
+        raise DataError(f"no such file: {path} — check the path")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118

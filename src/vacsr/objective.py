@@ -74,7 +74,8 @@ def contrastive_tolerance(scores: Tensor, false_negative: Tensor, *, temperature
 def sigmoid_tolerance(scores: Tensor, false_negative: Tensor, *, scale: float, bias: float) -> Tensor:
     """r_i = |a|·[(1−P_ii) − Σ_{false negatives j} P_ij], P = sigmoid(aS+b) (paper Eq. 3, sign mended). [B, B] -> [B]"""
     p = torch.sigmoid(scale * scores + bias)
-    return abs(scale) * ((1.0 - p.diagonal()) - torch.where(false_negative, p, 0.0).sum(dim=1))
+    others = false_negative & ~torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    return abs(scale) * ((1.0 - p.diagonal()) - torch.where(others, p, 0.0).sum(dim=1))
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class VacsrObjective:
         z = mixture_draw(posterior.mean, posterior.log_var, weights=weights, noise=noise)
         sigma_log_var = adapter.log_var(hidden.detach()) if self.config.sigma_detach else posterior.log_var
         bounded = adapter.config.variance == "sigmoid"
-        decoded, cosine = adapter.decode(z).float(), adapter.residual_logit(v @ t.T)
+        decoded, cosine = adapter.decode(z).float(), adapter.residual_logit((v @ t.T).float())
         return PairDraw(posterior, weights, sigma_log_var, bounded, decoded, cosine)
 
     def targets(self, draw: PairDraw, block: PairBlock) -> Tensor:
@@ -168,6 +169,8 @@ class VacsrObjective:
     def sigma_variance(self, draw: PairDraw) -> Tensor:
         """v of L_σ: from logσ² mixed with the draw's Gumbel weights (or α). [R, C, D]"""
         weights = draw.weights if self.config.sigma_component == "gumbel" else draw.posterior.log_alpha.exp()
+        if self.config.sigma_detach:  # predicted mixing weights are another way to the trunk
+            weights = weights.detach()
         mixed = (weights.unsqueeze(-1) * draw.sigma_log_var).sum(dim=-2)
         squash = self.config.sigma_variance == "sigmoid" and not draw.bounded
         return bounded_variance(mixed) if squash else mixed.exp()

@@ -9,10 +9,11 @@ from scipy import stats
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
-from vacsr.config import BackboneConfig, HeadConfig, method_config
+from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.errors import DataError, ShapeMismatch
 from vacsr.evaluate.exact import exact_metrics, exact_truth, truth_facts
 from vacsr.methods.model import MatchingModel
+from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer, PairScores
 
 IMAGES, EACH = 12, 3

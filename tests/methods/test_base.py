@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vacsr.config import InfoNCEConfig, SigmoidConfig, VacsrConfig, method_config
+from vacsr.config import InfoNCEConfig, SigmoidConfig, VacsrConfig
 from vacsr.methods import Embedding, InfoNCE, Method, Sigmoid, Vacsr, build_method
 from vacsr.methods.base import split_by_decay, take
+from vacsr.recipes import method_config
 
 
 def test_take_rows() -> None:

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vacsr.config import VacsrConfig, method_config
+from vacsr.config import VacsrConfig
 from vacsr.methods import Embedding, Vacsr
 from vacsr.objective import VacsrObjective
 from vacsr.pairwise import batch_block
+from vacsr.recipes import method_config
 
 
 def build(**fields: Any) -> Vacsr:
@@ -32,7 +33,7 @@ def test_the_loss_is_the_objectives() -> None:
     expected = VacsrObjective(method.config.objective)(method.adapter, v.mean, t.mean, block=block)
     got = method.loss(v, t, block)
     assert torch.equal(got.total, expected.total)
-    assert set(got.parts) == {"recon", "kl", "sigma_pos", "sigma_neg"}
+    assert set(got.parts) == {"recon", "kl", "sigma_pos", "sigma_neg", "cosine"}
 
 
 @torch.no_grad()

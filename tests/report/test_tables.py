@@ -4,8 +4,8 @@ import statistics
 
 import pytest
 
-from vacsr.config import parse
 from vacsr.errors import ConfigError
+from vacsr.recipes import parse
 from vacsr.report.tables import CellValues, Column, ComparisonTable, look_up, summarize
 
 RSUM = {("a", 0): 300.0, ("a", 1): 310.0, ("b", 0): 320.0, ("b", 1): 280.0, ("c", 0): 100.0}

@@ -15,8 +15,9 @@ import pytest
 import torch
 import yaml
 
-from vacsr.config import Recipe, recipe_from
+from vacsr.config import Recipe
 from vacsr.files import read_tensors
+from vacsr.recipes import recipe_from
 
 DRIVER = Path(__file__).with_name("driver.py")
 BASE: dict[str, Any] = {

@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 import vacsr.files
 import vacsr.train.loop
 from vacsr.cli import main
-from vacsr.config import read_yaml, recipe_from
 from vacsr.pairwise import batch_block
+from vacsr.recipes import read_yaml, recipe_from
 from vacsr.train.distributed import sum_gradients
 from vacsr.train.loop import Trainer, batch_order
 from vacsr.train.recipe import training_data

@@ -148,7 +148,6 @@ def test_a_full_disk(
     assert outcome.of(tmp_path).same(expected)
 
 
-@pytest.mark.xfail(reason="vacsr.files does not know safetensors' words for a size limit or a quota")
 def test_a_file_that_may_not_grow(launch: Any, recipes: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:
     """A real limit of the system: the state does not fit, the small files do."""
     file, expected = reference({"method.name": "vacsr"})

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import vacsr.train.recipe
-from vacsr.config import DataConfig, read_yaml, recipe_from
+from vacsr.config import DataConfig
 from vacsr.data import load_pairs
 from vacsr.data.features import write_features
 from vacsr.data.noise import load_noise
 from vacsr.errors import DataError, MissingExtra, UsageError
+from vacsr.recipes import read_yaml, recipe_from
 from vacsr.scoring import PairScorer
 from vacsr.train.recipe import report_splits, run_recipe, training_data
 

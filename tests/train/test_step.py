@@ -30,7 +30,7 @@ def pairs() -> PairSet:
 
 
 def make(pairs: PairSet, method: Any = "vacsr", **fields: Any) -> Trainer:
-    from vacsr.config import method_config
+    from vacsr.recipes import method_config
 
     config = TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 2, "log_every": 1, **fields})
     chosen = method_config(method) if isinstance(method, str) else method
@@ -101,8 +101,9 @@ def test_an_optimiser_step_never_crosses_an_epoch(pairs: PairSet) -> None:
 def test_the_logged_parts_add_up(pairs: PairSet) -> None:
     run = fit("vacsr", pairs, TrainConfig(batch_size=8, epochs=1, device="cpu", log_every=1), backbone=BACKBONE)
     row = run.history[0]
-    assert {"step", "epoch", "lr", "loss", "recon", "kl", "sigma_pos", "sigma_neg", "grad_norm"} == row.keys()
-    assert row["loss"] == pytest.approx(row["recon"] + 5e-4 * row["kl"] + row["sigma_pos"] + row["sigma_neg"], rel=1e-5)
+    parts = {"recon": 1.0, "kl": 5e-4, "sigma_pos": 1.0, "sigma_neg": 1.0, "cosine": 0.3}
+    assert {"step", "epoch", "lr", "loss", "grad_norm", *parts} == row.keys()
+    assert row["loss"] == pytest.approx(sum(weight * row[name] for name, weight in parts.items()), rel=1e-5)
 
 
 @pytest.mark.parametrize("method", ["vacsr", "sigmoid", "infonce"])

@@ -25,12 +25,13 @@ class FeatureScaling(nn.Module):
 
     @torch.no_grad()
     def fit(self, features: Tensor) -> None:
-        """Take mean and deviation from the training features; dimensions that never vary stay as they are."""
+        """Take mean and deviation from the training features; a dimension that never varies is only centred."""
         if self.kind != "standardize":
             return
         std, mean = torch.std_mean(features.double(), dim=0, correction=0)
         self.shift.copy_(mean)
-        self.factor.copy_(torch.where(std > 1e-6, 1.0 / std.clamp_min(1e-6), torch.ones_like(std)))
+        varies = std > 1e-6 * std.max()
+        self.factor.copy_(torch.where(varies, 1.0 / torch.where(varies, std, 1.0), torch.ones_like(std)))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, dim] -> [B, dim]"""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones import FeatureBackbone, ProjectionHead, load_backbone
-from vacsr.config import BackboneConfig, Config, InfoNCEConfig, SigmoidConfig, VacsrConfig, method_config, parse
+from vacsr.config import BackboneConfig, Config, InfoNCEConfig, SigmoidConfig, VacsrConfig
 from vacsr.data.pairs import Provenance
 from vacsr.draws import RowNoise
 from vacsr.errors import DataError, UsageError
-from vacsr.files import read_tensors, write_json, write_tensors, write_text
+from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
 from vacsr.methods import build_method
 from vacsr.methods.base import Embedding, Method, ParamGroup, split_by_decay
+from vacsr.recipes import method_config, parse
 
 _IMAGE, _TEXT = 0, 1  # dropout streams
 _SCHEMA = 1
@@ -50,7 +53,7 @@ class MatchingModel(nn.Module):
     ) -> MatchingModel:
         """A model with fresh weights, drawn from ``seed`` without touching torch's own generator."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
             return cls._build(method, config, image_dim=image_dim, text_dim=text_dim, provenance=provenance)
 
     @classmethod
@@ -92,33 +95,38 @@ class MatchingModel(nn.Module):
         method = getattr(self.method, "config", None)
         if not isinstance(method, Config):
             raise UsageError(f"{type(self.method).__name__} has no `config`, so it cannot be saved and built again")
-        write_tensors(folder / "model.safetensors", self.state_dict())
-        write_text(folder / "README.md", _model_card(self, method))
-        write_json(folder / "config.json", {
+        described = {
             "schema": _SCHEMA,
             "image_dim": self.backbone.image_dim,
             "text_dim": self.backbone.text_dim,
             "backbone": self.config.model_dump(mode="json"),
             "method": method.model_dump(mode="json"),
             "provenance": vars(self.provenance),
-        })  # fmt: skip
+        }
+        names = ("model.safetensors", "config.json", "README.md")
+        with atomic_paths(*(folder / name for name in names)) as (weights, config, card):
+            save_tensors(weights, self.state_dict(), metadata={"config": _digest(described)})
+            config.write_text(json_text(described), encoding="utf-8")
+            card.write_text(_model_card(self, method), encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> MatchingModel:
         """Read what :meth:`save_pretrained` wrote. A run folder works too: its ``model/`` is taken."""
         folder = _model_folder(Path(folder))
         raw = _read_config(folder / "config.json")
-        model = cls.build(
-            method_config(raw["method"]),
-            parse(BackboneConfig, raw["backbone"]),
-            image_dim=raw["image_dim"],
-            text_dim=raw["text_dim"],
-            provenance=Provenance(**raw["provenance"]),
-        )
-        tensors, _ = read_tensors(folder / "model.safetensors")
+        tensors, metadata = read_tensors(folder / "model.safetensors")
+        if metadata.get("config") != _digest(raw):
+            raise DataError(f"{folder}: config.json and the weights were not saved together — save the model again")
         try:
+            model = cls.build(
+                method_config(raw["method"]),
+                parse(BackboneConfig, raw["backbone"]),
+                image_dim=raw["image_dim"],
+                text_dim=raw["text_dim"],
+                provenance=Provenance(**raw["provenance"]),
+            )
             model.load_state_dict(tensors)
-        except RuntimeError as error:
+        except (KeyError, TypeError, RuntimeError) as error:
             raise DataError(f"{folder}: weights and config.json do not fit together ({error})") from error
         return model.eval()
 
@@ -135,11 +143,16 @@ def _model_folder(folder: Path) -> Path:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # neither JSON nor UTF-8
         raise DataError(f"{path} is not JSON ({error}) — save the model again") from error
     if not isinstance(raw, dict) or raw.get("schema") != _SCHEMA:
         raise DataError(f"{path} was not written by this version of vacsr (schema {_SCHEMA} expected)")
     return raw
+
+
+def _digest(config: Mapping[str, Any]) -> str:
+    """Ties the weights to the config they were saved with."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 def _model_card(model: MatchingModel, method: Config) -> str:

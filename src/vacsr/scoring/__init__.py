@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vacsr.data.pairs import PairSet
-from vacsr.errors import EnvironmentProblem, ShapeMismatch
+from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, take
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring.folded import BlockScorer
@@ -51,7 +51,8 @@ class PairScores:
     @cached_property
     def score(self) -> Tensor:
         """The whole matrix. [I, T]"""
-        return torch.cat(list(self.blocks()))
+        empty = self.images.mean.new_empty(0, len(self.texts.mean))
+        return torch.cat([empty, *self.blocks()])
 
     def topk(self, k: int, *, direction: Literal["i2t", "t2i"] = "i2t") -> TopK:
         """Best texts of each image, or best images of each text, by (−score, index), streamed."""
@@ -141,7 +142,10 @@ def choose_device(name: str | torch.device) -> torch.device:
         return name
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"no device '{name}' — use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EnvironmentProblem("this torch sees no CUDA GPU — use device=cpu, or see: vacsr doctor")
     return device

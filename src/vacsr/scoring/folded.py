@@ -33,7 +33,7 @@ class BlockScorer:
     def tile(self, texts: int, device: torch.device) -> tuple[int, int]:
         """Images and texts to take at a time so that the trunk's output stays within bounds."""
         room = max(1, _ELEMENTS.get(device.type, 1 << 20) // self.width)
-        columns = min(texts, room)
+        columns = max(1, min(texts, room))
         return max(1, room // columns), columns
 
     @torch.inference_mode()
@@ -58,6 +58,8 @@ class BlockScorer:
         """Scores of pairs (n, n). [N, d], [N, d] -> [N] float32"""
         if self.folded is not None:
             return self.folded.aligned_logits(v.mean, t.mean)
-        starts = range(0, len(v.mean), _DIAGONAL)
-        tiles = [slice(start, start + _DIAGONAL) for start in starts]
-        return torch.cat([self._tile(take(v, here), take(t, here)).diagonal() for here in tiles])
+        out = torch.empty(len(v.mean), device=v.mean.device)
+        for start in range(0, len(out), _DIAGONAL):
+            here = slice(start, start + _DIAGONAL)
+            out[here] = self._tile(take(v, here), take(t, here)).diagonal()
+        return out

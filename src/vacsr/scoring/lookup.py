@@ -20,7 +20,7 @@ def score_named(scorer: PairScorer, pairs: PairSet, *, image: str, texts: Sequen
     found = scorer.score_pairs(pairs.images[torch.tensor([row] * len(cols))], pairs.texts[torch.tensor(cols)])
     for n, text in enumerate(texts):
         sigma = "–" if found.uncertainty is None else f"{float(found.uncertainty[n]):.4f}"
-        yield image, text, f"{float(found.score[n]):.4f}", f"{float(found.grade[n]):.4f}", sigma
+        yield image, text, f"{float(found.score[n]):.4f}", f"{float(found.grade[n]):.4g}", sigma
 
 
 def _find_text(text: str, pairs: PairSet) -> int:

@@ -23,6 +23,8 @@ def stable_topk(scores: Tensor, k: int) -> TopK:
     tensor([[1, 2]])
     """
     k = min(k, scores.shape[1])
+    if k == 0:
+        return TopK(scores[:, :0], torch.empty_like(scores[:, :0], dtype=torch.int64))
     top = scores.topk(k, dim=1)
     lowest = top.values[:, -1:]
     index = top.indices

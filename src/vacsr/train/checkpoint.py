@@ -5,6 +5,7 @@ One file and one rename: after a kill at any moment there is either the old stat
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from vacsr.config import BackboneConfig, Config, TrainConfig
+from vacsr.data.pairs import PairSet
 from vacsr.errors import DataError
 from vacsr.files import read_tensors, write_tensors
 
@@ -109,3 +112,19 @@ def _unflatten(tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> d
         index, _, name = key.partition(".")
         state.setdefault(int(index), {})[name] = value
     return state
+
+
+def fingerprint(method: Any, pairs: PairSet, config: TrainConfig, backbone: BackboneConfig) -> str:
+    """What must be equal for a checkpoint to fit: method, backbone, training fields and data."""
+    described = method if isinstance(method, Config) else getattr(method, "config", None)
+    fields = config.model_dump(mode="json", exclude={"device", "log_every", "checkpoint_every", "trackers"})
+    data = hashlib.sha256()
+    for tensor in (pairs.images, pairs.texts, pairs.caption_image):
+        data.update(tensor.contiguous().numpy().tobytes())
+    whole = {
+        "method": described.model_dump(mode="json") if isinstance(described, Config) else type(method).__name__,
+        "backbone": backbone.model_dump(mode="json"),
+        "train": fields,
+        "data": data.hexdigest(),
+    }
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()

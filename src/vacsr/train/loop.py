@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,13 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vacsr.config import BackboneConfig, Config, TrainConfig, method_config
+from vacsr.config import BackboneConfig, Config, TrainConfig
 from vacsr.data.pairs import PairSet
 from vacsr.errors import DataError, NonFiniteLoss, UsageError
 from vacsr.evaluate.retrieval import dev_rsum
 from vacsr.methods.model import MatchingModel
+from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer, choose_device
-from vacsr.train.checkpoint import TrainState, has_checkpoint, load_checkpoint, save_checkpoint
+from vacsr.train.checkpoint import TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
 from vacsr.train.distributed import World, barrier, join_world, sum_over_ranks
 from vacsr.train.interrupt import Interrupt
 from vacsr.train.optim import build_optimizer, lr_factor, set_learning_rate
@@ -138,7 +137,7 @@ class Trainer:
         step = (GraphedStep if graphed else TrainStep)(model, optimizer, data, config=config, world=world)
         return cls(
             model, pairs, config, dev, Path(out) if out else None, world, device, step,
-            _fingerprint(method, pairs, config, backbone),
+            fingerprint(method, pairs, config, backbone),
         )  # fmt: skip
 
     @property
@@ -307,19 +306,3 @@ def _check_size(captions: int, config: TrainConfig) -> None:
             f"{captions} captions do not fill {step} — "
             f"set train.batch_size={max(2, captions // (2 * config.accumulate))} or give more data"
         )
-
-
-def _fingerprint(method: Any, pairs: PairSet, config: TrainConfig, backbone: BackboneConfig) -> str:
-    """What must be equal for a checkpoint to fit: method, backbone, training fields and data."""
-    described = method if isinstance(method, Config) else getattr(method, "config", None)
-    fields = config.model_dump(mode="json", exclude={"device", "log_every", "checkpoint_every", "trackers"})
-    data = hashlib.sha256()
-    for tensor in (pairs.images, pairs.texts, pairs.caption_image):
-        data.update(tensor.contiguous().numpy().tobytes())
-    whole = {
-        "method": described.model_dump(mode="json") if isinstance(described, Config) else type(method).__name__,
-        "backbone": backbone.model_dump(mode="json"),
-        "train": fields,
-        "data": data.hexdigest(),
-    }
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()

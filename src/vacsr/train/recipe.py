@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vacsr.config import DataConfig, EvaluateConfig, Recipe, dump_yaml
+from vacsr.config import DataConfig, EvaluateConfig, Recipe
 from vacsr.data import PairSet, load_pairs
 from vacsr.data.noise import CaptionNoise, apply_noise, permute_captions
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.judgments import Judgments, read_judgments
 from vacsr.evaluate.retrieval import RetrievalReport, check_protocols, evaluate_retrieval
 from vacsr.files import write_json, write_text
+from vacsr.recipes import dump_yaml
 from vacsr.scoring import PairScorer
 from vacsr.train.distributed import barrier
 from vacsr.train.loop import Run, Trainer

@@ -1,0 +1,144 @@
+"""Reading and writing recipes: YAML, presets, dotted overrides, and errors that name the field."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from vacsr.config import PRESETS, AnyMethodConfig, Config, Recipe
+from vacsr.errors import ConfigError
+
+C = TypeVar("C", bound=Config)
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes`` on top; mappings merge field by field, everything else is replaced.
+
+    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
+    {'a': {'b': 1, 'c': 3}}
+    """
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def resolve_method(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Replace ``preset`` by its fields, explicit fields on top. `vacsr-paper` is short for name and preset.
+
+    >>> resolve_method("infonce-paper")
+    {'scale': 1.0, 'name': 'infonce'}
+    """
+    if raw is not None and not isinstance(raw, str | Mapping):
+        raise ConfigError(f"method: expected a name or fields such as {{name: vacsr, preset: paper}}, not {raw!r}")
+    fields = {"name": raw} if isinstance(raw, str) else dict(raw or {})
+    name, _, suffix = str(fields.pop("name", "vacsr")).partition("-")
+    preset = str(fields.pop("preset", None) or suffix or "default")
+    if name not in PRESETS:
+        raise ConfigError(f"unknown method '{name}'{_nearest(name, PRESETS)} — choose one of: {', '.join(PRESETS)}")
+    if preset not in PRESETS[name]:
+        raise ConfigError(f"method '{name}' has no preset '{preset}' — choose one of: {', '.join(PRESETS[name])}")
+    return {**merge(PRESETS[name][preset], fields), "name": name}
+
+
+def method_config(method: str | Mapping[str, Any] | Config) -> AnyMethodConfig:
+    """The typed config of a method given by name (`vacsr`, `vacsr-paper`), mapping or config."""
+    if isinstance(method, AnyMethodConfig):
+        return method
+    raw = method.model_dump(mode="json") if isinstance(method, Config) else method
+    return parse(Recipe, {"method": resolve_method(raw)}).method
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def parse(kind: type[C], raw: Mapping[str, Any]) -> C:
+    """Validate ``raw`` as ``kind``; every problem is named by its dotted field."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"  {_field(item['loc'])}: {item['msg']}" for item in error.errors()]
+        raise ConfigError("the configuration does not fit:\n" + "\n".join(lines)) from error
+
+
+def _field(place: tuple[int | str, ...]) -> str:
+    """The dotted name a person would type: the method's name, which tells the union apart, is not part of it."""
+    parts = [str(part) for part in place]
+    if len(parts) > 1 and parts[0] == "method" and parts[1] in PRESETS:
+        del parts[1]
+    return ".".join(parts)
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """``["train.epochs=3", "method.name=sigmoid"]`` as a nested mapping; values are YAML.
+
+    >>> parse_overrides(["train.lr=1e-3", "train.trackers=[jsonl, csv]"])
+    {'train': {'lr': 0.001, 'trackers': ['jsonl', 'csv']}}
+    """
+    result: dict[str, Any] = {}
+    for item in overrides:
+        path, mark, text = item.partition("=")
+        if not mark or not path.strip():
+            raise ConfigError(f"override '{item}' is not of the form section.field=value")
+        leaf: Any = _scalar(text)
+        for part in reversed(path.strip().split(".")):
+            leaf = {part: leaf}
+        result = merge(result, leaf)
+    return result
+
+
+def _scalar(text: str) -> Any:
+    """YAML 1.1 reads 1e-3 as a string; people mean a number."""
+    try:
+        return float(text) if "e" in text.lower() else yaml.safe_load(text)
+    except ValueError:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cannot read the value '{text}': {error}") from error
+
+
+def recipe_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe from parsed YAML and dotted overrides; an override of ``method.name`` starts that method afresh."""
+    base, changes = dict(raw or {}), parse_overrides(overrides)
+    before, now = _method_name(base), _method_name(changes)
+    if now is not None and now != before:
+        base["method"] = {}
+    if isinstance(changes.get("method"), str):
+        changes["method"] = {"name": changes["method"]}
+    whole = merge(base, changes)
+    whole["method"] = resolve_method(whole.get("method"))
+    return parse(Recipe, whole)
+
+
+def _method_name(raw: Mapping[str, Any]) -> str | None:
+    """The name in a recipe's method section, which may be the name alone."""
+    method = raw.get("method")
+    return method.get("name") if isinstance(method, Mapping) else method
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that must hold a mapping."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"no such file: {path} — give the path of a YAML file") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror} — give the path of a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not readable YAML: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} should hold sections such as data, method and train, not {type(value).__name__}")
+    return value
+
+
+def dump_yaml(config: Config) -> str:
+    """The resolved configuration as YAML text."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
