@@ -164,6 +164,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder of run folders; default runs/TABLE.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes; several may share a GPU.")] = 1,
     row: Annotated[list[str] | None, typer.Option(help="Only these rows; repeatable.")] = None,
+    against: Annotated[str | None, typer.Option(help="Also print every row's difference from this one.")] = None,
 ) -> None:
     """Run methods × settings × seeds; finished cells are kept, so the same command goes on where it stopped."""
     from vacsr.compare import compare as run_table
@@ -171,8 +172,13 @@ def compare(
 
     folder = out or Path("runs") / table.stem
     chosen = _numbers(seeds) if seeds else []
-    result = run_table(read_table(table, overrides or []), folder, seeds=chosen, jobs=jobs, rows=row or [])
+    plan = read_table(table, overrides or [])
+    if against is not None and against not in {variant.name for variant in plan.rows}:
+        raise UsageError(f"no row '{against}' — the table has: {', '.join(variant.name for variant in plan.rows)}")
+    result = run_table(plan, folder, seeds=chosen, jobs=jobs, rows=row or [])
     typer.echo(result.to_markdown())
+    if against is not None:
+        typer.echo(result.differences(against))
 
 
 def _numbers(text: str) -> list[int]:

@@ -81,6 +81,9 @@ def read_table(path: Path, overrides: Sequence[str] = ()) -> Table:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise UsageError(f"{path} has two {kind}s named '{twice}', which would share their folders — rename one")
+        slash = next((name for name in names if "/" in name or name in ("", ".", "..")), None)
+        if slash is not None:
+            raise UsageError(f"{path}: the {kind} '{slash}' becomes a folder's name — leave out '/' and give it a word")
     return table
 
 

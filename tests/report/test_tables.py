@@ -77,3 +77,12 @@ def test_json_has_every_value_of_every_seed() -> None:
 def test_a_column_has_no_other_fields() -> None:
     with pytest.raises(ConfigError, match="higher"):
         parse(Column, {"key": "test.rsum", "higher": True})
+
+
+def test_differences_count_standard_errors() -> None:
+    shown = table(Column(key="test.rsum", name="RSUM"), Column(key="test.uncertainty.aurc", digits=2)).differences("a")
+    error = (statistics.variance([300.0, 310.0]) / 2 + statistics.variance([320.0, 280.0]) / 2) ** 0.5
+    assert f"| b | -5.0 ({-5 / error:+.1f}) | -1.25 ({-1.25 / (0.5 / 2 + 0.125 / 2) ** 0.5:+.1f}) |" in shown
+    assert "| c | -205.0 | – |" in shown  # one seed has no spread
+    assert "| a |" not in shown
+    assert "| d |" not in shown

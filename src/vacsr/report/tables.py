@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,6 +95,22 @@ class ComparisonTable:
             return None
         return (max if column.best == "high" else min)(means, key=lambda row: means[row])
 
+    def differences(self, against: str) -> str:
+        """Every row's mean minus that of ``against``, and how many standard errors that is (Welch), as Markdown."""
+        parts = [self._differences(setting, against) for setting in self.settings]
+        return "\n\n".join([f"# {self.title}: difference from {against} (standard errors)", *parts]) + "\n"
+
+    def _differences(self, setting: str, against: str) -> str:
+        head = ["method", *(column.name or column.key for column in self.columns)]
+        lines = [head, ["---"] * len(head)]
+        for row in self.rows:
+            pairs = [(self.summary(setting, row, c.key), self.summary(setting, against, c.key)) for c in self.columns]
+            if row != against and any(ours and theirs for ours, theirs in pairs):
+                shown = [_difference(*pair, column) for pair, column in zip(pairs, self.columns, strict=True)]
+                lines.append([row, *shown])
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"## {setting}\n\n{table}"
+
     def to_json(self) -> dict[str, Any]:
         """Every value of every seed."""
         return {
@@ -109,6 +126,15 @@ class ComparisonTable:
                 for v in self.values
             ],
         }
+
+
+def _difference(ours: Summary | None, theirs: Summary | None, column: Column) -> str:
+    if ours is None or theirs is None:
+        return "–"
+    gap = ours.mean - theirs.mean
+    error = math.sqrt(ours.std**2 / ours.seeds + theirs.std**2 / theirs.seeds)
+    counted = f" ({gap / error:+.1f})" if error > 0 and min(ours.seeds, theirs.seeds) > 1 else ""
+    return f"{gap:+.{column.digits}f}{counted}"
 
 
 def _shown(found: Summary | None, column: Column, *, bold: bool) -> str:
