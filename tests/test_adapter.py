@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,15 +31,6 @@ foldable = st.fixed_dictionaries(
         "residual": st.sampled_from(["none", "cosine"]),
     }
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Operations this small only wait for each other on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(dim: int = 8, *, seed: int = 0, **fields: Any) -> VariationalAdapter:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import statistics
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,6 @@ TABLE: dict[str, Any] = {
     "columns": [{"key": "test.rsum", "name": "RSUM"}, {"key": "test.uncertainty.corr_r1_i2t", "best": "low"}],
 }
 NAMES = [f"{s}/{r}/seed-{n}" for r in ("infonce", "ours") for s in ("clean", "noise-50") for n in (0, 1)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def write(folder: Path, **changes: Any) -> Path:

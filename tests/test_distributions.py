@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,15 +22,6 @@ from vacsr.draws import PairNoise
 
 PROPERTY = settings(max_examples=30, deadline=None, derandomize=True)
 sizes = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 5), st.integers(0, 10_000))  # N, K, D, seed
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Operations this small only wait for each other on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:

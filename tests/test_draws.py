@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -21,15 +21,6 @@ KINDS: dict[str, Callable[[PairNoise, int], Tensor]] = {
     "normal": lambda noise, lanes: noise.normal(lanes),
 }
 kinds = pytest.mark.parametrize("kind", list(KINDS))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Operations this small only wait for each other on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def python_mix(z: int) -> int:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -29,15 +28,6 @@ from vacsr.pairwise import PairBlock, batch_block
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
 DIM, LATENT = 5, 3
 IDS = torch.tensor([7, 8, 7, 9, 3])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Operations this small only wait for each other on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # ---------------------------------------------------------------------------------------------------- single terms

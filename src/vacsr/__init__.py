@@ -1,3 +1,77 @@
-"""vacsr: image-text similarity with a grade and an uncertainty."""
+"""vacsr: image-text similarity with a grade and an uncertainty.
+
+The public names below are loaded when first used, so that ``vacsr --help`` need not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vacsr.adapter import FoldedAdapter, VariationalAdapter
+    from vacsr.config import BackboneConfig, HeadConfig, Recipe, TrainConfig
+    from vacsr.data import PairSet, Provenance, load_pairs
+    from vacsr.evaluate.judgments import read_judgments
+    from vacsr.evaluate.retrieval import RetrievalReport, evaluate_retrieval
+    from vacsr.methods.model import MatchingModel
+    from vacsr.objective import VacsrObjective
+    from vacsr.scoring import PairScorer, PairScores
+    from vacsr.train import Run, fit, run_recipe
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "FoldedAdapter": "adapter",
+    "VariationalAdapter": "adapter",
+    "BackboneConfig": "config",
+    "HeadConfig": "config",
+    "Recipe": "config",
+    "TrainConfig": "config",
+    "PairSet": "data",
+    "Provenance": "data",
+    "load_pairs": "data",
+    "read_judgments": "evaluate.judgments",
+    "RetrievalReport": "evaluate.retrieval",
+    "evaluate_retrieval": "evaluate.retrieval",
+    "MatchingModel": "methods.model",
+    "VacsrObjective": "objective",
+    "PairScorer": "scoring",
+    "PairScores": "scoring",
+    "Run": "train",
+    "fit": "train",
+    "run_recipe": "train",
+}
+
+__all__ = [
+    "BackboneConfig",
+    "FoldedAdapter",
+    "HeadConfig",
+    "MatchingModel",
+    "PairScorer",
+    "PairScores",
+    "PairSet",
+    "Provenance",
+    "Recipe",
+    "RetrievalReport",
+    "Run",
+    "TrainConfig",
+    "VacsrObjective",
+    "VariationalAdapter",
+    "__version__",
+    "evaluate_retrieval",
+    "fit",
+    "load_pairs",
+    "read_judgments",
+    "run_recipe",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vacsr' has no attribute '{name}'")
+    return getattr(import_module(f"vacsr.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import runpy
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,15 +25,6 @@ BASE: dict[str, Any] = {
     "backbone": {"head": {"dim": 8}},
     "train": {"epochs": 3, "batch_size": 8, "log_every": 1, "checkpoint_every": 3, "device": "cpu"},
 }
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """Tiny products are slower when shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Finished(NamedTuple):
