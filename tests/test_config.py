@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from vacsr import config as config_module
 from vacsr.config import (
     PRESETS,
     InfoNCEConfig,
@@ -292,3 +293,19 @@ def test_a_folder_given_for_yaml(tmp_path: Path) -> None:
 
 def test_parse_names_the_field() -> None:
     refused(lambda: parse(TrainConfig, {"batch_size": 1}), "batch_size:")
+
+
+def test_every_field_gives_its_reason() -> None:
+    kinds = [
+        kind
+        for kind in vars(config_module).values()
+        if isinstance(kind, type) and issubclass(kind, config_module.Config)
+    ]
+    silent = [
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        for name, field in kind.model_fields.items()
+        if not (field.description or "").strip()
+    ]
+    assert len(kinds) > 10
+    assert silent == []

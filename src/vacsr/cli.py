@@ -97,6 +97,7 @@ def evaluate(
     protocol: Annotated[list[str] | None, typer.Option(help="Protocol; repeatable. Default: flickr.")] = None,
     judgments: Annotated[list[Path] | None, typer.Option(help="File of human grades; repeatable.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the report as JSON.")] = None,
+    pessimistic: Annotated[bool, typer.Option("--pessimistic", help="Among equal scores, wrong items first.")] = False,
     device: Device = "auto",
 ) -> None:
     """Report retrieval, uncertainty and agreement with human grades."""
@@ -110,7 +111,10 @@ def evaluate(
     spec = pairs or _run_pairs(run)
     data = load_pairs(spec, split=split or default_split(spec))
     grades = [read_judgments(path) for path in judgments or []]
-    report = evaluate_retrieval(scorer, data, protocols=protocol or ["flickr"], judgments=grades)
+    report = evaluate_retrieval(
+        scorer, data,
+        protocols=protocol or ["flickr"], judgments=grades, ties="pessimistic" if pessimistic else "stable",
+    )  # fmt: skip
     if json is not None:
         write_json(json, report.to_json())
     typer.echo(report.to_markdown())

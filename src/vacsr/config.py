@@ -99,8 +99,11 @@ class VacsrConfig(Config):
     """The paper's method: adapter and objective. The field defaults are the preset `default`."""
 
     name: Literal["vacsr"] = "vacsr"
+    """Tells the methods apart."""
     adapter: AdapterConfig = AdapterConfig()
+    """The model."""
     objective: ObjectiveConfig = ObjectiveConfig()
+    """The loss."""
     lr_scale: Annotated[float, Field(gt=0)] = 1.0
     """Adapter learning rate relative to the heads'."""
 
@@ -109,6 +112,7 @@ class SigmoidConfig(Config):
     """Sigmoid loss on a·cos+b over all pairs (SigLIP)."""
 
     name: Literal["sigmoid"] = "sigmoid"
+    """Tells the methods apart."""
     scale: float = 10.0
     """a at the start."""
     bias: float = -10.0
@@ -121,6 +125,7 @@ class InfoNCEConfig(Config):
     """Two-way cross entropy over scaled cosines (CLIP)."""
 
     name: Literal["infonce"] = "infonce"
+    """Tells the methods apart."""
     scale: Annotated[float, Field(gt=0)] = 14.3
     """exp(log_scale) at the start, 1/0.07; the paper's preset starts at 1."""
     learnable: bool = True
@@ -166,6 +171,7 @@ class BackboneConfig(Config):
     text_scaling: Literal["standardize", "unit", "none"] = "unit"
     """Unit vectors × √D: sentence embeddings are already comparable in direction."""
     head: HeadConfig = HeadConfig()
+    """One for images, one for texts, of the same shape."""
 
 
 class NoiseConfig(Config):
@@ -191,12 +197,14 @@ class DataConfig(Config):
     dev_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of training images held out as dev where the data has no such split."""
     noise: NoiseConfig = NoiseConfig()
+    """For experiments on robustness; dev and test stay clean."""
 
 
 class TrainConfig(Config):
     """The one loop."""
 
     epochs: Annotated[int, Field(ge=1)] = 20
+    """Passes over the captions."""
     batch_size: Annotated[int, Field(ge=2)] = 128
     """Captions per step, over all ranks."""
     lr: Annotated[float, Field(gt=0)] = 5e-4
@@ -206,11 +214,13 @@ class TrainConfig(Config):
     optimizer: Literal["adamw", "adamp"] = "adamw"
     """AdamP is the paper's (extra `paper`)."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's, the paper's and everyone's."""
     schedule: Literal["step", "cosine", "constant"] = "step"
     """`step` multiplies lr by decay from decay_at on."""
     decay_at: Annotated[float, Field(ge=0, le=1)] = 0.6
     """Share of the epochs after which `step` decays (12 of 20; the paper: 15 of 25)."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """What `step` multiplies with."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Linear ramp of lr from 0."""
     clip_norm: Annotated[float, Field(ge=0)] = 2.0
@@ -236,6 +246,7 @@ class TrainConfig(Config):
     cuda_graph: bool = False
     """Replay the whole step as one CUDA graph: small steps are launch-bound."""
     trackers: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)
+    """JSON lines are always written; the last two need their extras."""
 
 
 class EvaluateConfig(Config):
@@ -244,17 +255,25 @@ class EvaluateConfig(Config):
     splits: tuple[str, ...] = ("dev", "test")
     """Splits of data.pairs to report; those absent are left out."""
     protocols: tuple[str, ...] = ("flickr",)
+    """`flickr`: the whole split is the gallery."""
     judgments: tuple[str, ...] = ()
     """Files of human grades for the report."""
-    chunk: Annotated[int, Field(ge=1)] = 64
-    """Images scored at a time."""
+    ties: Literal["stable", "pessimistic"] = "stable"
+    """Equal scores in index order, or every wrong item before the right one."""
+    bins: Literal["count", "equal"] = "count"
+    """Ten uncertainty bins of equal count, as the paper's own figure has them, or of equal width, as it says."""
 
 
 class Recipe(Config):
     """A whole run."""
 
     data: DataConfig = DataConfig()
+    """What to learn from."""
     backbone: BackboneConfig = BackboneConfig()
+    """From inputs to the shared space."""
     method: MethodConfig = VacsrConfig()
+    """Head and loss; in a recipe also `preset`."""
     train: TrainConfig = TrainConfig()
+    """How to learn."""
     evaluate: EvaluateConfig = EvaluateConfig()
+    """What to report."""

@@ -21,10 +21,11 @@ from vacsr.evaluate.metrics import (
 from vacsr.evaluate.ranks import (
     BothRanks,
     Positives,
+    Ties,
     positive_ranks,
     stream_positive_ranks,
 )
-from vacsr.evaluate.uncertainty import aurc, binned_correlation, topk_correlation
+from vacsr.evaluate.uncertainty import Width, aurc, binned_correlation, topk_correlation
 from vacsr.scoring import PairScorer, PairScores
 
 SCHEMA = 1
@@ -57,12 +58,19 @@ def evaluate_retrieval(
     *,
     protocols: Sequence[str] = ("flickr",),
     judgments: Sequence[Judgments] = (),
+    ties: Ties = "stable",
+    bins: Width = "count",
 ) -> RetrievalReport:
-    """Score every pair of ``pairs`` and report each protocol; ``judgments`` adds agreement with human grades."""
+    """Score every pair of ``pairs`` and report each protocol.
+
+    ``judgments`` adds agreement with human grades; ``ties`` says who goes first among equal scores; ``bins`` are the
+    uncertainty's, of equal count or equal width.
+    """
     check_protocols(protocols)
     scores = scorer.score_set(pairs)
-    result = retrieval_result(scores, pairs)
-    result["uncertainty"] = uncertainty_result(scores, pairs)
+    ranks = both_ranks(scores, pairs, ties=ties)
+    result = retrieval_result(ranks)
+    result["uncertainty"] = uncertainty_result(scores, ranks, bins=bins)
     for key, split in (("judgments", "judged-test"), ("judgments_dev", "judged-dev")):
         found = judged_result(scores, pairs, judgments, split=split)  # type: ignore[arg-type]
         if found:
@@ -79,30 +87,29 @@ def check_protocols(names: Sequence[str]) -> None:
         raise UsageError(f"unknown protocol '{unknown[0]}' — choose from: {', '.join(PROTOCOLS)}")
 
 
-def both_ranks(scores: PairScores, pairs: PairSet) -> BothRanks:
+def both_ranks(scores: PairScores, pairs: PairSet, *, ties: Ties = "stable") -> BothRanks:
     """Ranks of every labelled match, both directions; streamed where the matrix is too large to keep."""
     positives = Positives.from_captions(pairs.caption_image, len(pairs.image_ids))
     if len(pairs.image_ids) * len(pairs.caption_ids) > _MATRIX:
-        return stream_positive_ranks(scores.blocks, positives)
+        return stream_positive_ranks(scores.blocks, positives, ties=ties)
     matrix = scores.score.cpu()  # counting is many small steps: a processor does them without waiting for a GPU
-    return BothRanks(positive_ranks(matrix, positives), positive_ranks(matrix.T, positives.transposed()))
+    i2t = positive_ranks(matrix, positives, ties=ties)
+    return BothRanks(i2t, positive_ranks(matrix.T, positives.transposed(), ties=ties))
 
 
-def retrieval_result(scores: PairScores, pairs: PairSet) -> dict[str, Any]:
+def retrieval_result(ranks: BothRanks) -> dict[str, Any]:
     """Recalls, mAP@R, R-Precision and median rank per direction, and RSUM."""
-    ranks = both_ranks(scores, pairs)
     i2t, t2i = retrieval_metrics(ranks.i2t), retrieval_metrics(ranks.t2i)
     return {"i2t": i2t._asdict(), "t2i": t2i._asdict(), "rsum": rsum(i2t, t2i)}
 
 
 def dev_rsum(scores: PairScores, pairs: PairSet) -> float:
     """RSUM alone: what model choice looks at."""
-    return float(retrieval_result(scores, pairs)["rsum"])
+    return float(retrieval_result(both_ranks(scores, pairs))["rsum"])
 
 
-def uncertainty_result(scores: PairScores, pairs: PairSet) -> dict[str, Any] | None:
+def uncertainty_result(scores: PairScores, ranks: BothRanks, *, bins: Width = "count") -> dict[str, Any] | None:
     """σ of the best hit against R@1 (ten bins), AURC, and mean σ of the top K against mAP@R; None without σ."""
-    ranks = both_ranks(scores, pairs)
     result: dict[str, Any] = {}
     for direction, found in (("i2t", ranks.i2t), ("t2i", ranks.t2i)):
         top = scores.topk(_TOP, direction=direction)  # type: ignore[arg-type]
@@ -113,11 +120,11 @@ def uncertainty_result(scores: PairScores, pairs: PairSet) -> dict[str, Any] | N
             return None
         sigma = flat.view_as(top.index)
         hit, quality = hits_at(found, 1), average_precisions_at_r(found)
-        bins = binned_correlation(sigma[:, 0], hit)
+        binned = binned_correlation(sigma[:, 0], hit, width=bins)
         top_k = topk_correlation(sigma, quality)
-        result[f"corr_r1_{direction}"] = bins.correlation
+        result[f"corr_r1_{direction}"] = binned.correlation
         result[f"aurc_{direction}"] = 100.0 * aurc(sigma[:, 0], 1.0 - hit)
-        result[f"bins_{direction}"] = {"sigma": bins.bin_uncertainty.tolist(), "r1": bins.bin_score.tolist()}
+        result[f"bins_{direction}"] = {"sigma": binned.bin_uncertainty.tolist(), "r1": binned.bin_score.tolist()}
         result[f"topk_{direction}"] = {"raw": top_k.raw.tolist(), "binned": top_k.binned.tolist()}
     return result
 

@@ -115,6 +115,9 @@ def report_data(recipe: Recipe, splits: Sequence[str] | None = None) -> ReportDa
 def _report(scorer: PairScorer, data: ReportData, config: EvaluateConfig) -> RetrievalReport:
     results: list[dict[str, Any]] = []
     for pairs in data.sets:
-        part = evaluate_retrieval(scorer, pairs, protocols=config.protocols, judgments=data.judgments)
+        part = evaluate_retrieval(
+            scorer, pairs,
+            protocols=config.protocols, judgments=data.judgments, ties=config.ties, bins=config.bins,
+        )  # fmt: skip
         results.extend(part.results)
     return RetrievalReport(tuple(results))
