@@ -175,22 +175,24 @@ class FoldedAdapter:
 
     def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:
         """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""
-        pair = (v * t).to(self.trunk.dtype)
-        hidden = torch.addmm(self.trunk_bias, pair, self.trunk.T).relu_()
-        return self._decode((self.small @ hidden.T).float(), (v.float() * t.float()).sum(dim=-1))
-
-    def _decode(self, small: Tensor, cosine: Tensor) -> Tensor:
-        """What follows the small matrix. [..., M, N], [..., N] -> [..., N]"""
-        out = small + self.small_bias.unsqueeze(1)
-        logit = out.squeeze(-2) if self.last is None else torch.matmul(self.last, out.relu_()) + self.last_bias
-        return logit if self.residual is None else logit + self.residual[0] * cosine + self.residual[1]
+        hidden = functional.linear((v * t).to(self.trunk.dtype), self.trunk, self.trunk_bias).relu_()
+        return self._decode(hidden, (v.float() * t.float()).sum(dim=-1))
 
     def logits(self, v: Tensor, t: Tensor) -> Tensor:
-        """Every pair's logit: W(v⊙t) = (W·diag v) t, so each image is a plain GEMM. [I, d], [T, d] -> [I, T] float32"""
+        """Every pair's logit: W(v⊙t) = (W·diag v) t, so each image is a plain GEMM. [I, d], [T, d] -> [I, T] float32
+
+        Texts are the rows of it: the bias then runs along memory and is the GEMM's own, not a copy of the whole tile.
+        """
         dtype, (height, dim) = self.trunk.dtype, self.trunk.shape
-        v_low, t_low = v.to(dtype), t.to(dtype)
-        scaled = (v_low.unsqueeze(1) * self.trunk).reshape(-1, dim)  # [I·H, d]
-        bias = self.trunk_bias.repeat(len(v)).unsqueeze(1)
-        hidden = torch.addmm(bias, scaled, t_low.T).relu_().view(len(v), height, len(t))
-        cosine = v.float() @ t.float().T if self.residual is not None else v.new_zeros(())
-        return self._decode(torch.matmul(self.small, hidden).float(), cosine)
+        scaled = (v.to(dtype).unsqueeze(1) * self.trunk).view(-1, dim)  # [I·H, d]
+        hidden = functional.linear(t.to(dtype), scaled, self.trunk_bias.repeat(len(v))).relu_()
+        cosine = t.float() @ v.float().T if self.residual is not None else None
+        return self._decode(hidden.view(len(t), len(v), height), cosine).T
+
+    def _decode(self, hidden: Tensor, cosine: Tensor | None) -> Tensor:
+        """What follows the trunk. [..., H], [...] -> [...]"""
+        out = functional.linear(hidden, self.small).float() + self.small_bias
+        logit = out.squeeze(-1) if self.last is None else torch.matmul(out.relu_(), self.last) + self.last_bias
+        if self.residual is None or cosine is None:
+            return logit
+        return logit + self.residual[0] * cosine + self.residual[1]

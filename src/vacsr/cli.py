@@ -134,11 +134,13 @@ def default_split(spec: str) -> str:
 
 def _run_pairs(run: Path) -> str:
     """The data that a run folder was trained on."""
-    from vacsr.recipes import read_yaml, recipe_from
+    from vacsr.recipes import read_yaml
 
-    if not (run / "config.yaml").is_file():
+    config = run / "config.yaml"
+    data = read_yaml(config).get("data", {}) if config.is_file() else {}
+    if "pairs" not in data:
         raise UsageError(f"{run} is a model folder, so it does not say on which data — add --pairs SPEC")
-    return recipe_from(read_yaml(run / "config.yaml")).data.pairs
+    return str(data["pairs"])
 
 
 @app.command()

@@ -97,6 +97,8 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 def _scalar(text: str) -> Any:
     """YAML 1.1 reads 1e-3 as a string; people mean a number."""
+    if not text.strip():
+        return ""
     try:
         return float(text) if "e" in text.lower() else yaml.safe_load(text)
     except ValueError:

@@ -143,7 +143,7 @@ def test_provenance_names_the_field_and_both_values(field: str) -> None:
     with pytest.raises(ProvenanceMismatch) as caught:
         Provenance(**{field: "old"}).check(Provenance(**{field: "new"}))
     assert caught.value.exit_code == 4
-    assert all(word in str(caught.value) for word in (field, "'old'", "'new'", "vacsr embed"))
+    assert all(word in str(caught.value) for word in (field, "'old'", "'new'", "embed the data"))
 
 
 def test_unknown_provenance_matches_anything() -> None:

@@ -18,8 +18,7 @@ from vacsr.data.features import write_features
 from vacsr.data.noise import load_noise
 from vacsr.errors import DataError, MissingExtra, UsageError
 from vacsr.recipes import read_yaml, recipe_from
-from vacsr.scoring import PairScorer
-from vacsr.train.recipe import report_splits, run_recipe, training_data
+from vacsr.train.recipe import run_recipe, training_data
 
 
 def test_a_run_folder(recipes: Any, tmp_path: Path) -> None:
@@ -79,15 +78,22 @@ def test_data_without_splits(recipes: Any, without_splits: str, tmp_path: Path) 
     assert shared.run.state.best is not None
 
 
-def test_a_split_asked_for_by_name_must_exist(recipes: Any, tmp_path: Path) -> None:
-    recipe = recipes.recipe({"method.name": "sigmoid", "evaluate.splits": ["test", "val"]})
-    done = run_recipe(recipe, tmp_path / "run", progress=False)
-    assert done.report is not None
-    assert [result["split"] for result in done.report.results] == ["test"]
-    scorer = PairScorer(done.run.model, device="cpu")
-    assert [r["split"] for r in report_splits(scorer, recipe, ["dev"]).results] == ["dev"]
-    with pytest.raises(DataError, match="no split 'val'"):
-        report_splits(scorer, recipe, ["val"])
+def test_the_report_has_the_splits_that_exist(recipes: Any, tmp_path: Path) -> None:
+    recipe = recipes.recipe({"method.name": "sigmoid", "evaluate.splits": ["dev", "val", "test"]})
+    found = run_recipe(recipe, tmp_path / "run", progress=False).report
+    assert found is not None
+    assert [result["split"] for result in found.results] == ["dev", "test"]
+
+
+def test_held_out_images_are_reported_as_dev(recipes: Any, without_splits: str, tmp_path: Path) -> None:
+    changes = {"method.name": "sigmoid", "data.pairs": without_splits, "data.train": "all", "data.dev_share": 0.3}
+    recipe = recipes.recipe(changes)
+    found = run_recipe(recipe, tmp_path / "run", progress=False)
+    data = training_data(recipe.data)
+    assert data.dev is not None
+    assert found.report is not None
+    assert found.report.results[0]["rsum"] == pytest.approx(found.run.state.best)
+    assert not set(data.train.image_ids) & set(data.dev.image_ids)
 
 
 def broken_test_split(folder: Path) -> str:

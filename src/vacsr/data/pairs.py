@@ -18,7 +18,7 @@ class Provenance:
     """Where embeddings come from; "" means unknown."""
 
     backbone: str = ""
-    """The towers, as ``vacsr embed --backbone`` takes them."""
+    """The towers."""
     preprocessing: str = ""
     """How pixels and words became tensors."""
     revision: str = ""
@@ -44,14 +44,13 @@ class Provenance:
         >>> Provenance("clip:a").check(Provenance("clip:b"))
         Traceback (most recent call last):
         vacsr.errors.ProvenanceMismatch: the model expects embeddings with backbone 'clip:a', these have 'clip:b' — \
-embed the data again: vacsr embed --backbone clip:a --pairs SPEC --out FILE
+embed the data as the model's were, or train a model on these
         """
         given = asdict(other)
         for name, expected in asdict(self).items():
             if expected and given[name] and expected != given[name]:
                 message = f"the model expects embeddings with {name} {expected!r}, these have {given[name]!r}"
-                command = f"vacsr embed --backbone {self.backbone or 'SPEC'} --pairs SPEC --out FILE"
-                raise ProvenanceMismatch(f"{message} — embed the data again: {command}")
+                raise ProvenanceMismatch(f"{message} — embed the data as the model's were, or train a model on these")
 
 
 @dataclass(frozen=True, eq=False)

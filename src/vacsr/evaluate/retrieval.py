@@ -171,7 +171,7 @@ def _markdown_row(result: dict[str, Any]) -> list[str]:
 
     def optional(section: str, key: str, form: str) -> str:
         value = (result.get(section) or {}).get(key)
-        return "–" if value is None else format(value, form)
+        return "–" if value is None or value != value else format(value, form)
 
     return [
         result["protocol"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +48,8 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
     """
     check_folder(out, resume=resume)
     check_protocols(recipe.evaluate.protocols)
-    data, to_report = training_data(recipe.data), report_data(recipe)
+    data = training_data(recipe.data)
+    to_report = report_data(recipe, held_out=data.dev if recipe.data.dev_share > 0 else None)
     trainer = Trainer.create(recipe.method, data.train, recipe.train, backbone=recipe.backbone, dev=data.dev, out=out)
     if resume:
         trainer.resume()
@@ -93,21 +93,17 @@ def training_data(config: DataConfig) -> TrainingData:
     return TrainingData(apply_noise(train, noise), dev, noise)
 
 
-def report_splits(scorer: PairScorer, recipe: Recipe, splits: Sequence[str] | None = None) -> RetrievalReport:
-    """Evaluate the recipe's splits; one that the data lacks is left out unless it was asked for by name."""
-    return _report(scorer, report_data(recipe, splits), recipe.evaluate)
-
-
-def report_data(recipe: Recipe, splits: Sequence[str] | None = None) -> ReportData:
-    """Load what a report needs."""
+def report_data(recipe: Recipe, *, held_out: PairSet | None = None) -> ReportData:
+    """Load what a report needs: the recipe's splits that the data has, and as `dev` the images held out, if any."""
     judgments = [read_judgments(Path(path).expanduser()) for path in recipe.evaluate.judgments]
     sets = []
-    for split in splits or recipe.evaluate.splits:
+    for split in recipe.evaluate.splits:
+        if split == "dev" and held_out is not None:
+            sets.append(held_out)
+            continue
         try:
             sets.append(load_pairs(recipe.data.pairs, split=split))
         except DataError:
-            if splits:
-                raise
             load_pairs(recipe.data.pairs)  # raises where the data are broken and not just without this split
     return ReportData(tuple(sets), tuple(judgments))
 
