@@ -181,7 +181,7 @@ def test_configs_are_frozen() -> None:
         ("cosine", "cosine"),
         ("[jsonl, csv]", ["jsonl", "csv"]),
         ("[0.9, 0.99]", [0.9, 0.99]),
-        ("", None),
+        ("", ""),
         ("features:a.safetensors,captions=b.json", "features:a.safetensors,captions=b.json"),
         ("'12'", "12"),
     ],
