@@ -279,3 +279,13 @@ def test_bfloat16_folding_stays_close(decoder_hidden: int) -> None:
         assert got.dtype == torch.float32
         error = (got - expected).abs().max()
         assert 0 < error < 0.02 * (exact.max() - exact.min())
+
+
+def test_folding_takes_the_smaller_side() -> None:
+    """Many images against one text scale the weights once; the logits are those of the other way round."""
+    folded = VariationalAdapter(8).fold()
+    generator = torch.Generator().manual_seed(0)
+    v, t = (functional.normalize(torch.randn(n, 8, generator=generator), dim=1) for n in (40, 3))
+    one_by_one = torch.stack([folded.aligned_logits(v, text.expand(40, 8)) for text in t], dim=1)
+    torch.testing.assert_close(folded.logits(v, t), one_by_one, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(folded.logits(t, v), one_by_one.T, rtol=1e-5, atol=1e-5)

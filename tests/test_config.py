@@ -210,12 +210,12 @@ def test_overrides_reach_the_recipe() -> None:
             "train.lr=1e-3",
             "train.trackers=[jsonl, csv]",
             "method.adapter.residual_learnable=false",
-            "train.betas=[0,1]",
+            "train.betas=[0,0.5]",
         ],
     )
     assert (recipe.train.lr, recipe.train.epochs) == (0.001, 5)
     assert recipe.train.trackers == ("jsonl", "csv")
-    assert recipe.train.betas == (0.0, 1.0)
+    assert recipe.train.betas == (0.0, 0.5)
     assert isinstance(recipe.method, VacsrConfig)
     assert recipe.method.adapter.residual_learnable is False
 
@@ -309,3 +309,29 @@ def test_every_field_gives_its_reason() -> None:
     ]
     assert len(kinds) > 10
     assert silent == []
+
+
+# ------------------------------------------------------------------------------------------------- layers of a method
+
+
+def test_a_named_preset_survives_a_changed_field() -> None:
+    recipe = recipe_from({"method": "vacsr-paper"}, ["method.objective.kl_weight=0"])
+    paper = method_config("vacsr-paper")
+    assert isinstance(recipe.method, VacsrConfig)
+    assert isinstance(paper, VacsrConfig)
+    assert recipe.method.adapter == paper.adapter
+    assert recipe.method.objective == paper.objective.model_copy(update={"kl_weight": 0.0})
+    other = recipe_from({"method": "infonce"}, ["method.learnable=false"]).method
+    assert other == InfoNCEConfig(learnable=False)
+
+
+def test_a_preset_asked_for_later_starts_afresh() -> None:
+    resolved = yaml.safe_load(dump_yaml(recipe_from({"method": {"name": "vacsr", "lr_scale": 0.5}})))
+    assert recipe_from(resolved, ["method.preset=paper"]).method == method_config("vacsr-paper")
+    assert recipe_from(resolved, ["method=vacsr-paper"]).method == method_config("vacsr-paper")
+    assert recipe_from(resolved, ["method=sigmoid"]).method == SigmoidConfig()
+
+
+@pytest.mark.parametrize("override", ["train.lr=.inf", "train.lr=.nan", "train.betas=[1.5, 0.9]"])
+def test_numbers_no_optimiser_takes_are_refused(override: str) -> None:
+    refused(lambda: recipe_from({}, [override]), override.partition("=")[0])

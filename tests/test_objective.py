@@ -320,8 +320,8 @@ def plain_objective(
     if c.kl_pairs == "all":
         parts["kl"] = sum(grid[i][j].kl for i, j in every) / (size * size)
     else:
-        kept = matches + [(i, j) for i, js in enumerate(by_logit) for j in js]
-        parts["kl"] = sum(grid[i][j].kl for i, j in kept) / (len(matches) + size * c.hard_negatives)
+        kept = [[j for j in range(size) if positive[i][j]] + js for i, js in enumerate(by_logit)]
+        parts["kl"] = sum(sum(grid[i][j].kl for j in js) / len(js) for i, js in enumerate(kept)) / size
     parts["sigma_pos"] = sum(grid[i][j].sigma(1, c) for i, j in matches) / len(matches)
     loss = [[pair.sigma(c.negative_target, c) for pair in row] for row in grid]
     literal = c.negative_rule == "literal_max"

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vacsr.pairwise import batch_block, same_image
+from vacsr.pairwise import batch_block, cosines, same_image
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
 ids = st.lists(st.integers(0, 4), max_size=8)
@@ -49,3 +49,13 @@ def test_blocks_of_blocks() -> None:
     assert torch.equal(inner.relevance, whole.relevance[2:4])
     assert inner.noise.rows.tolist() == [2, 3]
     assert inner.noise.cols.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_cosines_keep_float32_under_autocast() -> None:
+    generator = torch.Generator().manual_seed(0)
+    v, t = (torch.nn.functional.normalize(torch.randn(n, 16, generator=generator), dim=1) for n in (5, 7))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = cosines(v, t)
+        assert (v @ t.T).dtype == torch.bfloat16
+    assert found.dtype == torch.float32
+    assert torch.equal(found, v @ t.T)

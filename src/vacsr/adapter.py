@@ -162,7 +162,7 @@ class FoldedAdapter:
     residual: Tensor | None  # a, b of the cosine residual
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FoldedAdapter:
-        """A copy on a device; the trunk and small matrix in ``dtype``, biases and the last layer in float32."""
+        """A copy on a device; the trunk and small matrix in ``dtype``, what follows them in float32."""
 
         def put(x: Tensor | None, kind: torch.dtype) -> Tensor | None:
             return None if x is None else x.to(device, kind)
@@ -182,7 +182,10 @@ class FoldedAdapter:
         """Every pair's logit: W(v⊙t) = (W·diag v) t, so each image is a plain GEMM. [I, d], [T, d] -> [I, T] float32
 
         Texts are the rows of it: the bias then runs along memory and is the GEMM's own, not a copy of the whole tile.
+        v⊙t does not care which side is which, so the side with fewer items is the one that scales the weights.
         """
+        if len(t) < len(v):
+            return self.logits(t, v).T
         dtype, (height, dim) = self.trunk.dtype, self.trunk.shape
         scaled = (v.to(dtype).unsqueeze(1) * self.trunk).view(-1, dim)  # [I·H, d]
         hidden = functional.linear(t.to(dtype), scaled, self.trunk_bias.repeat(len(v))).relu_()

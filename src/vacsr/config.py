@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Config(BaseModel):
     """Frozen, no unknown fields, attribute docstrings become the descriptions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class AdapterConfig(Config):
@@ -213,7 +213,7 @@ class TrainConfig(Config):
     """Decoupled; scalars and biases of the method have none."""
     optimizer: Literal["adamw", "adamp"] = "adamw"
     """AdamP is the paper's (extra `paper`)."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Adam's, the paper's and everyone's."""
     schedule: Literal["step", "cosine", "constant"] = "step"
     """`step` multiplies lr by decay from decay_at on."""

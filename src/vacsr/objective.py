@@ -18,7 +18,7 @@ from vacsr.distributions import (
     relaxed_one_hot,
     ste_sigmoid,
 )
-from vacsr.pairwise import PairBlock
+from vacsr.pairwise import PairBlock, cosines
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class VacsrObjective:
         z = mixture_draw(posterior.mean, posterior.log_var, weights=weights, noise=noise)
         sigma_log_var = adapter.log_var(hidden.detach()) if self.config.sigma_detach else posterior.log_var
         bounded = adapter.config.variance == "sigmoid"
-        decoded, cosine = adapter.decode(z).float(), adapter.residual_logit((v @ t.T).float())
+        decoded, cosine = adapter.decode(z).float(), adapter.residual_logit(cosines(v, t))
         return PairDraw(posterior, weights, sigma_log_var, bounded, decoded, cosine)
 
     def targets(self, draw: PairDraw, block: PairBlock) -> Tensor:
@@ -159,12 +159,11 @@ class VacsrObjective:
         return error.sum() / (block.batch if self.config.reduction == "rows" else block.pairs)
 
     def kl(self, draw: PairDraw, block: PairBlock, informative: Tensor) -> Tensor:
-        """Bound on the KL to N(0, I), mean over all pairs, or over positives and hard negatives only."""
+        """Bound on the KL to N(0, I): mean over all pairs, or over each row's positives and hard negatives."""
         kl = mixture_kl_bound(draw.posterior, free_bits=self.config.free_bits)
         if self.config.kl_pairs == "all":
             return kl.sum() / block.pairs
-        chosen = informative | block.relevance
-        return torch.where(chosen, kl, 0.0).sum() / (block.positives + block.batch * self.config.hard_negatives)
+        return mean_over_rows(kl, informative | block.relevance, rows=block.batch)
 
     def sigma_variance(self, draw: PairDraw) -> Tensor:
         """v of L_σ: from logσ² mixed with the draw's Gumbel weights (or α). [R, C, D]"""

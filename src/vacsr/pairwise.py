@@ -48,6 +48,15 @@ def same_image(row_ids: Tensor, col_ids: Tensor) -> Tensor:
     return row_ids.unsqueeze(1) == col_ids.unsqueeze(0)
 
 
+def cosines(v: Tensor, t: Tensor) -> Tensor:
+    """Every pair's cosine of unit vectors, in float32 also under autocast: a large scale would show the rounding.
+
+    [R, d], [C, d] -> [R, C]
+    """
+    with torch.autocast(v.device.type, enabled=False):
+        return v.float() @ t.float().T
+
+
 def batch_block(image_ids: Tensor, *, seed: int | Tensor, step: int | Tensor, rows: slice = slice(None)) -> PairBlock:
     """The block of one training batch: caption j belongs to image ``image_ids[j]``, row i is caption i's image."""
     places = torch.arange(len(image_ids), device=image_ids.device)

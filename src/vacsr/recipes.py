@@ -29,17 +29,46 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def resolve_method(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Replace ``preset`` by its fields, explicit fields on top. `vacsr-paper` is short for name and preset.
+def method_section(raw: Any) -> dict[str, Any]:
+    """A recipe's method section as fields: `vacsr-paper`, also as a name among fields, is name and preset.
 
-    >>> resolve_method("infonce-paper")
-    {'scale': 1.0, 'name': 'infonce'}
+    >>> method_section("vacsr-paper")
+    {'name': 'vacsr', 'preset': 'paper'}
     """
     if raw is not None and not isinstance(raw, str | Mapping):
         raise ConfigError(f"method: expected a name or fields such as {{name: vacsr, preset: paper}}, not {raw!r}")
     fields = {"name": raw} if isinstance(raw, str) else dict(raw or {})
-    name, _, suffix = str(fields.pop("name", "vacsr")).partition("-")
-    preset = str(fields.pop("preset", None) or suffix or "default")
+    if fields.get("name") is not None:
+        fields["name"], _, suffix = str(fields["name"]).partition("-")
+        if suffix:
+            fields.setdefault("preset", suffix)
+    return fields
+
+
+def layer_method(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """One method section on top of another. Another name, or a preset, starts the method afresh.
+
+    >>> layer_method({"name": "vacsr", "preset": "paper"}, {"objective": {"kl_weight": 0.0}})
+    {'name': 'vacsr', 'preset': 'paper', 'objective': {'kl_weight': 0.0}}
+    >>> layer_method({"name": "vacsr", "lr_scale": 0.5}, {"preset": "paper"})
+    {'name': 'vacsr', 'preset': 'paper'}
+    """
+    before, now = below.get("name"), above.get("name")
+    if before is not None and now is not None and now != before:
+        return dict(above)
+    if above.get("preset") is not None and "name" in below:
+        return {"name": before, **above}
+    return merge(below, above)
+
+
+def resolve_method(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Replace ``preset`` by its fields, explicit fields on top.
+
+    >>> resolve_method("infonce-paper")
+    {'scale': 1.0, 'name': 'infonce'}
+    """
+    fields = method_section(raw)
+    name, preset = str(fields.pop("name", None) or "vacsr"), str(fields.pop("preset", None) or "default")
     if name not in PRESETS:
         raise ConfigError(f"unknown method '{name}'{_nearest(name, PRESETS)} — choose one of: {', '.join(PRESETS)}")
     if preset not in PRESETS[name]:
@@ -107,23 +136,21 @@ def _scalar(text: str) -> Any:
         raise ConfigError(f"cannot read the value '{text}': {error}") from error
 
 
+def layered_recipe(*layers: Mapping[str, Any]) -> Recipe:
+    """A recipe from several parsed YAML mappings, later ones on top."""
+    whole: dict[str, Any] = {}
+    method: dict[str, Any] = {}
+    for layer in layers:
+        if not isinstance(layer, Mapping):
+            raise ConfigError(f"expected sections such as data, method and train, not {layer!r}")
+        method = layer_method(method, method_section(layer.get("method")))
+        whole = merge(whole, {key: value for key, value in layer.items() if key != "method"})
+    return parse(Recipe, {**whole, "method": resolve_method(method)})
+
+
 def recipe_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe from parsed YAML and dotted overrides; an override of ``method.name`` starts that method afresh."""
-    base, changes = dict(raw or {}), parse_overrides(overrides)
-    before, now = _method_name(base), _method_name(changes)
-    if now is not None and now != before:
-        base["method"] = {}
-    if isinstance(changes.get("method"), str):
-        changes["method"] = {"name": changes["method"]}
-    whole = merge(base, changes)
-    whole["method"] = resolve_method(whole.get("method"))
-    return parse(Recipe, whole)
-
-
-def _method_name(raw: Mapping[str, Any]) -> str | None:
-    """The name in a recipe's method section, which may be the name alone."""
-    method = raw.get("method")
-    return method.get("name") if isinstance(method, Mapping) else method
+    """A recipe from parsed YAML and dotted overrides."""
+    return layered_recipe(raw or {}, parse_overrides(overrides))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

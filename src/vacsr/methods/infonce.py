@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vacsr.config import InfoNCEConfig
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
 from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock
+from vacsr.pairwise import PairBlock, cosines
 
 
 class InfoNCE(nn.Module):
@@ -26,7 +26,7 @@ class InfoNCE(nn.Module):
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """Mean of the two directions' cross entropies; the target is the diagonal, or all captions of the image."""
         relevance = (pairs if self.config.positives == "ids" else pairs.diagonal()).relevance
-        logit = self.log_scale.exp() * (v.mean @ t.mean.T).float()
+        logit = self.log_scale.exp() * cosines(v.mean, t.mean)
         rows, cols = _cross_entropy(logit, relevance), _cross_entropy(logit.T, relevance.T)
         return LossTerms(0.5 * (rows + cols), {"i2t": rows.detach(), "t2i": cols.detach()})
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vacsr.config import SigmoidConfig
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
 from vacsr.objective import LossTerms, reconstruction_error
-from vacsr.pairwise import PairBlock
+from vacsr.pairwise import PairBlock, cosines
 
 
 class Sigmoid(nn.Module):
@@ -23,7 +23,7 @@ class Sigmoid(nn.Module):
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """Binary cross entropy with logit a·cos+b, summed over pairs, divided by B."""
-        logit = self.affine[0] * (v.mean @ t.mean.T).float() + self.affine[1]
+        logit = self.affine[0] * cosines(v.mean, t.mean) + self.affine[1]
         total = reconstruction_error(logit, pairs.relevance.to(logit.dtype), kind="bce").sum() / pairs.batch
         return LossTerms(total, {"bce": total.detach()})
 

@@ -1,0 +1,85 @@
+"""Time of one training step on cached features: eager, as a CUDA graph, and as a graph of the compiled step.
+
+    python benchmarks/train_step.py [--dim 256] [--batch 128] [--steps 200] [--json FILE]
+
+Everything in one run, on random features of the Flickr8k shape. Without a GPU only the eager step is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
+from vacsr.data import PairSet
+from vacsr.recipes import method_config
+from vacsr.train.loop import Trainer, batch_order
+
+METHODS = ("vacsr", "sigmoid", "infonce")
+
+
+def random_pairs(images: int = 1200, captions: int = 5) -> PairSet:
+    """Unit-variance image features [N, 320] and unit-length text features [5N, 384]."""
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.nn.functional.normalize(torch.randn(images * captions, 384, generator=generator), dim=1)
+    owner = torch.arange(images).repeat_interleave(captions)
+    ids = tuple(str(i) for i in range(images))
+    names = tuple(f"{i}#{k}" for i in range(images) for k in range(captions))
+    return PairSet(torch.randn(images, 320, generator=generator), texts, ids, names, owner)
+
+
+def time_steps(method: str, pairs: PairSet, config: TrainConfig, *, dim: int, steps: int) -> float:
+    """Median milliseconds of a step over five groups, after a warm-up that compiles and captures."""
+    backbone = BackboneConfig(head=HeadConfig(dim=dim))
+    trainer = Trainer.create(method_config(method), pairs, config, backbone=backbone, dev=None, out=None)
+    batches = [rows.to(trainer.device) for rows in batch_order(len(pairs), batch=config.batch_size, seed=0, epoch=0)]
+    wait = torch.cuda.synchronize if trainer.device.type == "cuda" else lambda: None
+    for number in range(10):
+        trainer.step(batches[number % len(batches)], number)
+    times, number = [], 10
+    for _ in range(5):
+        wait()
+        started = time.perf_counter()
+        for _ in range(max(1, steps // 5)):
+            trainer.step(batches[number % len(batches)], number)
+            number += 1
+        wait()
+        times.append(1e3 * (time.perf_counter() - started) / max(1, steps // 5))
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    gpu = torch.cuda.is_available()
+    ways = {"eager": {}}
+    if gpu:
+        ways |= {"CUDA graph": {"cuda_graph": True}, "compiled, CUDA graph": {"cuda_graph": True, "compile": True}}
+    pairs, rows = random_pairs(), []
+    for name, changes in ways.items():
+        config = TrainConfig.model_validate({"batch_size": args.batch, "precision": "tf32", **changes})
+        found = {
+            m: time_steps(m, pairs, config, dim=args.dim, steps=args.steps) for m in ("vacsr", "sigmoid", "infonce")
+        }
+        rows.append({"way": name, **found})
+    where = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{where}, torch {torch.__version__}, d={args.dim}, B={args.batch}, milliseconds a step\n")
+    print("| step | vacsr | sigmoid | infonce |\n|---|---|---|---|")
+    for row in rows:
+        print(f"| {row['way']} | {row['vacsr']:.2f} | {row['sigmoid']:.2f} | {row['infonce']:.2f} |")
+    if args.json:
+        args.json.write_text(json.dumps({"where": where, "dim": args.dim, "batch": args.batch, "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
