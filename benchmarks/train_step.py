@@ -18,7 +18,9 @@ import torch
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.data import PairSet
 from vacsr.recipes import method_config
-from vacsr.train.loop import Trainer, batch_order
+from vacsr.train.batches import batch_order
+from vacsr.train.loop import Trainer
+from vacsr.train.precision import matmul_precision
 
 METHODS = ("vacsr", "sigmoid", "infonce")
 
@@ -68,9 +70,8 @@ def main() -> None:
     pairs, rows = random_pairs(), []
     for name, changes in ways.items():
         config = TrainConfig.model_validate({"batch_size": args.batch, "precision": "tf32", **changes})
-        found = {
-            m: time_steps(m, pairs, config, dim=args.dim, steps=args.steps) for m in ("vacsr", "sigmoid", "infonce")
-        }
+        with matmul_precision(config.precision):
+            found = {m: time_steps(m, pairs, config, dim=args.dim, steps=args.steps) for m in METHODS}
         rows.append({"way": name, **found})
     where = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
     print(f"{where}, torch {torch.__version__}, d={args.dim}, B={args.batch}, milliseconds a step\n")

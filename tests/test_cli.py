@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -20,6 +22,7 @@ from vacsr.data import load_pairs
 from vacsr.data.features import write_features
 from vacsr.data.pairs import Provenance
 from vacsr.evaluate.judgments import judged_split
+from vacsr.evaluate.retrieval import evaluate_retrieval
 
 SPEC = "synthetic:images=20,held_out=15,per_image=2"
 RECIPE: dict[str, Any] = {
@@ -100,7 +103,7 @@ def test_the_installed_command(run: Path, tmp_path: Path) -> None:
     ("name", "options"),
     [
         ("train", ["RECIPE.yaml", "--set", "--out", "--resume"]),
-        ("evaluate", ["--pairs", "--split", "--protocol", "--judgments", "--json", "--device"]),
+        ("evaluate", ["--pairs", "--split", "--protocol", "--judgments", "--json", "--bins", "--stable", "--device"]),
         ("score", ["--image", "--text", "--pairs", "--device"]),
         ("compare", ["TABLE.yaml", "--set", "--seeds", "--out", "--jobs", "--row"]),
         ("demo", ["--out", "--seed"]),
@@ -329,7 +332,95 @@ def test_evaluate_chooses_a_split(vacsr: Command, run: Path, tmp_path: Path) -> 
     data = Features(tmp_path)
     for entry in data.entries:
         entry["split"] = "train"
-    assert "| flickr | all |" in vacsr("evaluate", run, "--pairs", data.write()).out
+    spec = data.write()
+    answer = vacsr("evaluate", run, "--pairs", spec)
+    assert "| flickr | all |" in answer.out
+    assert answer.err == (
+        "the data have no split 'test': reporting all 20 images, any that were trained on included"
+        " — choose with --split\n"
+    )
+    named = vacsr("evaluate", run, "--pairs", spec, "--split", "train")
+    assert "| flickr | train |" in named.out
+    assert named.err == ""
+
+
+def test_evaluate_keeps_the_split_of_a_spec(vacsr: Command, run: Path) -> None:
+    assert "| flickr | dev |" in vacsr("evaluate", run, "--pairs", f"{SPEC},split=dev").out
+    assert "| flickr | test |" in vacsr("evaluate", run, "--pairs", f"{SPEC},split=dev", "--split", "test").out
+
+
+def test_evaluate_loads_the_data_once(vacsr: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str | None] = []
+
+    def counted(spec: str, *, split: str | None = None) -> Any:
+        calls.append(split)
+        return load_pairs(spec, split=split)
+
+    monkeypatch.setattr("vacsr.data.load_pairs", counted)
+    assert vacsr("evaluate", run).code == 0
+    assert calls == ["test"]
+
+
+def with_config(run: Path, folder: Path, **evaluate: Any) -> Path:
+    """The run with other evaluate settings, and with fields that this version does not know."""
+    shutil.copytree(run, folder)
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    config |= {"evaluate": {"protocols": ["gone"], "folds": 5, **evaluate}, "tracking": {"url": "x"}}
+    config["data"]["workers"] = 4
+    config["method"] = {"name": "gone"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return folder
+
+
+class Settings:
+    """What evaluate_retrieval was asked for last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.last: dict[str, Any] = {}
+        monkeypatch.setattr("vacsr.evaluate.retrieval.evaluate_retrieval", self.record)
+
+    def record(self, scorer: Any, pairs: Any, *, protocols: Any, **settings: Any) -> Any:
+        self.last = {**settings, "judgments": [judged.kind for judged in settings["judgments"]]}
+        return evaluate_retrieval(scorer, pairs, protocols=protocols, **settings)
+
+
+def test_evaluate_takes_the_settings_of_the_run(
+    vacsr: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expert, crowd = write_judgments(tmp_path)
+    own = with_config(run, tmp_path / "own", judgments=[str(expert)], ties="pessimistic", bins="equal")
+    asked = Settings(monkeypatch)
+
+    def settings(*options: object) -> dict[str, Any]:
+        answer = vacsr("evaluate", *options)
+        assert (answer.code, answer.err) == (0, "")
+        return asked.last
+
+    plain = {"judgments": [], "ties": "stable", "bins": "count"}
+    assert settings(run) == plain
+    assert settings(own) == {"judgments": ["expert"], "ties": "pessimistic", "bins": "equal"}
+    assert settings(own, "--judgments", crowd)["judgments"] == ["crowd"]
+    assert settings(own, "--stable", "--bins", "count") == {**plain, "judgments": ["expert"]}
+    assert settings(run, "--pessimistic", "--bins", "equal") == {**plain, "ties": "pessimistic", "bins": "equal"}
+    assert settings(own, "--pairs", SPEC) == plain
+    assert settings(own, "--pairs", SPEC, "--bins", "equal") == {**plain, "bins": "equal"}
+    assert vacsr("evaluate", run, "--bins", "wide").code == 2
+
+
+@pytest.mark.parametrize("section", [None, "x", []])
+def test_an_odd_config_does_not_stand_in_the_way(vacsr: Command, run: Path, tmp_path: Path, section: Any) -> None:
+    old = with_config(run, tmp_path / "old")
+    pair = ["--image", "test-0003", "--text", "test-0003#0"]
+    assert vacsr("evaluate", old).code == 0
+    assert vacsr("score", old, *pair).code == 0
+    config = yaml.safe_load((old / "config.yaml").read_text(encoding="utf-8"))
+    (old / "config.yaml").write_text(yaml.safe_dump({**config, "evaluate": section}), encoding="utf-8")
+    assert vacsr("evaluate", old).code == 0
+    (old / "config.yaml").write_text(yaml.safe_dump({"data": section}), encoding="utf-8")
+    assert vacsr("evaluate", old).refused(2, "--pairs")
+    assert vacsr("score", old, *pair, "--pairs", SPEC).code == 0
+    (old / "config.yaml").write_text("a: [", encoding="utf-8")
+    assert vacsr("evaluate", old, "--pairs", SPEC).code == 0
 
 
 def test_wrong_judgments(vacsr: Command, run: Path, tmp_path: Path) -> None:
@@ -352,6 +443,56 @@ def test_score_prints_a_table(vacsr: Command, run: Path) -> None:
     words = load_pairs(SPEC, split="test").captions
     assert words is not None
     assert vacsr("score", run, "--image", "test-0003", "--text", words[6]).code == 0
+
+
+def test_score_prints_one_line_a_pair_whatever_the_words(vacsr: Command, run: Path, tmp_path: Path) -> None:
+    data = Features(tmp_path)
+    words = "a\tdog\nand\r\na cat\u2028here"
+    data.entries[3]["captions"][1] = words
+    data.entries[4]["image"] = "i\t4"
+    spec = data.write()
+    for image, printed in (("i3", "i3"), ("i\t4", "i 4")):
+        answer = vacsr("score", run, "--pairs", spec, "--image", image, "--text", words)
+        assert (answer.code, answer.err) == (0, "")
+        head, line = (line.split("\t") for line in answer.out.splitlines())
+        assert line[:2] == [printed, "a dog and  a cat here"]
+        assert len(line) == len(head) == 5
+
+
+def test_score_says_which_of_several_captions_it_took(vacsr: Command, run: Path, tmp_path: Path) -> None:
+    data = Features(tmp_path)  # every image has the captions "one" and "two"
+    data.entries[0]["captions"] = ["three", "four"]
+    spec = data.write()
+    own = vacsr("score", run, "--pairs", spec, "--image", "i5", "--text", "two", "--text", "i5#1")
+    assert (own.code, own.err) == (0, "")
+    _, by_words, by_id = (line.split("\t") for line in own.out.splitlines())
+    assert by_words[2:] == by_id[2:]
+    other = vacsr("score", run, "--pairs", spec, "--image", "i0", "--text", "two", "--text", "i1#1")
+    assert other.code == 0
+    assert other.err == (
+        "warning: 19 captions of other images read 'two', 'i1#1' is taken — give a caption id to choose\n"
+    )
+    _, by_words, by_id = (line.split("\t") for line in other.out.splitlines())
+    assert by_words[2:] == by_id[2:]
+
+
+def test_a_warning_is_one_plain_line(recipe: Path, tmp_path: Path) -> None:
+    data = Features(tmp_path)
+    np.save(tmp_path / "image.npy", data.images.numpy())
+    np.save(tmp_path / "text.npy", data.texts.flatten(0, 1).numpy())
+    names = tmp_path / "c.csv"
+    splits = [entry["split"] for entry in data.entries]
+    names.write_text("image,split\n" + "".join(f"i{n},{split}\n" for n, split in enumerate(splits)) * 2)
+    spec = f"features:{tmp_path / 'image.npy'},text={tmp_path / 'text.npy'},captions={names}"
+    argv = ["train", str(recipe), "--out", str(tmp_path / "run"), "--set", f'data.pairs="{spec}"']
+    done = subprocess.run(
+        [sys.executable, "-c", "from vacsr.cli import main; main()", *argv], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stderr.splitlines()
+    assert first.startswith(f"warning: {names}, line 22: image 'i0' comes back after other images; ")
+    assert first.endswith("— add a column image_row with each image's row, counted from 0")
+    assert all(line.startswith("vacsr: epoch") for line in others), done.stderr  # three splits are read, said once
 
 
 def test_score_of_an_unknown_name(vacsr: Command, run: Path) -> None:

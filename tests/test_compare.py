@@ -1,4 +1,4 @@
-"""Tables: finished cells are kept, changed ones start afresh, and the figures are those of the reports."""
+"""Tables: finished cells are kept, runs of another recipe are in the way, and the figures are those of the reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import torch
 import yaml
 
 import vacsr.compare
-from vacsr.compare import cells, compare, read_table
+from vacsr.cli import main
+from vacsr.compare import cells, compare, first_difference, read_table
 from vacsr.errors import DataError, EnvironmentProblem, NonFiniteLoss, UsageError
 from vacsr.files import read_tensors
 from vacsr.train.recipe import RecipeRun, run_recipe
@@ -209,12 +210,12 @@ def test_other_seeds(whole: Path, tmp_path: Path) -> None:
     assert listed == [("infonce", 5), ("ours", 0), ("ours", 1)]
 
 
-def test_a_changed_row_runs_again_from_its_start(whole: Path, tmp_path: Path) -> None:
+def test_with_fresh_a_changed_row_runs_again_from_its_start(whole: Path, tmp_path: Path) -> None:
     out, fresh = copy(whole, tmp_path / "out"), tmp_path / "fresh"
     before = times(out)
     rows = [TABLE["rows"][0], {"name": "ours", "set": {"method": {"name": "vacsr"}, "train": {"lr": 0.01}}}]
     table = read_table(write(tmp_path, rows=rows))
-    compare(table, out)
+    compare(table, out, fresh=True)
     compare(table, fresh)
     after = times(out)
     assert {name for name in NAMES if after[name] != before[name]} == {name for name in NAMES if "ours" in name}
@@ -223,6 +224,100 @@ def test_a_changed_row_runs_again_from_its_start(whole: Path, tmp_path: Path) ->
     for name in NAMES:
         found, expected = (read_tensors(root / name / "model/model.safetensors")[0] for root in (out, fresh))
         assert all(torch.equal(found[key], expected[key]) for key in expected), name
+
+
+def test_a_changed_table_is_refused_before_anything_runs(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = copy(whole, tmp_path / "out"), write(tmp_path)
+    (out / NAMES[0] / "report.json").unlink()  # a checkpoint alone is a run, too
+    shutil.rmtree(out / NAMES[1])  # this one could run
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    monkeypatch.setattr(sys, "argv", ["vacsr", "compare", str(file), "--out", str(out), "--set", "train.epochs=3"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    message = capsys.readouterr().err
+    assert f"{out / NAMES[0]} holds a run of another recipe: train.epochs was 1 and is now 3 (and 6 more" in message
+    assert "choose another --out, or add --fresh to start those cells again" in message
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_the_command_line_can_start_afresh(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, file = copy(whole, tmp_path / "out"), write(tmp_path)
+    options = ["--out", str(out), "--seeds", "1", "--row", "infonce", "--set", "train.lr=0.01", "--fresh"]
+    monkeypatch.setattr(sys, "argv", ["vacsr", "compare", str(file), *options])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    before, after = times(whole), times(out)
+    chosen = {name for name in NAMES if "infonce/seed-1" in name}
+    found = {name: yaml.safe_load((out / name / "config.yaml").read_text(encoding="utf-8")) for name in NAMES}
+    assert {name for name, config in found.items() if config["train"]["lr"] == 0.01} == chosen
+    assert all(after[name] > before[name] for name in chosen)
+
+
+def test_only_the_chosen_rows_are_in_the_way(whole: Path, tmp_path: Path) -> None:
+    out = copy(whole, tmp_path / "out")
+    rows = [TABLE["rows"][0], {"name": "ours", "set": {"method": {"name": "vacsr"}, "train": {"lr": 0.01}}}]
+    table = read_table(write(tmp_path, rows=rows))
+    assert {value.row for value in compare(table, out, rows=["infonce"]).values} == {"infonce"}
+    with pytest.raises(UsageError, match=r"ours/seed-0 holds a run of another recipe: .* was .* and is now "):
+        compare(table, out)
+
+
+@pytest.mark.parametrize("change", ["log_every=7", "checkpoint_every=2", "trackers=[jsonl, csv]", "device=auto"])
+def test_fields_without_effect_keep_a_cell_finished(whole: Path, tmp_path: Path, change: str) -> None:
+    table = read_table(write(tmp_path), [f"train.{change}"])
+    assert all(cell.finished() and cell.outdated() is None for cell in cells(table, whole))
+
+
+def test_a_recipe_of_an_older_release_has_the_defaults_of_new_fields(whole: Path, tmp_path: Path) -> None:
+    out = copy(whole, tmp_path / "out")
+    for config in out.rglob("config.yaml"):
+        raw = yaml.safe_load(config.read_text(encoding="utf-8"))
+        del raw["train"]["decay_at"], raw["evaluate"]["bins"]
+        config.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    table = read_table(write(tmp_path))
+    assert all(cell.finished() and cell.outdated() is None for cell in cells(table, out))
+    (first, *_) = cells(read_table(write(tmp_path), ["train.decay_at=0.5"]), out)
+    assert first.outdated() == "train.decay_at was 0.6 and is now 0.5"
+
+
+@pytest.mark.parametrize("text", ["train: {epochs: 1, of_the_past: 2}", "train: [", None])
+def test_a_recipe_that_cannot_be_read_is_another(whole: Path, tmp_path: Path, text: str | None) -> None:
+    out = copy(whole, tmp_path / "out")
+    config = out / NAMES[2] / "config.yaml"
+    config.unlink()
+    if text is not None:
+        config.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"noise-50/infonce/seed-0 holds a run .*: its recipe cannot be read: "):
+        compare(read_table(write(tmp_path)), out)
+    compare(read_table(write(tmp_path)), out, fresh=True)
+    assert (out / "table.md").read_text(encoding="utf-8") == (whole / "table.md").read_text(encoding="utf-8")
+
+
+def test_what_never_got_far_is_not_in_the_way(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    left = out / NAMES[0] / "config.yaml"
+    left.parent.mkdir(parents=True)
+    left.write_text("train: {epochs: 77}", encoding="utf-8")
+    compare(read_table(write(tmp_path)), out)
+    assert (out / "table.md").read_text(encoding="utf-8") == (whole / "table.md").read_text(encoding="utf-8")
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(UsageError, match=r"out/deep cannot be a folder: .*/out is a file — choose another --out"):
+        compare(read_table(write(tmp_path)), tmp_path / "out" / "deep")
+
+
+def test_the_first_difference_has_both_values() -> None:
+    assert first_difference({"a": {"b": 1}}, {"a": {"b": 1}}) is None
+    assert (
+        first_difference({"a": {"b": 1, "c": "x"}, "d": 1}, {"a": {"b": 1, "c": "y"}}) == "a.c was 'x' and is now 'y'"
+    )
+    assert first_difference({"gone": 1}, {"new": 2}) == "new was None and is now 2"
 
 
 def test_a_changed_cell_that_is_killed_is_not_taken_for_finished(
@@ -236,7 +331,7 @@ def test_a_changed_cell_that_is_killed_is_not_taken_for_finished(
 
     monkeypatch.setattr("vacsr.train.recipe.evaluate_retrieval", killed)
     with pytest.raises(KeyboardInterrupt):
-        compare(table, out, rows=["ours"])
+        compare(table, out, rows=["ours"], fresh=True)
     monkeypatch.undo()
     assert not next(cell for cell in cells(table, out) if cell.row == "ours").finished()
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
 
 from vacsr import __version__
-from vacsr.errors import UsageError, VacsrError
+from vacsr.errors import DataError, UsageError, VacsrError
+
+if TYPE_CHECKING:
+    from vacsr.config import EvaluateConfig
+    from vacsr.data import PairSet
 
 app = typer.Typer(
     help="Image-text similarity with a grade and an uncertainty.",
@@ -24,6 +30,15 @@ Overrides = Annotated[
     typer.Option("--set", metavar="A.B=C", help="Change a field, e.g. --set train.epochs=5. Repeatable."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+_ONE_CELL = str.maketrans(dict.fromkeys("\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", " "))
+"""Tabs and line breaks as spaces, so that a cell of a table stays one."""
+
+
+class Bins(StrEnum):
+    """Uncertainty bins of equal count or of equal width."""
+
+    COUNT = "count"
+    EQUAL = "equal"
 
 
 def _version(wanted: bool) -> None:
@@ -95,49 +110,85 @@ def evaluate(
         str | None, typer.Option(help="Split to report; default: test, or all where there is none.")
     ] = None,
     protocol: Annotated[list[str] | None, typer.Option(help="Protocol; repeatable. Default: flickr.")] = None,
-    judgments: Annotated[list[Path] | None, typer.Option(help="File of human grades; repeatable.")] = None,
+    judgments: Annotated[
+        list[Path] | None, typer.Option(help="File of human grades; repeatable. Default: the run's.")
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the report as JSON.")] = None,
-    pessimistic: Annotated[bool, typer.Option("--pessimistic", help="Among equal scores, wrong items first.")] = False,
+    pessimistic: Annotated[
+        bool | None,
+        typer.Option("--pessimistic/--stable", help="Among equal scores, wrong items first, or index order."),
+    ] = None,
+    bins: Annotated[Bins | None, typer.Option(help="Uncertainty bins of equal count, or of equal width.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Report retrieval, uncertainty and agreement with human grades."""
-    from vacsr.data import load_pairs
+    """Report retrieval, uncertainty and agreement with human grades.
+
+    Judgments, ties and bins that are not given are the run's own, unless --pairs names other data.
+    """
     from vacsr.evaluate.judgments import read_judgments
     from vacsr.evaluate.retrieval import evaluate_retrieval
     from vacsr.files import write_json
     from vacsr.scoring import PairScorer
 
     scorer = PairScorer.from_pretrained(run, device=device)
-    spec = pairs or _run_pairs(run)
-    data = load_pairs(spec, split=split or default_split(spec))
-    grades = [read_judgments(path) for path in judgments or []]
+    data = _pairs_to_report(run, pairs, split=split)
+    given: dict[str, Any] = {}
+    if judgments:
+        given["judgments"] = [str(path) for path in judgments]
+    if pessimistic is not None:
+        given["ties"] = "pessimistic" if pessimistic else "stable"
+    if bins is not None:
+        given["bins"] = bins.value
+    settings = _evaluate_settings({} if pairs else _run_section(run, "evaluate"), given)
     report = evaluate_retrieval(
         scorer, data,
-        protocols=protocol or ["flickr"], judgments=grades, ties="pessimistic" if pessimistic else "stable",
+        protocols=protocol or ["flickr"],
+        judgments=[read_judgments(Path(path).expanduser()) for path in settings.judgments],
+        ties=settings.ties, bins=settings.bins,
     )  # fmt: skip
     if json is not None:
         write_json(json, report.to_json())
     typer.echo(report.to_markdown())
 
 
-def default_split(spec: str) -> str:
-    """`test` where the data has one, everything otherwise."""
-    from vacsr.data import load_pairs
-    from vacsr.errors import DataError
+def _pairs_to_report(run: Path, pairs: str | None, *, split: str | None) -> PairSet:
+    """The split asked for; else `test` where the data have one, and everything, with a word about it, otherwise."""
+    from vacsr.data import load_pairs, parse_spec
 
+    spec = pairs or _run_pairs(run)
+    chosen = split or (parse_spec(pairs).options.get("split") if pairs else None)
+    if chosen:
+        return load_pairs(spec, split=chosen)
     try:
-        load_pairs(spec, split="test")
-    except DataError:
-        return "all"
-    return "test"
+        return load_pairs(spec, split="test")
+    except DataError:  # no such split, or broken data, which the next line refuses again
+        data = load_pairs(spec, split="all")
+    count = f"all {len(data.image_ids):,} images, any that were trained on included"
+    typer.echo(f"the data have no split 'test': reporting {count} — choose with --split", err=True)
+    return data
+
+
+def _evaluate_settings(own: dict[str, Any], given: dict[str, Any]) -> EvaluateConfig:
+    """The run's own judgments, ties and bins, and on top of them the options that were given."""
+    from vacsr.config import EvaluateConfig
+    from vacsr.recipes import parse
+
+    known = {name: value for name, value in own.items() if name in ("judgments", "ties", "bins")}
+    return parse(EvaluateConfig, {**known, **given})
+
+
+def _run_section(run: Path, name: str) -> dict[str, Any]:
+    """A section of the run folder's config.yaml, unchecked: an older run may have other fields. Empty if not there."""
+    from vacsr.recipes import read_yaml
+
+    config = run / "config.yaml"
+    section = read_yaml(config).get(name) if config.is_file() else None
+    return section if isinstance(section, dict) else {}
 
 
 def _run_pairs(run: Path) -> str:
     """The data that a run folder was trained on."""
-    from vacsr.recipes import read_yaml
-
-    config = run / "config.yaml"
-    data = read_yaml(config).get("data", {}) if config.is_file() else {}
+    data = _run_section(run, "data")
     if "pairs" not in data:
         raise UsageError(f"{run} is a model folder, so it does not say on which data — add --pairs SPEC")
     return str(data["pairs"])
@@ -159,7 +210,7 @@ def score(
     scorer = PairScorer.from_pretrained(run, device=device)
     data = load_pairs(pairs or _run_pairs(run), split="all")
     lines = [("image", "text", "score", "grade", "uncertainty"), *score_named(scorer, data, image=image, texts=text)]
-    typer.echo("\n".join("\t".join(line) for line in lines))
+    typer.echo("\n".join("\t".join(cell.translate(_ONE_CELL) for cell in line) for line in lines))
 
 
 @app.command()
@@ -171,6 +222,7 @@ def compare(
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes; several may share a GPU.")] = 1,
     row: Annotated[list[str] | None, typer.Option(help="Only these rows; repeatable.")] = None,
     against: Annotated[str | None, typer.Option(help="Also print every row's difference from this one.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete runs of another recipe and start them again.")] = False,
 ) -> None:
     """Run methods × settings × seeds; finished cells are kept, so the same command goes on where it stopped."""
     from vacsr.compare import compare as run_table
@@ -181,7 +233,7 @@ def compare(
     plan = read_table(table, overrides or [])
     if against is not None and against not in {variant.name for variant in plan.rows}:
         raise UsageError(f"no row '{against}' — the table has: {', '.join(variant.name for variant in plan.rows)}")
-    result = run_table(plan, folder, seeds=chosen, jobs=jobs, rows=row or [])
+    result = run_table(plan, folder, seeds=chosen, jobs=jobs, rows=row or [], fresh=fresh)
     typer.echo(result.to_markdown())
     if against is not None:
         typer.echo(result.differences(against))
@@ -194,10 +246,24 @@ def _numbers(text: str) -> list[int]:
         raise UsageError(f"--seeds takes numbers such as 0,1,2, not '{text}'") from error
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One plain line on stderr, without Python's source line."""
+    print("warning:", " ".join(str(message).splitlines()), file=sys.stderr)
+
+
 def main() -> None:
-    """Entry point: a VacsrError becomes one message and its exit code, Ctrl-C becomes 130."""
+    """Entry point: a VacsrError becomes one message and its exit code, a warning one line, Ctrl-C becomes 130."""
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            app()
     except VacsrError as error:
         Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
         print(error, file=sys.stderr)

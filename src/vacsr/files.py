@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from vacsr.errors import DataError, DiskFull
+from vacsr.errors import DataError, DiskFull, EnvironmentProblem
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # How safetensors' own writer reports the same: no space, file too large, over quota.
@@ -53,10 +53,10 @@ def atomic_path(target: Path) -> Iterator[Path]:
 def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
     """The same for files that belong together: all are whole on the disk before the first takes its name."""
     temporaries = tuple(target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets)
+    for target in targets:
+        _make_folder(target.parent)
     try:
         with disk_errors(targets[0]):
-            for target in targets:
-                target.parent.mkdir(parents=True, exist_ok=True)
             yield temporaries
             for temporary in temporaries:
                 _sync(temporary)
@@ -65,6 +65,15 @@ def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
     finally:
         for temporary in temporaries:
             temporary.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"cannot make the folder {folder} ({error.strerror}) — choose another place"
+        raise EnvironmentProblem(message) from error
 
 
 def _sync(path: Path) -> None:

@@ -45,6 +45,20 @@ def test_csv_in_order_of_first_appearance(tmp_path: Path) -> None:
     assert table.splits == ("dev", "train")
 
 
+@pytest.mark.parametrize(
+    ("text", "apart"),
+    [
+        ("image\na\na\nb\n", None),
+        ("image\nb\nc\nb\nc\n", "line 4: image 'b' comes back after other images"),
+        ("image\na\nc\nb\nb\nc\n", "line 6: image 'c' comes back after other images"),
+        ("image,image_row\nb,1\nc,0\nb,1\n", None),
+    ],
+)
+def test_captions_of_an_image_that_stand_apart(tmp_path: Path, text: str, apart: str | None) -> None:
+    path = written(tmp_path, "c.csv", text)
+    assert read_captions(path).apart == (None if apart is None else f"{path}, {apart}")
+
+
 def test_jsonl_with_ids_and_rows_of_its_own(tmp_path: Path) -> None:
     rows = [{"image": 7, "caption_id": "x", "image_row": 1}, {"image": "a", "caption_id": "y", "image_row": 0}]
     table = read_captions(written(tmp_path, "c.jsonl", "\n\n".join(map(json.dumps, rows))))

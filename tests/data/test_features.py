@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,48 @@ def test_flat_texts_with_a_file_of_rows(tmp_path: Path) -> None:
     write_tensors(tmp_path / "f.safetensors", {"image": IMAGE, "text": TEXT.reshape(6, 5)})
     names = tmp_path / "c.csv"
     names.write_text("image\nb\na\na\nb\nc\na\n")
-    pairs = load_features(tmp_path / "f.safetensors", captions=names)
+    with pytest.warns(UserWarning, match="line 5: image 'b' comes back"):
+        pairs = load_features(tmp_path / "f.safetensors", captions=names)
     assert pairs.image_ids == ("b", "a", "c")
     assert pairs.caption_image.tolist() == [0, 1, 1, 0, 2, 1]
     assert pairs.caption_ids == ("b#0", "a#0", "a#1", "b#1", "c#0", "a#2")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_captions_that_stand_apart_are_warned_of(tmp_path: Path, suffix: str) -> None:
+    np.save(tmp_path / "image.npy", IMAGE.numpy())
+    np.save(tmp_path / "text.npy", TEXT.reshape(6, 5).numpy())
+    names = tmp_path / f"c.{suffix}"
+    spec = f"features:{tmp_path / 'image.npy'},text={tmp_path / 'text.npy'},captions={names}"
+    order = "bcabca"
+
+    def write(images: str, rows: str = "") -> None:
+        if suffix == "csv":
+            lines = ["image,image_row", *map(",".join, zip(images, rows, strict=True))] if rows else ["image", *images]
+        else:
+            given = [{"image": n} | ({"image_row": int(rows[i])} if rows else {}) for i, n in enumerate(images)]
+            lines = [json.dumps(row) for row in given]
+        names.write_text("\n".join(lines))
+
+    write(order)
+    with pytest.warns(UserWarning, match=r"image 'b' comes back after other images; .* — add a column image_row"):
+        assert load_pairs(spec).image_ids == ("b", "c", "a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write(order, "120120")
+        assert load_pairs(spec).image_ids == ("a", "b", "c")
+        write("bbccaa")
+        assert load_pairs(spec).image_ids == ("b", "c", "a")
+
+
+def test_a_stored_caption_image_answers_for_the_order(tmp_path: Path) -> None:
+    rows = torch.tensor([0, 1, 0])
+    write_features(tmp_path / "f.safetensors", image=IMAGE[:2], text=TEXT[:, 0], caption_image=rows)
+    names = tmp_path / "c.csv"
+    names.write_text("image\nb\na\nb\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_features(tmp_path / "f.safetensors", captions=names).image_ids == ("b", "a")
 
 
 def test_flat_texts_with_caption_image_keep_a_distractor(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -45,6 +48,32 @@ def test_a_caption_may_be_given_by_its_words(pairs: PairSet) -> None:
     by_id = list(score_named(judge, pairs, image=pairs.image_ids[0], texts=[pairs.caption_ids[column]]))
     assert by_words[0][2:] == by_id[0][2:]
     assert by_words[0][1] == pairs.captions[column]
+
+
+def with_words(pairs: PairSet, *columns: int) -> PairSet:
+    """The same pairs, these captions with the same words. Image n has the captions 2n and 2n + 1."""
+    words = tuple("the same words" if n in columns else f"words {n}" for n in range(len(pairs.caption_ids)))
+    return replace(pairs, captions=words)
+
+
+@pytest.mark.parametrize(
+    ("columns", "taken", "said"),
+    [
+        ((9,), 9, None),
+        ((2, 7, 9), 7, None),
+        ((2, 9), 2, "2 captions of other images read 'the same words', 'train-0001#0' is taken — give a caption id"),
+        ((2, 6, 7), 6, "2 captions of image 'train-0003' read 'the same words', 'train-0003#0' is taken — give"),
+    ],
+)
+def test_words_of_several_captions(pairs: PairSet, columns: tuple[int, ...], taken: int, said: str | None) -> None:
+    judge, same = scorer(pairs, VacsrConfig()), with_words(pairs, *columns)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (by_words,) = score_named(judge, same, image="train-0003", texts=["the same words"])
+    (by_id,) = score_named(judge, same, image="train-0003", texts=[same.caption_ids[taken]])
+    assert by_words[2:] == by_id[2:]
+    assert by_words[1] == "the same words"
+    assert [str(warning.message).startswith(said or "nothing") for warning in caught] == [True] * (said is not None)
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(pairs: PairSet) -> None:

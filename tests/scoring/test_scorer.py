@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch import Tensor
 import vacsr.scoring as scoring
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.data.pairs import PairSet, Provenance
-from vacsr.errors import DataError, EnvironmentProblem, ProvenanceMismatch, ShapeMismatch
+from vacsr.errors import DataError, EnvironmentProblem, ProvenanceMismatch, ShapeMismatch, UsageError
 from vacsr.methods.model import MatchingModel
 from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer, choose_device
@@ -168,6 +170,82 @@ def test_scores_are_float32_whatever_comes_in() -> None:
     assert 0 < (low - exact).abs().max() < 0.02 * (exact.max() - exact.min())
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f4", np.longdouble])
+def test_numpy_arrays_are_taken_too(dtype: Any) -> None:
+    scorer = PairScorer(build({"name": "vacsr"}), device="cpu")
+    images, texts = (x.numpy().astype(dtype) for x in inputs(20, 20))
+    tensors = [torch.from_numpy(x.astype(np.float32)) for x in (images, texts)]
+    expected = scorer.score_all(*tensors)
+    assert torch.equal(scorer.score_all(images, texts).score, expected.score)
+    assert torch.equal(scorer.score_pairs(images, texts).score, scorer.score_pairs(*tensors).score)
+    assert torch.equal(scorer.embed_images(images).mean, expected.images.mean)
+    assert torch.equal(scorer.embed_texts(texts).mean, expected.texts.mean)
+
+
+def test_any_numpy_layout_and_no_warning() -> None:
+    scorer, (images, texts) = PairScorer(build({"name": "vacsr"}), device="cpu"), inputs(20, 20)
+    expected, image_array, text_array = scorer.score_all(images, texts).score, images.numpy(), texts.numpy()
+    read_only = image_array.copy()
+    read_only.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(scorer.score_all(read_only, np.asfortranarray(text_array)).score, expected)
+        backwards = scorer.score_all(images.flip(0), texts).score
+        assert torch.equal(scorer.score_all(image_array[::-1], text_array).score, backwards)
+        with pytest.raises(DataError, match="1 of 20 images have NaN or infinite features, first in row 19"):
+            scorer.score_all(np.vstack([image_array[:19].astype(float), np.full((1, 6), 1e300)]), texts)
+
+
+ENTRIES: dict[str, Any] = {
+    "score_all": lambda scorer, images, texts: scorer.score_all(images, texts),
+    "score_pairs": lambda scorer, images, texts: scorer.score_pairs(images, texts),
+    "embed": lambda scorer, images, texts: (scorer.embed_images(images), scorer.embed_texts(texts)),
+}
+every_entry = pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+both_sides = pytest.mark.parametrize(("side", "kind"), [(0, "image"), (1, "text")])
+tensor_or_array = pytest.mark.parametrize("convert", [lambda x: x, lambda x: x.numpy()], ids=["torch", "numpy"])
+
+
+@every_entry
+@both_sides
+@tensor_or_array
+def test_a_wrong_number_of_dimensions_is_refused(entry: Any, side: int, kind: str, convert: Any) -> None:
+    scorer = PairScorer(build({"name": "vacsr"}), device="cpu")
+    for shape in ([], [6], [4], [3, 2, 4]):
+        wrong = [convert(x) for x in inputs(3, 3)]
+        wrong[side] = convert(torch.ones(shape))
+        with pytest.raises(ShapeMismatch) as caught:
+            entry(scorer, *wrong)
+        assert f"{kind} features have shape {shape}, expected [N, D] — " in str(caught.value)
+
+
+@every_entry
+@both_sides
+@tensor_or_array
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_features_that_are_not_finite_are_refused(entry: Any, side: int, kind: str, convert: Any, value: float) -> None:
+    wrong = inputs(9, 9)
+    wrong[side][5, 1] = wrong[side][7] = value
+    with pytest.raises(DataError, match=f"2 of 9 {kind}s have NaN or infinite features, first in row 5 .*— "):
+        entry(PairScorer(build({"name": "vacsr"}), device="cpu"), *map(convert, wrong))
+
+
+def test_features_that_are_no_floats_are_refused() -> None:
+    scorer, (images, texts) = PairScorer(build({"name": "vacsr"}), device="cpu"), inputs(3, 3)
+    with pytest.raises(UsageError, match="image features are a list — pass a tensor or a numpy array"):
+        scorer.score_all(images.tolist(), texts)
+    with pytest.raises(DataError, match="text features are object, expected floats — "):
+        scorer.score_all(images, texts.numpy().astype(object))
+
+
+def test_a_data_set_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, pairs = PairScorer(build({"name": "vacsr"}), device="cpu"), pair_set(Provenance())
+    expected = scorer.score_all(pairs.images, pairs.texts).score
+    monkeypatch.setattr(scoring, "_checked", lambda *_, **__: pytest.fail("checked twice"))
+    assert torch.equal(scorer.score_set(pairs).score, expected)
+    assert not scorer.score_set(pairs).score.requires_grad
+
+
 @every_method
 def test_scoring_has_no_dropout_and_no_gradient(raw: dict[str, Any]) -> None:
     model, (images, texts) = build(raw).train(), inputs()
@@ -182,6 +260,30 @@ def test_no_texts_or_no_images(images: int) -> None:
     scorer = PairScorer(build({"name": "vacsr"}), device="cpu")
     texts = 3 - images
     assert scorer.score_all(*inputs(images, texts)).score.shape == (images, texts)
+
+
+@every_method
+@pytest.mark.parametrize(("images", "texts"), [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("cached", [False, True])
+def test_topk_of_nothing_is_empty(raw: dict[str, Any], images: int, texts: int, cached: bool) -> None:
+    scores = PairScorer(build(raw), device="cpu").score_all(*inputs(images, texts))
+    if cached:
+        _ = scores.score
+    for direction, queries, candidates in (("i2t", images, texts), ("t2i", texts, images)):
+        for k in (1, 2, 10):
+            got = scores.topk(k, direction=direction)  # type: ignore[arg-type]
+            assert got.score.shape == got.index.shape == (queries, min(k, candidates))
+            assert (got.score.dtype, got.index.dtype) == (torch.float32, torch.int64)
+
+
+def test_topk_refuses_what_it_does_not_know() -> None:
+    scores = PairScorer(build({"name": "vacsr"}), device="cpu").score_all(*inputs())
+    for direction in ("I2T", "t2t", ""):
+        with pytest.raises(UsageError, match=f"no direction '{direction}' — use i2t .* or t2i"):
+            scores.topk(3, direction=direction)  # type: ignore[arg-type]
+    for k in (0, -1):
+        with pytest.raises(UsageError, match=f"k is {k}, expected 1 or more — "):
+            scores.topk(k)
 
 
 # ------------------------------------------------------------------------------------------------------- from files

@@ -23,9 +23,10 @@ import vacsr.train.loop
 from vacsr.cli import main
 from vacsr.pairwise import batch_block
 from vacsr.recipes import read_yaml, recipe_from
+from vacsr.train.batches import batch_order
 from vacsr.train.distributed import sum_gradients
-from vacsr.train.loop import Trainer, batch_order
-from vacsr.train.recipe import training_data
+from vacsr.train.loop import Trainer
+from vacsr.train.recipe import run_recipe, training_data
 from vacsr.train.step import TrainStep
 from vacsr.train.trackers import JsonlTracker
 
@@ -119,6 +120,13 @@ def noise() -> None:
     torch.save(drawn, Path(JOB["result"]) / f"rank-{run.world.rank}.pt")
 
 
+def twice() -> None:
+    """Two whole runs, one after the other."""
+    for number in range(2):
+        run_recipe(recipe_from(read_yaml(Path(JOB["recipe"]))), Path(JOB["result"]) / f"run-{number}", progress=False)
+        print("joined" if torch.distributed.is_initialized() else "left")
+
+
 def run() -> None:
     torch.set_num_threads(1)
     os.environ.update(JOB.get("env", {}))
@@ -133,7 +141,7 @@ def run() -> None:
         sys.argv = ["vacsr", *JOB["argv"]]
         main()
     else:
-        {"gradients": gradients, "noise": noise}[JOB["task"]]()
+        {"gradients": gradients, "noise": noise, "twice": twice}[JOB["task"]]()
 
 
 if __name__ == "__main__" and JOB:

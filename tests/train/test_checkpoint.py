@@ -17,10 +17,12 @@ from torch import nn
 
 import vacsr.files
 from vacsr.cli import main
-from vacsr.config import TrainConfig
-from vacsr.errors import DataError
+from vacsr.config import BackboneConfig, InfoNCEConfig, SigmoidConfig, TrainConfig
+from vacsr.data import load_pairs
+from vacsr.errors import DataError, EnvironmentProblem
 from vacsr.methods.base import ParamGroup
-from vacsr.train.checkpoint import FILE, TrainState, has_checkpoint, load_checkpoint, save_checkpoint
+from vacsr.methods.sigmoid import Sigmoid
+from vacsr.train.checkpoint import FILE, TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
 from vacsr.train.optim import build_optimizer
 
 
@@ -73,6 +75,67 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="another configuration or data"):
         load_checkpoint(tmp_path, model, optimizer, fingerprint="two")
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_run_on_the_processor_leaves_cuda_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: pytest.fail("takes memory on the GPU"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model, optimizer = trained("adamw", steps=1)
+    save_checkpoint(tmp_path, model, optimizer, state=TrainState(), fingerprint="f")
+    tensors, metadata = vacsr.files.read_tensors(tmp_path / FILE)
+    assert "rng.cuda" not in tensors
+    vacsr.files.write_tensors(tmp_path / FILE, {**tensors, "rng.cuda": torch.zeros(16)}, metadata=metadata)
+    assert load_checkpoint(tmp_path, model, optimizer, fingerprint="f") is not None, "a run that moved off its GPU"
+
+
+def mark(**changes: Any) -> str:
+    given: dict[str, Any] = {
+        "method": SigmoidConfig(), "pairs": load_pairs(SPEC, split="train"), "dev": load_pairs(SPEC, split="dev"),
+        "config": TrainConfig(), "backbone": BackboneConfig(), **changes,
+    }  # fmt: skip
+    return fingerprint(given.pop("method"), given.pop("pairs"), **given)
+
+
+SPEC = "synthetic:images=8,held_out=6,per_image=2"
+
+
+class Wide(nn.Module):
+    """A method object without a config."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+
+def test_the_fingerprint_tells_runs_apart() -> None:
+    dev = load_pairs(SPEC, split="dev")
+    others = [
+        mark(),
+        mark(dev=None),
+        mark(dev=load_pairs(SPEC, split="test")),
+        mark(dev=dev.with_caption_image(dev.caption_image.flip(0))),
+        mark(pairs=load_pairs(SPEC, split="test")),
+        mark(config=TrainConfig(lr=0.1)),
+        mark(method=InfoNCEConfig()),
+        mark(method=Wide(3)),
+        mark(method=Wide(4)),
+    ]
+    assert len(set(others)) == len(others)
+
+
+def test_the_fingerprint_does_not_mind_what_changes_nothing() -> None:
+    free = TrainConfig(device="cuda", log_every=3, checkpoint_every=4, trackers=("csv",))
+    assert mark() == mark(config=free) == mark(method=Sigmoid(SigmoidConfig()))
+    assert mark(method=Wide(3)) == mark(method=Wide(3))
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").touch()
+    model, optimizer = trained("adamw", steps=1)
+    for folder in (tmp_path / "checkpoint", tmp_path / "checkpoint" / "deep"):
+        with pytest.raises(EnvironmentProblem, match=r"cannot make the folder .*checkpoint"):
+            save_checkpoint(folder, model, optimizer, state=TrainState(), fingerprint="f")
 
 
 def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:

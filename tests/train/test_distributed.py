@@ -15,9 +15,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from vacsr.errors import UsageError
-from vacsr.train.distributed import World, barrier, gather_rows, join_world, sum_gradients, sum_over_ranks
+from vacsr.errors import EnvironmentProblem, UsageError
+from vacsr.train.distributed import (
+    World,
+    barrier,
+    gather_rows,
+    join_world,
+    leaving_world,
+    sum_gradients,
+    sum_over_ranks,
+    take_device,
+)
 
 # Dropout is on (0.2 by default): its draws go by the global row. No dev set: a choice by RSUM could flip on rounding.
 PLAIN = {"data.dev": "", "evaluate.splits": ["test"], "train.checkpoint_every": 3}
@@ -110,6 +120,38 @@ def test_ranks_stop_together_and_resume(launch: Any, recipes: Any, outcome: Any,
     assert all("stopped after step 5" in part.err for part in stopped)
     assert [part.code for part in launch.ranks([[*command, "--resume"]] * 2)] == [0, 0]
     assert outcome.of(broken).same(outcome.of(whole))
+
+
+def test_a_recipe_leaves_the_group_it_joined_and_may_join_another(
+    launch: Any, recipes: Any, outcome: Any, tmp_path: Path
+) -> None:
+    file = recipes.file(PLAIN | METHODS["sigmoid"])
+    done = launch.ranks([[], []], task="twice", recipe=str(file), result=str(tmp_path))
+    assert [(part.code, part.out.split()) for part in done] == [(0, ["left", "left"])] * 2, done
+    assert outcome.of(tmp_path / "run-0").same(outcome.of(tmp_path / "run-1"))
+
+
+def test_a_group_that_was_there_before_stays() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with leaving_world():
+            assert join_world(torch.device("cpu")) == World(0, 1)
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert take_device("cuda:1") == torch.device("cuda:1")
+    assert chosen == [torch.device("cuda:1")]
+    assert [take_device(name).type for name in ("cpu", "cuda", "auto")] == ["cpu", "cuda", "cuda"]
+    assert len(chosen) == 1, "the current one is taken as it is"
+    with pytest.raises(EnvironmentProblem, match="cuda:2"):
+        take_device("cuda:2")
 
 
 def test_a_batch_that_does_not_divide(launch: Any, recipes: Any, tmp_path: Path) -> None:

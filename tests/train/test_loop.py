@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ import torch
 
 from vacsr.config import BackboneConfig, HeadConfig, SigmoidConfig, TrainConfig
 from vacsr.data import PairSet, load_pairs
-from vacsr.errors import ConfigError, DataError, UsageError
+from vacsr.errors import ConfigError, DataError, MissingExtra, UsageError
 from vacsr.evaluate.retrieval import dev_rsum
 from vacsr.methods.sigmoid import Sigmoid
 from vacsr.scoring import PairScorer
 from vacsr.train import Run, fit
-from vacsr.train.loop import batch_order
+from vacsr.train.batches import batch_order
+from vacsr.train.step import TrainStep
 
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
 SPEC = "synthetic:images=20,held_out=15,per_image=2"
@@ -53,6 +56,22 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert whole(0, 1) == whole(0, 1)
     assert len({tuple(whole(seed, epoch)) for seed in range(3) for epoch in range(4)}) == 12
     assert torch.equal(torch.get_rng_state(), state), "torch's own generator is left alone"
+
+
+def test_seeds_of_any_size_give_an_order() -> None:
+    def order(seed: int) -> list[int]:
+        return torch.cat(list(batch_order(40, batch=8, seed=seed, epoch=3))).tolist()
+
+    def plainly(value: int) -> list[int]:
+        return torch.randperm(40, generator=torch.Generator().manual_seed(value)).tolist()
+
+    for seed in (0, 1, 12345, 2**43, 2**64 // 1_000_003 - 1):  # as it always was, where 64 bits hold the product
+        assert order(seed) == plainly(seed * 1_000_003 + 3)
+    assert len({tuple(order(seed)) for seed in (2**63 - 1, 2**63 - 2, 2**62, 2**62 + 1)}) == 4
+
+
+def test_a_run_with_the_largest_seed(pairs: PairSet) -> None:
+    assert run(pairs, seed=2**63 - 1, epochs=1).state.step == 5
 
 
 def test_the_rest_of_one_epoch_comes_round_in_others() -> None:
@@ -145,8 +164,105 @@ def test_what_is_refused(pairs: PairSet) -> None:
         run(pairs, method=torch.nn.Linear(2, 2))
 
 
-def test_a_fresh_run_in_an_old_folder_logs_afresh(pairs: PairSet, tmp_path: Path) -> None:
-    config = TrainConfig(batch_size=8, device="cpu", epochs=1, log_every=1)
-    for _ in range(2):
+CONFIG = TrainConfig(batch_size=8, device="cpu", epochs=2, log_every=1)
+
+
+def test_rows_name_the_epoch_being_trained(pairs: PairSet, dev: PairSet) -> None:
+    done = run(pairs, dev, epochs=2)
+    assert [row["epoch"] for row in done.history] == [1] * 6 + [2] * 6
+    assert [row["epoch"] for row in done.history if "dev_rsum" in row] == [1, 2]
+
+
+def test_captions_of_one_image_are_refused(pairs: PairSet, tmp_path: Path) -> None:
+    same = pairs.with_caption_image(torch.full_like(pairs.caption_image, 3))
+    with pytest.raises(DataError, match=rf"all 40 training captions are of one image \('{pairs.image_ids[3]}'\)"):
+        fit("sigmoid", same, CONFIG, backbone=BACKBONE, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_a_run_is_refused_without_resume(pairs: PairSet, tmp_path: Path) -> None:
+    fit("sigmoid", pairs, CONFIG, backbone=BACKBONE, out=tmp_path, progress=False)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=r"already holds a run — continue it with resume=True, or choose another out"):
+        fit("infonce", pairs, CONFIG, backbone=BACKBONE, out=str(tmp_path), progress=False)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    again = fit("sigmoid", pairs, CONFIG, backbone=BACKBONE, out=tmp_path, resume=True, progress=False)
+    assert (again.state.step, again.history) == (10, [])
+
+
+def test_a_fresh_run_over_a_start_that_never_got_far_logs_afresh(pairs: PairSet, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n', encoding="utf-8")
+    fit("sigmoid", pairs, CONFIG, backbone=BACKBONE, out=tmp_path, progress=False)
+    assert len((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 12
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_a_missing_tracker_is_noticed_first(
+    pairs: PairSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    config = CONFIG.model_copy(update={"trackers": (name,)})
+    with pytest.raises(MissingExtra, match=rf"vacsr\[{name}\]"):
+        fit("sigmoid", pairs, config, backbone=BACKBONE, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    assert fit("sigmoid", pairs, config, backbone=BACKBONE, progress=False).state.step == 10, "nothing is tracked"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
+def test_trackers_are_closed_when_training_breaks(
+    pairs: PairSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    original = TrainStep.__call__
+
+    def breaking(self: TrainStep, captions: torch.Tensor, step: int) -> torch.Tensor:
+        if step == 3:
+            raise error
+        return original(self, captions, step)
+
+    monkeypatch.setattr(TrainStep, "__call__", breaking)
+    config = CONFIG.model_copy(update={"trackers": ("csv",)})
+    with pytest.raises(type(error)):
         fit("sigmoid", pairs, config, backbone=BACKBONE, out=tmp_path, progress=False)
-        assert len((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 6
+    with (tmp_path / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["0", "1", "2"]
+    assert len((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+
+
+@pytest.mark.parametrize("before", ["highest", "medium"])
+@pytest.mark.parametrize(("precision", "inside"), [("tf32", "high"), ("fp32", "highest"), ("bf16", "highest")])
+def test_the_precision_of_products_is_the_runs_own(
+    pairs: PairSet, dev: PairSet, monkeypatch: pytest.MonkeyPatch, precision: str, inside: str, before: str
+) -> None:
+    seen: list[str] = []
+    train, look = TrainStep.__call__, dev_rsum
+
+    def step(self: TrainStep, captions: torch.Tensor, number: int) -> torch.Tensor:
+        seen.append(torch.get_float32_matmul_precision())
+        if len(seen) == 9:
+            raise RuntimeError("broken")
+        return train(self, captions, number)
+
+    def evaluate(*args: Any) -> float:
+        seen.append(torch.get_float32_matmul_precision())
+        return look(*args)
+
+    monkeypatch.setattr(TrainStep, "__call__", step)
+    monkeypatch.setattr("vacsr.train.loop.dev_rsum", evaluate)
+    torch.set_float32_matmul_precision(before)
+    try:
+        run(pairs, dev, precision=precision, epochs=1)
+        assert torch.get_float32_matmul_precision() == before
+        with pytest.raises(RuntimeError, match="broken"):
+            run(pairs, dev, precision=precision)
+        assert torch.get_float32_matmul_precision() == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == [inside] * 9
+
+
+def test_a_file_in_the_way_of_the_folder(pairs: PairSet, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    for out in (tmp_path / "file", tmp_path / "file" / "deep" / "er"):
+        with pytest.raises(UsageError, match=r"cannot be a folder: .*/file is a file"):
+            fit("sigmoid", pairs, CONFIG, backbone=BACKBONE, out=out, progress=False)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"

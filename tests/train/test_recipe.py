@@ -16,8 +16,9 @@ from vacsr.config import DataConfig
 from vacsr.data import load_pairs
 from vacsr.data.features import write_features
 from vacsr.data.noise import load_noise
-from vacsr.errors import DataError, MissingExtra, UsageError
+from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, UsageError
 from vacsr.recipes import read_yaml, recipe_from
+from vacsr.scoring import PairScorer
 from vacsr.train.recipe import run_recipe, training_data
 
 
@@ -123,12 +124,16 @@ def test_broken_data_of_the_report_are_found_before_training(recipes: Any, tmp_p
         ({"train.batch_size": 1000}, DataError),
         ({"data.train": "val"}, DataError),
         ({"train.optimizer": "adamp"}, MissingExtra),
+        ({"train.trackers": ["tensorboard"]}, MissingExtra),
+        ({"train.trackers": ["jsonl", "wandb"]}, MissingExtra),
+        ({"data.pairs": "synthetic:images=1,per_image=20"}, DataError),
     ],
 )
 def test_what_is_refused_leaves_no_folder(
     recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], error: type[Exception]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "adamp", None)
+    for module in ("adamp", "torch.utils.tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(error):
         run_recipe(recipes.recipe(change), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
@@ -157,3 +162,90 @@ def test_an_old_report_never_stands_beside_a_new_config(
     with pytest.raises(KeyboardInterrupt):
         run_recipe(recipe, tmp_path, resume=True, progress=False)
     assert not (tmp_path / "report.json").exists()
+
+
+def with_captions(folder: Path, splits: list[str], *, broken: int | None = None) -> str:
+    """Features of as many images as splits are given, two captions each."""
+    pairs = load_pairs(f"synthetic:images={len(splits)},per_image=2", split="train")
+    images = pairs.images.clone()
+    if broken is not None:
+        images[broken] = torch.nan
+    write_features(folder / "f.safetensors", image=images, text=pairs.texts.view(len(splits), 2, -1))
+    entries = [{"image": f"i{n}", "split": split, "captions": ["a", "b"]} for n, split in enumerate(splits)]
+    (folder / "captions.json").write_text(json.dumps(entries), encoding="utf-8")
+    return f"features:{folder / 'f.safetensors'},captions={folder / 'captions.json'}"
+
+
+def test_a_missing_dev_split_says_how_to_do_without(tmp_path: Path) -> None:
+    spec = with_captions(tmp_path, ["train"] * 6 + ["test"] * 4)
+    hint = r"no split 'dev'.*set data\.dev= \(none\) or data\.dev_share=0\.1"
+    with pytest.raises(DataError, match=hint):
+        training_data(DataConfig(pairs=spec))
+    assert training_data(recipe_from({"data": {"pairs": spec}}, ["data.dev="]).data).dev is None
+    assert training_data(recipe_from({"data": {"pairs": spec}}, ["data.dev_share=0.2"]).data).dev is not None
+
+
+def test_a_broken_dev_split_is_not_a_missing_one(tmp_path: Path) -> None:
+    spec = with_captions(tmp_path, ["train"] * 6 + ["dev"] * 4, broken=9)
+    with pytest.raises(DataError, match="'i9'") as caught:
+        training_data(DataConfig(pairs=spec))
+    assert "dev_share" not in str(caught.value)
+
+
+def test_what_never_got_far_may_be_started_again(recipes: Any, tmp_path: Path) -> None:
+    noisy = {"method.name": "sigmoid", "data.noise.ratio": 0.5}
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(vacsr.train.step.TrainStep, "__call__", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(recipes.recipe(noisy), tmp_path, progress=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.yaml", "metrics.jsonl", "noise.safetensors"}
+    recipe = recipes.recipe({"method.name": "sigmoid"})
+    assert run_recipe(recipe, tmp_path, progress=False).report is not None
+    assert recipe_from(read_yaml(tmp_path / "config.yaml")) == recipe
+    assert not (tmp_path / "noise.safetensors").exists(), "it was the other recipe's"
+
+
+@pytest.mark.parametrize("gone", ["checkpoint/state.safetensors", "report.json", "config.yaml"])
+def test_a_run_is_a_checkpoint_or_a_report(recipes: Any, tmp_path: Path, gone: str) -> None:
+    recipe = recipes.recipe({"method.name": "sigmoid"})
+    run_recipe(recipe, tmp_path, progress=False)
+    (tmp_path / gone).unlink()
+    with pytest.raises(UsageError, match="already holds a run — continue it with --resume, or choose another --out"):
+        run_recipe(recipe, tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_in_the_way(recipes: Any, tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UsageError, match=r"cannot be a folder: .*/file is a file — choose another --out"):
+            run_recipe(recipes.recipe(), out, resume=resume, progress=False)
+
+
+def test_a_folder_that_may_not_be_written(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(EnvironmentProblem, match="may not be written to"):
+        run_recipe(recipes.recipe(), tmp_path / "deep" / "run", progress=False)
+
+
+def test_the_report_is_scored_in_full_precision(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    original = PairScorer.score_set
+
+    def watching(self: PairScorer, *args: Any) -> Any:
+        seen.append(torch.get_float32_matmul_precision())
+        return original(self, *args)
+
+    monkeypatch.setattr(PairScorer, "score_set", watching)
+    torch.set_float32_matmul_precision("high")
+    try:
+        run_recipe(recipes.recipe({"method.name": "sigmoid", "train.precision": "tf32"}), tmp_path, progress=False)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert set(seen[:3]) == {"high"}, "three looks at dev while training"
+    assert set(seen[3:]) == {"highest"}

@@ -18,7 +18,8 @@ from vacsr.methods.sigmoid import Sigmoid
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
 from vacsr.train import fit
-from vacsr.train.loop import Trainer, batch_order
+from vacsr.train.batches import batch_order
+from vacsr.train.loop import Trainer
 from vacsr.train.step import TrainStep
 
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
@@ -148,13 +149,16 @@ class Breaking(Sigmoid):
 def test_a_broken_number_stops_the_run_and_names_the_place(
     pairs: PairSet, tmp_path: Path, what: str, term: str
 ) -> None:
-    config = TrainConfig(batch_size=8, epochs=4, device="cpu", checkpoint_every=2, log_every=1)
+    trackers = ("jsonl", "csv")
+    config = TrainConfig(batch_size=8, epochs=4, device="cpu", checkpoint_every=2, log_every=1, trackers=trackers)
     with pytest.raises(NonFiniteLoss) as caught:
         fit(Breaking(8, what), pairs, config, backbone=BACKBONE, out=tmp_path, progress=False)
     message, rows = str(caught.value), list(batch_order(len(pairs), batch=8, seed=0, epoch=1))[3]
-    assert f"'{term}' is not finite at step 8 (epoch 1)" in message
+    assert f"'{term}' is not finite at step 8 (epoch 2)" in message
     assert ", ".join(pairs.caption_ids[row] for row in rows.tolist()) in message
     assert str(tmp_path / "checkpoint") in message
+    rows_kept = (tmp_path / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    assert len(rows_kept) == 1 + 8 + 1, "steps 0 to 7, an epoch's end"
     assert caught.value.exit_code == 4
     tensors, metadata = read_tensors(tmp_path / "checkpoint" / "state.safetensors")
     assert '"step": 7' in metadata["state"] or '"step": 8' in metadata["state"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vacsr.errors import DiskFull, MissingExtra
-from vacsr.train.trackers import JsonlTracker, open_trackers
+from vacsr.train.trackers import CsvTracker, JsonlTracker, check_trackers, open_trackers
 
 
 def steps(path: Path) -> list[int]:
@@ -60,6 +60,8 @@ def test_a_missing_tracker_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=rf"pip install 'vacsr\[{name}\]'") as caught:
+        check_trackers(["jsonl", "csv", name])
+    with pytest.raises(MissingExtra, match=rf"pip install 'vacsr\[{name}\]'"):
         open_trackers([name], tmp_path, step=0, config={})
     assert caught.value.exit_code == 3
 
@@ -70,3 +72,26 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     tracker.path = Path("/dev/full")
     with pytest.raises(DiskFull, match="no space left while writing /dev/full"):
         tracker.log({"step": 0})
+
+
+def test_trackers_without_extras_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    check_trackers(["jsonl", "csv"])
+
+
+def test_the_table_is_whole_or_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.csv").write_text("old", encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.5}\n{"step": 1, "lo', encoding="utf-8")
+    tracker = CsvTracker(tmp_path / "metrics.csv", tmp_path / "metrics.jsonl")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(csv.DictWriter, "writerows", broken)
+        with pytest.raises(RuntimeError, match="broken"):
+            tracker.close()
+    assert (tmp_path / "metrics.csv").read_text(encoding="utf-8") == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", "metrics.jsonl"]
+    tracker.close()
+    assert (tmp_path / "metrics.csv").read_text(encoding="utf-8").split() == ["step,loss", "0,1.5"], "no torn line"

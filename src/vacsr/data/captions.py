@@ -5,8 +5,8 @@ is ``image#index``, the index counted from 0.
 
 ``.csv`` and ``.jsonl``: one row per caption in the order of the text features, with ``image`` and, optionally,
 ``caption`` (the text), ``caption_id``, ``split`` and ``image_row``. An image's row in the features is its ``image_row``
-(counted from 0); without that column, images stand in the order in which they first appear. A column is there for every
-row or for none.
+(counted from 0); without that column, images stand in the order in which they first appear, and captions of an image
+that stand apart are warned of: the file may have been shuffled. A column is there for every row or for none.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class CaptionTable:
     """[M]"""
     splits: tuple[str, ...] | None = None
     """[N], the split of each image."""
+    apart: str | None = None
+    """Where an image comes back after others, in words, if no ``image_row`` says which rows are whose."""
 
 
 def read_captions(path: str | Path) -> CaptionTable:
@@ -156,7 +158,24 @@ def _table_of_rows(rows: list[Row], *, places: list[str], source: Path) -> Capti
         caption_image=tuple(row_of[image] for image in images),
         captions=_column(rows, "caption", places=places, blank=True),
         splits=None if split_of is None else tuple(split_of[image] for image in image_ids),
+        apart=_first_apart(images, places) if numbers is None else None,
     )
+
+
+def _first_apart(images: Sequence[str], places: Sequence[str]) -> str | None:
+    """The first place where an image comes back after others, in words.
+
+    >>> _first_apart(["a", "a", "b", "a"], ["line 2", "line 3", "line 4", "line 5"])
+    "line 5: image 'a' comes back after other images"
+    """
+    seen: set[str] = set()
+    last: str | None = None
+    for image, place in zip(images, places, strict=True):
+        if image != last and image in seen:
+            return f"{place}: image {image!r} comes back after other images"
+        seen.add(image)
+        last = image
+    return None
 
 
 def _column(rows: list[Row], name: str, *, places: list[str], blank: bool = False) -> tuple[str, ...] | None:

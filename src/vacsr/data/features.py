@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ def load_features(
     _check_agreement(arrays, table, path=str(path))
     everything = split is None or split == "all"
     kept = torch.ones(len(table.image_ids), dtype=torch.bool) if everything else _in_split(table, str(split))
+    if table.apart is not None and arrays.caption_image is None:  # nothing can tell a shuffled file from this one
+        message = f"{table.apart}; images are taken to stand in the features in the order of first appearance"
+        warnings.warn(f"{message} — add a column image_row with each image's row, counted from 0", stacklevel=2)
     return _select(arrays, table, kept=kept, split="all" if split is None else split)
 
 

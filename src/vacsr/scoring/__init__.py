@@ -6,19 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from vacsr.data.pairs import PairSet
-from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
+from vacsr.errors import DataError, EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, take
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring.folded import BlockScorer
 from vacsr.scoring.topk import TopK, columns_topk, rows_topk
 
-__all__ = ["AlignedScores", "PairScorer", "PairScores", "TopK", "choose_device"]
+__all__ = ["AlignedScores", "Features", "PairScorer", "PairScores", "TopK", "choose_device"]
+
+Features = Tensor | npt.NDArray[Any]
+"""Raw features [N, D] of float16, float32 or float64; scored in float32."""
 
 _ROWS = 64  # images a block; the block scorer cuts it further where memory asks for it
 
@@ -40,8 +45,8 @@ class PairScores:
     texts: Embedding
 
     def blocks(self) -> Iterator[Tensor]:
-        """Consecutive row blocks [b, T] of the score matrix."""
-        for start in range(0, len(self.images.mean), _ROWS):
+        """Consecutive row blocks [b, T] of the score matrix; without images one block [0, T]."""
+        for start in range(0, max(1, len(self.images.mean)), _ROWS):
             rows = slice(start, start + _ROWS)
             if "score" in vars(self):  # someone has asked for the whole matrix: do not compute it twice
                 yield self.score[rows]
@@ -51,11 +56,17 @@ class PairScores:
     @cached_property
     def score(self) -> Tensor:
         """The whole matrix. [I, T]"""
-        empty = self.images.mean.new_empty(0, len(self.texts.mean))
-        return torch.cat([empty, *self.blocks()])
+        return torch.cat(list(self.blocks()))
 
     def topk(self, k: int, *, direction: Literal["i2t", "t2i"] = "i2t") -> TopK:
-        """Best texts of each image, or best images of each text, by (−score, index), streamed."""
+        """Best texts of each image, or best images of each text, by (−score, index), streamed.
+
+        [I, min(k, T)] or [T, min(k, I)]
+        """
+        if k < 1:
+            raise UsageError(f"k is {k}, expected 1 or more — ask for topk(10)")
+        if direction not in ("i2t", "t2i"):
+            raise UsageError(f"no direction {direction!r} — use i2t (texts of an image) or t2i (images of a text)")
         return rows_topk(self.blocks(), k) if direction == "i2t" else columns_topk(self.blocks(), k)
 
     @torch.inference_mode()
@@ -67,7 +78,8 @@ class PairScores:
 class PairScorer:
     """Scores raw image and text features with a trained model.
 
-    ``dtype`` is the arithmetic of the large products (float32 or bfloat16); results are float32.
+    It moves the model itself to ``device``, puts it in eval mode and folds its adapter once, here: after more training
+    make a new scorer. ``dtype`` is the arithmetic of the large products (float32 or bfloat16); results are float32.
     """
 
     def __init__(
@@ -85,31 +97,34 @@ class PairScorer:
         return cls(MatchingModel.from_pretrained(folder), device=device, dtype=dtype)
 
     @torch.inference_mode()
-    def embed_images(self, images: Tensor) -> Embedding:
+    def embed_images(self, images: Features) -> Embedding:
         """[I, D_image] -> [I, d] on the scorer's device"""
-        return self.model.embed_images(images.to(self.device, torch.float32))
+        return self.model.embed_images(_checked(images, kind="image", device=self.device))
 
     @torch.inference_mode()
-    def embed_texts(self, texts: Tensor) -> Embedding:
+    def embed_texts(self, texts: Features) -> Embedding:
         """[T, D_text] -> [T, d] on the scorer's device"""
-        return self.model.embed_texts(texts.to(self.device, torch.float32))
+        return self.model.embed_texts(_checked(texts, kind="text", device=self.device))
 
-    def score_all(self, images: Tensor, texts: Tensor) -> PairScores:
+    def score_all(self, images: Features, texts: Features) -> PairScores:
         """Every pair, lazily. [I, D_image], [T, D_text]"""
         return PairScores(self, self.embed_images(images), self.embed_texts(texts))
 
+    @torch.inference_mode()
     def score_set(self, pairs: PairSet) -> PairScores:
         """Every pair of a data set, after checking that its embeddings are of the kind the model was trained on."""
         self.model.provenance.check(pairs.provenance)
-        return self.score_all(pairs.images, pairs.texts)
+        images, texts = pairs.images.to(self.device), pairs.texts.to(self.device)  # a PairSet has checked them
+        return PairScores(self, self.model.embed_images(images), self.model.embed_texts(texts))
 
     @torch.inference_mode()
-    def score_pairs(self, images: Tensor, texts: Tensor) -> AlignedScores:
+    def score_pairs(self, images: Features, texts: Features) -> AlignedScores:
         """Aligned pairs with their uncertainty. [N, D_image], [N, D_text]"""
+        scores = self.score_all(images, texts)
         if len(images) != len(texts):
             raise ShapeMismatch(f"aligned pairs need as many images as texts, not {len(images)} and {len(texts)}")
         every = torch.arange(len(images), device=self.device)
-        return self.score_at(self.score_all(images, texts), rows=every, cols=every)
+        return self.score_at(scores, rows=every, cols=every)
 
     @torch.inference_mode()
     def score_at(self, scores: PairScores, *, rows: Tensor, cols: Tensor) -> AlignedScores:
@@ -132,6 +147,31 @@ class PairScorer:
         return value
 
 
+def _checked(given: Features, *, kind: str, device: torch.device) -> Tensor:
+    """Features as float32 on the device, once they are known to be finite rows. -> [N, D]"""
+    if isinstance(given, np.ndarray):
+        given = _from_numpy(given, kind=kind)
+    if not isinstance(given, Tensor):
+        raise UsageError(f"{kind} features are a {type(given).__name__} — pass a tensor or a numpy array [N, D]")
+    if given.ndim != 2:
+        message = f"{kind} features have shape {list(given.shape)}, expected [N, D]"
+        raise ShapeMismatch(f"{message} — pass one row per {kind}, a single one as x[None]")
+    features = given.to(device, torch.float32)
+    bad = (~torch.isfinite(features).all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        message = f"{len(bad):,} of {len(features):,} {kind}s have NaN or infinite features, first in row {bad[0]}"
+        raise DataError(f"{message} (counted from 0) — embed these again, or leave them out")
+    return features
+
+
+def _from_numpy(array: npt.NDArray[Any], *, kind: str) -> Tensor:
+    """Any layout and byte order; what float32 cannot hold becomes infinite."""
+    if array.dtype.kind not in "fiu":
+        raise DataError(f"{kind} features are {array.dtype}, expected floats — convert them with .astype('float32')")
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
+
+
 def _chunks(count: int, size: int = 8192) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
 
@@ -146,6 +186,8 @@ def choose_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"no device '{name}' — use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device '{name}' is not one vacsr runs on — use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EnvironmentProblem("this torch sees no CUDA GPU — use device=cpu, or see: vacsr doctor")
     return device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -13,20 +14,31 @@ from vacsr.scoring import PairScorer
 
 
 def score_named(scorer: PairScorer, pairs: PairSet, *, image: str, texts: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """(image, text, score, grade, uncertainty) of each text, by caption id or by a caption's exact words."""
+    """(image, text, score, grade, uncertainty) of each text, by caption id or by a caption's exact words.
+
+    Words that several captions share mean the image's own caption, or else the first one, with a warning.
+    """
     scorer.model.provenance.check(pairs.provenance)
     row = _find(image, pairs.image_ids, "image id")
-    cols = [_find_text(text, pairs) for text in texts]
+    cols = [_find_text(text, pairs, row=row) for text in texts]
     found = scorer.score_pairs(pairs.images[torch.tensor([row] * len(cols))], pairs.texts[torch.tensor(cols)])
     for n, text in enumerate(texts):
         sigma = "–" if found.uncertainty is None else f"{float(found.uncertainty[n]):.4f}"
         yield image, text, f"{float(found.score[n]):.4f}", f"{float(found.grade[n]):.4g}", sigma
 
 
-def _find_text(text: str, pairs: PairSet) -> int:
-    if pairs.captions is not None and text in pairs.captions:
-        return pairs.captions.index(text)
-    return _find(text, pairs.caption_ids, "caption id")
+def _find_text(text: str, pairs: PairSet, *, row: int) -> int:
+    """The caption with these words or this id, of the image in ``row`` if it has one."""
+    alike = [column for column, words in enumerate(pairs.captions or ()) if words == text]
+    if not alike:
+        return _find(text, pairs.caption_ids, "caption id")
+    own = [column for column in alike if int(pairs.caption_image[column]) == row]
+    chosen = own or alike
+    if len(chosen) > 1:
+        whose = f"image {pairs.image_ids[row]!r}" if own else "other images"
+        message = f"{len(chosen)} captions of {whose} read {text!r}, {pairs.caption_ids[chosen[0]]!r} is taken"
+        warnings.warn(f"{message} — give a caption id to choose", stacklevel=2)
+    return chosen[0]
 
 
 def _find(name: str, known: Sequence[str], what: str) -> int:

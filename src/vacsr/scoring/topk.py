@@ -41,13 +41,13 @@ def stable_topk(scores: Tensor, k: int) -> TopK:
 
 
 def rows_topk(blocks: Iterable[Tensor], k: int) -> TopK:
-    """Top-k of every row of a matrix that comes in row blocks."""
+    """Top-k of every row of a matrix that comes in row blocks, one at least."""
     parts = [stable_topk(block, k) for block in blocks]
     return TopK(torch.cat([p.score for p in parts]), torch.cat([p.index for p in parts]))
 
 
 def columns_topk(blocks: Iterable[Tensor], k: int) -> TopK:
-    """Top-k of every column of a matrix that comes in row blocks; only k rows a column are kept."""
+    """Top-k of every column of a matrix that comes in row blocks, one at least; only k rows a column are kept."""
     best: TopK | None = None
     seen = 0
     for block in blocks:

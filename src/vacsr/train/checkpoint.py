@@ -22,6 +22,8 @@ from vacsr.errors import DataError
 from vacsr.files import read_tensors, write_tensors
 
 FILE = "state.safetensors"
+NO_EFFECT = frozenset({"device", "log_every", "checkpoint_every", "trackers"})
+"""Training fields that a run may change on its way: what comes out is the same."""
 
 
 @dataclass
@@ -48,7 +50,7 @@ def save_checkpoint(
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"best.{name}": tensor for name, tensor in state.best_weights.items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors.items()}
-    tensors |= {f"rng.{name}": tensor for name, tensor in _generators().items()}
+    tensors |= {f"rng.{name}": tensor for name, tensor in _generators(_device(model)).items()}
     meta = {"step": state.step, "best": state.best, "best_step": state.best_step}
     metadata = {"state": json.dumps(meta), "optimizer": json.dumps(optimizer_numbers), "fingerprint": fingerprint}
     write_tensors(folder / FILE, tensors, metadata=metadata)
@@ -76,8 +78,9 @@ def load_checkpoint(
     saved = _unflatten(_under(tensors, "optimizer."), json.loads(metadata["optimizer"]))
     optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
     torch.set_rng_state(tensors["rng.cpu"])
-    if "rng.cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["rng.cuda"])
+    device = _device(model)
+    if "rng.cuda" in tensors and device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["rng.cuda"], device)
     return TrainState(**json.loads(metadata["state"]), best_weights=_under(tensors, "best."))
 
 
@@ -85,11 +88,18 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _generators() -> dict[str, Tensor]:
-    """Our own draws need no state; a method that uses torch's generators does."""
+def _device(model: torch.nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _generators(device: torch.device) -> dict[str, Tensor]:
+    """Our own draws need no state; a method that uses torch's generators does.
+
+    CUDA is asked only by a run on CUDA: the question alone takes memory on the GPU.
+    """
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
     return states
 
 
@@ -114,17 +124,30 @@ def _unflatten(tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> d
     return state
 
 
-def fingerprint(method: Any, pairs: PairSet, config: TrainConfig, backbone: BackboneConfig) -> str:
-    """What must be equal for a checkpoint to fit: method, backbone, training fields and data."""
+def fingerprint(
+    method: Any, pairs: PairSet, *, dev: PairSet | None, config: TrainConfig, backbone: BackboneConfig
+) -> str:
+    """What must be equal for a checkpoint to fit: method, backbone, training fields, data and dev set."""
+    whole = {
+        "method": _describe(method),
+        "backbone": backbone.model_dump(mode="json"),
+        "train": config.model_dump(mode="json", exclude=set(NO_EFFECT)),
+        "data": _digest(pairs),
+        "dev": "" if dev is None else _digest(dev),
+    }
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+
+
+def _describe(method: Any) -> Any:
+    """A method's config, or the name and the parameters' shapes of an object that has none."""
     described = method if isinstance(method, Config) else getattr(method, "config", None)
-    fields = config.model_dump(mode="json", exclude={"device", "log_every", "checkpoint_every", "trackers"})
+    if isinstance(described, Config):
+        return described.model_dump(mode="json")
+    return [type(method).__name__, {name: list(p.shape) for name, p in method.named_parameters()}]
+
+
+def _digest(pairs: PairSet) -> str:
     data = hashlib.sha256()
     for tensor in (pairs.images, pairs.texts, pairs.caption_image):
         data.update(tensor.contiguous().numpy().tobytes())
-    whole = {
-        "method": described.model_dump(mode="json") if isinstance(described, Config) else type(method).__name__,
-        "backbone": backbone.model_dump(mode="json"),
-        "train": fields,
-        "data": data.hexdigest(),
-    }
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    return data.hexdigest()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vacsr.errors import UsageError
+from vacsr.errors import EnvironmentProblem, UsageError
+from vacsr.scoring import choose_device
+
+_GROUPS = count()
+"""Numbers the process groups of this process; all ranks join in the same order."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,17 @@ class World:
         return slice(self.rank * share, (self.rank + 1) * share)
 
 
+def take_device(name: str) -> torch.device:
+    """The device of a run. A numbered GPU becomes CUDA's current one, where streams and graphs are made."""
+    device = choose_device(name)
+    if device.type == "cuda" and device.index is not None:
+        there = torch.cuda.device_count()
+        if device.index >= there:
+            raise EnvironmentProblem(f"no GPU '{name}', there are {there} — use a number below {there}, or cuda")
+        torch.cuda.set_device(device)
+    return device
+
+
 def join_world(device: torch.device) -> World:
     """The world that torchrun set up (nccl on CUDA, gloo otherwise), or a world of one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
@@ -41,8 +59,35 @@ def join_world(device: torch.device) -> World:
     if not dist.is_initialized():
         if device.type == "cuda" and device.index is None:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # each rank its own GPU
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        _join("nccl" if device.type == "cuda" else "gloo")
     return World(dist.get_rank(), dist.get_world_size())
+
+
+def _join(backend: str) -> None:
+    """A process group with keys of its own: torchrun's store outlives a group, and old addresses hang the next one."""
+    store, rank, size = _meeting_place()
+    own = dist.PrefixStore(f"vacsr-{next(_GROUPS)}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
+
+
+@cache
+def _meeting_place() -> tuple[Any, int, int]:
+    """Where the ranks find each other, as torchrun's environment says: store, rank, size."""
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, size = next(rendezvous("env://"))
+    return store, rank, size
+
+
+@contextmanager
+def leaving_world() -> Iterator[None]:
+    """Leave the process group that was joined inside; one that was there before stays."""
+    before = dist.is_initialized()
+    try:
+        yield
+    finally:
+        if not before and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 class _GatherRows(torch.autograd.Function):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,18 +15,21 @@ from torch import Tensor, nn
 
 from vacsr.config import BackboneConfig, Config, TrainConfig
 from vacsr.data.pairs import PairSet
-from vacsr.errors import DataError, NonFiniteLoss, UsageError
+from vacsr.errors import NonFiniteLoss, UsageError
 from vacsr.evaluate.retrieval import dev_rsum
 from vacsr.methods.model import MatchingModel
 from vacsr.recipes import method_config
-from vacsr.scoring import PairScorer, choose_device
+from vacsr.scoring import PairScorer
+from vacsr.train.batches import batch_order, check_batches
 from vacsr.train.checkpoint import TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
-from vacsr.train.distributed import World, barrier, join_world, sum_over_ranks
+from vacsr.train.distributed import World, barrier, join_world, sum_over_ranks, take_device
+from vacsr.train.folder import check_place, holds_run
 from vacsr.train.interrupt import Interrupt
 from vacsr.train.optim import build_optimizer, lr_factor, set_learning_rate
+from vacsr.train.precision import matmul_precision
 from vacsr.train.progress import TrainProgress
 from vacsr.train.step import GraphedStep, TrainStep, TrainTensors
-from vacsr.train.trackers import Row, Tracker, open_trackers
+from vacsr.train.trackers import Row, Tracker, check_trackers, open_trackers
 
 
 @dataclass(frozen=True)
@@ -61,25 +65,17 @@ def fit(
 ) -> Run:
     """Train ``method`` (a name such as "vacsr" or "vacsr-paper", a config, or a Method object) on ``pairs``.
 
-    ``dev`` gives model choice by RSUM; ``out`` is where log and checkpoint go; ``resume`` continues from it.
+    ``dev`` gives model choice by RSUM; ``out`` is where log and checkpoint go; ``resume`` continues from it. Without
+    ``resume``, a folder that already holds a run is refused.
     """
+    if out is not None and not resume and holds_run(Path(out)):
+        raise UsageError(f"{out} already holds a run — continue it with resume=True, or choose another out")
     config, backbone = config or TrainConfig(), backbone or BackboneConfig()
     chosen = method if isinstance(method, nn.Module) else method_config(method)
     trainer = Trainer.create(chosen, pairs, config, backbone=backbone, dev=dev, out=out)
     if resume:
         trainer.resume()
     return trainer.run(progress=progress)
-
-
-def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Iterator[Tensor]:
-    """The caption rows of each batch of an epoch: a function of (seed, epoch), so that resuming needs no state.
-
-    A last, smaller batch is left out: its pair matrix would weigh differently. It comes round in other epochs.
-    """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    order = torch.randperm(count, generator=generator)
-    for start in range(0, count - batch + 1, batch):
-        yield order[start : start + batch]
 
 
 class PendingStep(NamedTuple):
@@ -120,11 +116,13 @@ class Trainer:
         out: str | Path | None,
     ) -> Trainer:
         """Build model, optimiser and step on the right device."""
-        _check_size(len(pairs), config)
-        device = choose_device(config.device)
+        check_batches(pairs, config)
+        if out is not None:
+            check_place(Path(out))
+            check_trackers(config.trackers)
+        device = take_device(config.device)
         world = join_world(device)
         world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
-        torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
         dims = {"image_dim": pairs.images.shape[1], "text_dim": pairs.texts.shape[1]}
         model = MatchingModel.build(method, backbone, **dims, provenance=pairs.provenance, seed=config.seed)
         model.backbone.fit(pairs.images, pairs.texts)
@@ -137,7 +135,7 @@ class Trainer:
         step = (GraphedStep if graphed else TrainStep)(model, optimizer, data, config=config, world=world)
         return cls(
             model, pairs, config, dev, Path(out) if out else None, world, device, step,
-            fingerprint(method, pairs, config, backbone),
+            fingerprint(method, pairs, dev=dev, config=config, backbone=backbone),
         )  # fmt: skip
 
     @property
@@ -162,22 +160,29 @@ class Trainer:
             self.state.best_weights = {k: v.to(self.device) for k, v in found.best_weights.items()}
 
     def run(self, *, progress: bool) -> Run:
-        """From where the state stands to the end, or to Ctrl-C."""
+        """From where the state stands to the end, or to Ctrl-C; the trackers are closed either way."""
+        with matmul_precision(self.config.precision), ExitStack() as closing:
+            self._open_trackers(closing)
+            self._epochs(progress=progress)
+        if not self.state.stopped and self.config.select == "best" and self.state.best_weights:
+            self.model.load_state_dict(self.state.best_weights)
+        self.model.eval()
+        return Run(self.model, self.state, self.history, self.out)
+
+    def _open_trackers(self, closing: ExitStack) -> None:
         if self.out is not None and self.world.is_main:
             dump = self.config.model_dump(mode="json")
             self.trackers = open_trackers(self.config.trackers, self.out, step=self.state.step, config=dump)
+        for tracker in self.trackers:
+            closing.callback(tracker.close)
+
+    def _epochs(self, *, progress: bool) -> None:
         name = type(self.model.method).__name__.lower()
         show = progress and self.world.is_main
         bar = TrainProgress(name, total=self.total_steps, done=self.state.step, show=show)
         with Interrupt() as interrupt, bar:
             while self.state.step < self.total_steps and not self.state.stopped:
                 self._epoch(interrupt, bar)
-        for tracker in self.trackers:
-            tracker.close()
-        if not self.state.stopped and self.config.select == "best" and self.state.best_weights:
-            self.model.load_state_dict(self.state.best_weights)
-        self.model.eval()
-        return Run(self.model, self.state, self.history, self.out)
 
     def _epoch(self, interrupt: Interrupt, bar: TrainProgress) -> None:
         """The rest of the epoch in which the state stands."""
@@ -242,7 +247,7 @@ class Trainer:
             if broken:
                 raise self._non_finite(step, broken)
             if step % self.config.log_every == 0:
-                self._log({"step": step, "epoch": step // self.steps_per_epoch, "lr": lr, **figures})
+                self._log({"step": step, "epoch": step // self.steps_per_epoch + 1, "lr": lr, **figures})
                 bar.terms({k: v for k, v in figures.items() if k != "grad_norm"})
         self.pending.clear()
 
@@ -256,7 +261,7 @@ class Trainer:
         kept = self.out is not None and has_checkpoint(self.out / "checkpoint")
         where = f" — the last good checkpoint is in {self.out}/checkpoint" if kept else ""
         return NonFiniteLoss(
-            f"'{part}' is not finite at step {step} (epoch {epoch}); the batch held: {shown}{where}; "
+            f"'{part}' is not finite at step {step} (epoch {epoch + 1}); the batch held: {shown}{where}; "
             "look at these features, or lower train.lr"
         )
 
@@ -291,18 +296,3 @@ class Trainer:
             folder = self.out / "checkpoint"
             save_checkpoint(folder, self.model, self.step.optimizer, state=self.state, fingerprint=self.fingerprint)
         barrier(self.world)
-
-
-def _check_size(captions: int, config: TrainConfig) -> None:
-    """Enough captions for one optimiser step."""
-    needed = config.batch_size * config.accumulate
-    if captions < needed:
-        step = (
-            f"one batch of {config.batch_size}"
-            if config.accumulate == 1
-            else (f"one optimiser step of {config.accumulate} batches of {config.batch_size}")
-        )
-        raise DataError(
-            f"{captions} captions do not fill {step} — "
-            f"set train.batch_size={max(2, captions // (2 * config.accumulate))} or give more data"
-        )

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 from vacsr.config import DataConfig, EvaluateConfig, Recipe
 from vacsr.data import PairSet, load_pairs
 from vacsr.data.noise import CaptionNoise, apply_noise, permute_captions
-from vacsr.errors import DataError, UsageError
+from vacsr.errors import DataError
 from vacsr.evaluate.judgments import Judgments, read_judgments
 from vacsr.evaluate.retrieval import RetrievalReport, check_protocols, evaluate_retrieval
 from vacsr.files import write_json, write_text
 from vacsr.recipes import dump_yaml
 from vacsr.scoring import PairScorer
-from vacsr.train.distributed import barrier
+from vacsr.train.distributed import barrier, leaving_world
+from vacsr.train.folder import check_folder
 from vacsr.train.loop import Run, Trainer
+from vacsr.train.precision import matmul_precision
 
 
 class RecipeRun(NamedTuple):
@@ -44,10 +46,16 @@ class ReportData(NamedTuple):
 def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = True) -> RecipeRun:
     """Fill the run folder ``out``: config.yaml, metrics.jsonl, checkpoint/, model/ and, last of all, report.json.
 
-    Everything that can be refused is refused before the first file is written. Of several ranks the first writes.
+    Everything that can be refused is refused before the first file is written. Of several ranks the first writes, and
+    a process group that the run joined is left again.
     """
     check_folder(out, resume=resume)
     check_protocols(recipe.evaluate.protocols)
+    with leaving_world():
+        return _run(recipe, out, resume=resume, progress=progress)
+
+
+def _run(recipe: Recipe, out: Path, *, resume: bool, progress: bool) -> RecipeRun:
     data = training_data(recipe.data)
     to_report = report_data(recipe, held_out=data.dev if recipe.data.dev_share > 0 else None)
     trainer = Trainer.create(recipe.method, data.train, recipe.train, backbone=recipe.backbone, dev=data.dev, out=out)
@@ -60,23 +68,19 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
     if run.interrupted or not trainer.world.is_main:
         return RecipeRun(run, None)
     run.model.save_pretrained(out / "model")
-    report = _report(PairScorer(run.model, device=recipe.train.device), to_report, recipe.evaluate)
+    with matmul_precision("fp32"):  # figures are compared across runs, however these were trained
+        report = _report(PairScorer(run.model, device=recipe.train.device), to_report, recipe.evaluate)
     write_json(out / "report.json", report.to_json())
     return RecipeRun(run, report)
 
 
 def _open_folder(out: Path, recipe: Recipe, noise: CaptionNoise | None) -> None:
-    """A report stands for a finished run of the config.yaml beside it, so an older one goes first."""
-    (out / "report.json").unlink(missing_ok=True)
+    """Report and noise stand for the config.yaml beside them, so older ones go first."""
+    for name in ("report.json", "noise.safetensors"):
+        (out / name).unlink(missing_ok=True)
     write_text(out / "config.yaml", dump_yaml(recipe))
     if noise is not None:
         noise.save(out / "noise.safetensors")
-
-
-def check_folder(out: Path, *, resume: bool) -> None:
-    """A folder that already holds a run is touched only with ``resume``."""
-    if not resume and (out / "config.yaml").exists():
-        raise UsageError(f"{out} already holds a run — continue it with --resume, or choose another --out")
 
 
 def training_data(config: DataConfig) -> TrainingData:
@@ -86,11 +90,19 @@ def training_data(config: DataConfig) -> TrainingData:
     if config.dev_share > 0:
         train, dev = train.split_images(config.dev_share, seed=config.noise.seed)
     elif config.dev:
-        dev = load_pairs(config.pairs, split=config.dev)
+        dev = _dev_split(config)
     if config.noise.ratio == 0:
         return TrainingData(train, dev)
     noise = permute_captions(train.caption_image, ratio=config.noise.ratio, seed=config.noise.seed)
     return TrainingData(apply_noise(train, noise), dev, noise)
+
+
+def _dev_split(config: DataConfig) -> PairSet:
+    try:
+        return load_pairs(config.pairs, split=config.dev)
+    except DataError as error:
+        load_pairs(config.pairs)  # raises where the data are broken and not just without this split
+        raise DataError(f"{error}; to do without it, set data.dev= (none) or data.dev_share=0.1") from error
 
 
 def report_data(recipe: Recipe, *, held_out: PairSet | None = None) -> ReportData:

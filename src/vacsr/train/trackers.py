@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vacsr.errors import MissingExtra
-from vacsr.files import disk_errors, write_text
+from vacsr.files import atomic_path, disk_errors, write_text
 
 Row = dict[str, Any]
 
@@ -61,10 +61,11 @@ class CsvTracker:
         """The columns are known only at the end."""
 
     def close(self) -> None:
-        """Write the table."""
-        rows = [json.loads(line) for line in self.source.read_text(encoding="utf-8").splitlines()]
+        """Write the table; a line that a full disk cut short is left out."""
+        lines = self.source.read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines if _step(line) < float("inf")]
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        with disk_errors(self.path), self.path.open("w", newline="", encoding="utf-8") as file:
+        with atomic_path(self.path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
@@ -74,11 +75,7 @@ class TensorBoardTracker:
     """Scalars for TensorBoard (extra ``tensorboard``)."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingExtra("tensorboard", "tensorboard") from error
-        self.writer = SummaryWriter(str(folder))
+        self.writer = _tensorboard().SummaryWriter(str(folder))
 
     def log(self, row: Row) -> None:
         """One scalar a number."""
@@ -95,11 +92,7 @@ class WandbTracker:
     """Rows to Weights & Biases (extra ``wandb``)."""
 
     def __init__(self, folder: Path, config: Row) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise MissingExtra("wandb", "wandb") from error
-        self.run = wandb.init(project="vacsr", dir=str(folder), config=config)
+        self.run = _wandb().init(project="vacsr", dir=str(folder), config=config)
 
     def log(self, row: Row) -> None:
         """One history entry."""
@@ -108,6 +101,30 @@ class WandbTracker:
     def close(self) -> None:
         """Finish the run."""
         self.run.finish()
+
+
+def _tensorboard() -> Any:
+    try:
+        import torch.utils.tensorboard
+    except ImportError as error:
+        raise MissingExtra("tensorboard", "tensorboard") from error
+    return torch.utils.tensorboard
+
+
+def _wandb() -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise MissingExtra("wandb", "wandb") from error
+    return wandb
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse a tracker whose extra is missing, before a run writes anything."""
+    if "tensorboard" in names:
+        _tensorboard()
+    if "wandb" in names:
+        _wandb()
 
 
 def open_trackers(names: Sequence[str], folder: Path, *, step: int, config: Row) -> list[Tracker]:
