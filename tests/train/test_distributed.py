@@ -52,7 +52,9 @@ def both(launch: Any, task: str, recipe: Path, folder: Path) -> tuple[dict[str, 
     done = [launch(task=task, recipe=str(recipe), result=str(one))]
     done += launch.ranks([[], []], task=task, recipe=str(recipe), result=str(two))
     assert [part.code for part in done] == [0, 0, 0], done
-    return torch.load(one / "rank-0.pt"), [torch.load(two / f"rank-{rank}.pt") for rank in (0, 1)]
+    return torch.load(one / "rank-0.pt", weights_only=True), [
+        torch.load(two / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize("method", ["vacsr", "vacsr-columns", "sigmoid", "infonce"])
