@@ -36,7 +36,7 @@ def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, 
     return found
 
 
-def refused(call: Any, *words: str) -> None:
+def assert_refused(call: Any, *words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         call()
     assert caught.value.exit_code == 2
@@ -95,10 +95,10 @@ def test_a_config_passes_through() -> None:
 
 
 def test_unknown_methods_and_presets() -> None:
-    refused(lambda: method_config("vascr"), "vascr", "did you mean 'vacsr'?", "infonce")
-    refused(lambda: method_config("vacsr-papr"), "papr", "default, paper")
-    refused(lambda: method_config({"name": "sigmoid", "preset": "huge"}), "huge")
-    refused(lambda: recipe_from({"method": {"name": "clip"}}), "unknown method 'clip'")
+    assert_refused(lambda: method_config("vascr"), "vascr", "did you mean 'vacsr'?", "infonce")
+    assert_refused(lambda: method_config("vacsr-papr"), "papr", "default, paper")
+    assert_refused(lambda: method_config({"name": "sigmoid", "preset": "huge"}), "huge")
+    assert_refused(lambda: recipe_from({"method": {"name": "clip"}}), "unknown method 'clip'")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_unknown_methods_and_presets() -> None:
     ],
 )
 def test_a_bad_field_is_named_by_its_dotted_path(raw: dict[str, Any], field: str) -> None:
-    refused(lambda: recipe_from(raw), field)
+    assert_refused(lambda: recipe_from(raw), field)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_a_bad_field_is_named_by_its_dotted_path(raw: dict[str, Any], field: str
     ],
 )
 def test_a_bad_field_of_a_method(fields: dict[str, Any], name: str) -> None:
-    refused(lambda: recipe_from({"method": {"name": "vacsr", **fields}}), name)
+    assert_refused(lambda: recipe_from({"method": {"name": "vacsr", **fields}}), name)
 
 
 def test_a_bad_field_of_a_method_is_named_as_it_is_typed() -> None:
-    refused(lambda: recipe_from({}, ["method.objective.kl_weight=-1"]), "method.objective.kl_weight:")
+    assert_refused(lambda: recipe_from({}, ["method.objective.kl_weight=-1"]), "method.objective.kl_weight:")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,9 @@ def test_a_method_that_is_no_mapping_is_read_or_refused(raw: dict[str, Any], ove
 
 
 def test_every_problem_is_listed() -> None:
-    refused(lambda: recipe_from({"train": {"epochs": 0, "lr": -1}, "extra": 1}), "train.epochs", "train.lr", "extra")
+    assert_refused(
+        lambda: recipe_from({"train": {"epochs": 0, "lr": -1}, "extra": 1}), "train.epochs", "train.lr", "extra"
+    )
 
 
 def test_configs_are_frozen() -> None:
@@ -200,7 +202,7 @@ def test_overrides_merge_and_the_last_wins() -> None:
 
 @pytest.mark.parametrize("item", ["train.lr", "=3", " =3", "train.lr=[1", "a={b"])
 def test_a_broken_override(item: str) -> None:
-    refused(lambda: parse_overrides([item]))
+    assert_refused(lambda: parse_overrides([item]))
 
 
 def test_overrides_reach_the_recipe() -> None:
@@ -280,19 +282,19 @@ def test_a_number_that_yaml_takes_for_text(tmp_path: Path) -> None:
 def test_yaml_that_is_no_recipe(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(content)
-    refused(lambda: read_yaml(path), "recipe.yaml")
+    assert_refused(lambda: read_yaml(path), "recipe.yaml")
 
 
 def test_yaml_that_is_not_there(tmp_path: Path) -> None:
-    refused(lambda: read_yaml(tmp_path / "none.yaml"), "none.yaml")
+    assert_refused(lambda: read_yaml(tmp_path / "none.yaml"), "none.yaml")
 
 
 def test_a_folder_given_for_yaml(tmp_path: Path) -> None:
-    refused(lambda: read_yaml(tmp_path), tmp_path.name)
+    assert_refused(lambda: read_yaml(tmp_path), tmp_path.name)
 
 
 def test_parse_names_the_field() -> None:
-    refused(lambda: parse(TrainConfig, {"batch_size": 1}), "batch_size:")
+    assert_refused(lambda: parse(TrainConfig, {"batch_size": 1}), "batch_size:")
 
 
 def test_every_field_gives_its_reason() -> None:
@@ -334,4 +336,4 @@ def test_a_preset_asked_for_later_starts_afresh() -> None:
 
 @pytest.mark.parametrize("override", ["train.lr=.inf", "train.lr=.nan", "train.betas=[1.5, 0.9]"])
 def test_numbers_no_optimiser_takes_are_refused(override: str) -> None:
-    refused(lambda: recipe_from({}, [override]), override.partition("=")[0])
+    assert_refused(lambda: recipe_from({}, [override]), override.partition("=")[0])

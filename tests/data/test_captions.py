@@ -15,7 +15,7 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def refused(path: Path, *words: str) -> None:
+def assert_refused(path: Path, *words: str) -> None:
     with pytest.raises(DataError) as caught:
         read_captions(path)
     assert caught.value.exit_code == 4
@@ -90,7 +90,7 @@ def test_jsonl_with_ids_and_rows_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_json_that_is_refused(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
-    refused(written(tmp_path, "c.json", text), *words)
+    assert_refused(written(tmp_path, "c.json", text), *words)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_json_that_is_refused(tmp_path: Path, text: str, words: tuple[str, ...])
     ],
 )
 def test_csv_that_is_refused(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
-    refused(written(tmp_path, "c.csv", text), *words)
+    assert_refused(written(tmp_path, "c.csv", text), *words)
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_csv_that_is_refused(tmp_path: Path, text: str, words: tuple[str, ...]) 
     ],
 )
 def test_jsonl_that_is_refused(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
-    refused(written(tmp_path, "c.jsonl", text), *words)
+    assert_refused(written(tmp_path, "c.jsonl", text), *words)
 
 
 def test_files_that_are_no_captions_files(tmp_path: Path) -> None:
-    refused(tmp_path / "absent.json", "no such captions file", "absent.json")
-    refused(written(tmp_path, "c.txt", "a"), "c.txt", ".jsonl")
+    assert_refused(tmp_path / "absent.json", "no such captions file", "absent.json")
+    assert_refused(written(tmp_path, "c.txt", "a"), "c.txt", ".jsonl")
     latin = tmp_path / "latin.csv"
     latin.write_bytes("image\nß".encode("latin-1"))
-    refused(latin, "latin.csv", "UTF-8")
+    assert_refused(latin, "latin.csv", "UTF-8")

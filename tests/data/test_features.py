@@ -38,7 +38,7 @@ def captions_json(folder: Path, counts: dict[str, int], *, splits: tuple[str, ..
     return path
 
 
-def refused(error: type[VacsrError], *words: str, path: Path, **options: Any) -> None:
+def assert_refused(error: type[VacsrError], *words: str, path: Path, **options: Any) -> None:
     with pytest.raises(error) as caught:
         load_features(path, **options)
     assert caught.value.exit_code == (2 if error is UsageError else 4)
@@ -154,7 +154,7 @@ def test_npy_in_two_files(tmp_path: Path, dtype: Any) -> None:
 
 def test_a_split_that_does_not_exist(stored: Path) -> None:
     names = captions_json(stored.parent, {"a": 2, "b": 2, "c": 2}, splits=("train", "dev", "train"))
-    refused(
+    assert_refused(
         DataError,
         "'val'",
         "train (2 images)",
@@ -168,37 +168,37 @@ def test_a_split_that_does_not_exist(stored: Path) -> None:
 
 def test_a_split_where_there_are_none(stored: Path) -> None:
     names = captions_json(stored.parent, {"a": 2, "b": 2, "c": 2})
-    refused(DataError, "'dev'", "no splits", "captions=FILE", path=stored, split="dev")
-    refused(DataError, "'dev'", "captions.json has no splits", path=stored, captions=names, split="dev")
+    assert_refused(DataError, "'dev'", "no splits", "captions=FILE", path=stored, split="dev")
+    assert_refused(DataError, "'dev'", "captions.json has no splits", path=stored, captions=names, split="dev")
 
 
 def test_counts_that_do_not_agree(stored: Path) -> None:
-    refused(ShapeMismatch, "2 images", "3", path=stored, captions=captions_json(stored.parent, {"a": 2, "b": 2}))
+    assert_refused(ShapeMismatch, "2 images", "3", path=stored, captions=captions_json(stored.parent, {"a": 2, "b": 2}))
     uneven = captions_json(stored.parent, {"a": 2, "b": 1, "c": 2})
-    refused(ShapeMismatch, "image 'b' has 1 captions", "2 in", path=stored, captions=uneven)
+    assert_refused(ShapeMismatch, "image 'b' has 1 captions", "2 in", path=stored, captions=uneven)
 
 
 def test_flat_counts_that_do_not_agree(tmp_path: Path) -> None:
     write_tensors(tmp_path / "f.safetensors", {"image": IMAGE, "text": TEXT.reshape(6, 5)})
     names = captions_json(tmp_path, {"a": 2, "b": 1, "c": 2})
-    refused(ShapeMismatch, "5 captions", "6", path=tmp_path / "f.safetensors", captions=names)
+    assert_refused(ShapeMismatch, "5 captions", "6", path=tmp_path / "f.safetensors", captions=names)
 
 
 def test_orders_that_do_not_agree(stored: Path) -> None:
     names = stored.parent / "c.csv"
     names.write_text("image\na\nb\na\nb\nc\nc\n")
-    refused(DataError, "caption 'b#0'", "image row 1", "row 0", "same order", path=stored, captions=names)
+    assert_refused(DataError, "caption 'b#0'", "image row 1", "row 0", "same order", path=stored, captions=names)
 
 
 def test_an_image_without_captions_in_json(stored: Path) -> None:
-    refused(
+    assert_refused(
         DataError, "image 'b'", "empty", path=stored, captions=captions_json(stored.parent, {"a": 2, "b": 0, "c": 2})
     )
 
 
 def test_flat_texts_of_nobody(tmp_path: Path) -> None:
     write_tensors(tmp_path / "f.safetensors", {"image": IMAGE, "text": TEXT.reshape(6, 5)})
-    refused(DataError, "6 captions", "captions=FILE", "caption_image", path=tmp_path / "f.safetensors")
+    assert_refused(DataError, "6 captions", "captions=FILE", "caption_image", path=tmp_path / "f.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_tensors_that_are_refused(
     tmp_path: Path, tensors: dict[str, Tensor], error: type[VacsrError], words: tuple[str, ...]
 ) -> None:
     write_tensors(tmp_path / "f.safetensors", tensors)
-    refused(error, *words, path=tmp_path / "f.safetensors")
+    assert_refused(error, *words, path=tmp_path / "f.safetensors")
 
 
 def test_truncated_safetensors(stored: Path) -> None:
     whole = stored.read_bytes()
     for size in (0, 7, 60, len(whole) - 1):
         stored.write_bytes(whole[:size])
-        refused(DataError, "f.safetensors", "not a whole", path=stored)
+        assert_refused(DataError, "f.safetensors", "not a whole", path=stored)
 
 
 def test_broken_npy(tmp_path: Path) -> None:
@@ -244,31 +244,31 @@ def test_broken_npy(tmp_path: Path) -> None:
     whole = text.read_bytes()
     for size in (0, 5, 40, len(whole) - 1):
         text.write_bytes(whole[:size])
-        refused(DataError, "text.npy", "not a whole", path=image, text=text)
+        assert_refused(DataError, "text.npy", "not a whole", path=image, text=text)
     text.write_bytes(pickle.dumps(["anything"]))
-    refused(DataError, "text.npy", path=image, text=text)
+    assert_refused(DataError, "text.npy", path=image, text=text)
     np.save(text, np.array([{}], dtype=object))
-    refused(DataError, "text.npy", path=image, text=text)
+    assert_refused(DataError, "text.npy", path=image, text=text)
     np.save(text, np.ones((3, 2), dtype=np.int64))
-    refused(DataError, "text.npy", "int64", path=image, text=text)
+    assert_refused(DataError, "text.npy", "int64", path=image, text=text)
     with text.open("wb") as file:
         np.savez(file, x=np.ones(2))
-    refused(DataError, "text.npy", "archive", path=image, text=text)
-    refused(DataError, "absent.npy", path=image, text=tmp_path / "absent.npy")
+    assert_refused(DataError, "text.npy", "archive", path=image, text=text)
+    assert_refused(DataError, "absent.npy", path=image, text=tmp_path / "absent.npy")
 
 
 def test_names_that_do_not_go_together(stored: Path) -> None:
     np.save(stored.parent / "image.npy", IMAGE.numpy())
-    refused(UsageError, "image.npy", "text=FILE.npy", path=stored.parent / "image.npy")
-    refused(UsageError, "text=", path=stored, text="t.npy")
-    refused(DataError, "f.pt", ".safetensors", path=stored.parent / "f.pt")
+    assert_refused(UsageError, "image.npy", "text=FILE.npy", path=stored.parent / "image.npy")
+    assert_refused(UsageError, "text=", path=stored, text="t.npy")
+    assert_refused(DataError, "f.pt", ".safetensors", path=stored.parent / "f.pt")
 
 
 def test_a_blank_caption_matters_only_in_its_split(stored: Path) -> None:
     names = stored.parent / "c.csv"
     names.write_text("image,caption,split\na,x,dev\na,y,dev\nb,x,dev\nb,y,dev\nc,x,test\nc, ,test\n")
     assert len(load_features(stored, captions=names, split="dev")) == 4
-    refused(DataError, "caption 'c#1'", path=stored, captions=names, split="test")
+    assert_refused(DataError, "caption 'c#1'", path=stored, captions=names, split="test")
 
 
 def test_write_features_refuses_what_could_not_be_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from vacsr.errors import DataError, ProvenanceMismatch, ShapeMismatch, UsageErro
 Parts = dict[str, Any]
 
 
-def refused(parts: Parts, error: type[VacsrError], *words: str) -> None:
+def assert_refused(parts: Parts, error: type[VacsrError], *words: str) -> None:
     with pytest.raises(error) as caught:
         PairSet(**parts)
     assert caught.value.exit_code == 4
@@ -27,11 +27,11 @@ def test_a_valid_set_keeps_its_distractor(parts: Parts) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("images", "image"), ("texts", "caption")])
 def test_features_that_do_not_fit(parts: Parts, name: str, kind: str) -> None:
     whole = parts[name]
-    refused({**parts, name: whole[0]}, ShapeMismatch, kind, f"[{whole.shape[1]}]", "[rows, dims]")
-    refused({**parts, name: whole[:, :0]}, ShapeMismatch, kind, "[3, 0]")
-    refused({**parts, name: whole[:2]}, ShapeMismatch, f"2 rows of {kind} features", f"3 {kind} ids")
-    refused({**parts, name: whole.half()}, DataError, kind, "torch.float16", "torch.float32")
-    refused({**parts, name: whole[:0]}, DataError, f"no {kind}s")
+    assert_refused({**parts, name: whole[0]}, ShapeMismatch, kind, f"[{whole.shape[1]}]", "[rows, dims]")
+    assert_refused({**parts, name: whole[:, :0]}, ShapeMismatch, kind, "[3, 0]")
+    assert_refused({**parts, name: whole[:2]}, ShapeMismatch, f"2 rows of {kind} features", f"3 {kind} ids")
+    assert_refused({**parts, name: whole.half()}, DataError, kind, "torch.float16", "torch.float32")
+    assert_refused({**parts, name: whole[:0]}, DataError, f"no {kind}s")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -39,32 +39,32 @@ def test_features_that_are_not_finite(parts: Parts, value: float) -> None:
     images, texts = parts["images"].clone(), parts["texts"].clone()
     images[1, 2] = value
     texts[1:, 0] = value
-    refused({**parts, "images": images}, DataError, "image 'b'", "1 of 3 images")
-    refused({**parts, "texts": texts}, DataError, "caption 'b#0'", "2 of 3 captions")
+    assert_refused({**parts, "images": images}, DataError, "image 'b'", "1 of 3 images")
+    assert_refused({**parts, "texts": texts}, DataError, "caption 'b#0'", "2 of 3 captions")
 
 
 def test_ids_are_unique(parts: Parts) -> None:
-    refused({**parts, "image_ids": ("a", "c", "c")}, DataError, "image id 'c'", "2 times")
-    refused({**parts, "caption_ids": ("x", "y", "x")}, DataError, "caption id 'x'", "2 times")
+    assert_refused({**parts, "image_ids": ("a", "c", "c")}, DataError, "image id 'c'", "2 times")
+    assert_refused({**parts, "caption_ids": ("x", "y", "x")}, DataError, "caption id 'x'", "2 times")
 
 
 @pytest.mark.parametrize("row", [-1, 3])
 def test_a_caption_of_no_image(parts: Parts, row: int) -> None:
-    refused({**parts, "caption_image": torch.tensor([0, row, 0])}, DataError, "'b#0'", f"row {row}", "0 to 2")
+    assert_refused({**parts, "caption_image": torch.tensor([0, row, 0])}, DataError, "'b#0'", f"row {row}", "0 to 2")
 
 
 def test_an_assignment_that_does_not_fit(parts: Parts) -> None:
-    refused({**parts, "caption_image": torch.tensor([0, 1])}, ShapeMismatch, "[2]", "[3]")
-    refused({**parts, "caption_image": torch.tensor([0, 1, 0]).int()}, DataError, "torch.int32", "torch.int64")
+    assert_refused({**parts, "caption_image": torch.tensor([0, 1])}, ShapeMismatch, "[2]", "[3]")
+    assert_refused({**parts, "caption_image": torch.tensor([0, 1, 0]).int()}, DataError, "torch.int32", "torch.int64")
 
 
 @pytest.mark.parametrize("blank", ["", " \t\n"])
 def test_a_blank_caption(parts: Parts, blank: str) -> None:
-    refused({**parts, "captions": ("one", "two", blank)}, DataError, "'a#1'", "no text")
+    assert_refused({**parts, "captions": ("one", "two", blank)}, DataError, "'a#1'", "no text")
 
 
 def test_texts_and_ids_disagree(parts: Parts) -> None:
-    refused({**parts, "captions": ("one", "two")}, ShapeMismatch, "2 caption texts", "3 caption ids")
+    assert_refused({**parts, "captions": ("one", "two")}, ShapeMismatch, "2 caption texts", "3 caption ids")
 
 
 def test_subset_takes_images_in_order_and_captions_along(parts: Parts) -> None:

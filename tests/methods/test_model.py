@@ -178,7 +178,7 @@ def test_a_method_without_config_cannot_be_saved(tmp_path: Path) -> None:
     assert not (tmp_path / "m").exists()
 
 
-def spoiled(folder: Path, name: str, change: Any) -> VacsrError:
+def assert_spoiled_is_refused(folder: Path, name: str, change: Any) -> VacsrError:
     build().save_pretrained(folder)
     path = folder / name
     path.write_bytes(change(path.read_bytes()))
@@ -215,20 +215,20 @@ def edited(change: Any) -> Any:
     ],
 )
 def test_a_broken_config_is_named(change: Any, tmp_path: Path) -> None:
-    spoiled(tmp_path / "m", "config.json", change)
+    assert_spoiled_is_refused(tmp_path / "m", "config.json", change)
 
 
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b[:100], lambda b: b"", lambda b: b"\xff" * 50])
 def test_broken_weights_are_named(change: Any, tmp_path: Path) -> None:
-    assert "safetensors" in str(spoiled(tmp_path / "m", "model.safetensors", change))
+    assert "safetensors" in str(assert_spoiled_is_refused(tmp_path / "m", "model.safetensors", change))
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     build("sigmoid").save_pretrained(tmp_path / "other")
     other = (tmp_path / "other" / "model.safetensors").read_bytes()
-    assert "not saved together" in str(spoiled(tmp_path / "m", "model.safetensors", lambda _: other))
+    assert "not saved together" in str(assert_spoiled_is_refused(tmp_path / "m", "model.safetensors", lambda _: other))
     change = edited(lambda raw: raw.update(image_dim=7))
-    assert "not saved together" in str(spoiled(tmp_path / "n", "config.json", change))
+    assert "not saved together" in str(assert_spoiled_is_refused(tmp_path / "n", "config.json", change))
 
 
 def test_missing_pieces(tmp_path: Path) -> None:

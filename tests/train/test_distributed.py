@@ -79,7 +79,7 @@ def test_two_ranks_and_one_process_draw_the_same_noise(launch: Any, recipes: Any
 
 
 def test_a_run_of_two_ranks(launch: Any, recipes: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:
-    run_two_ranks(launch, reference, outcome, tmp_path, method="vacsr")
+    check_two_ranks(launch, reference, outcome, tmp_path, method="vacsr")
 
 
 @pytest.mark.slow
@@ -87,10 +87,10 @@ def test_a_run_of_two_ranks(launch: Any, recipes: Any, reference: Any, outcome: 
 def test_a_run_of_two_ranks_with_other_methods(
     launch: Any, reference: Any, outcome: Any, tmp_path: Path, method: str
 ) -> None:
-    run_two_ranks(launch, reference, outcome, tmp_path, method=method)
+    check_two_ranks(launch, reference, outcome, tmp_path, method=method)
 
 
-def run_two_ranks(launch: Any, reference: Any, outcome: Any, folder: Path, *, method: str) -> None:
+def check_two_ranks(launch: Any, reference: Any, outcome: Any, folder: Path, *, method: str) -> None:
     """Each rank is given a folder of its own, so that what it writes can be seen."""
     file, expected = reference(PLAIN | METHODS[method])
     outs = [folder / "rank-0", folder / "rank-1"]

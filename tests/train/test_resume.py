@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 MOMENTS = ["after step", "after checkpoint", "before checkpoint", "in checkpoint", "in log"]
 
 
-def killed_and_resumed(
+def assert_resumes_exactly(
     launch: Any, reference: Any, outcome: Any, out: Path, *, case: str, kills: list[tuple[str, int]]
 ) -> None:
     file, expected = reference(CASES[case])
@@ -60,18 +60,18 @@ def killed_and_resumed(
 def test_a_killed_run_resumes_exactly(
     launch: Any, reference: Any, outcome: Any, tmp_path: Path, case: str, moment: str, number: int
 ) -> None:
-    killed_and_resumed(launch, reference, outcome, tmp_path / "run", case=case, kills=[(moment, number)])
+    assert_resumes_exactly(launch, reference, outcome, tmp_path / "run", case=case, kills=[(moment, number)])
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(
     launch: Any, reference: Any, outcome: Any, tmp_path: Path
 ) -> None:
-    killed_and_resumed(launch, reference, outcome, tmp_path / "run", case="vacsr", kills=[("in checkpoint", 1)])
+    assert_resumes_exactly(launch, reference, outcome, tmp_path / "run", case="vacsr", kills=[("in checkpoint", 1)])
 
 
 def test_a_run_killed_again_and_again(launch: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:
     kills = [("after step", 5), ("in checkpoint", 2), ("in log", 4), ("after checkpoint", 1)]
-    killed_and_resumed(launch, reference, outcome, tmp_path / "run", case="vacsr", kills=kills)
+    assert_resumes_exactly(launch, reference, outcome, tmp_path / "run", case="vacsr", kills=kills)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_random_moments(launch: Any, reference: Any, outcome: Any, tmp_path: Pat
     highest = {"after step": 3, "after checkpoint": 1, "before checkpoint": 1, "in checkpoint": 1, "in log": 3}
     kills = [(moment, draw.randint(1, highest[moment])) for moment in draw.choices(MOMENTS, k=3)]
     kills.insert(0, ("after step", draw.randint(1, 8)))
-    killed_and_resumed(launch, reference, outcome, tmp_path / "run", case=case, kills=kills)
+    assert_resumes_exactly(launch, reference, outcome, tmp_path / "run", case=case, kills=kills)
 
 
 @pytest.mark.slow
