@@ -7,10 +7,11 @@ from pathlib import Path
 
 from vacsr.data.features import load_features
 from vacsr.data.pairs import PairSet, Provenance
+from vacsr.data.photos import PhotoSet
 from vacsr.data.spec import Spec, parse_spec
 from vacsr.data.synthetic import load_synthetic
 
-__all__ = ["PairSet", "Provenance", "load_pairs", "parse_spec"]
+__all__ = ["PairSet", "PhotoSet", "Provenance", "load_pairs", "parse_spec"]
 
 
 def load_pairs(spec: str, *, captions: str | Path | None = None, split: str | None = None) -> PairSet:

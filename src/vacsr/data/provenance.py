@@ -1,0 +1,52 @@
+"""Where embeddings come from, so that a model never meets those of other towers unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from vacsr.errors import ProvenanceMismatch
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where embeddings come from; "" means unknown."""
+
+    backbone: str = ""
+    """The towers."""
+    preprocessing: str = ""
+    """How pixels and words became tensors."""
+    revision: str = ""
+    """The version of the weights."""
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> Provenance:
+        """Read it from a file's metadata; what is not there is unknown."""
+        return cls(**{field.name: metadata.get(field.name, "") for field in fields(cls)})
+
+    def as_metadata(self) -> dict[str, str]:
+        """The known fields, as a file's metadata holds them.
+
+        >>> Provenance("tiny:").as_metadata()
+        {'backbone': 'tiny:'}
+        """
+        return {name: value for name, value in asdict(self).items() if value}
+
+    def check(self, other: Provenance) -> None:
+        """Raise when ``other`` comes from elsewhere; call it on what the model expects. Unknown matches anything.
+
+        >>> Provenance("clip:a").check(Provenance("clip:a", revision="2"))
+        >>> Provenance("clip:a").check(Provenance("clip:b"))
+        Traceback (most recent call last):
+        vacsr.errors.ProvenanceMismatch: the model expects embeddings with backbone 'clip:a', these have 'clip:b' — \
+embed the data as the model's were, or train a model on these
+        """
+        given = asdict(other)
+        for name, expected in asdict(self).items():
+            if expected and given[name] and expected != given[name]:
+                message = f"the model expects embeddings with {name} {expected!r}, these have {given[name]!r}"
+                raise ProvenanceMismatch(f"{message} — embed the data as the model's were, or train a model on these")
+
+
+UNKNOWN = Provenance()
+"""Nothing is known: fits everything."""
