@@ -17,6 +17,7 @@ _GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment: 2^64 / golden ratio
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _GUMBEL, _NORMAL, _UNIFORM = 1, 2, 3  # streams, so that no two kinds of draw share bits
+_PURPOSES = 16  # streams an item's owner may use before :meth:`RowNoise.other` numbers begin
 
 
 def _signed(value: int) -> int:
@@ -117,6 +118,10 @@ class RowNoise:
     step: Tensor
     rows: Tensor
     stream: int
+
+    def other(self, number: int) -> RowNoise:
+        """The same items' draws for another purpose, numbered from 1: they share no bits with these."""
+        return replace(self, stream=self.stream + _PURPOSES * number)
 
     def uniform(self, lanes: int) -> Tensor:
         """Uniform draws in (0, 1). [R, lanes]"""
