@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "$(PYTHON) lacks venv or ensurepip; install them (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@# A half-made environment has no working pip: start it afresh.
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,paper]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip]'
 	@touch $@
 
 demo: $(STAMP) ## run `vacsr demo`, into demo/

@@ -19,6 +19,7 @@ from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.data import PairSet
 from vacsr.recipes import method_config
 from vacsr.train.batches import batch_order
+from vacsr.train.feed import Batch
 from vacsr.train.loop import Trainer
 from vacsr.train.precision import matmul_precision
 
@@ -42,13 +43,13 @@ def time_steps(method: str, pairs: PairSet, config: TrainConfig, *, dim: int, st
     batches = [rows.to(trainer.device) for rows in batch_order(len(pairs), batch=config.batch_size, seed=0, epoch=0)]
     wait = torch.cuda.synchronize if trainer.device.type == "cuda" else lambda: None
     for number in range(10):
-        trainer.step(batches[number % len(batches)], number)
+        trainer.step(Batch(batches[number % len(batches)]), number)
     times, number = [], 10
     for _ in range(5):
         wait()
         started = time.perf_counter()
         for _ in range(max(1, steps // 5)):
-            trainer.step(batches[number % len(batches)], number)
+            trainer.step(Batch(batches[number % len(batches)]), number)
             number += 1
         wait()
         times.append(1e3 * (time.perf_counter() - started) / max(1, steps // 5))

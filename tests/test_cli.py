@@ -527,11 +527,11 @@ def test_compare(vacsr: Command, tmp_path: Path) -> None:
 
 
 def test_a_missing_extra(vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "adamp", None)
-    answer = vacsr("train", recipe, "--out", tmp_path / "run", "--set", "train.optimizer=adamp")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    answer = vacsr("train", recipe, "--out", tmp_path / "run", "--set", "train.trackers=[wandb]")
     assert (answer.code, answer.out) == (3, "")
     assert (
-        answer.err == "MissingExtra: adamp is not installed; it comes with an extra — run: pip install 'vacsr[paper]'\n"
+        answer.err == "MissingExtra: wandb is not installed; it comes with an extra — run: pip install 'vacsr[wandb]'\n"
     )
     assert not (tmp_path / "run").exists()
 

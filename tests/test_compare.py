@@ -154,14 +154,15 @@ def test_killed_half_way_and_run_again(whole: Path, tmp_path: Path) -> None:
 
 
 def test_one_ctrl_c_stops_the_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vacsr.train.feed import Batch
     from vacsr.train.step import TrainStep
 
     original = TrainStep.__call__
 
-    def interrupting(self: TrainStep, captions: torch.Tensor, step: int) -> torch.Tensor:
+    def interrupting(self: TrainStep, batch: Batch, step: int, *, ramp: float) -> torch.Tensor:
         if step == 1:
             signal.raise_signal(signal.SIGINT)
-        return original(self, captions, step)
+        return original(self, batch, step, ramp=ramp)
 
     monkeypatch.setattr(TrainStep, "__call__", interrupting)
     with pytest.raises(KeyboardInterrupt):
@@ -183,9 +184,9 @@ def test_a_worker_tells_what_went_wrong(tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_in_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "adamp", None)
-    with pytest.raises(EnvironmentProblem, match=r"clean / infonce / seed 0: adamp is not installed") as caught:
-        compare(read_table(write(tmp_path, seeds=[0]), ["train.optimizer=adamp"]), tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(EnvironmentProblem, match=r"clean / infonce / seed 0: wandb is not installed") as caught:
+        compare(read_table(write(tmp_path, seeds=[0]), ["train.trackers=[wandb]"]), tmp_path / "out")
     assert caught.value.exit_code == 3
 
 

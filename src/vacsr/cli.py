@@ -16,7 +16,7 @@ from vacsr.errors import DataError, UsageError, VacsrError
 
 if TYPE_CHECKING:
     from vacsr.config import EvaluateConfig
-    from vacsr.data import PairSet
+    from vacsr.data import PairSet, PhotoSet
 
 app = typer.Typer(
     help="Image-text similarity with a grade and an uncertainty.",
@@ -39,6 +39,14 @@ class Bins(StrEnum):
 
     COUNT = "count"
     EQUAL = "equal"
+
+
+class PoolingChoice(StrEnum):
+    """How tokens become one vector."""
+
+    AUTO = "auto"
+    CLS = "cls"
+    MEAN = "mean"
 
 
 def _version(wanted: bool) -> None:
@@ -77,6 +85,47 @@ def demo(
     from vacsr.demo import run_demo
 
     typer.echo(run_demo(out, seed=seed))
+
+
+@app.command()
+def embed(
+    backbone: Annotated[str, typer.Option(help="clip:ID_OR_FOLDER or towers:IMAGE,TEXT.", metavar="SPEC")],
+    pairs: Annotated[
+        str, typer.Option(help="Photos and captions: folder:DIR, csv:FILE, flickr8k:DIR, coco:DIR, …", metavar="SPEC")
+    ],
+    out: Annotated[Path, typer.Option(help="Where the features go, a .safetensors file.", metavar="FILE")],
+    split: Annotated[str | None, typer.Option(help="Only this split; default: all, with the splits noted.")] = None,
+    pooling: Annotated[
+        PoolingChoice, typer.Option(help="Tokens to one vector: class token or mean; auto as the towers are used to.")
+    ] = PoolingChoice.AUTO,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A=B", help="Change a field of the backbone, e.g. --set resize=center."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Write float32 instead of float16.")] = False,
+    skip: Annotated[bool, typer.Option("--skip", help="Leave out what cannot be read instead of stopping.")] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Threads that decode photos; 0 for one per core.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Embed photos and captions once, with ids and provenance; the same command goes on where it stopped."""
+    import torch
+
+    from vacsr.config import BackboneConfig
+    from vacsr.embed import embed_pairs, embedding_config
+    from vacsr.recipes import merge, parse, parse_overrides
+    from vacsr.train.progress import PhotoProgress
+
+    base = embedding_config(backbone, pooling=pooling.value)
+    config = parse(BackboneConfig, merge(base.model_dump(mode="json"), parse_overrides(overrides or [])))
+    with PhotoProgress("reading", show=True) as bar:
+        found = embed_pairs(
+            config, pairs, out,
+            split=split, pooling=pooling.value, dtype=torch.float32 if full else torch.float16, device=device,
+            workers=workers, on_error="skip" if skip else "fail", progress=bar.named,
+        )  # fmt: skip
+    left = f", {len(found.skipped):,} left out" if found.skipped else ""
+    typer.echo(f"embedded {found.images:,} photos and {found.captions:,} captions{left}", err=True)
+    typer.echo(found.spec)
 
 
 @app.command()
@@ -151,7 +200,7 @@ def evaluate(
     typer.echo(report.to_markdown())
 
 
-def _pairs_to_report(run: Path, pairs: str | None, *, split: str | None) -> PairSet:
+def _pairs_to_report(run: Path, pairs: str | None, *, split: str | None) -> PairSet | PhotoSet:
     """The split asked for; else `test` where the data have one, and everything, with a word about it, otherwise."""
     from vacsr.data import load_pairs, parse_spec
 
@@ -197,19 +246,29 @@ def _run_pairs(run: Path) -> str:
 @app.command()
 def score(
     run: Annotated[Path, typer.Argument(help="A run folder or a model folder.")],
-    image: Annotated[str, typer.Option(help="Image id in the data.")],
-    text: Annotated[list[str], typer.Option(help="Caption id in the data, or a caption's exact words; repeatable.")],
-    pairs: Annotated[str | None, typer.Option(help="SPEC with the embeddings; default: the run's.")] = None,
+    image: Annotated[str, typer.Option(help="A photo's path; an image id where the model reads embeddings.")],
+    text: Annotated[
+        list[str], typer.Option(help="Any words; a caption id or exact words where it reads embeddings. Repeatable.")
+    ],
+    pairs: Annotated[
+        str | None, typer.Option(help="SPEC in which image and text are ids; default for embeddings: the run's.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Grade image-text pairs of embedded data: score, grade in 0–1 and uncertainty, tab-separated."""
+    """Grade image-text pairs: score, grade in 0–1 and uncertainty, tab-separated.
+
+    A model with towers takes any photo and any words; one on embeddings takes those of its data.
+    """
     from vacsr.data import load_pairs
     from vacsr.scoring import PairScorer
-    from vacsr.scoring.lookup import score_named
+    from vacsr.scoring.lookup import score_named, score_photo
 
     scorer = PairScorer.from_pretrained(run, device=device)
-    data = load_pairs(pairs or _run_pairs(run), split="all")
-    lines = [("image", "text", "score", "grade", "uncertainty"), *score_named(scorer, data, image=image, texts=text)]
+    if scorer.model.has_towers and pairs is None:
+        found = score_photo(scorer, image=image, texts=text)
+    else:
+        found = score_named(scorer, load_pairs(pairs or _run_pairs(run), split="all"), image=image, texts=text)
+    lines = [("image", "text", "score", "grade", "uncertainty"), *found]
     typer.echo("\n".join("\t".join(cell.translate(_ONE_CELL) for cell in line) for line in lines))
 
 

@@ -31,7 +31,7 @@ class Variant(Config):
     set: dict[str, Any] = Field(default_factory=dict)
     """Recipe fields; `method: {name: vacsr, preset: paper}` and so on."""
     seeds: tuple[int, ...] | None = None
-    """Other seeds than the table's."""
+    """Other seeds than the table's; a setting's come before a row's."""
 
 
 class Table(Config):
@@ -116,7 +116,7 @@ def cells(table: Table, out: Path, *, seeds: Sequence[int] = ()) -> Iterator[Cel
     """Every cell, row by row: the seeds and settings of a row come together so that a worker can reuse its kernels."""
     for row in table.rows:
         for setting in table.settings:
-            for seed in seeds or row.seeds or table.seeds:
+            for seed in seeds or setting.seeds or row.seeds or table.seeds:
                 drawn = {"train": {"seed": seed}, "data": {"noise": {"seed": seed}}}
                 recipe = layered_recipe(table.base, row.set, setting.set, table.overrides, drawn)
                 yield Cell(row.name, setting.name, seed, recipe, out / setting.name / row.name / f"seed-{seed}")

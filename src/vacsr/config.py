@@ -216,12 +216,14 @@ class BackboneConfig(Config):
 class NoiseConfig(Config):
     """Label noise injected into the training captions."""
 
-    protocol: Literal["permute-captions"] = "permute-captions"
-    """Choose int(ratio·M) captions and permute them among their slots."""
+    protocol: Literal["permute-captions", "derange-captions"] = "permute-captions"
+    """Choose int(ratio·M) captions and permute them among their slots; `derange-captions` lets none come home."""
     ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of captions chosen."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """The permutation is a function of it, saved and hashed beside the run."""
+    file: str = ""
+    """A permutation that others published (.safetensors, .npy, .json or .txt) instead of ratio and seed."""
 
 
 class DataConfig(Config):
@@ -237,6 +239,31 @@ class DataConfig(Config):
     """Share of training images held out as dev where the data has no such split."""
     noise: NoiseConfig = NoiseConfig()
     """For experiments on robustness; dev and test stay clean."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """A photo that cannot be read or a blank caption: stop, or leave it out, counted and named in skipped.json."""
+    photo_size: Annotated[int, Field(ge=0)] = 0
+    """Side to which training photos are read before the random crop; 0 takes the image tower's own."""
+    cache_gb: Annotated[float, Field(ge=0)] = 4.0
+    """Photos are decoded once and kept if all fit into this; beyond it they are decoded again in every epoch."""
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Threads that decode photos; 0 takes one per core."""
+
+
+class TowersConfig(Config):
+    """How the towers learn beside the heads; cached features have none."""
+
+    image_lr: Annotated[float, Field(ge=0)] = 0.01
+    """Image tower's rate relative to train.lr; 0 keeps the tower as it is."""
+    text_lr: Annotated[float, Field(ge=0)] = 0.1
+    """Text tower's."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Block ℓ of L learns at ×decay^(L−ℓ): early blocks change least. Embeddings and norms outside blocks do not."""
+    freeze_image: Annotated[int, Field(ge=0)] = 2
+    """First epochs in which the image tower rests, until the new heads make sense."""
+    freeze_text: Annotated[int, Field(ge=0)] = 0
+    """First epochs in which the text tower rests."""
+    ramp: bool = True
+    """In the epoch that wakes a tower the loss grows linearly from 0."""
 
 
 class TrainConfig(Config):
@@ -248,10 +275,12 @@ class TrainConfig(Config):
     """Captions per step, over all ranks."""
     lr: Annotated[float, Field(gt=0)] = 5e-4
     """Of the heads and the method; groups scale it."""
+    towers: TowersConfig = TowersConfig()
+    """Rates and rest of the towers."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Decoupled; scalars and biases of the method have none."""
     optimizer: Literal["adamw", "adamp"] = "adamw"
-    """AdamP is the paper's (extra `paper`)."""
+    """AdamP is the paper's."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Adam's, the paper's and everyone's."""
     schedule: Literal["step", "cosine", "constant"] = "step"
@@ -279,9 +308,11 @@ class TrainConfig(Config):
     log_every: Annotated[int, Field(ge=1)] = 50
     """Steps between log rows."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 500
-    """Steps between checkpoints besides each epoch's end; 0 for epoch ends only."""
+    """Steps between checkpoints besides those at epoch ends; 0 for epoch ends only."""
+    checkpoint_epochs: Annotated[int, Field(ge=0)] = 1
+    """Epochs between checkpoints at an epoch's end; 0 for none, as trained towers make them large."""
     compile: bool | Literal["auto"] = False
-    """torch.compile the loss; `auto` does so on CUDA."""
+    """torch.compile towers and loss; `auto` does so on CUDA, and goes on without where it fails."""
     cuda_graph: bool = False
     """Replay the whole step as one CUDA graph: small steps are launch-bound."""
     trackers: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)

@@ -36,8 +36,6 @@ _DISK_GB = 2.0
 _PURPOSE = {
     "clip": "CLIP and other towers",
     "eval": "ECCV Caption",
-    "paper": "the paper's optimiser AdamP",
-    "shards": "webdataset shards",
     "milvus": "a Milvus index",
     "serve": "the web service",
     "tensorboard": "TensorBoard logs",

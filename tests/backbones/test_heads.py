@@ -95,3 +95,22 @@ def test_steps_seeds_and_streams_draw_other_masks() -> None:
     first = module(x, noise(4))
     for other in (noise(4, step=1), noise(4, seed=1), noise(4, stream=1)):
         assert not torch.allclose(module(x, other), first)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_xavier_is_uniform_within_its_bound_and_has_no_bias(kind: str) -> None:
+    module = head(60, kind=kind, dim=40, hidden=50, init="xavier")
+    for layer in filter(None, (module.first, module.last)):
+        bound = math.sqrt(6 / (layer.in_features + layer.out_features))
+        assert not layer.bias.any()
+        assert 0.98 * bound < layer.weight.abs().max() <= bound
+        assert layer.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.03)
+    assert head(60, kind=kind, dim=40).last.bias.any()
+
+
+def test_one_mask_for_all_tokens_of_an_item() -> None:
+    module = head(hidden=8, dropout=0.5)
+    x = torch.randn(3, 1, 4, generator=torch.Generator().manual_seed(1)).expand(3, 6, 4)
+    got = module(x, noise(3))
+    assert got.shape == (3, 6, 3)
+    torch.testing.assert_close(got, module(x[:, 0], noise(3)).unsqueeze(1).expand(3, 6, 3))

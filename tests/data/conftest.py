@@ -1,11 +1,20 @@
-"""Small pairs that every test of this room may break in its own way."""
+"""Small pairs and photos that every test of this room may break in its own way."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+
+Encode = Callable[..., bytes]
+"""(colour, size=(8, 6), format="PNG") -> the encoded photo."""
+Draw = Callable[..., Path]
+"""(path, colour, size=(8, 6)) -> the path, its photo written in the format of the suffix."""
 
 
 @pytest.fixture
@@ -19,3 +28,28 @@ def parts() -> dict[str, Any]:
         "caption_image": torch.tensor([0, 1, 0]),
         "captions": ("one", "two", "three"),
     }
+
+
+@pytest.fixture
+def encode() -> Encode:
+    """A photo of one colour."""
+
+    def encoded(colour: Any = "red", *, size: tuple[int, int] = (8, 6), format: str = "PNG") -> bytes:
+        buffer = io.BytesIO()
+        Image.new("RGB", size, colour).save(buffer, format=format)
+        return buffer.getvalue()
+
+    return encoded
+
+
+@pytest.fixture
+def draw(encode: Encode) -> Draw:
+    """A photo of one colour in a file."""
+
+    def drawn(path: Path, colour: Any = "red", *, size: tuple[int, int] = (8, 6)) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        formats = {".jpg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
+        path.write_bytes(encode(colour, size=size, format=formats[path.suffix]))
+        return path
+
+    return drawn

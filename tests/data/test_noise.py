@@ -10,7 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, permute_captions
+from vacsr.data.noise import (
+    PROTOCOLS,
+    CaptionNoise,
+    apply_noise,
+    derange_captions,
+    load_noise,
+    make_noise,
+    permute_captions,
+)
 from vacsr.data.pairs import PairSet
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.files import read_tensors, write_tensors
@@ -85,6 +93,62 @@ def test_a_ratio_that_is_none(ratio: float) -> None:
     with pytest.raises(UsageError, match=str(ratio)) as caught:
         permute_captions(torch.arange(5), ratio=ratio, seed=0)
     assert caught.value.exit_code == 2
+
+
+def test_the_hash_of_a_known_draw() -> None:
+    """Noise of earlier runs must be drawn again as it was."""
+    assert permute_captions(torch.arange(1000) // 5, ratio=0.2, seed=0).sha256.startswith("fcf2f18d93180d3a")
+
+
+@given(ASSIGNMENTS, RATIOS, SEEDS)
+def test_deranged_captions_all_change_their_image(rows: torch.Tensor, ratio: float, seed: int) -> None:
+    wanted = int(ratio * len(rows))
+    usable = sum(min(int(count), wanted // 2) for count in rows.bincount())  # of no image more than half
+    if usable < wanted:
+        with pytest.raises(DataError, match="cannot all change"):
+            derange_captions(rows, ratio=ratio, seed=seed)
+        return
+    noise = derange_captions(rows, ratio=ratio, seed=seed)
+    assert sorted(noise.permutation.tolist()) == list(range(len(rows)))
+    assert noise.assignment.equal(rows[noise.permutation])
+    assert noise.original.equal(rows)
+    changed = (noise.permutation != torch.arange(len(rows))).nonzero().flatten()
+    assert len(changed) == wanted
+    assert (noise.assignment[changed] != rows[changed]).all()
+    assert noise.permutation.equal(derange_captions(rows, ratio=ratio, seed=seed).permutation)
+
+
+def test_deranged_captions_go_everywhere() -> None:
+    """Two images with two captions each: every caption to every slot of the other image."""
+    rows = torch.tensor([0, 0, 1, 1])
+    seen = {
+        (caption, int(slot))
+        for seed in range(100)
+        for caption, slot in enumerate(derange_captions(rows, ratio=1, seed=seed).permutation)
+    }
+    assert seen == {(0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0), (3, 1)}
+
+
+def test_captions_of_one_image_are_spread() -> None:
+    noise = derange_captions(torch.arange(5000) // 5, ratio=1, seed=0)
+    images = noise.assignment.reshape(1000, 5)
+    assert sum(len(set(row.tolist())) == 5 for row in images) > 950  # as a uniform draw: about 990
+
+
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_protocols_by_name(protocol: str, tmp_path: Path) -> None:
+    rows = torch.arange(100) // 5
+    noise = make_noise(protocol, rows, ratio=0.5, seed=3)
+    assert noise.permutation.equal(PROTOCOLS[protocol](rows, ratio=0.5, seed=3).permutation)
+    assert noise.protocol == protocol
+    noise.save(tmp_path / "n.safetensors")
+    again = load_noise(tmp_path / "n.safetensors", caption_image=rows)
+    assert (again.protocol, again.sha256, again.seed) == (protocol, noise.sha256, 3)
+
+
+def test_a_protocol_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match=r"'swap'.*derange-captions"):
+        make_noise("swap", torch.arange(4), ratio=0.5, seed=0)
 
 
 def test_apply_noise_changes_labels_only(parts: dict[str, Any]) -> None:

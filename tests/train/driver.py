@@ -25,6 +25,7 @@ from vacsr.pairwise import batch_block
 from vacsr.recipes import read_yaml, recipe_from
 from vacsr.train.batches import batch_order
 from vacsr.train.distributed import sum_gradients
+from vacsr.train.feed import Batch
 from vacsr.train.loop import Trainer
 from vacsr.train.recipe import run_recipe, training_data
 from vacsr.train.step import TrainStep
@@ -103,7 +104,7 @@ def gradients() -> None:
     """The loss terms and the summed gradient of the first batch, before any update."""
     run = trainer()
     rows = next(iter(batch_order(len(run.pairs), batch=run.config.batch_size, seed=run.config.seed, epoch=0)))
-    values = run.step.accumulate(rows, torch.tensor(0))
+    values = run.step.accumulate(Batch(rows), torch.tensor(0))
     sum_gradients(run.step.params, run.world)
     named = {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}
     torch.save({"values": values, "grad": named}, Path(JOB["result"]) / f"rank-{run.world.rank}.pt")

@@ -123,7 +123,6 @@ def test_broken_data_of_the_report_are_found_before_training(recipes: Any, tmp_p
         ({"evaluate.judgments": ["nowhere.tsv"]}, DataError),
         ({"train.batch_size": 1000}, DataError),
         ({"data.train": "val"}, DataError),
-        ({"train.optimizer": "adamp"}, MissingExtra),
         ({"train.trackers": ["tensorboard"]}, MissingExtra),
         ({"train.trackers": ["jsonl", "wandb"]}, MissingExtra),
         ({"data.pairs": "synthetic:images=1,per_image=20"}, DataError),
@@ -132,7 +131,7 @@ def test_broken_data_of_the_report_are_found_before_training(recipes: Any, tmp_p
 def test_what_is_refused_leaves_no_folder(
     recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], error: type[Exception]
 ) -> None:
-    for module in ("adamp", "torch.utils.tensorboard", "wandb"):
+    for module in ("torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(error):
         run_recipe(recipes.recipe(change), tmp_path / "run", progress=False)
@@ -236,9 +235,9 @@ def test_the_report_is_scored_in_full_precision(recipes: Any, tmp_path: Path, mo
     seen: list[str] = []
     original = PairScorer.score_set
 
-    def watching(self: PairScorer, *args: Any) -> Any:
+    def watching(self: PairScorer, *args: Any, **options: Any) -> Any:
         seen.append(torch.get_float32_matmul_precision())
-        return original(self, *args)
+        return original(self, *args, **options)
 
     monkeypatch.setattr(PairScorer, "score_set", watching)
     torch.set_float32_matmul_precision("high")

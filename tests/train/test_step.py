@@ -19,6 +19,7 @@ from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
 from vacsr.train import fit
 from vacsr.train.batches import batch_order
+from vacsr.train.feed import Batch
 from vacsr.train.loop import Trainer
 from vacsr.train.step import TrainStep
 
@@ -45,7 +46,7 @@ def batches(pairs: PairSet) -> list[Tensor]:
 def gradient(trainer: Trainer, rows: Tensor, step: int) -> dict[str, Tensor]:
     """The plain gradient of one batch."""
     trainer.model.zero_grad(set_to_none=True)
-    trainer.step._loss(rows, torch.tensor(step)).total.backward()  # type: ignore[no-untyped-call]
+    trainer.step._loss(Batch(rows), torch.tensor(step)).total.backward()  # type: ignore[no-untyped-call]
     return {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
 
 
@@ -62,7 +63,7 @@ def test_the_norm_is_of_before_clipping_and_the_update_obeys_the_clip(pairs: Pai
     # Plain descent makes the update the clipped gradient itself.
     trainer.step.optimizer = torch.optim.SGD(trainer.step.params, lr=1.0)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    reported = float(trainer.step(rows, 0)[-1])
+    reported = float(trainer.step(Batch(rows), 0)[-1])
     moved = {name: before[name] - p.detach() for name, p in trainer.model.named_parameters()}
     assert reported == pytest.approx(norm(plain), rel=1e-5)
     assert reported > 0.5
@@ -81,7 +82,7 @@ def test_two_accumulated_batches_are_the_mean_of_their_gradients(pairs: PairSet,
     trainer = make(pairs, method, accumulate=2, clip_norm=0)
     trainer.step.optimizer = torch.optim.SGD(trainer.step.params, lr=1.0)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    values = [trainer.step(first, 0), trainer.step(second, 1)]
+    values = [trainer.step(Batch(first), 0), trainer.step(Batch(second), 1)]
     assert float(values[0][-1]) == 0, "no update after the first"
     assert float(values[1][-1]) > 0
     for name, p in trainer.model.named_parameters():
@@ -181,21 +182,21 @@ def test_the_total_alone_may_break(pairs: PairSet) -> None:
 def test_a_broken_gradient_does_not_reach_the_weights(pairs: PairSet, what: str) -> None:
     trainer = make(pairs, Breaking(3, what))
     for step, rows in enumerate(batches(pairs)[:3]):
-        trainer.step(rows, step)
+        trainer.step(Batch(rows), step)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    assert not bool(trainer.step(batches(pairs)[3], 3).isfinite().all())
+    assert not bool(trainer.step(Batch(batches(pairs)[3]), 3).isfinite().all())
     for name, tensor in trainer.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-    assert bool(trainer.step(batches(pairs)[4], 4).isfinite().all()), "nor the next step's gradients"
+    assert bool(trainer.step(Batch(batches(pairs)[4]), 4).isfinite().all()), "nor the next step's gradients"
 
 
 def test_features_that_break_on_the_way(pairs: PairSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = TrainStep.__call__
 
-    def breaking(self: TrainStep, captions: Tensor, step: int) -> Tensor:
+    def breaking(self: TrainStep, batch: Batch, step: int, *, ramp: float = 1.0) -> Tensor:
         if step == 6:
-            self.data.texts[captions[0]] = torch.nan
-        return original(self, captions, step)
+            self.data.texts[batch.captions[0]] = torch.nan
+        return original(self, batch, step, ramp=ramp)
 
     monkeypatch.setattr(TrainStep, "__call__", breaking)
     config = TrainConfig(batch_size=8, epochs=4, device="cpu", checkpoint_every=5, log_every=1)

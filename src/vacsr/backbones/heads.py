@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from vacsr.config import HeadConfig
@@ -18,13 +19,22 @@ class ProjectionHead(nn.Module):
         self.first = nn.Linear(in_dim, hidden) if config.kind == "mlp" else None
         self.activation = nn.GELU()
         self.last = nn.Linear(hidden if config.kind == "mlp" else in_dim, config.dim)
+        if config.init == "xavier":
+            self._xavier()
+
+    @torch.no_grad()
+    def _xavier(self) -> None:
+        for layer in (self.first, self.last):
+            if layer is not None:
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor, noise: RowNoise | None = None) -> Tensor:
-        """Without ``noise`` nothing is dropped. [B, in_dim] -> [B, dim]"""
+        """Without ``noise`` nothing is dropped. [B, ..., in_dim] -> [B, ..., dim]"""
         if self.first is not None:
             x = self.activation(self.first(x))
         if noise is not None and self.dropout > 0.0:
-            keep = noise.uniform(x.shape[-1]) >= self.dropout
-            x = x * keep / (1.0 - self.dropout)
+            keep = noise.uniform(x.shape[-1]) >= self.dropout  # one mask per item, the same for all its tokens
+            x = x * keep.view(len(x), *[1] * (x.ndim - 2), x.shape[-1]) / (1.0 - self.dropout)
         out: Tensor = self.last(x)
         return out

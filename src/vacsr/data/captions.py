@@ -7,18 +7,21 @@ is ``image#index``, the index counted from 0.
 ``caption`` (the text), ``caption_id``, ``split`` and ``image_row``. An image's row in the features is its ``image_row``
 (counted from 0); without that column, images stand in the order in which they first appear, and captions of an image
 that stand apart are warned of: the file may have been shuffled. A column is there for every row or for none.
+
+A file that goes with photos instead of features has ``image`` as the photo's path, and may have ``image_id``.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vacsr.data.checks import check_unique
+from vacsr.data.checks import check_split, check_unique
 from vacsr.errors import DataError
 
 Row = dict[str, Any]
@@ -40,25 +43,64 @@ class CaptionTable:
     """[M]"""
     splits: tuple[str, ...] | None = None
     """[N], the split of each image."""
+    files: tuple[str, ...] | None = None
+    """[N], the photo of each image, where the ids are not its name."""
     apart: str | None = None
     """Where an image comes back after others, in words, if no ``image_row`` says which rows are whose."""
 
 
-def read_captions(path: str | Path) -> CaptionTable:
-    """Read a ``.json``, ``.csv`` or ``.jsonl`` captions file."""
+def read_captions(path: str | Path, *, photos: bool = False) -> CaptionTable:
+    """Read a ``.json``, ``.csv`` or ``.jsonl`` captions file.
+
+    ``photos``: it goes with photos, not features. Then ``.csv`` and ``.jsonl`` must have captions (a blank one is for
+    the caller to judge), and their column ``image_id``, if any, gives the ids of images.
+    """
     file = Path(path).expanduser()
     readers = {".json": _read_json, ".csv": _read_csv, ".jsonl": _read_jsonl}
     if file.suffix.lower() not in readers:
         raise DataError(f"{file} is not a captions file — give a file that ends in {', '.join(readers)}")
     if not file.is_file():
-        raise DataError(f"no such captions file: {file} — check captions=")
+        raise DataError(f"no such captions file: {file} — check the path")
     try:
-        table = readers[file.suffix.lower()](file)
+        table = readers[file.suffix.lower()](file, photos)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error, RecursionError) as error:
         raise DataError(f"{file} cannot be read ({error}) — save it as UTF-8 {file.suffix[1:].upper()}") from error
     check_unique(table.image_ids, kind="image")
     check_unique(table.caption_ids, kind="caption")
     return table
+
+
+def choose_split(table: CaptionTable, split: str | None) -> CaptionTable:
+    """The images of one split with their captions; None or "all" for everything."""
+    if split is None or split == "all":
+        return table
+    if table.splits is None:
+        raise DataError(f"split {split!r} was asked for, {table.source} has no splits — name one for every image")
+    check_split(split, Counter(table.splits), source=table.source)
+    return take_images(table, [row for row, name in enumerate(table.splits) if name == split])
+
+
+def take_images(table: CaptionTable, rows: Sequence[int]) -> CaptionTable:
+    """These images [K], with all their captions in the order they had."""
+    new_row = {row: new for new, row in enumerate(rows)}
+    kept = [row for row, image in enumerate(table.caption_image) if image in new_row]
+    return replace(
+        take_captions(table, kept),
+        image_ids=tuple(table.image_ids[row] for row in rows),
+        caption_image=tuple(new_row[table.caption_image[row]] for row in kept),
+        splits=None if table.splits is None else tuple(table.splits[row] for row in rows),
+        files=None if table.files is None else tuple(table.files[row] for row in rows),
+    )
+
+
+def take_captions(table: CaptionTable, rows: Sequence[int]) -> CaptionTable:
+    """All images, and these captions [J]."""
+    return replace(
+        table,
+        caption_ids=tuple(table.caption_ids[row] for row in rows),
+        caption_image=tuple(table.caption_image[row] for row in rows),
+        captions=None if table.captions is None else tuple(table.captions[row] for row in rows),
+    )
 
 
 def number_captions(images: Sequence[str]) -> tuple[str, ...]:
@@ -76,7 +118,7 @@ def number_captions(images: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _read_json(path: Path) -> CaptionTable:
+def _read_json(path: Path, _photos: bool) -> CaptionTable:
     entries = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f'{path} is not a list of images — write [{{"image": …, "split": …, "captions": […]}}, …]')
@@ -106,7 +148,7 @@ def _texts_of(image: str, entry: Row, *, path: Path) -> list[str]:
     return texts
 
 
-def _read_csv(path: Path) -> CaptionTable:
+def _read_csv(path: Path, photos: bool) -> CaptionTable:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         rows, places = [], []
@@ -116,10 +158,10 @@ def _read_csv(path: Path) -> CaptionTable:
                 columns = ", ".join(reader.fieldnames or ())
                 raise DataError(f"{places[-1]} does not fit the columns {columns} — quote texts that hold commas")
             rows.append(row)
-    return _table_of_rows(rows, places=places, source=path)
+    return _table_of_rows(rows, places=places, source=path, photos=photos)
 
 
-def _read_jsonl(path: Path) -> CaptionTable:
+def _read_jsonl(path: Path, photos: bool) -> CaptionTable:
     rows, places = [], []
     for number, line in _lines(path):
         places.append(f"{path}, line {number}")
@@ -130,7 +172,7 @@ def _read_jsonl(path: Path) -> CaptionTable:
         if not isinstance(row, dict):
             raise DataError(f'{places[-1]} is not an object — write {{"image": …, "caption": …}}')
         rows.append(row)
-    return _table_of_rows(rows, places=places, source=path)
+    return _table_of_rows(rows, places=places, source=path, photos=photos)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -138,12 +180,16 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
 
 
-def _table_of_rows(rows: list[Row], *, places: list[str], source: Path) -> CaptionTable:
+def _table_of_rows(rows: list[Row], *, places: list[str], source: Path, photos: bool) -> CaptionTable:
     """Gather caption rows by image."""
-    images = _column(rows, "image", places=places)
-    if images is None:
+    if photos:
+        rows = _with_captions(rows, source=source)
+    files = _column(rows, "image", places=places)
+    if files is None:
         columns = ", ".join(map(str, rows[0])) if rows else "none"
         raise DataError(f"{source} names no image (columns: {columns}) — add a column image with one id per caption")
+    images = (_column(rows, "image_id", places=places) if photos else None) or files
+    file_of = _one_per_image(images, files, name="image", places=places)
     numbers = _column(rows, "image_row", places=places)
     row_of = {image: row for row, image in enumerate(dict.fromkeys(images))}
     if numbers is not None:
@@ -158,8 +204,18 @@ def _table_of_rows(rows: list[Row], *, places: list[str], source: Path) -> Capti
         caption_image=tuple(row_of[image] for image in images),
         captions=_column(rows, "caption", places=places, blank=True),
         splits=None if split_of is None else tuple(split_of[image] for image in image_ids),
+        files=tuple(file_of[image] for image in image_ids),
         apart=_first_apart(images, places) if numbers is None else None,
     )
+
+
+def _with_captions(rows: list[Row], *, source: Path) -> list[Row]:
+    """Rows that go with photos: they have both columns, and a caption that is null is blank."""
+    columns = list(dict.fromkeys(str(name) for row in rows for name in row))
+    if not {"image", "caption"} <= set(columns):
+        found = ", ".join(columns) or "no row at all"
+        raise DataError(f"{source} has {found}, expected the columns image and caption — add or rename them")
+    return [{**row, "caption": ""} if row.get("caption") is None else row for row in rows]
 
 
 def _first_apart(images: Sequence[str], places: Sequence[str]) -> str | None:

@@ -1,20 +1,29 @@
-"""Label noise: captions permuted among images; seeded, saved and hashed, so that every method meets the same noise."""
+"""Label noise: captions permuted among images; seeded, saved and hashed, so that every method meets the same noise.
+
+What others published is read by :mod:`vacsr.data.noise_files`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from vacsr.data.pairs import PairSet
+from vacsr.data.labelled import LabelledPairs
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.files import read_tensors, write_tensors
 
+P = TypeVar("P", bound=LabelledPairs)
 PROTOCOL = "permute-captions"
+FROM_FILE = "file"
+"""The protocol of noise that someone else drew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +39,9 @@ class CaptionNoise:
     permutation: Tensor
     """[M] int64, the slot of each caption; captions that were not chosen keep theirs."""
     ratio: float
-    seed: int
+    """Share of captions chosen; of noise from a file, the share that changed."""
+    seed: int | None
+    """None of noise from a file."""
     protocol: str = PROTOCOL
 
     @property
@@ -52,7 +63,8 @@ class CaptionNoise:
     def save(self, path: str | Path) -> None:
         """Write it as safetensors; protocol, ratio, seed and hash go into the metadata."""
         tensors = {"assignment": self.assignment, "permutation": self.permutation}
-        facts = {"protocol": self.protocol, "ratio": repr(self.ratio), "seed": str(self.seed), "sha256": self.sha256}
+        seed = "" if self.seed is None else str(self.seed)
+        facts = {"protocol": self.protocol, "ratio": repr(self.ratio), "seed": seed, "sha256": self.sha256}
         write_tensors(Path(path), tensors, metadata=facts)
 
 
@@ -68,44 +80,118 @@ def permute_captions(caption_image: Tensor, *, ratio: float, seed: int) -> Capti
     >>> noise.assignment.sort().values.equal(torch.arange(100))
     True
     """
+    generator, count = _generator(ratio, seed), len(caption_image)
+    chosen = torch.randperm(count, generator=generator)[: int(ratio * count)]
+    slots = chosen[torch.randperm(len(chosen), generator=generator)]
+    return _moved(caption_image, chosen, slots, ratio=ratio, seed=seed, protocol=PROTOCOL)
+
+
+def derange_captions(caption_image: Tensor, *, ratio: float, seed: int) -> CaptionNoise:
+    """As :func:`permute_captions`, but every chosen caption ends at another image: exactly ``int(ratio * M)`` change.
+
+    No image may hold more than half of the chosen captions, or some could not leave it; where the draw would give one
+    more, later captions of the draw are chosen instead. ``caption_image`` [M] int64.
+
+    >>> derange_captions(torch.arange(100) // 5, ratio=0.2, seed=0).changed_share
+    0.2
+    """
+    generator, count = _generator(ratio, seed), len(caption_image)
+    images, wanted = caption_image.cpu().long(), int(ratio * count)
+    chosen = _at_most(images, torch.randperm(count, generator=generator), wanted=wanted, each=wanted // 2)
+    if len(chosen) < wanted:
+        message = f"{wanted:,} captions cannot all change their image: {count:,} captions lie too close together"
+        raise DataError(f"{message} — lower the noise ratio, or use permute-captions")
+    slots = chosen[torch.randperm(wanted, generator=generator)]
+    for row in (images[slots] == images[chosen]).nonzero().flatten().tolist():
+        home = images[chosen[row]]
+        if images[slots[row]] != home:
+            continue  # an earlier exchange sent it away
+        free = ((images[chosen] != home) & (images[slots] != home)).nonzero().flatten()
+        other = int(free[torch.randint(len(free), (1,), generator=generator)])
+        slots[[row, other]] = slots[[other, row]]
+    return _moved(images, chosen, slots, ratio=ratio, seed=seed, protocol="derange-captions")
+
+
+PROTOCOLS: Mapping[str, Callable[..., CaptionNoise]] = {
+    PROTOCOL: permute_captions,
+    "derange-captions": derange_captions,
+}
+
+
+def make_noise(protocol: str, caption_image: Tensor, *, ratio: float, seed: int) -> CaptionNoise:
+    """Noise by the protocol's name."""
+    if protocol not in PROTOCOLS:
+        raise UsageError(f"unknown noise protocol {protocol!r} — write one of: {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[protocol](caption_image, ratio=ratio, seed=seed)
+
+
+def _generator(ratio: float, seed: int) -> torch.Generator:
     if not 0 <= ratio <= 1:
         raise UsageError(f"noise ratio is {ratio}, expected 0 to 1 — write 0.2 for 20% of the captions")
-    generator = torch.Generator().manual_seed(seed)
-    count = len(caption_image)
-    chosen = torch.randperm(count, generator=generator)[: int(ratio * count)]
-    permutation = torch.arange(count)
-    permutation[chosen] = chosen[torch.randperm(len(chosen), generator=generator)]
+    return torch.Generator().manual_seed(seed)
+
+
+def _at_most(images: Tensor, order: Tensor, *, wanted: int, each: int) -> Tensor:
+    """The first ``wanted`` captions of the order, of no image more than ``each``. [M], [M] -> [≤ wanted]"""
+    taken: Counter[int] = Counter()
+    chosen: list[int] = []
+    for row, image in zip(order.tolist(), images[order].tolist(), strict=True):
+        if len(chosen) == wanted:
+            break
+        if taken[image] < each:
+            taken[image] += 1
+            chosen.append(row)
+    return torch.tensor(chosen, dtype=torch.int64)
+
+
+def _moved(
+    caption_image: Tensor, chosen: Tensor, slots: Tensor, *, ratio: float, seed: int, protocol: str
+) -> CaptionNoise:
+    """Caption ``chosen[k]`` sits in slot ``slots[k]``, the others where they were."""
+    permutation = torch.arange(len(caption_image))
+    permutation[chosen] = slots
     assignment = caption_image.cpu().long()[permutation]
-    return CaptionNoise(assignment, permutation, ratio=float(ratio), seed=seed)
+    return CaptionNoise(assignment, permutation, ratio=float(ratio), seed=seed, protocol=protocol)
 
 
-def apply_noise(pairs: PairSet, noise: CaptionNoise) -> PairSet:
+def apply_noise(pairs: P, noise: CaptionNoise) -> P:
     """The same images and captions with noisy labels. For the training split only; that is the caller's choice."""
     if len(pairs) != len(noise.permutation):
         message = f"the noise is for {len(noise.permutation):,} captions, the pairs have {len(pairs):,}"
-        raise ShapeMismatch(f"{message} — make it from these pairs: permute_captions(pairs.caption_image, …)")
+        raise ShapeMismatch(f"{message} — make it from these pairs: make_noise(protocol, pairs.caption_image, …)")
     if not torch.equal(noise.original, pairs.caption_image.cpu()):
         message = (
             f"the noise (seed {noise.seed}, ratio {noise.ratio}) was made for other labels than {pairs.split!r} has"
         )
-        raise DataError(f"{message} — make it from these pairs: permute_captions(pairs.caption_image, …)")
+        raise DataError(f"{message} — make it from these pairs: make_noise(protocol, pairs.caption_image, …)")
     return pairs.with_caption_image(noise.assignment.to(pairs.caption_image.device))
 
 
-def load_noise(path: str | Path) -> CaptionNoise:
-    """Read what :meth:`CaptionNoise.save` wrote, and see that the permutation is the one that was hashed."""
-    tensors, facts = read_tensors(Path(path))
+def load_noise(path: str | Path, *, caption_image: Tensor | None = None) -> CaptionNoise:
+    """Read what :meth:`CaptionNoise.save` wrote, or a list that others published.
+
+    Ours (``.safetensors``) must hold the permutation that was hashed. Others' (``.npy``, ``.json``, ``.txt``) need
+    ``caption_image`` [M] of the pairs they are for; what is read into them is said in :mod:`vacsr.data.noise_files`.
+    """
+    file = Path(path)
+    if file.suffix.lower() != ".safetensors":
+        from vacsr.data.noise_files import read_published  # it builds on this module
+
+        return read_published(file, caption_image)
+    tensors, facts = read_tensors(file)
     if set(tensors) != {"assignment", "permutation"} or not {"protocol", "ratio", "seed", "sha256"} <= set(facts):
-        raise DataError(f"{path} is not a noise file — write one with permute_captions(…).save(path)")
-    if facts["protocol"] != PROTOCOL:
-        raise DataError(f"{path} has protocol {facts['protocol']!r}, expected {PROTOCOL!r} — make the noise again")
+        raise DataError(f"{path} is not a noise file — write one with make_noise(…).save(path)")
+    protocol = facts["protocol"]
+    if protocol not in (*PROTOCOLS, FROM_FILE):
+        known = ", ".join((*PROTOCOLS, FROM_FILE))
+        raise DataError(f"{path} has protocol {protocol!r}, expected one of {known} — make the noise again")
     try:
-        ratio, seed = float(facts["ratio"]), int(facts["seed"])
+        ratio, seed = float(facts["ratio"]), int(facts["seed"]) if protocol != FROM_FILE else None
     except ValueError as error:
         raise DataError(f"{path} has an unreadable ratio or seed ({error}) — make the noise again") from error
     assignment, permutation = tensors["assignment"], tensors["permutation"]
     _check_permutation(permutation, assignment, path=path)
-    noise = CaptionNoise(assignment, permutation, ratio=ratio, seed=seed)
+    noise = CaptionNoise(assignment, permutation, ratio=ratio, seed=seed, protocol=protocol)
     if noise.sha256 != facts["sha256"]:
         message = (
             f"the permutation in {path} has sha256 {noise.sha256[:12]}…, its metadata says {facts['sha256'][:12]}…"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +20,8 @@ from vacsr.data.labelled import LabelledPairs
 from vacsr.data.provenance import UNKNOWN, Provenance
 from vacsr.errors import DataError, ShapeMismatch
 
+_CHECKED_AT_ONCE = 256  # photos between two words of progress
+
 
 class Photos(Protocol):
     """N photos, opened by their row. Several threads may open at once."""
@@ -27,8 +32,11 @@ class Photos(Protocol):
     def name(self, row: int) -> str:
         """What a person would call it: a path, or a member of an archive."""
 
-    def open(self, row: int) -> Image.Image:
-        """The decoded RGB photo, upright; a photo that cannot be read is a DataError that names it."""
+    def open(self, row: int, *, side: int = 0) -> Image.Image:
+        """The decoded RGB photo, upright; a photo that cannot be read is a DataError that names it.
+
+        ``side`` is a hint: at least so many pixels on both sides are enough, where the photo has them.
+        """
 
     def take(self, rows: Sequence[int]) -> Photos:
         """Some of them, in this order."""
@@ -58,8 +66,8 @@ class ArrayPhotos:
         """Its name."""
         return self.names[row]
 
-    def open(self, row: int) -> Image.Image:
-        """As an image."""
+    def open(self, row: int, *, side: int = 0) -> Image.Image:
+        """As an image, always whole."""
         return Image.fromarray(self.pixels[row])
 
     def take(self, rows: Sequence[int]) -> ArrayPhotos:
@@ -114,6 +122,51 @@ class PhotoSet(LabelledPairs):
         """Of photos, captions and labels."""
         data = hashlib.sha256(self.photos.digest().encode())
         for words in (self.image_ids, self.caption_ids, self.captions):
-            data.update("\0".join(words).encode())
+            data.update("\0".join(words).encode(errors="surrogatepass"))
         data.update(self.caption_image.cpu().contiguous().numpy().tobytes())
         return data.hexdigest()
+
+
+def check_photos(
+    pairs: PhotoSet, *, workers: int = 0, progress: Callable[[int, int], None] | None = None
+) -> list[tuple[int, str]]:
+    """Decode every photo once; the rows that cannot be read, in order, each with the reason.
+
+    ``workers``: threads, 0 for one per core. ``progress`` is told (done, of) in the calling thread.
+    """
+
+    def reason(row: int) -> str | None:
+        try:
+            pairs.photos.open(row)
+        except DataError as error:
+            return str(error).rpartition(" — ")[0] or str(error)  # what to do is for those who are not asked here
+        return None
+
+    count, bad = len(pairs.photos), []
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        for start in range(0, count, _CHECKED_AT_ONCE):
+            rows = range(start, min(start + _CHECKED_AT_ONCE, count))
+            bad += [(row, found) for row, found in zip(rows, pool.map(reason, rows), strict=True) if found is not None]
+            if progress is not None:
+                progress(rows.stop, count)
+    return bad
+
+
+def without(pairs: PhotoSet, bad: Sequence[tuple[int, str]]) -> PhotoSet:
+    """The pairs less these photos and their captions; ``skipped`` says why, and a warning says how many."""
+    if not bad:
+        return pairs
+    dropped = {row for row, _ in bad}
+    kept = [row for row in range(len(pairs.image_ids)) if row not in dropped]
+    lines = [f"{pairs.image_ids[row]}: {why}" for row, why in bad]
+    if not kept:
+        raise DataError(f"none of the {len(lines):,} photos can be read, first {lines[0]} — check the files")
+    warn_left_out(lines, source=pairs.split)
+    return replace(pairs.subset(kept), skipped=(*pairs.skipped, *lines))
+
+
+def warn_left_out(lines: Sequence[str], *, source: str) -> None:
+    """One warning for all that was left out: how many, and the first three."""
+    more = " …" if len(lines) > 3 else ""
+    message = f"{source}: {len(lines):,} left out: {'; '.join(lines[:3])}{more}"
+    warnings.warn(f"{message} — the rest is in PhotoSet.skipped", stacklevel=3)

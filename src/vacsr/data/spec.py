@@ -24,6 +24,13 @@ class Scheme(NamedTuple):
 
 SCHEMES: Mapping[str, Scheme] = {
     "features": Scheme("FILE", ("captions", "text", "split")),
+    "coco": Scheme("ROOT", ("split", "captions", "annotations", "images")),
+    "flickr8k": Scheme("ROOT", ("split", "captions", "images")),
+    "csv": Scheme("FILE", ("split", "root")),
+    "jsonl": Scheme("FILE", ("split", "root")),
+    "folder": Scheme("DIR", ("split",)),
+    "shards": Scheme("PATTERN", ("split",)),
+    "scenes": Scheme("", ("images", "held_out", "per_image", "size", "seed", "split")),
     "synthetic": Scheme("", ("images", "held_out", "per_image", "noise", "seed", "split")),
 }
 

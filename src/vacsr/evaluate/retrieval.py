@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vacsr.data.pairs import PairSet
+from vacsr.data import PairSet, PhotoSet
+from vacsr.data.labelled import LabelledPairs
 from vacsr.errors import UsageError
 from vacsr.evaluate.judgments import Judgments, Split, false_negative_auroc, grade_agreement
 from vacsr.evaluate.metrics import (
@@ -54,7 +55,7 @@ class RetrievalReport:
 
 def evaluate_retrieval(
     scorer: PairScorer,
-    pairs: PairSet,
+    pairs: PairSet | PhotoSet,
     *,
     protocols: Sequence[str] = ("flickr",),
     judgments: Sequence[Judgments] = (),
@@ -87,7 +88,7 @@ def check_protocols(names: Sequence[str]) -> None:
         raise UsageError(f"unknown protocol '{unknown[0]}' — choose from: {', '.join(PROTOCOLS)}")
 
 
-def both_ranks(scores: PairScores, pairs: PairSet, *, ties: Ties = "stable") -> BothRanks:
+def both_ranks(scores: PairScores, pairs: LabelledPairs, *, ties: Ties = "stable") -> BothRanks:
     """Ranks of every labelled match, both directions; streamed where the matrix is too large to keep."""
     positives = Positives.from_captions(pairs.caption_image, len(pairs.image_ids))
     if len(pairs.image_ids) * len(pairs.caption_ids) > _MATRIX:
@@ -103,7 +104,7 @@ def retrieval_result(ranks: BothRanks) -> dict[str, Any]:
     return {"i2t": i2t._asdict(), "t2i": t2i._asdict(), "rsum": rsum(i2t, t2i)}
 
 
-def dev_rsum(scores: PairScores, pairs: PairSet) -> float:
+def dev_rsum(scores: PairScores, pairs: LabelledPairs) -> float:
     """RSUM alone: what model choice looks at."""
     return float(retrieval_result(both_ranks(scores, pairs))["rsum"])
 
@@ -130,7 +131,7 @@ def uncertainty_result(scores: PairScores, ranks: BothRanks, *, bins: Width = "c
 
 
 def judged_result(
-    scores: PairScores, pairs: PairSet, judgments: Sequence[Judgments], *, split: Split
+    scores: PairScores, pairs: LabelledPairs, judgments: Sequence[Judgments], *, split: Split
 ) -> dict[str, Any] | None:
     """Agreement with human grades over the judged pairs that are in ``pairs``; None where there are none."""
     images = {name: row for row, name in enumerate(pairs.image_ids)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,19 +13,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vacsr.data.pairs import PairSet
+from vacsr.backbones.base import TowerBackbone
+from vacsr.backbones.inputs import PhotoReader, Reader, TowerInputs, tower_inputs
+from vacsr.data import PairSet, PhotoSet
+from vacsr.data.listed import ListedPhotos, Picture
 from vacsr.errors import DataError, EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, take
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring.folded import BlockScorer
 from vacsr.scoring.topk import TopK, columns_topk, rows_topk
 
-__all__ = ["AlignedScores", "Features", "PairScorer", "PairScores", "TopK", "choose_device"]
+__all__ = ["AlignedScores", "Features", "Images", "PairScorer", "PairScores", "Texts", "TopK", "choose_device"]
 
 Features = Tensor | npt.NDArray[Any]
 """Raw features [N, D] of float16, float32 or float64; scored in float32."""
+Images = Features | Sequence[Picture]
+"""What a model reads as images: cached features, or photos as paths or PIL images for a model with towers."""
+Texts = Features | Sequence[str]
+"""What a model reads as texts: cached features, or words for a model with towers."""
 
 _ROWS = 64  # images a block; the block scorer cuts it further where memory asks for it
+_ENCODE = {"cpu": 32, "cuda": 256}  # photos or captions that towers take at a time
 
 
 class AlignedScores(NamedTuple):
@@ -97,29 +105,62 @@ class PairScorer:
         return cls(MatchingModel.from_pretrained(folder), device=device, dtype=dtype)
 
     @torch.inference_mode()
-    def embed_images(self, images: Features) -> Embedding:
-        """[I, D_image] -> [I, d] on the scorer's device"""
-        return self.model.embed_images(_checked(images, kind="image", device=self.device))
+    def embed_images(self, images: Images) -> Embedding:
+        """Features [I, D_image], or photos for a model with towers. -> [I, d] on the scorer's device"""
+        if not isinstance(self.model.backbone, TowerBackbone):
+            return self.model.embed_images(_checked(images, kind="image", device=self.device))
+        photos = ListedPhotos.of(images)
+        return self._encode(PhotoReader(photos, self.model.backbone.transform), count=len(photos))
 
     @torch.inference_mode()
-    def embed_texts(self, texts: Features) -> Embedding:
-        """[T, D_text] -> [T, d] on the scorer's device"""
-        return self.model.embed_texts(_checked(texts, kind="text", device=self.device))
+    def embed_texts(self, texts: Texts) -> Embedding:
+        """Features [T, D_text], or words for a model with towers. -> [T, d] on the scorer's device"""
+        if not isinstance(self.model.backbone, TowerBackbone):
+            return self.model.embed_texts(_checked(texts, kind="text", device=self.device))
+        return self._encode_tokens(self.model.backbone.tokenize(_words(texts)))
 
-    def score_all(self, images: Features, texts: Features) -> PairScores:
-        """Every pair, lazily. [I, D_image], [T, D_text]"""
+    def _encode(self, images: Reader, *, count: int) -> Embedding:
+        """Photos through the image tower, batch by batch. -> [count, d]"""
+        out = torch.empty(count, self.model.config.head.dim, device=self.device)
+        batches = [range(here.start, min(here.stop, count)) for here in _chunks(count, _ENCODE[self.device.type])]
+        for rows, pixels in zip(batches, images.stream(batches), strict=True):
+            out[rows.start : rows.stop] = self.model.embed_images(pixels.to(self.device)).mean
+        return Embedding(out)
+
+    def _encode_tokens(self, tokens: Tensor) -> Embedding:
+        """Tokens [M, L] through the text tower, batch by batch. -> [M, d]"""
+        out = torch.empty(len(tokens), self.model.config.head.dim, device=self.device)
+        for here in _chunks(len(tokens), _ENCODE[self.device.type]):
+            out[here] = self.model.embed_texts(tokens[here].to(self.device)).mean
+        return Embedding(out)
+
+    def score_all(self, images: Images, texts: Texts) -> PairScores:
+        """Every pair, lazily: of features [I, D_image], [T, D_text], or of photos and words."""
         return PairScores(self, self.embed_images(images), self.embed_texts(texts))
 
     @torch.inference_mode()
-    def score_set(self, pairs: PairSet) -> PairScores:
-        """Every pair of a data set, after checking that its embeddings are of the kind the model was trained on."""
+    def score_set(self, pairs: PairSet | PhotoSet, *, inputs: TowerInputs | None = None) -> PairScores:
+        """Every pair of a data set, after checking that it is of the kind the model was trained on.
+
+        ``inputs``: what :func:`vacsr.backbones.inputs.tower_inputs` made of it, where it is scored more than once.
+        """
+        if isinstance(pairs, PhotoSet):
+            if not isinstance(self.model.backbone, TowerBackbone):
+                source = self.model.provenance.backbone or "the towers it was trained on"
+                message = f"the model reads cached features, these data are photos — embed them first with {source}"
+                raise DataError(f"{message}: vacsr embed --backbone … --pairs … --out FILE")
+            found = inputs or tower_inputs(self.model.backbone, pairs)
+            images = self._encode(found.images, count=len(pairs.image_ids))
+            return PairScores(self, images, self._encode_tokens(found.texts))
+        if self.model.has_towers:
+            raise DataError("the model reads photos, these data are cached features — give photos, e.g. folder:DIR")
         self.model.provenance.check(pairs.provenance)
-        images, texts = pairs.images.to(self.device), pairs.texts.to(self.device)  # a PairSet has checked them
-        return PairScores(self, self.model.embed_images(images), self.model.embed_texts(texts))
+        features, words = pairs.images.to(self.device), pairs.texts.to(self.device)  # a PairSet has checked them
+        return PairScores(self, self.model.embed_images(features), self.model.embed_texts(words))
 
     @torch.inference_mode()
-    def score_pairs(self, images: Features, texts: Features) -> AlignedScores:
-        """Aligned pairs with their uncertainty. [N, D_image], [N, D_text]"""
+    def score_pairs(self, images: Images, texts: Texts) -> AlignedScores:
+        """Aligned pairs with their uncertainty: N images and N texts."""
         scores = self.score_all(images, texts)
         if len(images) != len(texts):
             raise ShapeMismatch(f"aligned pairs need as many images as texts, not {len(images)} and {len(texts)}")
@@ -147,7 +188,15 @@ class PairScorer:
         return value
 
 
-def _checked(given: Features, *, kind: str, device: torch.device) -> Tensor:
+def _words(texts: Texts) -> list[str]:
+    """Texts for towers, none of them blank."""
+    words = [] if isinstance(texts, str | Tensor | np.ndarray) else list(texts)
+    if not words or not all(isinstance(text, str) and text.strip() for text in words):
+        raise UsageError("the model reads words — pass a list of texts that are not blank, such as ['a dog']")
+    return words
+
+
+def _checked(given: Images | Texts, *, kind: str, device: torch.device) -> Tensor:
     """Features as float32 on the device, once they are known to be finite rows. -> [N, D]"""
     if isinstance(given, np.ndarray):
         given = _from_numpy(given, kind=kind)

@@ -8,26 +8,43 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from vacsr.data.pairs import PairSet
+from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError
-from vacsr.scoring import PairScorer
+from vacsr.scoring import AlignedScores, PairScorer
 
 
-def score_named(scorer: PairScorer, pairs: PairSet, *, image: str, texts: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def score_named(
+    scorer: PairScorer, pairs: PairSet | PhotoSet, *, image: str, texts: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
     """(image, text, score, grade, uncertainty) of each text, by caption id or by a caption's exact words.
 
     Words that several captions share mean the image's own caption, or else the first one, with a warning.
     """
-    scorer.model.provenance.check(pairs.provenance)
     row = _find(image, pairs.image_ids, "image id")
     cols = [_find_text(text, pairs, row=row) for text in texts]
-    found = scorer.score_pairs(pairs.images[torch.tensor([row] * len(cols))], pairs.texts[torch.tensor(cols)])
+    if isinstance(pairs, PhotoSet):
+        photo, words = [pairs.photos.open(row)] * len(cols), [pairs.captions[col] for col in cols]
+        found = scorer.score_pairs(photo, words)
+    else:
+        scorer.model.provenance.check(pairs.provenance)
+        found = scorer.score_pairs(pairs.images[torch.tensor([row] * len(cols))], pairs.texts[torch.tensor(cols)])
+    return _lines(image, texts, found)
+
+
+def score_photo(scorer: PairScorer, *, image: str, texts: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """(image, text, score, grade, uncertainty) of a photo on disk with any words."""
+    scores = scorer.score_all([image], list(texts))
+    cols = torch.arange(len(texts))
+    return _lines(image, texts, scorer.score_at(scores, rows=torch.zeros_like(cols), cols=cols))
+
+
+def _lines(image: str, texts: Sequence[str], found: AlignedScores) -> Iterator[tuple[str, ...]]:
     for n, text in enumerate(texts):
         sigma = "–" if found.uncertainty is None else f"{float(found.uncertainty[n]):.4f}"
         yield image, text, f"{float(found.score[n]):.4f}", f"{float(found.grade[n]):.4g}", sigma
 
 
-def _find_text(text: str, pairs: PairSet, *, row: int) -> int:
+def _find_text(text: str, pairs: PairSet | PhotoSet, *, row: int) -> int:
     """The caption with these words or this id, of the image in ``row`` if it has one."""
     alike = [column for column, words in enumerate(pairs.captions or ()) if words == text]
     if not alike:

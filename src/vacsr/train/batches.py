@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vacsr.config import TrainConfig
-from vacsr.data.pairs import PairSet
+from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError
 
 
@@ -23,7 +23,7 @@ def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Iterator[Te
         yield order[start : start + batch]
 
 
-def check_batches(pairs: PairSet, config: TrainConfig) -> None:
+def check_batches(pairs: PairSet | PhotoSet, config: TrainConfig) -> None:
     """Enough captions for one optimiser step, and of two images at least."""
     _check_size(len(pairs), config)
     if bool((pairs.caption_image == pairs.caption_image[0]).all()):

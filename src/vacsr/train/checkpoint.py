@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vacsr.config import BackboneConfig, Config, TrainConfig
-from vacsr.data.pairs import PairSet
+from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError
 from vacsr.files import read_tensors, write_tensors
 
 FILE = "state.safetensors"
-NO_EFFECT = frozenset({"device", "log_every", "checkpoint_every", "trackers"})
+NO_EFFECT = frozenset({"device", "log_every", "checkpoint_every", "checkpoint_epochs", "trackers"})
 """Training fields that a run may change on its way: what comes out is the same."""
 
 
@@ -125,14 +125,20 @@ def _unflatten(tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> d
 
 
 def fingerprint(
-    method: Any, pairs: PairSet, *, dev: PairSet | None, config: TrainConfig, backbone: BackboneConfig
+    method: Any,
+    pairs: PairSet | PhotoSet,
+    *,
+    dev: PairSet | PhotoSet | None,
+    config: TrainConfig,
+    backbone: BackboneConfig,
+    photo_size: int = 0,
 ) -> str:
     """What must be equal for a checkpoint to fit: method, backbone, training fields, data and dev set."""
     whole = {
         "method": _describe(method),
         "backbone": backbone.model_dump(mode="json"),
         "train": config.model_dump(mode="json", exclude=set(NO_EFFECT)),
-        "data": _digest(pairs),
+        "data": [_digest(pairs), photo_size],
         "dev": "" if dev is None else _digest(dev),
     }
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
@@ -146,7 +152,9 @@ def _describe(method: Any) -> Any:
     return [type(method).__name__, {name: list(p.shape) for name, p in method.named_parameters()}]
 
 
-def _digest(pairs: PairSet) -> str:
+def _digest(pairs: PairSet | PhotoSet) -> str:
+    if isinstance(pairs, PhotoSet):
+        return pairs.digest()
     data = hashlib.sha256()
     for tensor in (pairs.images, pairs.texts, pairs.caption_image):
         data.update(tensor.contiguous().numpy().tobytes())

@@ -41,6 +41,10 @@ class World:
         return slice(self.rank * share, (self.rank + 1) * share)
 
 
+ALONE = World()
+"""One process."""
+
+
 def take_device(name: str) -> torch.device:
     """The device of a run. A numbered GPU becomes CUDA's current one, where streams and graphs are made."""
     device = choose_device(name)

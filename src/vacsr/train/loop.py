@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,24 +10,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vacsr.config import BackboneConfig, Config, TrainConfig
-from vacsr.data.pairs import PairSet
-from vacsr.errors import NonFiniteLoss, UsageError
+from vacsr.config import BackboneConfig, DataConfig, TrainConfig
+from vacsr.data import PairSet, PhotoSet
+from vacsr.errors import NonFiniteLoss
 from vacsr.evaluate.retrieval import dev_rsum
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer
+from vacsr.train.assemble import Parts, assemble
 from vacsr.train.batches import batch_order, check_batches
 from vacsr.train.checkpoint import TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
-from vacsr.train.distributed import World, barrier, join_world, sum_over_ranks, take_device
-from vacsr.train.folder import check_place, holds_run
+from vacsr.train.distributed import World, barrier, sum_over_ranks
+from vacsr.train.feed import Batch
+from vacsr.train.folder import check_place
 from vacsr.train.interrupt import Interrupt
-from vacsr.train.optim import build_optimizer, lr_factor, set_learning_rate
+from vacsr.train.optim import lr_factor, set_learning_rate
 from vacsr.train.precision import matmul_precision
 from vacsr.train.progress import TrainProgress
-from vacsr.train.step import GraphedStep, TrainStep, TrainTensors
+from vacsr.train.step import TrainStep
+from vacsr.train.towers import loss_ramp, resting
 from vacsr.train.trackers import Row, Tracker, check_trackers, open_trackers
 
 
@@ -52,32 +53,6 @@ class Run:
         return bool(self.state.stopped)
 
 
-def fit(
-    method: str | Mapping[str, Any] | Config | nn.Module,
-    pairs: PairSet,
-    config: TrainConfig | None = None,
-    *,
-    dev: PairSet | None = None,
-    backbone: BackboneConfig | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    progress: bool = True,
-) -> Run:
-    """Train ``method`` (a name such as "vacsr" or "vacsr-paper", a config, or a Method object) on ``pairs``.
-
-    ``dev`` gives model choice by RSUM; ``out`` is where log and checkpoint go; ``resume`` continues from it. Without
-    ``resume``, a folder that already holds a run is refused.
-    """
-    if out is not None and not resume and holds_run(Path(out)):
-        raise UsageError(f"{out} already holds a run — continue it with resume=True, or choose another out")
-    config, backbone = config or TrainConfig(), backbone or BackboneConfig()
-    chosen = method if isinstance(method, nn.Module) else method_config(method)
-    trainer = Trainer.create(chosen, pairs, config, backbone=backbone, dev=dev, out=out)
-    if resume:
-        trainer.resume()
-    return trainer.run(progress=progress)
-
-
 class PendingStep(NamedTuple):
     """A step whose figures have not been read from the device yet."""
 
@@ -90,53 +65,62 @@ class PendingStep(NamedTuple):
 class Trainer:
     """Everything a run holds while it runs."""
 
-    model: MatchingModel
-    pairs: PairSet
+    parts: Parts
+    pairs: PairSet | PhotoSet
     config: TrainConfig
-    dev: PairSet | None
+    dev: PairSet | PhotoSet | None
     out: Path | None
-    world: World
-    device: torch.device
-    step: TrainStep
     fingerprint: str
     state: TrainState = field(default_factory=TrainState)
     history: list[Row] = field(default_factory=list)
     trackers: list[Tracker] = field(default_factory=list)
     pending: list[PendingStep] = field(default_factory=list)
+    resting: frozenset[str] | None = None
 
     @classmethod
     def create(
         cls,
         method: Any,
-        pairs: PairSet,
+        pairs: PairSet | PhotoSet,
         config: TrainConfig,
         *,
         backbone: BackboneConfig,
-        dev: PairSet | None,
+        dev: PairSet | PhotoSet | None,
         out: str | Path | None,
+        reading: DataConfig | None = None,
+        progress: bool = False,
     ) -> Trainer:
         """Build model, optimiser and step on the right device."""
         check_batches(pairs, config)
         if out is not None:
             check_place(Path(out))
             check_trackers(config.trackers)
-        device = take_device(config.device)
-        world = join_world(device)
-        world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
-        dims = {"image_dim": pairs.images.shape[1], "text_dim": pairs.texts.shape[1]}
-        model = MatchingModel.build(method, backbone, **dims, provenance=pairs.provenance, seed=config.seed)
-        model.backbone.fit(pairs.images, pairs.texts)
-        model.to(device).train()
-        graphed = config.cuda_graph and device.type == "cuda"
-        if graphed and (world.size > 1 or config.accumulate > 1 or config.optimizer == "adamp"):
-            raise UsageError("train.cuda_graph needs one rank, accumulate=1 and adamw — set train.cuda_graph=false")
-        optimizer = build_optimizer(model.param_groups(), config, capturable=graphed)
-        data = TrainTensors(pairs.images.to(device), pairs.texts.to(device), pairs.caption_image.to(device))
-        step = (GraphedStep if graphed else TrainStep)(model, optimizer, data, config=config, world=world)
-        return cls(
-            model, pairs, config, dev, Path(out) if out else None, world, device, step,
-            fingerprint(method, pairs, dev=dev, config=config, backbone=backbone),
-        )  # fmt: skip
+        reading = reading or DataConfig()
+        parts = assemble(method, pairs, config, backbone=backbone, dev=dev, reading=reading, progress=progress)
+        print_of_run = fingerprint(
+            method, pairs, dev=dev, config=config, backbone=backbone, photo_size=reading.photo_size
+        )
+        return cls(parts, pairs, config, dev, Path(out) if out else None, print_of_run)
+
+    @property
+    def model(self) -> MatchingModel:
+        """What is trained."""
+        return self.parts.model
+
+    @property
+    def step(self) -> TrainStep:
+        """What a batch goes through."""
+        return self.parts.step
+
+    @property
+    def world(self) -> World:
+        """This process's place among all."""
+        return self.parts.world
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.parts.device
 
     @property
     def steps_per_epoch(self) -> int:
@@ -189,8 +173,9 @@ class Trainer:
         epoch, done = divmod(self.state.step, self.steps_per_epoch)
         started, first = time.perf_counter(), self.state.step
         order = batch_order(len(self.pairs), batch=self.config.batch_size, seed=self.config.seed, epoch=epoch)
-        for rows in islice(order, done, self.steps_per_epoch):
-            self._one_step(rows, bar)
+        self._set_resting(epoch)
+        for batch in self.parts.feed.batches(islice(order, done, self.steps_per_epoch)):
+            self._one_step(batch, bar)
             if self.state.step % self.steps_per_epoch == 0 or self.state.step % self.config.accumulate:
                 continue  # the epoch's end has its own checkpoint; gradients half gathered are in none
             stop = self._agreed(interrupt)
@@ -202,9 +187,18 @@ class Trainer:
         self._flush(bar)
         rate = (self.state.step - first) / max(time.perf_counter() - started, 1e-9)
         self._evaluate(epoch + 1, rate, bar)
-        self._save(bar)
+        every, last = self.config.checkpoint_epochs, self.state.step == self.total_steps
+        if every and (last or (epoch + 1) % every == 0):
+            self._save(bar)
         if self.state.step < self.total_steps and self._agreed(interrupt):
             self.state.stopped = "interrupted"
+
+    def _set_resting(self, epoch: int) -> None:
+        """Wake or rest the towers as the plan has it; only a change touches the step."""
+        towers = resting(epoch, self.config.towers) if self.model.has_towers else frozenset()
+        if towers != self.resting:
+            self.step.rest(towers)
+            self.resting = towers
 
     def _agreed(self, interrupt: Interrupt) -> bool:
         """Has any rank been asked to stop? All stop at the same step; a GPU is asked only when it waits anyway."""
@@ -220,7 +214,7 @@ class Trainer:
         every = -(-self.config.checkpoint_every // group) * group
         return every > 0 and self.state.step % every == 0
 
-    def _one_step(self, rows: Tensor, bar: TrainProgress) -> None:
+    def _one_step(self, batch: Batch, bar: TrainProgress) -> None:
         step = self.state.step
         optimizer_step = step // self.config.accumulate
         factor = lr_factor(
@@ -228,7 +222,9 @@ class Trainer:
         )
         lr = self.config.lr * factor
         set_learning_rate(self.step.optimizer, lr)
-        self.pending.append(PendingStep(step, lr, self.step(rows.to(self.device), step)))
+        ramp = loss_ramp(step, steps_per_epoch=self.steps_per_epoch, config=self.config.towers)
+        values = self.step(batch, step, ramp=ramp if self.model.has_towers else 1.0)
+        self.pending.append(PendingStep(step, lr, values))
         # On a CPU every step is checked at once; on a GPU reading the figures would wait for it, so they are batched.
         if self.device.type == "cpu" or len(self.pending) >= self.config.log_every:
             self._flush(bar)
@@ -272,7 +268,7 @@ class Trainer:
         every = self.config.eval_every
         if self.dev is not None and every and (epoch % every == 0 or epoch == self.config.epochs):
             scorer = PairScorer(self.model, device=self.device)
-            row["dev_rsum"] = dev_rsum(scorer.score_set(self.dev), self.dev)
+            row["dev_rsum"] = dev_rsum(scorer.score_set(self.dev, inputs=self.parts.dev_inputs), self.dev)
             self.model.train()
             if self.state.best is None or row["dev_rsum"] > self.state.best:
                 weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}

@@ -10,8 +10,8 @@ import torch
 from torch.optim import Optimizer
 
 from vacsr.config import TrainConfig
-from vacsr.errors import MissingExtra
 from vacsr.methods.base import ParamGroup
+from vacsr.train.adamp import AdamP
 
 
 def build_optimizer(groups: Sequence[ParamGroup], config: TrainConfig, *, capturable: bool = False) -> Optimizer:
@@ -27,22 +27,14 @@ def build_optimizer(groups: Sequence[ParamGroup], config: TrainConfig, *, captur
         for group in groups
     ]
     if config.optimizer == "adamp":
-        return _adamp(options, config)
-    return torch.optim.AdamW(options, lr=config.lr, betas=config.betas, capturable=capturable)
+        return AdamP(options, lr=config.lr, betas=config.betas, capturable=capturable)
+    fused = groups[0].params[0].device.type == "cuda"
+    return torch.optim.AdamW(options, lr=config.lr, betas=config.betas, capturable=capturable, fused=fused)
 
 
 def _rate(lr: float, device: torch.device, capturable: bool) -> float | torch.Tensor:
     """A tensor where a captured step must see later changes."""
     return torch.tensor(lr, device=device) if capturable else lr
-
-
-def _adamp(options: list[dict[str, Any]], config: TrainConfig) -> Optimizer:
-    try:
-        from adamp import AdamP
-    except ImportError as error:
-        raise MissingExtra("adamp", "paper") from error
-    optimizer: Optimizer = AdamP(options, lr=config.lr, betas=config.betas)
-    return optimizer
 
 
 def lr_factor(step: int, *, steps_per_epoch: int, config: TrainConfig) -> float:
@@ -63,7 +55,10 @@ def lr_factor(step: int, *, steps_per_epoch: int, config: TrainConfig) -> float:
 
 
 def set_learning_rate(optimizer: Optimizer, base: float) -> None:
-    """Give every group base × its own scale."""
+    """Give every group base × its own scale; rates that stay as they are cost nothing."""
+    if optimizer.defaults.get("base_lr") == base:
+        return
+    optimizer.defaults["base_lr"] = base
     for group in optimizer.param_groups:
         value = base * group["lr_scale"]
         if isinstance(group["lr"], torch.Tensor):

@@ -10,6 +10,33 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
+class PhotoProgress:
+    """A bar over photos on stderr, called with how many of how many are done."""
+
+    def __init__(self, label: str, *, show: bool) -> None:
+        console = Console(stderr=True, quiet=not show)
+        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=console, transient=True, disable=not (show and sys.stderr.isatty()))
+        self.task = self.bar.add_task(label, total=None)
+
+    def __enter__(self) -> PhotoProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def named(self, label: str) -> PhotoProgress:
+        """Go on under another name."""
+        self.bar.update(self.task, description=label, completed=0, total=None)
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        self.bar.update(self.task, completed=done, total=total)
+
+
 class TrainProgress:
     """Progress on stderr; silent when asked."""
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vacsr.config import DataConfig, EvaluateConfig, Recipe
-from vacsr.data import PairSet, load_pairs
-from vacsr.data.noise import CaptionNoise, apply_noise, permute_captions
+from vacsr.data import PairSet, PhotoSet, load_pairs
+from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
+from vacsr.data.photos import check_photos, without
 from vacsr.errors import DataError
 from vacsr.evaluate.judgments import Judgments, read_judgments
 from vacsr.evaluate.retrieval import RetrievalReport, check_protocols, evaluate_retrieval
@@ -30,8 +31,8 @@ class RecipeRun(NamedTuple):
 class TrainingData(NamedTuple):
     """What training sees: labels possibly noisy, dev always clean."""
 
-    train: PairSet
-    dev: PairSet | None
+    train: PairSet | PhotoSet
+    dev: PairSet | PhotoSet | None
     noise: CaptionNoise | None = None
     """What was done to the labels."""
 
@@ -39,7 +40,7 @@ class TrainingData(NamedTuple):
 class ReportData(NamedTuple):
     """What the report is made from."""
 
-    sets: tuple[PairSet, ...]
+    sets: tuple[PairSet | PhotoSet, ...]
     judgments: tuple[Judgments, ...]
 
 
@@ -58,12 +59,15 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
 def _run(recipe: Recipe, out: Path, *, resume: bool, progress: bool) -> RecipeRun:
     data = training_data(recipe.data)
     to_report = report_data(recipe, held_out=data.dev if recipe.data.dev_share > 0 else None)
-    trainer = Trainer.create(recipe.method, data.train, recipe.train, backbone=recipe.backbone, dev=data.dev, out=out)
+    trainer = Trainer.create(
+        recipe.method, data.train, recipe.train,
+        backbone=recipe.backbone, dev=data.dev, out=out, reading=recipe.data, progress=progress,
+    )  # fmt: skip
     if resume:
         trainer.resume()
     barrier(trainer.world)  # every rank has looked at the folder before the first changes it
     if trainer.world.is_main:
-        _open_folder(out, recipe, data.noise)
+        _open_folder(out, recipe, data, to_report)
     run = trainer.run(progress=progress)
     if run.interrupted or not trainer.world.is_main:
         return RecipeRun(run, None)
@@ -74,49 +78,71 @@ def _run(recipe: Recipe, out: Path, *, resume: bool, progress: bool) -> RecipeRu
     return RecipeRun(run, report)
 
 
-def _open_folder(out: Path, recipe: Recipe, noise: CaptionNoise | None) -> None:
-    """Report and noise stand for the config.yaml beside them, so older ones go first."""
-    for name in ("report.json", "noise.safetensors"):
+def _open_folder(out: Path, recipe: Recipe, data: TrainingData, to_report: ReportData) -> None:
+    """Report, noise and list of what was left out stand for the config.yaml beside them, so older ones go first."""
+    for name in ("report.json", "noise.safetensors", "skipped.json"):
         (out / name).unlink(missing_ok=True)
     write_text(out / "config.yaml", dump_yaml(recipe))
-    if noise is not None:
-        noise.save(out / "noise.safetensors")
+    if data.noise is not None:
+        data.noise.save(out / "noise.safetensors")
+    sets = [pairs for pairs in (data.train, data.dev, *to_report.sets) if isinstance(pairs, PhotoSet)]
+    skipped = {pairs.split: list(pairs.skipped) for pairs in sets if pairs.skipped}
+    if skipped:
+        write_json(out / "skipped.json", skipped)
 
 
 def training_data(config: DataConfig) -> TrainingData:
     """The training split with its noise, and a dev split where there is one."""
-    train = load_pairs(config.pairs, split=config.train)
-    dev: PairSet | None = None
+    train = read_split(config, config.train)
+    dev: PairSet | PhotoSet | None = None
     if config.dev_share > 0:
         train, dev = train.split_images(config.dev_share, seed=config.noise.seed)
     elif config.dev:
         dev = _dev_split(config)
-    if config.noise.ratio == 0:
-        return TrainingData(train, dev)
-    noise = permute_captions(train.caption_image, ratio=config.noise.ratio, seed=config.noise.seed)
-    return TrainingData(apply_noise(train, noise), dev, noise)
+    noise = _noise(train, config)
+    return TrainingData(train, dev) if noise is None else TrainingData(apply_noise(train, noise), dev, noise)
 
 
-def _dev_split(config: DataConfig) -> PairSet:
+def _noise(train: PairSet | PhotoSet, config: DataConfig) -> CaptionNoise | None:
+    """What others published, or our own draw; None where the labels stay as they are."""
+    plan = config.noise
+    if plan.file:
+        return load_noise(Path(plan.file).expanduser(), caption_image=train.caption_image)
+    if plan.ratio == 0:
+        return None
+    return make_noise(plan.protocol, train.caption_image, ratio=plan.ratio, seed=plan.seed)
+
+
+def read_split(config: DataConfig, split: str) -> PairSet | PhotoSet:
+    """One split of the data. Under `skip` every photo is decoded once, so that none fails in the middle of training."""
+    pairs = load_pairs(config.pairs, split=split, on_error=config.on_error)
+    if isinstance(pairs, PairSet) or config.on_error == "fail":
+        return pairs
+    return without(pairs, check_photos(pairs, workers=config.workers))
+
+
+def _dev_split(config: DataConfig) -> PairSet | PhotoSet:
     try:
-        return load_pairs(config.pairs, split=config.dev)
+        return read_split(config, config.dev)
     except DataError as error:
-        load_pairs(config.pairs)  # raises where the data are broken and not just without this split
+        # Raises where the data are broken and not just without this split.
+        load_pairs(config.pairs, on_error=config.on_error)
         raise DataError(f"{error}; to do without it, set data.dev= (none) or data.dev_share=0.1") from error
 
 
-def report_data(recipe: Recipe, *, held_out: PairSet | None = None) -> ReportData:
+def report_data(recipe: Recipe, *, held_out: PairSet | PhotoSet | None = None) -> ReportData:
     """Load what a report needs: the recipe's splits that the data has, and as `dev` the images held out, if any."""
     judgments = [read_judgments(Path(path).expanduser()) for path in recipe.evaluate.judgments]
-    sets = []
+    sets: list[PairSet | PhotoSet] = []
     for split in recipe.evaluate.splits:
         if split == "dev" and held_out is not None:
             sets.append(held_out)
             continue
         try:
-            sets.append(load_pairs(recipe.data.pairs, split=split))
+            sets.append(read_split(recipe.data, split))
         except DataError:
-            load_pairs(recipe.data.pairs)  # raises where the data are broken and not just without this split
+            # Raises where the data are broken and not just without this split.
+            load_pairs(recipe.data.pairs, on_error=recipe.data.on_error)
     return ReportData(tuple(sets), tuple(judgments))
 
 

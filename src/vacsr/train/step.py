@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,17 +13,11 @@ from vacsr.config import TrainConfig
 from vacsr.methods.base import Embedding
 from vacsr.methods.model import MatchingModel
 from vacsr.objective import LossTerms
-from vacsr.pairwise import batch_block
+from vacsr.pairwise import PairBlock, batch_block
 from vacsr.train.distributed import World, gather_rows, sum_gradients, sum_over_ranks
+from vacsr.train.feed import Batch, TrainTensors
 
-
-@dataclass(frozen=True)
-class TrainTensors:
-    """The training set on the device."""
-
-    images: Tensor  # [N, D_image]
-    texts: Tensor  # [M, D_text]
-    caption_image: Tensor  # [M]
+PairLoss = Callable[[Embedding, Embedding, PairBlock], LossTerms]
 
 
 class TrainStep:
@@ -37,31 +31,70 @@ class TrainStep:
         self.params = [p for group in optimizer.param_groups for p in group["params"]]
         self.names: tuple[str, ...] = ()
         self.seed = torch.tensor(config.seed, device=self.device)
-        self.loss: Callable[[Tensor, Tensor], LossTerms] = self._loss
+        self.ramp = torch.ones((), device=self.device)
+        self.pair_loss: PairLoss = model.method.loss
+        self.loss: Callable[[Batch, Tensor], LossTerms] = self._loss
         if config.compile is True or (config.compile == "auto" and self.device.type == "cuda"):
-            self.loss = torch.compile(self._loss, dynamic=False)
+            self._compile()
 
-    def _loss(self, captions: Tensor, step: Tensor) -> LossTerms:
-        """This rank's share of the batch's loss. captions [B] rows of the training set, the same on all ranks."""
+    def _compile(self) -> None:
+        """On features all of the loss; with towers the blocks, one compilation for all of a kind, and the pairs."""
+        if not self.model.has_towers:
+            self.loss = torch.compile(self._loss, dynamic=False)
+        else:
+            self.model.compile_blocks(True)
+            self.pair_loss = torch.compile(self.model.method.loss, dynamic=False)
+        if self.config.compile == "auto":
+            self.loss = self._or_uncompiled(self.loss)
+
+    def _or_uncompiled(self, loss: Callable[[Batch, Tensor], LossTerms]) -> Callable[[Batch, Tensor], LossTerms]:
+        """Where the compiler gives up, say so once and go on without it."""
+
+        def safe(batch: Batch, step: Tensor) -> LossTerms:
+            try:
+                return loss(batch, step)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                first = str(error).strip().splitlines()[0]
+                warnings.warn(f"torch.compile gave up ({first}); training goes on uncompiled", stacklevel=2)
+                self.model.compile_blocks(False)
+                self.loss, self.pair_loss = self._loss, self.model.method.loss
+                return self._loss(batch, step)
+
+        return safe
+
+    def rest(self, towers: frozenset[str]) -> None:
+        """Let these towers rest from now on."""
+        self.model.rest(towers)
+
+    def _loss(self, batch: Batch, step: Tensor) -> LossTerms:
+        """This rank's share of the batch's loss."""
+        captions = batch.captions
         rows = self.world.rows(len(captions))
         image = self.data.caption_image[captions]
         places = torch.arange(len(captions), device=self.device)[rows]
         image_noise, text_noise = self.model.dropout_noise(seed=self.seed, step=step, rows=places)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
-            v = self.model.embed_images(self.data.images[image[rows]], image_noise)
+            v = self.model.embed_images(self._images(batch, image[rows]), image_noise)
             t = self.model.embed_texts(self.data.texts[captions[rows]], text_noise)
             t = Embedding(gather_rows(t.mean.float(), self.world))
             if self.model.method.pairwise:
                 block = batch_block(image, seed=self.seed, step=step, rows=rows)
-                return self.model.method.loss(Embedding(v.mean.float()), t, block)
+                return self.pair_loss(Embedding(v.mean.float()), t, block)
             v = Embedding(gather_rows(v.mean.float(), self.world))
-            whole = self.model.method.loss(v, t, batch_block(image, seed=self.seed, step=step))
+            whole = self.pair_loss(v, t, batch_block(image, seed=self.seed, step=step))
         return LossTerms(whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()})
 
-    def accumulate(self, captions: Tensor, step: Tensor) -> Tensor:
+    def _images(self, batch: Batch, rows: Tensor) -> Tensor:
+        """This rank's images: brought along by the batch, or looked up on the device."""
+        if batch.photos is not None:
+            return batch.photos
+        assert self.data.images is not None, "images are on the device or come with the batch"
+        return self.data.images[rows]
+
+    def accumulate(self, batch: Batch, step: Tensor) -> Tensor:
         """Add one batch's gradient; returns the loss and its parts, summed over ranks."""
-        terms = self.loss(captions, step)
-        (terms.total / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
+        terms = self.loss(batch, step)
+        (terms.total * self.ramp / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
         self.names = ("loss", *terms.parts)
         values = torch.stack([terms.total.detach(), *(part.detach() for part in terms.parts.values())])
         return sum_over_ranks(values, self.world)
@@ -76,9 +109,13 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         return norm.detach()
 
-    def __call__(self, captions: Tensor, step: int) -> Tensor:
-        """[B] -> [loss, parts..., gradient norm]; the norm is 0 where gradients only accumulate."""
-        values = self.accumulate(captions, torch.tensor(step, device=self.device))
+    def __call__(self, batch: Batch, step: int, *, ramp: float = 1.0) -> Tensor:
+        """-> [loss, parts..., gradient norm]; the norm is 0 where gradients only accumulate.
+
+        ``ramp`` scales the gradient, not the figures.
+        """
+        self.ramp.fill_(ramp)
+        values = self.accumulate(batch, torch.tensor(step, device=self.device))
         last = (step + 1) % self.config.accumulate == 0
         norm = self.update() if last else values.new_zeros(())
         return torch.cat((values, norm.reshape(1)))
@@ -101,13 +138,19 @@ class GraphedStep(TrainStep):
         self.values = torch.zeros(0, device=self.device)
 
     def _whole(self) -> Tensor:
-        values = self.accumulate(self.captions, self.step)
+        values = self.accumulate(Batch(self.captions), self.step)
         return torch.cat((values, self.update().reshape(1)))
 
-    def __call__(self, captions: Tensor, step: int) -> Tensor:
-        """[B] -> [loss, parts..., gradient norm]"""
-        self.captions.copy_(captions)
+    def rest(self, towers: frozenset[str]) -> None:
+        """Other parameters learn from now on, so the graph is captured anew."""
+        super().rest(towers)
+        self.graph, self.done = None, 0
+
+    def __call__(self, batch: Batch, step: int, *, ramp: float = 1.0) -> Tensor:
+        """-> [loss, parts..., gradient norm]"""
+        self.captions.copy_(batch.captions)
         self.step.fill_(step)
+        self.ramp.fill_(ramp)
         if self.graph is not None:
             self.graph.replay()
             return self.values.clone()

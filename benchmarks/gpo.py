@@ -1,0 +1,195 @@
+"""GPO pooling: torch's own operations (a packed nn.GRU, torch.sort) beside the Triton kernels, in one run.
+
+    python benchmarks/gpo.py [--rounds 30] [--dtype fp32 bf16] [--json FILE]
+
+Three parts: `weights` (recurrence over ranks to one weight per rank), `sum` (weighted sum of sorted values) and `whole`
+(both), forward alone and forward with backward. `graph` is the kernels' whole pass replayed as a CUDA graph; torch's
+cannot be captured, since packing reads the lengths on the host. Lengths are drawn between L/2 and L, masks have holes.
+The results are compared before anything is timed; a figure is the median of the rounds, the ways taking turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from vacsr.backbones import gpo_kernel
+
+SHAPES = ((128, 257, 512), (128, 50, 1024), (128, 197, 1024), (128, 40, 512))
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PARTS = ("weights", "sum", "whole")
+
+
+class Inputs(NamedTuple):
+    """What one shape is timed on."""
+
+    gru: nn.GRU
+    score: nn.Linear
+    places: Tensor
+    values: Tensor
+    mask: Tensor
+    weights: Tensor
+
+
+def draw(items: int, length: int, channels: int, *, dtype: torch.dtype) -> Inputs:
+    """Random values and weights; each item has its own number of real tokens, in random places."""
+    torch.manual_seed(0)
+    gru, score = nn.GRU(32, 32, batch_first=True, bidirectional=True).cuda(), nn.Linear(32, 1, bias=False).cuda()
+    values = torch.randn(items, length, channels, device="cuda", dtype=dtype, requires_grad=True)
+    lengths = torch.randint(length // 2, length + 1, (items, 1), device="cuda")
+    mask = torch.rand(items, length, device="cuda").argsort(1).argsort(1) < lengths
+    weights = torch.rand(items, length, device="cuda").softmax(1).requires_grad_()
+    return Inputs(gru, score, torch.randn(length, 32, device="cuda"), values, mask, weights)
+
+
+def softmax_over_ranks(states: Tensor, score: nn.Linear, lengths: Tensor) -> Tensor:
+    """[B, L, 32], [B] -> [B, L]"""
+    past_end = torch.arange(states.shape[1], device=states.device) >= lengths.unsqueeze(1)
+    return torch.softmax((score(states).squeeze(-1) / 0.1).masked_fill(past_end, -torch.inf), dim=-1)
+
+
+def torch_weights(x: Inputs) -> Tensor:
+    """A packed bidirectional GRU, directions averaged."""
+    lengths = x.mask.sum(1)
+    every = x.places.expand(len(lengths), -1, -1)
+    packed = pack_padded_sequence(every, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    states, _ = pad_packed_sequence(x.gru(packed)[0], batch_first=True, total_length=len(x.places))
+    return softmax_over_ranks((states[..., :32] + states[..., 32:]) / 2, x.score, lengths)
+
+
+def kernel_weights(x: Inputs) -> Tensor:
+    """The recurrence in one launch."""
+    lengths = x.mask.sum(1)
+    states = gpo_kernel.gru_states(x.gru, x.places, lengths=lengths)
+    return softmax_over_ranks((states.forward + states.backward) / 2, x.score, lengths)
+
+
+def torch_sum(x: Inputs, weights: Tensor) -> Tensor:
+    """Sort along the tokens, weigh."""
+    ranked = x.values.masked_fill(~x.mask.unsqueeze(-1), -torch.inf).sort(dim=1, descending=True, stable=True).values
+    past_end = torch.arange(x.mask.shape[1], device="cuda") >= x.mask.sum(1, keepdim=True)
+    return torch.einsum("blc,bl->bc", ranked.masked_fill(past_end.unsqueeze(-1), 0.0).float(), weights)
+
+
+def kernel_sum(x: Inputs, weights: Tensor) -> Tensor:
+    """Count ranks, weigh."""
+    return gpo_kernel.ranked_sum(x.values, x.mask, weights)
+
+
+def ways_of(part: str, x: Inputs) -> dict[str, Callable[[], Tensor]]:
+    """The same part by torch and by the kernels."""
+    if part == "weights":
+        return {"torch": lambda: torch_weights(x), "kernels": lambda: kernel_weights(x)}
+    if part == "sum":
+        return {"torch": lambda: torch_sum(x, x.weights), "kernels": lambda: kernel_sum(x, x.weights)}
+    return {"torch": lambda: torch_sum(x, torch_weights(x)), "kernels": lambda: kernel_sum(x, kernel_weights(x))}
+
+
+def learnt(part: str, x: Inputs) -> list[Tensor]:
+    """What a part has gradients for."""
+    net = [*x.gru.parameters(), *x.score.parameters()]
+    return {"weights": net, "sum": [x.values, x.weights], "whole": [x.values, *net]}[part]
+
+
+def with_backward(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Callable[[], object]:
+    """Forward, then the gradient of a weighted sum of the outputs."""
+    push = torch.randn_like(forward())
+    return lambda: torch.autograd.grad(forward(), leaves, push)
+
+
+def captured(run: Callable[[], object]) -> Callable[[], None]:
+    """The same as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def check(part: str, ways: dict[str, Callable[[], Tensor]], leaves: list[Tensor]) -> None:
+    """Both ways must agree before they are timed."""
+    outs = [way() for way in ways.values()]
+    torch.testing.assert_close(*outs, atol=2e-3 * float(outs[0].detach().abs().max()), rtol=2e-2, msg=part)
+    push = torch.randn_like(outs[0])
+    for one, other in zip(*(torch.autograd.grad(out, leaves, push) for out in outs), strict=True):
+        gap, size = float((one - other).float().norm()), float(one.float().norm())
+        assert gap <= 0.02 * size, f"{part}: gradients differ by {gap / size:.1%}"
+
+
+def time_all(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each way, taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 5):
+        for name, way in ways.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            start.record()
+            way()
+            end.record()
+            torch.cuda.synchronize()
+            if number >= 5:
+                times[name].append(start.elapsed_time(end))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def measure(part: str, x: Inputs, rounds: int) -> list[dict[str, object]]:
+    """Forward, then forward with backward."""
+    ways, leaves, rows = ways_of(part, x), learnt(part, x), []
+    torch.backends.cudnn.allow_tf32 = False  # the comparison is in full precision, the timing as torch comes
+    check(part, ways, leaves)
+    torch.backends.cudnn.allow_tf32 = True
+    both = {name: with_backward(way, leaves) for name, way in ways.items()}
+    for name, runs in (("forward", dict(ways)), ("forward + backward", both)):
+        if part == "whole":
+            runs = {**runs, "graph": captured(runs["kernels"])}
+        found = time_all(runs, rounds)
+        ratios = {f"torch/{way}": found["torch"] / ms for way, ms in found.items() if way != "torch"}
+        rows.append({"part": part, "pass": name, **found, **ratios})
+    return rows
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if not (torch.cuda.is_available() and gpo_kernel.available("cuda")):
+        print("the kernels are timed on a CUDA GPU with Triton; there is none here", file=sys.stderr)
+        raise SystemExit(3)
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    print(f"{where}, milliseconds, median of {args.rounds}\n")
+    print("| dtype | B, L, D | part | pass | torch | kernels | ratio | graph | ratio |\n" + "|---" * 9 + "|")
+    rows: list[dict[str, object]] = []
+    for dtype in args.dtype:
+        for shape in SHAPES:
+            x = draw(*shape, dtype=DTYPES[dtype])
+            for row in (row for part in PARTS for row in measure(part, x, args.rounds)):
+                rows.append({"dtype": dtype, "shape": shape, **row})
+                graph = f"{row['graph']:.3f} | {row['torch/graph']:.1f}" if "graph" in row else "|"
+                print(
+                    f"| {dtype} | {shape} | {row['part']} | {row['pass']} | {row['torch']:.3f} | {row['kernels']:.3f} "
+                    f"| {row['torch/kernels']:.1f} | {graph} |",
+                    flush=True,
+                )
+    if args.json:
+        args.json.write_text(json.dumps({"where": where, "rounds": args.rounds, "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

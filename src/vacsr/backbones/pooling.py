@@ -1,0 +1,123 @@
+"""Tokens to one vector per item: learned weights over sorted values (GPO), the mean, or the summary token.
+
+GPO (the generalized pooling operator of VSE∞) sorts every channel over the tokens and weighs the ranks. The weights
+come from a small recurrent network that sees the ranks only, so they depend on nothing but the number of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vacsr.backbones import gpo_kernel
+from vacsr.backbones.tokens import Tokens
+
+_WIDTH = 32  # of the rank codes and of the recurrent state
+_TEMPERATURE = 0.1  # of the softmax over ranks
+
+
+class GeneralizedPooling(nn.Module):
+    """GPO: a weighted sum of sorted values, 12,704 parameters whatever the dimension.
+
+    >>> sum(p.numel() for p in GeneralizedPooling().parameters())
+    12704
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(_WIDTH, _WIDTH, batch_first=True, bidirectional=True)
+        self.score = nn.Linear(_WIDTH, 1, bias=False)
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """[B, L, D] -> [B, D] float32"""
+        places = rank_codes(tokens.mask.shape[1], device=tokens.mask.device)
+        weights = position_weights(self.gru, self.score, lengths=tokens.mask.sum(dim=1), places=places)
+        weigh = gpo_kernel.ranked_sum if gpo_kernel.available(tokens.mask.device) else ranked_sum
+        return weigh(tokens.values, tokens.mask, weights)
+
+
+class MeanPooling(nn.Module):
+    """The mean of the real tokens."""
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """[B, L, D] -> [B, D] float32"""
+        real = tokens.mask.unsqueeze(-1)
+        total = tokens.values.float().masked_fill(~real, 0.0).sum(dim=1)
+        return total / real.sum(dim=1).clamp(min=1)
+
+
+class SummaryPooling(nn.Module):
+    """The class (CLIP text: end) token alone. Dropping tokens in training does not touch it."""
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """[B, L, D] -> [B, D] float32"""
+        place = tokens.summary.view(-1, 1, 1).expand(-1, 1, tokens.values.shape[-1])
+        return tokens.values.gather(1, place).squeeze(1).float()
+
+
+def build_pooling(kind: Literal["gpo", "mean", "cls"]) -> nn.Module:
+    """The pooling of that name; ``forward(tokens) -> [B, D]``."""
+    kinds: dict[str, type[nn.Module]] = {"gpo": GeneralizedPooling, "mean": MeanPooling, "cls": SummaryPooling}
+    return kinds[kind]()
+
+
+def rank_codes(length: int, *, device: torch.device | None = None) -> Tensor:
+    """Sine and cosine of the rank at 16 wavelengths between 2π and 10,000·2π. -> [length, 32]"""
+    rank = torch.arange(length, device=device, dtype=torch.float32).unsqueeze(1)
+    even = torch.arange(0, _WIDTH, 2, device=device, dtype=torch.float32)
+    angle = rank * torch.exp(even * (-math.log(10_000.0) / _WIDTH))
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
+
+
+def position_weights(gru: nn.GRU, score: nn.Linear, *, lengths: Tensor, places: Tensor) -> Tensor:
+    """How much each rank counts, for items of these lengths; ranks past the end weigh 0. [B], [L, 32] -> [B, L]
+
+    On a CPU each distinct length is worked out once. Elsewhere, and when compiled, every item is, so that no shape
+    depends on the data and nothing waits for the device.
+    """
+    if lengths.device.type != "cpu" or torch.compiler.is_compiling():
+        return _weights(gru, score, lengths=lengths, places=places)
+    distinct, which = torch.unique(lengths, return_inverse=True)
+    return _weights(gru, score, lengths=distinct, places=places)[which]
+
+
+def _weights(gru: nn.GRU, score: nn.Linear, *, lengths: Tensor, places: Tensor) -> Tensor:
+    """Softmax over each item's own ranks. [N], [L, 32] -> [N, L]"""
+    past_end = torch.arange(places.shape[0], device=places.device) >= lengths.clamp(min=1).unsqueeze(1)
+    states_of = _kernel_states if gpo_kernel.available(places.device) else mean_states
+    with torch.autocast(places.device.type, enabled=False):
+        logits = score(states_of(gru, lengths=lengths, places=places)).squeeze(-1)
+    return torch.softmax((logits / _TEMPERATURE).masked_fill(past_end, -torch.inf), dim=-1)
+
+
+def _kernel_states(gru: nn.GRU, *, lengths: Tensor, places: Tensor) -> Tensor:
+    """:func:`mean_states` where Triton's kernels run. [N], [L, 32] -> [N, L, 32]"""
+    states = gpo_kernel.gru_states(gru, places, lengths=lengths.clamp(min=1))
+    return (states.forward.unsqueeze(0) + states.backward) / 2
+
+
+def mean_states(gru: nn.GRU, *, lengths: Tensor, places: Tensor) -> Tensor:
+    """Both directions' states, averaged; past an item's end they mean nothing. [N], [L, 32] -> [N, L, 32]
+
+    Forwards, the state at a rank is the same for every length: one more row of the batch gives it. Backwards, the
+    network must start at the item's own last rank; its codes are pushed to the row's end, where a backward pass starts.
+    """
+    longest = places.shape[0]
+    rank, shift = torch.arange(longest, device=places.device), longest - lengths.clamp(min=1).unsqueeze(1)
+    pushed = places[(rank - shift).clamp(min=0)]  # [N, L, 32]
+    states: Tensor = gru(torch.cat((pushed, places.unsqueeze(0))))[0]
+    pulled = (rank + shift).clamp(max=longest - 1).unsqueeze(-1).expand(-1, -1, _WIDTH)
+    return (states[-1:, :, :_WIDTH] + states[:-1, :, _WIDTH:].gather(1, pulled)) / 2
+
+
+def ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
+    """Sort each channel's real values from large to small and weigh the ranks. [B, L, D], [B, L], [B, L] -> [B, D]"""
+    channels = values.float().masked_fill(~mask.unsqueeze(-1), -torch.inf).transpose(1, 2).contiguous()  # [B, D, L]
+    ranked = channels.sort(dim=-1, descending=True).values
+    past_end = torch.arange(mask.shape[1], device=mask.device) >= mask.sum(dim=1, keepdim=True)
+    ranked = ranked.masked_fill(past_end.unsqueeze(1), 0.0)
+    with torch.autocast(values.device.type, enabled=False):
+        return torch.matmul(ranked, weights.unsqueeze(-1)).squeeze(-1)

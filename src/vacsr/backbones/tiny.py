@@ -1,0 +1,203 @@
+"""``tiny:``: a small CLIP in plain torch that learns a simple world in minutes on a laptop's processor.
+
+A convolutional stem rather than patches: on little data it finds edges and colours sooner. Options follow the colon,
+``tiny:width=96,depth=3``; :class:`TinyConfig` lists them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vacsr.backbones.base import ImageTower, TextTower, TowerBackbone
+from vacsr.backbones.preprocess import PhotoTransform
+from vacsr.backbones.tokenizers import WordTokenizer, choose_context
+from vacsr.config import BackboneConfig
+from vacsr.errors import UsageError
+
+_HALF = (0.5, 0.5, 0.5)
+_GRID = 16  # pixels of a side that become one token
+
+
+@dataclass(frozen=True)
+class TinyConfig:
+    """Sizes of both towers."""
+
+    width: int = 64
+    """Of a token."""
+    depth: int = 2
+    """Blocks of the image tower."""
+    text_depth: int = 2
+    """Blocks of the text tower."""
+    heads: int = 4
+    """Of attention."""
+    size: int = 64
+    """Side of the photos, a multiple of 16: every 16×16 pixels become one token."""
+    context: int = 32
+    """Longest caption in words, start and end included."""
+    words: int = 4096
+    """Largest vocabulary; the rarest words beyond it are unknown."""
+
+    def __post_init__(self) -> None:
+        small = [field.name for field in fields(self) if getattr(self, field.name) < 1]
+        if small:
+            raise UsageError(f"tiny: {small[0]} must be at least 1")
+        if self.width % (2 * self.heads) or self.size % _GRID or self.words < 5 or self.context < 3:
+            raise UsageError(
+                f"tiny: width {self.width} must be a multiple of twice the {self.heads} heads, size {self.size} of "
+                f"{_GRID}, with at least 5 words and a context of 3 — e.g. tiny:width=96,size=64"
+            )
+
+    @classmethod
+    def from_spec(cls, spec: str) -> TinyConfig:
+        """Read ``tiny:key=number,…``.
+
+        >>> TinyConfig.from_spec("tiny:width=32,size=32").size
+        32
+        """
+        known = [field.name for field in fields(cls)]
+        values: dict[str, int] = {}
+        for part in filter(None, spec.partition(":")[2].split(",")):
+            name, _, value = part.strip().partition("=")
+            if name not in known or name in values or not value.isdecimal():
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near and near[0] != name else ""
+                options = ", ".join(known)
+                raise UsageError(f"{part!r} in {spec!r}{hint} — write tiny:key=number with {options}, each once")
+            values[name] = int(value)
+        return cls(**values)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and a two-layer perceptron, each added to its input."""
+
+    def __init__(self, width: int, *, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.inputs, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        for start in (*self.output.parameters(), *self.mlp[2].parameters()):
+            nn.init.zeros_(
+                start
+            )  # a block begins as the identity: tokens keep who they are, and learning starts sooner
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[B, L, D], [B, 1, 1, L] True where attended to -> [B, L, D]"""
+        split = self.inputs(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(split[0], split[1], split[2], attn_mask=mask)
+        x = x + self.output(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class TinyImageTower(ImageTower):
+    """Three convolutions, a class token, some blocks."""
+
+    class_token = True
+
+    def __init__(self, config: TinyConfig, *, output: str) -> None:
+        super().__init__()
+        self.config, self.dim, width = config, config.width, config.width
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width // 4, 4, stride=4),
+            nn.GELU(),
+            nn.Conv2d(width // 4, width // 2, 3, stride=2, padding=1),
+            nn.GELU(),
+            nn.Conv2d(width // 2, width, 3, stride=2, padding=1),
+        )
+        self.start = nn.Parameter(0.1 * torch.randn(width))
+        self.places = nn.Parameter(0.1 * torch.randn(1 + (config.size // _GRID) ** 2, width))
+        self.layers = nn.ModuleList(Block(width, heads=config.heads) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(width) if output == "norm" else nn.Identity()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, S, S] -> [B, 1 + (S/16)², D]"""
+        patches = self.stem(pixels).flatten(2).transpose(1, 2)
+        x = torch.cat((self.start.expand(len(patches), 1, -1), patches), dim=1) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = self.norm(x)
+        return out
+
+    def blocks(self) -> list[nn.Module]:
+        """Its blocks."""
+        return list(self.layers)
+
+    def architecture(self) -> dict[str, Any]:
+        """The sizes."""
+        return asdict(self.config)
+
+
+class TinyTextTower(TextTower):
+    """Words and places, some blocks; every word sees all others. The end token speaks for the caption."""
+
+    fills = False
+    pad = WordTokenizer.END
+    summary: Literal["first", "last"] = "last"
+
+    def __init__(self, config: TinyConfig, *, output: str, words: int) -> None:
+        super().__init__()
+        self.config, self.dim, self.context, width = config, config.width, config.context, config.width
+        self.words = nn.Embedding(words, width)
+        self.places = nn.Parameter(0.1 * torch.randn(config.context, width))
+        self.layers = nn.ModuleList(Block(width, heads=config.heads) for _ in range(config.text_depth))
+        self.norm = nn.LayerNorm(width) if output == "norm" else nn.Identity()
+        nn.init.normal_(self.words.weight, std=0.5)
+
+    def vocabulary(self) -> int:
+        """Rows of its embedding."""
+        return self.words.num_embeddings
+
+    def resize(self, words: int) -> None:
+        """Keep the first ``words`` rows; the largest vocabulary was drawn at the start, so the seed alone decides."""
+        self.words = nn.Embedding(words, self.dim, _weight=self.words.weight[:words].detach().clone())
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """[B, L], [B, L] -> [B, L, D]"""
+        x = self.words(ids) + self.places[: ids.shape[1]]
+        seen = (mask | (torch.arange(ids.shape[1], device=ids.device) == 0))[:, None, None, :]
+        for layer in self.layers:
+            x = layer(x, seen)
+        out: Tensor = self.norm(x)
+        return out
+
+    def blocks(self) -> list[nn.Module]:
+        """Its blocks."""
+        return list(self.layers)
+
+    def architecture(self) -> dict[str, Any]:
+        """The sizes."""
+        return asdict(self.config)
+
+
+def load_tiny(config: BackboneConfig) -> TowerBackbone:
+    """Fresh towers of the sizes that ``tiny:…`` gives; there are no pretrained ones."""
+    sizes = TinyConfig.from_spec(config.spec)
+    if config.image_size:
+        sizes = TinyConfig(**{**asdict(sizes), "size": config.image_size})
+    transform = PhotoTransform(sizes.size, _HALF, _HALF, resample="bilinear", resize=config.resize)
+    tokenizer = WordTokenizer(context=choose_context(config.context, own=sizes.context))
+    return build_tiny(config, sizes, tokenizer=tokenizer, transform=transform)
+
+
+def build_tiny(
+    config: BackboneConfig, sizes: TinyConfig, *, tokenizer: WordTokenizer, transform: PhotoTransform
+) -> TowerBackbone:
+    """Fresh towers; as many rows of words as the tokenizer has, or all there may be until it is fitted."""
+    if "projected" in (config.image_output, config.text_output):
+        raise UsageError("tiny: has no projection — set image_output and text_output to norm or hidden")
+    words = len(tokenizer) if tokenizer.words else sizes.words
+    return TowerBackbone(
+        TinyImageTower(sizes, output=config.image_output),
+        TinyTextTower(sizes, output=config.text_output, words=words),
+        tokenizer=tokenizer,
+        transform=transform,
+        config=config,
+        name=config.spec,
+    )

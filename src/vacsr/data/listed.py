@@ -1,0 +1,64 @@
+"""Photos that a program has at hand: paths and PIL images in a list."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from vacsr.data.sources import FilePhotos
+from vacsr.errors import UsageError
+
+Picture = str | Path | Image.Image
+"""A path, or an image already open."""
+
+
+@dataclass(frozen=True, eq=False)
+class ListedPhotos:
+    """Satisfies :class:`vacsr.data.photos.Photos`."""
+
+    pictures: tuple[Picture, ...]
+
+    @classmethod
+    def of(cls, given: Any) -> ListedPhotos:
+        """From what a caller passed; anything but a sequence of paths and images is refused.
+
+        >>> ListedPhotos.of("photo.jpg")
+        Traceback (most recent call last):
+        vacsr.errors.UsageError: images are a str, expected a list of paths or PIL images — pass ['photo.jpg']
+        """
+        if isinstance(given, str | Path | Image.Image) or not isinstance(given, Sequence):
+            message = f"images are a {type(given).__name__}, expected a list of paths or PIL images"
+            raise UsageError(f"{message} — pass ['photo.jpg']")
+        wrong = next((item for item in given if not isinstance(item, str | Path | Image.Image)), None)
+        if wrong is not None:
+            message = f"an image is a {type(wrong).__name__}, expected a path or a PIL image"
+            raise UsageError(f"{message} — this model reads photos, not features")
+        return cls(tuple(given))
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def name(self, row: int) -> str:
+        """The path, or its number."""
+        picture = self.pictures[row]
+        return f"image {row}" if isinstance(picture, Image.Image) else str(picture)
+
+    def open(self, row: int, *, side: int = 0) -> Image.Image:
+        """As RGB."""
+        picture = self.pictures[row]
+        if isinstance(picture, Image.Image):
+            return picture.convert("RGB")
+        return FilePhotos(Path(), (str(Path(picture).expanduser()),)).open(0, side=side)
+
+    def take(self, rows: Sequence[int]) -> ListedPhotos:
+        """Some of them."""
+        return ListedPhotos(tuple(self.pictures[row] for row in rows))
+
+    def digest(self) -> str:
+        """Of their names."""
+        return hashlib.sha256("\0".join(self.name(row) for row in range(len(self))).encode()).hexdigest()

@@ -1,0 +1,88 @@
+"""Your own photos: a table with one row per caption (``csv:``, ``jsonl:``), or a folder of photos with texts beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vacsr.data.captions import CaptionTable, choose_split, number_captions, read_captions
+from vacsr.data.photos import PhotoSet
+from vacsr.data.problems import OnError, missing, photo_set
+from vacsr.data.sources import FilePhotos
+from vacsr.data.spec import Spec
+from vacsr.errors import DataError
+
+PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2")
+SPLIT_FOLDERS = ("train", "dev", "val", "test")
+
+
+def load_table(spec: Spec, on_error: OnError) -> PhotoSet:
+    """``csv:FILE`` or ``jsonl:FILE[,root=DIR][,split=S]``: columns ``image`` and ``caption``, one row per caption.
+
+    ``image`` is a path relative to the file, or to ``root``. Optional columns: ``image_id`` (otherwise the path is the
+    id), ``caption_id`` (otherwise ``image#index``) and ``split``.
+    """
+    file = Path(spec.path).expanduser()
+    if file.suffix.lower() != f".{spec.scheme}":
+        raise DataError(f"{file} does not end in .{spec.scheme} — rename it, or write csv: or jsonl: as it is")
+    table = choose_split(read_captions(file, photos=True), spec.options.get("split"))
+    root = Path(spec.options["root"]).expanduser() if "root" in spec.options else file.parent
+    photos = FilePhotos(root, table.files or table.image_ids)
+    return photo_set(table, photos, split=spec.options.get("split"), on_error=on_error)
+
+
+def load_folder(spec: Spec, on_error: OnError) -> PhotoSet:
+    """``folder:DIR[,split=S]``: photos, each with a ``.txt`` of the same name that has one caption per line.
+
+    Sub-folders are read too; an image's id is its path inside ``DIR``. Where every photo lies under a sub-folder named
+    train, dev, val or test, that is its split. Names that start with a dot are not looked at.
+    """
+    root = Path(spec.path).expanduser()
+    if not root.is_dir():
+        raise missing(root, expected="photos with texts beside them (a.jpg, a.txt)")
+    files = sorted(_visible(root))
+    names = [name for name in files if name.lower().endswith(PHOTO_SUFFIXES)]
+    if not names:
+        raise missing(root, expected=f"photos ({' '.join(PHOTO_SUFFIXES)}) with texts beside them")
+    stems = {_stem(name) for name in names}
+    texts = {_stem(name): root / name for name in files if name.lower().endswith(".txt")}
+    split = spec.options.get("split")
+    table = choose_split(_folder_table(root, names, [_read_lines(texts.get(_stem(name))) for name in names]), split)
+    lonely = [f"{path}: no photo beside it" for stem, path in texts.items() if stem not in stems]
+    photos = FilePhotos(root, table.image_ids)
+    return photo_set(table, photos, split=split, on_error=on_error, problems=lonely)
+
+
+def _folder_table(root: Path, names: Sequence[str], texts: Sequence[Sequence[str]]) -> CaptionTable:
+    rows = [row for row, lines in enumerate(texts) for _ in lines]
+    firsts = [name.partition("/")[0] if "/" in name else "" for name in names]
+    return CaptionTable(
+        source=str(root),
+        image_ids=tuple(names),
+        caption_ids=number_captions([names[row] for row in rows]),
+        caption_image=tuple(rows),
+        captions=tuple(line for lines in texts for line in lines),
+        splits=tuple(firsts) if all(first in SPLIT_FOLDERS for first in firsts) else None,
+    )
+
+
+def _visible(root: Path) -> list[str]:
+    """Paths of files inside ``root``, with slashes."""
+    inside = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    return [path.as_posix() for path in inside if not any(part.startswith(".") for part in path.parts)]
+
+
+def _stem(name: str) -> str:
+    folder, slash, file = name.rpartition("/")
+    return f"{folder}{slash}{file.rpartition('.')[0]}"
+
+
+def _read_lines(path: Path | None) -> list[str]:
+    """Lines that are not blank; none where there is no file."""
+    if path is None:
+        return []
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}) — save it as UTF-8 text") from error
+    return [line for line in text.split("\n") if line.strip()]

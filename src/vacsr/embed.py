@@ -1,0 +1,191 @@
+"""Photos and captions to cached features, with ids and provenance beside them: what `vacsr embed` runs.
+
+The work is done in parts that are kept until the whole is written, so that the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vacsr.backbones import TowerBackbone, load_backbone
+from vacsr.backbones.inputs import PhotoReader, Progress
+from vacsr.backbones.pooling import build_pooling
+from vacsr.backbones.tokens import Tokens
+from vacsr.config import BackboneConfig
+from vacsr.data import PhotoSet, load_pairs
+from vacsr.data.photos import check_photos, without
+from vacsr.errors import DataError, UsageError
+from vacsr.files import atomic_paths, read_tensors, save_tensors, write_tensors
+from vacsr.scoring import choose_device
+
+Pooling = Literal["auto", "cls", "mean"]
+_PART = 2048  # photos or captions in a part
+_BATCH = {"cpu": 32, "cuda": 256}
+_SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What was written."""
+
+    spec: str
+    """How to name it as data: `features:FILE,captions=FILE`."""
+    images: int
+    captions: int
+    skipped: tuple[str, ...]
+
+
+def embedding_config(spec: str, *, pooling: Pooling = "auto") -> BackboneConfig:
+    """Settings that give the vectors people know: CLIP's projected ones, or normed class tokens and mean-pooled words.
+
+    >>> embedding_config("clip:folder").image_output, embedding_config("towers:a,b").image_output
+    ('projected', 'norm')
+    """
+    output: Literal["projected", "norm"] = "projected" if spec.startswith("clip:") else "norm"
+    kind: Literal["mean", "cls"] = "mean" if pooling == "mean" else "cls"
+    return BackboneConfig(spec=spec, image_output=output, text_output=output, pooling=kind)
+
+
+def embed_pairs(
+    config: BackboneConfig,
+    pairs: str,
+    out: Path,
+    *,
+    split: str | None = None,
+    pooling: Pooling = "auto",
+    dtype: torch.dtype = torch.float16,
+    device: str = "auto",
+    workers: int = 0,
+    on_error: Literal["fail", "skip"] = "fail",
+    progress: Callable[[str], Progress] | None = None,
+) -> Embedded:
+    """Embed the photos and captions that ``pairs`` names and write ``out`` (.safetensors) with its captions file."""
+    if out.suffix != ".safetensors":
+        raise UsageError(f"{out} is not a .safetensors name — write --out features.safetensors")
+    data = load_pairs(pairs, split=split, on_error=on_error)
+    if not isinstance(data, PhotoSet):
+        raise DataError(f"{pairs} holds features already, not photos — give photos, e.g. folder:DIR or csv:FILE")
+    if on_error == "skip":
+        data = without(data, check_photos(data, workers=workers))
+    backbone = load_backbone(config)
+    if not isinstance(backbone, TowerBackbone):
+        raise UsageError(f"backbone '{config.spec}' has no towers — use clip:ID_OR_FOLDER or towers:IMAGE,TEXT")
+    work = _Work(backbone.to(choose_device(device)).eval(), data, out, pooling=pooling, dtype=dtype, workers=workers)
+    image = work.images(None if progress is None else progress("photos"))
+    text = work.texts(None if progress is None else progress("captions"))
+    captions = out.with_name(f"{out.stem}-captions.jsonl")
+    provenance = backbone.provenance().as_metadata() | {"pooling": work.pooling}
+    tensors = {"image": image, "text": text, "caption_image": data.caption_image}
+    lines = _caption_lines(data, _split_names(pairs, data, split=split, on_error=on_error))
+    with atomic_paths(out, captions) as (features, words):
+        save_tensors(features, tensors, metadata=provenance)
+        words.write_text("".join(lines), encoding="utf-8")
+    shutil.rmtree(work.folder, ignore_errors=True)
+    spec = f"features:{out},captions={captions}"
+    return Embedded(spec, len(data.image_ids), len(data), data.skipped)
+
+
+class _Work:
+    """The parts of one embedding job, on disk until all are there."""
+
+    def __init__(
+        self, backbone: TowerBackbone, data: PhotoSet, out: Path, *, pooling: Pooling, dtype: torch.dtype, workers: int
+    ) -> None:
+        self.backbone, self.data, self.dtype, self.workers = backbone, data, dtype, workers
+        self.device = next(backbone.parameters()).device
+        self.folder = out.with_name(f"{out.name}.parts")
+        clip = backbone.config.spec.startswith("clip:")
+        self.image_pool = build_pooling("mean" if pooling == "mean" else "cls")
+        self.text_pool = build_pooling("cls" if pooling == "cls" or (pooling == "auto" and clip) else "mean")
+        self.pooling = f"image {type(self.image_pool).__name__}, text {type(self.text_pool).__name__}"
+        facts = [vars(backbone.provenance()), data.digest(), self.pooling, str(dtype)]
+        self.fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def images(self, progress: Progress | None) -> Tensor:
+        """[N, D_image]"""
+        reader = PhotoReader(self.data.photos, self.backbone.transform, workers=self.workers)
+
+        def part(start: int, stop: int) -> Iterator[Tensor]:
+            batches = [range(at, min(at + self._batch, stop)) for at in range(start, stop, self._batch)]
+            for pixels in reader.stream(batches):
+                yield self._pooled(self.backbone.encode_image(pixels.to(self.device)), self.image_pool)
+
+        return self._parts("images", len(reader), part, progress)
+
+    def texts(self, progress: Progress | None) -> Tensor:
+        """[M, D_text]"""
+        tokens = self.backbone.tokenize(self.data.captions)
+
+        def part(start: int, stop: int) -> Iterator[Tensor]:
+            for at in range(start, stop, self._batch):
+                rows = tokens[at : min(at + self._batch, stop)].to(self.device)
+                yield self._pooled(self.backbone.encode_text(rows), self.text_pool)
+
+        return self._parts("texts", len(tokens), part, progress)
+
+    @property
+    def _batch(self) -> int:
+        return _BATCH[self.device.type]
+
+    def _pooled(self, tokens: Tokens, pool: torch.nn.Module) -> Tensor:
+        return torch.nn.functional.normalize(pool(tokens), dim=-1).to(self.dtype).cpu()
+
+    @torch.inference_mode()
+    def _parts(
+        self, kind: str, count: int, part: Callable[[int, int], Iterator[Tensor]], progress: Progress | None
+    ) -> Tensor:
+        """Every part, read where an earlier attempt left it, made otherwise."""
+        found = []
+        for start in range(0, count, _PART):
+            stop = min(start + _PART, count)
+            path = self.folder / f"{kind}-{start:08d}.safetensors"
+            rows = self._earlier(path, stop - start)
+            if rows is None:
+                rows = torch.cat(list(part(start, stop)))
+                write_tensors(path, {"rows": rows}, metadata={"fingerprint": self.fingerprint})
+            found.append(rows)
+            if progress is not None:
+                progress(stop, count)
+        return torch.cat(found)
+
+    def _earlier(self, path: Path, count: int) -> Tensor | None:
+        """A part of the same job, if it is there and whole."""
+        try:
+            tensors, metadata = read_tensors(path)
+        except DataError:
+            return None
+        same = metadata.get("fingerprint") == self.fingerprint and len(tensors.get("rows", ())) == count
+        return tensors["rows"] if same else None
+
+
+def _split_names(pairs: str, data: PhotoSet, *, split: str | None, on_error: Literal["fail", "skip"]) -> dict[str, str]:
+    """The split of each image, where the data have splits."""
+    if split not in (None, "all"):
+        return dict.fromkeys(data.image_ids, data.split)
+    names: dict[str, str] = {}
+    for name in _SPLITS:
+        try:
+            part = load_pairs(pairs, split=name, on_error=on_error)
+        except DataError:
+            continue
+        names |= dict.fromkeys(part.image_ids, name)
+    return names if all(image in names for image in data.image_ids) else {}
+
+
+def _caption_lines(data: PhotoSet, splits: dict[str, str]) -> Iterator[str]:
+    """One JSON line per caption, in the order of the text features."""
+    for caption, identity, row in zip(data.captions, data.caption_ids, data.caption_image.tolist(), strict=True):
+        image = data.image_ids[row]
+        line = {"image": image, "image_row": row, "caption_id": identity, "caption": caption}
+        if splits:
+            line["split"] = splits[image]
+        yield json.dumps(line, ensure_ascii=False) + "\n"

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vacsr.backbones import Tokens, TowerBackbone, build_pooling, load_backbone
+from vacsr.backbones.base import ASSETS
+from vacsr.config import BackboneConfig
+from vacsr.draws import RowNoise
+from vacsr.errors import DataError, ShapeMismatch, UsageError
+
+CAPTIONS = ["a red dog", "two dogs on the grass", "grass", "a cat sleeps on a red mat"]
+Make = Callable[..., TowerBackbone]
+
+
+def load(spec: str, **fields: Any) -> TowerBackbone:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = load_backbone(BackboneConfig.model_validate({"spec": spec, **fields}))
+    assert isinstance(backbone, TowerBackbone)
+    backbone.fit(CAPTIONS)
+    return backbone
+
+
+@pytest.fixture(params=["tiny", "clip"])
+def make(request: pytest.FixtureRequest, clip_checkpoint: Path) -> Make:
+    spec = "tiny:width=32,size=32,depth=3" if request.param == "tiny" else f"clip:{clip_checkpoint}"
+    return lambda **fields: load(spec, **fields)
+
+
+def noise(rows: torch.Tensor | int, stream: int = 0) -> RowNoise:
+    return RowNoise(0, torch.tensor(5), torch.arange(rows) if isinstance(rows, int) else rows, stream)
+
+
+def assert_same(one: Tokens, other: Tokens) -> None:
+    torch.testing.assert_close(one.values, other.values)
+    assert torch.equal(one.mask, other.mask)
+    assert torch.equal(one.summary, other.summary)
+
+
+def test_shapes(make: Make, photos: torch.Tensor) -> None:
+    backbone = make()
+    texts = backbone.tokenize(CAPTIONS)
+    assert texts.dtype == torch.int32
+    assert texts.shape[0] == 4
+    image, text = backbone.encode_image(photos), backbone.encode_text(texts)
+    assert image.values.shape == (*image.mask.shape, backbone.image_dim)
+    assert text.values.shape == (*text.mask.shape, backbone.text_dim)
+    assert torch.equal(text.mask, texts >= 0)
+    assert torch.equal(text.summary, (texts >= 0).sum(1) - 1)
+    assert backbone.tokenize([]).shape == (0, 1)
+    assert all(p.dtype == torch.float32 for p in backbone.parameters())
+
+
+def test_photos_of_another_size_are_resized_as_pil_would(make: Make) -> None:
+    backbone = make()
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 41, 3), dtype=np.uint8))
+    raw = torch.from_numpy(np.array(photo)).permute(2, 0, 1)
+    ready = backbone.transform.pixels(photo)
+    got, expected = (backbone.encode_image(x.unsqueeze(0)).values for x in (raw, ready))
+    torch.testing.assert_close(got, expected, atol=0.03, rtol=0.03)
+
+
+def test_noise_augments_each_row_by_its_own_draw(make: Make, photos: torch.Tensor) -> None:
+    backbone = make(augment={"image_tokens": 0.5, "text_tokens": 0.5})
+    texts, rows = backbone.tokenize(CAPTIONS), torch.tensor([2, 0])
+    image, text = backbone.encode_image(photos, noise(4)), backbone.encode_text(texts, noise(4, 1))
+    some, words = backbone.encode_image(photos[rows], noise(rows)), backbone.encode_text(texts[rows], noise(rows, 1))
+    assert_same(some, Tokens(*(x[rows] for x in image)))
+    assert torch.equal(words.mask, text.mask[rows])
+    torch.testing.assert_close(words.values[words.mask], text.values[rows][words.mask])
+    assert not image.mask.all()
+    assert not torch.allclose(image.values, backbone.encode_image(photos).values)
+    assert not torch.equal(text.mask, texts >= 0)
+    assert_same(backbone.encode_image(photos), backbone.encode_image(photos))
+
+
+def test_augmentation_can_be_turned_off(make: Make, photos: torch.Tensor) -> None:
+    backbone = make(augment={"crop": (1, 1), "flip": 0, "image_tokens": 0, "text_tokens": 0})
+    texts = backbone.tokenize(CAPTIONS)
+    assert_same(backbone.encode_image(photos, noise(4)), backbone.encode_image(photos))
+    assert_same(backbone.encode_text(texts, noise(4, 1)), backbone.encode_text(texts))
+
+
+def test_tower_params_are_all_parameters_once(make: Make) -> None:
+    backbone = make()
+    parts = backbone.tower_params()
+    listed = [pair for part in parts.values() for group in (part.stem, *part.blocks) for pair in group]
+    named = dict(backbone.named_parameters())
+    assert len(listed) == len(named)
+    assert all(named[name] is parameter for name, parameter in listed)
+    assert len(parts["image"].blocks) == 3
+    assert all(name.startswith("text.") for name, _ in parts["text"].stem)
+    assert {len(block) for block in parts["image"].blocks} == {len(parts["image"].blocks[0])}
+
+
+def gradients(backbone: TowerBackbone, photos: torch.Tensor) -> list[torch.Tensor]:
+    pool = build_pooling("mean")
+    total = pool(backbone.encode_image(photos, noise(4))).square().sum()
+    total = total + pool(backbone.encode_text(backbone.tokenize(CAPTIONS), noise(4, 1))).square().sum()
+    backbone.zero_grad()
+    total.backward()
+    return [p.grad for p in backbone.parameters() if p.grad is not None]
+
+
+def test_checkpointing_gives_equal_gradients_and_reaches_every_parameter(make: Make, photos: torch.Tensor) -> None:
+    backbone = make().train()
+    plain = gradients(backbone, photos)
+    assert len(plain) == len(list(backbone.parameters()))
+    calls: list[int] = []
+    hook = backbone.image.blocks()[0].register_forward_hook(lambda *_: calls.append(1))
+    inner = next(m for m in backbone.image.blocks()[0].modules() if isinstance(m, torch.nn.Linear))
+    inner.register_forward_hook(lambda *_: calls.append(2))
+    backbone.set_checkpointing(True)
+    for mine, theirs in zip(gradients(backbone, photos), plain, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert calls.count(2) == 2  # once forwards, once again in the backward pass
+    hook.remove()
+    backbone.set_checkpointing(False)
+    calls.clear()
+    gradients(backbone, photos)
+    assert calls == [2]
+    assert not any("forward" in vars(block) for block in backbone.image.blocks())
+    assert make(checkpointing=True).state_dict().keys() == backbone.state_dict().keys()
+
+
+def test_products_are_bfloat16_under_autocast(make: Make, photos: torch.Tensor) -> None:
+    backbone, seen = make(), []
+    for block in (*backbone.image.blocks(), *backbone.text.blocks()):
+        linear = next(m for m in block.modules() if isinstance(m, torch.nn.Linear))
+        linear.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        backbone.encode_image(photos)
+        backbone.encode_text(backbone.tokenize(CAPTIONS))
+    assert set(seen) == {torch.bfloat16}
+
+
+@pytest.mark.slow
+def test_the_encoders_trace_to_one_graph_each(make: Make, photos: torch.Tensor) -> None:
+    backbone = make()
+    texts = backbone.tokenize(CAPTIONS)
+    image = torch.compile(backbone.encode_image, backend="eager", fullgraph=True)
+    text = torch.compile(backbone.encode_text, backend="eager", fullgraph=True)
+    assert_same(image(photos, noise(4)), backbone.encode_image(photos, noise(4)))
+    assert_same(text(texts, noise(4, 1)), backbone.encode_text(texts, noise(4, 1)))
+
+
+@pytest.mark.parametrize("outputs", [("hidden", "norm"), ("norm", "hidden")])
+def test_assets_and_weights_are_the_whole_backbone(
+    make: Make, photos: torch.Tensor, tmp_path: Path, outputs: tuple[str, str]
+) -> None:
+    backbone = make(image_output=outputs[0], text_output=outputs[1], context=9)
+    backbone.save_assets(tmp_path)
+    again = load_backbone(backbone.config, assets=tmp_path)
+    assert isinstance(again, TowerBackbone)
+    assert not torch.equal(next(again.image.parameters()), next(backbone.image.parameters()))
+    again.load_state_dict(backbone.state_dict())
+    again.fit(["other words entirely"])  # a trained tower keeps its own
+    texts = backbone.tokenize([*CAPTIONS, "many more words than nine of them fit in here"])
+    assert torch.equal(again.tokenize([*CAPTIONS, "many more words than nine of them fit in here"]), texts)
+    assert texts.shape[1] == 9
+    assert_same(again.encode_image(photos), backbone.encode_image(photos))
+    assert_same(again.encode_text(texts, noise(5)), backbone.encode_text(texts, noise(5)))
+    assert again.provenance() == backbone.provenance()
+    assert again.transform == backbone.transform
+
+
+def test_projected_towers_come_back_too(clip_checkpoint: Path, photos: torch.Tensor, tmp_path: Path) -> None:
+    backbone = load(f"clip:{clip_checkpoint}", image_output="projected", text_output="projected", image_size=48)
+    backbone.save_assets(tmp_path)
+    again = load_backbone(backbone.config, assets=tmp_path)
+    assert isinstance(again, TowerBackbone)
+    again.load_state_dict(backbone.state_dict())
+    assert_same(again.encode_image(photos), backbone.encode_image(photos))
+    assert again.image_dim == 16
+
+
+def test_no_path_of_this_machine_is_saved(make: Make, tmp_path: Path, clip_checkpoint: Path) -> None:
+    backbone = make()
+    backbone.save_assets(tmp_path / "saved")
+    files = [path for path in (tmp_path / "saved").rglob("*") if path.is_file()]
+    assert (tmp_path / "saved" / ASSETS) in files
+    for text in (*(path.read_text(encoding="utf-8") for path in files), str(backbone.provenance())):
+        assert str(clip_checkpoint.parent) not in text
+
+
+def test_provenance_names_towers_inputs_and_weights(make: Make) -> None:
+    backbone = make()
+    before = backbone.provenance()
+    assert before.backbone in ("tiny:width=32,size=32,depth=3", "clip:small-clip")
+    assert before.preprocessing.startswith("32 whole")
+    assert before == make().provenance()
+    with torch.no_grad():
+        next(backbone.text.parameters()).add_(1.0)
+    assert backbone.provenance().revision != before.revision
+    assert make(pixel_stats="imagenet", resize="center").provenance().preprocessing != before.preprocessing
+
+
+def test_captions_longer_than_the_tower_are_refused(make: Make) -> None:
+    backbone = make()
+    with pytest.raises(ShapeMismatch, match="tokenize them with this backbone"):
+        backbone.encode_text(torch.zeros(1, backbone.text.context + 1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", '{"transform": {"size": 3}}'])
+def test_assets_that_are_none_are_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / ASSETS).write_text(content)
+    with pytest.raises(DataError, match="save the model again"):
+        load_backbone(BackboneConfig(spec="tiny:"), assets=tmp_path)
+
+
+def test_an_unknown_scheme_is_refused() -> None:
+    with pytest.raises(UsageError, match="towers:IMAGE,TEXT or tiny:"):
+        load_backbone(BackboneConfig(spec="clap:x"))

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vacsr.data import PhotoSet, load_pairs, write_shards
+from vacsr.data.photos import ArrayPhotos
+from vacsr.data.sources import FilePhotos
+from vacsr.errors import DataError, UsageError, VacsrError
+
+WORDS = (
+    "كلب يجري على الشاطئ",
+    "一只狗\nفي 沙滩",
+    "👩‍👩‍👧 e\u0301",
+    "a\u2028b\x85c",
+    "x" * 10_000,
+    "half a pair: \ud83d",
+)
+Members = list[tuple[str, bytes]]
+
+
+def photos_of(spec: str, **options: Any) -> PhotoSet:
+    pairs = load_pairs(spec, **options)
+    assert isinstance(pairs, PhotoSet)
+    return pairs
+
+
+def assert_refused(spec: str, *words: str, error: type[VacsrError] = DataError, **options: Any) -> None:
+    with pytest.raises(error) as caught:
+        load_pairs(spec, **options)
+    assert all(word in str(caught.value) for word in (*words, " — ")), str(caught.value)
+
+
+def pack(path: Path, members: Members) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            tar.addfile(header, io.BytesIO(data))
+    return f"shards:{path}"
+
+
+@pytest.fixture
+def drawn() -> PhotoSet:
+    """Five photos in memory, with two captions, one, none, two and one."""
+    pixels = np.random.default_rng(0).integers(0, 255, (5, 6, 8, 3), dtype=np.uint8)
+    return PhotoSet(
+        photos=ArrayPhotos(pixels, tuple("abcde")),
+        image_ids=("a.b/c", "b", "c", "d", "é"),
+        captions=WORDS,
+        caption_ids=tuple(f"c{number}" for number in range(6)),
+        caption_image=torch.tensor([0, 1, 0, 3, 4, 3]),
+        split="dev",
+    )
+
+
+@pytest.mark.parametrize("per_shard", [1, 2, 5, 1000])
+def test_what_is_written_is_read(tmp_path: Path, drawn: PhotoSet, per_shard: int) -> None:
+    paths = write_shards(drawn.subset([0, 1, 3, 4]), tmp_path / "out", per_shard=per_shard)
+    assert [path.name for path in paths] == [f"{number:05d}.tar" for number in range(-(-4 // per_shard))]
+    pairs = photos_of(f"shards:{tmp_path}/out/*.tar")
+    assert pairs.image_ids == ("a.b/c", "b", "d", "é")
+    found = dict(zip(pairs.caption_ids, pairs.captions, strict=True))
+    assert found == dict(zip(drawn.caption_ids, drawn.captions, strict=True))
+    owner = {name: pairs.image_ids[row] for name, row in zip(pairs.caption_ids, pairs.caption_image, strict=True)}
+    assert owner == {"c0": "a.b/c", "c1": "b", "c2": "a.b/c", "c3": "d", "c4": "é", "c5": "d"}
+    assert all(np.array_equal(pairs.photos.open(new), drawn.photos.open(old)) for new, old in enumerate([0, 1, 3, 4]))
+    assert photos_of(f"shards:{tmp_path}/out/*.tar", split="dev").digest() == pairs.digest()
+    assert_refused(f"shards:{tmp_path}/out/*.tar", "dev (4 images)", split="train")
+
+
+def test_a_photo_without_captions_is_a_problem_to_read(tmp_path: Path, drawn: PhotoSet) -> None:
+    write_shards(drawn, tmp_path)
+    assert_refused(f"shards:{tmp_path}/*.tar", "1 photos or captions", "000000002.png: no caption")
+    with pytest.warns(UserWarning, match="1 left out"):
+        assert len(photos_of(f"shards:{tmp_path}/*.tar", on_error="skip").image_ids) == 4
+
+
+def test_the_same_pairs_give_the_same_bytes(tmp_path: Path, drawn: PhotoSet) -> None:
+    one, two = (write_shards(drawn, tmp_path / name, per_shard=2) for name in ("one", "two"))
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    with tarfile.open(one[0]) as tar:
+        headers = {(member.mtime, member.uid, member.uname, member.mode) for member in tar}
+        assert headers == {(0, 0, "", 0o644)}
+        assert tar.getnames()[:3] == ["000000000.png", "000000000.json", "000000000.txt"]
+
+
+@pytest.fixture
+def filed(tmp_path: Path, draw: Callable[..., Path], encode: Callable[..., bytes]) -> PhotoSet:
+    """A JPEG, a PNG, a WebP and a GIF in files."""
+    for name in ("a.jpg", "b.png", "c.webp"):
+        draw(tmp_path / name)
+    (tmp_path / "d.gif").write_bytes(encode("red", format="GIF"))
+    names = ("a.jpg", "b.png", "c.webp", "d.gif")
+    ids = tuple(f"{name}#0" for name in names)
+    return PhotoSet(FilePhotos(tmp_path, names), names, ids, ids, torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "kinds", "passed"),
+    [
+        ("same", ["jpg", "png", "webp", "png"], [True, True, True, False]),
+        ("jpg", ["jpg"] * 4, [True, False, False, False]),
+        ("png", ["png"] * 4, [False, True, False, False]),
+        ("webp", ["webp"] * 4, [False, False, True, False]),
+    ],
+)
+def test_encoded_photos_are_passed_on(
+    tmp_path: Path, filed: PhotoSet, kind: Any, kinds: list[str], passed: list[bool]
+) -> None:
+    (path,) = write_shards(filed, tmp_path / "out", format=kind)
+    with tarfile.open(path) as tar:
+        names = [name for name in tar.getnames() if not name.endswith((".json", ".txt"))]
+        stored = [tar.extractfile(name).read() for name in names]  # type: ignore[union-attr]
+    assert [name.partition(".")[2] for name in names] == kinds
+    original = [(tmp_path / name).read_bytes() for name in filed.image_ids]
+    assert [new == old for new, old in zip(stored, original, strict=True)] == passed
+    pairs = photos_of(f"shards:{path}")
+    for row in range(4):
+        assert np.abs(np.asarray(pairs.photos.open(row), dtype=int)[2, 2] - (255, 0, 0)).max() < 8
+    with tarfile.open(path) as tar:
+        assert "split" not in json.loads(tar.extractfile("000000000.json").read())  # type: ignore[union-attr]
+
+
+def test_a_range_of_names(tmp_path: Path, drawn: PhotoSet) -> None:
+    pattern = f"{tmp_path}/dev-{{098..101}}.tar"
+    paths = write_shards(drawn.subset([0, 1, 3]), pattern, per_shard=1)
+    assert [path.name for path in paths] == ["dev-098.tar", "dev-099.tar", "dev-100.tar"]
+    assert photos_of(f"shards:{tmp_path}/dev-{{098..100}}.tar").image_ids == ("a.b/c", "b", "d")
+    assert photos_of(f"shards:{tmp_path}/dev-{{099..099}}.tar").image_ids == ("b",)
+    assert_refused(f"shards:{pattern}", "1 of 4 shards are absent", "dev-101.tar")
+    assert_refused(f"shards:{tmp_path}/dev-{{101..098}}.tar", "backwards", error=UsageError)
+    assert_refused(f"shards:{tmp_path}/test-*.tar", "no shard")
+    with pytest.raises(UsageError, match="names 4 shards, 5 are needed"):
+        write_shards(drawn, pattern, per_shard=1)
+
+
+def test_older_shards_are_not_left_beside(tmp_path: Path, drawn: PhotoSet) -> None:
+    write_shards(drawn, tmp_path, per_shard=2)
+    assert len(write_shards(drawn, tmp_path, per_shard=2)) == 3
+    with pytest.raises(UsageError, match=r"00002\.tar is there already"):
+        write_shards(drawn, tmp_path, per_shard=3)
+    (tmp_path / "b2.tar").touch()
+    with pytest.raises(UsageError, match=r"b2\.tar is there already"):
+        write_shards(drawn, tmp_path / "b{0..2}.tar", per_shard=3)
+
+
+@pytest.mark.parametrize("options", [{"per_shard": 0}, {"format": "gif"}])
+def test_options_that_do_not_fit(tmp_path: Path, drawn: PhotoSet, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        write_shards(drawn, tmp_path, **options)
+
+
+def test_a_photo_that_fails_leaves_no_shard(tmp_path: Path, filed: PhotoSet) -> None:
+    (tmp_path / "d.gif").write_bytes(b"broken")
+    with pytest.raises(DataError, match=r"d\.gif"):
+        write_shards(filed, tmp_path / "out", per_shard=1)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_where_captions_and_ids_come_from(tmp_path: Path, encode: Callable[..., bytes]) -> None:
+    photo = encode("red", format="JPEG")
+    members: Members = [
+        ("x/a.jpg", photo), ("x/a.txt", "one\r\n\ntwo\n".encode("utf-8-sig")),
+        ("b.JPEG", photo), ("b.json", b'{"captions": ["three", "four"], "id": 7}'), ("b.txt", b"not this"),
+        ("c.seg.png", photo), ("c.png", encode()), ("c.json", b'{"caption": "five", "url": "u"}'),
+        ("d.webp", encode(format="WEBP")), ("d.json", b'{"caption": "not this"}'), ("d.txt", b"six"),
+        ("README", b"no key"),
+    ]  # fmt: skip
+    pairs = photos_of(pack(tmp_path / "a.tar", members))
+    assert pairs.image_ids == ("x/a", "7", "c", "d")
+    assert pairs.captions == ("one", "two", "three", "four", "five", "six")
+    assert pairs.caption_ids == ("x/a#0", "x/a#1", "7#0", "7#1", "c#0", "d#0")
+    assert all(pairs.photos.open(row).size == (8, 6) for row in range(4))
+
+
+def test_a_sample_without_a_photo(tmp_path: Path, encode: Callable[..., bytes]) -> None:
+    spec = pack(tmp_path / "a.tar", [("a.txt", b"one"), ("b.png", encode()), ("b.txt", b"two")])
+    assert_refused(spec, "sample 'a' has no photo")
+    with pytest.warns(UserWarning, match="1 left out"):
+        assert photos_of(spec, on_error="skip").captions == ("two",)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([], ("holds no photo",)),
+        ([("a.txt", b"one")], ("holds no photo",)),
+        ([("a.png", b""), ("a.json", b"{")], ("a.json", "not JSON")),
+        ([("a.png", b""), ("a.json", b"[]")], ("a.json", "not an object")),
+        ([("a.png", b""), ("a.json", b'{"captions": "x"}')], ("'a'", "not a list of texts")),
+        ([("a.png", b""), ("a.json", b'{"captions": ["x"], "caption_ids": []}')], ("'a'", "does not fit")),
+        ([("a.png", b""), ("a.txt", "ß".encode("latin-1"))], ("/a", "UTF-8")),
+        ([("a.png", b""), ("a.txt", b"x"), ("b.png", b""), ("b.txt", b"x"), ("a.png", b"")], ("image id 'a'",)),
+    ],
+)
+def test_shards_that_are_refused(tmp_path: Path, members: Members, words: tuple[str, ...]) -> None:
+    assert_refused(pack(tmp_path / "a.tar", members), *words)
+
+
+def test_shards_that_are_no_whole_tar(tmp_path: Path, drawn: PhotoSet) -> None:
+    (path,) = write_shards(drawn.subset([0]), tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(gzip.compress(whole))
+    assert_refused(f"shards:{path}", "00000.tar", "uncompressed")
+    path.write_bytes(whole[:700])
+    assert_refused(f"shards:{path}", "00000.tar", "copy it again")
+
+
+def test_webdataset_reads_what_we_write(tmp_path: Path, drawn: PhotoSet) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    paths = write_shards(drawn, tmp_path, per_shard=2)
+    samples = list(webdataset.WebDataset([str(path) for path in paths], shardshuffle=False).decode("rgb8"))
+    assert [sample["__key__"] for sample in samples] == [f"{row:09d}" for row in range(5)]
+    assert [sample["json"]["id"] for sample in samples] == list(drawn.image_ids)
+    assert samples[0]["json"]["captions"] == [WORDS[0], WORDS[2]]
+    assert samples[1]["txt"] == WORDS[1].replace("\n", " ")
+    assert all(np.array_equal(sample["png"], drawn.photos.open(row)) for row, sample in enumerate(samples))
+
+
+def test_we_read_what_webdataset_writes(tmp_path: Path, drawn: PhotoSet) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for row, text in enumerate(WORDS[:2]):
+            pixels = np.asarray(drawn.photos.open(row))
+            writer.write({"__key__": f"sample{row}", "png": pixels, "json": {"captions": [text, "more"]}})
+        writer.write({"__key__": "last", "png": np.asarray(drawn.photos.open(3)), "txt": "one\ntwo"})
+    pairs = photos_of(f"shards:{tmp_path}/a.tar")
+    assert pairs.image_ids == ("sample0", "sample1", "last")
+    assert pairs.captions == (WORDS[0], "more", WORDS[1], "more", "one", "two")
+    assert all(np.array_equal(pairs.photos.open(new), drawn.photos.open(old)) for new, old in enumerate([0, 1, 3]))
