@@ -56,7 +56,7 @@ def package(groups: list[dict[str, Any]], **settings: Any) -> Optimizer:
 
 
 def captured(step: Callable[[], object]) -> Callable[[], None]:
-    """The same as a CUDA graph."""
+    """The same as a CUDA graph, which does not keep what it works on: the step does."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -66,7 +66,11 @@ def captured(step: Callable[[], object]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(_kept: Callable[[], object] = step) -> None:
+        graph.replay()
+
+    return replay
 
 
 def ways(device: str) -> dict[str, Callable[[], object]]:

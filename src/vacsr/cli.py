@@ -136,11 +136,11 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
 ) -> None:
     """Train by a recipe; leaves config.yaml, metrics.jsonl, checkpoint/, model/ and report.json in the run folder."""
-    from vacsr.recipes import read_yaml, recipe_from
+    from vacsr.recipes import read_recipe
     from vacsr.train import run_recipe
 
     folder = out or Path("runs") / recipe.stem
-    result = run_recipe(recipe_from(read_yaml(recipe), overrides or []), folder, resume=resume)
+    result = run_recipe(read_recipe(recipe, overrides or []), folder, resume=resume)
     if result.run.interrupted:
         again = f"vacsr train {folder / 'config.yaml'} --out {folder} --resume"
         typer.echo(f"stopped after step {result.run.state.step}; go on with: {again}", err=True)

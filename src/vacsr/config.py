@@ -305,6 +305,8 @@ class TrainConfig(Config):
     """Weights kept: best dev RSUM, or the last epoch's."""
     eval_every: Annotated[int, Field(ge=0)] = 1
     """Epochs between dev evaluations; 0 for never."""
+    dev_images: Annotated[int, Field(ge=0)] = 0
+    """First so many dev images choose the weights; 0 takes all. PCME++ looks at 1,000 of COCO's 5,000."""
     log_every: Annotated[int, Field(ge=1)] = 50
     """Steps between log rows."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 500

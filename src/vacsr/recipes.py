@@ -1,4 +1,4 @@
-"""Reading and writing recipes: YAML, presets, dotted overrides, and errors that name the field."""
+"""Reading and writing recipes: YAML, what one builds on, presets, dotted overrides, errors that name the field."""
 
 from __future__ import annotations
 
@@ -151,6 +151,46 @@ def layered_recipe(*layers: Mapping[str, Any]) -> Recipe:
 def recipe_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from parsed YAML and dotted overrides."""
     return layered_recipe(raw or {}, parse_overrides(overrides))
+
+
+def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe file, on top of the one that its ``base:`` names, and dotted overrides on top of both."""
+    return layered_recipe(*recipe_layers(path), parse_overrides(overrides))
+
+
+def recipe_layers(path: Path) -> list[dict[str, Any]]:
+    """The fields of a recipe file after those of its base and of the base's base, the furthest first."""
+    layers: list[dict[str, Any]] = []
+    chain: list[Path] = []
+    place: Path | None = path
+    while place is not None:
+        if place.resolve() in [seen.resolve() for seen in chain]:
+            names = " → ".join(str(step) for step in (*chain, place))
+            raise ConfigError(f"recipes build on each other in a circle: {names} — take base: out of one of them")
+        chain.append(place)
+        fields = _read_base(chain)
+        place = _base_of(fields, place)
+        layers.insert(0, {name: value for name, value in fields.items() if name != "base"})
+    return layers
+
+
+def _read_base(chain: list[Path]) -> dict[str, Any]:
+    """The last file of the chain; what is wrong with a base is told with the recipe that asks for it."""
+    *before, path = chain
+    try:
+        return read_yaml(path)
+    except ConfigError as error:
+        raise ConfigError(f"the base of {before[-1]}: {error}" if before else str(error)) from error
+
+
+def _base_of(fields: Mapping[str, Any], path: Path) -> Path | None:
+    """Where the recipe at ``path`` says it builds on, relative to its own folder; None where it builds on nothing."""
+    if "base" not in fields:
+        return None
+    name = fields["base"]
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{path}: base is {name!r}, expected a recipe beside it — write base: other.yaml")
+    return path.parent / Path(name).expanduser()
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def plain_codes(length: int) -> Tensor:
 
 def plain_gpo(module: GeneralizedPooling, item: Tensor) -> Tensor:
     """One item's real tokens [n, D] -> [D]: a GRU over its own ranks, Python's sort, a sum."""
-    states = module.gru(plain_codes(len(item)).unsqueeze(0))[0][0]
+    states = module.gru(plain_codes(len(item)).unsqueeze(0))[0]
     scores = [(module.score.weight[0] * (state[:32] + state[32:]) / 2).sum() / 0.1 for state in states]
     largest = max(score.item() for score in scores)
     powers = [torch.exp(score - largest) for score in scores]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vacsr.backbones.base import ImageTower, TextTower
 from vacsr.backbones.hub import plain_config
+from vacsr.backbones.patches import use_products
 from vacsr.backbones.tokenizers import HubTokenizer, Tokenizer
 from vacsr.errors import UsageError
 
@@ -26,6 +27,7 @@ class HubImageTower(ImageTower):
         config: Any = self.model.config
         check_size(size, patch=_first(config.patch_size), name=type(self.model).__name__)
         resize_positions(self.model, size)
+        use_products(self.model, size=size)
         self.class_token = any(name.endswith(("cls_token", "class_embedding")) for name, _ in model.named_parameters())
         drop_unused(self.model)
         if getattr(self.model, "use_head", False):  # SigLIP's attention pooling

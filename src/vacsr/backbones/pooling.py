@@ -28,7 +28,7 @@ class GeneralizedPooling(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gru = nn.GRU(_WIDTH, _WIDTH, batch_first=True, bidirectional=True)
+        self.gru = RankNetwork()
         self.score = nn.Linear(_WIDTH, 1, bias=False)
 
     def forward(self, tokens: Tokens) -> Tensor:
@@ -37,6 +37,25 @@ class GeneralizedPooling(nn.Module):
         weights = position_weights(self.gru, self.score, lengths=tokens.mask.sum(dim=1), places=places)
         weigh = gpo_kernel.ranked_sum if gpo_kernel.available(tokens.mask.device) else ranked_sum
         return weigh(tokens.values, tokens.mask, weights)
+
+
+class RankNetwork(nn.Module):
+    """The weights of a one-layer bidirectional nn.GRU, under its names and drawn as it draws them.
+
+    Not an nn.GRU: that one moves its weights whenever a model is sent to the device it is already on, behind the back
+    of a captured CUDA graph, and `torch.compile` refuses to look into it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, parameter in nn.GRU(_WIDTH, _WIDTH, bidirectional=True).named_parameters():
+            self.register_parameter(name, nn.Parameter(parameter.detach().clone()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both directions' states. [N, L, 32] -> [N, L, 64]"""
+        start = x.new_zeros(2, len(x), _WIDTH)
+        states: Tensor = torch._VF.gru(x, start, list(self.parameters()), True, 1, 0.0, self.training, True, True)[0]
+        return states
 
 
 class MeanPooling(nn.Module):
@@ -72,7 +91,7 @@ def rank_codes(length: int, *, device: torch.device | None = None) -> Tensor:
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
 
 
-def position_weights(gru: nn.GRU, score: nn.Linear, *, lengths: Tensor, places: Tensor) -> Tensor:
+def position_weights(gru: RankNetwork, score: nn.Linear, *, lengths: Tensor, places: Tensor) -> Tensor:
     """How much each rank counts, for items of these lengths; ranks past the end weigh 0. [B], [L, 32] -> [B, L]
 
     On a CPU each distinct length is worked out once. Elsewhere, and when compiled, every item is, so that no shape
@@ -84,7 +103,7 @@ def position_weights(gru: nn.GRU, score: nn.Linear, *, lengths: Tensor, places: 
     return _weights(gru, score, lengths=distinct, places=places)[which]
 
 
-def _weights(gru: nn.GRU, score: nn.Linear, *, lengths: Tensor, places: Tensor) -> Tensor:
+def _weights(gru: RankNetwork, score: nn.Linear, *, lengths: Tensor, places: Tensor) -> Tensor:
     """Softmax over each item's own ranks. [N], [L, 32] -> [N, L]"""
     past_end = torch.arange(places.shape[0], device=places.device) >= lengths.clamp(min=1).unsqueeze(1)
     states_of = _kernel_states if gpo_kernel.available(places.device) else mean_states
@@ -93,13 +112,13 @@ def _weights(gru: nn.GRU, score: nn.Linear, *, lengths: Tensor, places: Tensor) 
     return torch.softmax((logits / _TEMPERATURE).masked_fill(past_end, -torch.inf), dim=-1)
 
 
-def _kernel_states(gru: nn.GRU, *, lengths: Tensor, places: Tensor) -> Tensor:
+def _kernel_states(gru: RankNetwork, *, lengths: Tensor, places: Tensor) -> Tensor:
     """:func:`mean_states` where Triton's kernels run. [N], [L, 32] -> [N, L, 32]"""
     states = gpo_kernel.gru_states(gru, places, lengths=lengths.clamp(min=1))
     return (states.forward.unsqueeze(0) + states.backward) / 2
 
 
-def mean_states(gru: nn.GRU, *, lengths: Tensor, places: Tensor) -> Tensor:
+def mean_states(gru: RankNetwork, *, lengths: Tensor, places: Tensor) -> Tensor:
     """Both directions' states, averaged; past an item's end they mean nothing. [N], [L, 32] -> [N, L, 32]
 
     Forwards, the state at a rank is the same for every length: one more row of the batch gives it. Backwards, the
@@ -108,7 +127,7 @@ def mean_states(gru: nn.GRU, *, lengths: Tensor, places: Tensor) -> Tensor:
     longest = places.shape[0]
     rank, shift = torch.arange(longest, device=places.device), longest - lengths.clamp(min=1).unsqueeze(1)
     pushed = places[(rank - shift).clamp(min=0)]  # [N, L, 32]
-    states: Tensor = gru(torch.cat((pushed, places.unsqueeze(0))))[0]
+    states: Tensor = gru(torch.cat((pushed, places.unsqueeze(0))))
     pulled = (rank + shift).clamp(max=longest - 1).unsqueeze(-1).expand(-1, -1, _WIDTH)
     return (states[-1:, :, :_WIDTH] + states[:-1, :, _WIDTH:].gather(1, pulled)) / 2
 

@@ -1,15 +1,18 @@
 """Retrieval against the exact truth: data whose every pair has a known grade, not only its labelled matches.
 
-A pair is relevant where its grade is 1. A relevant pair without a label is a false negative of the labels.
+A pair is relevant where its grade is 1. A relevant pair without a label is a false negative of the labels. What a
+method says of false negatives is compared with what it says of the other kinds of pair.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from vacsr.data.scenes import PairKinds
 from vacsr.errors import DataError, ShapeMismatch
 from vacsr.evaluate.judgments import kendall_tau
 from vacsr.evaluate.metrics import map_at_r
@@ -118,6 +121,68 @@ def exact_metrics(scores: PairScores, truth: Truth, *, pairs: int = _PAIRS, seed
         auroc_false_negative_score=100 * auroc(score[unlabelled], missed),
         auroc_false_negative=None if sigma is None else 100 * auroc(sigma, missed),
     )
+
+
+class KindValues(NamedTuple):
+    """What a method says of the pairs of one kind, or of a seeded sample of P of them; on the CPU."""
+
+    count: int
+    """Of all pairs of the kind."""
+    score: Tensor
+    """[P]"""
+    uncertainty: Tensor | None
+    """[P], None where the method has none."""
+
+
+class Spread(NamedTuple):
+    """Where numbers lie: mean and quartiles, NaN of none."""
+
+    mean: float
+    low: float
+    median: float
+    high: float
+
+
+def values_by_kind(
+    scores: PairScores, kinds: PairKinds, *, pairs: int = _PAIRS, seed: int = 0
+) -> dict[str, KindValues]:
+    """Scores and uncertainties by the name of the kind; of each at most ``pairs`` pairs, drawn by ``seed``."""
+    found: dict[str, KindValues] = {}
+    for name, mask in kinds._asdict().items():
+        rows, cols = _draw(mask.cpu(), pairs, seed=seed)
+        sigma = scores.uncertainty(rows, cols)
+        score = scores.score.cpu()[rows, cols]
+        found[name] = KindValues(int(mask.sum()), score, None if sigma is None else sigma.cpu())
+    return found
+
+
+def spread(values: Tensor) -> Spread:
+    """Mean and quartiles of some numbers. [P]
+
+    >>> spread(torch.tensor([0.0, 1.0, 2.0, 5.0]))
+    Spread(mean=2.0, low=0.75, median=1.5, high=2.75)
+    """
+    if not len(values):
+        return Spread(*[float("nan")] * 4)
+    exact = values.double()
+    quarters = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    low, median, high = exact.sort().values.quantile(quarters).tolist()
+    return Spread(float(exact.mean()), low, median, high)
+
+
+def false_negatives_above(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """How often a false negative has the higher value than a pair of each other kind: AUROC times 100, NaN of none.
+
+    >>> false_negatives_above({"false_negatives": torch.tensor([0.3, 0.6]), "hard": torch.tensor([0.5])})
+    {'hard': 50.0}
+    """
+    missed = values["false_negatives"]
+    above: dict[str, float] = {}
+    for name, others in values.items():
+        if name != "false_negatives":
+            is_missed = torch.cat((torch.ones(len(missed)), torch.zeros(len(others))))
+            above[name] = 100 * auroc(torch.cat((missed, others)), is_missed)
+    return above
 
 
 def _draw(mask: Tensor, limit: int, *, seed: int) -> tuple[Tensor, Tensor]:

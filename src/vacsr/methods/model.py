@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +128,29 @@ class MatchingModel(nn.Module):
                 for _, parameter in [*parts.stem, *(named for block in parts.blocks for named in block)]:
                     parameter.requires_grad_(name not in resting)
 
+    @contextmanager
+    def plain_blocks(self) -> Iterator[None]:
+        """Without compiled blocks for a while: other batch sizes would each compile anew."""
+        compiled = {block: block._compiled_call_impl for block in self._blocks()}
+        self.compile_blocks(False)
+        try:
+            yield
+        finally:
+            for block, call in compiled.items():
+                block._compiled_call_impl = call
+
+    def _blocks(self) -> list[nn.Module]:
+        if not isinstance(self.backbone, TowerBackbone):
+            return []
+        return [*self.backbone.image.blocks(), *self.backbone.text.blocks()]
+
     def compile_blocks(self, on: bool) -> None:
         """torch.compile the towers' blocks, or undo it. Equal blocks share one compilation."""
-        if isinstance(self.backbone, TowerBackbone):
-            for block in (*self.backbone.image.blocks(), *self.backbone.text.blocks()):
-                if on:
-                    block.compile(dynamic=False)
-                else:
-                    block._compiled_call_impl = None
+        for block in self._blocks():
+            if on:
+                block.compile(dynamic=False)
+            else:
+                block._compiled_call_impl = None
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json, model.safetensors and a model card; a reader never sees half of them."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -26,6 +27,11 @@ from vacsr.errors import UsageError
 _ON_CPU, _ON_GPU = 2**18, 2**25  # numbers stacked at once
 
 
+_VECTORS = torch.Size()
+"""Stands for all shapes without rows."""
+_WORTH_COMPILING = 1 << 18
+
+
 class _Rule(NamedTuple):
     """What parameters must share to be updated together."""
 
@@ -36,6 +42,7 @@ class _Rule(NamedTuple):
     delta: float
     wd_ratio: float
     capturable: bool
+    compiled: bool
 
 
 class _Entry(NamedTuple):
@@ -66,7 +73,8 @@ class AdamP(Optimizer):
     """Adam with projected updates and decoupled weight decay; parameters without a gradient are left alone.
 
     ``lr`` is a number or a 0-d tensor, also per group; a captured step sees later changes of a tensor on the
-    parameters' device. ``capturable`` keeps the step counters on that device.
+    parameters' device. ``capturable`` keeps the step counters on that device; ``compiled`` hands the arithmetic to
+    torch.compile, which pays on a GPU.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 2))
     >>> optimizer = AdamP([weight], lr=0.1)
@@ -87,6 +95,7 @@ class AdamP(Optimizer):
         delta: float = 0.1,
         wd_ratio: float = 0.1,
         capturable: bool = False,
+        compiled: bool = False,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -96,6 +105,7 @@ class AdamP(Optimizer):
             "delta": delta,
             "wd_ratio": wd_ratio,
             "capturable": capturable,
+            "compiled": compiled,
         }
         super().__init__(params, defaults)
 
@@ -137,7 +147,7 @@ class AdamP(Optimizer):
 
     def _entries(self) -> Iterator[tuple[_Rule, _Entry]]:
         for group in self.param_groups:
-            rest = (tuple(group["betas"]), group["eps"], group["delta"], group["wd_ratio"], group["capturable"])
+            rest = (tuple(group["betas"]), *(group[name] for name in _Rule._fields[3:]))
             for param in group["params"]:
                 if param.grad is None:
                     continue
@@ -163,7 +173,7 @@ def _update(entries: Sequence[_Entry], rule: _Rule) -> None:
         raise UsageError("a CUDA graph cannot hold counters on the host — make it with AdamP(..., capturable=True)")
     buckets: dict[torch.Size, list[_Entry]] = {}
     for entry in entries:
-        buckets.setdefault(entry.param.shape, []).append(entry)
+        buckets.setdefault(entry.param.shape if entry.param.dim() > 1 else _VECTORS, []).append(entry)
     ordered = [entry for bucket in buckets.values() for entry in bucket]
     grads, first = [e.grad for e in ordered], [e.state["exp_avg"] for e in ordered]
     second, counters = [e.state["exp_avg_sq"] for e in ordered], [e.state["step"] for e in ordered]
@@ -172,9 +182,11 @@ def _update(entries: Sequence[_Entry], rule: _Rule) -> None:
     torch._foreach_mul_(second, rule.betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - rule.betas[1])
     scales, start = _scales(ordered, rule), 0
-    for bucket in (part for whole in buckets.values() for part in _parts(whole)):
-        _update_bucket(bucket, rule, scales.part(start, len(bucket)))
-        start += len(bucket)
+    for shape, bucket in buckets.items():
+        for part in [bucket] if shape == _VECTORS else _parts(bucket):
+            update = _update_vectors if shape == _VECTORS else _update_matrices
+            update(part, rule, scales.part(start, len(part)))
+            start += len(part)
 
 
 def _parts(bucket: Sequence[_Entry]) -> Iterator[Sequence[_Entry]]:
@@ -184,17 +196,47 @@ def _parts(bucket: Sequence[_Entry]) -> Iterator[Sequence[_Entry]]:
     return (bucket[start : start + handful] for start in range(0, len(bucket), handful))
 
 
-def _update_bucket(bucket: Sequence[_Entry], rule: _Rule, scales: _Scales) -> None:
+def _update_vectors(bucket: Sequence[_Entry], rule: _Rule, scales: _Scales) -> None:
+    """Vectors and scalars of any length end to end: nothing is projected, so all take one set of launches."""
+    counts = tuple(e.param.numel() for e in bucket)
+    owner = _owners(counts, rule.device)
+    each = _Scales(*(column.flatten()[owner] for column in scales))
+    kept = ([e.param for e in bucket], *([e.state[name] for e in bucket] for name in ("exp_avg", "exp_avg_sq")))
+    weight, first, second = (torch.cat([tensor.reshape(-1) for tensor in tensors]) for tensors in kept)
+    change = _change(weight, None, first, second, each, rule)
+    parts = zip(torch.split(change, list(counts)), kept[0], strict=True)
+    torch._foreach_add_(kept[0], [part.view_as(param) for part, param in parts])
+
+
+@lru_cache(maxsize=16)
+def _owners(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Which parameter each number belongs to. Kept: while a graph is captured nothing may come from the host."""
+    return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(device)
+
+
+def _update_matrices(bucket: Sequence[_Entry], rule: _Rule, scales: _Scales) -> None:
     """p <- p - step · (u + pull · p) for parameters of one shape."""
     params = [e.param for e in bucket]
-    weight = _rows(params)
-    update = _rows([e.state["exp_avg"] for e in bucket])
-    update = update / _rows([e.state["exp_avg_sq"] for e in bucket]).sqrt().add_(scales.eps)
+    weight, grad = _rows(params), _rows([e.grad for e in bucket])
+    first, second = (_rows([e.state[name] for e in bucket]) for name in ("exp_avg", "exp_avg_sq"))
+    work = _compiled_change() if rule.compiled and weight.numel() >= _WORTH_COMPILING else _change
+    change = work(weight, grad, first, second, scales, rule)
+    torch._foreach_add_(params, [u.view_as(p) for u, p in zip(change.unbind(), params, strict=True)])
+
+
+def _change(weight: Tensor, grad: Tensor | None, first: Tensor, second: Tensor, scales: _Scales, rule: _Rule) -> Tensor:
+    """What is added to the weights; ``grad`` None leaves out the projection. All of one shape, such as [n, R, C]."""
+    update = first / (second.sqrt() + scales.eps)
     pull = scales.decay
-    if params[0].dim() > 1:
-        pull = _projected_pull(weight, _rows([e.grad for e in bucket]), update=update, decay=pull, rule=rule)
-    update.addcmul_(weight, pull).mul_(-scales.step)
-    torch._foreach_add_(params, [u.view_as(p) for u, p in zip(update.unbind(), params, strict=True)])
+    if grad is not None:
+        pull = _projected_pull(weight, grad, update=update, decay=pull, rule=rule)
+    return (update + weight * pull) * -scales.step
+
+
+@cache
+def _compiled_change() -> Callable[..., Tensor]:
+    """A few passes over the weights instead of two dozen; one compilation serves all shapes of a kind."""
+    return torch.compile(_change, dynamic=True)
 
 
 def _projected_pull(weight: Tensor, grad: Tensor, *, update: Tensor, decay: Tensor, rule: _Rule) -> Tensor:
@@ -222,10 +264,9 @@ def _fires(along: Tensor, grad_length: Tensor, weight_length: Tensor, *, size: i
 
 
 def _rows(tensors: Sequence[Tensor]) -> Tensor:
-    """Equal shapes [R, ...] as [n, R, C], vectors and scalars as one row; a single one is not copied: read only."""
+    """Equal shapes [R, ...] as [n, R, C]; a single one is not copied: read only."""
     stacked = torch.stack(list(tensors)) if len(tensors) > 1 else tensors[0].unsqueeze(0)
-    rows = tensors[0].shape[0] if tensors[0].dim() > 1 else 1
-    return stacked.reshape(len(tensors), rows, -1)
+    return stacked.reshape(len(tensors), tensors[0].shape[0], -1)
 
 
 def _scales(entries: Sequence[_Entry], rule: _Rule) -> _Scales:

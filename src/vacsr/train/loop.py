@@ -96,6 +96,8 @@ class Trainer:
             check_place(Path(out))
             check_trackers(config.trackers)
         reading = reading or DataConfig()
+        if dev is not None and 0 < config.dev_images < len(dev.image_ids):
+            dev = dev.subset(range(config.dev_images))
         parts = assemble(method, pairs, config, backbone=backbone, dev=dev, reading=reading, progress=progress)
         print_of_run = fingerprint(
             method, pairs, dev=dev, config=config, backbone=backbone, photo_size=reading.photo_size
@@ -150,6 +152,7 @@ class Trainer:
             self._epochs(progress=progress)
         if not self.state.stopped and self.config.select == "best" and self.state.best_weights:
             self.model.load_state_dict(self.state.best_weights)
+        self.model.compile_blocks(False)
         self.model.eval()
         return Run(self.model, self.state, self.history, self.out)
 
@@ -267,8 +270,9 @@ class Trainer:
         row: Row = {"step": self.state.step - 1, "epoch": epoch, "steps_per_second": round(rate, 3)}
         every = self.config.eval_every
         if self.dev is not None and every and (epoch % every == 0 or epoch == self.config.epochs):
-            scorer = PairScorer(self.model, device=self.device)
-            row["dev_rsum"] = dev_rsum(scorer.score_set(self.dev, inputs=self.parts.dev_inputs), self.dev)
+            with self.model.plain_blocks():
+                scorer = PairScorer(self.model, device=self.device)
+                row["dev_rsum"] = dev_rsum(scorer.score_set(self.dev, inputs=self.parts.dev_inputs), self.dev)
             self.model.train()
             if self.state.best is None or row["dev_rsum"] > self.state.best:
                 weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}

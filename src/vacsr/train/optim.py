@@ -26,10 +26,11 @@ def build_optimizer(groups: Sequence[ParamGroup], config: TrainConfig, *, captur
         }
         for group in groups
     ]
+    cuda = groups[0].params[0].device.type == "cuda"
     if config.optimizer == "adamp":
-        return AdamP(options, lr=config.lr, betas=config.betas, capturable=capturable)
-    fused = groups[0].params[0].device.type == "cuda"
-    return torch.optim.AdamW(options, lr=config.lr, betas=config.betas, capturable=capturable, fused=fused)
+        compiled = config.compile is True or (config.compile == "auto" and cuda)
+        return AdamP(options, lr=config.lr, betas=config.betas, capturable=capturable, compiled=compiled)
+    return torch.optim.AdamW(options, lr=config.lr, betas=config.betas, capturable=capturable, fused=cuda)
 
 
 def _rate(lr: float, device: torch.device, capturable: bool) -> float | torch.Tensor:

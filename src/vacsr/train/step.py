@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ class TrainStep:
         self.names: tuple[str, ...] = ()
         self.seed = torch.tensor(config.seed, device=self.device)
         self.ramp = torch.ones((), device=self.device)
+        apart = model.has_towers and self.device.type == "cuda"
+        self.side = torch.cuda.Stream() if apart else None  # type: ignore[no-untyped-call]
         self.pair_loss: PairLoss = model.method.loss
         self.loss: Callable[[Batch, Tensor], LossTerms] = self._loss
         if config.compile is True or (config.compile == "auto" and self.device.type == "cuda"):
@@ -74,8 +77,10 @@ class TrainStep:
         places = torch.arange(len(captions), device=self.device)[rows]
         image_noise, text_noise = self.model.dropout_noise(seed=self.seed, step=step, rows=places)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            with self._beside():
+                t = self.model.embed_texts(self.data.texts[captions[rows]], text_noise)
             v = self.model.embed_images(self._images(batch, image[rows]), image_noise)
-            t = self.model.embed_texts(self.data.texts[captions[rows]], text_noise)
+            self._together()
             t = Embedding(gather_rows(t.mean.float(), self.world))
             if self.model.method.pairwise:
                 block = batch_block(image, seed=self.seed, step=step, rows=rows)
@@ -83,6 +88,21 @@ class TrainStep:
             v = Embedding(gather_rows(v.mean.float(), self.world))
             whole = self.pair_loss(v, t, batch_block(image, seed=self.seed, step=step))
         return LossTerms(whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()})
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On a GPU the text tower runs on a stream of its own: its small kernels fill what the image tower leaves."""
+        if self.side is None:
+            yield
+            return
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            yield
+
+    def _together(self) -> None:
+        """Wait for the text tower before its vectors are used."""
+        if self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
 
     def _images(self, batch: Batch, rows: Tensor) -> Tensor:
         """This rank's images: brought along by the batch, or looked up on the device."""
