@@ -91,3 +91,59 @@ def test_the_readme() -> None:
             check(shown, values("clean", row, key, range(5)))
         check(cells[5], values("noise-50", row, "test.rsum", range(5)))
         check(cells[6], values("noise-50", row, "test.judgments.expert_tau_c", range(5)))
+
+
+TRAINED = json.loads((ROOT / "docs/results/flickr8k.json").read_text(encoding="utf-8"))["cells"]
+TRAINED_PAGE = (ROOT / "docs/results-flickr8k.md").read_text(encoding="utf-8")
+TRAINED_KEYS = {
+    "i2t R@1/5/10": ("test.i2t.r1", "test.i2t.r5", "test.i2t.r10"),
+    "t2i R@1/5/10": ("test.t2i.r1", "test.t2i.r5", "test.t2i.r10"),
+    "RSUM": ("test.rsum",),
+    "mAP@R i2t / t2i": ("test.i2t.map_at_r", "test.t2i.map_at_r"),
+    "τ-c experts": ("test.judgments.expert_tau_c",),
+    "τ-b crowd": ("test.judgments.crowd_tau_b",),
+    "σ–R@1 i2t / t2i": ("test.uncertainty.corr_r1_i2t", "test.uncertainty.corr_r1_t2i"),
+    "RSUM dev": ("dev.rsum",),
+}
+
+
+@pytest.mark.parametrize(("head", "setting", "rows"), [("clean", "clean", 4), ("50% caption noise", "noise-50", 3)])
+def test_trained_towers(head: str, setting: str, rows: int) -> None:
+    names, shown = table(TRAINED_PAGE, head)
+    assert len(shown) == rows
+    for row in shown:
+        cells = [c["values"] for c in TRAINED if (c["setting"], c["row"]) == (setting, row[0])]
+        assert int(row[1]) == len(cells) > 0
+        for name, text in zip(names[2:], row[2:], strict=True):
+            for part, key in zip(text.split(" / "), TRAINED_KEYS[name], strict=text != "–"):
+                if text != "–":
+                    check_number(part, [cell[key] for cell in cells])
+
+
+def check_number(shown: str, found: list[float]) -> None:
+    mean, _, spread = shown.replace("−.", "-0.").partition(" ± ")
+    close = 0.00501 if "." in mean and len(mean.split(".")[1]) == 2 else 0.0501
+    assert float(mean) == pytest.approx(statistics.fmean(found), abs=close)
+    if spread:
+        assert float(spread) == pytest.approx(statistics.stdev(found), abs=0.0501)
+
+
+def test_the_image_steps() -> None:
+    """The tables of steps are those of the stored benchmark runs."""
+    runs = json.loads((ROOT / "docs/results/image-step.json").read_text(encoding="utf-8"))["runs"]
+    found = {(r["step"], r["method"], r["mode"]): r["ms"] for r in runs["dino"]["rows"]}
+    _, rows = table(TRAINED_PAGE, "ms a step")
+    labels = {"towers alone, forward and backward": ("towers", "–"), "infonce, the whole step": ("training", "infonce")}
+    for label, *shown in rows:
+        step, method = labels.get(label, ("training", "vacsr"))
+        for mode, text in zip(("eager", "graph", "compiled"), shown, strict=True):
+            assert float(text) == pytest.approx(found[step, method, mode], abs=0.0501)
+    _, rows = table(TRAINED_PAGE, "configuration")
+    for label, *shown in rows:
+        run = runs["b32-fp32" if "B/32" in label else "b16-fp32"]["rows"]
+        method = "vacsr" if "vacsr" in label else "sigmoid"
+        for place, step in ((0, "training"), (3, "inference")):
+            (row,) = [r for r in run if r["step"] == step and r["method"] == method]
+            figures = (row["ms"], 128e3 / row["ms"], row["peak_gib"])
+            for text, value, close in zip(shown[place : place + 3], figures, (0.0501, 0.501, 0.00501), strict=True):
+                assert float(text.replace(",", "")) == pytest.approx(value, abs=close)
