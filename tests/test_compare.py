@@ -211,6 +211,28 @@ def test_other_seeds(whole: Path, tmp_path: Path) -> None:
     assert listed == [("infonce", 5), ("ours", 0), ("ours", 1)]
 
 
+def test_a_setting_may_have_seeds_of_its_own(whole: Path, tmp_path: Path) -> None:
+    """They come before a row's, a row's before the table's, and the command line's before all."""
+    rows = [{**TABLE["rows"][0], "seeds": [5]}, TABLE["rows"][1]]
+    settings = [TABLE["settings"][0], {**TABLE["settings"][1], "seeds": [1]}]
+    table, out = read_table(write(tmp_path, rows=rows, settings=settings)), tmp_path / "out"
+    listed = [(cell.row, cell.setting, cell.seed) for cell in cells(table, out)]
+    assert listed == [
+        ("infonce", "clean", 5),
+        ("infonce", "noise-50", 1),
+        ("ours", "clean", 0),
+        ("ours", "clean", 1),
+        ("ours", "noise-50", 1),
+    ]
+    assert {cell.seed for cell in cells(table, out, seeds=[7])} == {7}
+    noisy = [cell for cell in cells(table, out) if cell.setting == "noise-50"]
+    assert {cell.recipe.data.noise.seed for cell in noisy} == {1}, "the noise has the cell's seed too"
+    own = read_table(write(tmp_path, settings=settings))
+    lines = compare(own, copy(whole, out)).to_markdown().splitlines()
+    counts = {name: lines[lines.index(f"## {name}") + 4].split(" | ")[1] for name in ("clean", "noise-50")}
+    assert counts == {"clean": "2", "noise-50": "1"}
+
+
 def test_with_fresh_a_changed_row_runs_again_from_its_start(whole: Path, tmp_path: Path) -> None:
     out, fresh = copy(whole, tmp_path / "out"), tmp_path / "fresh"
     before = times(out)

@@ -19,7 +19,17 @@ from vacsr.config import (
     VacsrConfig,
 )
 from vacsr.errors import ConfigError
-from vacsr.recipes import dump_yaml, merge, method_config, parse, parse_overrides, read_yaml, recipe_from
+from vacsr.recipes import (
+    dump_yaml,
+    layered_recipe,
+    merge,
+    method_config,
+    parse,
+    parse_overrides,
+    read_recipe,
+    read_yaml,
+    recipe_from,
+)
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
 trees = st.recursive(
@@ -186,6 +196,10 @@ def test_configs_are_frozen() -> None:
         ("", ""),
         ("features:a.safetensors,captions=b.json", "features:a.safetensors,captions=b.json"),
         ("'12'", "12"),
+        ("tiny:", "tiny:"),
+        ("features:", "features:"),
+        ("clip:vit-b32", "clip:vit-b32"),
+        ("{epochs: 3}", {"epochs": 3}),
     ],
 )
 def test_override_values(text: str, value: Any) -> None:
@@ -337,3 +351,85 @@ def test_a_preset_asked_for_later_starts_afresh() -> None:
 @pytest.mark.parametrize("override", ["train.lr=.inf", "train.lr=.nan", "train.betas=[1.5, 0.9]"])
 def test_numbers_no_optimiser_takes_are_refused(override: str) -> None:
     assert_refused(lambda: recipe_from({}, [override]), override.partition("=")[0])
+
+
+# ------------------------------------------------------------------------------------------- a recipe on another one
+
+
+def written(folder: Path, name: str, fields: Any) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    return path
+
+
+def test_a_recipe_stands_on_its_base(tmp_path: Path) -> None:
+    written(tmp_path, "base.yaml", {"train": {"epochs": 7, "lr": 0.1}, "data": {"noise": {"seed": 3}}})
+    path = written(tmp_path, "own.yaml", {"base": "base.yaml", "train": {"lr": 0.2}, "data": {"noise": {"ratio": 0.5}}})
+    recipe = read_recipe(path, ["train.epochs=9"])
+    assert (recipe.train.epochs, recipe.train.lr) == (9, 0.2)
+    assert (recipe.data.noise.seed, recipe.data.noise.ratio) == (3, 0.5)
+    assert "base" not in yaml.safe_load(dump_yaml(recipe))
+
+
+def test_without_a_base_a_recipe_is_read_as_ever(tmp_path: Path) -> None:
+    raw = {"method": "vacsr-paper", "train": {"epochs": 3}}
+    assert read_recipe(written(tmp_path, "own.yaml", raw), ["train.lr=1"]) == recipe_from(raw, ["train.lr=1"])
+
+
+def test_a_base_lies_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "far.yaml", {"train": {"epochs": 3, "seed": 5}})
+    written(tmp_path, "near/middle.yaml", {"base": "../far.yaml", "train": {"epochs": 4, "lr": 0.1}})
+    written(tmp_path, "near/own.yaml", {"base": "middle.yaml", "train": {"lr": 0.2}})
+    written(tmp_path, "middle.yaml", {"train": {"seed": 99}})  # must not be taken for the one beside the recipe
+    monkeypatch.chdir(tmp_path)
+    train = read_recipe(Path("near/own.yaml")).train
+    assert (train.seed, train.epochs, train.lr) == (5, 4, 0.2)
+
+
+def test_a_base_may_lie_anywhere(tmp_path: Path) -> None:
+    base = written(tmp_path / "elsewhere", "base.yaml", {"train": {"epochs": 3}})
+    assert read_recipe(written(tmp_path / "here", "own.yaml", {"base": str(base)})).train.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("below", "above"),
+    [
+        ("vacsr-paper", {"objective": {"kl_weight": 0.0}}),
+        ({"name": "vacsr", "adapter": {"components": 3}}, {"preset": "paper"}),
+        ({"name": "vacsr", "adapter": {"components": 3}}, "sigmoid"),
+        ({"name": "vacsr", "lr_scale": 0.5}, {"name": "vacsr", "adapter": {"components": 3}}),
+        ("infonce", {"scale": 2.0}),
+    ],
+)
+def test_methods_layer_as_overrides_do(below: Any, above: Any, tmp_path: Path) -> None:
+    written(tmp_path, "base.yaml", {"method": below})
+    path = written(tmp_path, "own.yaml", {"base": "base.yaml", "method": above})
+    assert read_recipe(path).method == layered_recipe({"method": below}, {"method": above}).method
+
+
+@pytest.mark.parametrize("names", [["a.yaml"], ["a.yaml", "b.yaml"], ["a.yaml", "sub/../b.yaml", "c.yaml"]])
+def test_a_circle_of_bases_is_refused(names: list[str], tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name, following in zip(names, [*names[1:], f"./{names[0]}"], strict=True):
+        written(tmp_path, name, {"base": following})
+    assert_refused(lambda: read_recipe(tmp_path / "a.yaml"), "circle", *(Path(name).name for name in names), "—")
+
+
+def test_a_base_that_cannot_be_read_is_told_with_who_asked(tmp_path: Path) -> None:
+    path = written(tmp_path, "own.yaml", {"base": "none.yaml"})
+    assert_refused(lambda: read_recipe(path), "own.yaml", "none.yaml")
+    (tmp_path / "none.yaml").write_text("a: [")
+    assert_refused(lambda: read_recipe(path), "own.yaml", "none.yaml")
+    assert_refused(lambda: read_recipe(tmp_path / "absent.yaml"), "no such file", "absent.yaml")
+
+
+@pytest.mark.parametrize("base", [None, "", 3, ["a.yaml"], {"train": {}}])
+def test_a_base_that_is_no_path(base: Any, tmp_path: Path) -> None:
+    path = written(tmp_path, "own.yaml", {"base": base})
+    assert_refused(lambda: read_recipe(path), "own.yaml", "base")
+
+
+def test_a_base_is_a_file_and_not_an_override(tmp_path: Path) -> None:
+    path = written(tmp_path, "own.yaml", {"train": {"epochs": 3}})
+    assert_refused(lambda: read_recipe(path, ["base=other.yaml"]), "base")

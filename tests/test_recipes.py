@@ -18,8 +18,13 @@ import yaml
 
 from vacsr.cli import app, main
 from vacsr.config import Recipe
-from vacsr.data import load_pairs
-from vacsr.recipes import read_yaml, recipe_from
+from vacsr.data import load_pairs, parse_spec
+from vacsr.data.spec import SCHEMES
+from vacsr.demo.settings import demo_recipes
+from vacsr.methods.model import MatchingModel
+from vacsr.recipes import layered_recipe, read_recipe, read_yaml, recipe_from
+from vacsr.train.optim import build_optimizer, lr_factor
+from vacsr.train.towers import loss_ramp, resting
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -82,7 +87,8 @@ def flatten(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_recipe_is_valid(path: Path) -> None:
-    assert isinstance(recipe_from(read_yaml(path)), Recipe)
+    assert isinstance(read_recipe(path), Recipe)
+    parse_spec(read_recipe(path).data.pairs)
 
 
 def test_features_recipe_names_every_field_at_its_default() -> None:
@@ -94,10 +100,25 @@ def test_features_recipe_names_every_field_at_its_default() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_every_line_of_a_recipe_has_a_comment(path: Path) -> None:
+    """A bare `section:` sets nothing; in the recipe that lists everything even these say what they are."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    sections = {"data:", "backbone:", "method:", "train:", "evaluate:"} if path.name != "features.yaml" else set()
-    bare = [line for line in lines if line not in sections and not re.search(r"(^|\s)#\s+\S", line)]
+    heading = re.compile(r"\s*\w+:" if path.name != "features.yaml" else r"(?!)")
+    bare = [line for line in lines if not heading.fullmatch(line) and not re.search(r"(^|\s)#\s+\S", line)]
     assert bare == []
+
+
+def commands_of(path: Path) -> list[str]:
+    """What the head of a recipe tells its reader to type."""
+    return re.findall(r"^#   (vacsr .*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_a_recipe_says_how_it_is_run(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert f"vacsr train recipes/{path.name}" in text
+    for command in commands_of(path):
+        name, *arguments = shlex.split(command)[1:]
+        PARSER.commands[name].make_context(name, arguments)
 
 
 @pytest.mark.parametrize("method", ["vacsr-paper", "infonce", "sigmoid"])
@@ -106,17 +127,37 @@ def test_another_method_replaces_the_section_of_the_features_recipe(method: str)
     assert recipe.method == recipe_from({"method": {"name": method}}).method
 
 
-def test_synthetic_recipe_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short = ["--set", "train.epochs=1", "--set", "data.pairs=synthetic:images=40"]
-    recipe = str(ROOT / "recipes/synthetic.yaml")
-    monkeypatch.setattr(sys, "argv", ["vacsr", "train", recipe, *short, "--out", str(tmp_path / "run")])
+def train_now(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["vacsr", "train", *arguments])
     with pytest.raises(SystemExit) as left:
         main()
     assert not left.value.code
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("synthetic.yaml", ["data.pairs=synthetic:images=40"]),
+        ("scenes-tiny.yaml", ["data.pairs=scenes:images=26,held_out=8", "backbone.spec=tiny:width=16,heads=2"]),
+    ],
+)
+def test_a_recipe_without_downloads_trains(
+    name: str,
+    changes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Through a recipe that stands on it, as people would shorten it."""
+    own = tmp_path / "short.yaml"
+    own.write_text(yaml.safe_dump({"base": str(ROOT / "recipes" / name), "train": {"epochs": 1}}), encoding="utf-8")
+    sets = [word for change in changes for word in ("--set", change)]
+    train_now([str(own), *sets, "--out", str(tmp_path / "run")], monkeypatch)
     assert "| flickr | test |" in capsys.readouterr().out
     assert (tmp_path / "run/report.json").is_file()
+    resolved = read_yaml(tmp_path / "run/config.yaml")
+    assert list(resolved) == ["data", "backbone", "method", "train", "evaluate"]
+    assert recipe_from(resolved) == read_recipe(own, changes)
 
 
 @pytest.mark.shared
@@ -127,6 +168,133 @@ def test_flickr_recipe_names_files_that_exist(monkeypatch: pytest.MonkeyPatch) -
         pytest.skip("no ../shared/data/flickr8k")
     assert len(load_pairs(recipe.data.pairs, split="train").image_ids) == 6000
     assert all(Path(path).is_file() for path in recipe.evaluate.judgments)
+
+
+def test_the_scenes_recipe_is_the_demo_s() -> None:
+    ours, demo = read_recipe(ROOT / "recipes/scenes-tiny.yaml"), demo_recipes(0)["vacsr"]
+    assert str(parse_spec(ours.data.pairs).with_options({"seed": "0"})) == demo.data.pairs
+    assert ours.model_dump(exclude={"data"}) == demo.model_dump(exclude={"data"})
+
+
+# ------------------------------------------------------------------------------------------------ the paper's run
+
+
+def changed(name: str, other: str) -> dict[str, Any]:
+    """Fields of a recipe that another one has otherwise."""
+    fields, others = (flatten(read_recipe(ROOT / "recipes" / file).model_dump(mode="json")) for file in (name, other))
+    return {field: value for field, value in fields.items() if others[field] != value}
+
+
+def test_vit_b16_differs_in_the_backbone_only() -> None:
+    assert changed("coco-vitb16.yaml", "coco-vitb32.yaml") == {"backbone.spec": "clip:openai/clip-vit-base-patch16"}
+
+
+@pytest.mark.parametrize("towers", ["coco-vitb32", "coco-vitb16"])
+@pytest.mark.parametrize(("percent", "ratio"), [("20", 0.2), ("50", 0.5)])
+def test_the_noise_recipes_differ_in_the_noise_only(towers: str, percent: str, ratio: float) -> None:
+    assert changed(f"{towers}-noise{percent}.yaml", f"{towers}.yaml") == {"data.noise.ratio": ratio}
+
+
+def test_the_papers_settings() -> None:
+    """What the paper and the public frame that it trains in (PCME++'s) say, field by field."""
+    fields = flatten(read_recipe(ROOT / "recipes/coco-vitb32.yaml").model_dump(mode="json"))
+    expected = {
+        "data.noise.ratio": 0.0,
+        "backbone.spec": "clip:openai/clip-vit-base-patch32",
+        "backbone.weights": "pretrained",
+        "backbone.image_output": "hidden",
+        "backbone.text_output": "norm",
+        "backbone.pooling": "gpo",
+        "backbone.image_size": 224,
+        "backbone.resize": "whole",
+        "backbone.pixel_stats": "own",
+        "backbone.context": 77,
+        "backbone.augment.crop": [0.6, 1.0],
+        "backbone.augment.flip": 0.5,
+        "backbone.augment.image_tokens": 0.2,
+        "backbone.augment.text_tokens": 0.2,
+        "backbone.augment.text_mask": 0.5,
+        "backbone.augment.text_random": 0.1,
+        "backbone.head.kind": "linear",
+        "backbone.head.dim": 1024,
+        "backbone.head.init": "xavier",
+        "method.name": "vacsr",
+        "train.epochs": 25,
+        "train.batch_size": 128,
+        "train.lr": 5e-4,
+        "train.weight_decay": 1e-4,
+        "train.optimizer": "adamp",
+        "train.betas": [0.9, 0.999],
+        "train.warmup_steps": 0,
+        "train.clip_norm": 2.0,
+        "train.accumulate": 1,
+        "train.precision": "fp32",
+        "train.select": "best",
+        "train.eval_every": 1,
+        "train.dev_images": 1000,
+    }
+    assert {field: fields[field] for field in expected} == expected
+    assert min(fields["backbone.augment.crop"]) * fields["data.photo_size"] >= fields["backbone.image_size"]
+
+
+def test_the_papers_schedule() -> None:
+    config = read_recipe(ROOT / "recipes/coco-vitb32.yaml").train
+    factors = [lr_factor(epoch * 10 + 9, steps_per_epoch=10, config=config) for epoch in range(25)]
+    assert factors == [1.0] * 15 + [0.1] * 10
+    assert [sorted(resting(epoch, config.towers)) for epoch in range(25)] == [["image"]] * 2 + [[]] * 23
+    ramp = [loss_ramp(step, steps_per_epoch=4, config=config.towers) for step in range(100)]
+    assert ramp == [1.0] * 8 + [0.25, 0.5, 0.75, 1.0] + [1.0] * 88
+
+
+@pytest.fixture(scope="module")
+def narrow_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of a CLIP that is twelve blocks deep, as the paper's, and very narrow."""
+    transformers = pytest.importorskip("transformers")
+    side = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 12, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        vision_config={**side, "image_size": 224, "patch_size": 32},
+        text_config={**side, "vocab_size": 600, "max_position_embeddings": 77},
+        projection_dim=8,
+    )
+    folder = tmp_path_factory.mktemp("clip") / "narrow"
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("method", ["vacsr", "vacsr-paper", "sigmoid"])
+def test_the_papers_rate_of_every_parameter(method: str, narrow_clip: Path) -> None:
+    given = [f"backbone.spec=clip:{narrow_clip}", "backbone.weights=random", "backbone.head.dim=8"]
+    recipe = read_recipe(ROOT / "recipes/coco-vitb32.yaml", [*given, f"method.name={method}"])
+    model = MatchingModel.build(recipe.method, recipe.backbone)
+    optimizer = build_optimizer(model.param_groups(recipe.train.towers), recipe.train)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    tower = {"image": 5e-4 * 0.01, "text": 5e-4 * 0.1}
+    seen = set()
+    for name, parameter in model.named_parameters():
+        found = re.match(r"backbone\.(image|text)\.(?:.*\.layers\.(\d+)\.)?", name)
+        if found is None:
+            expected = 5e-4  # heads, pooling and method
+        else:
+            expected = tower[found[1]] * (0.7 ** (12 - int(found[2])) if found[2] else 1.0)
+            seen.add(found.groups())
+        assert rates[id(parameter)] == pytest.approx(expected, rel=1e-12), name
+        assert decays[id(parameter)] == (1e-4 if parameter.ndim >= 2 else 0.0), name
+    assert seen == {(side, place) for side in tower for place in (None, *map(str, range(12)))}
+
+
+def test_the_flickr8k_recipe_has_the_settings_of_the_table() -> None:
+    """The one to read and the one behind the figures; where data and weights lie, and what is kept, may differ."""
+    base = read_yaml(ROOT / "tables/flickr8k.yaml")["base"]
+    ours, theirs = (
+        flatten(recipe.model_dump(mode="json"))
+        for recipe in (read_recipe(ROOT / "recipes/flickr8k-dinov2-minilm.yaml"), layered_recipe(base))
+    )
+    free = {"data.pairs", "backbone.spec", "train.log_every", "train.checkpoint_epochs", "evaluate.judgments"}
+    assert {field for field in ours if ours[field] != theirs[field]} <= free
+
+
+# ----------------------------------------------------------------------------------------------------------- pages
 
 
 def test_pages_hold_commands() -> None:
@@ -164,8 +332,58 @@ def test_files_of_the_repository_that_a_command_names_exist(line: Line) -> None:
     assert [word for word in ours if not (ROOT / word).is_file()] == []
 
 
+def yaml_blocks() -> list[tuple[str, str]]:
+    found = [(page.name, block) for page in PAGES for block in blocks(page.read_text(encoding="utf-8"))]
+    return [(name, block.text) for name, block in found if block.language == "yaml"]
+
+
+@pytest.mark.parametrize(("page", "text"), yaml_blocks())
+def test_a_recipe_shown_on_a_page_is_valid(page: str, text: str) -> None:
+    fields = yaml.safe_load(text)
+    base = fields.pop("base", None)
+    assert base is None or (ROOT / base).is_file()
+    assert isinstance(recipe_from(fields), Recipe)
+
+
+def shown_specs() -> list[tuple[str, str]]:
+    """SPEC strings of data, as a reader would copy them: in code, in commands and in recipes; no abridged ones."""
+    pattern = re.compile(rf"(?<![\w:/.-])((?:{'|'.join(SCHEMES)}):[^\s`\"'…|)\[]*+)(?![…\[])")
+    found = [(page.name, spec) for page in PAGES for spec in pattern.findall(page.read_text(encoding="utf-8"))]
+    return sorted({(name, spec.rstrip(".,;")) for name, spec in found if not spec.endswith(":")})
+
+
+@pytest.mark.parametrize(("page", "spec"), shown_specs())
+def test_a_spec_shown_on_a_page_parses(page: str, spec: str) -> None:
+    assert parse_spec(spec).scheme == spec.partition(":")[0]
+
+
+def test_the_page_on_data_tells_of_every_scheme_and_option() -> None:
+    text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    for name, scheme in SCHEMES.items():
+        assert f"`{name}:" in text
+        assert [option for option in scheme.options if f"{option}=" not in text] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them: small letters, no marks, dashes for spaces."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["docs/own-embeddings.md", "docs/cli.md"])
+@pytest.mark.parametrize("page", ["docs/cli.md", "docs/data.md", "docs/own-embeddings.md", "docs/own-photos.md"])
 def test_snippets_run_in_order(page: str, tmp_path: Path) -> None:
     """Every python and bash block of the page, one after the other in an empty folder."""
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -177,6 +395,6 @@ def test_snippets_run_in_order(page: str, tmp_path: Path) -> None:
     assert chosen
     for block in chosen:
         command = [*runners[block.language], block.text]
-        env = {**os.environ, "PATH": here, "PYTHONIOENCODING": "utf-8"}
+        env = {**os.environ, "PATH": here, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, encoding="utf-8")
         assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"

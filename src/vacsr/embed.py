@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from vacsr.scoring import choose_device
 Pooling = Literal["auto", "cls", "mean"]
 _PART = 2048  # photos or captions in a part
 _BATCH = {"cpu": 32, "cuda": 256}
-_SPLITS = ("train", "dev", "test")
+_SPLITS = ("train", "dev", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,13 @@ def embed_pairs(
     progress: Callable[[str], Progress] | None = None,
 ) -> Embedded:
     """Embed the photos and captions that ``pairs`` names and write ``out`` (.safetensors) with its captions file."""
-    if out.suffix != ".safetensors":
-        raise UsageError(f"{out} is not a .safetensors name — write --out features.safetensors")
+    _check_request(config, out, pooling=pooling)
     data = load_pairs(pairs, split=split, on_error=on_error)
     if not isinstance(data, PhotoSet):
         raise DataError(f"{pairs} holds features already, not photos — give photos, e.g. folder:DIR or csv:FILE")
     if on_error == "skip":
         data = without(data, check_photos(data, workers=workers))
-    backbone = load_backbone(config)
-    if not isinstance(backbone, TowerBackbone):
-        raise UsageError(f"backbone '{config.spec}' has no towers — use clip:ID_OR_FOLDER or towers:IMAGE,TEXT")
+    backbone = _load_towers(config)
     work = _Work(backbone.to(choose_device(device)).eval(), data, out, pooling=pooling, dtype=dtype, workers=workers)
     image = work.images(None if progress is None else progress("photos"))
     text = work.texts(None if progress is None else progress("captions"))
@@ -92,6 +90,27 @@ def embed_pairs(
     shutil.rmtree(work.folder, ignore_errors=True)
     spec = f"features:{out},captions={captions}"
     return Embedded(spec, len(data.image_ids), len(data), data.skipped)
+
+
+def _check_request(config: BackboneConfig, out: Path, *, pooling: Pooling) -> None:
+    """Refuse what would fail, or mean something else, after all the work."""
+    if out.suffix != ".safetensors" or out.is_dir():
+        raise UsageError(f"{out} is not a .safetensors file's name — write --out features.safetensors")
+    if config.spec.startswith(("features:", "tiny:")):
+        message = f"backbone '{config.spec}' has no pretrained towers"
+        raise UsageError(f"{message} — use clip:ID_OR_FOLDER or towers:IMAGE,TEXT")
+    if config.pooling != ("mean" if pooling == "mean" else "cls"):
+        message = f"backbone.pooling is {config.pooling}, features are pooled as --pooling says"
+        raise UsageError(f"{message} — write --pooling cls or --pooling mean")
+
+
+def _load_towers(config: BackboneConfig) -> TowerBackbone:
+    """The towers; random weights, which only tests and timings ask for, are the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        backbone = load_backbone(config)
+    assert isinstance(backbone, TowerBackbone), "the request was checked"
+    return backbone
 
 
 class _Work:
@@ -174,11 +193,17 @@ def _split_names(pairs: str, data: PhotoSet, *, split: str | None, on_error: Lit
     names: dict[str, str] = {}
     for name in _SPLITS:
         try:
-            part = load_pairs(pairs, split=name, on_error=on_error)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # all that is left out was told of when everything was loaded
+                part = load_pairs(pairs, split=name, on_error=on_error)
         except DataError:
             continue
         names |= dict.fromkeys(part.image_ids, name)
-    return names if all(image in names for image in data.image_ids) else {}
+    lost = [image for image in data.image_ids if image not in names]
+    if names and lost:
+        message = f"{len(lost):,} images are in no split named {', '.join(_SPLITS)}, first {lost[0]!r}"
+        warnings.warn(f"{message}: no splits are noted — embed the splits one by one with --split", stacklevel=2)
+    return {} if lost else names
 
 
 def _caption_lines(data: PhotoSet, splits: dict[str, str]) -> Iterator[str]:
@@ -188,4 +213,10 @@ def _caption_lines(data: PhotoSet, splits: dict[str, str]) -> Iterator[str]:
         line = {"image": image, "image_row": row, "caption_id": identity, "caption": caption}
         if splits:
             line["split"] = splits[image]
-        yield json.dumps(line, ensure_ascii=False) + "\n"
+        readable = json.dumps(line, ensure_ascii=False) + "\n"
+        yield readable if _is_unicode(readable) else json.dumps(line) + "\n"
+
+
+def _is_unicode(text: str) -> bool:
+    """No half of a pair of surrogates, which JSON may hold and UTF-8 may not."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,9 +126,11 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def _scalar(text: str) -> Any:
-    """YAML 1.1 reads 1e-3 as a string; people mean a number."""
+    """YAML 1.1 reads 1e-3 as a string, and `tiny:` as a mapping; people mean a number, and the name of towers."""
     if not text.strip():
         return ""
+    if re.fullmatch(r"\S+:", text):
+        return text
     try:
         return float(text) if "e" in text.lower() else yaml.safe_load(text)
     except ValueError:

@@ -10,8 +10,16 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
 from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.data.scenes import PairKinds, pair_kinds
 from vacsr.errors import DataError, ShapeMismatch
-from vacsr.evaluate.exact import exact_metrics, exact_truth, truth_facts
+from vacsr.evaluate.exact import (
+    exact_metrics,
+    exact_truth,
+    false_negatives_above,
+    spread,
+    truth_facts,
+    values_by_kind,
+)
 from vacsr.methods.model import MatchingModel
 from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer, PairScores
@@ -98,3 +106,48 @@ def test_grades_that_do_not_fit_are_refused() -> None:
     for bad in (1.5, -0.1, float("nan")):
         with pytest.raises(DataError, match="0 to 1"):
             exact_truth(torch.full((1, 1), bad), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("method", ["vacsr", "sigmoid"])
+def test_values_by_kind_are_those_of_the_kind(method: str, grades: Tensor) -> None:
+    scores, kinds = random_scores(method), pair_kinds(grades, CAPTION_IMAGE)
+    found = values_by_kind(scores, kinds)
+    assert tuple(found) == PairKinds._fields
+    for name, mask in kinds._asdict().items():
+        assert found[name].total == int(mask.sum()) > 0
+        assert torch.equal(found[name].score, scores.score[mask])
+        sigma = scores.uncertainty(*mask.nonzero().unbind(1))
+        assert (found[name].uncertainty is None) == (sigma is None) == (method == "sigmoid")
+        if sigma is not None:
+            torch.testing.assert_close(found[name].uncertainty, sigma)
+
+
+def test_a_large_kind_is_sampled_by_the_seed(grades: Tensor) -> None:
+    scores, kinds = random_scores("sigmoid"), pair_kinds(grades, CAPTION_IMAGE)
+    first, again, other = (values_by_kind(scores, kinds, pairs=10, seed=seed)["easy"] for seed in (1, 1, 2))
+    assert len(first.score) == 10
+    assert first.total == int(kinds.easy.sum())
+    assert torch.equal(first.score, again.score)
+    assert not torch.equal(first.score, other.score)
+    assert set(first.score.tolist()) <= set(scores.score[kinds.easy].tolist())
+
+
+def test_false_negatives_above_counts_the_comparisons() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = {
+        name: torch.randint(0, 9, (size,), generator=generator).float()
+        for name, size in (("positives", 7), ("false_negatives", 11), ("hard", 13))
+    }
+    found = false_negatives_above(values)
+    assert tuple(found) == ("positives", "hard")
+    for name, share in found.items():
+        wins = [(a > b) + 0.5 * (a == b) for a in values["false_negatives"].tolist() for b in values[name].tolist()]
+        assert share == pytest.approx(100 * np.mean(wins))
+    assert np.isnan(false_negatives_above({**values, "hard": torch.empty(0)})["hard"])
+
+
+def test_a_spread_is_numpys() -> None:
+    values = torch.randn(101, generator=torch.Generator().manual_seed(1))
+    expected = [values.double().mean().item(), *np.quantile(values.double().numpy(), (0.25, 0.5, 0.75))]
+    assert list(spread(values)) == pytest.approx(expected)
+    assert np.isnan(spread(torch.empty(0))).all()

@@ -1,7 +1,7 @@
 """Runs in a process of its own (see conftest.py): does a JOB, and dies on command.
 
 JOB: ``argv`` for the command line, or ``task`` for one of the functions below; ``env``, ``output`` (where stdout and
-stderr go), ``kill`` (name and number of a moment), ``limit`` (largest file in bytes).
+stderr go), ``cwd``, ``kill`` (name and number of a moment), ``limit`` (largest file in bytes).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+import vacsr.embed
 import vacsr.files
 import vacsr.train.loop
 from vacsr.cli import main
@@ -90,6 +91,9 @@ def arm(moment: str, number: int) -> None:
         nth_call(JsonlTracker, "log", number, tear_line, before=True)
     elif moment == "ctrl-c":
         nth_call(TrainStep, "__call__", number, lambda *_: die(signal.SIGINT), before=False)
+    elif moment == "after part":
+        setattr(vacsr.embed, "_PART", 4)  # noqa: B010
+        nth_call(vacsr.embed, "write_tensors", number, lambda *_: die(), before=False)
     else:
         raise AssertionError(moment)
 
@@ -134,6 +138,8 @@ def run() -> None:
     for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         stream.flush()
         os.dup2(os.open(f"{JOB['output']}.{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    if "cwd" in JOB:
+        os.chdir(JOB["cwd"])
     if "limit" in JOB:
         resource.setrlimit(resource.RLIMIT_FSIZE, (JOB["limit"], resource.RLIM_INFINITY))
     if "kill" in JOB:

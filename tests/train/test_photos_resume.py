@@ -29,8 +29,15 @@ CASES: dict[str, dict[str, Any]] = {
 STREAMED = ["--set", "data.cache_gb=0", "--set", "data.workers=2"]
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["cached", "streamed"])
-@pytest.mark.parametrize("case", ["adamw", "adamp"])
+@pytest.mark.parametrize(
+    ("case", "streamed"),
+    [
+        ("adamw", True),
+        ("adamp", False),
+        pytest.param("adamw", False, marks=pytest.mark.slow),
+        pytest.param("adamp", True, marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_while_towers_rest_wake_and_learn(
     launch: Any, reference: Any, outcome: Any, tmp_path: Path, case: str, streamed: bool
 ) -> None:

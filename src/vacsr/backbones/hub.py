@@ -59,10 +59,24 @@ def without_dropout(config: Any) -> Any:
 
 
 def load_model(source: str, config: Any) -> Any:
-    """The checkpoint with its weights in float32."""
+    """The checkpoint with its weights in float32; from safetensors, since a pickle may run code."""
     library = _transformers()
-    with _reaching(source):
-        return library.AutoModel.from_pretrained(_place(source), config=config, dtype=torch.float32)
+    with _reaching(source), _without_bars(library):
+        return library.AutoModel.from_pretrained(
+            _place(source), config=config, dtype=torch.float32, use_safetensors=True
+        )
+
+
+@contextmanager
+def _without_bars(library: Any) -> Iterator[None]:
+    """Weights are read in a second; a bar for it only clutters the terminal."""
+    shown = library.utils.logging.is_progress_bar_enabled()
+    library.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            library.utils.logging.enable_progress_bar()
 
 
 def fresh_model(config: Any) -> Any:

@@ -6,15 +6,19 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from PIL import Image
 
+from vacsr.data.decode import _UPRIGHT, _as_rgb, _orientation
 from vacsr.data.sources import FilePhotos
-from vacsr.errors import UsageError
+from vacsr.errors import DataError, UsageError
 
 Picture = str | Path | Image.Image
 """A path, or an image already open."""
+
+_LOADING = Lock()  # an opened image is decoded at its first use, and not by two threads at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +53,20 @@ class ListedPhotos:
         return f"image {row}" if isinstance(picture, Image.Image) else str(picture)
 
     def open(self, row: int, *, side: int = 0) -> Image.Image:
-        """As RGB."""
+        """As a file of it would be: upright, RGB, what is transparent over white."""
         picture = self.pictures[row]
-        if isinstance(picture, Image.Image):
-            return picture.convert("RGB")
-        return FilePhotos(Path(), (str(Path(picture).expanduser()),)).open(0, side=side)
+        if not isinstance(picture, Image.Image):
+            return FilePhotos(Path(), (str(Path(picture).expanduser()),)).open(0, side=side)
+        try:
+            with _LOADING:
+                picture.load()
+            turn, photo = _UPRIGHT.get(_orientation(picture)), _as_rgb(picture)
+        except MemoryError:
+            raise
+        except Exception as error:  # decoders meet broken bytes with errors of any kind
+            message = f"{self.name(row)} of the list cannot be read as a photo ({error})"
+            raise DataError(f"{message} — open it again, or leave it out") from error
+        return photo if turn is None else photo.transpose(turn)
 
     def take(self, rows: Sequence[int]) -> ListedPhotos:
         """Some of them."""

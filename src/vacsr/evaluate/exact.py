@@ -126,8 +126,8 @@ def exact_metrics(scores: PairScores, truth: Truth, *, pairs: int = _PAIRS, seed
 class KindValues(NamedTuple):
     """What a method says of the pairs of one kind, or of a seeded sample of P of them; on the CPU."""
 
-    count: int
-    """Of all pairs of the kind."""
+    total: int
+    """Pairs of the kind in all."""
     score: Tensor
     """[P]"""
     uncertainty: Tensor | None

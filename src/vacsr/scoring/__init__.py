@@ -144,19 +144,25 @@ class PairScorer:
 
         ``inputs``: what :func:`vacsr.backbones.inputs.tower_inputs` made of it, where it is scored more than once.
         """
-        if isinstance(pairs, PhotoSet):
-            if not isinstance(self.model.backbone, TowerBackbone):
-                source = self.model.provenance.backbone or "the towers it was trained on"
-                message = f"the model reads cached features, these data are photos — embed them first with {source}"
-                raise DataError(f"{message}: vacsr embed --backbone … --pairs … --out FILE")
-            found = inputs or tower_inputs(self.model.backbone, pairs)
-            images = self._encode(found.images, count=len(pairs.image_ids))
-            return PairScores(self, images, self._encode_tokens(found.texts))
-        if self.model.has_towers:
-            raise DataError("the model reads photos, these data are cached features — give photos, e.g. folder:DIR")
-        self.model.provenance.check(pairs.provenance)
-        features, words = pairs.images.to(self.device), pairs.texts.to(self.device)  # a PairSet has checked them
-        return PairScores(self, self.model.embed_images(features), self.model.embed_texts(words))
+        self.check_set(pairs)
+        if isinstance(pairs, PairSet):
+            features, words = pairs.images.to(self.device), pairs.texts.to(self.device)  # a PairSet has checked them
+            return PairScores(self, self.model.embed_images(features), self.model.embed_texts(words))
+        assert isinstance(self.model.backbone, TowerBackbone), "the check has refused other backbones"
+        found = inputs or tower_inputs(self.model.backbone, pairs)
+        images = self._encode(found.images, count=len(pairs.image_ids))
+        return PairScores(self, images, self._encode_tokens(found.texts))
+
+    def check_set(self, pairs: PairSet | PhotoSet) -> None:
+        """Raise where the model was trained on something else: photos instead of features, or other features."""
+        if isinstance(pairs, PairSet):
+            if self.model.has_towers:
+                raise DataError("the model reads photos, these data are cached features — give photos, e.g. folder:DIR")
+            self.model.provenance.check(pairs.provenance)
+        elif not self.model.has_towers:
+            source = self.model.provenance.backbone or "the towers it was trained on"
+            message = f"the model reads cached features, these data are photos — embed them first with {source}"
+            raise DataError(f"{message}: vacsr embed --backbone … --pairs … --out FILE")
 
     @torch.inference_mode()
     def score_pairs(self, images: Images, texts: Texts) -> AlignedScores:

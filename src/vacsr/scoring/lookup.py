@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -22,13 +23,24 @@ def score_named(
     """
     row = _find(image, pairs.image_ids, "image id")
     cols = [_find_text(text, pairs, row=row) for text in texts]
+    scorer.check_set(pairs)
     if isinstance(pairs, PhotoSet):
-        photo, words = [pairs.photos.open(row)] * len(cols), [pairs.captions[col] for col in cols]
-        found = scorer.score_pairs(photo, words)
+        found = _score_row(scorer, pairs, row=row, cols=cols)
     else:
-        scorer.model.provenance.check(pairs.provenance)
         found = scorer.score_pairs(pairs.images[torch.tensor([row] * len(cols))], pairs.texts[torch.tensor(cols)])
     return _lines(image, texts, found)
+
+
+def _score_row(scorer: PairScorer, pairs: PhotoSet, *, row: int, cols: Sequence[int]) -> AlignedScores:
+    """One photo, read as a whole set's are, with some of its set's captions. [len(cols)]"""
+    alone = replace(
+        pairs.subset([row]),
+        captions=tuple(pairs.captions[col] for col in cols),
+        caption_ids=tuple(str(number) for number in range(len(cols))),  # one caption may be asked for twice
+        caption_image=torch.zeros(len(cols), dtype=torch.int64),
+    )
+    every = torch.arange(len(cols))
+    return scorer.score_at(scorer.score_set(alone), rows=alone.caption_image, cols=every)
 
 
 def score_photo(scorer: PairScorer, *, image: str, texts: Sequence[str]) -> Iterator[tuple[str, ...]]:

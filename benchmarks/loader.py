@@ -1,0 +1,119 @@
+"""Photos a second that the loader alone delivers: decoded and resized to squares, by number of threads and side.
+
+    python benchmarks/loader.py [--pairs flickr8k:DIR] [--photos 1000] [--json FILE]
+
+Without --pairs, photos of 640×480 (COCO's usual size) are made up as JPEG files in a temporary folder. Every figure is
+the median of --rounds passes over the same photos, after one that fills the page cache: what is measured is decoding,
+not the disk. CPU time counts all threads, and unlike the rate it hardly depends on what else the machine does: cores
+divided by it bound the rate. A GPU that trains on B photos a step at S steps a second needs B·S photos a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vacsr.backbones.inputs import PhotoReader
+from vacsr.backbones.preprocess import CLIP_MEAN, CLIP_STD, PhotoTransform
+from vacsr.data import PhotoSet, load_pairs
+from vacsr.data.photos import Photos
+from vacsr.data.sources import FilePhotos
+from vacsr.errors import DataError
+
+_BATCH = 128
+_MADE = 64  # photos made up; more are copies under other names
+
+
+def made_up(folder: Path, count: int) -> Photos:
+    """JPEG files of 640×480 with smooth shapes and some grain, about as large as COCO's."""
+    encoded = []
+    for seed in range(min(count, _MADE)):
+        rng = np.random.default_rng(seed)
+        smooth = Image.fromarray(rng.integers(0, 256, (15, 20, 3), dtype=np.uint8)).resize(
+            (640, 480), Image.Resampling.BICUBIC
+        )
+        grain = rng.normal(0, 12, (480, 640, 1))
+        photo = Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
+        buffer = io.BytesIO()
+        photo.save(buffer, "JPEG", quality=90)
+        encoded.append(buffer.getvalue())
+    names = tuple(f"{row:05d}.jpg" for row in range(count))
+    for row, name in enumerate(names):
+        (folder / name).write_bytes(encoded[row % len(encoded)])
+    return FilePhotos(folder, names)
+
+
+def photos_of(spec: str, count: int) -> Photos:
+    """The first photos of a data set."""
+    pairs = load_pairs(spec, on_error="skip")
+    if not isinstance(pairs, PhotoSet):
+        raise DataError(f"{spec} holds features, not photos — give photos, e.g. folder:DIR or flickr8k:DIR")
+    return pairs.photos.take(range(min(count, len(pairs.photos))))
+
+
+def one_setting(photos: Photos, *, side: int, threads: int, rounds: int) -> dict[str, Any]:
+    """Medians over passes through all photos, in batches as training asks for them."""
+    reader = PhotoReader(photos, PhotoTransform(side, CLIP_MEAN, CLIP_STD), workers=threads)
+    batches = [range(at, min(at + _BATCH, len(photos))) for at in range(0, len(photos), _BATCH)]
+    rates, costs = [], []
+    for _ in range(rounds):
+        started, worked = time.perf_counter(), time.process_time()
+        seen = sum(len(batch) for batch in reader.stream(batches))
+        rates.append(seen / (time.perf_counter() - started))
+        costs.append(1e3 * (time.process_time() - worked) / seen)
+    figures = {"photos_per_second": statistics.median(rates), "cpu_ms_per_photo": statistics.median(costs)}
+    return {"side": side, "threads": threads, **figures}
+
+
+def measure(photos: Photos, *, sides: Sequence[int], threads: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """One row per side and number of threads."""
+    one_setting(photos, side=min(sides), threads=max(threads), rounds=1)  # fills the page cache
+    return [one_setting(photos, side=side, threads=number, rounds=rounds) for side in sides for number in threads]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown."""
+    lines = ["| side | threads | photos/s | CPU ms a photo |", "| --- | --- | --- | --- |"]
+    for row in rows:
+        rate, cost = row["photos_per_second"], row["cpu_ms_per_photo"]
+        lines.append(f"| {row['side']} | {row['threads']} | {rate:,.0f} | {cost:.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", default="", help="SPEC of a data set of photos; default: made-up JPEGs of 640×480")
+    parser.add_argument("--photos", type=int, default=512, help="how many of them")
+    parser.add_argument("--sides", type=int, nargs="+", default=[224, 384])
+    parser.add_argument("--threads", type=int, nargs="+", default=list(range(1, (os.cpu_count() or 1) + 1)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        photos = photos_of(given.pairs, given.photos) if given.pairs else made_up(Path(folder), given.photos)
+        size = "×".join(map(str, photos.open(0).size))
+        load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+        print(f"{len(photos):,} photos, the first of {size}; {os.cpu_count()} cores{load}", file=sys.stderr)
+        rows = measure(photos, sides=given.sides, threads=given.threads, rounds=given.rounds)
+    print(table(rows))
+    if given.json is not None:
+        given.json.write_text(json.dumps({"schema": 1, "results": rows}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The demo's training: one process a method, one display for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from vacsr.config import Recipe
+from vacsr.demo.workers import Job, Tell, run_jobs
+from vacsr.methods.model import MatchingModel
+from vacsr.train.loop import Trainer
+from vacsr.train.recipe import training_data
+from vacsr.train.trackers import Row
+
+_TELL_EVERY = 10  # steps
+
+
+class Progress(NamedTuple):
+    """How far a method has come."""
+
+    step: int
+    """Steps done."""
+    steps: int
+    """Steps in all."""
+    epoch: int
+    epochs: int
+    dev_rsum: float | None = None
+    """At the end of an epoch."""
+    rate: float | None = None
+    """Steps a second, at the end of an epoch."""
+
+
+def train_methods(
+    recipes: Mapping[str, Recipe], *, listen: Callable[[str, Progress], None]
+) -> dict[str, MatchingModel]:
+    """Train every recipe at once, each on one thread; ``listen`` hears the progress of each.
+
+    All start together, even on fewer cores, which ends sooner than a queue. vacsr's steps take twice as long as the
+    others', so these give way to it: it has a core to itself, and they share the other.
+    """
+    with TemporaryDirectory(prefix="vacsr-demo-") as scratch:
+        folders = {name: Path(scratch) / name for name in recipes}
+        jobs = [
+            Job(name, train_in_worker, (recipe, folders[name]), gives_way=recipe.method.name != "vacsr")
+            for name, recipe in recipes.items()
+        ]
+        run_jobs(jobs, listen=listen)
+        return {name: MatchingModel.from_pretrained(folder) for name, folder in folders.items()}
+
+
+def train_in_worker(recipe: Recipe, folder: Path, *, tell: Tell) -> None:
+    """Train one recipe and leave the model in ``folder``; dev RSUM on the official labels chooses the epoch."""
+    data = training_data(recipe.data)
+    config = recipe.train.model_copy(update={"log_every": _TELL_EVERY})
+    trainer = Trainer.create(
+        recipe.method, data.train, config, backbone=recipe.backbone, dev=data.dev, out=None, reading=recipe.data
+    )
+    trainer.trackers.append(_Teller(tell, steps=trainer.total_steps, epochs=config.epochs))
+    run = trainer.run(progress=False)
+    if run.interrupted:
+        raise KeyboardInterrupt
+    run.model.save_pretrained(folder)
+
+
+class _Teller:
+    """A tracker that passes on what a person waits for."""
+
+    def __init__(self, tell: Tell, *, steps: int, epochs: int) -> None:
+        self.tell, self.steps, self.epochs = tell, steps, epochs
+
+    def log(self, row: Row) -> None:
+        """Rows at the end of an epoch carry its rate, the others the loss."""
+        rate, rsum = row.get("steps_per_second"), row.get("dev_rsum")
+        self.tell(Progress(row["step"] + 1, self.steps, row["epoch"], self.epochs, dev_rsum=rsum, rate=rate))
+
+    def close(self) -> None:
+        """Nothing is held open."""

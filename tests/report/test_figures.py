@@ -1,0 +1,105 @@
+"""Drawings are checked by reading their SVG back: where lines and curves lie, and what is said in words."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from vacsr.report.figures import Group, Line, density, distributions, lines
+from vacsr.report.svg import WIDTH, Scale, number, ticks
+
+
+def parsed(drawing: str) -> ET.Element:
+    return ET.fromstring(drawing)
+
+
+def points(path: ET.Element) -> np.ndarray:
+    steps = path.attrib["d"].removeprefix("M").removesuffix("Z").split("L")
+    return np.array([[float(part) for part in step.split()] for step in steps])
+
+
+@given(st.floats(-1e4, 1e4), st.floats(1e-3, 1e4))
+def test_ticks_are_even_few_and_inside(low: float, size: float) -> None:
+    found = ticks(low, low + size)
+    assert 2 <= len(found) <= 9
+    step = np.diff(found)
+    assert np.allclose(step, step[0], rtol=1e-6)
+    assert low - 1e-6 * size <= found[0]
+    assert found[-1] <= low + size + 1e-6 * size
+
+
+def test_numbers_are_short() -> None:
+    assert [number(value) for value in (0.30000000000000004, 100.0, -0.5, 0.0)] == ["0.3", "100", "-0.5", "0"]
+
+
+def test_a_scale_maps_its_ends_and_keeps_within() -> None:
+    scale = Scale(2.0, 4.0, 100.0, 0.0)
+    assert [scale(value) for value in (2.0, 3.0, 4.0, 9.0, -1.0)] == [100.0, 50.0, 0.0, 0.0, 100.0]
+
+
+@given(arrays(np.float64, st.integers(1, 60), elements=st.floats(-3, 3)))
+def test_a_density_peaks_at_one_and_is_never_negative(values: np.ndarray) -> None:
+    at, height = density(values, low=-3.1, high=3.1)
+    assert height.max() == pytest.approx(1.0)
+    assert height.min() >= 0
+    assert (np.diff(at) > 0).all()
+
+
+def test_a_density_has_its_mass_where_the_values_are() -> None:
+    values = np.random.default_rng(0).normal(1.0, 0.2, 5000)
+    at, height = density(values, low=-3.0, high=3.0)
+    assert (at * height).sum() / height.sum() == pytest.approx(values.mean(), abs=0.02)
+    assert at[height.argmax()] == pytest.approx(1.0, abs=0.15)
+
+
+def test_distributions_share_one_axis_and_mark_their_medians() -> None:
+    low, high = np.linspace(0, 1, 101), np.linspace(2, 3, 101)
+    root = parsed(distributions([Group("low", low, "easy"), Group("high", high, "hard", 5000)], label="σ", title="T"))
+    marks = [line for line in root.iter("line") if "median" in line.attrib["class"]]
+    first, second = (float(mark.attrib["x1"]) for mark in marks)
+    assert 0 < first < WIDTH / 2 < second < WIDTH
+    assert WIDTH / 2 - first == pytest.approx(second - WIDTH / 2, abs=0.2)
+    said = [element.text for element in root.iter("text")]
+    assert "median 0.500 · 101 pairs" in said
+    assert "median 2.500 · 5,000 pairs" in said
+    assert root.attrib["aria-label"] == "T. Medians: low 0.500, high 2.500."
+    for area in root.iter("path"):
+        assert points(area)[:, 0].min() >= 0
+        assert points(area)[:, 0].max() <= WIDTH
+
+
+def test_a_group_of_nothing_and_a_group_of_one_value_are_drawn() -> None:
+    root = parsed(
+        distributions([Group("none", np.empty(0), "easy"), Group("one", np.ones(4), "hard")], label="σ", title="T")
+    )
+    assert "0 pairs" in [element.text for element in root.iter("text")]
+    assert len(list(root.iter("path"))) == 1
+    parsed(distributions([Group("none", np.empty(0), "easy")], label="σ", title="T"))
+
+
+def test_lines_lie_where_their_numbers_are() -> None:
+    x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([10.0, 20.0, np.nan, 40.0])
+    root = parsed(lines([Line("a", x, y, "vacsr", dots=True)], x_label="x", y_label="y", title="T"))
+    (drawn,) = (points(path) for path in root.iter("path"))
+    assert len(drawn) == 3  # NaN is left out
+    assert len(list(root.iter("circle"))) == 3
+    ratio = (drawn[0, 1] - drawn[2, 1]) / (drawn[0, 1] - drawn[1, 1])
+    assert ratio == pytest.approx(3.0, abs=0.02)  # 40 − 10 over 20 − 10
+    assert (drawn[1, 0] - drawn[0, 0]) * 3 == pytest.approx(drawn[2, 0] - drawn[0, 0], abs=0.2)
+    assert root.attrib["aria-label"] == "T. a: from 10.0 to 40.0."
+
+
+def test_the_y_axis_begins_at_zero_even_for_lines_of_zeros() -> None:
+    for y in (np.array([90.0, 91.0]), np.zeros(2)):
+        root = parsed(lines([Line("a", np.array([0.0, 1.0]), y, "vacsr")], x_label="x", y_label="y", title="T"))
+        assert "0" in [element.text for element in root.iter("text") if element.attrib["text-anchor"] == "end"]
+
+
+def test_names_are_escaped() -> None:
+    root = parsed(lines([Line("<a> & b", np.arange(2.0), np.arange(2.0), "x")], x_label="<", y_label="&", title='"'))
+    assert "<a> & b" in [element.text for element in root.iter("text")]

@@ -1,0 +1,385 @@
+"""Photos to features: ids, splits, captions and origin beside them; what was stopped goes on where it stood."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import runpy
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+import vacsr.embed
+from vacsr.backbones import TowerBackbone, load_backbone
+from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
+from vacsr.data import PairSet, PhotoSet, load_pairs
+from vacsr.embed import Embedded, embed_pairs, embedding_config
+from vacsr.errors import DataError, ProvenanceMismatch, UsageError
+from vacsr.files import read_tensors
+from vacsr.scoring import PairScorer
+from vacsr.train import fit
+
+HERE = Path(__file__).parent
+HELPERS = runpy.run_path(str(HERE / "backbones" / "conftest.py"))
+SPLITS = ("train",) * 6 + ("dev",) * 3 + ("test",) * 3
+WORDS = ("a red dog", "ein Hund läuft", "собака", "犬が走る", "two dogs on a beach")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"clip:{HELPERS['clip_folder'](tmp_path_factory.mktemp('embed') / 'small-clip')}"
+
+
+def photo(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (20 + seed, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def folder(root: Path, splits: tuple[str, ...] = SPLITS) -> str:
+    """Twelve photos, one to three captions each, in folders by their split."""
+    for number, split in enumerate(splits):
+        photo(root / split / f"{number:02d}.png", number)
+        lines = [f"{WORDS[(number + line) % 5]} {number}" for line in range(1 + number % 3)]
+        (root / split / f"{number:02d}.txt").write_text("\n".join(lines), encoding="utf-8")
+    return f"folder:{root}"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> str:
+    return folder(tmp_path / "photos")
+
+
+def embed(spec: str, pairs: str, out: Path, **options: Any) -> Embedded:
+    config = embedding_config(spec, pooling=options.get("pooling", "auto"))
+    return embed_pairs(config, pairs, out, device="cpu", **options)
+
+
+def reference(spec: str, pairs: PhotoSet, *, mean: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """One photo and one caption at a time, through the towers by hand."""
+    backbone = load_backbone(embedding_config(spec))
+    assert isinstance(backbone, TowerBackbone)
+    images, texts = [], []
+    with torch.no_grad():
+        for row in range(len(pairs.image_ids)):
+            square = backbone.transform.pixels(pairs.photos.open(row))[None]
+            values = backbone.image(backbone.transform.normalize(square))[0]
+            images.append(values.mean(dim=0) if mean else values[0])
+        for caption in pairs.captions:
+            ids = backbone.tokenize([caption]).long()
+            values = backbone.text(ids, ids >= 0)[0]
+            texts.append(values.mean(dim=0) if mean else values[-1])
+    return functional.normalize(torch.stack(images), dim=-1), functional.normalize(torch.stack(texts), dim=-1)
+
+
+@pytest.mark.parametrize("pooling", ["auto", "cls", "mean"])
+def test_features_are_those_of_the_towers(
+    clip: str, photos: str, tmp_path: Path, pooling: Literal["auto", "cls", "mean"]
+) -> None:
+    found = embed(clip, photos, tmp_path / "f.safetensors", pooling=pooling, dtype=torch.float32)
+    data = load_pairs(photos)
+    assert isinstance(data, PhotoSet)
+    image, text = reference(clip, data, mean=pooling == "mean")
+    tensors, metadata = read_tensors(tmp_path / "f.safetensors")
+    torch.testing.assert_close(tensors["image"], image, atol=1e-5, rtol=0)
+    torch.testing.assert_close(tensors["text"], text, atol=1e-5, rtol=0)
+    assert tensors["image"].dtype == torch.float32
+    assert (found.images, found.captions, found.skipped) == (12, 24, ())
+    assert metadata["backbone"] == "clip:small-clip"
+    assert metadata["preprocessing"].startswith("32 whole bicubic")
+    assert len(metadata["revision"]) == 12
+    assert metadata["pooling"].count("Mean") == (2 if pooling == "mean" else 0)
+
+
+def test_the_printed_spec_holds_the_same_data(clip: str, photos: str, tmp_path: Path) -> None:
+    """Ids, captions and splits; half precision by default."""
+    spec = embed(clip, photos, tmp_path / "new" / "f.safetensors").spec
+    for split in (None, "train", "dev", "test"):
+        old, new = load_pairs(photos, split=split), load_pairs(spec, split=split)
+        assert isinstance(new, PairSet)
+        assert (new.image_ids, new.caption_ids, new.captions) == (old.image_ids, old.caption_ids, old.captions)
+        assert torch.equal(new.caption_image, old.caption_image)
+    assert new.provenance.backbone == "clip:small-clip"
+    assert read_tensors(tmp_path / "new" / "f.safetensors")[0]["image"].dtype == torch.float16
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["f-captions.jsonl", "f.safetensors"]
+
+
+def test_one_split_alone(clip: str, photos: str, tmp_path: Path) -> None:
+    spec = embed(clip, photos, tmp_path / "f.safetensors", split="dev").spec
+    assert load_pairs(spec).image_ids == load_pairs(photos, split="dev").image_ids
+    assert load_pairs(spec, split="dev").caption_ids == load_pairs(photos, split="dev").caption_ids
+    with pytest.raises(DataError, match="no split 'train'"):
+        load_pairs(spec, split="train")
+
+
+def test_data_without_splits_and_captions_of_any_kind(clip: str, tmp_path: Path) -> None:
+    """A table: captions out of order, ids of its own, a line break, a quote, half a surrogate."""
+    captions = ["line\nbreak", 'quote "', "half \ud83d", "日本語", "\u2028", "x" * 10_000]
+    captions[4] = "a\u2028b"
+    lines = []
+    for number in (2, 0, 1, 0, 2, 1):
+        photo(tmp_path / f"{number}.png", number)
+        text = captions[len(lines)]
+        lines.append(
+            {"image": f"{number}.png", "image_id": f"i{number}", "caption_id": f"c{len(lines)}", "caption": text}
+        )
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        new = load_pairs(embed(clip, f"jsonl:{tmp_path / 't.jsonl'}", tmp_path / "f.safetensors").spec)
+    old = load_pairs(f"jsonl:{tmp_path / 't.jsonl'}")
+    assert new.captions == old.captions == tuple(captions)
+    assert new.image_ids == old.image_ids == ("i2", "i0", "i1")
+    assert new.caption_ids == old.caption_ids == tuple(f"c{n}" for n in range(6))
+    assert torch.equal(new.caption_image, old.caption_image)
+
+
+def test_val_is_a_split_too(clip: str, tmp_path: Path) -> None:
+    pairs = folder(tmp_path / "photos", ("train", "train", "val", "test"))
+    spec = embed(clip, pairs, tmp_path / "f.safetensors").spec
+    assert load_pairs(spec, split="val").image_ids == ("val/02.png",)
+
+
+def test_splits_of_other_names_are_told_of(clip: str, tmp_path: Path) -> None:
+    rows = ["image,caption,split"]
+    for number, split in enumerate(("train", "train", "fold-3")):
+        photo(tmp_path / f"{number}.png", number)
+        rows.append(f"{number}.png,a thing,{split}")
+    (tmp_path / "t.csv").write_text("\n".join(rows), encoding="utf-8")
+    with pytest.warns(
+        UserWarning, match=r"1 images are in no split named train, dev, val, test, first '2\.png'.*--split"
+    ):
+        spec = embed(clip, f"csv:{tmp_path / 't.csv'}", tmp_path / "f.safetensors").spec
+    assert len(load_pairs(spec).image_ids) == 3
+
+
+def test_training_on_the_features(clip: str, photos: str, tmp_path: Path) -> None:
+    spec = embed(clip, photos, tmp_path / "f.safetensors").spec
+    train, dev = load_pairs(spec, split="train"), load_pairs(spec, split="dev")
+    config = TrainConfig(epochs=2, batch_size=4, device="cpu")
+    run = fit("vacsr", train, config, dev=dev, backbone=BackboneConfig(head=HeadConfig(dim=8)), progress=False)
+    assert run.state.best is not None
+    scorer = PairScorer(run.model, device="cpu")
+    scorer.score_set(load_pairs(spec, split="test"))
+    other = embed(clip, photos, tmp_path / "g.safetensors", pooling="mean").spec  # the same towers, pooled differently
+    scorer.score_set(load_pairs(other, split="test"))
+    foreign = HELPERS["clip_folder"](tmp_path / "other-clip")
+    strange = embed(f"clip:{foreign}", photos, tmp_path / "h.safetensors").spec
+    with pytest.raises(ProvenanceMismatch, match="clip:other-clip"):
+        scorer.score_set(load_pairs(strange, split="test"))
+
+
+# ---------------------------------------------------------------------------------------------- stopped and resumed
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, stop: int | None = None) -> dict[str, int]:
+    """How often each tower is asked; Ctrl-C at the call of this number."""
+    calls = {"image": 0, "text": 0}
+    for kind in calls:
+        original = getattr(TowerBackbone, f"encode_{kind}")
+
+        def encode(self: TowerBackbone, x: torch.Tensor, kind: str = kind, original: Any = original) -> Any:
+            calls[kind] += 1
+            if sum(calls.values()) == stop:
+                raise KeyboardInterrupt
+            return original(self, x)
+
+        monkeypatch.setattr(TowerBackbone, f"encode_{kind}", encode)
+    return calls
+
+
+def same(one: Path, other: Path) -> bool:
+    """Every bit of the features, the origin, and the captions file; safetensors writes metadata in any order."""
+    (tensors, origin), (others, other_origin) = read_tensors(one), read_tensors(other)
+    assert tensors.keys() == others.keys()
+    assert all(
+        torch.equal(tensor.view(torch.uint8), others[name].view(torch.uint8)) for name, tensor in tensors.items()
+    )
+    assert origin == other_origin
+    captions = [path.with_name(f"{path.stem}-captions.jsonl").read_bytes() for path in (one, other)]
+    return captions[0] == captions[1]
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts of photos and six of captions."""
+    monkeypatch.setattr(vacsr.embed, "_PART", 4)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("stop", [1, 3, 4, 9])
+def test_what_was_stopped_goes_on(clip: str, photos: str, tmp_path: Path, stop: int) -> None:
+    whole, broken = tmp_path / "whole.safetensors", tmp_path / "broken.safetensors"
+    embed(clip, photos, whole)
+    with pytest.MonkeyPatch.context() as patched:
+        counted(patched, stop)
+        with pytest.raises(KeyboardInterrupt):
+            embed(clip, photos, broken)
+    assert not broken.exists()
+    assert len(list((tmp_path / "broken.safetensors.parts").glob("*"))) == stop - 1
+    with pytest.MonkeyPatch.context() as patched:
+        calls = counted(patched)
+        embed(clip, photos, broken)
+    assert sum(calls.values()) == 9 - (stop - 1), "finished parts are not made again"
+    assert same(broken, whole)
+    assert not (tmp_path / "broken.safetensors.parts").exists()
+
+
+@pytest.mark.parametrize("moment", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_killed_and_run_again(clip: str, photos: str, tmp_path: Path, moment: int) -> None:
+    """SIGKILL right after a part was written; the same command line then ends with the same bytes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vacsr.cli", "vacsr.train", "vacsr.compare", "torch._dynamo"])
+    whole, broken = tmp_path / "whole.safetensors", tmp_path / "broken.safetensors"
+    argv = ["embed", "--backbone", clip, "--pairs", photos, "--device", "cpu", "--out", str(broken)]
+    job = {"argv": argv, "kill": ("after part", moment), "output": str(tmp_path / "output")}
+    options = {"init_globals": {"JOB": job}, "run_name": "__main__"}
+    process = context.Process(target=runpy.run_path, args=(str(HERE / "train" / "driver.py"),), kwargs=options)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(list((tmp_path / "broken.safetensors.parts").glob("*.safetensors"))) == moment
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(vacsr.embed, "_PART", 4)
+        calls = counted(patched)
+        embed(clip, photos, broken)
+        assert sum(calls.values()) == 9 - moment
+        embed(clip, photos, whole)
+    assert same(broken, whole)
+
+
+def torn(part: Path) -> None:
+    part.write_bytes(part.read_bytes()[:40])
+
+
+def from_another_job(part: Path) -> None:
+    tensors, _ = read_tensors(part)
+    vacsr.embed.write_tensors(part, tensors, metadata={"fingerprint": "another"})
+
+
+def short(part: Path) -> None:
+    tensors, metadata = read_tensors(part)
+    vacsr.embed.write_tensors(part, {"rows": tensors["rows"][:2].clone()}, metadata=metadata)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("harm", [torn, from_another_job, short])
+def test_a_part_that_does_not_fit_is_made_again(
+    clip: str, photos: str, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    whole, broken = tmp_path / "whole.safetensors", tmp_path / "broken.safetensors"
+    embed(clip, photos, whole)
+    with pytest.MonkeyPatch.context() as patched:
+        counted(patched, 3)
+        with pytest.raises(KeyboardInterrupt):
+            embed(clip, photos, broken)
+    harm(tmp_path / "broken.safetensors.parts" / "images-00000004.safetensors")
+    embed(clip, photos, broken)
+    assert same(broken, whole)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_of_other_photos_or_another_precision_are_not_used(clip: str, photos: str, tmp_path: Path) -> None:
+    def stopped() -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            counted(patched, 3)
+            with pytest.raises(KeyboardInterrupt):
+                embed(clip, photos, tmp_path / "f.safetensors")
+
+    for change in ("dtype", "photo"):
+        stopped()
+        if change == "photo":
+            photo(tmp_path / "photos" / "train" / "00.png", 77)
+        options = {"dtype": torch.float32} if change == "dtype" else {}
+        with pytest.MonkeyPatch.context() as patched:
+            calls = counted(patched)
+            embed(clip, photos, tmp_path / "f.safetensors", **options)
+        assert sum(calls.values()) == 9, change
+        (tmp_path / "f.safetensors").unlink()
+
+
+def test_random_weights_are_the_same_every_time(photos: str, clip: str, tmp_path: Path) -> None:
+    """Otherwise nothing that was stopped could go on; torch's own generator is left alone."""
+    torch.manual_seed(5)
+    state = torch.random.get_rng_state()
+    config = embedding_config(clip).model_copy(update={"weights": "random"})
+    for name in ("a", "b"):
+        embed_pairs(config, photos, tmp_path / f"{name}.safetensors", device="cpu")
+    assert same(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+def test_photos_that_cannot_be_read(clip: str, photos: str, tmp_path: Path) -> None:
+    bad = tmp_path / "photos" / "dev" / "07.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    (tmp_path / "photos" / "test" / "10.txt").write_text("\n", encoding="utf-8")
+    out = tmp_path / "f.safetensors"
+    with pytest.raises(DataError, match=r"test/10\.png: no caption"):
+        embed(clip, photos, out)
+    (tmp_path / "photos" / "test" / "10.txt").write_text("something", encoding="utf-8")
+    with pytest.raises(DataError, match=r"07\.png cannot be read as a photo"):
+        embed(clip, photos, out)
+    assert not out.exists()
+    assert not (tmp_path / "f-captions.jsonl").exists()
+    with pytest.warns(UserWarning, match="1 left out") as told:
+        found = embed(clip, photos, out, on_error="skip")
+    assert len(told) == 1, "told once"
+    assert [line.partition(":")[0] for line in found.skipped] == ["dev/07.png"]
+    new = load_pairs(found.spec)
+    assert (len(new.image_ids), "dev/07.png" in new.image_ids) == (11, False)
+    assert load_pairs(found.spec, split="dev").image_ids == ("dev/06.png", "dev/08.png")
+
+
+@pytest.mark.parametrize(
+    ("config", "pairs", "out", "error", "words"),
+    [
+        (embedding_config("tiny:"), "PHOTOS", "f.safetensors", UsageError, "no pretrained towers — use clip:"),
+        (embedding_config("features:"), "PHOTOS", "f.safetensors", UsageError, "no pretrained towers — use clip:"),
+        (embedding_config("open:x"), "PHOTOS", "f.safetensors", UsageError, "unknown backbone 'open:x' — write"),
+        (embedding_config("clip:CLIP"), "synthetic:images=5", "f.safetensors", DataError, "holds features already"),
+        (embedding_config("clip:CLIP"), "PHOTOS", "f.npy", UsageError, "is not a .safetensors file's name — write"),
+        (embedding_config("clip:CLIP"), "PHOTOS", "folder.safetensors", UsageError, "is not a .safetensors file's"),
+        (embedding_config("clip:CLIP", pooling="mean"), "PHOTOS", "f.safetensors", UsageError, "write --pooling cls"),
+    ],
+)
+def test_what_cannot_be_embedded(
+    photos: str, tmp_path: Path, config: BackboneConfig, pairs: str, out: str, error: type[Exception], words: str
+) -> None:
+    (tmp_path / "folder.safetensors").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error, match=words):
+        embed_pairs(config, pairs.replace("PHOTOS", photos), tmp_path / out, device="cpu")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_command(
+    clip: str, photos: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """stdout is the SPEC alone; --full writes float32, --set reaches the backbone."""
+    from vacsr.cli import main
+
+    out = tmp_path / "f.safetensors"
+    argv = ["embed", "--backbone", clip, "--pairs", photos, "--out", str(out), "--full", "--set", "resize=center"]
+    monkeypatch.setattr(sys, "argv", ["vacsr", *argv, "--device", "cpu"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    said = capsys.readouterr()
+    assert left.value.code == 0, said.err
+    assert said.out == f"features:{out},captions={tmp_path / 'f-captions.jsonl'}\n"
+    assert "embedded 12 photos and 24 captions" in said.err
+    tensors, metadata = read_tensors(out)
+    assert tensors["text"].dtype == torch.float32
+    assert metadata["preprocessing"].startswith("32 center of 32")
+    assert load_pairs(said.out.strip()).provenance.preprocessing == metadata["preprocessing"]
