@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -354,11 +354,11 @@ def test_evaluate_keeps_the_split_of_a_spec(vacsr: Command, run: Path) -> None:
 def test_evaluate_loads_the_data_once(vacsr: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str | None] = []
 
-    def counted(spec: str, *, split: str | None = None) -> Any:
+    def counted(spec: str, *, split: str | None = None, on_error: Literal["fail", "skip"]) -> Any:
         calls.append(split)
-        return load_pairs(spec, split=split)
+        return load_pairs(spec, split=split, on_error=on_error)
 
-    monkeypatch.setattr("vacsr.data.load_pairs", counted)
+    monkeypatch.setattr("vacsr.train.recipe.load_pairs", counted)
     assert vacsr("evaluate", run).code == 0
     assert calls == ["test"]
 

@@ -204,17 +204,24 @@ def evaluate(
 
 
 def _pairs_to_report(run: Path, pairs: str | None, *, split: str | None) -> PairSet | PhotoSet:
-    """The split asked for; else `test` where the data have one, and everything, with a word about it, otherwise."""
-    from vacsr.data import load_pairs, parse_spec
+    """The split asked for; else `test` where the data have one, and everything, with a word about it, otherwise.
 
-    spec = pairs or _run_pairs(run)
+    What could not be read when the run was trained is left out here too, if the run says so.
+    """
+    from vacsr.config import DataConfig
+    from vacsr.data import parse_spec
+    from vacsr.recipes import parse
+    from vacsr.train.recipe import read_split
+
+    policy = {} if pairs else {k: v for k, v in _run_section(run, "data").items() if k in ("on_error", "workers")}
+    config = parse(DataConfig, {**policy, "pairs": pairs or _run_pairs(run)})
     chosen = split or (parse_spec(pairs).options.get("split") if pairs else None)
     if chosen:
-        return load_pairs(spec, split=chosen)
+        return read_split(config, chosen)
     try:
-        return load_pairs(spec, split="test")
+        return read_split(config, "test")
     except DataError:  # no such split, or broken data, which the next line refuses again
-        data = load_pairs(spec, split="all")
+        data = read_split(config, "all")
     count = f"all {len(data.image_ids):,} images, any that were trained on included"
     typer.echo(f"the data have no split 'test': reporting {count} — choose with --split", err=True)
     return data

@@ -187,6 +187,8 @@ class BackboneConfig(Config):
     """`features:` (cached embeddings), `clip:ID_OR_FOLDER`, `towers:IMAGE,TEXT` (two folders or ids), or `tiny:`."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """`random` builds the same architecture with fresh weights, for timing and tests; `tiny:` has no others."""
+    start: str = ""
+    """A run or model folder whose towers, pooling and heads training starts from; the method starts afresh."""
     image_scaling: Literal["standardize", "unit", "none"] = "standardize"
     """Of cached features: per-dimension mean and deviation of the training images, kept with the model."""
     text_scaling: Literal["standardize", "unit", "none"] = "unit"

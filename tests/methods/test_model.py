@@ -240,7 +240,7 @@ def test_missing_pieces(tmp_path: Path) -> None:
         MatchingModel.from_pretrained(tmp_path / "m")
 
 
-@pytest.mark.parametrize("fails", ["save_tensors", "json_text", "_model_card"])
+@pytest.mark.parametrize("fails", ["save_tensors", "json_text", "model_card"])
 def test_a_save_that_fails_leaves_the_model_that_was_there(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

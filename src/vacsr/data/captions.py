@@ -75,7 +75,10 @@ def choose_split(table: CaptionTable, split: str | None) -> CaptionTable:
     if split is None or split == "all":
         return table
     if table.splits is None:
-        raise DataError(f"split {split!r} was asked for, {table.source} has no splits — name one for every image")
+        raise DataError(
+            f"split {split!r} was asked for, {table.source} has no splits — "
+            "name one for every image, or train on all with data.train=all and data.dev_share=0.1"
+        )
     check_split(split, Counter(table.splits), source=table.source)
     return take_images(table, [row for row, name in enumerate(table.splits) if name == split])
 

@@ -56,7 +56,10 @@ class ListedPhotos:
         """As a file of it would be: upright, RGB, what is transparent over white."""
         picture = self.pictures[row]
         if not isinstance(picture, Image.Image):
-            return FilePhotos(Path(), (str(Path(picture).expanduser()),)).open(0, side=side)
+            path = Path(picture).expanduser()
+            if not path.is_file():
+                raise DataError(f"no such photo: {picture} — check the path")
+            return FilePhotos(Path(), (str(path),)).open(0, side=side)
         try:
             with _LOADING:
                 picture.load()

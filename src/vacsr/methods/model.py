@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +22,20 @@ from vacsr.errors import DataError, UsageError
 from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
 from vacsr.methods import build_method
 from vacsr.methods.base import Embedding, Method, ParamGroup, split_by_decay
+from vacsr.methods.saved import (
+    ASSETS,
+    SCHEMA,
+    assets_of,
+    check_assets,
+    config_digest,
+    model_card,
+    model_folder,
+    read_config,
+    take_over,
+)
 from vacsr.recipes import method_config, parse
 
 _IMAGE, _TEXT = 0, 1  # streams of draws
-_SCHEMA = 1
-_ASSETS = "backbone"  # folder of tower configurations and tokenizer inside a model folder
 
 
 class MatchingModel(nn.Module):
@@ -69,18 +75,24 @@ class MatchingModel(nn.Module):
         """A model with fresh heads, drawn from ``seed`` without touching torch's own generator.
 
         ``image_dim`` and ``text_dim`` are those of cached features; towers know their own. ``fit``: the training set,
-        from which the backbone takes statistics or words. ``assets``: rebuild saved towers, weights to follow.
+        from which the backbone takes statistics or words. ``assets``: rebuild saved towers, weights to follow. Where
+        ``config.start`` names a model, everything but the method is taken over from it.
         """
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
-            backbone = load_backbone(config, image_dim=image_dim, text_dim=text_dim, assets=assets)
+            start = model_folder(Path(config.start).expanduser()) if config.start and assets is None else None
+            known = assets if start is None else start / ASSETS
+            backbone = load_backbone(config, image_dim=image_dim, text_dim=text_dim, assets=known)
             if fit is not None:
                 _fit(backbone, fit)
             head = build_method(method, dim=config.head.dim) if isinstance(method, Config) else method
             if not isinstance(head, Method):
                 needs = "it needs loss, score, uncertainty, param_groups"
                 raise UsageError(f"{type(head).__name__} is not a method: {needs}")
-            return cls(backbone, head, config=config, provenance=provenance)
+            model = cls(backbone, head, config=config, provenance=provenance)
+        if start is not None:
+            take_over(model, start)
+        return model
 
     def embed_images(self, images: Tensor, noise: RowNoise | None = None) -> Embedding:
         """Features [N, D_image], or photos [N, 3, H, W] uint8, to unit vectors [N, d]; ``noise`` is for training."""
@@ -158,9 +170,9 @@ class MatchingModel(nn.Module):
         method = getattr(self.method, "config", None)
         if not isinstance(method, Config):
             raise UsageError(f"{type(self.method).__name__} has no `config`, so it cannot be saved and built again")
-        assets = _assets_of(self.backbone)
+        assets = assets_of(self.backbone)
         described = {
-            "schema": _SCHEMA,
+            "schema": SCHEMA,
             "image_dim": self.backbone.image_dim,
             "text_dim": self.backbone.text_dim,
             "backbone": self.config.model_dump(mode="json"),
@@ -168,23 +180,23 @@ class MatchingModel(nn.Module):
             "provenance": vars(self.provenance),
             "assets": {name: hashlib.sha256(content).hexdigest() for name, content in assets.items()},
         }
-        names = ("model.safetensors", "config.json", "README.md", *(f"{_ASSETS}/{name}" for name in assets))
+        names = ("model.safetensors", "config.json", "README.md", *(f"{ASSETS}/{name}" for name in assets))
         with atomic_paths(*(folder / name for name in names)) as (weights, config, card, *copies):
-            save_tensors(weights, self.state_dict(), metadata={"config": _digest(described)})
+            save_tensors(weights, self.state_dict(), metadata={"config": config_digest(described)})
             config.write_text(json_text(described), encoding="utf-8")
-            card.write_text(_model_card(self, method), encoding="utf-8")
+            card.write_text(model_card(self, method), encoding="utf-8")
             for copy, content in zip(copies, assets.values(), strict=True):
                 copy.write_bytes(content)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> MatchingModel:
         """Read what :meth:`save_pretrained` wrote. A run folder works too: its ``model/`` is taken."""
-        folder = _model_folder(Path(folder))
-        raw = _read_config(folder / "config.json")
+        folder = model_folder(Path(folder))
+        raw = read_config(folder / "config.json")
         tensors, metadata = read_tensors(folder / "model.safetensors")
-        if metadata.get("config") != _digest(raw):
+        if metadata.get("config") != config_digest(raw):
             raise DataError(f"{folder}: config.json and the weights were not saved together — save the model again")
-        _check_assets(folder, raw.get("assets", {}))
+        check_assets(folder, raw.get("assets", {}))
         try:
             model = cls.build(
                 method_config(raw["method"]),
@@ -192,7 +204,7 @@ class MatchingModel(nn.Module):
                 image_dim=raw["image_dim"],
                 text_dim=raw["text_dim"],
                 provenance=Provenance(**raw["provenance"]),
-                assets=folder / _ASSETS,
+                assets=folder / ASSETS,
             )
             model.load_state_dict(tensors)
         except (KeyError, TypeError, RuntimeError) as error:
@@ -235,64 +247,3 @@ def _tower_groups(backbone: nn.Module, config: TowersConfig) -> list[ParamGroup]
             scale = rate * config.layer_decay ** (len(parts.blocks) - number)
             groups += split_by_decay(f"{name}-block-{number}", block, lr_scale=scale)
     return groups
-
-
-def _assets_of(backbone: FeatureBackbone | TowerBackbone) -> dict[str, bytes]:
-    """The files that rebuild the towers, by their names under the assets folder."""
-    if isinstance(backbone, FeatureBackbone):
-        return {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        backbone.save_assets(folder)
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
-def _check_assets(folder: Path, hashes: Mapping[str, str]) -> None:
-    for name, expected in hashes.items():
-        path = folder / _ASSETS / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-            raise DataError(f"{path} is missing or was changed since the model was saved — copy the model folder again")
-
-
-def _model_folder(folder: Path) -> Path:
-    for candidate in (folder / "model", folder):
-        if (candidate / "config.json").is_file():
-            return candidate
-    raise DataError(
-        f"no trained model in {folder} (no config.json) — train one: vacsr train RECIPE.yaml --out {folder}"
-    )
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # neither JSON nor UTF-8
-        raise DataError(f"{path} is not JSON ({error}) — save the model again") from error
-    if not isinstance(raw, dict) or raw.get("schema") != _SCHEMA:
-        raise DataError(f"{path} was not written by this version of vacsr (schema {_SCHEMA} expected)")
-    return raw
-
-
-def _digest(config: Mapping[str, Any]) -> str:
-    """Ties the weights to the config they were saved with."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-
-
-def _model_card(model: MatchingModel, method: Config) -> str:
-    count = sum(p.numel() for p in model.parameters())
-    source = model.config.spec if model.has_towers else model.provenance.backbone or "unknown embeddings"
-    parts = f"{'two towers, ' * model.has_towers}two projection heads to {model.config.head.dim} dimensions"
-    inputs = (
-        "scorer.score_all(['photo.jpg'], ['a dog on a beach'])"
-        if model.has_towers
-        else "scorer.score_all(images, texts)"
-        f"  # images [I, {model.backbone.image_dim}], texts [T, {model.backbone.text_dim}]"
-    )
-    return (
-        "---\nlibrary_name: vacsr\ntags: [image-text-retrieval, uncertainty]\n---\n"
-        f"# {getattr(method, 'name', 'method')} on {source}\n\n"
-        f"{count:,} parameters: {parts} and the method's own.\n\n"
-        "```python\nimport vacsr\nscorer = vacsr.PairScorer.from_pretrained('PATH')\n"
-        f"scores = {inputs}\n```\n"
-    )

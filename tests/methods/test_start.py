@@ -1,0 +1,67 @@
+"""Training that starts from a trained model takes over everything but the method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.data import load_pairs
+from vacsr.errors import DataError
+from vacsr.methods.model import MatchingModel
+from vacsr.recipes import method_config
+
+TINY = "tiny:width=16,depth=1,text_depth=1,heads=2,size=32"
+WORLD = "scenes:images=8,held_out=2,size=32"
+
+
+def backbone(dim: int = 8, **fields: str) -> BackboneConfig:
+    return BackboneConfig(spec=TINY, head=HeadConfig(kind="linear", dim=dim), **fields)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Path, MatchingModel]:
+    pairs = load_pairs(WORLD, split="train")
+    model = MatchingModel.build(method_config("infonce"), backbone(), seed=3, fit=pairs)
+    model.save_pretrained(tmp_path / "first" / "model")
+    return tmp_path / "first", model
+
+
+def test_towers_words_pooling_and_heads_are_taken_over(trained: tuple[Path, MatchingModel]) -> None:
+    folder, first = trained
+    other = load_pairs("scenes:images=4,held_out=2,size=32,seed=9", split="train")
+    second = MatchingModel.build(method_config("vacsr"), backbone(start=str(folder)), seed=5, fit=other)
+    taken = {name: tensor for name, tensor in first.state_dict().items() if not name.startswith("method.")}
+    found = second.state_dict()
+    assert len(taken) > 20
+    for name, tensor in taken.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+    words = ["a red star above a boat", "zebra"]
+    assert second.backbone.tokenize(words).equal(first.backbone.tokenize(words))
+    fresh = MatchingModel.build(method_config("vacsr"), backbone(), seed=5, fit=load_pairs(WORLD, split="train"))
+    assert [name for name in found if name.startswith("method.")] == [
+        name for name in fresh.state_dict() if name.startswith("method.")
+    ]
+
+
+def test_a_saved_model_no_longer_needs_its_start(trained: tuple[Path, MatchingModel], tmp_path: Path) -> None:
+    folder, _ = trained
+    second = MatchingModel.build(method_config("vacsr"), backbone(start=str(folder)))
+    second.save_pretrained(tmp_path / "second")
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    again = MatchingModel.from_pretrained(tmp_path / "second")
+    for name, tensor in second.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+def test_another_shape_is_refused(trained: tuple[Path, MatchingModel]) -> None:
+    with pytest.raises(DataError, match=r"as image_head.last.weight, this model needs \[12, 16\] — start from a model"):
+        MatchingModel.build(method_config("vacsr"), backbone(12, start=str(trained[0])))
+
+
+def test_no_model_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no trained model in"):
+        MatchingModel.build(method_config("vacsr"), backbone(start=str(tmp_path)))
