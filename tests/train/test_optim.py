@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig, VacsrConfig
-from vacsr.errors import MissingExtra
 from vacsr.methods.base import ParamGroup
 from vacsr.methods.model import MatchingModel
 from vacsr.train.optim import build_optimizer, lr_factor, set_learning_rate

@@ -43,13 +43,17 @@ def decode_photo(data: bytes, *, name: str, side: int = 0) -> Image.Image:
         if side > 0:
             image.draft(None, (side, side))
         image.load()
-        turn = _UPRIGHT.get(_orientation(image))
-        photo = _as_rgb(image)
-        return photo if turn is None else photo.transpose(turn)
+        return upright(image)
     except (DataError, MemoryError):
         raise
     except Exception as error:  # decoders meet broken bytes with errors of any kind
         raise DataError(_refusal(name, str(error) or type(error).__name__)) from error
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """A loaded image as RGB, turned as its EXIF orientation says, what is transparent over white."""
+    turn, photo = _UPRIGHT.get(_orientation(image)), _as_rgb(image)
+    return photo if turn is None else photo.transpose(turn)
 
 
 def encoded_format(data: bytes) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from vacsr.data.decode import _UPRIGHT, _as_rgb, _orientation
+from vacsr.data.decode import upright
 from vacsr.data.sources import FilePhotos
 from vacsr.errors import DataError, UsageError
 
@@ -63,13 +63,12 @@ class ListedPhotos:
         try:
             with _LOADING:
                 picture.load()
-            turn, photo = _UPRIGHT.get(_orientation(picture)), _as_rgb(picture)
+            return upright(picture)
         except MemoryError:
             raise
         except Exception as error:  # decoders meet broken bytes with errors of any kind
             message = f"{self.name(row)} of the list cannot be read as a photo ({error})"
             raise DataError(f"{message} — open it again, or leave it out") from error
-        return photo if turn is None else photo.transpose(turn)
 
     def take(self, rows: Sequence[int]) -> ListedPhotos:
         """Some of them."""

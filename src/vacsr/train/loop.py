@@ -191,9 +191,10 @@ class Trainer:
         rate = (self.state.step - first) / max(time.perf_counter() - started, 1e-9)
         self._evaluate(epoch + 1, rate, bar)
         every, last = self.config.checkpoint_epochs, self.state.step == self.total_steps
-        if every and (last or (epoch + 1) % every == 0):
+        stop = not last and self._agreed(interrupt)
+        if stop or (every and (last or (epoch + 1) % every == 0)):
             self._save(bar)
-        if self.state.step < self.total_steps and self._agreed(interrupt):
+        if stop:
             self.state.stopped = "interrupted"
 
     def _set_resting(self, epoch: int) -> None:

@@ -47,8 +47,9 @@ class ReportData(NamedTuple):
 def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = True) -> RecipeRun:
     """Fill the run folder ``out``: config.yaml, metrics.jsonl, checkpoint/, model/ and, last of all, report.json.
 
-    Everything that can be refused is refused before the first file is written. Of several ranks the first writes, and
-    a process group that the run joined is left again.
+    Everything that can be refused is refused before the first file is written, but for photos of the report's splits,
+    which are decoded when they are scored: `--resume` then reports without training again. Of several ranks the first
+    writes, and a process group that the run joined is left again.
     """
     check_folder(out, resume=resume)
     check_protocols(recipe.evaluate.protocols)
