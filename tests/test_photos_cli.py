@@ -19,8 +19,10 @@ import yaml
 from PIL import Image
 
 from vacsr.cli import main
-from vacsr.data import load_pairs
+from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.noise import load_noise
+from vacsr.embed import _split_names
+from vacsr.errors import DataError
 from vacsr.scoring import PairScorer
 
 RECIPE: dict[str, Any] = {
@@ -40,7 +42,7 @@ class Answer(NamedTuple):
         assert self.code == code, self.err
         assert self.out == ""
         assert "Traceback" not in self.err
-        kinds = ("Error:", "Mismatch:", "Extra:", "Problem:")
+        kinds = ("Error:", "Mismatch:", "Extra:", "Problem:", "Split:")
         assert sum(any(kind in line for kind in kinds) for line in self.err.splitlines()) == 1, self.err
         assert all(word in self.err for word in words), self.err
         return True
@@ -278,6 +280,54 @@ def test_a_broken_photo_of_the_report_can_be_left_out_afterwards(
     assert (out / "model" / "model.safetensors").read_bytes() == before
     assert (out / "metrics.jsonl").read_text(encoding="utf-8") == rows
     assert "test/15.jpg" in (out / "skipped.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_a_split_without_a_readable_photo_is_no_absent_split(
+    vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path, split: str
+) -> None:
+    """It would vanish from the report, and `evaluate` would report everything in its place."""
+    out, fields = tmp_path / "run", setting(data__pairs=photos.spec, data__on_error="skip")
+    assert vacsr("train", recipe, "--out", out, *fields).code == 0
+    for photo in (photos.root / split).glob("*.jpg"):
+        photo.write_bytes(b"")
+    words = f"none of the 2 photos can be read, first {split}/"
+    refused = vacsr("train", recipe, "--out", tmp_path / "again", *fields)
+    assert refused.refused(4, words)
+    assert "data.dev_share" not in refused.err
+    assert not (tmp_path / "again").exists()
+    answer = vacsr("evaluate", out)
+    assert answer.refused(4, words) if split == "test" else answer.code == 0
+
+
+def test_an_absent_split_of_photos_is_done_without(
+    vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path
+) -> None:
+    for path in (photos.root / "test").iterdir():
+        path.unlink()
+    out, fields = tmp_path / "run", setting(data__pairs=photos.spec, data__on_error="skip")
+    done = vacsr("train", recipe, "--out", out, *fields)
+    assert done.code == 0, done.err
+    assert [line.split(" | ")[1] for line in done.out.splitlines()[2:]] == ["dev"]
+    answer = vacsr("evaluate", out)
+    assert answer.code == 0, answer.err
+    assert "the data have no split 'test': reporting all 14 images" in answer.err
+
+
+def test_embed_names_a_split_that_has_no_photo_left(photos: Photos) -> None:
+    rows = [f"{path.relative_to(photos.root)},a thing,{path.parent.name}" for path in photos.root.rglob("*.jpg")]
+    (photos.root / "t.csv").write_text("\n".join(["image,caption,split", *rows]), encoding="utf-8")
+    for photo in (photos.root / "test").glob("*.jpg"):
+        photo.unlink()
+    spec = f"csv:{photos.root / 't.csv'}"
+    with pytest.warns(UserWarning, match="2 left out"):
+        data = load_pairs(spec, on_error="skip")
+    assert isinstance(data, PhotoSet)
+    with pytest.warns(UserWarning, match="nothing of the split 'test' is embedded: .*none of 2 photos can be used"):
+        names = _split_names(spec, data, split=None, on_error="skip")
+    assert names == {image: image.partition("/")[0] for image in data.image_ids}
+    with pytest.raises(DataError, match="2 photos or captions cannot be used"):
+        _split_names(spec, data, split=None, on_error="fail")
 
 
 def test_a_photo_that_breaks_while_training(

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from vacsr import __version__
-from vacsr.errors import DataError, UsageError, VacsrError
+from vacsr.errors import NoSuchSplit, UsageError, VacsrError
 
 if TYPE_CHECKING:
     from vacsr.config import EvaluateConfig
@@ -220,7 +220,7 @@ def _pairs_to_report(run: Path, pairs: str | None, *, split: str | None) -> Pair
         return read_split(config, chosen)
     try:
         return read_split(config, "test")
-    except DataError:  # no such split, or broken data, which the next line refuses again
+    except NoSuchSplit:
         data = read_split(config, "all")
     count = f"all {len(data.image_ids):,} images, any that were trained on included"
     typer.echo(f"the data have no split 'test': reporting {count} — choose with --split", err=True)

@@ -280,7 +280,7 @@ class TrainConfig(Config):
     towers: TowersConfig = TowersConfig()
     """Rates and rest of the towers."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Decoupled; scalars and biases of the method have none."""
+    """Decoupled, of matrices; biases, norms and scalars have none, here and in the towers (PCME++ decays these too)."""
     optimizer: Literal["adamw", "adamp"] = "adamw"
     """AdamP is the paper's."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)

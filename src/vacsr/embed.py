@@ -24,7 +24,7 @@ from vacsr.backbones.tokens import Tokens
 from vacsr.config import BackboneConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import check_photos, without
-from vacsr.errors import DataError, UsageError
+from vacsr.errors import DataError, NoSuchSplit, UsageError
 from vacsr.files import atomic_paths, read_tensors, save_tensors, write_tensors
 from vacsr.scoring import choose_device
 
@@ -196,7 +196,12 @@ def _split_names(pairs: str, data: PhotoSet, *, split: str | None, on_error: Lit
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # all that is left out was told of when everything was loaded
                 part = load_pairs(pairs, split=name, on_error=on_error)
-        except DataError:
+        except NoSuchSplit:
+            continue
+        except DataError as error:
+            if on_error == "fail":
+                raise
+            warnings.warn(f"nothing of the split {name!r} is embedded: {error}", stacklevel=2)
             continue
         names |= dict.fromkeys(part.image_ids, name)
     lost = [image for image in data.image_ids if image not in names]

@@ -50,6 +50,10 @@ class DiskFull(EnvironmentProblem):
     """Nothing more can be written; what was there before is untouched."""
 
 
+class NoSuchSplit(DataError):
+    """The data are fine and have no split of this name; who can do without it may go on, unlike after other errors."""
+
+
 class ShapeMismatch(DataError):
     """Two arrays, or an array and a model, disagree on a dimension."""
 

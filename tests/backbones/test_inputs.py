@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from vacsr.backbones.preprocess import PhotoTransform
 from vacsr.config import BackboneConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import ArrayPhotos
+from vacsr.data.sources import FilePhotos
 from vacsr.errors import DataError
 
 TRANSFORM = PhotoTransform(16)
@@ -121,6 +123,78 @@ def test_another_side_is_the_photo_and_not_the_square_resized() -> None:
     assert torch.equal(reader.one(1), TRANSFORM.pixels(photos.open(1), size=40))
 
 
+SIZES = [(640, 480), (1000, 1400), (250, 250), (300, 2000), (645, 483)]
+SQUEEZED = PhotoTransform(224)
+CENTRE = PhotoTransform(224, resize="center", short=256)
+
+
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Smooth at large, with some detail, as photos are."""
+    folder, random = tmp_path_factory.mktemp("jpegs"), np.random.default_rng(0)
+    paths = []
+    for width, height in SIZES:
+        coarse = random.integers(30, 226, (height // 40 + 2, width // 40 + 2, 3), dtype=np.uint8)
+        smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), dtype=float)
+        photo = (smooth + random.normal(0, 4, smooth.shape)).clip(0, 255).astype(np.uint8)
+        paths.append(folder / f"{width}x{height}.jpg")
+        Image.fromarray(photo).save(paths[-1], quality=92)
+    return paths
+
+
+class Noting:
+    """Photos that note how large they came."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.inner = FilePhotos(paths[0].parent, tuple(path.name for path in paths))
+        self.sizes: dict[int, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def open(self, row: int, *, side: int = 0) -> Image.Image:
+        photo = self.inner.open(row, side=side)
+        self.sizes[row] = photo.size
+        return photo
+
+    def name(self, row: int) -> str:
+        return self.inner.name(row)
+
+    def take(self, rows: Sequence[int]) -> Any:
+        raise NotImplementedError
+
+    def digest(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("transform", [SQUEEZED, CENTRE])
+@pytest.mark.parametrize("size", [0, 112])
+def test_jpegs_are_decoded_in_full_unless_asked_otherwise(
+    jpegs: list[Path], transform: PhotoTransform, size: int
+) -> None:
+    (found,) = PhotoReader(Noting(jpegs), transform, size=size).stream([range(len(jpegs))])
+    for path, pixels in zip(jpegs, found, strict=True):
+        with Image.open(path) as photo:
+            assert torch.equal(pixels, transform.pixels(photo.convert("RGB"), size=size))
+
+
+@pytest.mark.parametrize(("transform", "size", "enough"), [(SQUEEZED, 0, 224), (CENTRE, 0, 256), (CENTRE, 112, 128)])
+def test_a_draft_is_close_and_never_enlarged(
+    jpegs: list[Path], transform: PhotoTransform, size: int, enough: int
+) -> None:
+    """Two levels on average, of 256: the decoder's reduction is a box, blurred again by the resize."""
+    photos = Noting(jpegs)
+    full = PhotoReader(photos, transform, size=size).read_all()
+    assert [photos.sizes[row] for row in range(len(SIZES))] == SIZES
+    draft = PhotoReader(photos, transform, size=size, draft=True).read_all()
+    assert (full.float() - draft.float()).abs().mean((1, 2, 3)).max() < 2
+    for row, (width, height) in enumerate(SIZES):
+        assert min(photos.sizes[row]) >= min(enough, width, height), "the decoder made it too small"
+        reduced = min(width, height) >= 2 * enough
+        assert (photos.sizes[row] != (width, height)) == reduced
+        assert reduced or torch.equal(full[row], draft[row])
+
+
 def test_kept_photos_are_looked_up() -> None:
     pixels = torch.arange(5 * 12, dtype=torch.uint8).view(5, 3, 2, 2)
     found = list(KeptPhotos(pixels).stream([[4, 0, 0], range(2, 4)]))
@@ -139,5 +213,6 @@ def test_a_data_set_kept_or_read() -> None:
     assert isinstance(read.images, PhotoReader)
     assert torch.equal(kept.texts, read.texts)
     assert torch.equal(kept.texts, backbone.tokenize(pairs.captions))
+    assert read.images.draft is False, "what is measured is decoded in full"
     (whole,) = read.images.stream([range(5)])
     assert torch.equal(kept.images.pixels, whole)

@@ -7,10 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
+from vacsr.backbones import preprocess
 from vacsr.backbones.preprocess import CLIP_MEAN, CLIP_STD, PhotoTransform
 from vacsr.backbones.processor import transform_from
 from vacsr.config import BackboneConfig
-from vacsr.errors import UsageError
+from vacsr.errors import DataError, UsageError
+
+FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 def photo(width: int, height: int) -> Image.Image:
@@ -52,12 +55,77 @@ def test_center_cuts_from_a_larger_shorter_side_where_the_processor_does() -> No
 def test_whole_is_pils_resize(resample: str, size: int) -> None:
     transform = PhotoTransform(24, resample=resample)  # type: ignore[arg-type]
     side = size or 24
-    filters = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-    expected = np.asarray(photo(70, 41).resize((side, side), filters[resample]))
+    expected = np.asarray(photo(70, 41).resize((side, side), FILTERS[resample]))
     got = transform.pixels(photo(70, 41), size=size)
     assert got.dtype == torch.uint8
     assert got.is_contiguous()
     assert np.array_equal(got.permute(1, 2, 0).numpy(), expected)
+
+
+def resized_and_cut(source: Image.Image, side: int, *, short: int, resample: str) -> torch.Tensor:
+    """The whole photo enlarged or reduced, then its centre: what takes too much memory for long strips."""
+    factor = short / min(source.size)
+    scaled = [short if length == min(source.size) else int(short * length / min(source.size)) for length in source.size]
+    assert all(abs(length * factor - found) <= 1 for length, found in zip(source.size, scaled, strict=True))
+    left, top = ((length - side) // 2 for length in scaled)
+    square = source.resize((scaled[0], scaled[1]), FILTERS[resample]).crop((left, top, left + side, top + side))
+    return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+
+
+ORDINARY = [(64, 48), (49, 65), (33, 33), (20, 31), (301, 101), (400, 3), (3, 400), (32, 47), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("resample", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("short", [32, 37, 40])
+@pytest.mark.parametrize(("width", "height"), ORDINARY)
+def test_center_resizes_and_cuts(
+    width: int, height: int, short: int, resample: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly for ordinary photos; cut first, as long strips are, within a level for each direction."""
+    transform = PhotoTransform(32, resample=resample, resize="center", short=short)  # type: ignore[arg-type]
+    source = photo(width, height)
+    expected = resized_and_cut(source, 32, short=short, resample=resample)
+    assert torch.equal(transform.pixels(source), expected)
+    monkeypatch.setattr(preprocess, "_ROOM", 0)
+    assert (transform.pixels(source).int() - expected.int()).abs().max() <= 2
+
+
+@pytest.mark.parametrize("length", [150_000, 10_000_000])
+@pytest.mark.parametrize("tall", [False, True])
+@pytest.mark.parametrize("short", [0, 40])
+def test_center_of_a_long_strip_is_that_of_its_middle(length: int, tall: bool, short: int) -> None:
+    """One pixel wide: enlarged whole, it would take gigabytes. Twenty pixels in the middle are all that is seen."""
+    colours = np.random.default_rng(0).integers(0, 256, (length, 1, 3), dtype=np.uint8)
+    colours = colours if tall else colours.transpose(1, 0, 2)
+    middle = slice(length // 2 - 10, length // 2 + 10)
+    expected = resized_and_cut(
+        Image.fromarray(colours[middle] if tall else colours[:, middle]), 32, short=short or 32, resample="bicubic"
+    )
+    got = PhotoTransform(32, resize="center", short=short).pixels(Image.fromarray(colours))
+    assert got.float().std() > 1
+    assert (got.int() - expected.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("size", [(150_000, 1), (1, 100_000), (1, 1_000_000), (1, 1)])
+def test_whole_of_a_long_strip(size: tuple[int, int]) -> None:
+    """Across the strip nothing changes, so that resizing along it is all there is to do."""
+    source = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
+    along = np.asarray(source.resize(tuple(min(length, 224) for length in size), Image.Resampling.BICUBIC))  # type: ignore[arg-type]
+    got = PhotoTransform(224).pixels(source).permute(1, 2, 0).numpy()
+    assert np.array_equal(got, np.broadcast_to(along, got.shape))
+
+
+def test_the_order_of_the_two_directions_matters_by_rounding_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, transform = photo(11, 300), PhotoTransform(24)
+    usual = transform.pixels(source).int()
+    monkeypatch.setattr(preprocess, "_ROOM", 0)
+    assert (transform.pixels(source).int() - usual).abs().max() <= 2
+
+
+@pytest.mark.parametrize("resize", ["whole", "center"])
+def test_a_photo_that_no_square_can_be_made_of(resize: str) -> None:
+    with pytest.raises(DataError, match=r"0 × 5 pixels .* square of 8 .* — "):
+        PhotoTransform(8, resize=resize).pixels(Image.new("RGB", (0, 5)))  # type: ignore[arg-type]
 
 
 def test_normalize_is_the_formula() -> None:

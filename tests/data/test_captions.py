@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vacsr.data.captions import read_captions
-from vacsr.errors import DataError
+from vacsr.data.captions import choose_split, read_captions
+from vacsr.errors import DataError, NoSuchSplit
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -134,3 +134,11 @@ def test_files_that_are_no_captions_files(tmp_path: Path) -> None:
     latin = tmp_path / "latin.csv"
     latin.write_bytes("image\nß".encode("latin-1"))
     assert_refused(latin, "latin.csv", "UTF-8")
+
+
+@pytest.mark.parametrize(("column", "words"), [(",split", "no split 'dev'"), ("", "has no splits")])
+def test_an_absent_split_is_an_error_of_its_own(tmp_path: Path, column: str, words: str) -> None:
+    table = read_captions(written(tmp_path, "c.csv", f"image{column}\na{',train' if column else ''}\n"))
+    with pytest.raises(NoSuchSplit, match=words) as caught:
+        choose_split(table, "dev")
+    assert caught.value.exit_code == DataError.exit_code

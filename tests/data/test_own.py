@@ -243,3 +243,20 @@ def test_a_folder_keeps_all_scripts(root: Path) -> None:
     beside(root / "a.png", "\n".join(WORDS))
     with pytest.warns(UserWarning, match="2 left out"):
         assert list(photos_of(f"folder:{root}", on_error="skip").captions) == WORDS
+
+
+def test_two_photos_beside_one_text(tmp_path: Path, draw: Callable[..., Path]) -> None:
+    """Nothing says which of the two the text means."""
+    beside(draw(tmp_path / "x.jpg"), "one")
+    draw(tmp_path / "x.png")
+    draw(tmp_path / "x.webp")
+    beside(draw(tmp_path / "deep" / "x.png"), "two")
+    words = "x.png: its text x.txt is that of x.jpg too"
+    assert_refused(f"folder:{tmp_path}", "2 photos or captions", words, "x.webp: its text x.txt is that of x.jpg too")
+    with pytest.warns(UserWarning, match="2 left out"):
+        pairs = photos_of(f"folder:{tmp_path}", on_error="skip")
+    assert pairs.image_ids == ("deep/x.png", "x.jpg")
+    assert pairs.captions == ("two", "one")
+    assert pairs.skipped[0] == f"{tmp_path}/{words}"
+    (tmp_path / "x.txt").unlink()
+    assert_refused(f"folder:{tmp_path}", "x.jpg: no caption", "x.png: no caption", "x.webp: no caption")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config import AugmentConfig, BackboneConfig, HeadConfig
 from vacsr.data import load_pairs
-from vacsr.errors import DataError
+from vacsr.errors import DataError, UsageError
 from vacsr.methods.model import MatchingModel
 from vacsr.recipes import method_config
 
@@ -57,9 +58,24 @@ def test_a_saved_model_no_longer_needs_its_start(trained: tuple[Path, MatchingMo
         torch.testing.assert_close(again.state_dict()[name], tensor, rtol=0, atol=0)
 
 
-def test_another_shape_is_refused(trained: tuple[Path, MatchingModel]) -> None:
-    with pytest.raises(DataError, match=r"as image_head.last.weight, this model needs \[12, 16\] — start from a model"):
-        MatchingModel.build(method_config("vacsr"), backbone(12, start=str(trained[0])))
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"head": HeadConfig(kind="linear", dim=12)}, "backbone.head is"),
+        ({"spec": "clip:vit-b32"}, "backbone.spec is 'clip:vit-b32', the model in"),
+        ({"image_size": 48}, "backbone.image_size is 48"),
+        ({"pooling": "mean"}, "backbone.pooling is 'mean'"),
+    ],
+)
+def test_other_towers_are_refused(trained: tuple[Path, MatchingModel], change: dict[str, Any], said: str) -> None:
+    config = backbone(start=str(trained[0])).model_copy(update=change)
+    with pytest.raises(UsageError, match=said):
+        MatchingModel.build(method_config("vacsr"), config)
+
+
+def test_other_augmentation_is_not(trained: tuple[Path, MatchingModel]) -> None:
+    config = backbone(start=str(trained[0])).model_copy(update={"augment": AugmentConfig(flip=0.0)})
+    assert MatchingModel.build(method_config("vacsr"), config).config.augment.flip == 0.0
 
 
 def test_no_model_there(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.data import load_pairs
 from vacsr.scoring import PairScorer
-from vacsr.train import fit
+from vacsr.train import Run, fit
+from vacsr.train.feed import Batch
+from vacsr.train.step import GraphedStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 BACKBONE = BackboneConfig(head=HeadConfig(dim=32))
@@ -53,3 +57,52 @@ def test_scores_agree_with_the_processor(dtype: torch.dtype, tolerance: float) -
     torch.testing.assert_close(found.cpu(), sigma, rtol=1e-4, atol=1e-4)
     if dtype == torch.float32:
         torch.testing.assert_close(here.topk(5, direction="t2i").score.cpu(), top.score, rtol=1e-3, atol=1e-3)
+
+
+TINY = BackboneConfig(spec="tiny:width=16,depth=2,text_depth=1,heads=2,size=32", head=HeadConfig(kind="linear", dim=16))
+
+
+def _towers(out: Path | None = None, *, resume: bool = False, epochs: int = 3, **changes: object) -> Run:
+    """Small towers of which one wakes in the second epoch, looked at on dev after each."""
+    world = "scenes:images=40,held_out=12,size=32"
+    config = TrainConfig.model_validate(
+        {"epochs": epochs, "batch_size": 40, "device": "cuda", "optimizer": "adamp", "schedule": "constant",
+         "towers": {"image_lr": 1.0, "text_lr": 1.0, "layer_decay": 1.0, "freeze_image": 1}, **changes}
+    )  # fmt: skip
+    return fit(
+        "vacsr", load_pairs(world, split="train"), config,
+        dev=load_pairs(world, split="dev"), backbone=TINY, out=out, resume=resume, progress=False,
+    )  # fmt: skip
+
+
+def _close(found: Run, expected: Run, *, within: float) -> None:
+    theirs = expected.model.cpu().state_dict()
+    for name, weight in found.model.cpu().state_dict().items():
+        torch.testing.assert_close(weight, theirs[name], rtol=within, atol=within, msg=name)
+
+
+def test_a_graph_with_towers_that_wake_trains_like_eager_steps() -> None:
+    """Captured twice, with an evaluation between replays: no weight may move to another place in memory."""
+    _close(_towers(cuda_graph=True, select="last"), _towers(select="last"), within=2e-4)
+
+
+def test_one_captured_step_moves_weights_as_far_as_an_eager_one() -> None:
+    """Four steps: three that warm up, one that is replayed."""
+    changes = {"epochs": 1, "batch_size": 50, "select": "last"}
+    _close(_towers(cuda_graph=True, **changes), _towers(**changes), within=2e-5)
+
+
+def test_a_graph_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _towers(cuda_graph=True, select="last")
+    original = GraphedStep.__call__
+
+    def killed(self: GraphedStep, batch: Batch, step: int, *, ramp: float = 1.0) -> torch.Tensor:
+        if step == 7:
+            raise RuntimeError("killed")
+        return original(self, batch, step, ramp=ramp)
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="killed"):
+        patched.setattr(GraphedStep, "__call__", killed)
+        _towers(tmp_path / "run", cuda_graph=True, select="last")
+    again = _towers(tmp_path / "run", resume=True, cuda_graph=True, select="last")
+    _close(again, whole, within=2e-4)

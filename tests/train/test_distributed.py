@@ -198,3 +198,14 @@ def test_a_world_of_one_needs_no_messages(monkeypatch: pytest.MonkeyPatch) -> No
     sum_gradients([parameter], world)
     barrier(world)
     assert parameter.grad.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("change", [{"data.pairs": "synthetic:images=29,per_image=2,seed=1"}, {"train.lr": 0.001}])
+def test_ranks_that_read_something_else(launch: Any, recipes: Any, tmp_path: Path, change: dict[str, Any]) -> None:
+    """Both stop, with the same message; neither waits for the other."""
+    files = [recipes.file(PLAIN), recipes.file(PLAIN | change)]
+    for done in launch.ranks([["train", file, "--out", tmp_path / "run"] for file in files]):
+        assert (done.code, done.out) == (4, "")
+        assert "the 2 ranks read different data or settings" in done.err
+        assert "data.on_error=skip" in done.err
+    assert not (tmp_path / "run").exists()

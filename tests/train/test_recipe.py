@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +249,50 @@ def test_the_report_is_scored_in_full_precision(recipes: Any, tmp_path: Path, mo
         torch.set_float32_matmul_precision("highest")
     assert set(seen[:3]) == {"high"}, "three looks at dev while training"
     assert set(seen[3:]) == {"highest"}
+
+
+def flattered(recipe: Any, out: Path) -> list[str]:
+    """What is said of images that were trained on."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_recipe(recipe, out, progress=False)
+    return [str(one.message) for one in caught if "trained on" in str(one.message)]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"data.train": "all"}, {"dev": (6, 6), "test": (4, 4)}),
+        ({"data.train": "all", "data.dev": ""}, {"dev": (6, 6), "test": (4, 4)}),
+        ({"data.train": "all", "data.dev": "", "evaluate.splits": ["all", "train"]}, {"train": (20, 20)}),
+        ({"data.train": "all", "data.dev": "", "evaluate.splits": ["all"]}, {}),
+        ({"evaluate.splits": ["all", "train", "dev", "test"]}, {}),
+        ({"data.dev_share": 0.2}, {}),
+    ],
+)
+def test_images_of_a_judging_split_that_were_trained_on(
+    recipes: Any, tmp_path: Path, change: dict[str, Any], found: dict[str, tuple[int, int]]
+) -> None:
+    spec = with_captions(tmp_path, ["train"] * 20 + ["dev"] * 6 + ["test"] * 4)
+    recipe = recipes.recipe({"method.name": "sigmoid", "train.epochs": 1, "data.pairs": spec, **change})
+    advice = "were trained on — its figures flatter; set data.train=train"
+    expected = [f"{n} of the {of} images of {split!r} {advice}" for split, (n, of) in found.items()]
+    assert sorted(flattered(recipe, tmp_path / "run")) == sorted(expected)
+
+
+def test_part_of_a_split_was_trained_on(recipes: Any, tmp_path: Path) -> None:
+    """A share of everything is held out: it is clean, what is left of the test split is not."""
+    spec = with_captions(tmp_path, ["train"] * 10 + ["test"] * 20)
+    changes = {"method.name": "sigmoid", "train.epochs": 1, "data.pairs": spec, "data.train": "all"}
+    recipe = recipes.recipe({**changes, "data.dev_share": 0.3})
+    kept = set(training_data(recipe.data).train.image_ids)
+    count = sum(f"i{number}" in kept for number in range(10, 30))
+    assert 0 < count < 20
+    (message,) = flattered(recipe, tmp_path / "run")
+    assert message.startswith(f"{count} of the 20 images of 'test' were trained on")
+
+
+def test_a_dev_split_that_is_the_training_split(recipes: Any, tmp_path: Path) -> None:
+    changes = {"method.name": "sigmoid", "train.epochs": 1, "data.dev": "train", "evaluate.splits": ["test"]}
+    (message,) = flattered(recipes.recipe(changes), tmp_path / "run")
+    assert message == "29 of the 29 images of 'train' were trained on — its figures flatter; set data.dev_share=0.1"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vacsr.data.checks import check_split, check_unique
-from vacsr.errors import DataError
+from vacsr.errors import DataError, NoSuchSplit
 
 Row = dict[str, Any]
 
@@ -75,7 +75,7 @@ def choose_split(table: CaptionTable, split: str | None) -> CaptionTable:
     if split is None or split == "all":
         return table
     if table.splits is None:
-        raise DataError(
+        raise NoSuchSplit(
             f"split {split!r} was asked for, {table.source} has no splits — "
             "name one for every image, or train on all with data.train=all and data.dev_share=0.1"
         )

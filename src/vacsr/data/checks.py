@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vacsr.errors import DataError, ShapeMismatch
+from vacsr.errors import DataError, NoSuchSplit, ShapeMismatch
 
 
 def check_matrix(features: Tensor, ids: Sequence[str], *, kind: str) -> None:
@@ -77,9 +77,9 @@ def check_split(split: str, counts: Mapping[str, int], *, source: str) -> None:
 
     >>> check_split("val", {"train": 800, "dev": 200}, source="captions.json")
     Traceback (most recent call last):
-    vacsr.errors.DataError: captions.json has no split 'val'; it has train (800 images), dev (200 images) — ask for \
+    vacsr.errors.NoSuchSplit: captions.json has no split 'val'; it has train (800 images), dev (200 images) — ask for \
 one of these, or for all
     """
     if split not in counts:
         known = ", ".join(f"{name} ({count:,} images)" for name, count in counts.items())
-        raise DataError(f"{source} has no split {split!r}; it has {known} — ask for one of these, or for all")
+        raise NoSuchSplit(f"{source} has no split {split!r}; it has {known} — ask for one of these, or for all")

@@ -15,7 +15,7 @@ from torch import Tensor
 from vacsr.data.captions import CaptionTable, number_captions, read_captions
 from vacsr.data.checks import check_assignment, check_split
 from vacsr.data.pairs import PairSet, Provenance
-from vacsr.errors import DataError, ShapeMismatch, UsageError
+from vacsr.errors import DataError, NoSuchSplit, ShapeMismatch, UsageError
 from vacsr.files import read_tensors, write_tensors
 
 _NAME_THEM = "add captions=FILE (.json, .csv or .jsonl), or a tensor caption_image [M] with each caption's image row"
@@ -192,7 +192,7 @@ def _in_split(table: CaptionTable, split: str) -> Tensor:
     """The images [N] of one split, as a mask."""
     if table.splits is None:
         message = f"split {split!r} was asked for, {table.source} has no splits"
-        raise DataError(f'{message} — add captions=FILE with "split" for every image, or hold out with split_images')
+        raise NoSuchSplit(f'{message} — add captions=FILE with "split" for every image, or hold out with split_images')
     check_split(split, Counter(table.splits), source=table.source)
     return torch.tensor([name == split for name in table.splits])
 

@@ -34,23 +34,32 @@ def load_table(spec: Spec, on_error: OnError) -> PhotoSet:
 def load_folder(spec: Spec, on_error: OnError) -> PhotoSet:
     """``folder:DIR[,split=S]``: photos, each with a ``.txt`` of the same name that has one caption per line.
 
-    Sub-folders are read too; an image's id is its path inside ``DIR``. Where every photo lies under a sub-folder named
-    train, dev, val or test, that is its split. Names that start with a dot are not looked at.
+    Sub-folders are read too; an image's id is its path inside ``DIR``. A text is of one photo: where ``x.jpg`` and
+    ``x.png`` lie beside one ``x.txt``, nothing says which it means, and the second is a problem. Where every photo lies
+    under a sub-folder named train, dev, val or test, that is its split. Names that start with a dot are not looked at.
     """
     root = Path(spec.path).expanduser()
     if not root.is_dir():
         raise missing(root, expected="photos with texts beside them (a.jpg, a.txt)")
     files = sorted(_visible(root))
-    names = [name for name in files if name.lower().endswith(PHOTO_SUFFIXES)]
-    if not names:
+    found = [name for name in files if name.lower().endswith(PHOTO_SUFFIXES)]
+    if not found:
         raise missing(root, expected=f"photos ({' '.join(PHOTO_SUFFIXES)}) with texts beside them")
-    stems = {_stem(name) for name in names}
     texts = {_stem(name): root / name for name in files if name.lower().endswith(".txt")}
+    owners: dict[str, str] = {}
+    for name in found:
+        owners.setdefault(_stem(name), name)
+    names = [name for name in found if name == owners[_stem(name)] or _stem(name) not in texts]
     split = spec.options.get("split")
     table = choose_split(_folder_table(root, names, [_read_lines(texts.get(_stem(name))) for name in names]), split)
-    lonely = [f"{path}: no photo beside it" for stem, path in texts.items() if stem not in stems]
+    lonely = [f"{path}: no photo beside it" for stem, path in texts.items() if stem not in owners]
+    shared = [
+        f"{root / name}: its text {texts[_stem(name)].name} is that of {owners[_stem(name)]} too"
+        for name in found
+        if _stem(name) in texts and name != owners[_stem(name)]
+    ]
     photos = FilePhotos(root, table.image_ids)
-    return photo_set(table, photos, split=split, on_error=on_error, problems=lonely)
+    return photo_set(table, photos, split=split, on_error=on_error, problems=[*lonely, *shared])
 
 
 def _folder_table(root: Path, names: Sequence[str], texts: Sequence[Sequence[str]]) -> CaptionTable:

@@ -202,11 +202,12 @@ def _next(commands: Mapping[str, str]) -> Html:
 
 
 def _footer(demo: Demo) -> Html:
-    recipe, train = demo.recipe, demo.recipe.train
+    recipe, train, start = demo.recipe, demo.recipe.train, demo.start
     words = (
-        f"Data {recipe.data.pairs}; towers {recipe.backbone.spec} from random weights, shared space of "
-        f"{recipe.backbone.head.dim} dimensions; {train.epochs} epochs in batches of {train.batch_size}, learning "
-        f"rate {train.lr:g}; dev RSUM on the official labels chose the epoch. The same seed gives the same page on the "
-        "same machine."
+        f"Data {recipe.data.pairs}; shared space of {recipe.backbone.head.dim} dimensions; {train.epochs} epochs in "
+        f"batches of {train.batch_size}, learning rate {train.lr:g}; dev RSUM on the official labels chose the epoch. "
+        f"All methods started from the same towers, {start.backbone.spec} trained from nothing by {start.method.name} "
+        f"for {start.train.epochs} epochs at {start.train.lr:g} on other scenes ({start.data.pairs}). The same seed "
+        "gives the same page on the same machine."
     )
     return tag("footer", paragraph(words, style="note"))

@@ -21,6 +21,8 @@ class Demo(NamedTuple):
 
     recipes: dict[str, Recipe]
     """By method; data, towers and training are the same in all."""
+    start: Recipe
+    """What trained the towers that all of them started from."""
     known: KnownWorld
     findings: dict[str, Findings]
     """By method."""
@@ -96,6 +98,7 @@ def to_json(demo: Demo) -> dict[str, Any]:
         "pairs": demo.recipe.data.pairs,
         "split": SPLIT,
         "recipe": {part: recipe[part] for part in ("data", "backbone", "train")},
+        "start": demo.start.model_dump(mode="json"),
         "world": demo.known.facts._asdict(),
         "methods": {name: found.figures for name, found in demo.findings.items()},
         "kinds": {name: _kinds_json(found) for name, found in demo.findings.items()},

@@ -18,9 +18,9 @@ from vacsr.demo.folder import PAGE, PICTURE, RESULTS, TABLE, claim_folder
 from vacsr.demo.gallery import ask
 from vacsr.demo.page import demo_page
 from vacsr.demo.result import Demo, to_json
-from vacsr.demo.settings import demo_recipes
+from vacsr.demo.settings import demo_recipes, start_recipe
 from vacsr.demo.text import describe
-from vacsr.demo.training import train_methods
+from vacsr.demo.training import START, train_methods
 from vacsr.files import atomic_path, write_json, write_text
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring import PairScorer
@@ -28,20 +28,22 @@ from vacsr.scoring import PairScorer
 _SIDE = 256  # pixels of the picture that is left to play with
 
 
-def run_demo(out: Path, *, seed: int = 0, recipes: Mapping[str, Recipe] | None = None) -> str:
+def run_demo(
+    out: Path, *, seed: int = 0, recipes: Mapping[str, Recipe] | None = None, start: Recipe | None = None
+) -> str:
     """Train the methods, save them in ``out`` with table.md, results.json and index.html, and say what came out.
 
-    ``recipes``: by method, instead of :func:`vacsr.demo.settings.demo_recipes`; all on the same ``scenes:`` world.
+    ``recipes``: by method, instead of :func:`vacsr.demo.settings.demo_recipes`, all on the same ``scenes:`` world;
+    ``start``: what trains the towers they start from, instead of :func:`vacsr.demo.settings.start_recipe`.
     """
     claim_folder(out)
-    chosen = dict(recipes or demo_recipes(seed))
-    with DemoProgress(list(chosen)) as progress, _one_thread():
-        progress.say(
-            f"training {', '.join(chosen)} on {next(iter(chosen.values())).data.pairs}; this takes some minutes"
-        )
-        models = train_methods(chosen, listen=progress.listen)
+    chosen, first = dict(recipes or demo_recipes(seed)), start or start_recipe(seed)
+    with DemoProgress([START, *chosen]) as progress, _one_thread():
+        progress.say(f"{START}: small towers from nothing, on {first.data.pairs}")
+        progress.say(f"then {', '.join(chosen)} from there, on {next(iter(chosen.values())).data.pairs}")
+        models = train_methods(chosen, start=first, listen=progress.listen)
         progress.say("measuring against the truth, drawing the page")
-        demo = examine(models, chosen)
+        demo = examine(models, chosen, start=first)
         page = demo_page(demo, commands=_commands(out, demo))
     text = describe(demo)
     write_json(out / RESULTS, to_json(demo))  # first: it marks the folder as the demo's
@@ -50,16 +52,16 @@ def run_demo(out: Path, *, seed: int = 0, recipes: Mapping[str, Recipe] | None =
     for name, model in models.items():
         model.save_pretrained(out / name / "model")
     _save_picture(out / PICTURE, demo)
-    first = next(iter(_commands(out, demo).values()))
-    return f"{text}\n\nSaved in {out}. Open {out / PAGE} in a browser. Next, try: {first}"
+    command = next(iter(_commands(out, demo).values()))
+    return f"{text}\n\nSaved in {out}. Open {out / PAGE} in a browser. Next, try: {command}"
 
 
-def examine(models: Mapping[str, MatchingModel], recipes: Mapping[str, Recipe]) -> Demo:
+def examine(models: Mapping[str, MatchingModel], recipes: Mapping[str, Recipe], *, start: Recipe) -> Demo:
     """Every figure of every method on the test split, and some queries looked at closely."""
     known = known_world(next(iter(recipes.values())))
     scores = {name: PairScorer(model, device="cpu").score_set(known.world.pairs) for name, model in models.items()}
     findings = {name: measure(found, known) for name, found in scores.items()}
-    return Demo(dict(recipes), known, findings, tuple(ask(scores, known)))
+    return Demo(dict(recipes), start, known, findings, tuple(ask(scores, known)))
 
 
 def _commands(out: Path, demo: Demo) -> dict[str, str]:

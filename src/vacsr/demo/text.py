@@ -17,7 +17,8 @@ KIND_NAMES = {
 }
 """The kinds of pair, in the order they are shown."""
 METHODS_SAID = (
-    "infonce is CLIP's loss, sigmoid is SigLIP's, vacsr the variational adapter; same data, towers and steps."
+    "infonce is CLIP's loss, sigmoid is SigLIP's, vacsr the variational adapter; same data, same steps, and the same "
+    "towers to start from, which infonce trained on other scenes."
 )
 _CHANCE = (48.0, 52.0)  # percent between which no difference is claimed
 

@@ -32,22 +32,34 @@ class Progress(NamedTuple):
     """Steps a second, at the end of an epoch."""
 
 
+START = "start"
+"""What the towers' first training is called in the display."""
+
+
 def train_methods(
-    recipes: Mapping[str, Recipe], *, listen: Callable[[str, Progress], None]
+    recipes: Mapping[str, Recipe], *, start: Recipe | None = None, listen: Callable[[str, Progress], None]
 ) -> dict[str, MatchingModel]:
-    """Train every recipe at once, each on one thread; ``listen`` hears the progress of each.
+    """Train every recipe at once, from where ``start`` ended if it is given; ``listen`` hears the progress of each.
 
     All start together, even on fewer cores, which ends sooner than a queue. vacsr's steps take twice as long as the
     others', so these give way to it: it has a core to itself, and they share the other.
     """
     with TemporaryDirectory(prefix="vacsr-demo-") as scratch:
-        folders = {name: Path(scratch) / name for name in recipes}
+        folders = {name: Path(scratch) / name for name in (START, *recipes)}
+        if start is not None:
+            run_jobs([Job(START, train_in_worker, (start, folders[START]), threads=2)], listen=listen)
+            recipes = {name: starting_from(folders[START], recipe) for name, recipe in recipes.items()}
         jobs = [
             Job(name, train_in_worker, (recipe, folders[name]), gives_way=recipe.method.name != "vacsr")
             for name, recipe in recipes.items()
         ]
         run_jobs(jobs, listen=listen)
-        return {name: MatchingModel.from_pretrained(folder) for name, folder in folders.items()}
+        return {name: MatchingModel.from_pretrained(folders[name]) for name in recipes}
+
+
+def starting_from(folder: Path, recipe: Recipe) -> Recipe:
+    """The same recipe on the towers in ``folder``."""
+    return recipe.model_copy(update={"backbone": recipe.backbone.model_copy(update={"start": str(folder)})})
 
 
 def train_in_worker(recipe: Recipe, folder: Path, *, tell: Tell) -> None:

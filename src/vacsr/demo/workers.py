@@ -23,7 +23,7 @@ _PATIENCE = 10.0  # seconds to finish the step in hand before a worker is killed
 
 
 class Job(NamedTuple):
-    """``function(*arguments, tell=…)``, in a process of its own with one thread."""
+    """``function(*arguments, tell=…)``, in a process of its own."""
 
     name: str
     function: Callable[..., None]
@@ -31,6 +31,8 @@ class Job(NamedTuple):
     arguments: tuple[Any, ...]
     gives_way: bool = False
     """Where cores are short, others go first."""
+    threads: int = 1
+    """More only for a job that runs alone: small steps on several threads mostly wait for each other."""
 
 
 class _Worker(NamedTuple):
@@ -78,7 +80,7 @@ def _start(job: Job) -> _Worker:
 
 def _work(channel: Connection, job: Job) -> None:
     """What a worker does."""
-    torch.set_num_threads(1)  # steps this small only wait for each other on several threads
+    torch.set_num_threads(min(job.threads, os.cpu_count() or 1))
     if job.gives_way and hasattr(os, "nice"):
         os.nice(_NICE)
     try:

@@ -27,6 +27,7 @@ from vacsr.methods.saved import (
     SCHEMA,
     assets_of,
     check_assets,
+    check_start,
     config_digest,
     model_card,
     model_folder,
@@ -81,6 +82,8 @@ class MatchingModel(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
             start = model_folder(Path(config.start).expanduser()) if config.start and assets is None else None
+            if start is not None:
+                check_start(config, start)
             known = assets if start is None else start / ASSETS
             backbone = load_backbone(config, image_dim=image_dim, text_dim=text_dim, assets=known)
             if fit is not None:
@@ -175,7 +178,7 @@ class MatchingModel(nn.Module):
             "schema": SCHEMA,
             "image_dim": self.backbone.image_dim,
             "text_dim": self.backbone.text_dim,
-            "backbone": self.config.model_dump(mode="json"),
+            "backbone": self.config.model_copy(update={"start": ""}).model_dump(mode="json"),  # needed no more
             "method": method.model_dump(mode="json"),
             "provenance": vars(self.provenance),
             "assets": {name: hashlib.sha256(content).hexdigest() for name, content in assets.items()},

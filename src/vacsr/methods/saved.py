@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vacsr.backbones import FeatureBackbone, TowerBackbone
-from vacsr.config import Config
-from vacsr.errors import DataError
+from vacsr.config import BackboneConfig, Config
+from vacsr.errors import DataError, UsageError
 from vacsr.files import read_tensors
+from vacsr.recipes import parse
 
 if TYPE_CHECKING:
     from vacsr.methods.model import MatchingModel
@@ -64,6 +65,17 @@ def config_digest(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
+def check_start(config: BackboneConfig, start: Path) -> None:
+    """Everything that says what towers see and give must be as in the model that training starts from."""
+    theirs = parse(BackboneConfig, read_config(start / "config.json")["backbone"])
+    free = ("start", "weights", "augment", "checkpointing")  # these may differ
+    for name in BackboneConfig.model_fields:
+        own, other = getattr(config, name), getattr(theirs, name)
+        if name not in free and own != other:
+            message = f"backbone.{name} is {own!r}, the model in {start} that training starts from has {other!r}"
+            raise UsageError(f"{message} — set it the same, or start from another model")
+
+
 def take_over(model: MatchingModel, start: Path) -> None:
     """The weights of everything but the method, from a model of the same shape."""
     tensors, _ = read_tensors(start / "model.safetensors")
@@ -78,7 +90,8 @@ def take_over(model: MatchingModel, start: Path) -> None:
 
 def model_card(model: MatchingModel, method: Config) -> str:
     count = sum(p.numel() for p in model.parameters())
-    source = model.config.spec if model.has_towers else model.provenance.backbone or "unknown embeddings"
+    towers = model.backbone.name if isinstance(model.backbone, TowerBackbone) else ""
+    source = towers or model.provenance.backbone or "unknown embeddings"
     parts = f"{'two towers, ' * model.has_towers}two projection heads to {model.config.head.dim} dimensions"
     inputs = (
         "scorer.score_all(['photo.jpg'], ['a dog on a beach'])"

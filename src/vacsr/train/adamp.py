@@ -13,6 +13,7 @@ blocks of a tower (and of two towers) are equal: a bucket costs the launches of 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, overload
@@ -235,8 +236,22 @@ def _change(weight: Tensor, grad: Tensor | None, first: Tensor, second: Tensor, 
 
 @cache
 def _compiled_change() -> Callable[..., Tensor]:
-    """A few passes over the weights instead of two dozen; one compilation serves all shapes of a kind."""
-    return torch.compile(_change, dynamic=True)
+    """A few passes over the weights instead of two dozen; one compilation serves all shapes of a kind.
+
+    Where the compiler gives up it is done uncompiled: the moments have moved already, so the step must end.
+    """
+    works = [torch.compile(_change, dynamic=True)]
+
+    def change(*args: Any) -> Tensor:
+        try:
+            return works[0](*args)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(f"torch.compile gave up on AdamP ({first}); it goes on uncompiled", stacklevel=2)
+            works[0] = _change
+            return _change(*args)
+
+    return change
 
 
 def _projected_pull(weight: Tensor, grad: Tensor, *, update: Tensor, decay: Tensor, rule: _Rule) -> Tensor:

@@ -86,7 +86,7 @@ def build_feed(
     assert isinstance(model.backbone, TowerBackbone), "building the model has refused other backbones"
     inputs = tower_inputs(
         model.backbone, pairs,
-        size=config.photo_size, workers=config.workers, cache_gb=config.cache_gb, progress=progress,
+        size=config.photo_size, workers=config.workers, cache_gb=config.cache_gb, draft=True, progress=progress,
     )  # fmt: skip
     texts = inputs.texts.to(device)
     if isinstance(inputs.images, KeptPhotos) and _fits(inputs.images.pixels, device):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vacsr.config import BackboneConfig, DataConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
-from vacsr.errors import NonFiniteLoss
+from vacsr.errors import DataError, NonFiniteLoss
 from vacsr.evaluate.retrieval import dev_rsum
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring import PairScorer
@@ -102,6 +102,12 @@ class Trainer:
         print_of_run = fingerprint(
             method, pairs, dev=dev, config=config, backbone=backbone, photo_size=reading.photo_size
         )
+        if parts.world.size > 1:
+            prints = [""] * parts.world.size
+            torch.distributed.all_gather_object(prints, print_of_run)
+            if len(set(prints)) > 1:
+                message = f"the {parts.world.size} ranks read different data or settings, expected the same on each"
+                raise DataError(f"{message} — compare recipes, and what data.on_error=skip left out on each machine")
         return cls(parts, pairs, config, dev, Path(out) if out else None, print_of_run)
 
     @property

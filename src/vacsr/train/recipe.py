@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from vacsr.config import DataConfig, EvaluateConfig, Recipe
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
 from vacsr.data.photos import check_photos, without
-from vacsr.errors import DataError
+from vacsr.errors import DataError, NoSuchSplit
 from vacsr.evaluate.judgments import Judgments, read_judgments
 from vacsr.evaluate.retrieval import RetrievalReport, check_protocols, evaluate_retrieval
 from vacsr.files import write_json, write_text
@@ -68,6 +69,7 @@ def _run(recipe: Recipe, out: Path, *, resume: bool, progress: bool) -> RecipeRu
         trainer.resume()
     barrier(trainer.world)  # every rank has looked at the folder before the first changes it
     if trainer.world.is_main:
+        _warn_of_overlap(recipe.data, data, to_report)
         _open_folder(out, recipe, data, to_report)
     run = trainer.run(progress=progress)
     if run.interrupted or not trainer.world.is_main:
@@ -125,9 +127,7 @@ def read_split(config: DataConfig, split: str) -> PairSet | PhotoSet:
 def _dev_split(config: DataConfig) -> PairSet | PhotoSet:
     try:
         return read_split(config, config.dev)
-    except DataError as error:
-        # Raises where the data are broken and not just without this split.
-        load_pairs(config.pairs, on_error=config.on_error)
+    except NoSuchSplit as error:
         raise DataError(f"{error}; to do without it, set data.dev= (none) or data.dev_share=0.1") from error
 
 
@@ -141,10 +141,26 @@ def report_data(recipe: Recipe, *, held_out: PairSet | PhotoSet | None = None) -
             continue
         try:
             sets.append(read_split(recipe.data, split))
-        except DataError:
-            # Raises where the data are broken and not just without this split.
-            load_pairs(recipe.data.pairs, on_error=recipe.data.on_error)
+        except NoSuchSplit:
+            continue  # what is broken is refused, so that no split goes missing unnoticed
     return ReportData(tuple(sets), tuple(judgments))
+
+
+def _warn_of_overlap(config: DataConfig, data: TrainingData, to_report: ReportData) -> None:
+    """Say which of the splits that choose or judge the model hold images it was trained on, each split once.
+
+    Whoever reports `all` or the training split itself asked for that. Images held out are in neither.
+    """
+    trained = set(data.train.image_ids)
+    judging = {pairs.split: pairs for pairs in to_report.sets if pairs.split not in ("all", config.train)}
+    if data.dev is not None and config.dev_share == 0:
+        judging[config.dev] = data.dev
+    for split, pairs in judging.items():
+        seen = len(trained.intersection(pairs.image_ids))
+        if seen:
+            message = f"{seen:,} of the {len(pairs.image_ids):,} images of {split!r} were trained on"
+            other = "data.dev_share=0.1" if split in ("all", config.train) else "data.train=train"
+            warnings.warn(f"{message} — its figures flatter; set {other}", stacklevel=2)
 
 
 def _report(scorer: PairScorer, data: ReportData, config: EvaluateConfig) -> RetrievalReport:

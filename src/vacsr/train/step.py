@@ -39,6 +39,7 @@ class TrainStep:
         self.loss: Callable[[Batch, Tensor], LossTerms] = self._loss
         if config.compile is True or (config.compile == "auto" and self.device.type == "cuda"):
             self._compile()
+        self.may_give_up = config.compile == "auto" and config.accumulate == 1
 
     def _compile(self) -> None:
         """On features all of the loss; with towers the blocks, one compilation for all of a kind, and the pairs."""
@@ -47,23 +48,15 @@ class TrainStep:
         else:
             self.model.compile_blocks(True)
             self.pair_loss = torch.compile(self.model.method.loss, dynamic=False)
-        if self.config.compile == "auto":
-            self.loss = self._or_uncompiled(self.loss)
 
-    def _or_uncompiled(self, loss: Callable[[Batch, Tensor], LossTerms]) -> Callable[[Batch, Tensor], LossTerms]:
-        """Where the compiler gives up, say so once and go on without it."""
-
-        def safe(batch: Batch, step: Tensor) -> LossTerms:
-            try:
-                return loss(batch, step)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                first = str(error).strip().splitlines()[0]
-                warnings.warn(f"torch.compile gave up ({first}); training goes on uncompiled", stacklevel=2)
-                self.model.compile_blocks(False)
-                self.loss, self.pair_loss = self._loss, self.model.method.loss
-                return self._loss(batch, step)
-
-        return safe
+    def _uncompile(self, error: Exception) -> None:
+        """Where the compiler gives up, say so and go on without it; a step that did not end has changed nothing."""
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warnings.warn(f"torch.compile gave up ({first}); training goes on uncompiled", stacklevel=3)
+        self.model.compile_blocks(False)
+        self.loss, self.pair_loss = self._loss, self.model.method.loss
+        self.optimizer.zero_grad(set_to_none=True)
+        self.may_give_up = False
 
     def rest(self, towers: frozenset[str]) -> None:
         """Let these towers rest from now on."""
@@ -135,8 +128,18 @@ class TrainStep:
         ``ramp`` scales the gradient, not the figures.
         """
         self.ramp.fill_(ramp)
-        values = self.accumulate(batch, torch.tensor(step, device=self.device))
-        last = (step + 1) % self.config.accumulate == 0
+        try:
+            return self._one(
+                batch, torch.tensor(step, device=self.device), last=(step + 1) % self.config.accumulate == 0
+            )
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if not self.may_give_up:
+                raise
+            self._uncompile(error)
+            return self(batch, step, ramp=ramp)
+
+    def _one(self, batch: Batch, step: Tensor, *, last: bool) -> Tensor:
+        values = self.accumulate(batch, step)
         norm = self.update() if last else values.new_zeros(())
         return torch.cat((values, norm.reshape(1)))
 
@@ -180,9 +183,19 @@ class GraphedStep(TrainStep):
                 self.values = self._whole()
             self.graph.replay()
             return self.values.clone()
-        self.done += 1
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            values = self._whole()
+            values = self._warm()
         torch.cuda.current_stream().wait_stream(self.stream)
+        self.done += 1
         return values
+
+    def _warm(self) -> Tensor:
+        """A step outside of the graph; what compiles, compiles here."""
+        try:
+            return self._whole()
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if not self.may_give_up:
+                raise
+            self._uncompile(error)
+            return self._whole()
