@@ -46,7 +46,9 @@ class Answer(NamedTuple):
         assert self.code == code, self.err
         assert self.out == ""
         assert "Traceback" not in self.err
-        assert sum("Error" in line or "Mismatch" in line for line in self.err.splitlines()) == 1, self.err
+        assert sum("Error" in line or "Mismatch" in line or "Split:" in line for line in self.err.splitlines()) == 1, (
+            self.err
+        )
         assert all(word in self.err for word in words), self.err
         return True
 

@@ -401,8 +401,8 @@ def test_without_transformers(
 @pytest.mark.parametrize(
     ("image", "text", "code", "words"),
     [
-        ("nowhere.jpg", "a dog", 4, "nowhere.jpg cannot be read (No such file or directory)"),
-        ("FOLDER", "a dog", 4, "cannot be read"),
+        ("nowhere.jpg", "a dog", 4, "nowhere.jpg is not there — check the path"),
+        ("FOLDER", "a dog", 4, "FOLDER is a folder, not a photo"),
         ("torn.jpg", "a dog", 4, "torn.jpg cannot be read as a photo"),
         ("bomb.png", "a dog", 4, "its header says 50,000 × 50,000 pixels"),
         ("whole.jpg", "", 2, "the model reads words — pass a list of texts that are not blank"),

@@ -55,7 +55,7 @@ def slow_matrix(model: MatchingModel, pairs: PhotoSet) -> torch.Tensor:
     """One photo and one caption at a time."""
     backbone: Any = model.backbone
     with torch.no_grad():
-        squares = [backbone.transform.pixels(pairs.photos.open(row, side=32))[None] for row in range(len(pairs.photos))]
+        squares = [backbone.transform.pixels(pairs.photos.open(row))[None] for row in range(len(pairs.photos))]
         images = [model.embed_images(square) for square in squares]
         texts = [model.embed_texts(backbone.tokenize([text])) for text in pairs.captions]
         return torch.cat([torch.cat([model.method.score(v, t) for t in texts], dim=1) for v in images])

@@ -58,7 +58,8 @@ class ListedPhotos:
         if not isinstance(picture, Image.Image):
             path = Path(picture).expanduser()
             if not path.is_file():
-                raise DataError(f"no such photo: {picture} — check the path")
+                what = "a folder, not a photo" if path.is_dir() else "not there"
+                raise DataError(f"{picture} is {what} — check the path")
             return FilePhotos(Path(), (str(path),)).open(0, side=side)
         try:
             with _LOADING:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vacsr.errors import EnvironmentProblem, UsageError
+from vacsr.errors import DataError, EnvironmentProblem, UsageError
 from vacsr.scoring import choose_device
 
 _GROUPS = count()
@@ -136,6 +136,17 @@ def sum_gradients(params: Iterable[nn.Parameter], world: World) -> None:
     for grad in grads:
         grad.copy_(flat[offset : offset + grad.numel()].view_as(grad))
         offset += grad.numel()
+
+
+def check_ranks_agree(fingerprint: str, world: World) -> None:
+    """Every rank must have read the same data by the same settings: their batches would not fit together."""
+    if world.size == 1:
+        return
+    prints = [""] * world.size
+    dist.all_gather_object(prints, fingerprint)
+    if len(set(prints)) > 1:
+        message = f"the {world.size} ranks read different data or settings, expected the same on each"
+        raise DataError(f"{message} — compare recipes, and what data.on_error=skip left out on each machine")
 
 
 def barrier(world: World) -> None:

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from vacsr.config import BackboneConfig, DataConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
-from vacsr.errors import DataError, NonFiniteLoss
+from vacsr.errors import NonFiniteLoss
 from vacsr.evaluate.retrieval import dev_rsum
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.train.assemble import Parts, assemble
 from vacsr.train.batches import batch_order, check_batches
 from vacsr.train.checkpoint import TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
-from vacsr.train.distributed import World, barrier, sum_over_ranks
+from vacsr.train.distributed import World, barrier, check_ranks_agree, sum_over_ranks
 from vacsr.train.feed import Batch
 from vacsr.train.folder import check_place
 from vacsr.train.interrupt import Interrupt
@@ -102,12 +102,7 @@ class Trainer:
         print_of_run = fingerprint(
             method, pairs, dev=dev, config=config, backbone=backbone, photo_size=reading.photo_size
         )
-        if parts.world.size > 1:
-            prints = [""] * parts.world.size
-            torch.distributed.all_gather_object(prints, print_of_run)
-            if len(set(prints)) > 1:
-                message = f"the {parts.world.size} ranks read different data or settings, expected the same on each"
-                raise DataError(f"{message} — compare recipes, and what data.on_error=skip left out on each machine")
+        check_ranks_agree(print_of_run, parts.world)
         return cls(parts, pairs, config, dev, Path(out) if out else None, print_of_run)
 
     @property
