@@ -18,6 +18,7 @@ __all__ = ["ImageSplit", "PairSet", "Provenance"]
 class PairSet(LabelledPairs):
     """N images and M captions, each caption of one image. An image without captions is a distractor.
 
+    >>> import torch
     >>> pairs = PairSet(torch.ones(2, 4), torch.ones(3, 5), ("a", "b"), ("a#0", "a#1", "b#0"), torch.tensor([0, 0, 1]))
     >>> len(pairs), pairs.subset([1]).caption_ids
     (3, ('b#0',))
