@@ -32,5 +32,5 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
         expected = (124, 0) if line.startswith("timeout") else (0,)
         assert done.returncode in expected, f"{line}\n{done.stderr}"
     finished = {path.parent.name for path in tmp_path.glob("runs/*/report.json")}
-    assert finished == {"whole", "stopped", "two", "fast", "logged"}
+    assert finished == {"whole", "stopped", "two", "fast", "logged", "scenes"}
     assert (tmp_path / "runs" / "logged" / "metrics.csv").is_file()
