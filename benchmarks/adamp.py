@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from _graphs import captured
 from vacsr.train.adamp import AdamP
 
 WIDTH, WORDS = 384, 30_522
@@ -53,24 +54,6 @@ def package(groups: list[dict[str, Any]], **settings: Any) -> Optimizer:
 
     optimizer: Optimizer = Authors(groups, **settings)
     return optimizer
-
-
-def captured(step: Callable[[], object]) -> Callable[[], None]:
-    """The same as a CUDA graph, which does not keep what it works on: the step does."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-
-    def replay(_kept: Callable[[], object] = step) -> None:
-        graph.replay()
-
-    return replay
 
 
 def ways(device: str) -> dict[str, Callable[[], object]]:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from _graphs import captured
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.data import PhotoSet
 from vacsr.data.photos import ArrayPhotos
@@ -96,24 +97,6 @@ def towers(parts: Parts, batch: int, precision: str) -> Callable[[], object]:
         parts.step.optimizer.zero_grad(set_to_none=True)
 
     return step
-
-
-def captured(step: Callable[[], object]) -> Callable[[], object]:
-    """The same as one CUDA graph, which does not keep what it works on: the step does."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-
-    def replay(_kept: Callable[[], object] = step) -> None:
-        graph.replay()
-
-    return replay
 
 
 def inference(parts: Parts, batch: int, precision: str) -> Callable[[], object]:

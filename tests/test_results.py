@@ -120,6 +120,23 @@ def test_trained_towers(head: str, setting: str, rows: int) -> None:
                     check_number(part, [cell[key] for cell in cells])
 
 
+def test_the_readme_on_trained_towers() -> None:
+    said = re.search(
+        r"RSUM ([\d.]+ ± [\d.]+) and τ-c ([\d.]+ ± [\d.]+) \(3\s+seeds\), "
+        r"InfoNCE ([\d.]+ ± [\d.]+) and ([\d.]+ ± [\d.]+) \(2 seeds\); "
+        r"with half the captions wrong ([\d.]+) against ([\d.]+)",
+        README,
+    )
+    assert said is not None
+    places = [
+        *(("clean", row, key) for row in ("vacsr-default", "infonce") for key in ("rsum", "judgments.expert_tau_c")),
+        *(("noise-50", row, "rsum") for row in ("vacsr-default", "infonce")),
+    ]
+    for text, (setting, row, key) in zip(said.groups(), places, strict=True):
+        cells = [c["values"] for c in TRAINED if (c["setting"], c["row"]) == (setting, row)]
+        check_number(text, [cell[f"test.{key}"] for cell in cells])
+
+
 def check_number(shown: str, found: list[float]) -> None:
     mean, _, spread = shown.replace("−.", "-0.").partition(" ± ")
     close = 0.00501 if "." in mean and len(mean.split(".")[1]) == 2 else 0.0501
