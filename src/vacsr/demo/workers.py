@@ -137,12 +137,15 @@ def _stop(workers: Sequence[_Worker]) -> None:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes started in here ignore Ctrl-C, which a terminal sends to all: the parent alone answers it."""
-    if threading.current_thread() is not threading.main_thread():
+    """Processes started in here never see Ctrl-C, which a terminal sends to all: the parent alone answers it.
+
+    They inherit that it is held back; here it is let go again at the end, so that none is lost.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
