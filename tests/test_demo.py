@@ -305,7 +305,9 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
 
 
 def test_its_own_folder_is_taken_again(done: Done) -> None:
+    before = {path: path.read_bytes() for path in done.out.rglob("*") if path.is_file()}
     claim_folder(done.out)
+    assert {path: path.read_bytes() for path in done.out.rglob("*") if path.is_file()} == before
 
 
 def test_an_error_in_a_worker_is_the_callers(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def _towers(out: Path | None = None, *, resume: bool = False, epochs: int = 3, *
     )  # fmt: skip
 
 
-def _close(found: Run, expected: Run, *, within: float) -> None:
+def assert_close_weights(found: Run, expected: Run, *, within: float) -> None:
     theirs = expected.model.cpu().state_dict()
     for name, weight in found.model.cpu().state_dict().items():
         torch.testing.assert_close(weight, theirs[name], rtol=within, atol=within, msg=name)
@@ -83,13 +83,13 @@ def _close(found: Run, expected: Run, *, within: float) -> None:
 
 def test_a_graph_with_towers_that_wake_trains_like_eager_steps() -> None:
     """Captured twice, with an evaluation between replays: no weight may move to another place in memory."""
-    _close(_towers(cuda_graph=True, select="last"), _towers(select="last"), within=2e-4)
+    assert_close_weights(_towers(cuda_graph=True, select="last"), _towers(select="last"), within=2e-4)
 
 
 def test_one_captured_step_moves_weights_as_far_as_an_eager_one() -> None:
     """Four steps: three that warm up, one that is replayed."""
     changes = {"epochs": 1, "batch_size": 50, "select": "last"}
-    _close(_towers(cuda_graph=True, **changes), _towers(**changes), within=2e-5)
+    assert_close_weights(_towers(cuda_graph=True, **changes), _towers(**changes), within=2e-5)
 
 
 def test_a_graph_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +106,4 @@ def test_a_graph_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         _towers(tmp_path / "run", cuda_graph=True, select="last")
     monkeypatch.setattr(GraphedStep, "__call__", original)
     again = _towers(tmp_path / "run", resume=True, cuda_graph=True, select="last")
-    _close(again, whole, within=2e-4)
+    assert_close_weights(again, whole, within=2e-4)
