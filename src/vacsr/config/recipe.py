@@ -1,0 +1,42 @@
+"""A whole run, and what it reports."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vacsr.config.backbone import BackboneConfig
+from vacsr.config.base import Config
+from vacsr.config.data import DataConfig
+from vacsr.config.methods import MethodConfig
+from vacsr.config.train import TrainConfig
+from vacsr.config.vacsr import VacsrConfig
+
+
+class EvaluateConfig(Config):
+    """What `report.json` holds after training."""
+
+    splits: tuple[str, ...] = ("dev", "test")
+    """Splits of data.pairs to report; those absent are left out."""
+    protocols: tuple[str, ...] = ("flickr",)
+    """`flickr`: the whole split is the gallery."""
+    judgments: tuple[str, ...] = ()
+    """Files of human grades for the report."""
+    ties: Literal["stable", "pessimistic"] = "stable"
+    """Equal scores in index order, or every wrong item before the right one."""
+    bins: Literal["count", "equal"] = "count"
+    """Ten uncertainty bins of equal count, as the paper's own figure has them, or of equal width, as it says."""
+
+
+class Recipe(Config):
+    """A whole run."""
+
+    data: DataConfig = DataConfig()
+    """What to learn from."""
+    backbone: BackboneConfig = BackboneConfig()
+    """From inputs to the shared space."""
+    method: MethodConfig = VacsrConfig()
+    """Head and loss; in a recipe also `preset`."""
+    train: TrainConfig = TrainConfig()
+    """How to learn."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """What to report."""
