@@ -22,6 +22,8 @@ class PairBlock:
     batch: int  # rows of the whole batch, the B of the losses
     positives: Tensor  # 0-d, labelled matches in the whole batch
     noise: PairNoise
+    captions: Tensor | None = None  # [C] each column's caption as a row of the training set, for what is known of it
+    epoch: Tensor | None = None  # 0-d, counted from 0, for losses that change on the way; None outside of training
 
     @property
     def pairs(self) -> int:
@@ -57,9 +59,17 @@ def cosines(v: Tensor, t: Tensor) -> Tensor:
         return v.float() @ t.float().T
 
 
-def batch_block(image_ids: Tensor, *, seed: int | Tensor, step: int | Tensor, rows: slice = slice(None)) -> PairBlock:
+def batch_block(
+    image_ids: Tensor,
+    *,
+    seed: int | Tensor,
+    step: int | Tensor,
+    rows: slice = slice(None),
+    captions: Tensor | None = None,
+    epoch: Tensor | None = None,
+) -> PairBlock:
     """The block of one training batch: caption j belongs to image ``image_ids[j]``, row i is caption i's image."""
     places = torch.arange(len(image_ids), device=image_ids.device)
     whole = same_image(image_ids, image_ids)
     noise = PairNoise.create(seed=seed, step=step, rows=places[rows], cols=places, device=image_ids.device)
-    return PairBlock(whole[rows], len(image_ids), whole.sum(), noise)
+    return PairBlock(whole[rows], len(image_ids), whole.sum(), noise, captions, epoch)

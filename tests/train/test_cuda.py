@@ -96,10 +96,10 @@ def test_a_graph_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     whole = _towers(cuda_graph=True, select="last")
     original = GraphedStep.__call__
 
-    def killed(self: GraphedStep, batch: Batch, step: int, *, ramp: float = 1.0) -> torch.Tensor:
+    def killed(self: GraphedStep, batch: Batch, step: int, *, epoch: int = 0, ramp: float = 1.0) -> torch.Tensor:
         if step == 7:
             raise RuntimeError("killed")
-        return original(self, batch, step, ramp=ramp)
+        return original(self, batch, step, epoch=epoch, ramp=ramp)
 
     monkeypatch.setattr(GraphedStep, "__call__", killed)
     with pytest.raises(RuntimeError, match="killed"):

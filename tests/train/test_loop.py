@@ -215,10 +215,10 @@ def test_trackers_are_closed_when_training_breaks(
 ) -> None:
     original = TrainStep.__call__
 
-    def breaking(self: TrainStep, batch: Batch, step: int, *, ramp: float) -> torch.Tensor:
+    def breaking(self: TrainStep, batch: Batch, step: int, *, epoch: int, ramp: float) -> torch.Tensor:
         if step == 3:
             raise error
-        return original(self, batch, step, ramp=ramp)
+        return original(self, batch, step, epoch=epoch, ramp=ramp)
 
     monkeypatch.setattr(TrainStep, "__call__", breaking)
     config = CONFIG.model_copy(update={"trackers": ("csv",)})
@@ -237,11 +237,11 @@ def test_the_precision_of_products_is_the_runs_own(
     seen: list[str] = []
     train, look = TrainStep.__call__, dev_rsum
 
-    def step(self: TrainStep, batch: Batch, number: int, *, ramp: float) -> torch.Tensor:
+    def step(self: TrainStep, batch: Batch, number: int, *, epoch: int, ramp: float) -> torch.Tensor:
         seen.append(torch.get_float32_matmul_precision())
         if len(seen) == 9:
             raise RuntimeError("broken")
-        return train(self, batch, number, ramp=ramp)
+        return train(self, batch, number, epoch=epoch, ramp=ramp)
 
     def evaluate(*args: Any) -> float:
         seen.append(torch.get_float32_matmul_precision())

@@ -11,6 +11,7 @@ from vacsr.backbones.inputs import TowerInputs, tower_inputs
 from vacsr.config import BackboneConfig, DataConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import UsageError
+from vacsr.methods.hooks import Studies
 from vacsr.methods.model import MatchingModel
 from vacsr.train.distributed import World, join_world, take_device
 from vacsr.train.feed import Feed, build_feed
@@ -48,7 +49,10 @@ def assemble(
     graphed = config.cuda_graph and device.type == "cuda"
     if graphed and (world.size > 1 or config.accumulate > 1):
         raise UsageError("train.cuda_graph needs one rank and accumulate=1 — set train.cuda_graph=false")
-    model = _model(method, pairs, backbone, seed=config.seed).to(device).train()
+    model = _model(method, pairs, backbone, seed=config.seed)
+    if isinstance(model.method, Studies):
+        model.method.study(pairs.captions, pairs.caption_image)
+    model.to(device).train()
     optimizer = build_optimizer(model.param_groups(config.towers), config, capturable=graphed)
     show = progress and world.is_main and isinstance(pairs, PhotoSet)
     with PhotoProgress("reading photos", show=show) as told:

@@ -228,7 +228,8 @@ class Trainer:
         lr = self.config.lr * factor
         set_learning_rate(self.step.optimizer, lr)
         ramp = loss_ramp(step, steps_per_epoch=self.steps_per_epoch, config=self.config.towers)
-        values = self.step(batch, step, ramp=ramp if self.model.has_towers else 1.0)
+        epoch = step // self.steps_per_epoch
+        values = self.step(batch, step, epoch=epoch, ramp=ramp if self.model.has_towers else 1.0)
         self.pending.append(PendingStep(step, lr, values))
         # On a CPU every step is checked at once; on a GPU reading the figures would wait for it, so they are batched.
         if self.device.type == "cpu" or len(self.pending) >= self.config.log_every:

@@ -1,25 +1,45 @@
-"""What a person sees while training: on a terminal a bar with time left and loss terms, elsewhere a line an epoch."""
+"""What a person sees while a command works: on a terminal bars with the time left, elsewhere only lines that stay."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
-class PhotoProgress:
-    """A bar over photos on stderr, called with how many of how many are done."""
+class Bars:
+    """Bars on stderr between ``with`` and its end. Each has a name, a share done and the time left.
 
-    def __init__(self, label: str, *, show: bool) -> None:
-        console = Console(stderr=True, quiet=not show)
-        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=console, transient=True, disable=not (show and sys.stderr.isatty()))
-        self.task = self.bar.add_task(label, total=None)
+    ``timed`` adds the time gone by and a note behind every bar; ``keep`` leaves the bars on the screen at the end.
+    """
 
-    def __enter__(self) -> PhotoProgress:
+    def __init__(self, *, show: bool = True, timed: bool = False, keep: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=not show)
+        columns: list[ProgressColumn] = [TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn()]
+        if timed:
+            note = TextColumn("{task.fields[note]}")
+            columns += [TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), note]
+        else:
+            columns.append(TimeRemainingColumn())
+        hidden = not (show and sys.stderr.isatty())
+        self.bar = Progress(*columns, console=self.console, transient=not keep, disable=hidden)
+
+    def __enter__(self) -> Self:
         self.bar.start()
         return self
 
@@ -27,6 +47,18 @@ class PhotoProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+
+class PhotoProgress(Bars):
+    """A bar over photos, called with how many of how many are done."""
+
+    def __init__(self, label: str, *, show: bool) -> None:
+        super().__init__(show=show)
+        self.task = self.bar.add_task(label, total=None)
 
     def named(self, label: str) -> PhotoProgress:
         """Go on under another name."""
@@ -37,34 +69,13 @@ class PhotoProgress:
         self.bar.update(self.task, completed=done, total=total)
 
 
-class TrainProgress:
-    """Progress on stderr; silent when asked."""
+class TrainProgress(Bars):
+    """A bar over steps with the newest loss terms behind it; silent when asked."""
 
     def __init__(self, label: str, *, total: int, done: int, show: bool) -> None:
-        self.console = Console(stderr=True, quiet=not show)
+        super().__init__(show=show, timed=True)
         self.show, self.label = show, label
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[terms]}"),
-            console=self.console,
-            transient=True,
-            disable=not (show and sys.stderr.isatty()),
-        )
-        self.task = self.bar.add_task(label, total=total, completed=done, terms="")
-
-    def __enter__(self) -> TrainProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
+        self.task = self.bar.add_task(label, total=total, completed=done, note="")
 
     def advance(self) -> None:
         """One step done."""
@@ -72,9 +83,8 @@ class TrainProgress:
 
     def terms(self, values: Mapping[str, float]) -> None:
         """Show the newest figures behind the bar."""
-        text = " ".join(f"{name} {value:.3g}" for name, value in values.items())
-        self.bar.update(self.task, terms=text)
+        self.bar.update(self.task, note=" ".join(f"{name} {value:.3g}" for name, value in values.items()))
 
     def say(self, line: str) -> None:
-        """A line that stays."""
-        self.console.print(f"{self.label}: {line}", highlight=False, soft_wrap=True)
+        """A line that stays, under the run's name."""
+        super().say(f"{self.label}: {line}")

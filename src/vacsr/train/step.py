@@ -33,6 +33,7 @@ class TrainStep:
         self.names: tuple[str, ...] = ()
         self.seed = torch.tensor(config.seed, device=self.device)
         self.ramp = torch.ones((), device=self.device)
+        self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
         apart = model.has_towers and self.device.type == "cuda"
         self.side = torch.cuda.Stream() if apart else None  # type: ignore[no-untyped-call]
         self.pair_loss: PairLoss = model.method.loss
@@ -74,13 +75,17 @@ class TrainStep:
                 t = self.model.embed_texts(self.data.texts[captions[rows]], text_noise)
             v = self.model.embed_images(self._images(batch, image[rows]), image_noise)
             self._together()
-            t = Embedding(gather_rows(t.mean.float(), self.world))
+            block = batch_block(image, seed=self.seed, step=step, captions=captions, epoch=self.epoch)
+            v, t = _float(v), self._gathered(_float(t))
             if self.model.method.pairwise:
-                block = batch_block(image, seed=self.seed, step=step, rows=rows)
-                return self.pair_loss(Embedding(v.mean.float()), t, block)
-            v = Embedding(gather_rows(v.mean.float(), self.world))
-            whole = self.pair_loss(v, t, batch_block(image, seed=self.seed, step=step))
+                return self.pair_loss(v, t, block.rows(rows))
+            whole = self.pair_loss(self._gathered(v), t, block)
         return LossTerms(whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()})
+
+    def _gathered(self, x: Embedding) -> Embedding:
+        """Every rank's rows."""
+        log_var = None if x.log_var is None else gather_rows(x.log_var, self.world)
+        return Embedding(gather_rows(x.mean, self.world), log_var)
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -122,12 +127,13 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         return norm.detach()
 
-    def __call__(self, batch: Batch, step: int, *, ramp: float = 1.0) -> Tensor:
+    def __call__(self, batch: Batch, step: int, *, epoch: int = 0, ramp: float = 1.0) -> Tensor:
         """-> [loss, parts..., gradient norm]; the norm is 0 where gradients only accumulate.
 
-        ``ramp`` scales the gradient, not the figures.
+        ``epoch`` counts from 0; ``ramp`` scales the gradient, not the figures.
         """
         self.ramp.fill_(ramp)
+        self.epoch.fill_(epoch)
         try:
             return self._one(
                 batch, torch.tensor(step, device=self.device), last=(step + 1) % self.config.accumulate == 0
@@ -136,7 +142,7 @@ class TrainStep:
             if not self.may_give_up:
                 raise
             self._uncompile(error)
-            return self(batch, step, ramp=ramp)
+            return self(batch, step, epoch=epoch, ramp=ramp)
 
     def _one(self, batch: Batch, step: Tensor, *, last: bool) -> Tensor:
         values = self.accumulate(batch, step)
@@ -169,8 +175,9 @@ class GraphedStep(TrainStep):
         super().rest(towers)
         self.graph, self.done = None, 0
 
-    def __call__(self, batch: Batch, step: int, *, ramp: float = 1.0) -> Tensor:
+    def __call__(self, batch: Batch, step: int, *, epoch: int = 0, ramp: float = 1.0) -> Tensor:
         """-> [loss, parts..., gradient norm]"""
+        self.epoch.fill_(epoch)
         self.captions.copy_(batch.captions)
         self.step.fill_(step)
         self.ramp.fill_(ramp)
@@ -199,3 +206,8 @@ class GraphedStep(TrainStep):
                 raise
             self._uncompile(error)
             return self._whole()
+
+
+def _float(x: Embedding) -> Embedding:
+    """In float32 whatever the towers computed in. [N, d]"""
+    return Embedding(x.mean.float(), None if x.log_var is None else x.log_var.float())
