@@ -193,10 +193,10 @@ def test_a_broken_gradient_does_not_reach_the_weights(pairs: PairSet, what: str)
 def test_features_that_break_on_the_way(pairs: PairSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = TrainStep.__call__
 
-    def breaking(self: TrainStep, batch: Batch, step: int, *, ramp: float = 1.0) -> Tensor:
+    def breaking(self: TrainStep, batch: Batch, step: int, *, epoch: int = 0, ramp: float = 1.0) -> Tensor:
         if step == 6:
             self.data.texts[batch.captions[0]] = torch.nan
-        return original(self, batch, step, ramp=ramp)
+        return original(self, batch, step, epoch=epoch, ramp=ramp)
 
     monkeypatch.setattr(TrainStep, "__call__", breaking)
     config = TrainConfig(batch_size=8, epochs=4, device="cpu", checkpoint_every=5, log_every=1)
