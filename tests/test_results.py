@@ -107,7 +107,10 @@ TRAINED_KEYS = {
 }
 
 
-@pytest.mark.parametrize(("head", "setting", "rows"), [("clean", "clean", 4), ("50% caption noise", "noise-50", 3)])
+@pytest.mark.parametrize(
+    ("head", "setting", "rows"),
+    [("clean", "clean", 4), ("20% caption noise", "noise-20", 4), ("50% caption noise", "noise-50", 4)],
+)
 def test_trained_towers(head: str, setting: str, rows: int) -> None:
     names, shown = table(TRAINED_PAGE, head)
     assert len(shown) == rows
@@ -123,14 +126,14 @@ def test_trained_towers(head: str, setting: str, rows: int) -> None:
 def test_the_readme_on_trained_towers() -> None:
     said = re.search(
         r"RSUM ([\d.]+ ± [\d.]+) and τ-c ([\d.]+ ± [\d.]+) \(3\s+seeds\), "
-        r"InfoNCE ([\d.]+ ± [\d.]+) and ([\d.]+ ± [\d.]+) \(2 seeds\); "
-        r"with half the captions wrong ([\d.]+) against ([\d.]+)",
+        r"InfoNCE ([\d.]+ ± [\d.]+) and ([\d.]+ ± [\d.]+);\s+"
+        r"with a\s+fifth of\s+the\s+captions\s+wrong ([\d.]+) against ([\d.]+),\s+with\s+half ([\d.]+) against ([\d.]+)",
         README,
     )
     assert said is not None
     places = [
         *(("clean", row, key) for row in ("vacsr-default", "infonce") for key in ("rsum", "judgments.expert_tau_c")),
-        *(("noise-50", row, "rsum") for row in ("vacsr-default", "infonce")),
+        *((noise, row, "rsum") for noise in ("noise-20", "noise-50") for row in ("vacsr-default", "infonce")),
     ]
     for text, (setting, row, key) in zip(said.groups(), places, strict=True):
         cells = [c["values"] for c in TRAINED if (c["setting"], c["row"]) == (setting, row)]
@@ -155,6 +158,13 @@ def test_the_image_steps() -> None:
         step, method = labels.get(label, ("training", "vacsr"))
         for mode, text in zip(("eager", "graph", "compiled"), shown, strict=True):
             assert float(text) == pytest.approx(found[step, method, mode], abs=0.0501)
+    now = {r["method"] if r["step"] == "training" else r["step"]: r["ms"] for r in runs["dino-now"]["rows"]}
+    said = re.search(
+        r"towers alone ([\d.]+) ms, the whole sigmoid step ([\d.]+), the\s+whole vacsr step ([\d.]+) ms", TRAINED_PAGE
+    )
+    assert said is not None
+    for text, name in zip(said.groups(), ("towers", "sigmoid", "vacsr"), strict=True):
+        assert float(text) == pytest.approx(now[name], abs=0.0501)
     _, rows = table(TRAINED_PAGE, "configuration")
     for label, *shown in rows:
         run = runs["b32-fp32" if "B/32" in label else "b16-fp32"]["rows"]

@@ -29,7 +29,7 @@ TINY = {"images": 6, "held_out": 2, "size": 16}
 
 
 @pytest.fixture(scope="module")
-def test_split() -> SceneWorld:
+def unseen() -> SceneWorld:
     """500 scenes, small on the screen: the text and the truth do not depend on the size."""
     return scene_world(SceneOptions(images=1, held_out=500, size=16), split="test")
 
@@ -103,25 +103,25 @@ def test_a_larger_world_begins_with_the_smaller_one() -> None:
     assert kept == list(small.statements)
 
 
-def test_every_word_of_the_vocabulary_occurs(test_split: SceneWorld) -> None:
-    things = [thing for scene in test_split.scenes for thing in scene.things]
-    assert {scene.background for scene in test_split.scenes} == set(BACKGROUNDS)
+def test_every_word_of_the_vocabulary_occurs(unseen: SceneWorld) -> None:
+    things = [thing for scene in unseen.scenes for thing in scene.things]
+    assert {scene.background for scene in unseen.scenes} == set(BACKGROUNDS)
     assert {thing.shape for thing in things} == set(SHAPES)
     assert {thing.colour for thing in things} == set(COLOURS)
     assert {thing.size for thing in things} == set(SIZES)
-    assert {len(scene.things) for scene in test_split.scenes} == set(range(1, MOST + 1))
+    assert {len(scene.things) for scene in unseen.scenes} == set(range(1, MOST + 1))
 
 
-def test_captions_of_one_image_say_different_things(test_split: SceneWorld) -> None:
-    meanings = [statement.facts for statement in test_split.statements]
+def test_captions_of_one_image_say_different_things(unseen: SceneWorld) -> None:
+    meanings = [statement.facts for statement in unseen.statements]
     distinct = [len(set(meanings[start : start + 5])) for start in range(0, len(meanings), 5)]
-    assert distinct == [5] * len(test_split.scenes)
+    assert distinct == [5] * len(unseen.scenes)
     assert all(len(set(facts)) == len(facts) for facts in meanings)
 
 
-def test_labels_miss_much_but_not_everything(test_split: SceneWorld) -> None:
-    grades = scene_grades(test_split)
-    kinds = pair_kinds(grades, test_split.pairs.caption_image)
+def test_labels_miss_much_but_not_everything(unseen: SceneWorld) -> None:
+    grades = scene_grades(unseen)
+    kinds = pair_kinds(grades, unseen.pairs.caption_image)
     true_of = (kinds.positives | kinds.false_negatives).sum(dim=0)
     assert 3 < float(true_of.float().mean()) < 12
     assert 2 <= int(true_of.median()) <= 5
@@ -134,18 +134,18 @@ def test_labels_miss_much_but_not_everything(test_split: SceneWorld) -> None:
     assert len(grades.unique()) > 20
 
 
-def test_captions_vary_in_detail_and_wording(test_split: SceneWorld) -> None:
-    lengths = {len(text.split()) for text in test_split.pairs.captions}
+def test_captions_vary_in_detail_and_wording(unseen: SceneWorld) -> None:
+    lengths = {len(text.split()) for text in unseen.pairs.captions}
     assert min(lengths) <= 2
     assert max(lengths) >= 14
-    facts = {len(statement.facts) for statement in test_split.statements}
+    facts = {len(statement.facts) for statement in unseen.statements}
     assert {1, 2, 3, 4, 5, 6, 7, 8} <= facts
     wordings: dict[Any, set[str]] = {}
-    for statement in test_split.statements:
+    for statement in unseen.statements:
         wordings.setdefault(statement.facts, set()).add(statement.text)
     assert max(len(texts) for texts in wordings.values()) >= 5
     meanings: dict[str, set[Any]] = {}
-    for statement in test_split.statements:
+    for statement in unseen.statements:
         meanings.setdefault(statement.text, set()).add(frozenset(statement.facts))
     assert all(len(facts) == 1 for facts in meanings.values()), "one text, two meanings"
 
@@ -177,8 +177,8 @@ ADJECTIVES = (
         r"\b(?:none|one things|zero|no)\b",
     ],
 )
-def test_grammar(test_split: SceneWorld, wrong: str) -> None:
-    found = [text for text in test_split.pairs.captions if re.search(wrong, text)]
+def test_grammar(unseen: SceneWorld, wrong: str) -> None:
+    found = [text for text in unseen.pairs.captions if re.search(wrong, text)]
     assert not found, found[:5]
 
 
