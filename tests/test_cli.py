@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ import yaml
 from safetensors.torch import save_file
 
 from vacsr import __version__
-from vacsr.cli import main
 from vacsr.data import load_pairs
 from vacsr.data.features import write_features
 from vacsr.data.pairs import Provenance
@@ -36,40 +34,8 @@ UNCERTAINTY = {"corr_r1_i2t", "corr_r1_t2i", "aurc_i2t", "aurc_t2i"}
 JUDGMENTS = {"expert_tau_c", "crowd_tau_b", "expert_tau_c_published", "crowd_tau_b_published"}
 
 
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    def refused(self, code: int, *words: str) -> bool:
-        """The exit code, one message on stderr that holds the words, and no data."""
-        assert self.code == code, self.err
-        assert self.out == ""
-        assert "Traceback" not in self.err
-        assert sum("Error" in line or "Mismatch" in line or "Split:" in line for line in self.err.splitlines()) == 1, (
-            self.err
-        )
-        assert all(word in self.err for word in words), self.err
-        return True
-
-
-Command = Callable[..., Answer]
-
-
-@pytest.fixture
-def vacsr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command line in this process."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def command(*argv: object) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["vacsr", *map(str, argv)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main()
-        plain = (re.sub(r"\x1b\[[0-9;]*m", "", text) for text in capsys.readouterr())  # some CI services force colours
-        return Answer(int(left.value.code or 0), *plain)
-
-    return command
+Command = Callable[..., Any]
+"""The fixture `vacsr` of conftest.py: words in, exit code and output out."""
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +74,7 @@ def test_the_installed_command(run: Path, tmp_path: Path) -> None:
     [
         ("train", ["RECIPE.yaml", "--set", "--out", "--resume"]),
         ("evaluate", ["--pairs", "--split", "--protocol", "--judgments", "--json", "--bins", "--stable", "--device"]),
+        ("evaluate", ["--scores", "--ids", "--uncertainty"]),
         ("score", ["--image", "--text", "--pairs", "--device"]),
         ("compare", ["TABLE.yaml", "--set", "--seeds", "--out", "--jobs", "--row"]),
         ("demo", ["--out", "--seed"]),
@@ -384,7 +351,8 @@ class Settings:
         monkeypatch.setattr("vacsr.evaluate.retrieval.evaluate_retrieval", self.record)
 
     def record(self, scorer: Any, pairs: Any, *, protocols: Any, **settings: Any) -> Any:
-        self.last = {**settings, "judgments": [judged.kind for judged in settings["judgments"]]}
+        asked = {name: value for name, value in settings.items() if name != "truth"}
+        self.last = {**asked, "judgments": [judged.kind for judged in settings["judgments"]]}
         return evaluate_retrieval(scorer, pairs, protocols=protocols, **settings)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import struct
 import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ import torch
 import yaml
 from PIL import Image
 
-from vacsr.cli import main
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.noise import load_noise
 from vacsr.embed import _split_names
@@ -32,39 +30,8 @@ RECIPE: dict[str, Any] = {
 }
 
 
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    def refused(self, code: int, *words: str) -> bool:
-        """The exit code, one message on stderr that holds the words, and no data."""
-        assert self.code == code, self.err
-        assert self.out == ""
-        assert "Traceback" not in self.err
-        kinds = ("Error:", "Mismatch:", "Extra:", "Problem:", "Split:")
-        assert sum(any(kind in line for kind in kinds) for line in self.err.splitlines()) == 1, self.err
-        assert all(word in self.err for word in words), self.err
-        return True
-
-
-Command = Callable[..., Answer]
-
-
-@pytest.fixture
-def vacsr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command line in this process."""
-    monkeypatch.setenv("COLUMNS", "400")
-
-    def command(*argv: object) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["vacsr", *map(str, argv)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main()
-        plain = (re.sub(r"\x1b\[[0-9;]*m", "", text) for text in capsys.readouterr())  # some CI services force colours
-        return Answer(int(left.value.code or 0), *plain)
-
-    return command
+Command = Callable[..., Any]
+"""The fixture `vacsr` of conftest.py: words in, exit code and output out."""
 
 
 @pytest.fixture(scope="module")
@@ -477,3 +444,21 @@ def test_noise_that_others_published(vacsr: Command, recipe: Path, photos: Photo
     other = vacsr("train", recipe, "--out", tmp_path / "other", *fields)
     assert other.refused(4, "is for 23 captions, the pairs have 24")
     assert not (tmp_path / "other").exists()
+
+
+def test_evaluate_knows_the_truth_of_scenes(vacsr: Command, run: Path, tmp_path: Path) -> None:
+    trained = json.loads((run / "report.json").read_text(encoding="utf-8"))["results"]
+    figures = {
+        "map_at_r",
+        "map_at_r_i2t",
+        "map_at_r_t2i",
+        "tau_b",
+        "auroc_false_negative_score",
+        "auroc_false_negative",
+    }
+    for split, expected in zip(("dev", "test"), trained, strict=True):
+        assert vacsr("evaluate", run, "--split", split, "--json", tmp_path / "out.json").code == 0
+        (found,) = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["results"]
+        assert found["exact"].keys() == figures
+        assert 0 < found["exact"]["map_at_r"] <= 100
+        assert found == expected

@@ -1,0 +1,77 @@
+"""The command line: parses, calls the library, prints. stdout is data, stderr is progress and messages."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Annotated, TextIO
+
+import typer
+from rich.console import Console
+
+from vacsr import __version__
+from vacsr.cli import compare, demo, doctor, embed, evaluate, score, train
+from vacsr.errors import VacsrError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Image-text similarity with a grade and an uncertainty.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vacsr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and leave.")
+    ] = False,
+) -> None:
+    """Image-text similarity with a grade and an uncertainty."""
+
+
+for _command in (
+    doctor.doctor,
+    demo.demo,
+    embed.embed,
+    train.train,
+    evaluate.evaluate,
+    score.score,
+    compare.compare,
+):
+    app.command()(_command)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One plain line on stderr, without Python's source line."""
+    print("warning:", " ".join(str(message).splitlines()), file=sys.stderr)
+
+
+def main() -> None:
+    """Entry point: a VacsrError becomes one message and its exit code, a warning one line, Ctrl-C becomes 130."""
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            app()
+    except VacsrError as error:
+        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

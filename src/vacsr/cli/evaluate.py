@@ -1,0 +1,192 @@
+"""`vacsr evaluate`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from vacsr.cli.options import Device
+from vacsr.cli.runs import run_pairs, run_section
+from vacsr.errors import NoSuchSplit, UsageError
+
+if TYPE_CHECKING:
+    from vacsr.config import EvaluateConfig
+    from vacsr.data import PairSet, PhotoSet
+    from vacsr.evaluate.judgments import Judgments
+    from vacsr.evaluate.retrieval import RetrievalReport
+
+
+class Bins(StrEnum):
+    """Uncertainty bins of equal count or of equal width."""
+
+    COUNT = "count"
+    EQUAL = "equal"
+
+
+class PostHocChoice(StrEnum):
+    """Uncertainty added to a trained cosine model."""
+
+    NONE = "none"
+    LAPLACE = "laplace"
+    COUPLED = "laplace-coupled"
+
+
+class ScoreFiles(NamedTuple):
+    """Anybody's scores."""
+
+    scores: Path
+    ids: Path
+    uncertainty: Path | None
+
+
+def evaluate(
+    run: Annotated[
+        Path | None, typer.Argument(help="A run folder or a model folder; none with --scores.", show_default=False)
+    ] = None,
+    pairs: Annotated[
+        str | None, typer.Option(help="SPEC such as features:FILE,captions=FILE; default: the run's.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split to report; default: test, or all where there is none.")
+    ] = None,
+    protocol: Annotated[list[str] | None, typer.Option(help="Protocol; repeatable. Default: flickr.")] = None,
+    judgments: Annotated[
+        list[Path] | None, typer.Option(help="File of human grades; repeatable. Default: the run's.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the report as JSON.")] = None,
+    pessimistic: Annotated[
+        bool | None,
+        typer.Option("--pessimistic/--stable", help="Among equal scores, wrong items first, or index order."),
+    ] = None,
+    bins: Annotated[Bins | None, typer.Option(help="Uncertainty bins of equal count, or of equal width.")] = None,
+    scores: Annotated[
+        Path | None, typer.Option(help="Instead of RUN: scores [images, captions], .npy or .safetensors.")
+    ] = None,
+    ids: Annotated[Path | None, typer.Option(help="With --scores: JSON with the ids of images and captions.")] = None,
+    uncertainty: Annotated[
+        Path | None, typer.Option(help="With --scores: the uncertainty of every pair, a file of the same shape.")
+    ] = None,
+    posthoc: Annotated[
+        PostHocChoice | None, typer.Option(help="Uncertainty for a cosine method, from the run's training data.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Report retrieval, uncertainty and agreement with human grades, of a trained model or of anybody's scores.
+
+    Judgments, ties, bins and post-hoc uncertainty not given are the run's own, unless --pairs names other data.
+    """
+    from vacsr.files import write_json
+
+    given: dict[str, Any] = {"protocols": protocol} if protocol else {}
+    if judgments:
+        given["judgments"] = [str(path) for path in judgments]
+    if pessimistic is not None:
+        given["ties"] = "pessimistic" if pessimistic else "stable"
+    if bins is not None:
+        given["bins"] = bins.value
+    if posthoc is not None:
+        if scores is not None:
+            raise UsageError("--posthoc needs a trained model, --scores has none — give --uncertainty FILE instead")
+        given["posthoc"] = posthoc.value
+    if scores is not None:
+        if run is not None or ids is None:
+            raise UsageError("--scores stands for a RUN and needs --ids — type: evaluate --scores M.npy --ids ids.json")
+        files = ScoreFiles(scores, ids, uncertainty)
+        report = _judge_matrix(files, pairs, split=split, settings=_evaluate_settings({}, given))
+    elif run is None or ids is not None or uncertainty is not None:
+        raise UsageError(
+            "evaluate takes a RUN alone, or --scores with --ids — type: evaluate --scores M.npy --ids ids.json"
+        )
+    else:
+        own = {} if pairs else run_section(run, "evaluate")
+        report = _judge_run(run, pairs, split=split, settings=_evaluate_settings(own, given), device=device)
+    if json is not None:
+        write_json(json, report.to_json())
+    typer.echo(report.to_markdown())
+
+
+def _judge_run(
+    run: Path, pairs: str | None, *, split: str | None, settings: EvaluateConfig, device: str
+) -> RetrievalReport:
+    """A trained model on its own data or on others."""
+    from vacsr.evaluate.exact import scene_truth
+    from vacsr.evaluate.retrieval import evaluate_retrieval
+    from vacsr.scoring import PairScorer
+    from vacsr.train.posthoc import run_posthoc
+
+    scorer = PairScorer.from_pretrained(run, device=device)
+    if settings.posthoc != "none":
+        scorer = run_posthoc(run, scorer.model, kind=settings.posthoc, device=device)
+    data = _pairs_to_report(run, pairs, split=split)
+    return evaluate_retrieval(
+        scorer, data,
+        protocols=settings.protocols, judgments=_judgments(settings), ties=settings.ties, bins=settings.bins,
+        truth=scene_truth(pairs or run_pairs(run), data),
+    )  # fmt: skip
+
+
+def _judge_matrix(
+    files: ScoreFiles, pairs: str | None, *, split: str | None, settings: EvaluateConfig
+) -> RetrievalReport:
+    """Scores of any system; labels come from the ids file, from --pairs, or with COCO's protocols from COCO."""
+    from vacsr.data import load_pairs
+    from vacsr.evaluate.captions import coco_caption_image
+    from vacsr.evaluate.protocols import check_protocols
+    from vacsr.evaluate.retrieval import evaluate_scores
+    from vacsr.evaluate.score_files import MatrixIds, labels_from, own_labels, read_ids, read_scores
+
+    check_protocols(settings.protocols)
+    ids = read_ids(files.ids)
+    if pairs is not None:
+        labels = labels_from(load_pairs(pairs, split=split), ids)
+    elif ids.caption_image is None and "flickr" not in settings.protocols:
+        labels = coco_caption_image(ids.images, ids.captions)
+    else:
+        labels = own_labels(ids)
+    found = read_scores(files.scores, ids, uncertainty=files.uncertainty)
+    return evaluate_scores(
+        found, MatrixIds(ids.images, ids.captions, labels, split=split or "all"),
+        protocols=settings.protocols, judgments=_judgments(settings), ties=settings.ties, bins=settings.bins,
+    )  # fmt: skip
+
+
+def _judgments(settings: EvaluateConfig) -> list[Judgments]:
+    from vacsr.evaluate.judgments import read_judgments
+
+    return [read_judgments(Path(path).expanduser()) for path in settings.judgments]
+
+
+def _pairs_to_report(run: Path, pairs: str | None, *, split: str | None) -> PairSet | PhotoSet:
+    """The split asked for; else `test` where the data have one, and everything, with a word about it, otherwise.
+
+    What could not be read when the run was trained is left out here too, if the run says so.
+    """
+    from vacsr.config import DataConfig
+    from vacsr.data import parse_spec
+    from vacsr.recipes import parse
+    from vacsr.train.recipe import read_split
+
+    policy = {} if pairs else {k: v for k, v in run_section(run, "data").items() if k in ("on_error", "workers")}
+    config = parse(DataConfig, {**policy, "pairs": pairs or run_pairs(run)})
+    chosen = split or (parse_spec(pairs).options.get("split") if pairs else None)
+    if chosen:
+        return read_split(config, chosen)
+    try:
+        return read_split(config, "test")
+    except NoSuchSplit:
+        data = read_split(config, "all")
+    count = f"all {len(data.image_ids):,} images, any that were trained on included"
+    typer.echo(f"the data have no split 'test': reporting {count} — choose with --split", err=True)
+    return data
+
+
+def _evaluate_settings(own: dict[str, Any], given: dict[str, Any]) -> EvaluateConfig:
+    """The run's own judgments, ties, bins and post-hoc uncertainty, and on top of them the options that were given."""
+    from vacsr.config import EvaluateConfig
+    from vacsr.recipes import parse
+
+    known = {name: value for name, value in own.items() if name in ("judgments", "ties", "bins", "posthoc")}
+    return parse(EvaluateConfig, {**known, **given})
