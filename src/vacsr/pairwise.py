@@ -24,6 +24,7 @@ class PairBlock:
     noise: PairNoise
     captions: Tensor | None = None  # [C] each column's caption as a row of the training set, for what is known of it
     epoch: Tensor | None = None  # 0-d, counted from 0, for losses that change on the way; None outside of training
+    targets: Tensor | None = None  # [R, C] soft labels in [0, 1], where the step has mixed images; else None
 
     @property
     def pairs(self) -> int:
@@ -32,7 +33,9 @@ class PairBlock:
 
     def rows(self, rows: slice) -> PairBlock:
         """A block of this block's rows; the counts stay those of the whole batch."""
-        return replace(self, relevance=self.relevance[rows], noise=self.noise.block(rows, slice(None)))
+        targets = None if self.targets is None else self.targets[rows]
+        noise = self.noise.block(rows, slice(None))
+        return replace(self, relevance=self.relevance[rows], noise=noise, targets=targets)
 
     def diagonal(self) -> PairBlock:
         """The same pairs with only (i, i) called a match, as a strict reading of binary labels has it."""

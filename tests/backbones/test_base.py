@@ -72,7 +72,7 @@ def test_noise_augments_each_row_by_its_own_draw(make: Make, photos: torch.Tenso
     texts, rows = backbone.tokenize(CAPTIONS), torch.tensor([2, 0])
     image, text = backbone.encode_image(photos, noise(4)), backbone.encode_text(texts, noise(4, 1))
     some, words = backbone.encode_image(photos[rows], noise(rows)), backbone.encode_text(texts[rows], noise(rows, 1))
-    assert_same(some, Tokens(*(x[rows] for x in image)))
+    assert_same(some, Tokens(image.values[rows], image.mask[rows], image.summary[rows]))
     assert torch.equal(words.mask, text.mask[rows])
     torch.testing.assert_close(words.values[words.mask], text.values[rows][words.mask])
     assert not image.mask.all()

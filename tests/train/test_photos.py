@@ -133,9 +133,9 @@ def test_the_loop_ramps_the_epoch_that_wakes(pairs: PhotoSet) -> None:
     asked: list[float] = []
     original = trainer.step
 
-    def watching(batch: Batch, step: int, *, ramp: float) -> Tensor:
+    def watching(batch: Batch, step: int, *, epoch: int, ramp: float) -> Tensor:
         asked.append(ramp)
-        return original(batch, step, ramp=ramp)
+        return original(batch, step, epoch=epoch, ramp=ramp)
 
     watching.optimizer, watching.rest, watching.names = original.optimizer, original.rest, ()  # type: ignore[attr-defined]
     trainer.parts = trainer.parts._replace(step=watching)  # type: ignore[arg-type]
@@ -238,10 +238,10 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
     """Ctrl-C while the step of this number (from 1) is at work."""
     original = TrainStep.__call__
 
-    def interrupting(self: TrainStep, batch: Batch, step: int, *, ramp: float) -> Tensor:
+    def interrupting(self: TrainStep, batch: Batch, step: int, *, epoch: int, ramp: float) -> Tensor:
         if step + 1 == stop:
             signal.raise_signal(signal.SIGINT)
-        return original(self, batch, step, ramp=ramp)
+        return original(self, batch, step, epoch=epoch, ramp=ramp)
 
     monkeypatch.setattr(TrainStep, "__call__", interrupting)
 

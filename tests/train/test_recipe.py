@@ -18,6 +18,8 @@ from vacsr.data import load_pairs
 from vacsr.data.features import write_features
 from vacsr.data.noise import load_noise
 from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, UsageError
+from vacsr.evaluate.outcomes import read_outcomes
+from vacsr.evaluate.protocols import PROTOCOLS
 from vacsr.recipes import read_yaml, recipe_from
 from vacsr.scoring import PairScorer
 from vacsr.train.recipe import run_recipe, training_data
@@ -27,6 +29,7 @@ def test_a_run_folder(recipes: Any, tmp_path: Path) -> None:
     recipe = recipes.recipe({"method.name": "vacsr", "data.noise.ratio": 0.5, "train.trackers": ["jsonl", "csv"]})
     done = run_recipe(recipe, tmp_path / "run", progress=False)
     names = {"config.yaml", "metrics.jsonl", "metrics.csv", "noise.safetensors", "checkpoint", "model", "report.json"}
+    names |= {"outcomes.safetensors"}
     assert {path.name for path in (tmp_path / "run").iterdir()} == names
     assert recipe_from(read_yaml(tmp_path / "run" / "config.yaml")) == recipe
     assert done.report is not None
@@ -296,3 +299,36 @@ def test_a_dev_split_that_is_the_training_split(recipes: Any, tmp_path: Path) ->
     changes = {"method.name": "sigmoid", "train.epochs": 1, "data.dev": "train", "evaluate.splits": ["test"]}
     (message,) = flattered(recipes.recipe(changes), tmp_path / "run")
     assert message == "29 of the 29 images of 'train' were trained on — its figures flatter; set data.dev_share=0.1"
+
+
+def test_outcomes_stand_beside_the_report(recipes: Any, tmp_path: Path) -> None:
+    recipe = recipes.recipe({"method.name": "sigmoid", "train.epochs": 1})
+    report = run_recipe(recipe, tmp_path, progress=False).report
+    assert report is not None
+    for result, found in zip(report.results, read_outcomes(tmp_path / "outcomes.safetensors"), strict=True):
+        assert (found.protocol, found.split) == (result["protocol"], result["split"])
+        assert result["t2i"]["r5"] == pytest.approx(100 * float((found.t2i.best_rank <= 5).double().mean()))
+    fewer = recipes.recipe({"method.name": "sigmoid", "train.epochs": 1, "evaluate.splits": ["test"]})
+    run_recipe(fewer, tmp_path, resume=True, progress=False)
+    assert [found.split for found in read_outcomes(tmp_path / "outcomes.safetensors")] == ["test"]
+
+
+def test_a_protocol_is_reported_where_it_fits(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_test(pairs: Any) -> Any:
+        if pairs.split != "test":
+            raise DataError(f"no test images in {pairs.split} — choose another")
+        return PROTOCOLS["flickr"](pairs)
+
+    monkeypatch.setattr("vacsr.evaluate.protocols.PROTOCOLS", {**PROTOCOLS, "coco-5k": only_test})
+    changes = {"method.name": "sigmoid", "train.epochs": 1, "evaluate.protocols": ["flickr", "coco-5k"]}
+    report = run_recipe(recipes.recipe(changes), tmp_path / "run", progress=False).report
+    assert report is not None
+    reported = [(result["split"], result["protocol"]) for result in report.results]
+    assert reported == [("dev", "flickr"), ("test", "flickr"), ("test", "coco-5k")]
+    alone = {**changes, "evaluate.protocols": ["coco-5k"]}
+    report = run_recipe(recipes.recipe(alone), tmp_path / "alone", progress=False).report
+    assert report is not None
+    assert [result["split"] for result in report.results] == ["test"]
+    with pytest.raises(DataError, match="no test images in dev"):
+        run_recipe(recipes.recipe({**alone, "evaluate.splits": ["dev"]}), tmp_path / "none", progress=False)
+    assert not (tmp_path / "none").exists()

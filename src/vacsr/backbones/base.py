@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,10 +16,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from vacsr.backbones.augment import Vocabulary, change_words, draw_boxes, drop_image_tokens
+from vacsr.backbones.mixing import Partners, blend
 from vacsr.backbones.preprocess import PhotoTransform
 from vacsr.backbones.resample import resize, whole
 from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, pad
 from vacsr.backbones.tokens import Tokens
+from vacsr.backbones.variance import VarianceBranch
 from vacsr.config import BackboneConfig
 from vacsr.data.provenance import Provenance
 from vacsr.draws import RowNoise
@@ -48,6 +50,10 @@ class Tower(nn.Module):
     @abstractmethod
     def blocks(self) -> list[nn.Module]:
         """Its repeated layers, input first."""
+
+    @abstractmethod
+    def finish(self, tokens: Tensor) -> Tensor:
+        """What follows the last block: norm and projection, where the output asks for them. [B, L, W] -> [B, L, D]"""
 
     @abstractmethod
     def architecture(self) -> dict[str, Any]:
@@ -100,6 +106,8 @@ class TowerBackbone(nn.Module):
         self.image, self.text = image, text
         self.image_dim, self.text_dim = image.dim, text.dim
         self.tokenizer, self.transform, self.config, self.name = tokenizer, transform, config, name
+        self.image_variance: VarianceBranch | None = None
+        self.text_variance: VarianceBranch | None = None
         self._note_ids()
         self.set_checkpointing(config.checkpointing)
 
@@ -114,11 +122,25 @@ class TowerBackbone(nn.Module):
         """Token ids, −1 after the end; L is the longest given, cut at the context. -> [M, L] int32"""
         return pad(self.tokenizer.encode(list(captions)))
 
-    def encode_image(self, images: Tensor, noise: RowNoise | None = None) -> Tokens:
+    def encode_image(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
         """Bytes of any size, brought to the tower's own here; ``noise`` crops, flips and drops tokens.
 
-        uint8 [B, 3, H, W] -> [B, L, D]
+        ``mix`` blends the photos as the tower would see them, each cropped for itself. uint8 [B, 3, H, W] -> [B, L, D]
         """
+        pixels = self._prepared(images, noise)
+        if mix is not None:
+            others = None if noise is None else replace(noise, rows=mix.rows)
+            partners = pixels.flip(0) if mix.images is None else self._prepared(mix.images, others)
+            pixels = blend(pixels, partners, mix.mixture)
+        values: Tensor = self.image(pixels)
+        spread = None if self.image_variance is None else self.image.finish(self.image_variance())
+        mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+        if noise is not None:
+            mask = drop_image_tokens(mask, noise, rate=self.config.augment.image_tokens)
+        return Tokens(values, mask, torch.zeros(len(values), dtype=torch.int64, device=values.device), spread)
+
+    def _prepared(self, images: Tensor, noise: RowNoise | None) -> Tensor:
+        """Cropped, flipped, resized and normalised. uint8 [B, 3, H, W] -> [B, 3, S, S]"""
         augment, (height, width) = self.config.augment, images.shape[-2:]
         size, pixels = self.transform.size, images
         if noise is not None and (augment.crop != (1.0, 1.0) or augment.flip > 0.0):
@@ -126,11 +148,7 @@ class TowerBackbone(nn.Module):
             pixels = resize(images, boxes, size=size, resample="bilinear")
         elif (height, width) != (size, size):
             pixels = resize(images, whole(images), size=size, resample=self.transform.resample)
-        values: Tensor = self.image(self.transform.normalize(pixels))
-        mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
-        if noise is not None:
-            mask = drop_image_tokens(mask, noise, rate=augment.image_tokens)
-        return Tokens(values, mask, torch.zeros(len(values), dtype=torch.int64, device=values.device))
+        return self.transform.normalize(pixels)
 
     def encode_text(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
         """Rows of :meth:`tokenize`; ``noise`` masks, replaces and drops words. int [B, L] -> [B, L, D]"""
@@ -146,7 +164,8 @@ class TowerBackbone(nn.Module):
             texts = functional.pad(texts, (0, self.text.context - texts.shape[1]), value=-1)
         mask = texts >= 0
         values: Tensor = self.text(torch.where(mask, texts, self.text.pad).long(), mask)
-        return Tokens(values, mask, self._summary(mask))
+        spread = None if self.text_variance is None else self.text.finish(self.text_variance())
+        return Tokens(values, mask, self._summary(mask), spread)
 
     def _summary(self, mask: Tensor) -> Tensor:
         """[B, L] -> [B]"""
@@ -171,9 +190,28 @@ class TowerBackbone(nn.Module):
         """Parameters by tower and depth; together they are all there are."""
         return {name: _by_depth(name, tower) for name, tower in (("image", self.image), ("text", self.text))}
 
+    def add_variance(self) -> None:
+        """Give both towers a branch that variances are made from: a copy of the last block, as it is now."""
+        self.image_variance, self.text_variance = VarianceBranch(self.image), VarianceBranch(self.text)
+        self.set_checkpointing(self.config.checkpointing)
+
+    def variance_params(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """The branches' parameters by tower; none where there are no branches."""
+        branches = {"image": self.image_variance, "text": self.text_variance}
+        return {name: [] if branch is None else list(branch.named_parameters()) for name, branch in branches.items()}
+
+    def compilable(self) -> list[nn.Module]:
+        """The blocks of both towers and their branches, but for those whose input a branch must see."""
+        found: list[nn.Module] = []
+        for tower, branch in ((self.image, self.image_variance), (self.text, self.text_variance)):
+            blocks = tower.blocks()
+            found += blocks if branch is None else [*blocks[:-1], branch.block]
+        return found
+
     def set_checkpointing(self, on: bool) -> None:
         """Recompute the blocks' activations in the backward pass, or keep them."""
-        for block in (*self.image.blocks(), *self.text.blocks()):
+        branches = [branch.block for branch in (self.image_variance, self.text_variance) if branch is not None]
+        for block in (*self.image.blocks(), *self.text.blocks(), *branches):
             block.__dict__.pop("forward", None)
             if on:
                 block.__dict__["forward"] = partial(_recomputed, block.forward)

@@ -37,7 +37,11 @@ class HubImageTower(ImageTower):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, L, D]"""
-        return _finish(self.model(pixel_values=pixels).last_hidden_state, self.norm, self.projection)
+        return self.finish(self.model(pixel_values=pixels).last_hidden_state)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        """Norm and projection. [B, L, W] -> [B, L, D]"""
+        return _finish(tokens, self.norm, self.projection)
 
     def blocks(self) -> list[nn.Module]:
         """Its repeated layers."""
@@ -82,8 +86,11 @@ class HubTextTower(TextTower):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """[B, L], [B, L] -> [B, L, D]"""
-        out = self.model(input_ids=ids, attention_mask=self._attention(mask)).last_hidden_state
-        return _finish(out, self.norm, self.projection)
+        return self.finish(self.model(input_ids=ids, attention_mask=self._attention(mask)).last_hidden_state)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        """Norm and projection. [B, L, W] -> [B, L, D]"""
+        return _finish(tokens, self.norm, self.projection)
 
     def _attention(self, mask: Tensor) -> Tensor | None:
         """[B, L] -> what the model takes."""

@@ -122,7 +122,11 @@ class TinyImageTower(ImageTower):
         x = torch.cat((self.start.expand(len(patches), 1, -1), patches), dim=1) + self.places
         for layer in self.layers:
             x = layer(x)
-        out: Tensor = self.norm(x)
+        return self.finish(x)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        """The norm. [B, L, D] -> [B, L, D]"""
+        out: Tensor = self.norm(tokens)
         return out
 
     def blocks(self) -> list[nn.Module]:
@@ -164,7 +168,11 @@ class TinyTextTower(TextTower):
         seen = (mask | (torch.arange(ids.shape[1], device=ids.device) == 0))[:, None, None, :]
         for layer in self.layers:
             x = layer(x, seen)
-        out: Tensor = self.norm(x)
+        return self.finish(x)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        """The norm. [B, L, D] -> [B, L, D]"""
+        out: Tensor = self.norm(tokens)
         return out
 
     def blocks(self) -> list[nn.Module]:

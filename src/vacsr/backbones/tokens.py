@@ -16,3 +16,5 @@ class Tokens(NamedTuple):
     """[B, L] bool, True where the token is real; the real ones need not lie together."""
     summary: Tensor
     """[B] int64, the place of the class or end token, which speaks for the whole."""
+    spread: Tensor | None = None
+    """[B, L, D] the same tokens after the branch that variances are made from, where the tower has one."""

@@ -3,7 +3,17 @@
 from vacsr.config.backbone import AugmentConfig, BackboneConfig, HeadConfig
 from vacsr.config.base import Config
 from vacsr.config.data import DataConfig, NoiseConfig
-from vacsr.config.methods import PRESETS, AnyMethodConfig, InfoNCEConfig, MethodConfig, SigmoidConfig
+from vacsr.config.gaussians import MixConfig, PcmeConfig, PcmeppConfig
+from vacsr.config.methods import (
+    PRESETS,
+    AnyMethodConfig,
+    DaaConfig,
+    InfoNCEConfig,
+    MethodConfig,
+    SigmoidConfig,
+    VseConfig,
+)
+from vacsr.config.noisy import BicroConfig, NcrConfig, NpcConfig
 from vacsr.config.recipe import EvaluateConfig, Recipe
 from vacsr.config.train import TowersConfig, TrainConfig
 from vacsr.config.vacsr import AdapterConfig, ObjectiveConfig, VacsrConfig
@@ -14,17 +24,25 @@ __all__ = [
     "AnyMethodConfig",
     "AugmentConfig",
     "BackboneConfig",
+    "BicroConfig",
     "Config",
+    "DaaConfig",
     "DataConfig",
     "EvaluateConfig",
     "HeadConfig",
     "InfoNCEConfig",
     "MethodConfig",
+    "MixConfig",
+    "NcrConfig",
     "NoiseConfig",
+    "NpcConfig",
     "ObjectiveConfig",
+    "PcmeConfig",
+    "PcmeppConfig",
     "Recipe",
     "SigmoidConfig",
     "TowersConfig",
     "TrainConfig",
     "VacsrConfig",
+    "VseConfig",
 ]

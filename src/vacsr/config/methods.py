@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vacsr.config.base import Config
+from vacsr.config.gaussians import PcmeConfig, PcmeppConfig
+from vacsr.config.noisy import BicroConfig, NcrConfig, NpcConfig
 from vacsr.config.vacsr import VacsrConfig
 
 
@@ -36,7 +38,44 @@ class InfoNCEConfig(Config):
     """CLIP's target is the row's own caption; `ids` spreads it over all captions of the image."""
 
 
-AnyMethodConfig = VacsrConfig | SigmoidConfig | InfoNCEConfig
+class VseConfig(Config):
+    """Hinge loss with the hardest negatives (VSE∞)."""
+
+    name: Literal["vse"] = "vse"
+    """Tells the methods apart."""
+    margin: Annotated[float, Field(ge=0)] = 0.2
+    """By how much a match should score above every other pair."""
+    warmup_epochs: Annotated[int, Field(ge=0)] = 1
+    """First epochs in which all negatives count, not the hardest alone."""
+    reduction: Literal["sum", "mean"] = "sum"
+    """Over the batch's images and captions: summed, or summed and divided by B."""
+
+
+class DaaConfig(Config):
+    """Another method's loss, and ranks that agree with the words of the captions (DAA)."""
+
+    name: Literal["daa"] = "daa"
+    """Tells the methods apart."""
+    base: Annotated[PcmeConfig | VseConfig | InfoNCEConfig | SigmoidConfig, Field(discriminator="name")] = PcmeConfig()
+    """The method that is trained beside it and that scores."""
+    weight: Annotated[float, Field(ge=0)] = 1000.0
+    """w of w·(1 − ASP), in each direction."""
+    temperature: Annotated[float, Field(gt=0)] = 0.01
+    """T of the soft ranks."""
+
+
+AnyMethodConfig = (
+    VacsrConfig
+    | SigmoidConfig
+    | InfoNCEConfig
+    | VseConfig
+    | PcmeConfig
+    | PcmeppConfig
+    | DaaConfig
+    | NcrConfig
+    | BicroConfig
+    | NpcConfig
+)
 MethodConfig = Annotated[AnyMethodConfig, Field(discriminator="name")]
 
 
@@ -47,5 +86,15 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "sigmoid": {"default": {}, "paper": {}},
     "infonce": {"default": {}, "paper": {"scale": 1.0}},
+    "vse": {"default": {}, "paper": {"warmup_epochs": 2}},
+    "pcme": {"default": {}, "paper": {}},
+    "pcmepp": {"default": {}, "paper": {"reduction": "mean"}},
+    "daa": {"default": {}, "paper": {"base": {"name": "pcme", "samples": 5, "vib_weight": 1e-5}}},
+    "ncr": {"default": {}, "paper": {"warmup": 0.35, "noisy_from": 0.5}},
+    "bicro": {
+        "default": {},
+        "paper": {"warmup": 0.35, "warmup_keep": 0.3, "noisy_from": 0.5, "mixture": "beta", "discard": False},
+    },
+    "npc": {"default": {}, "paper": {"refresh": False, "look_ahead": 0.02}},
 }
 """Fields a preset sets on top of the class defaults; `method: {name: vacsr, preset: paper}` in a recipe."""

@@ -1,20 +1,19 @@
-"""A backbone, two projection heads and a method: what is trained, saved and scored with."""
+"""A network, or two, and a method: what is trained, saved and scored with."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from vacsr.backbones import FeatureBackbone, ProjectionHead, TowerBackbone, load_backbone
-from vacsr.backbones.pooling import build_pooling
-from vacsr.backbones.tokens import Tokens
-from vacsr.config import BackboneConfig, Config, InfoNCEConfig, SigmoidConfig, TowersConfig, VacsrConfig
+from vacsr.backbones import FeatureBackbone, TowerBackbone, load_backbone
+from vacsr.backbones.mixing import Partners
+from vacsr.config import AnyMethodConfig, BackboneConfig, Config, TowersConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.provenance import UNKNOWN, Provenance
 from vacsr.draws import RowNoise
@@ -22,6 +21,8 @@ from vacsr.errors import DataError, UsageError
 from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
 from vacsr.methods import build_method
 from vacsr.methods.base import Embedding, Method, ParamGroup, split_by_decay
+from vacsr.methods.hooks import networks_of
+from vacsr.methods.network import Network
 from vacsr.methods.saved import (
     ASSETS,
     SCHEMA,
@@ -37,10 +38,11 @@ from vacsr.methods.saved import (
 from vacsr.recipes import method_config, parse
 
 _IMAGE, _TEXT = 0, 1  # streams of draws
+_SECOND = 64  # the second network's, beyond all that augmentation numbers
 
 
-class MatchingModel(nn.Module):
-    """Images and texts in, scores out: the trained whole."""
+class MatchingModel(Network):
+    """Images and texts in, scores out: the trained whole. ``second`` is there where a method asks for two networks."""
 
     def __init__(
         self,
@@ -50,20 +52,15 @@ class MatchingModel(nn.Module):
         config: BackboneConfig,
         provenance: Provenance | None = None,
     ) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(backbone, config)
         self.provenance = provenance or UNKNOWN
-        self.backbone = backbone
-        self.image_head = ProjectionHead(backbone.image_dim, config.head)
-        self.text_head = ProjectionHead(backbone.text_dim, config.head)
-        self.image_pool = build_pooling(config.pooling) if isinstance(backbone, TowerBackbone) else None
-        self.text_pool = build_pooling(config.pooling) if isinstance(backbone, TowerBackbone) else None
         self.method = method
+        self.second: Network | None = None
 
     @classmethod
     def build(
         cls,
-        method: VacsrConfig | SigmoidConfig | InfoNCEConfig | nn.Module,
+        method: AnyMethodConfig | nn.Module,
         config: BackboneConfig,
         *,
         image_dim: int = 0,
@@ -79,44 +76,58 @@ class MatchingModel(nn.Module):
         from which the backbone takes statistics or words. ``assets``: rebuild saved towers, weights to follow. Where
         ``config.start`` names a model, everything but the method is taken over from it.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
-            start = model_folder(Path(config.start).expanduser()) if config.start and assets is None else None
-            if start is not None:
-                check_start(config, start)
-            known = assets if start is None else start / ASSETS
-            backbone = load_backbone(config, image_dim=image_dim, text_dim=text_dim, assets=known)
+        start = model_folder(Path(config.start).expanduser()) if config.start and assets is None else None
+        if start is not None:
+            check_start(config, start)
+        known = assets if start is None else start / ASSETS
+
+        def backbone() -> FeatureBackbone | TowerBackbone:
+            made = load_backbone(config, image_dim=image_dim, text_dim=text_dim, assets=known)
             if fit is not None:
-                _fit(backbone, fit)
+                _fit(made, fit)
+            return made
+
+        with _drawn_from(seed):
+            first = backbone()
             head = build_method(method, dim=config.head.dim) if isinstance(method, Config) else method
             if not isinstance(head, Method):
                 needs = "it needs loss, score, uncertainty, param_groups"
                 raise UsageError(f"{type(head).__name__} is not a method: {needs}")
-            model = cls(backbone, head, config=config, provenance=provenance)
+            model = cls(first, head, config=config, provenance=provenance)
+        if networks_of(head) == 2:
+            with _drawn_from(seed + 1):
+                model.second = Network(backbone(), config)
         if start is not None:
             take_over(model, start)
+        variance = getattr(head, "log_var_start", None)
+        if variance is not None:  # after what is taken over: a branch begins as a copy of its tower's last block
+            with _drawn_from(seed + 2):
+                model.add_variance(variance)
         return model
 
-    def embed_images(self, images: Tensor, noise: RowNoise | None = None) -> Embedding:
-        """Features [N, D_image], or photos [N, 3, H, W] uint8, to unit vectors [N, d]; ``noise`` is for training."""
-        if isinstance(self.backbone, FeatureBackbone):
-            return _unit(self.image_head(self.backbone.encode_image(images), noise))
-        return _unit(self._pooled(self.backbone.encode_image(images, noise), self.image_head, self.image_pool, noise))
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """This one, and the second where there is one."""
+        return (self,) if self.second is None else (self, self.second)
+
+    @property
+    def dim(self) -> int:
+        """Of an embedding: d, or 2d with two networks."""
+        return self.config.head.dim * len(self.networks)
+
+    def embed_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Embedding:
+        """Features [N, D_image], or photos [N, 3, H, W] uint8, to unit vectors [N, d]; the rest is for training.
+
+        With two networks [N, 2d]: both unit vectors end to end, divided by √2, so that a cosine of these is the mean
+        of both networks' cosines, and whatever scores, saves or gathers embeddings need not know.
+        """
+        own = super().embed_images(images, noise, mix)
+        return own if self.second is None else _joined(own, self.second.embed_images(images, _others(noise), mix))
 
     def embed_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Embedding:
-        """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, d]."""
-        if isinstance(self.backbone, FeatureBackbone):
-            return _unit(self.text_head(self.backbone.encode_text(texts), noise))
-        return _unit(self._pooled(self.backbone.encode_text(texts, noise), self.text_head, self.text_pool, noise))
-
-    def _pooled(self, tokens: Tokens, head: nn.Module, pool: nn.Module | None, noise: RowNoise | None) -> Tensor:
-        """GPO sorts the projected tokens; mean and class token are taken before, which is cheaper. -> [N, d]"""
-        assert pool is not None, "towers have a pooling"
-        if self.config.pooling == "gpo":
-            projected: Tensor = pool(tokens._replace(values=head(tokens.values, noise)))
-            return projected
-        pooled: Tensor = head(pool(tokens), noise)
-        return pooled
+        """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, d], or [M, 2d]."""
+        own = super().embed_texts(texts, noise)
+        return own if self.second is None else _joined(own, self.second.embed_texts(texts, _others(noise)))
 
     def dropout_noise(self, *, seed: int | Tensor, step: Tensor, rows: Tensor) -> tuple[RowNoise, RowNoise]:
         """The draws of one step for images and for texts: augmentation and dropout."""
@@ -124,11 +135,13 @@ class MatchingModel(nn.Module):
 
     def param_groups(self, towers: TowersConfig | None = None) -> list[ParamGroup]:
         """Heads, pooling, method and towers, these at rates of their own; a tower with rate 0 is left out."""
-        new = [*self.image_head.named_parameters(), *self.text_head.named_parameters()]
-        for pool in (self.image_pool, self.text_pool):
-            new += [] if pool is None else pool.named_parameters()
-        groups = [*split_by_decay("heads", new), *self.method.param_groups()]
-        return groups + (_tower_groups(self.backbone, towers or TowersConfig()) if self.has_towers else [])
+        plan = towers or TowersConfig()
+        heads = [group for network in self.networks for group in split_by_decay("heads", network.head_params())]
+        return [
+            *heads,
+            *self.method.param_groups(),
+            *(g for network in self.networks for g in network.tower_groups(plan)),
+        ]
 
     @property
     def has_towers(self) -> bool:
@@ -137,11 +150,8 @@ class MatchingModel(nn.Module):
 
     def rest(self, towers: Iterable[str]) -> None:
         """Let these towers ("image", "text") rest: no gradient; the others learn."""
-        if isinstance(self.backbone, TowerBackbone):
-            resting = frozenset(towers)
-            for name, parts in self.backbone.tower_params().items():
-                for _, parameter in [*parts.stem, *(named for block in parts.blocks for named in block)]:
-                    parameter.requires_grad_(name not in resting)
+        for network in self.networks:
+            network.rest_towers(towers)
 
     @contextmanager
     def plain_blocks(self) -> Iterator[None]:
@@ -155,9 +165,7 @@ class MatchingModel(nn.Module):
                 block._compiled_call_impl = call
 
     def _blocks(self) -> list[nn.Module]:
-        if not isinstance(self.backbone, TowerBackbone):
-            return []
-        return [*self.backbone.image.blocks(), *self.backbone.text.blocks()]
+        return [block for network in self.networks for block in network.blocks()]
 
     def compile_blocks(self, on: bool) -> None:
         """torch.compile the towers' blocks, or undo it. Equal blocks share one compilation."""
@@ -215,8 +223,22 @@ class MatchingModel(nn.Module):
         return model.eval()
 
 
-def _unit(x: Tensor) -> Embedding:
-    return Embedding(functional.normalize(x, dim=-1))
+@contextmanager
+def _drawn_from(seed: int) -> Iterator[None]:
+    """Fresh weights come from this seed; torch's own generator stays where it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
+        yield
+
+
+def _joined(first: Embedding, second: Embedding) -> Embedding:
+    """Two unit vectors as one. [N, d], [N, d] -> [N, 2d]"""
+    return Embedding(torch.cat((first.mean, second.mean), dim=-1) * math.sqrt(0.5))
+
+
+def _others(noise: RowNoise | None) -> RowNoise | None:
+    """The second network's own draws: it sees other crops and drops other units."""
+    return None if noise is None else noise.other(_SECOND)
 
 
 def _fit(backbone: FeatureBackbone | TowerBackbone, pairs: PairSet | PhotoSet) -> None:
@@ -235,18 +257,3 @@ def _fit(backbone: FeatureBackbone | TowerBackbone, pairs: PairSet | PhotoSet) -
             f"backbone '{backbone.config.spec}' reads photos, these data are cached features — set "
             "backbone.spec=features:, or give photos such as data.pairs=folder:DIR"
         )
-
-
-def _tower_groups(backbone: nn.Module, config: TowersConfig) -> list[ParamGroup]:
-    """Block ℓ of L at rate·decay^(L−ℓ), everything outside the blocks at the tower's own rate."""
-    assert isinstance(backbone, TowerBackbone)
-    groups: list[ParamGroup] = []
-    for name, rate in (("image", config.image_lr), ("text", config.text_lr)):
-        parts = backbone.tower_params()[name]
-        if rate == 0:
-            continue
-        groups += split_by_decay(f"{name}-stem", parts.stem, lr_scale=rate)
-        for number, block in enumerate(parts.blocks):
-            scale = rate * config.layer_decay ** (len(parts.blocks) - number)
-            groups += split_by_decay(f"{name}-block-{number}", block, lr_scale=scale)
-    return groups

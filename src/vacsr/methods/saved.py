@@ -77,8 +77,9 @@ def check_start(config: BackboneConfig, start: Path) -> None:
 
 
 def take_over(model: MatchingModel, start: Path) -> None:
-    """The weights of everything but the method, from a model of the same shape."""
+    """The weights of everything but the method, from a model of the same shape. One network serves for two."""
     tensors, _ = read_tensors(start / "model.safetensors")
+    tensors = {f"second.{name}": tensor for name, tensor in tensors.items()} | tensors
     own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("method.")}
     for name, tensor in own.items():
         if name not in tensors or tensors[name].shape != tensor.shape:
@@ -93,6 +94,7 @@ def model_card(model: MatchingModel, method: Config) -> str:
     towers = model.backbone.name if isinstance(model.backbone, TowerBackbone) else ""
     source = towers or model.provenance.backbone or "unknown embeddings"
     parts = f"{'two towers, ' * model.has_towers}two projection heads to {model.config.head.dim} dimensions"
+    parts += ", all of it twice, averaged," * (len(model.networks) == 2)
     inputs = (
         "scorer.score_all(['photo.jpg'], ['a dog on a beach'])"
         if model.has_towers

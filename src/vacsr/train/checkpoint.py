@@ -20,6 +20,7 @@ from vacsr.config import BackboneConfig, Config, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError
 from vacsr.files import read_tensors, write_tensors
+from vacsr.methods.hooks import BetweenEpochs
 
 FILE = "state.safetensors"
 NO_EFFECT = frozenset({"device", "log_every", "checkpoint_every", "checkpoint_epochs", "trackers"})
@@ -50,6 +51,7 @@ def save_checkpoint(
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"best.{name}": tensor for name, tensor in state.best_weights.items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors.items()}
+    tensors |= {f"notes.{name}": tensor for name, tensor in _notes(model).items()}
     tensors |= {f"rng.{name}": tensor for name, tensor in _generators(_device(model)).items()}
     meta = {"step": state.step, "best": state.best, "best_step": state.best_step}
     metadata = {"state": json.dumps(meta), "optimizer": json.dumps(optimizer_numbers), "fingerprint": fingerprint}
@@ -77,6 +79,8 @@ def load_checkpoint(
     model.load_state_dict(_under(tensors, "model."))
     saved = _unflatten(_under(tensors, "optimizer."), json.loads(metadata["optimizer"]))
     optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
+    if _notes(model):
+        model.get_submodule("method").take_notes(_under(tensors, "notes."))  # type: ignore[operator]
     torch.set_rng_state(tensors["rng.cpu"])
     device = _device(model)
     if "rng.cuda" in tensors and device.type == "cuda":
@@ -86,6 +90,12 @@ def load_checkpoint(
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _notes(model: torch.nn.Module) -> dict[str, Tensor]:
+    """What the method remembers between epochs, if it does."""
+    method = getattr(model, "method", None)
+    return method.notes() if isinstance(method, BetweenEpochs) else {}
 
 
 def _device(model: torch.nn.Module) -> torch.device:

@@ -29,6 +29,7 @@ from vacsr.train.optim import lr_factor, set_learning_rate
 from vacsr.train.precision import matmul_precision
 from vacsr.train.progress import TrainProgress
 from vacsr.train.step import TrainStep
+from vacsr.train.survey import take_stock
 from vacsr.train.towers import loss_ramp, resting
 from vacsr.train.trackers import Row, Tracker, check_trackers, open_trackers
 
@@ -175,6 +176,8 @@ class Trainer:
     def _epoch(self, interrupt: Interrupt, bar: TrainProgress) -> None:
         """The rest of the epoch in which the state stands."""
         epoch, done = divmod(self.state.step, self.steps_per_epoch)
+        if done == 0:  # a run that resumes within an epoch has its notes from the checkpoint
+            take_stock(self.model, self.parts.feed, config=self.config, epoch=epoch, images=len(self.pairs.image_ids))
         started, first = time.perf_counter(), self.state.step
         order = batch_order(len(self.pairs), batch=self.config.batch_size, seed=self.config.seed, epoch=epoch)
         self._set_resting(epoch)

@@ -30,7 +30,8 @@ class Bars:
 
     def __init__(self, *, show: bool = True, timed: bool = False, keep: bool = False) -> None:
         self.console = Console(stderr=True, quiet=not show)
-        columns: list[ProgressColumn] = [TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn()]
+        bar = BarColumn(bar_width=30 if timed else 40)
+        columns: list[ProgressColumn] = [TextColumn("[bold]{task.description}"), bar, MofNCompleteColumn()]
         if timed:
             note = TextColumn("{task.fields[note]}")
             columns += [TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), note]
@@ -50,7 +51,7 @@ class Bars:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        self.console.print(line, highlight=False, soft_wrap=True)
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class PhotoProgress(Bars):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vacsr.config import DataConfig, EvaluateConfig, Recipe
+from vacsr.config import DataConfig, Recipe
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
 from vacsr.data.photos import check_photos, without
 from vacsr.errors import DataError, NoSuchSplit
+from vacsr.evaluate.exact import scene_truth
 from vacsr.evaluate.judgments import Judgments, read_judgments
-from vacsr.evaluate.retrieval import RetrievalReport, check_protocols, evaluate_retrieval
+from vacsr.evaluate.outcomes import Outcomes, write_outcomes
+from vacsr.evaluate.protocols import check_protocols, protocol_galleries
+from vacsr.evaluate.retrieval import RetrievalReport, evaluate_retrieval
 from vacsr.files import write_json, write_text
+from vacsr.methods.model import MatchingModel
 from vacsr.recipes import dump_yaml
 from vacsr.scoring import PairScorer
+from vacsr.scoring.posthoc import POSTHOC_FILE, PostHocScorer, PostHocUncertainty, check_posthoc
 from vacsr.train.distributed import barrier, leaving_world
 from vacsr.train.folder import check_folder
 from vacsr.train.loop import Run, Trainer
@@ -43,10 +49,14 @@ class ReportData(NamedTuple):
 
     sets: tuple[PairSet | PhotoSet, ...]
     judgments: tuple[Judgments, ...]
+    protocols: tuple[tuple[str, ...], ...]
+    """For each set, the recipe's protocols that fit it."""
 
 
 def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = True) -> RecipeRun:
     """Fill the run folder ``out``: config.yaml, metrics.jsonl, checkpoint/, model/ and, last of all, report.json.
+
+    Just before the report, outcomes.safetensors keeps how each query fared, for paired tests.
 
     Everything that can be refused is refused before the first file is written, but for photos of the report's splits,
     which are decoded when they are scored: `--resume` then reports without training again. Of several ranks the first
@@ -65,6 +75,8 @@ def _run(recipe: Recipe, out: Path, *, resume: bool, progress: bool) -> RecipeRu
         recipe.method, data.train, recipe.train,
         backbone=recipe.backbone, dev=data.dev, out=out, reading=recipe.data, progress=progress,
     )  # fmt: skip
+    if recipe.evaluate.posthoc != "none":
+        check_posthoc(trainer.model)
     if resume:
         trainer.resume()
     barrier(trainer.world)  # every rank has looked at the folder before the first changes it
@@ -76,14 +88,15 @@ def _run(recipe: Recipe, out: Path, *, resume: bool, progress: bool) -> RecipeRu
         return RecipeRun(run, None)
     run.model.save_pretrained(out / "model")
     with matmul_precision("fp32"):  # figures are compared across runs, however these were trained
-        report = _report(PairScorer(run.model, device=recipe.train.device), to_report, recipe.evaluate)
+        report = _report(_scorer(run.model, data.train, recipe, out=out), to_report, recipe)
+    write_outcomes(out / "outcomes.safetensors", report.outcomes)
     write_json(out / "report.json", report.to_json())
     return RecipeRun(run, report)
 
 
 def _open_folder(out: Path, recipe: Recipe, data: TrainingData, to_report: ReportData) -> None:
     """Report, noise and list of what was left out stand for the config.yaml beside them, so older ones go first."""
-    for name in ("report.json", "noise.safetensors", "skipped.json"):
+    for name in ("report.json", "outcomes.safetensors", POSTHOC_FILE, "noise.safetensors", "skipped.json"):
         (out / name).unlink(missing_ok=True)
     write_text(out / "config.yaml", dump_yaml(recipe))
     if data.noise is not None:
@@ -92,6 +105,16 @@ def _open_folder(out: Path, recipe: Recipe, data: TrainingData, to_report: Repor
     skipped = {pairs.split: list(pairs.skipped) for pairs in sets if pairs.skipped}
     if skipped:
         write_json(out / "skipped.json", skipped)
+
+
+def _scorer(model: MatchingModel, train: PairSet | PhotoSet, recipe: Recipe, *, out: Path) -> PairScorer:
+    """What the report is made with; post-hoc uncertainty is fitted here and kept in the run folder."""
+    kind, plan = recipe.evaluate.posthoc, recipe.train
+    if kind == "none":
+        return PairScorer(model, device=plan.device)
+    found = PostHocUncertainty.fit(model, train, batch_size=plan.batch_size, seed=plan.seed, device=plan.device)
+    found.save(out / POSTHOC_FILE)
+    return PostHocScorer(model, found, kind=kind, device=plan.device)
 
 
 def training_data(config: DataConfig) -> TrainingData:
@@ -143,7 +166,23 @@ def report_data(recipe: Recipe, *, held_out: PairSet | PhotoSet | None = None) -
             sets.append(read_split(recipe.data, split))
         except NoSuchSplit:
             continue  # what is broken is refused, so that no split goes missing unnoticed
-    return ReportData(tuple(sets), tuple(judgments))
+    return ReportData(tuple(sets), tuple(judgments), _fitting(recipe.evaluate.protocols, sets))
+
+
+def _fitting(protocols: Sequence[str], sets: Sequence[PairSet | PhotoSet]) -> tuple[tuple[str, ...], ...]:
+    """Each set's protocols. COCO's are about its test images: other splits do without, but one split has to fit."""
+    found: list[tuple[str, ...]] = [()] * len(sets)
+    for name in protocols:
+        refused: DataError | None = None
+        for place, pairs in enumerate(sets):
+            try:
+                protocol_galleries([name], pairs)
+                found[place] += (name,)
+            except DataError as error:
+                refused = error
+        if refused is not None and not any(name in fitting for fitting in found):
+            raise refused
+    return tuple(found)
 
 
 def _warn_of_overlap(config: DataConfig, data: TrainingData, to_report: ReportData) -> None:
@@ -163,12 +202,17 @@ def _warn_of_overlap(config: DataConfig, data: TrainingData, to_report: ReportDa
             warnings.warn(f"{message} — its figures flatter; set {other}", stacklevel=2)
 
 
-def _report(scorer: PairScorer, data: ReportData, config: EvaluateConfig) -> RetrievalReport:
+def _report(scorer: PairScorer, data: ReportData, recipe: Recipe) -> RetrievalReport:
     results: list[dict[str, Any]] = []
-    for pairs in data.sets:
+    outcomes: list[Outcomes] = []
+    for pairs, protocols in zip(data.sets, data.protocols, strict=True):
+        if not protocols:
+            continue
         part = evaluate_retrieval(
             scorer, pairs,
-            protocols=config.protocols, judgments=data.judgments, ties=config.ties, bins=config.bins,
+            protocols=protocols, judgments=data.judgments, ties=recipe.evaluate.ties, bins=recipe.evaluate.bins,
+            truth=scene_truth(recipe.data.pairs, pairs),
         )  # fmt: skip
         results.extend(part.results)
-    return RetrievalReport(tuple(results))
+        outcomes.extend(part.outcomes)
+    return RetrievalReport(tuple(results), tuple(outcomes))

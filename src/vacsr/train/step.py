@@ -17,6 +17,8 @@ from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, batch_block
 from vacsr.train.distributed import World, gather_rows, sum_gradients, sum_over_ranks
 from vacsr.train.feed import Batch, TrainTensors
+from vacsr.train.lookahead import look_ahead
+from vacsr.train.mixing import mixer_of
 
 PairLoss = Callable[[Embedding, Embedding, PairBlock], LossTerms]
 
@@ -36,6 +38,8 @@ class TrainStep:
         self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
         apart = model.has_towers and self.device.type == "cuda"
         self.side = torch.cuda.Stream() if apart else None  # type: ignore[no-untyped-call]
+        self.mixer = mixer_of(model, data, world=world)
+        self.look_ahead = look_ahead(model, data, config=config, world=world)
         self.pair_loss: PairLoss = model.method.loss
         self.loss: Callable[[Batch, Tensor], LossTerms] = self._loss
         if config.compile is True or (config.compile == "auto" and self.device.type == "cuda"):
@@ -73,9 +77,10 @@ class TrainStep:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             with self._beside():
                 t = self.model.embed_texts(self.data.texts[captions[rows]], text_noise)
-            v = self.model.embed_images(self._images(batch, image[rows]), image_noise)
-            self._together()
             block = batch_block(image, seed=self.seed, step=step, captions=captions, epoch=self.epoch)
+            block, partners = (block, None) if self.mixer is None else self.mixer(block, image)
+            v = self.model.embed_images(self._images(batch, image[rows]), image_noise, partners)
+            self._together()
             v, t = _float(v), self._gathered(_float(t))
             if self.model.method.pairwise:
                 return self.pair_loss(v, t, block.rows(rows))
@@ -111,7 +116,11 @@ class TrainStep:
 
     def accumulate(self, batch: Batch, step: Tensor) -> Tensor:
         """Add one batch's gradient; returns the loss and its parts, summed over ranks."""
+        trusted = None if self.look_ahead is None else self.look_ahead(batch.captions)  # before the loss: it weighs
         terms = self.loss(batch, step)
+        if trusted is not None:
+            share = trusted / self.world.size
+            terms = LossTerms(terms.total + share, {**terms.parts, "bank": share})
         (terms.total * self.ramp / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
         self.names = ("loss", *terms.parts)
         values = torch.stack([terms.total.detach(), *(part.detach() for part in terms.parts.values())])

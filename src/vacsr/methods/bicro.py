@@ -1,0 +1,75 @@
+"""BiCro (Yang et al. 2023): soft labels from how alike both sides of a pair are to a trusted anchor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vacsr.config import BicroConfig
+from vacsr.methods.coteaching import CoTeaching, Halves, agreement, anchor_count
+from vacsr.methods.mixtures import falling, fit_betas, fit_gaussians
+
+_TINY = 1e-6
+
+
+class Bicro(CoTeaching):
+    """As NCR, with warm-up on a batch's smallest losses, Betas as the mixture (a switch), and labels of its own kind:
+
+        y_i = ½·(ratio at the anchor with the nearest image + ratio at the anchor with the nearest caption)
+        ratio = min(s_v/s_t, s_t/s_v), the cosines of i's image and of i's caption with that anchor's
+
+    as the other network sees them. Anchors are the clean pairs of the batch that stand out most. Clean pairs get
+    ½ + ½·y, so that anchors have 1; labels up to ½ become 0. Noisy pairs are trained on in the last stage only. Unlike
+    the public code: the labels of clean pairs go to the pairs they were computed for (there they are scattered to the
+    wrong rows), a probability never rises with the loss, and the notes of :class:`vacsr.methods.ncr.Ncr` on batches,
+    networks and negatives hold here too.
+    """
+
+    config: BicroConfig
+
+    def __init__(self, config: BicroConfig) -> None:
+        super().__init__(config)
+        self.least_label = 1e-6 if config.discard else 0.0
+
+    def probability(self, losses: Tensor) -> Tensor:
+        """Of the component at small losses, never rising with the loss. [M] -> [M]"""
+        fitted = fit_betas(losses) if self.config.mixture == "beta" else fit_gaussians(losses)
+        return falling(fitted.first(losses), losses)
+
+    def warm_weights(self, loss: Tensor) -> Tensor:
+        """The smallest losses of the batch. [2, B] -> [2, B] of 0 and 1"""
+        keep = max(1, int(loss.shape[1] * self.config.warmup_keep))
+        smallest = loss.topk(keep, dim=1, largest=False).indices
+        return torch.zeros_like(loss).scatter(1, smallest, 1.0)
+
+    def labels(self, halves: Halves, clean: Tensor, relevance: Tensor) -> Tensor:
+        """Each network gets the other's. [2, B] -> [2, B]"""
+        other = Halves(*(x.flip(0) for x in halves))
+        trusted = clean > self.config.threshold
+        quality = agreement(other.score, relevance, margin=self.config.margin)
+        anchors = torch.where(trusted, quality + 1.0, quality).topk(
+            anchor_count(quality.shape[1], share=self.config.anchors), dim=1
+        )
+        y = two_sided_ratio(other, anchors.indices, usable=anchors.values >= 1.0)
+        y = torch.where(trusted, 0.5 + 0.5 * y, y)
+        return torch.where(y > self.config.label_threshold, y, 0.0)
+
+
+def two_sided_ratio(halves: Halves, anchors: Tensor, *, usable: Tensor) -> Tensor:
+    """y of every pair of a batch. Anchors that are not ``usable`` are nearest to nobody, unless none is.
+
+    [2, A] rows of the batch, [2, A] bool -> [2, B]
+    """
+    rows = anchors.unsqueeze(-1).expand(-1, -1, halves.v.shape[-1])
+    image = torch.einsum("kid,kad->kia", halves.v.float(), halves.v.float().gather(1, rows))
+    text = torch.einsum("kid,kad->kia", halves.t.float(), halves.t.float().gather(1, rows))
+    away = torch.where(usable, 0.0, -4.0).unsqueeze(1)  # beyond any cosine
+    by_image = (image + away).argmax(dim=-1, keepdim=True)
+    by_text = (text + away).argmax(dim=-1, keepdim=True)
+    return 0.5 * (_ratio(image, text, by_image) + _ratio(image, text, by_text))
+
+
+def _ratio(image: Tensor, text: Tensor, anchor: Tensor) -> Tensor:
+    """min(s_v/s_t, s_t/s_v) at one anchor each; 0 where a cosine is not positive. [2, B, A], [2, B, 1] -> [2, B]"""
+    v, t = image.gather(-1, anchor).squeeze(-1), text.gather(-1, anchor).squeeze(-1)
+    return torch.minimum(v, t).clamp_min(0.0) / torch.maximum(v, t).clamp_min(_TINY)

@@ -1,0 +1,109 @@
+"""DAA: beside another method's loss, the ranks of scores should be the ranks of what captions say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vacsr.config import DaaConfig, InfoNCEConfig, PcmeConfig, SigmoidConfig
+from vacsr.errors import UsageError
+from vacsr.methods.base import Embedding, ParamGroup
+from vacsr.methods.infonce import InfoNCE
+from vacsr.methods.pcme import Pcme
+from vacsr.methods.sigmoid import Sigmoid
+from vacsr.methods.tfidf import WordTable, word_relevance, word_table
+from vacsr.methods.vse import Vse
+from vacsr.objective import LossTerms
+from vacsr.pairwise import PairBlock, cosines
+
+
+class Daa(nn.Module):
+    """loss = base + w(1 − ASP) per image + w(1 − ASP) per caption; score, grade and uncertainty are the base's.
+
+    ASP = mean min(R_s, R_c)/max(R_s, R_c) of soft ranks R(x)_j = 1 + Σ_{k≠j} σ((x_k − x_j)/T), over a row's cosines
+    and over the TF-IDF likeness of its captions. The public code lacks a transpose, and so compares the rank of one
+    pair with that of another; this is what the paper writes.
+    """
+
+    pairwise = False
+
+    _TABLE = ("words", "weights", "caption_image", "image_captions")
+
+    def __init__(self, config: DaaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.base = _base(config)
+        self.log_var_start: float | None = getattr(self.base, "log_var_start", None)
+        self.vocabulary = 0
+        for name in self._TABLE:  # the training set's words, which are no part of what is saved
+            self.register_buffer(f"study_{name}", None, persistent=False)
+
+    def study(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
+        """Count the words of the training captions."""
+        if captions is None:
+            raise UsageError(
+                "method 'daa' compares the words of captions, and these data have none — "
+                "name the file with them: features:FILE,captions=FILE"
+            )
+        table = word_table(captions, caption_image.cpu())
+        self.vocabulary = table.size
+        for name in self._TABLE:
+            setattr(self, f"study_{name}", getattr(table, name))
+
+    def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+        """The base's terms, and the two of the ranks."""
+        base = self.base.loss(v, t, pairs)
+        score, words = cosines(v.mean, t.mean), self._relevance(pairs)
+        temperature = self.config.temperature
+        rows = 1.0 - rank_agreement(score, words, temperature=temperature)
+        cols = 1.0 - rank_agreement(score.T, words.T, temperature=temperature)
+        total = base.total + self.config.weight * (rows + cols)
+        return LossTerms(total, {**base.parts, "asp_i2t": rows.detach(), "asp_t2i": cols.detach()})
+
+    def _relevance(self, pairs: PairBlock) -> Tensor:
+        """[B, B]"""
+        found = {name: getattr(self, f"study_{name}") for name in self._TABLE}
+        if pairs.captions is None or any(tensor is None for tensor in found.values()):
+            raise UsageError(
+                "method 'daa' has not seen the training captions — train it with vacsr.fit, or call its study() first"
+            )
+        return word_relevance(WordTable(**found, size=self.vocabulary), pairs.captions)
+
+    def score(self, v: Embedding, t: Embedding) -> Tensor:
+        """The base's. [I, d], [T, d] -> [I, T]"""
+        return self.base.score(v, t)
+
+    def grade(self, score: Tensor) -> Tensor:
+        """The base's."""
+        return self.base.grade(score)
+
+    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
+        """The base's. [N, d], [N, d] -> [N]"""
+        return self.base.uncertainty(v, t)
+
+    def param_groups(self) -> list[ParamGroup]:
+        """The base's."""
+        return self.base.param_groups()
+
+
+def _base(config: DaaConfig) -> Pcme | Vse | InfoNCE | Sigmoid:
+    base = config.base
+    if isinstance(base, PcmeConfig):
+        return Pcme(base)
+    if isinstance(base, InfoNCEConfig):
+        return InfoNCE(base)
+    return Sigmoid(base) if isinstance(base, SigmoidConfig) else Vse(base)
+
+
+def soft_ranks(x: Tensor, *, temperature: float) -> Tensor:
+    """R(x)_j = 1 + Σ_{k≠j} σ((x_k − x_j)/T): the largest has rank 1. [Q, C] -> [Q, C]"""
+    above = torch.sigmoid((x.unsqueeze(1) - x.unsqueeze(2)) / temperature)  # [Q, j, k]
+    return above.sum(dim=2) + 0.5  # of which σ(0) = ½ is the item itself
+
+
+def rank_agreement(score: Tensor, relevance: Tensor, *, temperature: float) -> Tensor:
+    """ASP: mean over queries and items of min(R_s, R_c)/max(R_s, R_c), 1 where both rank alike. [Q, C] -> 0-d"""
+    ours, theirs = soft_ranks(score, temperature=temperature), soft_ranks(relevance, temperature=temperature)
+    return (torch.minimum(ours, theirs) / torch.maximum(ours, theirs)).mean()

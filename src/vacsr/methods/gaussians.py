@@ -1,0 +1,69 @@
+"""Items as Gaussians N(μ, σ²) with diagonal covariance: what PCME and PCME++ share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vacsr.draws import RowNoise
+from vacsr.errors import UsageError
+from vacsr.methods.base import Embedding
+from vacsr.pairwise import PairBlock
+
+
+def log_variance(x: Embedding) -> Tensor:
+    """logσ² of items that must have one. -> [N, d]"""
+    if x.log_var is None:
+        raise UsageError(
+            "these embeddings have no variance, which this method compares — build the model with "
+            "MatchingModel.build, which gives such methods their variance heads"
+        )
+    return x.log_var
+
+
+def total_variance(x: Embedding) -> Tensor:
+    """Σ_d σ² of each item, its uncertainty. -> [N]"""
+    return log_variance(x).exp().sum(dim=-1)
+
+
+def pair_variance(v: Embedding, t: Embedding) -> Tensor:
+    """Σσ²_v + Σσ²_t of aligned pairs: both items may be vague. [N, d], [N, d] -> [N]"""
+    return total_variance(v) + total_variance(t)
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """‖x_i − y_j‖² by one matrix product, never below 0 and never in half precision. [R, d], [C, d] -> [R, C]"""
+    with torch.autocast(x.device.type, enabled=False):
+        square = x.square().sum(dim=-1).unsqueeze(1) + y.square().sum(dim=-1)
+        return (square - 2.0 * (x @ y.T)).clamp_min(0.0)
+
+
+def kl_per_dimension(x: Embedding) -> Tensor:
+    """KL(N(μ, σ²) ‖ N(0, I)) / d = mean over d of −½(1 + logσ² − μ² − σ²). -> [N]"""
+    log_var = log_variance(x)
+    return -0.5 * (1.0 + log_var - x.mean.square() - log_var.exp()).mean(dim=-1)
+
+
+def bottleneck(v: Embedding, t: Embedding, pairs: PairBlock) -> Tensor:
+    """VIB_v + VIB_t, each the mean over the batch's items; a block of rows gives its share of both. -> 0-d
+
+    A block holds every caption, so that it may count only so much of them as it has rows.
+    """
+    texts = kl_per_dimension(t).mean() * len(v.mean)
+    return (kl_per_dimension(v).sum() + texts) / pairs.batch
+
+
+def normal_draws(noise: RowNoise, lanes: int) -> Tensor:
+    """Standard normal draws of single items by Box–Muller. -> [R, lanes]"""
+    half = (lanes + 1) // 2
+    uniform = noise.uniform(2 * half)
+    radius, angle = torch.sqrt(-2.0 * torch.log(uniform[:, :half])), (2.0 * math.pi) * uniform[:, half:]
+    return torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)[:, :lanes]
+
+
+def samples(x: Embedding, draws: Tensor) -> Tensor:
+    """z = μ + σ·ε, J of each item. ``draws`` [N or 1, J·d] -> [N, J, d]"""
+    noise = draws.view(len(draws), -1, x.mean.shape[-1]).to(x.mean.dtype)
+    return x.mean.unsqueeze(1) + (0.5 * log_variance(x)).exp().unsqueeze(1) * noise

@@ -1,0 +1,47 @@
+"""NCR (Huang et al. 2021): noisy correspondence rectified by two networks that divide the data for each other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vacsr.config import NcrConfig
+from vacsr.methods.coteaching import CoTeaching, Halves, agreement, anchor_count
+from vacsr.methods.mixtures import fit_gaussians
+
+
+class Ncr(CoTeaching):
+    """Before each epoch after warm-up: each network's mean-negative losses → [0, 1] → two Gaussians → p(clean).
+
+    Network k is trained on what the other one found. With ŷ_k its own guess (:func:`guess`) for a pair,
+
+        clean (p > ½):  y = p + (1−p)·ŷ_k          noisy:  y = ½(ŷ_1 + ŷ_2), only in the last stage
+
+    and y becomes a margin (:mod:`vacsr.methods.coteaching`). Unlike the public code: clean and noisy pairs share a
+    batch and serve as each other's negatives, both networks see the same batches (with their own draws), guesses come
+    from the training pass instead of a second one, other captions of the image are no negatives, and the two networks
+    are averaged by their joined embedding.
+    """
+
+    config: NcrConfig
+
+    def probability(self, losses: Tensor) -> Tensor:
+        """Of the Gaussian with the smaller mean. [M] -> [M]"""
+        return fit_gaussians(losses).first(losses)
+
+    def warm_weights(self, loss: Tensor) -> Tensor:
+        """All pairs. [2, B] -> [2, B]"""
+        return torch.ones_like(loss)
+
+    def labels(self, halves: Halves, clean: Tensor, relevance: Tensor) -> Tensor:
+        """Rectified labels. [2, B] -> [2, B]"""
+        own = guess(halves.score, relevance, margin=self.config.margin)
+        both = own.mean(dim=0, keepdim=True)
+        return torch.where(clean > self.config.threshold, clean + (1.0 - clean) * own, both)
+
+
+def guess(score: Tensor, relevance: Tensor, *, margin: float) -> Tensor:
+    """ŷ: how well a pair stands out, relative to the best tenth of the batch, within [0, 1]. [2, B, B] -> [2, B]"""
+    found = agreement(score, relevance, margin=margin)
+    best = found.topk(anchor_count(found.shape[-1]), dim=-1).values.mean(dim=-1, keepdim=True)
+    return (found / best.clamp_min(1e-8)).clamp(0.0, 1.0)

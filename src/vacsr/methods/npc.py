@@ -1,0 +1,164 @@
+"""NPC (Zhang et al. 2024): a pair counts as much as training on it helps the trusted pairs most like it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vacsr.config import InfoNCEConfig, NpcConfig
+from vacsr.methods.base import Embedding, ParamGroup
+from vacsr.methods.hooks import Neighbours, Remembers, SetEmbeddings, TrainingView
+from vacsr.methods.infonce import InfoNCE
+from vacsr.methods.mixtures import fit_gaussians, rescaled
+from vacsr.objective import LossTerms
+from vacsr.pairwise import PairBlock, cosines
+
+
+class Npc(Remembers):
+    """Score = cosine. L = mean_i w_i·ℓ_i + mean of the neighbours' ℓ, with ℓ the two-way cross entropy of one pair.
+
+    Before an epoch two Gaussians are fitted to all ℓ; pairs with p(clean) > 0.9 form the bank. Each pair has two
+    neighbours in it: the one with the most similar image (I) and the one with the most similar caption (T). A trial
+    step on the batch changes their losses from L to L':
+
+        w = ½·(L_I/L'_I + L_T/L'_T),  and tanh(w) where w < 1, else 1.
+
+    Unlike the public code: weights belong to single pairs (there they multiply a loss that is averaged already), the
+    bank's loss has a gradient (there it is computed without), the trial step is taken once, along the gradient and
+    with a length relative to the weights' (there by an Adam of its own, with the gradient added twice), and it moves
+    heads and pooling only. The public bank comes from a trained CLIP; here from the model itself after warm-up.
+    """
+
+    pairwise = False
+    clean: Tensor
+    weight: Tensor
+    by_image: Tensor
+    by_text: Tensor
+    ready: Tensor
+
+    def __init__(self, config: NpcConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.look_ahead = config.look_ahead
+        self.base = InfoNCE(InfoNCEConfig(scale=config.scale, learnable=config.learnable))
+        self.remember("ready", torch.zeros(()))
+        self._begin(0)
+
+    def _begin(self, captions: int) -> None:
+        """All captions are trusted, and their own neighbours."""
+        self.remember("clean", torch.ones(captions))
+        self.remember("weight", torch.ones(captions))
+        self.remember("by_image", torch.arange(captions))
+        self.remember("by_text", torch.arange(captions))
+
+    def study(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
+        """Room for each caption."""
+        self._begin(len(caption_image))
+
+    @torch.no_grad()
+    def start_epoch(self, view: TrainingView) -> None:
+        """After warm-up, build the bank and find everybody's neighbours in it."""
+        warm = round(self.config.warmup * view.epochs)
+        if view.epoch < warm or (view.epoch > warm and not self.config.refresh):
+            return
+        embedded = view.embed()
+        losses = rescaled(self._all_losses(view, embedded))
+        self.clean.copy_(fit_gaussians(losses, steps=100).first(losses))
+        found = nearest_in_bank(embedded, view.caption_image, self.clean, threshold=self.config.threshold)
+        self.by_image.copy_(found.by_image)
+        self.by_text.copy_(found.by_text)
+        self.ready.fill_(1.0)
+
+    def _all_losses(self, view: TrainingView, embedded: SetEmbeddings) -> Tensor:
+        """Every training caption's loss, in random groups. -> [M]"""
+        found = []
+        for group in view.groups():
+            image = view.caption_image[group]
+            v, t = Embedding(embedded.images[image]), Embedding(embedded.texts[group])
+            found.append(self.pair_losses(v, t, image.unsqueeze(1) == image.unsqueeze(0)))
+        return view.by_caption(torch.cat(found))
+
+    def neighbours(self, captions: Tensor) -> Neighbours:
+        """Their bank pairs; before there is a bank, themselves. [B] -> [B], [B]"""
+        return Neighbours(self.by_image[captions], self.by_text[captions])
+
+    def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
+        """ℓ_i = ½·(cross entropy of row i + of column i), spread over the labelled matches. [B, d] -> [B]"""
+        logit = self.base.log_scale.exp() * cosines(v.mean, t.mean)
+        share = relevance / relevance.sum(dim=1, keepdim=True)
+        rows = (share * logit.log_softmax(dim=1)).sum(dim=1)
+        cols = (share.T * logit.log_softmax(dim=0)).sum(dim=0)
+        return -0.5 * (rows + cols)
+
+    def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:
+        """Note the batch's weights, all 1 before there is a bank; returns the bank's share of the loss."""
+        with torch.no_grad():
+            weight = torch.where(self.ready > 0, pair_weights(before, after), 1.0)
+            self.weight.index_copy_(0, captions, weight)
+        return self.config.bank_weight * self.ready * (before.by_image.mean() + before.by_text.mean())
+
+    def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+        """Weighted mean of the pairs' losses."""
+        losses = self.pair_losses(v, t, pairs.relevance)
+        known = pairs.captions is not None and len(self.weight) > 0
+        weight = self.weight[pairs.captions] if known else torch.ones_like(losses)
+        total = (weight * losses).mean()
+        return LossTerms(total, {"cross_entropy": losses.detach().mean(), "weight": weight.mean()})
+
+    def score(self, v: Embedding, t: Embedding) -> Tensor:
+        """Cosine. [I, d], [T, d] -> [I, T]"""
+        return self.base.score(v, t)
+
+    def grade(self, score: Tensor) -> Tensor:
+        """(1+cos)/2."""
+        return self.base.grade(score)
+
+    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
+        """None: a cosine has no spread."""
+        return None
+
+    def param_groups(self) -> list[ParamGroup]:
+        """The scale, without decay."""
+        return self.base.param_groups()
+
+
+def pair_weights(before: Neighbours, after: Neighbours) -> Tensor:
+    """w = ½·(L_I/L'_I + L_T/L'_T); tanh(w) below 1, else 1. [B] four times -> [B]"""
+    ratios = [old.detach() / new.clamp_min(1e-8) for old, new in zip(before, after, strict=True)]
+    w = 0.5 * (ratios[0] + ratios[1])
+    return torch.where(w < 1.0, w.tanh(), torch.ones_like(w))
+
+
+def nearest_in_bank(embedded: SetEmbeddings, caption_image: Tensor, clean: Tensor, *, threshold: float) -> Neighbours:
+    """Each caption's nearest bank pair by image and by text; a bank pair is its own. -> [M], [M]
+
+    An image stands for itself where one of its captions is in the bank: the most trusted one. Where no caption reaches
+    the threshold, the most trusted caption of all is the bank.
+    """
+    inside = clean > torch.minimum(clean.new_tensor(threshold), clean.max() * (1.0 - 1e-6))
+    bank = inside.nonzero().squeeze(1)
+    best = _most_trusted(caption_image, clean, bank, images=len(embedded.images))  # [N], −1 where none
+    with_bank, without = (best >= 0).nonzero().squeeze(1), (best < 0).nonzero().squeeze(1)
+    best[without] = best[with_bank][_nearest(embedded.images[without], embedded.images[with_bank])]
+    own = torch.arange(len(clean), device=clean.device)
+    by_image, by_text = torch.where(inside, own, best[caption_image]), own.clone()
+    outside = (~inside).nonzero().squeeze(1)
+    by_text[outside] = bank[_nearest(embedded.texts[outside], embedded.texts[bank])]
+    return Neighbours(by_image, by_text)
+
+
+def _most_trusted(caption_image: Tensor, clean: Tensor, bank: Tensor, *, images: int) -> Tensor:
+    """The bank caption of each image with the largest probability, −1 where it has none. -> [N]"""
+    order = bank[clean[bank].argsort(stable=True)]
+    best = torch.full((images,), -1, dtype=torch.int64, device=clean.device)
+    rank = torch.arange(len(order), device=clean.device)
+    place = best.scatter_reduce(0, caption_image[order], rank, "amax")
+    return torch.where(place >= 0, order[place.clamp_min(0)], place)
+
+
+def _nearest(x: Tensor, among: Tensor, *, at_once: int = 1 << 24) -> Tensor:
+    """Row of the largest cosine. [n, d], [m, d] -> [n]"""
+    rows = max(1, at_once // len(among))
+    return torch.cat([(part @ among.T).argmax(dim=1) for part in torch.split(x, rows)])

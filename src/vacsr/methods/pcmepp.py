@@ -1,0 +1,83 @@
+"""PCME++: every item is a Gaussian, and pairs are compared by a distance in closed form."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vacsr.config import PcmeppConfig
+from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
+from vacsr.methods.gaussians import bottleneck, pair_variance, squared_distances, total_variance
+from vacsr.objective import LossTerms
+from vacsr.pairwise import PairBlock, same_image
+
+
+class Pcmepp(nn.Module):
+    """l = b − a·CSD with CSD = ‖μ_v − μ_t‖² + Σσ²_v + Σσ²_t, the expected squared distance of samples.
+
+    loss = 2·BCE(l, y) + w·(VIB_v + VIB_t) + u·(BCE with pseudo-positives, per image and per caption). Score = −CSD.
+    Pseudo-positives of a caption lie in any row, so blocks of rows are not allowed.
+    """
+
+    pairwise = False
+
+    def __init__(self, config: PcmeppConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.log_var_start = config.log_var_start
+        self.mix = config.mix
+        self.affine = nn.Parameter(torch.tensor([config.scale, config.shift]), config.learnable)
+
+    def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+        """The labels may be soft: mixed images match the captions of both."""
+        logit = self.affine[1] - self.affine[0] * closed_form_distance(v, t)
+        labels = pairs.relevance.to(logit.dtype) if pairs.targets is None else pairs.targets.to(logit.dtype)
+        target = smooth(labels, self.config.smoothing)
+        own = same_image(pairs.noise.rows, pairs.noise.cols)
+        match = self._bce(logit, target, pairs)
+        rows = self._bce(logit, with_pseudo_positives(logit, target, own), pairs)
+        cols = self._bce(logit, with_pseudo_positives(logit.T, target.T, own.T).T, pairs)
+        vib, pseudo = bottleneck(v, t, pairs), rows + cols
+        total = 2.0 * match + self.config.vib_weight * vib + self.config.pseudo_weight * pseudo
+        return LossTerms(total, {"match": match.detach(), "vib": vib.detach(), "pseudo": pseudo.detach()})
+
+    def _bce(self, logit: Tensor, target: Tensor, pairs: PairBlock) -> Tensor:
+        total = functional.binary_cross_entropy_with_logits(logit, target, reduction="sum")
+        return total / (pairs.pairs if self.config.reduction == "mean" else pairs.batch)
+
+    def score(self, v: Embedding, t: Embedding) -> Tensor:
+        """−CSD. [I, d], [T, d] -> [I, T]"""
+        return -closed_form_distance(v, t)
+
+    def grade(self, score: Tensor) -> Tensor:
+        """σ(b − a·CSD), the probability the loss trains."""
+        return torch.sigmoid(self.affine[0] * score + self.affine[1])
+
+    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
+        """Σσ²_v + Σσ²_t of aligned pairs. [N, d], [N, d] -> [N]"""
+        return pair_variance(v, t)
+
+    def param_groups(self) -> list[ParamGroup]:
+        """a and b, without decay."""
+        return split_by_decay("loss", self.named_parameters())
+
+
+def closed_form_distance(v: Embedding, t: Embedding) -> Tensor:
+    """CSD = E‖z_v − z_t‖² = ‖μ_v − μ_t‖² + Σσ²_v + Σσ²_t. [R, d], [C, d] -> [R, C]"""
+    return squared_distances(v.mean, t.mean) + total_variance(v).unsqueeze(1) + total_variance(t)
+
+
+def smooth(labels: Tensor, amount: float) -> Tensor:
+    """(1−ε)y + ε(1−y). [...] -> [...]"""
+    return labels + amount * (1.0 - 2.0 * labels)
+
+
+def with_pseudo_positives(logit: Tensor, target: Tensor, own: Tensor) -> Tensor:
+    """Every pair that scores at least as high as the row's strongest label gets that label. [R, C] -> [R, C]
+
+    ``own`` marks the row's own pair: among equal labels it is the one to beat.
+    """
+    place = torch.where(own, target + 1e-6, target).argmax(dim=1, keepdim=True)
+    score = logit.detach()
+    return torch.where(score >= score.gather(1, place), target.gather(1, place), target)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from vacsr.config import BackboneConfig, DaaConfig, HeadConfig, VseConfig
+from vacsr.errors import UsageError
+from vacsr.methods import Daa, Embedding, Vse
+from vacsr.methods.daa import rank_agreement, soft_ranks
+from vacsr.methods.model import MatchingModel
+from vacsr.methods.tfidf import captions_by_image, word_relevance, word_table
+from vacsr.pairwise import PairBlock, batch_block
+from vacsr.recipes import method_config
+
+CAPTIONS = ("A dog runs.", "a brown dog", "two cats, two hats", "a cat sleeps", "a dog and a cat", "the")
+IMAGES = torch.tensor([0, 0, 1, 1, 2, 3])
+
+
+def matrix(rows: int, cols: int, seed: int) -> torch.Tensor:
+    return torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def ranks(row: torch.Tensor, temperature: float) -> list[torch.Tensor]:
+    return [
+        1 + sum(torch.sigmoid((row[k] - row[j]) / temperature) for k in range(len(row)) if k != j)
+        for j in range(len(row))
+    ]
+
+
+def agreement(score: torch.Tensor, words: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Query by query, item by item."""
+    shares = []
+    for a, b in zip(score, words, strict=True):
+        for x, y in zip(ranks(a, temperature), ranks(b, temperature), strict=True):
+            x, y = torch.as_tensor(x, dtype=score.dtype), torch.as_tensor(y, dtype=score.dtype)
+            shares.append(torch.minimum(x, y) / torch.maximum(x, y))
+    return torch.stack(shares).mean()
+
+
+def vectors() -> list[dict[str, float]]:
+    """The captions' unit TF-IDF vectors as plain dictionaries."""
+    split = [caption.lower().replace(".", "").replace(",", "").split() for caption in CAPTIONS]
+    result = []
+    for words in split:
+        vector = {}
+        for word in set(words):
+            images = {int(image) for other, image in zip(split, IMAGES, strict=True) if word in other}
+            vector[word] = words.count(word) * math.log(4 / len(images))
+        norm = math.sqrt(sum(x * x for x in vector.values()))
+        result.append({word: x / norm for word, x in vector.items()})
+    return result
+
+
+def likeness(i: int, j: int) -> float:
+    known = vectors()
+    mates = [m for m in range(len(CAPTIONS)) if IMAGES[m] == IMAGES[i]]
+    return sum(known[m].get(w, 0.0) * x for m in mates for w, x in known[j].items()) / len(mates)
+
+
+# ------------------------------------------------------------------------------------------------------------ ranks
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.integers(1, 4), st.integers(1, 5), st.floats(0.01, 3), st.integers(0, 99))
+def test_soft_ranks_and_their_agreement_item_by_item(rows: int, cols: int, temperature: float, seed: int) -> None:
+    score, words = matrix(rows, cols, seed).requires_grad_(), matrix(rows, cols, seed + 1)
+    expected = agreement(score, words, temperature)
+    found = rank_agreement(score, words, temperature=temperature)
+    torch.testing.assert_close(found, expected)
+    if cols > 1:
+        for ours, theirs in zip(torch.autograd.grad(found, score), torch.autograd.grad(expected, score), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_cold_soft_ranks_are_ranks() -> None:
+    score = torch.tensor([[0.3, 0.9, -1.0, 0.5]])
+    torch.testing.assert_close(soft_ranks(score, temperature=1e-3), torch.tensor([[3.0, 1.0, 4.0, 2.0]]))
+
+
+def test_like_orders_agree_and_opposite_ones_do_not() -> None:
+    score = matrix(3, 6, 0)
+    assert rank_agreement(score, 7 * score + 2, temperature=1e-3) == pytest.approx(1.0, abs=1e-6)
+    opposite = sum(min(r, 7 - r) / max(r, 7 - r) for r in range(1, 7)) / 6
+    assert rank_agreement(score, -score, temperature=1e-4).item() == pytest.approx(opposite, rel=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------------------ words
+
+
+def test_relevance_is_the_mean_cosine_with_the_images_captions() -> None:
+    table = word_table(CAPTIONS, IMAGES)
+    batch = torch.tensor([4, 2, 0, 1, 5])
+    found = word_relevance(table, batch)
+    for row, i in enumerate(batch.tolist()):
+        for col, j in enumerate(batch.tolist()):
+            assert found[row, col].item() == pytest.approx(likeness(i, j), abs=1e-6), (i, j)
+
+
+def test_a_word_of_all_images_weighs_nothing() -> None:
+    table = word_table(("a", "a dog", "a"), torch.tensor([0, 1, 2]))
+    torch.testing.assert_close(word_relevance(table, torch.arange(3)), torch.diag(torch.tensor([0.0, 1.0, 0.0])))
+
+
+def test_captions_by_image_in_order() -> None:
+    found = captions_by_image(torch.tensor([2, 0, 2, 2, 0]))
+    assert found.tolist() == [[1, 4, -1], [-1, -1, -1], [0, 2, 3]], "an image without captions has none"
+
+
+# ----------------------------------------------------------------------------------------------------------- method
+
+
+def case(count: int) -> tuple[Embedding, Embedding]:
+    v, t = functional.normalize(torch.randn(2, count, 5, generator=torch.Generator().manual_seed(3)), dim=-1)
+    return Embedding(v.requires_grad_()), Embedding(t.requires_grad_())
+
+
+def block(captions: torch.Tensor) -> PairBlock:
+    return batch_block(IMAGES[captions], seed=0, step=0, captions=captions)
+
+
+def test_the_loss_is_the_bases_and_both_directions_of_disagreement() -> None:
+    method, captions = Daa(DaaConfig(base=VseConfig(), weight=30.0, temperature=0.2)), torch.tensor([3, 0, 4, 2])
+    method.study(CAPTIONS, IMAGES)
+    v, t = case(4)
+    terms = method.loss(v, t, block(captions))
+    score = v.mean.double() @ t.mean.double().T
+    words = torch.tensor([[likeness(i, j) for j in captions.tolist()] for i in captions.tolist()], dtype=torch.float64)
+    rows, cols = 1 - agreement(score, words, 0.2), 1 - agreement(score.T, words.T, 0.2)
+    base = Vse(VseConfig()).loss(v, t, block(captions)).total
+    expected = base + 30.0 * (rows + cols)
+    torch.testing.assert_close(terms.total.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(terms.parts["asp_i2t"].double(), rows.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(terms.parts["asp_t2i"].double(), cols.detach(), rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(
+        torch.autograd.grad(terms.total, [v.mean, t.mean]),
+        torch.autograd.grad(expected, [v.mean, t.mean]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("base", ["pcme", "vse", "infonce", "sigmoid"])
+def test_everything_else_is_the_bases(base: str) -> None:
+    method: Any = MatchingModel.build(
+        method_config({"name": "daa", "base": {"name": base}}), BackboneConfig(), image_dim=3, text_dim=3
+    ).method
+    assert method.config.base.name == base
+    v, t = (Embedding(x.mean, torch.full_like(x.mean, -3.0)) for x in case(3))
+    score = method.score(v, t)
+    assert torch.equal(score, method.base.score(v, t))
+    grade = method.grade(score)
+    assert ((grade > 0) & (grade < 1)).all()
+    assert (method.uncertainty(v, t) is None) == (base != "pcme")
+    assert (method.log_var_start is None) == (base != "pcme")
+    assert [id(p) for g in method.param_groups() for p in g.params] == [id(p) for p in method.parameters()]
+
+
+def test_without_words_it_says_what_to_give() -> None:
+    with pytest.raises(UsageError, match="captions=FILE") as caught:
+        Daa(DaaConfig()).study(None, IMAGES)
+    assert caught.value.exit_code == 2
+
+
+def test_before_its_study_it_has_no_loss() -> None:
+    method = Daa(DaaConfig(base=VseConfig()))
+    with pytest.raises(UsageError, match="study"):
+        method.loss(*case(2), block(torch.tensor([0, 2])))
+    method.study(CAPTIONS, IMAGES)
+    with pytest.raises(UsageError, match="study"):
+        method.loss(*case(2), batch_block(torch.tensor([0, 1]), seed=0, step=0))
+
+
+def test_a_saved_model_carries_no_training_captions(tmp_path: Path) -> None:
+    backbone = BackboneConfig(head=HeadConfig(dim=4))
+    model = MatchingModel.build(method_config("daa"), backbone, image_dim=3, text_dim=3)
+    method: Any = model.method
+    method.study(CAPTIONS, IMAGES)
+    model.save_pretrained(tmp_path)
+    again: Any = MatchingModel.from_pretrained(tmp_path)
+    assert not any("study" in name for name in again.state_dict())
+    assert again.method.study_words is None
+    x = torch.ones(2, 3)
+    assert torch.equal(
+        again.method.score(again.embed_images(x), again.embed_texts(x)),
+        model.eval().method.score(model.embed_images(x), model.embed_texts(x)),
+    )
+
+
+def test_the_table_moves_with_the_model() -> None:
+    method: Any = Daa(DaaConfig())
+    method.study(CAPTIONS, IMAGES)
+    method.to("meta")
+    assert {buffer.device.type for buffer in method.buffers()} == {"meta"}
+
+
+def test_the_papers_settings() -> None:
+    config: Any = method_config("daa-paper")
+    assert (config.weight, config.temperature) == (1000.0, 0.01)
+    assert (config.base.name, config.base.samples, config.base.vib_weight) == ("pcme", 5, 1e-5)

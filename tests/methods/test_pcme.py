@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vacsr.methods.pcme as pcme_module
+from vacsr.config import PcmeConfig
+from vacsr.draws import RowNoise
+from vacsr.methods import Embedding, Pcme
+from vacsr.methods.base import take
+from vacsr.methods.gaussians import normal_draws
+from vacsr.pairwise import batch_block
+from vacsr.recipes import method_config
+
+
+def items(count: int, dim: int = 3, *, seed: int = 0) -> Embedding:
+    mean, log_var = torch.randn(2, count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    mean = torch.nn.functional.normalize(mean, dim=-1)
+    return Embedding(mean.requires_grad_(), (0.5 * log_var - 1).requires_grad_())
+
+
+def pcme(**fields: Any) -> Pcme:
+    return Pcme(PcmeConfig(**{"samples": 2, **fields})).double()
+
+
+def probability(zv: torch.Tensor, zt: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Of one pair: mean over all samples of e^l/(e^l + e^−l). [J, d], [J, d] -> 0-d"""
+    found = []
+    for x in zv:
+        for y in zt:
+            logit = b - a * (x - y).square().sum().sqrt()
+            found.append(logit.exp() / (logit.exp() + (-logit).exp()))
+    return torch.stack(found).mean()
+
+
+def reference(method: Pcme, v: Embedding, t: Embedding, ids: list[int], *, step: int) -> torch.Tensor:
+    """Loops over pairs and samples, times two, and the divergences from their definition."""
+    assert v.log_var is not None
+    assert t.log_var is not None
+    count, dim, config = len(ids), v.mean.shape[1], method.config
+    places = torch.arange(count)
+    drawn = [
+        normal_draws(RowNoise(5, torch.tensor(step), places, stream), config.samples * dim).double()
+        for stream in (2, 3)
+    ]
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(count):
+        zv = v.mean[i] + (v.log_var[i] / 2).exp() * drawn[0][i].view(-1, dim)
+        for j in range(count):
+            zt = t.mean[j] + (t.log_var[j] / 2).exp() * drawn[1][j].view(-1, dim)
+            p = probability(zv, zt, method.affine[0], method.affine[1])
+            total = total - 2 * (p if ids[i] == ids[j] else 1 - p).log()
+    for x in (v, t):
+        assert x.log_var is not None
+        total = total - config.vib_weight * 0.5 * (1 + x.log_var - x.mean**2 - x.log_var.exp()).mean()
+    return total
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(1, 4), st.floats(0.5, 4), st.floats(-2, 4), st.integers(0, 99))
+def test_the_loss_and_its_gradient_pair_by_pair(size: int, scale: float, shift: float, seed: int) -> None:
+    ids = [number % 3 for number in range(size)]
+    method, v, t = pcme(scale=scale, shift=shift, vib_weight=0.3), items(size, seed=seed), items(size, seed=seed + 1)
+    terms = method.loss(v, t, batch_block(torch.tensor(ids), seed=5, step=seed))
+    expected = reference(method, v, t, ids, step=seed)
+    torch.testing.assert_close(terms.total, expected, atol=1e-8, rtol=1e-6)
+    leaves = [v.mean, v.log_var, t.mean, t.log_var, method.affine]
+    for ours, theirs in zip(
+        torch.autograd.grad(terms.total, leaves), torch.autograd.grad(expected, leaves), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "rows", "mean"])
+def test_blocks_of_rows_add_up_to_the_batch(reduction: str) -> None:
+    method, v, t = pcme(reduction=reduction, vib_weight=0.2), items(6, seed=1), items(6, seed=2)
+    block = batch_block(torch.tensor([0, 0, 1, 2, 3, 3]), seed=5, step=3)
+    whole = method.loss(v, t, block)
+    parts = [method.loss(take(v, rows), t, block.rows(rows)) for rows in (slice(0, 2), slice(2, 6))]
+    torch.testing.assert_close(parts[0].total + parts[1].total, whole.total)
+    for name in ("match", "vib"):
+        torch.testing.assert_close(parts[0].parts[name] + parts[1].parts[name], whole.parts[name])
+    divisor = {"sum": 1, "rows": 6, "mean": 36}[reduction]
+    plain = pcme(vib_weight=0.2).loss(v, t, block).parts["match"]
+    torch.testing.assert_close(whole.parts["match"], plain / divisor)
+
+
+def test_far_away_pairs_stay_finite() -> None:
+    """exp of a logit of −1000 is 0 in any precision; its logarithm is not."""
+    method = Pcme(PcmeConfig(scale=500.0, samples=2))
+    v, t = (Embedding(x.mean.detach().float(), x.log_var) for x in (items(4, seed=1), items(4, seed=2)))
+    v, t = (Embedding(x.mean.requires_grad_(), torch.full((4, 3), -2.0, requires_grad=True)) for x in (v, t))
+    total = method.loss(v, t, batch_block(torch.arange(4), seed=0, step=0)).total
+    gradients = torch.autograd.grad(total, [v.mean, v.log_var, t.mean, t.log_var, method.affine])
+    assert total.isfinite()
+    assert all(bool(g.isfinite().all()) for g in gradients)
+
+
+def test_items_in_the_same_place_have_a_gradient() -> None:
+    """The root of 0 has none; a pair without any spread must not break the run."""
+    method, mean = Pcme(PcmeConfig(samples=2)), torch.ones(2, 3, requires_grad=True)
+    x = Embedding(mean, torch.full((2, 3), -200.0))
+    (grad,) = torch.autograd.grad(method.loss(x, x, batch_block(torch.arange(2), seed=0, step=0)).total, [mean])
+    assert grad.isfinite().all()
+
+
+def test_the_score_is_the_logit_of_the_mean_match_probability() -> None:
+    method, v, t = pcme(samples=3), items(4, seed=1), items(5, seed=2)
+    assert v.log_var is not None
+    assert t.log_var is not None
+    grade = method.grade(method.score(v, t))
+    draws = [method._test_draws(x, stream).double().view(3, 3) for x, stream in ((v, 2), (t, 3))]
+    assert not torch.equal(draws[0], draws[1]), "images and texts have draws of their own"
+    for i in range(4):
+        for j in range(5):
+            zv = v.mean[i] + (v.log_var[i] / 2).exp() * draws[0]
+            zt = t.mean[j] + (t.log_var[j] / 2).exp() * draws[1]
+            expected = probability(zv, zt, method.affine[0], method.affine[1])
+            torch.testing.assert_close(grade[i, j], expected)
+
+
+def test_scores_do_not_depend_on_who_else_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, v, t = pcme(), items(7, seed=1), items(6, seed=2)
+    whole = method.score(v, t)
+    alone = method.score(take(v, slice(3, 5)), take(t, slice(2, 3)))
+    torch.testing.assert_close(alone, whole[3:5, 2:3])
+    monkeypatch.setattr(pcme_module, "_ELEMENTS", {"cpu": 2 * 6 * 4})  # two images at a time
+    torch.testing.assert_close(method.score(v, t), whole)
+    assert method.score(take(v, slice(0, 0)), t).shape == (0, 6)
+
+
+def test_sure_and_hopeless_pairs_keep_their_order() -> None:
+    method = Pcme(PcmeConfig(scale=40.0, shift=40.0, samples=2))
+    angle = torch.linspace(0.0, math.pi, 9)
+    v = Embedding(torch.tensor([[1.0, 0.0]]), torch.full((1, 2), -20.0))
+    t = Embedding(torch.stack((angle.cos(), angle.sin()), dim=1), torch.full((9, 2), -20.0))
+    score = method.score(v, t)[0]
+    assert (score.diff() < 0).all(), "probabilities would round to 1 and 0"
+    assert torch.equal(method.grade(score), score.sigmoid())
+
+
+def test_uncertainty_and_parameters() -> None:
+    method, v, t = pcme(), items(3, seed=1), items(3, seed=2)
+    assert v.log_var is not None
+    assert t.log_var is not None
+    torch.testing.assert_close(method.uncertainty(v, t), v.log_var.exp().sum(1) + t.log_var.exp().sum(1))
+    (group,) = method.param_groups()
+    assert group.params == [method.affine]
+    assert not group.decay
+    assert pcme(learnable=False).param_groups() == []
+    assert method.pairwise
+
+
+def test_the_papers_settings() -> None:
+    config: Any = method_config("pcme-paper")
+    assert (config.samples, config.scale, config.shift, config.vib_weight) == (8, 5.0, 5.0, 1e-3)
+    assert config.reduction == "sum"

@@ -1,0 +1,356 @@
+"""What the loop offers methods: a second network, a look at the whole set between epochs, a trial step."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.data import PairSet, PhotoSet, load_pairs
+from vacsr.data.noise import apply_noise, make_noise
+from vacsr.errors import UsageError
+from vacsr.methods.base import Embedding, ParamGroup
+from vacsr.methods.hooks import SetEmbeddings, TrainingView
+from vacsr.methods.model import MatchingModel
+from vacsr.objective import LossTerms
+from vacsr.pairwise import PairBlock, same_image
+from vacsr.recipes import method_config
+from vacsr.scoring import PairScorer
+from vacsr.train import fit
+from vacsr.train.feed import Batch
+from vacsr.train.loop import Trainer
+from vacsr.train.survey import embed_training_set
+
+METHODS = ["ncr", "bicro", "npc"]
+TWO = ["ncr", "bicro"]
+BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
+TINY = BackboneConfig(spec="tiny:width=16,depth=2,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
+
+
+@pytest.fixture(scope="module")
+def pairs() -> PairSet:
+    found = load_pairs("synthetic:images=30,held_out=8,per_image=2", split="train")
+    assert isinstance(found, PairSet)
+    return found
+
+
+@pytest.fixture(scope="module")
+def photos() -> PhotoSet:
+    found = load_pairs("scenes:images=16,held_out=6,per_image=2,size=32", split="train")
+    assert isinstance(found, PhotoSet)
+    return found
+
+
+def make(pairs: PairSet | PhotoSet, method: Any, **fields: Any) -> Trainer:
+    config = TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 4, "log_every": 1, **fields})
+    chosen = method_config(method) if isinstance(method, str | dict) else method
+    backbone = BACKBONE if isinstance(pairs, PairSet) else TINY
+    return Trainer.create(chosen, pairs, config, backbone=backbone, dev=None, out=None)
+
+
+# ------------------------------------------------------------------------------------------------- two networks
+
+
+@pytest.mark.parametrize("method", TWO)
+def test_a_score_is_the_mean_of_both_networks_cosines(pairs: PairSet, method: str) -> None:
+    run = make(pairs, method, epochs=2).run(progress=False)
+    first, second = run.model.networks
+    apart = []
+    for network in (super(MatchingModel, first), second):
+        v, t = network.embed_images(pairs.images).mean, network.embed_texts(pairs.texts).mean
+        apart.append((v @ t.T).detach())
+    assert float((apart[0] - apart[1]).abs().max()) > 0.05, "two networks"
+    found = PairScorer(run.model, device="cpu").score_set(pairs).score
+    torch.testing.assert_close(found, (apart[0] + apart[1]) / 2, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_saved_model_scores_the_same_and_carries_no_ledger(pairs: PairSet, method: str, tmp_path: Path) -> None:
+    run = make(pairs, method).run(progress=False)
+    run.model.save_pretrained(tmp_path)
+    again = MatchingModel.from_pretrained(tmp_path)
+    assert again.state_dict().keys() == run.model.state_dict().keys()
+    assert sum(tensor.numel() for tensor in again.method.state_dict().values()) <= 1  # type: ignore[attr-defined]
+    here, there = (PairScorer(model, device="cpu").score_set(pairs).score for model in (run.model, again))
+    assert torch.equal(here, there)
+
+
+def test_both_networks_learn_rest_and_draw_apart(photos: PhotoSet) -> None:
+    trainer = make(photos, "ncr")
+    model = trainer.model
+    assert model.second is not None
+    grouped = [id(p) for group in model.param_groups(TowersConfig()) for p in group.params]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+    assert len(model._blocks()) == 2 * len(model.blocks())
+    model.rest(["image"])
+    for network in model.networks:
+        assert not any(p.requires_grad for p in network.backbone.image.parameters())
+        assert all(p.requires_grad for p in network.backbone.text.parameters())
+    noise, _ = model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(4))
+    model.second.load_state_dict({k: v for k, v in model.state_dict().items() if k.split(".")[0] not in
+                                  ("second", "method")})  # fmt: skip
+    pixels = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    left, right = model.embed_images(pixels).mean.chunk(2, dim=1)
+    assert torch.equal(left, right), "the same weights"
+    left, right = model.embed_images(pixels, noise).mean.chunk(2, dim=1)
+    assert not torch.allclose(left, right), "other crops"
+
+
+def test_towers_of_both_networks_are_scored(photos: PhotoSet) -> None:
+    run = make(photos, "bicro", epochs=2).run(progress=False)
+    score = PairScorer(run.model, device="cpu").score_set(photos).score
+    assert score.shape == (16, 32)
+    assert bool((score.abs() <= 1 + 1e-5).all())
+
+
+def test_two_networks_start_from_one(pairs: PairSet, tmp_path: Path) -> None:
+    fit("infonce", pairs, TrainConfig(epochs=1, batch_size=8, device="cpu"), backbone=BACKBONE,
+        progress=False).model.save_pretrained(tmp_path)  # fmt: skip
+    model = MatchingModel.build(
+        method_config("ncr"), BACKBONE.model_copy(update={"start": str(tmp_path)}), image_dim=64, text_dim=48
+    )
+    assert model.second is not None
+    assert torch.equal(model.second.image_head.last.weight, model.image_head.last.weight)
+
+
+# ------------------------------------------------------------------------------------------------- between epochs
+
+
+def test_groups_hold_every_caption_and_change_with_the_epoch() -> None:
+    image = torch.arange(50) // 2
+    groups = [TrainingView(epoch, 5, 3, 8, image, lambda: SetEmbeddings(image, image)).groups() for epoch in (0, 0, 1)]
+    assert groups[0].shape == (7, 8)
+    assert set(groups[0].flatten().tolist()) == set(range(50))
+    assert all(len(set(group)) == 8 for group in groups[0].tolist())
+    assert torch.equal(groups[0], groups[1])
+    assert not torch.equal(groups[0], groups[2])
+
+
+@pytest.mark.parametrize("kind", ["features", "photos", "streamed"])
+def test_the_set_is_embedded_as_a_scorer_would(pairs: PairSet, photos: PhotoSet, kind: str) -> None:
+    data = pairs if kind == "features" else photos
+    trainer = make(data, "ncr")
+    if kind == "streamed":
+        reading = DataConfig(cache_gb=0.0)
+        trainer = Trainer.create(method_config("ncr"), photos, TrainConfig(batch_size=8, device="cpu"),
+                                 backbone=TINY, dev=None, out=None, reading=reading)  # fmt: skip
+    found = embed_training_set(trainer.model, trainer.parts.feed, images=len(data.image_ids))
+    assert trainer.model.training
+    expected = PairScorer(trainer.model, device="cpu").score_set(data)
+    close = 1e-6 if kind != "streamed" else 2e-2  # JPEGs and the like are read quicker for training
+    torch.testing.assert_close(found.images, expected.images.mean, atol=close, rtol=0)
+    torch.testing.assert_close(found.texts, expected.texts.mean, atol=1e-6, rtol=0)
+
+
+class Diary(torch.nn.Module):
+    """A method that counts its epochs."""
+
+    pairwise = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.page = torch.zeros((), dtype=torch.int64)
+        self.seen: list[int] = []
+
+    def start_epoch(self, view: TrainingView) -> None:
+        self.seen.append(view.epoch)
+        self.page += 1
+
+    def notes(self) -> dict[str, Tensor]:
+        return {"page": self.page}
+
+    def take_notes(self, notes: Mapping[str, Tensor]) -> None:
+        self.page.copy_(notes["page"])
+
+    def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+        return LossTerms(self.scale * (v.mean - t.mean).square().mean(), {"page": self.page.float()})
+
+    def score(self, v: Embedding, t: Embedding) -> Tensor:
+        return v.mean @ t.mean.T
+
+    def grade(self, score: Tensor) -> Tensor:
+        return score.sigmoid()
+
+    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
+        return None
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [ParamGroup("scale", [self.scale])]
+
+
+def test_any_method_may_take_stock_and_its_notes_are_kept(pairs: PairSet, tmp_path: Path) -> None:
+    config = TrainConfig(epochs=3, batch_size=8, device="cpu", checkpoint_every=5, log_every=1)
+    whole = fit(Diary(), pairs, config, backbone=BACKBONE, progress=False)
+    assert whole.model.method.seen == [0, 1, 2]  # type: ignore[attr-defined]
+
+    class Stop(Exception):
+        pass
+
+    trainer = Trainer.create(Diary(), pairs, config, backbone=BACKBONE, dev=None, out=tmp_path / "run")
+    original = trainer.step._one
+
+    def breaks(*args: Any, **fields: Any) -> Tensor:
+        if trainer.state.step == 12:  # of 7 steps an epoch: in the second
+            raise Stop
+        return original(*args, **fields)
+
+    trainer.step._one = breaks  # type: ignore[method-assign]
+    with pytest.raises(Stop):
+        trainer.run(progress=False)
+    resumed = fit(Diary(), pairs, config, backbone=BACKBONE, out=tmp_path / "run", resume=True, progress=False)
+    assert resumed.state.step == whole.state.step
+    diary = resumed.model.method
+    assert diary.seen == [2], "not in the middle of the second epoch"  # type: ignore[attr-defined]
+    assert diary.page.item() == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_killed_after_warm_up_resumes_exactly(
+    launch: Any, reference: Any, outcome: Any, tmp_path: Path, method: str
+) -> None:
+    changes = {"method.name": method, "method.warmup": 0.35, "data.noise.ratio": 0.5, "train.checkpoint_every": 2}
+    file, expected = reference(changes)
+    done = launch("train", file, "--out", tmp_path / "run", "--resume", kill=("after step", 12))
+    assert done.code == -signal.SIGKILL, done
+    assert launch("train", file, "--out", tmp_path / "run", "--resume").code == 0
+    assert outcome.of(tmp_path / "run").same(expected)
+
+
+@pytest.mark.parametrize("method", ["ncr", "npc"])
+def test_two_ranks_are_one_run(launch: Any, reference: Any, outcome: Any, tmp_path: Path, method: str) -> None:
+    changes = {
+        "method.name": method,
+        "method.warmup": 0.35,
+        "data.dev": "",
+        "evaluate.splits": ["test"],
+        "data.noise.ratio": 0.5,
+    }
+    file, expected = reference(changes)
+    first, second = launch.ranks([["train", file, "--out", tmp_path / f"rank-{rank}"] for rank in (0, 1)])
+    assert (first.code, second.code) == (0, 0), (first.err, second.err)
+    for name, tensor in outcome.of(tmp_path / "rank-0").weights.items():
+        torch.testing.assert_close(tensor, expected.weights[name], rtol=0, atol=1e-4, msg=name)
+
+
+def auroc(score: Tensor, good: Tensor) -> float:
+    """The share of (good, bad) pairs in which the good one scores more."""
+    above = score[good].unsqueeze(1) - score[~good].unsqueeze(0)
+    return float((above.sign() + 1).mean() / 2)
+
+
+@pytest.mark.parametrize(("method", "least"), [("ncr", 0.8), ("bicro", 0.7), ("npc", 0.8)])
+def test_half_of_the_captions_are_wrong_and_found_out(method: str, least: float) -> None:
+    clean = load_pairs("synthetic:images=300,held_out=8,per_image=2,noise=0.1", split="train")
+    noisy = apply_noise(clean, make_noise("derange-captions", clean.caption_image, ratio=0.5, seed=0))
+    assert isinstance(noisy, PairSet)
+    config = TrainConfig(epochs=8, batch_size=50, device="cpu", lr=3e-3)
+    backbone = BackboneConfig(head=HeadConfig(dim=32))
+    run = fit({"name": method, "warmup": 0.5}, noisy, config, backbone=backbone, progress=False)
+    good = _own_image(clean, noisy)
+    assert 0.45 < float(good.float().mean()) < 0.55
+    ledger: Tensor = run.model.method.clean  # type: ignore[attr-defined]
+    for found in ledger.reshape(-1, len(good)):
+        assert auroc(found, good) > least
+
+
+def _own_image(clean: Any, noisy: PairSet) -> Tensor:
+    """Which rows of the noisy set still pair a caption with its image."""
+    assert isinstance(clean, PairSet)
+    same_words = (clean.texts == noisy.texts).all(dim=1)
+    return same_words & (clean.caption_image == noisy.caption_image)
+
+
+# --------------------------------------------------------------------------------------------------- look ahead
+
+
+def test_weights_come_from_a_trial_step_that_leaves_no_trace(pairs: PairSet) -> None:
+    """The same by hand: copy the model, step down the gradient of the heads, compare the neighbours' losses."""
+    trainer = make(pairs, {"name": "npc", "look_ahead": 0.05})
+    model, data, captions = trainer.model, trainer.parts.feed.data, torch.arange(3, 11)
+    generator = torch.Generator().manual_seed(0)
+    method: Any = model.method
+    method.by_image.copy_(torch.randint(len(pairs), (len(pairs),), generator=generator))
+    method.by_text.copy_(torch.randint(len(pairs), (len(pairs),), generator=generator))
+    method.ready.fill_(1.0)
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert trainer.step.look_ahead is not None
+    gain = trainer.step.look_ahead(captions)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+    def losses(of: MatchingModel, rows: Tensor) -> Tensor:
+        image = pairs.caption_image[rows]
+        v, t = of.embed_images(pairs.images[image]), of.embed_texts(pairs.texts[rows])
+        return of.method.pair_losses(v, t, same_image(image, image))  # type: ignore[attr-defined,no-any-return]
+
+    moved = copy.deepcopy(model)
+    losses(moved, captions).mean().backward()  # type: ignore[no-untyped-call]
+    heads = [p for _, p in moved.head_params()]
+    length, slope = (torch.cat([x.flatten() for x in xs]).norm() for xs in (heads, [p.grad for p in heads]))  # type: ignore[misc]
+    with torch.no_grad():
+        for p in heads:
+            assert p.grad is not None
+            p -= 0.05 * length / slope * p.grad
+    near = method.neighbours(captions)
+    ratio = sum(losses(model, rows) / losses(moved, rows) for rows in near) / 2
+    expected = torch.where(ratio < 1, ratio.tanh(), torch.ones(8))
+    torch.testing.assert_close(method.weight[captions], expected.detach(), atol=1e-5, rtol=1e-5)
+    assert 0 < int((expected < 1).sum()) < 8, "some help and some hurt"
+    torch.testing.assert_close(gain, sum(losses(model, rows).mean() for rows in near), atol=1e-5, rtol=1e-5)
+    assert bool((torch.cat((method.weight[:3], method.weight[11:])) == 1).all())
+    assert data.images is not None
+
+
+def test_the_banks_loss_is_trained_on(pairs: PairSet) -> None:
+    """A step adds the bank's share to the loss: with it, other gradients."""
+    grads = []
+    for weight in (0.0, 1.0):
+        trainer = make(pairs, {"name": "npc", "bank_weight": weight})
+        trainer.model.method.ready.fill_(1.0)  # type: ignore[union-attr,operator]
+        values = trainer.step.accumulate(Batch(torch.arange(8)), torch.tensor(0))
+        names = trainer.step.names
+        assert names[-1] == "bank"
+        assert (values[-1] > 0) == (weight > 0)
+        grads.append(trainer.model.image_head.last.weight.grad.clone())  # type: ignore[union-attr]
+    assert not torch.allclose(grads[0], grads[1])
+
+
+def test_looking_ahead_works_on_towers(photos: PhotoSet) -> None:
+    trainer = make(photos, {"name": "npc", "warmup": 0.25}, epochs=3, towers=TowersConfig(freeze_image=0))
+    run = trainer.run(progress=False)
+    weight: Tensor = run.model.method.weight  # type: ignore[assignment]
+    assert 0 < float((weight < 1).float().mean()) < 1
+
+
+def test_photos_that_do_not_fit_are_refused_where_neighbours_are_looked_up(photos: PhotoSet) -> None:
+    with pytest.raises(UsageError, match="cache_gb"):
+        Trainer.create(method_config("npc"), photos, TrainConfig(batch_size=8, device="cpu"),
+                       backbone=TINY, dev=None, out=None, reading=DataConfig(cache_gb=0.0))  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------- graphs
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("compile_", [False, "auto"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_captured_step_trains_like_an_eager_one(method: str, compile_: Any) -> None:
+    """Long enough to pass through all stages with one captured graph."""
+    clean = load_pairs("synthetic:images=100", split="train")
+    noisy = apply_noise(clean, make_noise("permute-captions", clean.caption_image, ratio=0.5, seed=0))
+    weights = []
+    for graph in (False, True):
+        config = TrainConfig(epochs=4, batch_size=64, device="cuda", cuda_graph=graph, compile=compile_ and graph)
+        run = fit({"name": method, "warmup": 0.25}, noisy, config, backbone=BACKBONE, progress=False)
+        weights.append(run.model.cpu().state_dict())
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=5e-3, atol=5e-3, msg=name)

@@ -1,0 +1,167 @@
+"""Methods that mix, sample or study: one process and two ranks, whole and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vacsr.config import BackboneConfig, HeadConfig, MixConfig, PcmeppConfig, TrainConfig
+from vacsr.data import PairSet, load_pairs
+from vacsr.errors import UsageError
+from vacsr.pairwise import PairBlock
+from vacsr.recipes import method_config
+from vacsr.train import fit
+from vacsr.train.batches import batch_order
+from vacsr.train.distributed import World
+from vacsr.train.feed import Batch, TrainTensors
+from vacsr.train.loop import Trainer
+from vacsr.train.mixing import Mixer
+from vacsr.train.step import TrainStep
+
+BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
+PLAIN: dict[str, Any] = {"data.dev": "", "evaluate.splits": ["test"]}
+METHODS = ["vse", "pcme", "pcmepp", "daa"]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> PairSet:
+    return load_pairs("synthetic:images=20,per_image=2", split="train")
+
+
+def make(pairs: PairSet, method: Any) -> Trainer:
+    config = TrainConfig(batch_size=8, device="cpu", epochs=2)
+    return Trainer.create(method_config(method), pairs, config, backbone=BACKBONE, dev=None, out=None)
+
+
+def seen(trainer: Trainer, rows: Tensor, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, PairBlock]:
+    """The image features that reach the head in one step, and the block that reaches the loss."""
+    found: list[Any] = []
+    original = trainer.model.backbone.encode_image
+    monkeypatch.setattr(trainer.model.backbone, "encode_image", lambda x: found.append(x) or original(x))
+    loss = trainer.step.pair_loss
+    trainer.step.pair_loss = lambda v, t, block: found.append(block) or loss(v, t, block)  # type: ignore[func-returns-value]
+    trainer.step._loss(Batch(rows), torch.tensor(step))
+    return found[0], found[1]
+
+
+def test_the_step_mixes_images_and_labels_alike(pairs: PairSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(pairs, {"name": "pcmepp", "mix": {"share": 0.7}})
+    rows = next(iter(batch_order(len(pairs), batch=8, seed=0, epoch=0)))
+    images, block = seen(trainer, rows, 5, monkeypatch)
+    image = pairs.caption_image[rows]
+    plain = pairs.images[image]
+    assert block.targets is not None
+    mixed = 0
+    for i in range(8):
+        partner = plain[7 - i]
+        own = ((images[i] - partner) @ (plain[i] - partner) / (plain[i] - partner).square().sum()).item()
+        torch.testing.assert_close(images[i], own * plain[i] + (1 - own) * partner, rtol=1e-4, atol=1e-5)
+        for j in range(8):
+            label = own * float(image[i] == image[j]) + (1 - own) * float(image[7 - i] == image[j])
+            assert block.targets[i, j].item() == pytest.approx(label, abs=1e-4)
+        mixed += own < 0.999
+    assert 2 <= mixed < 8
+
+
+def test_labels_may_be_the_diagonals(pairs: PairSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7])  # two captions of each of four images
+    for labels, matches in (("ids", 16), ("diagonal", 8)):
+        trainer = make(pairs, {"name": "pcmepp", "mix": {"share": 1.0, "labels": labels}})
+        _, block = seen(trainer, rows, 0, monkeypatch)
+        assert block.targets is not None
+        assert block.targets.sum().item() == pytest.approx(matches, abs=1e-4)
+        assert int(block.relevance.sum()) == 16
+
+
+def test_without_a_share_nothing_is_mixed(pairs: PairSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in ({"name": "pcmepp", "mix": {"share": 0.0}}, "sigmoid"):
+        trainer = make(pairs, method)
+        images, block = seen(trainer, torch.arange(8), 0, monkeypatch)
+        assert block.targets is None
+        assert torch.equal(images, pairs.images[pairs.caption_image[:8]])
+
+
+def test_ranks_that_decode_their_own_photos_cannot_mix(pairs: PairSet) -> None:
+    trainer = make(pairs, "pcmepp")
+    data = TrainTensors(None, pairs.texts, pairs.caption_image)
+    with pytest.raises(UsageError, match=r"method\.mix.*data\.cache_gb") as caught:
+        Mixer(MixConfig(), trainer.model, data, world=World(0, 2))
+    assert caught.value.exit_code == 2
+    Mixer(MixConfig(), trainer.model, data, world=World(0, 1))
+
+
+@pytest.mark.parametrize("method", ["pcme", "pcmepp", "daa"])
+def test_two_ranks_have_the_loss_terms_and_gradients_of_one(
+    launch: Any, recipes: Any, tmp_path: Path, method: str
+) -> None:
+    fields = {"method.name": method} | ({"method.mix": {"share": 0.6}} if method == "pcmepp" else {})
+    job = {"task": "gradients", "recipe": str(recipes.file(PLAIN | fields))}
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    done = [launch(**job, result=str(folders[0])), *launch.ranks([[], []], **job, result=str(folders[1]))]
+    assert [part.code for part in done] == [0, 0, 0], done
+    whole = torch.load(folders[0] / "rank-0.pt", weights_only=True)
+    for rank in (0, 1):
+        found = torch.load(folders[1] / f"rank-{rank}.pt", weights_only=True)
+        torch.testing.assert_close(found["values"], whole["values"], rtol=1e-5, atol=1e-7)
+        for name, expected in whole["grad"].items():
+            assert (found["grad"][name] - expected).abs().max() <= 1e-5 * expected.abs().max().clamp_min(1e-3), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_it_ends_with_the_same_weights(
+    pairs: PairSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    config = TrainConfig(batch_size=8, epochs=3, device="cpu", checkpoint_every=2)
+    original = TrainStep.__call__
+
+    def breaking(self: TrainStep, batch: Batch, step: int, **more: Any) -> Tensor:
+        if step == 9:
+            raise RuntimeError("pulled the plug")
+        return original(self, batch, step, **more)
+
+    monkeypatch.setattr(TrainStep, "__call__", breaking)
+    with pytest.raises(RuntimeError, match="plug"):
+        fit(method, pairs, config, backbone=BACKBONE, out=tmp_path, progress=False)
+    monkeypatch.undo()
+    resumed = fit(method, pairs, config, backbone=BACKBONE, out=tmp_path, resume=True, progress=False)
+    whole = fit(method, pairs, config, backbone=BACKBONE, progress=False)
+    assert resumed.state.step == whole.state.step == 15
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor), name
+
+
+def test_daa_without_words_is_refused_before_training(pairs: PairSet) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(UsageError, match="words of captions"):
+        make(replace(pairs, captions=None), "daa")
+
+
+def test_a_config_of_the_method_travels(pairs: PairSet, tmp_path: Path) -> None:
+    from vacsr.methods.model import MatchingModel
+
+    run = fit("pcmepp", pairs, TrainConfig(batch_size=8, epochs=1, device="cpu"), backbone=BACKBONE, progress=False)
+    run.method.save_pretrained(tmp_path)
+    again: Any = MatchingModel.from_pretrained(tmp_path)
+    assert isinstance(again.method.config, PcmeppConfig)
+    with torch.no_grad():
+        for side in ("images", "texts"):
+            ours, theirs = (getattr(m, f"embed_{side}")(getattr(pairs, side)) for m in (run.model, again))
+            assert torch.equal(ours.mean, theirs.mean)
+            assert torch.equal(ours.log_var, theirs.log_var)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_the_loss_is_one_graph_for_the_compiler(pairs: PairSet, method: str) -> None:
+    """Nothing in it waits for a number or leaves the graph, which a captured step could not repeat."""
+    trainer = make(pairs, method)
+    compiled = torch.compile(trainer.step._loss, backend="eager", fullgraph=True, dynamic=False)
+    batch, step = Batch(torch.arange(8)), torch.tensor(3)
+    torch.testing.assert_close(compiled(batch, step).total, trainer.step._loss(batch, step).total)

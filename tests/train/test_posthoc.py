@@ -1,0 +1,65 @@
+"""Post-hoc uncertainty in recipes and on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vacsr.errors import UsageError
+from vacsr.train.recipe import run_recipe
+
+
+@pytest.fixture(scope="module")
+def run(recipes: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that reports with post-hoc uncertainty."""
+    out = tmp_path_factory.mktemp("posthoc") / "run"
+    changes = {"method.name": "infonce", "evaluate.posthoc": "laplace", "data.noise.ratio": 0.2}
+    run_recipe(recipes.recipe(changes), out, progress=False)
+    return out
+
+
+def figures(path: Path) -> dict[str, Any]:
+    """The test split's result."""
+    (found,) = (r for r in json.loads(path.read_text(encoding="utf-8"))["results"] if r["split"] == "test")
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_recipe_reports_it_like_a_method_s_own(run: Path, recipes: Any, tmp_path: Path) -> None:
+    found = figures(run / "report.json")
+    assert found["uncertainty"]["aurc_i2t"] > 0
+    vacsr = run_recipe(recipes.recipe({"method.name": "vacsr", "train.epochs": 1}), tmp_path, progress=False).report
+    assert vacsr is not None
+    assert found["uncertainty"].keys() == vacsr.results[0]["uncertainty"].keys()
+
+
+def test_evaluate_uses_what_the_run_kept_and_can_fit_it_again(run: Path, vacsr: Any, tmp_path: Path) -> None:
+    first, second, plain = (tmp_path / name for name in ("first.json", "second.json", "plain.json"))
+    assert vacsr("evaluate", run, "--device", "cpu", "--json", first).code == 0
+    kept = run / "posthoc.safetensors"
+    kept.rename(tmp_path / "moved")
+    assert vacsr("evaluate", run, "--device", "cpu", "--json", second).code == 0
+    (tmp_path / "moved").rename(kept)
+    assert vacsr("evaluate", run, "--device", "cpu", "--posthoc", "none", "--json", plain).code == 0
+    assert (
+        figures(first)["uncertainty"] == figures(second)["uncertainty"] == figures(run / "report.json")["uncertainty"]
+    )
+    assert figures(plain)["uncertainty"] is None
+    assert figures(plain)["rsum"] == figures(first)["rsum"]
+
+
+def test_a_model_folder_does_not_say_what_it_was_trained_on(run: Path, vacsr: Any) -> None:
+    pairs = "synthetic:images=29,held_out=12,per_image=2"
+    answer = vacsr("evaluate", run / "model", "--pairs", pairs, "--posthoc", "laplace-coupled", "--device", "cpu")
+    assert answer.refused(2, "give the run folder")
+
+
+def test_a_method_without_a_cosine_is_refused_before_training(recipes: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not score by a cosine"):
+        run_recipe(
+            recipes.recipe({"method.name": "vacsr", "evaluate.posthoc": "laplace"}), tmp_path / "run", progress=False
+        )
+    assert not (tmp_path / "run").exists()
