@@ -5,7 +5,8 @@
 
 Random weights, random photos of 224×224 on the device, captions that fill the context; everything in one run, so that
 the ratios compare like with like. `towers` is forward and backward of the two towers alone, without pooling, loss and
-optimiser. Memory is the peak of the eager step. Without a GPU it says so and leaves.
+optimiser. Memory is the peak of the eager step. Without a GPU it says so and leaves. The paper's table
+of the same steps: `vacsr compare tables/efficiency.yaml`.
 """
 
 from __future__ import annotations
@@ -19,19 +20,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from _graphs import captured
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
-from vacsr.data import PhotoSet
-from vacsr.data.photos import ArrayPhotos
-from vacsr.methods.base import Embedding
+from vacsr.efficiency import inference_step, random_photos, training_step
 from vacsr.recipes import method_config
-from vacsr.scoring.folded import BlockScorer
 from vacsr.train.assemble import Parts, assemble
-from vacsr.train.batches import batch_order
-from vacsr.train.feed import Batch
 from vacsr.train.precision import matmul_precision
 
 MODES: dict[str, dict[str, Any]] = {
@@ -40,15 +35,6 @@ MODES: dict[str, dict[str, Any]] = {
     "compiled": {"cuda_graph": True, "compile": True},
 }
 _WARM, _GROUPS = 8, 5
-
-
-def random_photos(batch: int, *, words: int) -> PhotoSet:
-    """Two batches of photos, one caption each, all captions of the same length."""
-    generator = np.random.default_rng(0)
-    names = tuple(f"{row:04d}" for row in range(2 * batch))
-    pixels = generator.integers(0, 256, (len(names), 224, 224, 3), dtype=np.uint8)
-    captions = tuple(" ".join(generator.choice(["dog", "cat", "car", "sea"], words)) for _ in names)
-    return PhotoSet(ArrayPhotos(pixels, names), names, captions, names, torch.arange(len(names)))
 
 
 def milliseconds(step: Callable[[], object], *, steps: int) -> float:
@@ -66,25 +52,6 @@ def milliseconds(step: Callable[[], object], *, steps: int) -> float:
     return statistics.median(times)
 
 
-def training(parts: Parts, batch: int) -> Callable[[], object]:
-    """One training step after the other."""
-
-    def numbered() -> Iterator[tuple[int, Batch]]:
-        number = 0
-        while True:
-            for rows in batch_order(2 * batch, batch=batch, seed=0, epoch=number):
-                yield number, Batch(rows.to(parts.device))
-                number += 1
-
-    batches = numbered()
-
-    def step() -> None:
-        number, rows = next(batches)
-        parts.step(rows, number)
-
-    return step
-
-
 def towers(parts: Parts, batch: int, precision: str) -> Callable[[], object]:
     """Forward and backward of the towers alone."""
     backbone, data = parts.model.backbone, parts.feed.data
@@ -95,21 +62,6 @@ def towers(parts: Parts, batch: int, precision: str) -> Callable[[], object]:
             total = backbone.encode_image(images).values.sum() + backbone.encode_text(texts).values.sum()
         total.backward()
         parts.step.optimizer.zero_grad(set_to_none=True)
-
-    return step
-
-
-def inference(parts: Parts, batch: int, precision: str) -> Callable[[], object]:
-    """Embed a batch and score all its pairs."""
-    model, data = parts.model.eval(), parts.feed.data
-    scorer = BlockScorer(model.method, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
-
-    @torch.inference_mode()
-    def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            v = model.embed_images(data.images[:batch]).mean.float()
-            t = model.embed_texts(data.texts[:batch]).mean.float()
-        scorer.block(Embedding(v), Embedding(t))
 
     return step
 
@@ -137,14 +89,14 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     found = milliseconds(alone if mode == "eager" else captured(alone), steps=args.steps)
                     yield {"step": "towers", "method": "–", "mode": mode, "ms": found}
                 torch.cuda.reset_peak_memory_stats()
-                found = milliseconds(training(parts, args.batch), steps=args.steps)
+                found = milliseconds(training_step(parts, args.batch), steps=args.steps)
                 peak = torch.cuda.max_memory_allocated() / 2**30
                 yield {"step": "training", "method": method, "mode": mode, "ms": found, "peak_gib": peak}
                 if mode == "eager":
                     parts.step.optimizer.state.clear()
                     torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
-                    found = milliseconds(inference(parts, args.batch, args.precision), steps=args.steps)
+                    found = milliseconds(inference_step(parts, args.batch, precision=args.precision), steps=args.steps)
                     peak = torch.cuda.max_memory_allocated() / 2**30
                     yield {"step": "inference", "method": method, "mode": mode, "ms": found, "peak_gib": peak}
             print(f"({method}, {mode}: {time.perf_counter() - started:.0f} s in all)", file=sys.stderr)

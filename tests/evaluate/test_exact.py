@@ -10,12 +10,16 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
 from vacsr.config import BackboneConfig, HeadConfig
-from vacsr.data.scenes import PairKinds, pair_kinds
+from vacsr.data import load_pairs
+from vacsr.data.scenes import PairKinds, holds, load_scenes, pair_kinds
+from vacsr.data.spec import parse_spec
 from vacsr.errors import DataError, ShapeMismatch
+from vacsr.evaluate import galleries
 from vacsr.evaluate.exact import (
     exact_metrics,
     exact_truth,
     false_negatives_above,
+    scene_truth,
     spread,
     truth_facts,
     values_by_kind,
@@ -151,3 +155,38 @@ def test_a_spread_is_numpys() -> None:
     expected = [values.double().mean().item(), *np.quantile(values.double().numpy(), (0.25, 0.5, 0.75))]
     assert list(spread(values)) == pytest.approx(expected)
     assert np.isnan(spread(torch.empty(0))).all()
+
+
+SCENES = "scenes:images=12,held_out=5,per_image=2,size=32"
+
+
+@pytest.mark.parametrize("split", ["test", "all"])
+def test_the_truth_of_scenes_is_fact_by_fact(split: str) -> None:
+    world = load_scenes(parse_spec(SCENES).with_options({"split": split}))
+    truth = scene_truth(SCENES, world.pairs)
+    assert truth is not None
+    for row, scene in enumerate(world.scenes):
+        for col, said in enumerate(world.statements):
+            share = sum(holds(fact, scene) for fact in said.facts) / len(said.facts)
+            assert float(truth.grades[row, col]) == pytest.approx(share)
+    assert truth.labelled.sum(0).tolist() == [1] * len(world.statements)
+
+
+def test_the_truth_of_some_scenes_is_part_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that were held out from training keep their names, though they are called dev."""
+    pairs = load_pairs(SCENES, split="train")
+    part = pairs.split_images(0.4, seed=1).dev
+    every, some = scene_truth(SCENES, pairs), scene_truth(SCENES, part)
+    assert every is not None
+    assert some is not None
+    rows = [pairs.image_ids.index(name) for name in part.image_ids]
+    cols = [pairs.caption_ids.index(name) for name in part.caption_ids]
+    assert torch.equal(some.grades, every.grades[rows][:, cols])
+    assert torch.equal(some.labelled, every.labelled[rows][:, cols])
+    monkeypatch.setattr(galleries, "_MATRIX", 1)
+    assert scene_truth(SCENES, part) is None, "too many pairs to grade them all"
+
+
+def test_other_data_have_no_exact_truth() -> None:
+    spec = "synthetic:images=4,per_image=2"
+    assert scene_truth(spec, load_pairs(spec, split="train")) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +85,41 @@ def test_stream_equals_matrix(problem: tuple[Tensor, Tensor], ties: Ties, rows: 
     assert torch.equal(both.i2t.rank, positive_ranks(scores, positives, ties=ties).rank)
     assert torch.equal(both.t2i.rank, positive_ranks(scores.T, positives.transposed(), ties=ties).rank)
     assert both.t2i.rank.tolist() == reference_ranks(scores.T, relevance.T, ties)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=problems(), other=st.integers(0, 2**32), ties=st.sampled_from(TIES), rows=st.integers(1, 8))
+def test_stream_of_directions_that_differ(problem: tuple[Tensor, Tensor], other: int, ties: Ties, rows: int) -> None:
+    scores, relevance = problem
+    draw = torch.Generator().manual_seed(other)
+    backwards = torch.rand(relevance.T.shape, generator=draw) < 0.4
+    backwards[0, 0] = True
+    found = stream_positive_ranks(
+        lambda: scores.split(rows), Positives.from_matrix(relevance), Positives.from_matrix(backwards), ties=ties
+    )
+    assert found.i2t.rank.tolist() == reference_ranks(scores, relevance, ties)
+    assert found.t2i.rank.tolist() == reference_ranks(scores.T, backwards, ties)
+
+
+def test_a_relevant_item_that_is_absent_is_never_found_but_counted() -> None:
+    """As if it were among the items, behind all others."""
+    scores = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    relevance = torch.tensor([[True, False, True], [False, False, False], [False, False, False]])
+    full = torch.cat([relevance, torch.tensor([[True, True], [True, False], [False, False]])], dim=1)
+    behind = positive_ranks(
+        torch.cat([scores, torch.full((3, 2), -torch.inf)], dim=1), Positives.from_matrix(full), ties="pessimistic"
+    )
+    absent = replace(Positives.from_matrix(relevance), absent=torch.tensor([2, 1, 0]))
+    ranks = positive_ranks(scores, absent)
+    assert (ranks.evaluated, ranks.left_out) == (2, 1)
+    assert absent.relevant.tolist() == full.sum(1).tolist() == [4, 1, 0]
+    assert best_ranks(ranks)[0] == 1
+    assert best_ranks(ranks)[1] == torch.inf
+    assert hits_at(ranks, 3).nan_to_num(-1).tolist() == [1, 0, -1]
+    expected = [(1 / 1 + 2 / 3) / 4, 0.0]
+    assert average_precisions_at_r(ranks)[:2].tolist() == pytest.approx(expected)
+    assert r_precisions(ranks)[:2].tolist() == pytest.approx([2 / 4, 0])
+    assert r_precisions(behind)[1] == 0
 
 
 @settings(max_examples=100, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from vacsr.data import PairSet
 from vacsr.errors import UsageError
-from vacsr.evaluate import retrieval
+from vacsr.evaluate import galleries
+from vacsr.evaluate.exact import exact_metrics, exact_truth
 from vacsr.evaluate.judgments import Judgments, judged_split, read_judgments
 from vacsr.evaluate.retrieval import PROTOCOLS, check_protocols, dev_rsum, evaluate_retrieval
 from vacsr.methods.base import Embedding
-from vacsr.scoring import AlignedScores, PairScores
+from vacsr.scoring import PairScores
 
 IMAGES, EACH = 30, 3
 
@@ -29,6 +31,7 @@ class MatrixScorer:
     def __init__(self, score: Tensor, sigma: Tensor | None) -> None:
         self.score, self.sigma, self.computed = score, sigma, 0
         self.blocks = SimpleNamespace(block=self.block)
+        self.model = SimpleNamespace(method=SimpleNamespace(grade=torch.sigmoid))
 
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         self.computed += 1
@@ -41,9 +44,8 @@ class MatrixScorer:
     def uncertainty_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor | None:
         return None if self.sigma is None else self.sigma[rows, cols]
 
-    def score_at(self, scores: PairScores, *, rows: Tensor, cols: Tensor) -> AlignedScores:
-        score = self.score[rows, cols]
-        return AlignedScores(score, score.sigmoid(), scores.uncertainty(rows, cols))
+    def score_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor:
+        return self.score[rows, cols]
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +149,7 @@ def test_a_large_matrix_is_streamed_with_the_same_result(
 ) -> None:
     kept = MatrixScorer(score, sigma)
     expected = evaluate(kept, pairs)
-    monkeypatch.setattr(retrieval, "_MATRIX", 1)
+    monkeypatch.setattr(galleries, "_MATRIX", 1)
     streamed = MatrixScorer(score, sigma)
     assert evaluate(streamed, pairs) == expected
     assert kept.computed == 1
@@ -251,3 +253,34 @@ def test_an_unknown_protocol_is_refused_before_scoring(pairs: PairSet, score: Te
         evaluate(scorer, pairs, protocols=["flickr", "coco-9k"])
     assert scorer.computed == 0
     check_protocols(PROTOCOLS)
+
+
+def test_curves_and_exact_grades_stand_in_the_result(pairs: PairSet, score: Tensor, sigma: Tensor) -> None:
+    """All of it from scores that were computed once."""
+    grades = torch.from_numpy(owners(pairs)).float().maximum((sigma > 0.9).float())
+    truth = exact_truth(grades, pairs.caption_image)
+    scorer = MatrixScorer(score, sigma)
+    result = evaluate(scorer, pairs, truth=truth)
+    assert scorer.computed == 1
+    exact = exact_metrics(scorer.score_set(pairs), truth)._asdict()
+    assert result["exact"] == exact
+    assert result["exact"]["auroc_false_negative"] == 100, "the uncertain pairs are the matches without a label"
+    assert sum(result["scores"]["grade"]["positive"]) == IMAGES * EACH
+    assert result["scores"]["grade"]["edges"][::25] == [0.0, 0.5, 1.0]
+    assert result["scores"]["score"]["all_stats"]["mean"] == pytest.approx(float(score.mean()), abs=1e-6)
+    assert "exact" not in evaluate(MatrixScorer(score, sigma), pairs)
+
+
+def test_the_risk_of_the_least_uncertain(pairs: PairSet, score: Tensor, sigma: Tensor) -> None:
+    found = evaluate(MatrixScorer(score, sigma), pairs)["uncertainty"]
+    s, u, own = score.double().numpy(), sigma.double().numpy(), owners(pairs)
+    for direction in ("i2t", "t2i"):
+        if direction == "t2i":
+            s, u, own = s.T, u.T, own.T
+        query, first = np.arange(len(s)), s.argmax(1)
+        wrong = 1.0 - own[query, first][np.argsort(u[query, first])]
+        curve = found[f"risk_{direction}"]
+        assert curve["coverage"] == pytest.approx(list(range(5, 101, 5)))
+        for share, risk in zip(curve["coverage"], curve["risk"], strict=True):
+            answered = math.ceil(round(share * len(s)) / 100)
+            assert risk == pytest.approx(100 * wrong[:answered].mean()), (direction, share)

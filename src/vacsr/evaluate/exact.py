@@ -12,13 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vacsr.data.scenes import PairKinds
+from vacsr.data.labelled import LabelledPairs
+from vacsr.data.scenes import PairKinds, load_scenes, scene_grades
+from vacsr.data.spec import parse_spec
 from vacsr.errors import DataError, ShapeMismatch
+from vacsr.evaluate.galleries import fits_in_memory
 from vacsr.evaluate.judgments import kendall_tau
 from vacsr.evaluate.metrics import map_at_r
 from vacsr.evaluate.ranks import Positives, stream_positive_ranks
+from vacsr.evaluate.scored import Scores
 from vacsr.evaluate.uncertainty import auroc
-from vacsr.scoring import PairScores
 
 _ROUNDING = 1e-6  # a grade this close to 1 is 1
 _PAIRS = 1 << 20  # pairs that τ and AUROC look at; of more, a seeded sample
@@ -90,6 +93,23 @@ def exact_truth(grades: Tensor, caption_image: Tensor) -> Truth:
     return Truth(grades.cpu(), labelled)
 
 
+def scene_truth(spec: str, pairs: LabelledPairs) -> Truth | None:
+    """The truth of pairs that a ``scenes:`` SPEC gave, also of some of its images; None for other data.
+
+    None, too, where the grades of all pairs would not fit into memory.
+    """
+    parsed = parse_spec(spec)
+    if parsed.scheme != "scenes" or not fits_in_memory(pairs):
+        return None
+    parts = {name.rpartition("-")[0] for name in pairs.image_ids}
+    world = load_scenes(parsed.with_options({"split": parts.pop() if len(parts) == 1 else "all"}))
+    images = {name: row for row, name in enumerate(world.pairs.image_ids)}
+    captions = {name: row for row, name in enumerate(world.pairs.caption_ids)}
+    scenes = tuple(world.scenes[images[name]] for name in pairs.image_ids)
+    statements = tuple(world.statements[captions[name]] for name in pairs.caption_ids)
+    return exact_truth(scene_grades(world._replace(scenes=scenes, statements=statements)), pairs.caption_image)
+
+
 def truth_facts(truth: Truth) -> TruthFacts:
     """Count what the labels leave out."""
     relevant, missed = int(truth.relevant.sum()), int(truth.false_negative.sum())
@@ -104,7 +124,7 @@ def truth_facts(truth: Truth) -> TruthFacts:
     )
 
 
-def exact_metrics(scores: PairScores, truth: Truth, *, pairs: int = _PAIRS, seed: int = 0) -> ExactMetrics:
+def exact_metrics(scores: Scores, truth: Truth, *, pairs: int = _PAIRS, seed: int = 0) -> ExactMetrics:
     """Compare scores with the truth. τ and AUROC look at ``pairs`` pairs at most, drawn by ``seed``."""
     ranks = stream_positive_ranks(scores.blocks, Positives.from_matrix(truth.relevant))
     i2t, t2i = 100 * map_at_r(ranks.i2t), 100 * map_at_r(ranks.t2i)
@@ -143,9 +163,7 @@ class Spread(NamedTuple):
     high: float
 
 
-def values_by_kind(
-    scores: PairScores, kinds: PairKinds, *, pairs: int = _PAIRS, seed: int = 0
-) -> dict[str, KindValues]:
+def values_by_kind(scores: Scores, kinds: PairKinds, *, pairs: int = _PAIRS, seed: int = 0) -> dict[str, KindValues]:
     """Scores and uncertainties by the name of the kind; of each at most ``pairs`` pairs, drawn by ``seed``."""
     found: dict[str, KindValues] = {}
     for name, mask in kinds._asdict().items():

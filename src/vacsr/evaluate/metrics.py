@@ -15,11 +15,11 @@ from vacsr.evaluate.ranks import Positives, Ranks
 
 
 def best_ranks(ranks: Ranks) -> Tensor:
-    """Rank of the best positive of each query, NaN without one. -> [Q]"""
+    """Rank of the best positive of each query, infinite where all are absent, NaN without one. -> [Q]"""
     positives = ranks.positives
     best = torch.full((positives.num_queries,), torch.inf, dtype=torch.float64)
     best.scatter_reduce_(0, positives.query, ranks.rank.double(), "amin")
-    return best.masked_fill(positives.count == 0, torch.nan)
+    return best.masked_fill(positives.relevant == 0, torch.nan)
 
 
 def hits_at(ranks: Ranks, k: int) -> Tensor:
@@ -45,13 +45,13 @@ def average_precisions_at_r(ranks: Ranks) -> Tensor:
 
 
 def _within_r(ranks: Ranks) -> Tensor:
-    return ranks.rank <= ranks.positives.count[ranks.positives.query]
+    return ranks.rank <= ranks.positives.relevant[ranks.positives.query]
 
 
 def _mean_over_positives(value: Tensor, positives: Positives) -> Tensor:
     """[P] -> [Q]; 0/0 = NaN where there is no positive."""
     total = torch.zeros(positives.num_queries, dtype=torch.float64).index_add_(0, positives.query, value)
-    return total / positives.count
+    return total / positives.relevant
 
 
 def recall_at(ranks: Ranks, k: int) -> float:

@@ -31,6 +31,8 @@ class Positives:
     item: Tensor
     num_queries: int
     num_items: int
+    absent: Tensor | None = None
+    """[Q] int64, relevant items that are not among the T at all: never found, but counted in R. None for no such."""
 
     @classmethod
     def from_pairs(cls, query: Tensor, item: Tensor, *, num_queries: int, num_items: int) -> Positives:
@@ -78,6 +80,11 @@ class Positives:
         """Number of positives of each query. [Q] int64"""
         return torch.bincount(self.query, minlength=self.num_queries)
 
+    @property
+    def relevant(self) -> Tensor:
+        """R of each query: its positives, and what is relevant but absent. [Q] int64"""
+        return self.count if self.absent is None else self.count + self.absent
+
     @cached_property
     def start(self) -> Tensor:
         """Where each query's positives begin in ``query`` and ``item``, and the end of the last. [Q + 1] int64"""
@@ -116,12 +123,12 @@ class Ranks:
 
     @property
     def evaluated(self) -> int:
-        """Queries with at least one positive: those an average is over."""
-        return int((self.positives.count > 0).sum())
+        """Queries with at least one relevant item: those an average is over."""
+        return int((self.positives.relevant > 0).sum())
 
     @property
     def left_out(self) -> int:
-        """Queries without a positive."""
+        """Queries without a relevant item."""
         return self.positives.num_queries - self.evaluated
 
 
@@ -154,26 +161,36 @@ def positive_ranks(scores: Tensor, positives: Positives, *, ties: Ties = "stable
 
 
 def stream_positive_ranks(
-    blocks: Callable[[], Iterable[Tensor]], positives_i2t: Positives, *, ties: Ties = "stable", block: int = _BLOCK
+    blocks: Callable[[], Iterable[Tensor]],
+    positives_i2t: Positives,
+    positives_t2i: Positives | None = None,
+    *,
+    ties: Ties = "stable",
+    block: int = _BLOCK,
 ) -> BothRanks:
     """Ranks in both directions, equal to :func:`positive_ranks` of the matrix and of its transpose, without the matrix.
 
     ``blocks()`` yields consecutive row blocks [b, T] of the scores, images as rows. It is called twice and must yield
     the same numbers: the first pass keeps the scores of the positive pairs, the second counts what is ahead of them.
+    ``positives_t2i`` are captions' images; without them, the same pairs as ``positives_i2t``.
 
     >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
     >>> both = stream_positive_ranks(lambda: scores.split(1), Positives.from_captions(torch.tensor([0, 1]), 2))
     >>> both.i2t.rank, both.t2i.rank
     (tensor([1, 2]), tensor([1, 1]))
     """
+    wanted_t2i = positives_i2t.transposed() if positives_t2i is None else positives_t2i
+    by_image = wanted_t2i.transposed()  # as they are met in row blocks
     _check_request(positives_i2t, ties)
-    targets = []
+    _check_request(wanted_t2i, ties)
+    targets, targets_t2i = [], []
     for first, rows in _consecutive(blocks(), positives_i2t):
         _check_no_nan(rows, first_query=first, block=block)
         targets.append(_targets(rows, positives_i2t, first_query=first))
+        targets_t2i.append(_targets(rows, by_image, first_query=first))
     i2t = _Tally(positives_i2t, torch.cat(targets), ties, block)
-    order = positives_i2t.order_by_item.to(i2t.target.device)
-    t2i = _Tally(positives_i2t.transposed(), i2t.target[order], ties, block)
+    order = by_image.order_by_item.to(i2t.target.device)
+    t2i = _Tally(wanted_t2i, torch.cat(targets_t2i)[order], ties, block)
     for first, rows in _consecutive(blocks(), positives_i2t):
         begin, end = positives_i2t.span(first, first + len(rows))
         if not torch.equal(_targets(rows, positives_i2t, first_query=first), i2t.target[begin:end]):
@@ -207,17 +224,17 @@ class _Tally:
         """rows [p, n] against the positives at ``index`` [p]."""
         item, index = self.positives.item[index].to(rows.device), index.to(rows.device)
         target = self.target[index, None]
-        at_least = (rows >= target).sum(1)
+        at_least = (rows >= target).sum(1, dtype=torch.int32)  # half the work of int64
         if self.ties == "pessimistic":
             self.ahead[index] += at_least
             return
-        ahead = (rows > target).sum(1)
+        ahead = (rows > target).sum(1, dtype=torch.int32)
         end_item = first_item + rows.shape[1]
         itself = (item >= first_item) & (item < end_item)
         tied = (at_least - ahead > itself.long()).nonzero()[:, 0]
         if len(tied):
             earlier = torch.arange(first_item, end_item, device=rows.device) < item[tied, None]
-            ahead[tied] += ((rows[tied] == target[tied]) & earlier).sum(1)
+            ahead[tied] += ((rows[tied] == target[tied]) & earlier).sum(1, dtype=torch.int32)
         self.ahead[index] += ahead
 
     def ranks(self) -> Ranks:

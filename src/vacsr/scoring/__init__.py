@@ -82,6 +82,15 @@ class PairScores:
         """Of the pairs (rows[n], cols[n]) only. [N], [N] -> [N]"""
         return self.scorer.uncertainty_of(self.images, self.texts, rows=rows, cols=cols)
 
+    def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """Of the pairs (rows[n], cols[n]) only, without the matrix. [N], [N] -> [N]"""
+        return self.scorer.score_of(self.images, self.texts, rows=rows, cols=cols)
+
+    @torch.inference_mode()
+    def grade(self, score: Tensor) -> Tensor:
+        """Scores as the method's grade in (0, 1). [...] -> [...]"""
+        return self.scorer.model.method.grade(score)
+
 
 class PairScorer:
     """Scores raw image and text features with a trained model.
@@ -121,18 +130,23 @@ class PairScorer:
 
     def _encode(self, images: Reader, *, count: int) -> Embedding:
         """Photos through the image tower, batch by batch. -> [count, d]"""
-        out = torch.empty(count, self.model.config.head.dim, device=self.device)
+        out = self._room(count)
         batches = [range(here.start, min(here.stop, count)) for here in _chunks(count, _ENCODE[self.device.type])]
         for rows, pixels in zip(batches, images.stream(batches), strict=True):
-            out[rows.start : rows.stop] = self.model.embed_images(pixels.to(self.device)).mean
-        return Embedding(out)
+            _put(self.model.embed_images(pixels.to(self.device)), out, slice(rows.start, rows.stop))
+        return out
 
     def _encode_tokens(self, tokens: Tensor) -> Embedding:
         """Tokens [M, L] through the text tower, batch by batch. -> [M, d]"""
-        out = torch.empty(len(tokens), self.model.config.head.dim, device=self.device)
+        out = self._room(len(tokens))
         for here in _chunks(len(tokens), _ENCODE[self.device.type]):
-            out[here] = self.model.embed_texts(tokens[here].to(self.device)).mean
-        return Embedding(out)
+            _put(self.model.embed_texts(tokens[here].to(self.device)), out, here)
+        return out
+
+    def _room(self, count: int) -> Embedding:
+        """For as many items, with variances where the method gives them. -> [count, d]"""
+        mean = torch.empty(count, self.model.dim, device=self.device)
+        return Embedding(mean, None if self.model.image_variance is None else torch.empty_like(mean))
 
     def score_all(self, images: Images, texts: Texts) -> PairScores:
         """Every pair, lazily: of features [I, D_image], [T, D_text], or of photos and words."""
@@ -176,11 +190,17 @@ class PairScorer:
     @torch.inference_mode()
     def score_at(self, scores: PairScores, *, rows: Tensor, cols: Tensor) -> AlignedScores:
         """The pairs (rows[n], cols[n]) of a lazy matrix, without the matrix. [N], [N]"""
+        score = scores.score_of(rows, cols)
+        return AlignedScores(score, self.model.method.grade(score), scores.uncertainty(rows, cols))
+
+    @torch.inference_mode()
+    def score_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor:
+        """Aligned scores in chunks. -> [N]"""
         rows, cols = rows.to(self.device), cols.to(self.device)
         score = torch.empty(len(rows), device=self.device)
         for here in _chunks(len(rows)):
-            score[here] = self.blocks.aligned(take(scores.images, rows[here]), take(scores.texts, cols[here]))
-        return AlignedScores(score, self.model.method.grade(score), scores.uncertainty(rows, cols))
+            score[here] = self.blocks.aligned(take(images, rows[here]), take(texts, cols[here]))
+        return score
 
     def uncertainty_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor | None:
         """Aligned uncertainty in chunks; None where the method has none."""
@@ -192,6 +212,13 @@ class PairScorer:
                 return None
             value[here] = part
         return value
+
+
+def _put(part: Embedding, out: Embedding, rows: slice) -> None:
+    """Some items into their place."""
+    out.mean[rows] = part.mean
+    if out.log_var is not None and part.log_var is not None:
+        out.log_var[rows] = part.log_var
 
 
 def _words(texts: Texts) -> list[str]:

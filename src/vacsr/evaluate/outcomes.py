@@ -1,0 +1,94 @@
+"""How each query fared: what paired tests between two systems need, kept beside the averages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vacsr.data.labelled import LabelledPairs
+from vacsr.errors import DataError
+from vacsr.evaluate.galleries import DIRECTIONS, Direction, Gallery
+from vacsr.evaluate.metrics import average_precisions_at_r, best_ranks
+from vacsr.evaluate.ranks import BothRanks
+from vacsr.files import read_tensors, write_tensors
+
+
+class QueryOutcomes(NamedTuple):
+    """One direction. [Q] float64 each, in the order of the data; NaN for a query that the protocol does not ask."""
+
+    best_rank: Tensor
+    """The rank of the best relevant item, from 1."""
+    average_precision: Tensor
+    """mAP@R of the query alone, a share."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """One protocol on one split."""
+
+    protocol: str
+    split: str
+    i2t: QueryOutcomes
+    t2i: QueryOutcomes
+    queries: str
+    """A digest of the ids: outcomes of two systems may be paired where it is the same."""
+
+    def of(self, direction: Direction) -> QueryOutcomes:
+        """One direction."""
+        return self.i2t if direction == "i2t" else self.t2i
+
+
+def query_outcomes(
+    protocol: str, pairs: LabelledPairs, *, galleries: Sequence[Gallery], ranks: Sequence[BothRanks]
+) -> Outcomes:
+    """Collect every gallery's queries in the order of the data. ``ranks``: one for each gallery"""
+    found: dict[Direction, QueryOutcomes] = {}
+    for direction, count in zip(DIRECTIONS, (len(pairs.image_ids), len(pairs.caption_ids)), strict=True):
+        best, precision = (torch.full((count,), torch.nan, dtype=torch.float64) for _ in range(2))
+        for gallery, both in zip(galleries, ranks, strict=True):
+            rows, own = gallery.rows_of(direction), both.i2t if direction == "i2t" else both.t2i
+            best[rows], precision[rows] = best_ranks(own), average_precisions_at_r(own)
+        found[direction] = QueryOutcomes(best, precision)
+    ids = "\0".join((*pairs.image_ids, "", *pairs.caption_ids)).encode(errors="surrogatepass")
+    return Outcomes(protocol, pairs.split, found["i2t"], found["t2i"], hashlib.sha256(ids).hexdigest())
+
+
+def write_outcomes(path: Path, outcomes: Sequence[Outcomes]) -> None:
+    """Write them to a safetensors file, atomically."""
+    tensors = {
+        f"{number}.{direction}.{name}": tensor
+        for number, found in enumerate(outcomes)
+        for direction in DIRECTIONS
+        for name, tensor in found.of(direction)._asdict().items()
+    }
+    named = [{"protocol": one.protocol, "split": one.split, "queries": one.queries} for one in outcomes]
+    write_tensors(path, tensors, metadata={"outcomes": json.dumps(named)})
+
+
+def read_outcomes(path: Path) -> tuple[Outcomes, ...]:
+    """Read what :func:`write_outcomes` wrote."""
+    tensors, metadata = read_tensors(path)
+    try:
+        return tuple(
+            Outcomes(
+                i2t=_direction(tensors, f"{number}.i2t"),
+                t2i=_direction(tensors, f"{number}.t2i"),
+                protocol=named["protocol"],
+                split=named["split"],
+                queries=named["queries"],
+            )
+            for number, named in enumerate(json.loads(metadata["outcomes"]))
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} does not hold outcomes of queries ({error!r}) — train or evaluate again") from error
+
+
+def _direction(tensors: dict[str, Tensor], prefix: str) -> QueryOutcomes:
+    return QueryOutcomes(*(tensors[f"{prefix}.{name}"] for name in QueryOutcomes._fields))

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from vacsr.errors import ShapeMismatch
+from vacsr.evaluate.tolerance import Tolerance, contrastive_tolerance, sigmoid_tolerance, tolerance_figures
+
+
+def example(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores, labels (one to three captions an image) and some false negatives among the rest."""
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.tensor([0, 0, 1, 2, 2, 2, 3])
+    labelled = torch.arange(4)[:, None] == image
+    missed = (torch.rand(4, 7, generator=generator) < 0.3) & ~labelled
+    return torch.randn(4, 7, generator=generator, dtype=torch.float64), labelled, missed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_contrastive_against_autograd(seed: int) -> None:
+    """The paper's definition: gradients of −log softmax with one positive beside all unlabelled captions."""
+    score, labelled, missed = example(seed)
+    found = contrastive_tolerance(score, labelled, missed, temperature=0.3)
+    for image in range(4):
+        values = []
+        for positive in labelled[image].nonzero().flatten().tolist():
+            row = score[image].clone().requires_grad_()
+            kept = [positive, *(~labelled[image]).nonzero().flatten().tolist()]
+            functional.cross_entropy(row[kept][None] / 0.3, torch.tensor([0])).backward()
+            assert row.grad is not None
+            values.append(abs(float(row.grad[positive])) - abs(float(row.grad[missed[image]].sum())))
+        assert float(found.r[image]) == pytest.approx(sum(values) / len(values))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sigmoid_against_autograd(seed: int) -> None:
+    score, labelled, missed = example(seed)
+    found = sigmoid_tolerance(score, labelled, missed, scale=-3.0 if seed else 3.0, bias=-0.5)
+    for image in range(4):
+        row = score[image].clone().requires_grad_()
+        logit = (-3.0 if seed else 3.0) * row - 0.5
+        functional.binary_cross_entropy_with_logits(logit, labelled[image].double(), reduction="sum").backward()
+        assert row.grad is not None
+        pull = row.grad[labelled[image]].abs().mean()
+        assert float(found.r[image]) == pytest.approx(float(pull - row.grad[missed[image]].sum().abs()))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.05, 5.0))
+def test_contrastive_is_the_sum_of_the_true_negatives(seed: int, temperature: float) -> None:
+    """The printed formula; never below 0, and without false negatives the whole pull."""
+    score, labelled, missed = example(seed)
+    found = contrastive_tolerance(score, labelled, missed, temperature=temperature)
+    assert bool((found.r >= -1e-12).all())
+    for image in range(4):
+        others = [j for j in range(7) if not labelled[image, j]]
+        values = []
+        for positive in range(7):
+            if labelled[image, positive]:
+                total = sum(math.exp(score[image, j] / temperature) for j in [positive, *others])
+                right = sum(math.exp(score[image, j] / temperature) for j in others if not missed[image, j])
+                values.append(right / total / temperature)
+        assert float(found.r[image]) == pytest.approx(sum(values) / len(values), rel=1e-9, abs=1e-12)
+    none = contrastive_tolerance(score, labelled, torch.zeros_like(missed), temperature=temperature)
+    torch.testing.assert_close(none.r, none.pull)
+
+
+def test_large_scores_stay_finite() -> None:
+    score, labelled, missed = example(0)
+    assert bool(contrastive_tolerance(1e4 * score, labelled, missed, temperature=0.01).r.isfinite().all())
+
+
+def test_figures_by_hand() -> None:
+    found = Tolerance(torch.tensor([1.0, 2.0, 4.0, torch.nan]), torch.tensor([3.0, 1.0, 0.0, torch.nan]))
+    missed = torch.tensor([[True, True], [True, False], [False, False], [True, True]])
+    figures = tolerance_figures(found, missed)
+    assert figures.mean == pytest.approx((-2 + 1 + 4) / 3)
+    assert figures.mean_with_false_negatives == pytest.approx(-0.5)
+    assert figures.negative_share == 50.0
+    assert figures.kept_share == pytest.approx(100 * -0.5 / 1.5)
+    assert (figures.images_with_false_negatives, figures.false_negatives) == (2, 5)
+
+
+def test_an_image_without_captions_has_none() -> None:
+    score, labelled, missed = example(0)
+    labelled[3] = False
+    for found in (
+        contrastive_tolerance(score, labelled, missed, temperature=1.0),
+        sigmoid_tolerance(score, labelled, missed, scale=1.0, bias=0.0),
+    ):
+        assert found.r.isnan().tolist() == [False, False, False, True]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    score, labelled, missed = example(0)
+    with pytest.raises(ShapeMismatch, match="pass three matrices"):
+        sigmoid_tolerance(score, labelled[:2], missed, scale=1.0, bias=0.0)
+    with pytest.raises(ShapeMismatch, match="unlabelled pairs only"):
+        contrastive_tolerance(score, labelled, labelled, temperature=1.0)
