@@ -9,6 +9,7 @@ import shutil
 import signal
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import pytest
 import torch
 import yaml
 
-import vacsr.compare
+import vacsr.compare.cell
 from vacsr.cli import main
 from vacsr.compare import cells, compare, first_difference, read_table
 from vacsr.errors import DataError, EnvironmentProblem, NonFiniteLoss, UsageError
 from vacsr.files import read_tensors
+from vacsr.report.formats import to_markdown
 from vacsr.train.recipe import RecipeRun, run_recipe
 
 TABLE: dict[str, Any] = {
@@ -94,6 +96,57 @@ def test_the_table_is_what_the_reports_say(whole: Path) -> None:
     assert found == rsum
 
 
+def test_every_format_is_written_and_printed(whole: Path, tmp_path: Path, vacsr: Callable[..., Any]) -> None:
+    out, file = copy(whole, tmp_path / "out"), write(tmp_path)
+    for name, written in (("md", "table.md"), ("csv", "table.csv"), ("latex", "table.tex"), ("html", "table.html")):
+        shown = vacsr("compare", file, "--out", out, "--format", name)
+        assert shown.out == (whole / written).read_text(encoding="utf-8") + "\n"
+    assert vacsr("compare", file, "--out", out, "--format", "pdf").refused(2, "choose one of: md, csv, latex, html")
+
+
+def test_rows_are_tested_by_the_outcomes_of_their_runs(whole: Path) -> None:
+    results = json.loads((whole / "results.json").read_text(encoding="utf-8"))
+    assert results["baselines"] == ["infonce"]
+    assert [(c["setting"], c["row"], c["key"], c["against"]) for c in results["comparisons"]] == [
+        (setting, "ours", "test.rsum", "infonce") for setting in ("clean", "noise-50")
+    ]
+    for found in results["comparisons"]:
+        both = [results["summaries"][found["setting"]][row]["test.rsum"]["mean"] for row in ("ours", "infonce")]
+        assert found["difference"] == pytest.approx(both[0] - both[1])
+        assert found["low"] <= found["difference"] <= found["high"]
+        assert 0 < found["p"] <= 1
+
+
+def test_only_what_is_finished_is_collected(whole: Path, tmp_path: Path, vacsr: Callable[..., Any]) -> None:
+    out, file = copy(whole, tmp_path / "out"), write(tmp_path)
+    for name in NAMES[2:]:
+        shutil.rmtree(out / name)
+    shown = vacsr("compare", file, "--out", out, "--only-collect")
+    assert "| infonce | 2 |" in shown.out
+    assert "| ours |" not in shown.out
+    assert sorted(str(path.parent.relative_to(out)) for path in out.rglob("report.json")) == NAMES[:2]
+
+
+def test_the_table_is_drawn_again_from_its_data(whole: Path, tmp_path: Path, vacsr: Callable[..., Any]) -> None:
+    file, again = write(tmp_path), tmp_path / "again"
+    shown = vacsr("compare", file, "--from", whole / "results.json", "--out", again)
+    assert shown.out == (whole / "table.md").read_text(encoding="utf-8") + "\n"
+    for name in ("table.md", "table.csv", "table.tex", "table.html", "results.json"):
+        assert (again / name).read_text(encoding="utf-8") == (whole / name).read_text(encoding="utf-8")
+    other = write(tmp_path, rows=[{"name": "other"}])
+    assert vacsr("compare", other, "--from", whole / "results.json").refused(4, "has no cell of this table's rows")
+
+
+def test_tables_may_share_their_runs(whole: Path, tmp_path: Path) -> None:
+    runs, out = copy(whole, tmp_path / "runs"), tmp_path / "table"
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("report.json")}
+    compare(read_table(write(tmp_path, rows=TABLE["rows"][1:])), out, runs=runs)
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("report.json")} == before
+    assert sorted(path.name for path in out.iterdir()) == [
+        "results.json", "table.csv", "table.html", "table.md", "table.tex",
+    ]  # fmt: skip
+
+
 def test_seeds_and_settings_differ(whole: Path) -> None:
     first = {
         name: read_tensors(whole / name / "model/model.safetensors")[0]["image_head.last.weight"] for name in NAMES
@@ -118,7 +171,7 @@ def test_a_failed_cell_does_not_stop_the_others(whole: Path, tmp_path: Path, mon
             raise NonFiniteLoss("'kl' is not finite")
         return run_recipe(recipe, folder, **options)
 
-    monkeypatch.setattr(vacsr.compare, "run_recipe", failing)
+    monkeypatch.setattr(vacsr.compare.cell, "run_recipe", failing)
     with pytest.raises(NonFiniteLoss, match=r"noise-50 / infonce / seed 0: 'kl' is not finite"):
         compare(read_table(file), out)
     assert len(json.loads((out / "results.json").read_text(encoding="utf-8"))["cells"]) == 7
@@ -159,21 +212,15 @@ def test_one_ctrl_c_stops_the_whole_table(tmp_path: Path, monkeypatch: pytest.Mo
 
     original = TrainStep.__call__
 
-    def interrupting(self: TrainStep, batch: Batch, step: int, *, ramp: float) -> torch.Tensor:
+    def interrupting(self: TrainStep, batch: Batch, step: int, **options: Any) -> torch.Tensor:
         if step == 1:
             signal.raise_signal(signal.SIGINT)
-        return original(self, batch, step, ramp=ramp)
+        return original(self, batch, step, **options)
 
     monkeypatch.setattr(TrainStep, "__call__", interrupting)
     with pytest.raises(KeyboardInterrupt):
         compare(read_table(write(tmp_path)), tmp_path / "out")
     assert [path.parent.name for path in (tmp_path / "out").rglob("config.yaml")] == ["seed-0"]
-
-
-def test_two_jobs_give_the_same_table(whole: Path, tmp_path: Path) -> None:
-    compare(read_table(write(tmp_path)), tmp_path / "out", jobs=2)
-    for name in ("table.md", "results.json"):
-        assert (tmp_path / "out" / name).read_text(encoding="utf-8") == (whole / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -228,7 +275,7 @@ def test_a_setting_may_have_seeds_of_its_own(whole: Path, tmp_path: Path) -> Non
     noisy = [cell for cell in cells(table, out) if cell.setting == "noise-50"]
     assert {cell.recipe.data.noise.seed for cell in noisy} == {1}, "the noise has the cell's seed too"
     own = read_table(write(tmp_path, settings=settings))
-    lines = compare(own, copy(whole, out)).to_markdown().splitlines()
+    lines = to_markdown(compare(own, copy(whole, out))).splitlines()
     counts = {name: lines[lines.index(f"## {name}") + 4].split(" | ")[1] for name in ("clean", "noise-50")}
     assert counts == {"clean": "2", "noise-50": "1"}
 
@@ -364,7 +411,7 @@ def test_a_changed_report_does_not_train_again(whole: Path, tmp_path: Path, monk
     monkeypatch.setattr("vacsr.train.step.TrainStep.__call__", lambda *_: pytest.fail("trains"))
     result = compare(read_table(write(tmp_path), ["evaluate.splits=[test]"]), out)
     assert len(result.values) == 8
-    assert all(value.report.keys() == {"test"} for value in result.values)
+    assert all(value.report.keys() == {"test", "test/flickr"} for value in result.values)
 
 
 @pytest.mark.parametrize("kind", ["rows", "settings"])
@@ -378,3 +425,21 @@ def test_a_table_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
         read_table(write(tmp_path, colums=[]))
     with pytest.raises(UsageError, match="unknown method 'vacs'"):
         list(cells(read_table(write(tmp_path, rows=[{"name": "x", "set": {"method": {"name": "vacs"}}}])), tmp_path))
+
+
+def test_the_page_is_drawn_with_and_without_the_runs(whole: Path, tmp_path: Path, vacsr: Callable[..., Any]) -> None:
+    out, again = copy(whole, tmp_path / "out"), tmp_path / "again"
+    gallery = {"setting": "clean", "rows": ["ours", "infonce"]}
+    file = write(tmp_path, page={"drawn": ["ours"], "gallery": gallery})
+    assert vacsr("compare", file, "--out", out, "--page", "--only-collect").code == 0
+    page = (out / "page.html").read_text(encoding="utf-8")
+    assert 'id="training"' in page
+    assert 'id="answers"' in page
+    options = ("compare", file, "--from", out / "results.json", "--page")
+    assert vacsr(*options).refused(2, "nobody says where to — add --out")
+    assert vacsr(*options, "--out", again).code == 0
+    drawn = (again / "page.html").read_text(encoding="utf-8")
+    assert 'id="training"' in drawn
+    assert 'id="answers"' not in drawn, "the models are not part of the data"
+    (out / "records.json").write_text("{", encoding="utf-8")
+    assert vacsr(*options, "--out", again).refused(4, "does not hold what runs left behind")

@@ -109,7 +109,7 @@ TRAINED_KEYS = {
 
 @pytest.mark.parametrize(
     ("head", "setting", "rows"),
-    [("clean", "clean", 4), ("20% caption noise", "noise-20", 4), ("50% caption noise", "noise-50", 4)],
+    [("clean", "clean", 5), ("20% caption noise", "noise-20", 4), ("50% caption noise", "noise-50", 4)],
 )
 def test_trained_towers(head: str, setting: str, rows: int) -> None:
     names, shown = table(TRAINED_PAGE, head)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vacsr.report.figures import Group, Line, density, distributions, lines
+from vacsr.report.figures import Counts, Group, density, distributions, histograms
 from vacsr.report.svg import WIDTH, Scale, number, ticks
 
 
@@ -82,24 +82,21 @@ def test_a_group_of_nothing_and_a_group_of_one_value_are_drawn() -> None:
     parsed(distributions([Group("none", np.empty(0), "easy")], label="σ", title="T"))
 
 
-def test_lines_lie_where_their_numbers_are() -> None:
-    x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([10.0, 20.0, np.nan, 40.0])
-    root = parsed(lines([Line("a", x, y, "vacsr", dots=True)], x_label="x", y_label="y", title="T"))
-    (drawn,) = (points(path) for path in root.iter("path"))
-    assert len(drawn) == 3  # NaN is left out
-    assert len(list(root.iter("circle"))) == 3
-    ratio = (drawn[0, 1] - drawn[2, 1]) / (drawn[0, 1] - drawn[1, 1])
-    assert ratio == pytest.approx(3.0, abs=0.02)  # 40 − 10 over 20 − 10
-    assert (drawn[1, 0] - drawn[0, 0]) * 3 == pytest.approx(drawn[2, 0] - drawn[0, 0], abs=0.2)
-    assert root.attrib["aria-label"] == "T. a: from 10.0 to 40.0."
+def test_histograms_are_as_high_as_each_other_and_say_what_they_are() -> None:
+    edges = np.linspace(0, 1, 5)
+    few, many = np.array([0.0, 1.0, 2.0, 0.0]), np.array([4000.0, 1000.0, 0.0, 0.0])
+    groups = [Counts("few", few, "positives", "mean 0.5", 0.5), Counts("many", many, "easy", median=0.1)]
+    root = parsed(histograms(groups, edges=edges, label="grade", title="T"))
+    assert root.attrib["aria-label"] == "T. few: mean 0.5."
+    first, second = (points(path) for path in root.iter("path"))
+    assert np.ptp(first[:, 1]) == pytest.approx(np.ptp(second[:, 1]), abs=0.1)
+    heights = first[:, 1].max() - first[:, 1]
+    assert heights[1:-1].tolist() == pytest.approx(np.repeat(few / 2, 2) * np.ptp(first[:, 1]), abs=0.1)
+    marks = [float(line.attrib["x1"]) for line in root.iter("line") if "median" in line.attrib["class"]]
+    assert marks[0] == pytest.approx(WIDTH / 2)
+    assert marks[1] < marks[0]
 
 
-def test_the_y_axis_begins_at_zero_even_for_lines_of_zeros() -> None:
-    for y in (np.array([90.0, 91.0]), np.zeros(2)):
-        root = parsed(lines([Line("a", np.array([0.0, 1.0]), y, "vacsr")], x_label="x", y_label="y", title="T"))
-        assert "0" in [element.text for element in root.iter("text") if element.attrib["text-anchor"] == "end"]
-
-
-def test_names_are_escaped() -> None:
-    root = parsed(lines([Line("<a> & b", np.arange(2.0), np.arange(2.0), "x")], x_label="<", y_label="&", title='"'))
-    assert "<a> & b" in [element.text for element in root.iter("text")]
+def test_a_histogram_of_nothing_is_drawn() -> None:
+    root = parsed(histograms([Counts("none", np.zeros(4), "easy")], edges=np.linspace(0, 1, 5), label="", title="T"))
+    assert not list(root.iter("path"))

@@ -6,6 +6,8 @@ import pytest
 
 from vacsr.errors import ConfigError
 from vacsr.recipes import parse
+from vacsr.report.formats import to_markdown
+from vacsr.report.stored import table_to_json
 from vacsr.report.tables import CellValues, Column, ComparisonTable, look_up, summarize
 
 RSUM = {("a", 0): 300.0, ("a", 1): 310.0, ("b", 0): 320.0, ("b", 1): 280.0, ("c", 0): 100.0}
@@ -39,9 +41,9 @@ def test_look_up_follows_dots() -> None:
 
 
 def test_markdown_against_plain_computation() -> None:
-    shown = table(
-        Column(key="test.rsum", name="RSUM"), Column(key="test.uncertainty.aurc", best="low", digits=2)
-    ).to_markdown()
+    shown = to_markdown(
+        table(Column(key="test.rsum", name="RSUM"), Column(key="test.uncertainty.aurc", best="low", digits=2))
+    )
     assert shown == (
         "# Small\n\n"
         "## clean\n\n"
@@ -57,14 +59,14 @@ def test_markdown_against_plain_computation() -> None:
 
 
 def test_bold_is_a_choice() -> None:
-    assert "**" not in table(Column(key="test.rsum", best="none")).to_markdown()
-    assert "| **100.0** |" in table(Column(key="test.rsum", best="low")).to_markdown()
-    assert "**" not in table(Column(key="test.nothing")).to_markdown()
+    assert "**" not in to_markdown(table(Column(key="test.rsum", best="none")))
+    assert "| **100.0** |" in to_markdown(table(Column(key="test.rsum", best="low")))
+    assert "**" not in to_markdown(table(Column(key="test.nothing")))
 
 
 def test_json_has_every_value_of_every_seed() -> None:
-    found = table(Column(key="test.rsum"), Column(key="test.uncertainty.aurc")).to_json()
-    assert (found["schema"], found["title"], len(found["cells"])) == (1, "Small", 5)
+    found = table_to_json(table(Column(key="test.rsum"), Column(key="test.uncertainty.aurc")))
+    assert (found["schema"], found["title"], len(found["cells"])) == (2, "Small", 5)
     assert found["cells"][0] == {
         "setting": "clean",
         "row": "a",
@@ -72,6 +74,12 @@ def test_json_has_every_value_of_every_seed() -> None:
         "values": {"test.rsum": 300.0, "test.uncertainty.aurc": 5.0},
     }
     assert found["cells"][4]["values"]["test.uncertainty.aurc"] is None
+    assert found["summaries"]["clean"]["b"]["test.rsum"] == {
+        "mean": 300.0,
+        "std": pytest.approx(statistics.stdev([320.0, 280.0])),
+        "seeds": 2,
+    }
+    assert "test.uncertainty.aurc" not in found["summaries"]["clean"]["c"]
 
 
 def test_a_column_has_no_other_fields() -> None:

@@ -1,0 +1,164 @@
+"""Workers: they end with their parent, the longest cells go first, and one that dies takes only its cell with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from vacsr.compare import Cell, cells, compare, read_table
+from vacsr.compare.jobs import Finished, _Pool, run_cells
+from vacsr.errors import EnvironmentProblem
+from vacsr.files import write_text
+from vacsr.recipes import recipe_from
+
+TABLE: dict[str, Any] = {
+    "title": "Small world",
+    "base": {
+        "data": {"pairs": "synthetic:images=20,held_out=10,per_image=2"},
+        "backbone": {"head": {"dim": 4}},
+        "train": {"epochs": 1, "batch_size": 8, "device": "cpu", "log_every": 1},
+    },
+    "rows": [
+        {"name": "infonce", "set": {"method": {"name": "infonce"}}},
+        {"name": "ours", "set": {"method": {"name": "vacsr", "preset": "paper"}}},
+    ],
+    "seeds": [0, 1, 2, 3],
+    "columns": [{"key": "test.rsum", "name": "RSUM"}],
+}
+FILES = ("table.md", "table.csv", "table.tex", "table.html", "results.json")
+
+
+def running(pid: int) -> bool:
+    """Neither gone nor a corpse that nobody has collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(reached: Any, seconds: float = 100.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def cell(row: str, method: str = "infonce", *, epochs: int = 1, folder: Path = Path("nowhere")) -> Cell:
+    recipe = recipe_from({"method": {"name": method}, "train": {"epochs": epochs}})
+    return Cell(row, "clean", 0, recipe, folder)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="asks Linux for a process's children")
+def test_two_jobs_killed_half_way(tmp_path: Path) -> None:
+    """SIGKILL of the parent alone: its workers end too, and the next run goes on to the same table."""
+    file, out = tmp_path / "table.yaml", tmp_path / "out"
+    file.write_text(yaml.safe_dump(TABLE), encoding="utf-8")
+    command = [sys.executable, "-c", "from vacsr.cli import main; main()", "compare", str(file)]
+    process = subprocess.Popen([*command, "--out", str(out), "--jobs", "2"], stdout=subprocess.DEVNULL)
+    until(lambda: len(list(out.rglob("report.json"))) >= 2)
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii")
+    children = [int(pid) for pid in listed.split()]
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert len(children) >= 2
+    until(lambda: not any(running(pid) for pid in children))
+    done = {path: path.stat().st_mtime_ns for path in out.rglob("report.json")}
+    assert 2 <= len(done) < 8
+    compare(read_table(file), out, jobs=2)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    compare(read_table(file), tmp_path / "whole")  # by one job, never killed
+    for name in FILES:
+        assert (out / name).read_text(encoding="utf-8") == (tmp_path / "whole" / name).read_text(encoding="utf-8")
+
+
+def dies(given: Cell, *, progress: bool, fresh: bool) -> None:
+    """In place of run_cell: one cell ends its worker, one is broken, the others are run."""
+    if given.row == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if given.row == "broken":
+        raise ZeroDivisionError("not one of ours")
+    write_text(given.folder / "ran", str(os.getpid()))
+
+
+def work_of_test(channel: Any, threads: int, fresh: bool) -> None:
+    """A worker whose cells are run by :func:`dies`."""
+    import vacsr.compare.jobs as jobs
+
+    jobs.run_cell = dies
+    jobs._work(channel, threads, fresh)
+
+
+@pytest.mark.slow
+def test_a_dead_worker_takes_only_its_cell_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # What a worker is started with must be found by name in the other process.
+    monkeypatch.setattr("vacsr.compare.jobs._work", _importable(tmp_path, monkeypatch))
+    given = [cell(name, folder=tmp_path / name) for name in ("dies", "a", "broken", "b", "c")]
+    errors = list(run_cells(given, jobs=2, console=Console(stderr=True), fresh=False))
+    assert {type(error) for error in errors} == {EnvironmentProblem, RuntimeError}
+    told = "\n".join(map(str, errors))
+    assert "clean / dies / seed 0: its worker process ended without a word (exit code -9)" in told
+    assert "clean / broken / seed 0 failed in its worker process" in told
+    assert "ZeroDivisionError: not one of ours" in told
+    ran = {name: (tmp_path / name / "ran").read_text(encoding="utf-8") for name in ("a", "b", "c")}
+    assert str(os.getpid()) not in ran.values()
+    shown = capsys.readouterr().err
+    assert "5 of 5" in shown
+    assert "clean / dies / seed 0, failed" in shown
+
+
+def _importable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """This file's functions as a module that a fresh process can import."""
+    name = "cells_that_die"
+    (folder / f"{name}.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    return __import__(name).work_of_test
+
+
+def order(pool: _Pool) -> list[str]:
+    """The rows of the waiting cells as they would be given out."""
+    left, rows = list(pool.waiting), []
+    while left:
+        longest = max(left, key=pool._expected)
+        left.remove(longest)
+        rows.append(longest.row)
+    return rows
+
+
+def test_the_longest_cells_go_first() -> None:
+    given = [cell("quick"), cell("ours", "vacsr"), cell("long", epochs=20), cell("ours", "vacsr")]
+    pool = _Pool(given, jobs=2, console=Console(stderr=True), fresh=False)
+    assert order(pool) == ["long", "ours", "ours", "quick"]
+    pool.timed = {"quick": [100.0, 140.0], "long": [60.0]}
+    assert order(pool) == ["quick", "long", "ours", "ours"], "what was timed counts more than a guess"
+    assert pool._expected(given[1]) == pytest.approx(6 * (120 + 60) / (1 + 20)), "guesses are scaled by it"
+
+
+def test_nothing_to_do_starts_no_worker() -> None:
+    assert list(run_cells([], jobs=4, console=Console(stderr=True), fresh=False)) == []
+
+
+def test_what_a_worker_says_can_be_sent() -> None:
+    import pickle
+
+    said = Finished(EnvironmentProblem("memory"), 1.5, leaves=True)
+    assert str(pickle.loads(pickle.dumps(said)).error) == "memory"
+
+
+def test_cells_can_be_sent(tmp_path: Path) -> None:
+    import pickle
+
+    file = tmp_path / "table.yaml"
+    file.write_text(yaml.safe_dump(TABLE), encoding="utf-8")
+    (first, *_) = cells(read_table(file), tmp_path)
+    assert pickle.loads(pickle.dumps(first)) == first

@@ -1,0 +1,187 @@
+"""Table files that build on others, and the tables that are shipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vacsr.compare import cells, collect, read_table
+from vacsr.errors import UsageError
+from vacsr.report.formats import to_markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = sorted((ROOT / "tables").glob("*.yaml"))
+COCO = ROOT / "tables/parts/coco.yaml"
+BELOW: dict[str, Any] = {
+    "title": "Below",
+    "about": "small data",
+    "base": {"train": {"epochs": 3, "lr": 0.1}, "data": {"pairs": "synthetic:"}},
+    "rows": [
+        {"name": "a", "set": {"method": {"name": "infonce"}}, "seeds": [7]},
+        {"name": "b", "set": {"method": {"name": "vacsr"}}},
+    ],
+    "columns": [{"key": "test.rsum", "name": "RSUM"}, {"key": "dev.rsum"}],
+}
+
+
+def write(path: Path, fields: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def below(tmp_path: Path) -> Path:
+    return write(tmp_path / "below.yaml", BELOW)
+
+
+def test_a_table_extends_another(below: Path) -> None:
+    above = {
+        "extends": "below.yaml",
+        "title": "Above",
+        "base": {"train": {"epochs": 5}},
+        "rows": ["b", {"like": "a", "baseline": False}, {"name": "c"}],
+        "columns": ["dev.rsum", "RSUM", {"key": "test.i2t.r1"}],
+    }
+    table = read_table(write(below.with_name("above.yaml"), above))
+    assert table.heading() == "Above: small data"
+    assert table.base["train"] == {"epochs": 5, "lr": 0.1}
+    assert [row.name for row in table.rows] == ["b", "a", "c"]
+    assert (table.rows[1].seeds, table.rows[1].baseline) == ((7,), False)
+    assert [column.key for column in table.columns] == ["dev.rsum", "test.rsum", "test.i2t.r1"]
+
+
+def test_a_file_laid_over_a_table_may_bring_a_recipe(below: Path) -> None:
+    recipe = write(below.parent / "deep/recipe.yaml", {"data": {"pairs": "synthetic:images=9"}, "train": {"lr": 0.5}})
+    layer = {"about": "other data", "recipe": recipe.name, "base": {"train": {"clip_norm": 1.0}}}
+    table = read_table(below, ["train.epochs=2"], layers=[write(recipe.with_name("layer.yaml"), layer)])
+    (first, *_) = cells(table, below.parent)
+    assert first.recipe.data.pairs == "synthetic:images=9"
+    assert (first.recipe.train.lr, first.recipe.train.clip_norm, first.recipe.train.epochs) == (0.5, 1.0, 2)
+    assert table.heading() == "Below: other data"
+
+
+def test_baselines_are_all_but_vacsr_unless_told(below: Path) -> None:
+    assert read_table(below).baselines() == ("a",)
+    rows = [{**BELOW["rows"][0], "baseline": False}, {**BELOW["rows"][1], "baseline": True}]
+    assert read_table(write(below, {**BELOW, "rows": rows})).baselines() == ("b",)
+
+
+def test_published_figures_come_from_a_group(below: Path) -> None:
+    group = {"source": "them", "data": "coco:", "keys": ["test.rsum", "dev.rsum"]}
+    group["entries"] = [{"name": "theirs", "values": [5.0, None]}, {"name": "A", "beside": "a", "values": [6.0, 7.0]}]  # type: ignore[assignment]
+    write(below.with_name("published.yaml"), {"main": group})
+    given = {**BELOW, "published": ["published.yaml#main", {"name": "inline", "source": "us", "values": {"x": 1.0}}]}
+    table = read_table(write(below, given))
+    assert [entry.name for entry in table.published] == ["theirs", "A", "inline"]
+    assert table.published[0].values == {"test.rsum": 5.0, "dev.rsum": None}
+    assert [entry.name for entry in collect(table, []).published] == ["A", "inline"], "other data than theirs"
+    same = read_table(below, ["data.pairs=coco:data/coco"])
+    assert "| A (published) | – | 6.0 | 7.0 |" in to_markdown(collect(same, [])), "a row of its own on the same data"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"extends": "self.yaml"}, "extends itself"),
+        ({"extends": 3}, r"extends is 3, expected a table beside it"),
+        ({"extends": "below.yaml", "rows": ["x"]}, r"rows names 'x', .* \(a, b\) — write it out"),
+        ({"extends": "below.yaml", "columns": [{"like": "x"}]}, r"columns names 'x'"),
+        ({**BELOW, "published": ["published.yaml#x"]}, r"published.yaml has no group 'x' — choose one of: main"),
+        ({**BELOW, "published": ["published.yaml#main"]}, r"values are not one for each of its keys"),
+        ({**BELOW, "rows": [{"name": "a", "against": "z"}]}, r"'a' is against 'z', which is no row"),
+        (
+            {**BELOW, "published": [{"name": "A", "source": "s", "values": {}, "beside": "z"}]},
+            r"no row 'z' that 'A' could stand beside",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(below: Path, fields: dict[str, Any], message: str) -> None:
+    broken = {"source": "them", "keys": ["a", "b"], "entries": [{"name": "x", "values": [1.0]}]}
+    write(below.with_name("published.yaml"), {"main": broken})
+    with pytest.raises(UsageError, match=message):
+        read_table(write(below.with_name("self.yaml"), fields))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_tables_are_whole(path: Path) -> None:
+    """Every cell has a recipe, and every figure that is quoted belongs to a column or to the same data elsewhere."""
+    table = read_table(path)
+    found = list(cells(table, Path("runs")))
+    assert len({cell.folder for cell in found}) == len(found)
+    assert len({column.head for column in table.columns}) == len(table.columns), "a sheet has each head once"
+    shown = collect(table, [])
+    beside = {entry.beside for entry in shown.published if entry.beside}
+    published = [column.key for column in table.columns if column.published]
+    for setting in shown.settings[:1]:
+        for row in beside:
+            assert any(shown.beside(setting, row, key) is not None for key in published), row
+    assert to_markdown(shown).startswith(f"# {table.heading()}\n")
+
+
+@pytest.mark.parametrize("name", ["retrieval", "noise", "ablation", "sensitivity", "tolerance"])
+def test_shipped_tables_on_coco(name: str) -> None:
+    table = read_table(ROOT / f"tables/{name}.yaml", layers=[COCO])
+    (first, *_) = cells(table, Path("runs"))
+    assert first.recipe.backbone.spec.startswith("clip:")
+    assert first.recipe.evaluate.judgments == ()
+    shown = to_markdown(collect(table, []))
+    assert "VACSR (published)" in shown or "w/ All Components (published)" in shown or "K=4 (published)" in shown
+
+
+def test_the_papers_target_figures() -> None:
+    """As SPEC and abstract have them: RSUM of the six printed recalls, means of both directions."""
+    table = collect(read_table(ROOT / "tables/noise.yaml", layers=[COCO]), [])
+    found = {(entry.setting, entry.name): entry for entry in table.published}
+    assert found["clean", "VACSR"].figure("test/coco-1k.rsum") == 541.4
+    assert found["clean", "PCME++"].figure("test/coco-1k.rsum") == 536.7
+    assert found["clean", "VACSR"].figure("test/coco-5k.i2t.r1") == 66.5
+    assert found["clean", "VACSR"].figure("test/eccv.mean.map_at_r") == pytest.approx(40.65)
+    assert found["clean", "VACSR"].figure("test/cxc.mean.r1") == pytest.approx(59.7)
+    assert [found[s, "VACSR"].figure("test/coco-1k.rsum") for s in ("noise-20", "noise-50")] == [539.0, 534.2]
+    assert found["noise-20", "BiCro"].figure("test/eccv.mean.r1") is None
+
+
+def test_every_sweep_of_the_paper_is_there() -> None:
+    table = read_table(ROOT / "tables/sensitivity.yaml")
+    values: dict[str, list[tuple[float, bool]]] = {}
+    for row in table.rows:
+        for point in row.sweep:
+            values.setdefault(point.name, []).append((point.value, point.default))
+    assert {name: sorted(value for value, _ in points) for name, points in values.items()} == {
+        "alpha": [0, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2],
+        "beta": [0, 0.1, 0.5, 1, 5, 10],
+        "gamma": [0, 0.1, 0.5, 1, 2, 5, 10],
+        "K": [1, 2, 3, 4],
+        "N_h": [1, 2, 3, 4, 5, 10],
+    }
+    defaults = {name: [value for value, default in points if default] for name, points in values.items()}
+    assert defaults == {"alpha": [5e-4], "beta": [1], "gamma": [1], "K": [2], "N_h": [1]}
+    fields = {"alpha": "kl_weight", "beta": "sigma_weight", "gamma": "negative_weight", "N_h": "hard_negatives"}
+    for cell, row in ((cell, row) for row in table.rows for cell in cells(table, Path("x")) if cell.row == row.name):
+        method = cell.recipe.method
+        assert method.name == "vacsr"
+        assert method.adapter.residual == "none"
+        for point in row.sweep:
+            shown = method.adapter.components if point.name == "K" else getattr(method.objective, fields[point.name])
+            assert shown == point.value, row.name
+
+
+def test_the_table_shown_in_the_docs(tmp_path: Path) -> None:
+    page = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
+    shown = page[page.index("extends: retrieval.yaml") :].partition("```")[0]
+    path = tmp_path / "table.yaml"
+    path.write_text(shown.replace("retrieval.yaml ", f"{ROOT}/tables/retrieval.yaml "), encoding="utf-8")
+    table = read_table(path)
+    assert [row.name for row in table.rows] == ["infonce", "ours", "no-kl"]
+    assert [(cell.row, cell.seed) for cell in cells(table, tmp_path) if cell.setting == "clean"] == [
+        ("infonce", 0), ("infonce", 1), ("infonce", 2), ("ours", 0), ("no-kl", 0), ("no-kl", 1), ("no-kl", 2),
+    ]  # fmt: skip
+
+
+def test_docs_name_every_shipped_table() -> None:
+    page = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
+    assert [path.name for path in SHIPPED if f"`{path.name}`" not in page] == []

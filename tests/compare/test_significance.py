@@ -1,0 +1,176 @@
+"""Rows are tested against the right row, over the right queries, seeds averaged first."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from vacsr.compare import Table, cells, collect, read_table
+from vacsr.compare.cell import Cell
+from vacsr.evaluate.outcomes import Outcomes, QueryOutcomes, write_outcomes
+from vacsr.recipes import dump_yaml
+from vacsr.report.queries import contributions
+from vacsr.report.tables import Comparison
+
+IMAGES, CAPTIONS = 12, 30
+METHODS = {"infonce": "infonce", "sigmoid": "sigmoid", "ours": "vacsr", "variant": "vacsr"}
+TABLE: dict[str, Any] = {
+    "title": "Small world",
+    "rows": [{"name": name, "set": {"method": {"name": method}}} for name, method in METHODS.items()],
+    "seeds": [0, 1],
+    "draws": 2000,
+    "columns": [
+        {"key": "test.rsum"},
+        {"key": "test.i2t.map_at_r"},
+        {"key": "test.mean.r1"},
+        {"key": "test/eccv.t2i.r5"},
+        {"key": "test.i2t.median_rank", "best": "low"},
+    ],
+}
+TABLE["rows"][3]["against"] = "ours"
+GOOD = {"infonce": 0.2, "sigmoid": 0.5, "ours": 0.6, "variant": 0.9}
+
+
+def direction(generator: np.random.Generator, count: int, good: float, *, missing: int = 0) -> QueryOutcomes:
+    rank = torch.from_numpy(np.where(generator.random(count) < good, 1, generator.integers(1, 30, count))).double()
+    precision = torch.from_numpy(generator.random(count)) * good
+    rank[:missing] = precision[:missing] = torch.nan
+    return QueryOutcomes(rank, precision)
+
+
+def outcomes(cell: Cell, queries: str = "same") -> list[Outcomes]:
+    generator = np.random.default_rng([cell.seed, *cell.row.encode()])
+    good = GOOD[cell.row]
+    return [
+        Outcomes(protocol, "test", *(direction(generator, n, good, missing=m) for n in (IMAGES, CAPTIONS)), queries)
+        for protocol, m in (("flickr", 0), ("eccv", 5))
+    ]
+
+
+def plain(found: QueryOutcomes) -> dict[str, float]:
+    """The report's figures, query by query."""
+    asked = [(rank, value) for rank, value in zip(*(tensor.tolist() for tensor in found), strict=True) if rank == rank]
+    shares = {f"r{k}": 100 * statistics.fmean(rank <= k for rank, _ in asked) for k in (1, 5, 10)}
+    median = statistics.median(rank for rank, _ in asked)
+    return {**shares, "map_at_r": 100 * statistics.fmean(value for _, value in asked), "median_rank": median}
+
+
+def fill(cell: Cell, given: list[Outcomes]) -> None:
+    results = []
+    for one in given:
+        i2t, t2i = plain(one.i2t), plain(one.t2i)
+        total = sum(side[key] for side in (i2t, t2i) for key in ("r1", "r5", "r10"))
+        results.append({"protocol": one.protocol, "split": "test", "i2t": i2t, "t2i": t2i, "rsum": total})
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "config.yaml").write_text(dump_yaml(cell.recipe), encoding="utf-8")
+    (cell.folder / "report.json").write_text(json.dumps({"schema": 1, "results": results}), encoding="utf-8")
+    write_outcomes(cell.folder / "outcomes.safetensors", given)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    path = tmp_path / "table.yaml"
+    path.write_text(yaml.safe_dump(TABLE), encoding="utf-8")
+    return read_table(path)
+
+
+def named(found: tuple[Comparison, ...]) -> dict[tuple[str, str], Comparison]:
+    return {(one.row, one.key): one for one in found}
+
+
+def test_each_row_against_the_best_baseline_or_its_own(table: Table, tmp_path: Path) -> None:
+    done = list(cells(table, tmp_path / "out"))
+    for cell in done:
+        fill(cell, outcomes(cell))
+    result = collect(table, done)
+    found = named(result.comparisons)
+    keys = ["test.rsum", "test.i2t.map_at_r", "test.mean.r1", "test/eccv.t2i.r5"]
+    assert set(found) == {(row, key) for row in ("ours", "variant") for key in keys}, "a median is no mean"
+    for (row, key), one in found.items():
+        means = {name: result.summary("clean", name, key) for name in METHODS}
+        best = max(("infonce", "sigmoid"), key=lambda name: means[name].mean)  # type: ignore[union-attr]
+        assert one.against == ("ours" if row == "variant" else best)
+        ours, theirs = means[row], means[one.against]
+        assert ours is not None
+        assert theirs is not None
+        assert one.difference == pytest.approx(ours.mean - theirs.mean), (row, key)
+        assert one.low <= one.difference <= one.high
+
+
+def test_an_interval_against_a_plain_bootstrap(table: Table, tmp_path: Path) -> None:
+    """RSUM of seed means: images and captions drawn apart."""
+    done = list(cells(table, tmp_path / "out"))
+    for cell in done:
+        fill(cell, outcomes(cell))
+    one = named(collect(table, done).comparisons)["ours", "test.rsum"]
+    added: dict[str, list[list[float]]] = {}
+    for name in ("ours", one.against):
+        runs = [outcomes(cell)[0] for cell in done if cell.row == name]
+        for side in ("i2t", "t2i"):
+            ranks = [getattr(run, side).best_rank.tolist() for run in runs]
+            per_query = [
+                statistics.fmean(100 * sum(r <= k for k in (1, 5, 10)) for r in q) for q in zip(*ranks, strict=True)
+            ]
+            added.setdefault(side, []).append(per_query)
+    generator = np.random.default_rng(7)
+    draws = []
+    for _ in range(4000):
+        total = 0.0
+        for ours, theirs in added.values():
+            chosen = generator.integers(0, len(ours), len(ours)).tolist()
+            total += statistics.fmean(ours[q] - theirs[q] for q in chosen)
+        draws.append(total)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    close = 0.15 * float(np.std(draws))
+    assert one.low == pytest.approx(low, abs=close)
+    assert one.high == pytest.approx(high, abs=close)
+
+
+def test_only_the_same_queries_are_paired(table: Table, tmp_path: Path) -> None:
+    done = list(cells(table, tmp_path / "out"))
+    for cell in done:
+        fill(cell, outcomes(cell, "others" if cell.row == "ours" and cell.seed == 1 else "same"))
+    assert collect(table, done).comparisons == ()
+
+
+def test_without_outcomes_of_every_seed_nothing_is_tested(table: Table, tmp_path: Path) -> None:
+    done = list(cells(table, tmp_path / "out"))
+    for cell in done:
+        fill(cell, outcomes(cell))
+        if (cell.row, cell.seed) == ("ours", 1):
+            (cell.folder / "outcomes.safetensors").unlink()
+    assert named(collect(table, done).comparisons) == {}, "neither ours nor what varies it"
+
+
+def test_a_figure_that_its_queries_do_not_give_is_left_untested(table: Table, tmp_path: Path) -> None:
+    done = list(cells(table, tmp_path / "out"))
+    for cell in done:
+        fill(cell, outcomes(cell))
+    path = done[-1].folder / "report.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"rsum": ', '"rsum": 1'), encoding="utf-8")
+    found = named(collect(table, done).comparisons)
+    assert ("variant", "test.rsum") not in found
+    assert ("variant", "test.mean.r1") in found
+
+
+def test_contributions_by_hand() -> None:
+    i2t = QueryOutcomes(torch.tensor([1.0, 6.0, torch.nan]).double(), torch.tensor([0.5, 0.0, torch.nan]).double())
+    t2i = QueryOutcomes(torch.tensor([2.0]).double(), torch.tensor([0.25]).double())
+    one = Outcomes("flickr", "test", i2t, t2i, "")
+    rsum = contributions(one, "test.rsum")
+    assert rsum is not None
+    np.testing.assert_array_equal(rsum["i2t"], [300.0, 100.0, np.nan])
+    np.testing.assert_array_equal(rsum["t2i"], [200.0])
+    both = contributions(one, "test.mean.map_at_r")
+    assert both is not None
+    np.testing.assert_array_equal(both["i2t"], [25.0, 0.0, np.nan])
+    assert contributions(one, "test.i2t.r_precision") is None
+    assert contributions(one, "test.uncertainty.aurc_i2t") is None
+    assert contributions(one, "test.judgments.expert_tau_c") is None

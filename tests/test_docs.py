@@ -1,0 +1,284 @@
+"""README.md and docs/ hold together: links lead somewhere, commands exist, every method has its page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+import typer
+import yaml
+
+from vacsr.cli import app
+from vacsr.compare import Table, read_table
+from vacsr.config import PRESETS, AnyMethodConfig, Recipe
+from vacsr.recipes import read_recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+RUN = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+METHODS = sorted(kind.model_fields["name"].default for kind in get_args(AnyMethodConfig))
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+HEREDOC = re.compile(r"^cat > (\S+) <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def fences(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each fenced block."""
+    return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+# ----------------------------------------------------------------------------------------------------------- links
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them: small letters, no marks, dashes for spaces, twins numbered."""
+    found: list[str] = []
+    for title in re.findall(r"^#+ +(.*?) *$", prose(page), re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
+        found.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
+    return {f"{name}-{found[:n].count(name)}" if name in found[:n] else name for n, name in enumerate(found)}
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """Relative links in a text of this page that lead nowhere."""
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:", link)]
+    wrong = []
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        if not target.exists() or (anchor and (target.suffix != ".md" or anchor not in anchors(target))):
+            wrong.append(link)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken(page, prose(page)) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One: *two* – three\n\n## Twin\n\n## Twin\n", encoding="utf-8")
+    assert anchors(page) == {"one-two--three", "twin", "twin-1"}
+    text = "[a](#twin-1) [b](page.md#one-two--three) [c](https://example.org/x) [d](#thr) [e](no.md) [f](page.md#no)"
+    assert broken(page, text) == ["#thr", "no.md", "page.md#no"]
+
+
+def test_the_index_leads_to_every_page() -> None:
+    """From docs/README.md, over links between pages."""
+    seen: set[Path] = set()
+    todo = [DOCS / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page in seen or not page.is_file():
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\(([^)\s#]+\.md)[^)]*\)", prose(page))
+        todo += [(page.parent / link).resolve() for link in links if "://" not in link]
+    assert [name_of(page) for page in DOCS.rglob("*.md") if page not in seen] == []
+
+
+# -------------------------------------------------------------------------------------------------------- commands
+
+
+class Command(NamedTuple):
+    """A command that a page tells its reader to type."""
+
+    page: Path
+    words: tuple[str, ...]
+    whole: bool
+    """Stands in a block of its own, so that it can be typed as it is; a mention in a sentence may be abridged."""
+
+    def __str__(self) -> str:
+        return f"{name_of(self.page)}: {' '.join(self.words)}"
+
+
+def typed(line: str) -> tuple[str, ...] | None:
+    """The words after `vacsr` of a shell line, whatever starts it: a prompt, variables, timeout, torchrun."""
+    try:
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+    except ValueError:
+        return None
+    before = re.match(r"(\w+=\S+ |timeout (-\S+ \S+ )*\d+ |torchrun .* )*vacsr ", line.removeprefix("$ "))
+    if before is None:
+        return None
+    after = words[words.index("vacsr") + 1 :]
+    end = next((n for n, word in enumerate(after) if word in ("&", "&&", "|", "||", ";", ">")), len(after))
+    return tuple(after[:end])
+
+
+def commands(page: Path) -> Iterator[Command]:
+    for language, text in fences(page):
+        if language not in ("", "bash", "sh"):
+            continue
+        for line in HEREDOC.sub("", text).replace("\\\n", " ").splitlines():
+            words = typed(line.strip())
+            if words is not None:
+                yield Command(page, words, True)
+    for mention in re.findall(r"`(vacsr [^`\n]+)`", prose(page)):
+        yield Command(page, tuple(shlex.split(mention)[1:]), False)
+
+
+ALL = [command for page in PAGES for command in commands(page)]
+
+
+def test_commands_are_found() -> None:
+    assert {command.words[0] for command in ALL if command.whole} == set(COMMANDS)
+    assert typed("$ vacsr score runs/a --text 'a b'  # why") == ("score", "runs/a", "--text", "a b")
+    assert typed("torchrun --nproc-per-node 2 vacsr train a.yaml") == ("train", "a.yaml")
+    assert typed("A=1 vacsr doctor &") == ("doctor",)
+    assert typed("vacsr: epoch 1/10") is None
+
+
+@pytest.mark.parametrize("command", ALL, ids=str)
+def test_a_command_parses(command: Command) -> None:
+    """It exists and knows these options; one that can be typed as it stands is parsed whole. Nothing is run."""
+    name, *arguments = command.words
+    if name == "COMMAND" or name.startswith("-"):
+        assert command.words in (("COMMAND", "--help"), ("--version",), ("--help",))
+        return
+    assert name in COMMANDS
+    known = {option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word.partition("=")[0] for word in arguments if re.match(r"--?[a-z]", word)}
+    assert given <= known | {"--help"}
+    if command.whole and "--help" not in arguments:
+        COMMANDS[name].make_context(name, list(arguments))
+
+
+@pytest.mark.parametrize("command", ALL, ids=str)
+def test_files_of_the_repository_that_a_command_names_exist(command: Command) -> None:
+    ours = [word for word in command.words if word.startswith(("recipes/", "tables/"))]
+    assert [word for word in ours if not (ROOT / word).is_file()] == []
+
+
+# ------------------------------------------------------------------------------------------------ recipes, methods
+
+
+@pytest.mark.parametrize("page", [page for page in RUN if "cat > " in page.read_text(encoding="utf-8")], ids=name_of)
+def test_recipes_and_tables_that_a_page_writes_are_valid(page: Path, tmp_path: Path) -> None:
+    written = dict(HEREDOC.findall(page.read_text(encoding="utf-8")))
+    for name, text in written.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for name, text in written.items():
+        if "rows" in yaml.safe_load(text):
+            table = read_table(tmp_path / name)
+            assert isinstance(table, Table)
+            assert all(isinstance(table.recipe(row, table.settings[0], seed=0), Recipe) for row in table.rows)
+        else:
+            assert isinstance(read_recipe(tmp_path / name), Recipe)
+
+
+def test_every_method_has_presets() -> None:
+    assert sorted(PRESETS) == METHODS
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_page_with_its_source(method: str) -> None:
+    page = DOCS / "methods" / f"{method}.md"
+    assert page.is_file()
+    assert f"methods/{method}.py)" in page.read_text(encoding="utf-8") or method == "vacsr"
+    rows = re.findall(
+        rf"^\| `{method}` \|.*\|$", (DOCS / "methods/README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(rows) == 1
+    assert f"({method}.md)" in rows[0]
+
+
+def source_names(cell: str) -> list[str]:
+    """Functions that a cell of a method's page names, such as `Class.method` or `function`, without arguments."""
+    return [name.partition("(")[0] for name in re.findall(r"`([A-Za-z_][\w.]*(?:\([^`]*\))?)`", cell)]
+
+
+@pytest.mark.parametrize("method", ["vacsr", "sigmoid", "infonce", "vse", "pcme", "pcmepp", "daa"])
+def test_functions_that_a_page_names_exist(method: str) -> None:
+    """In the files that the page links: each name of the last column of its tables of formulas."""
+    page = DOCS / "methods" / f"{method}.md"
+    text = page.read_text(encoding="utf-8")
+    linked = {(page.parent / link).resolve() for link in re.findall(r"\]\((\.\./\.\./src/[^)]+\.py)\)", text)}
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(linked))
+    defined = set(re.findall(r"^ *(?:def|class) (\w+)", source, re.MULTILINE))
+    cells = [row.rstrip("| ").rpartition("|")[2] for row in table_rows(text, "function")]
+    names = [part for cell in cells for name in source_names(cell) for part in name.split(".") if part != "py"]
+    names = [name for name in names if not re.search(rf"\b{name}\.py", text)]
+    assert names
+    assert [name for name in names if name not in defined] == []
+
+
+def table_rows(text: str, last: str) -> list[str]:
+    """Rows of the tables whose last heading starts with this word."""
+    rows: list[str] = []
+    for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        head, _, *body = block.splitlines()
+        if head.rstrip("| ").rpartition("|")[2].strip().startswith(last):
+            rows += body
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------- figures
+
+
+@pytest.mark.parametrize(
+    ("said", "row"),
+    [
+        (r"\*\*(\d+\.\d) clean, (\d+\.\d) with half", "vacsr-paper"),
+        (r"`plain` (\d+\.\d), noise (\d+\.\d)", "paper-no-ste"),
+        (r"`exp` (\d+\.\d), noise (\d+\.\d)", "paper-no-sigmoid"),
+        (r"`literal_max` (\d+\.\d), noise (\d+\.\d)", "paper-literal-max"),
+        (r"recon / B² (\d+\.\d), noise (\d+\.\d)", "paper-mean-reduction"),
+        (r"β=0: (\d+\.\d), noise (\d+\.\d)", "paper-no-sigma-loss"),
+        (r"α=0: (\d+\.\d), noise (\d+\.\d)", "paper-no-kl"),
+        (r"K=1 (\d+\.\d), noise (\d+\.\d)", "paper-no-gmm"),
+    ],
+)
+def test_figures_of_the_decisions_are_those_of_the_stored_data(said: str, row: str) -> None:
+    cells = json.loads((DOCS / "results/flickr8k-features.json").read_text(encoding="utf-8"))["cells"]
+    found = re.search(said, (DOCS / "decisions.md").read_text(encoding="utf-8"))
+    assert found is not None
+    for shown, setting in zip(found.groups(), ("clean", "noise-50"), strict=True):
+        chosen = [c for c in cells if (c["setting"], c["row"]) == (setting, row) and c["seed"] in range(3)]
+        values = [c["values"]["test.rsum"] for c in chosen]
+        assert len(values) == 3
+        assert float(shown) == pytest.approx(statistics.fmean(values), abs=0.0501)
+
+
+# ------------------------------------------------------------------------------------------------------------ runs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
+    """Every python and bash block of the page, one after the other beside recipes/ and tables/."""
+    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    bash = shutil.which("bash")
+    if bash is None or shutil.which("vacsr", path=here) is None:
+        pytest.skip("needs bash and the installed command")
+    for folder in ("recipes", "tables"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    runners = {"python": [sys.executable, "-c"], "bash": [bash, "-euc"]}
+    env = {**os.environ, "PATH": here, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+    blocks = [(language, text) for language, text in fences(page) if language in runners]
+    assert blocks
+    for language, text in blocks:
+        done = subprocess.run([*runners[language], text], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"{text}\n{done.stderr}"

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.data import load_pairs
+from vacsr.efficiency import count_parameters, inference_step, measure_recipe, random_photos, step_cost
+from vacsr.methods.model import MatchingModel
+from vacsr.recipes import method_config, recipe_from
+from vacsr.train.assemble import assemble
+
+
+def recipe(method: str, **train: Any) -> Any:
+    return recipe_from(
+        {
+            "data": {"pairs": "synthetic:images=20"},
+            "backbone": {"head": {"dim": 8}},
+            "method": {"name": method},
+            "train": {"batch_size": 16, "device": "cpu", **train},
+        }
+    )
+
+
+def test_a_methods_own_parameters() -> None:
+    """The adapter's, by the paper's count at d=1024; two scalars of the sigmoid; PCME++'s variance heads."""
+    pairs = load_pairs("synthetic:images=20", split="train")
+    config = BackboneConfig(head=HeadConfig(kind="linear", dim=1024))
+    shape = {"image_dim": pairs.images.shape[1], "text_dim": pairs.texts.shape[1]}
+
+    def counted(name: str) -> tuple[int, int]:
+        return count_parameters(MatchingModel.build(method_config(name), config, **shape))
+
+    heads = (shape["image_dim"] + shape["text_dim"] + 2) * 1024
+    assert counted("vacsr-paper") == (heads + 5_264_419, 5_264_419)
+    assert counted("sigmoid") == (heads + 2, 2)
+    total, own = counted("pcmepp")
+    assert total == heads + own
+    assert own >= heads, "a second pair of heads at least"
+
+
+@pytest.mark.parametrize("method", ["sigmoid", "vacsr", "pcmepp"])
+def test_features_are_measured(method: str) -> None:
+    found = measure_recipe(recipe(method), steps=2)
+    assert found.steps == 2
+    assert min(found.training.ms, found.inference.ms) > 0
+    assert found.inference.images_per_s == pytest.approx(16e3 / found.inference.ms)
+    assert "torch" in found.where
+
+
+def test_every_step_is_run_and_timed() -> None:
+    """Warm-up and the steps that count; the mean is over the latter."""
+    import time
+
+    calls = []
+
+    def step() -> None:
+        calls.append(0)
+        time.sleep(0.02)
+
+    found = step_cost(step, batch=4, device=torch.device("cpu"), steps=5)
+    assert len(calls) == 7
+    assert found.ms >= 20
+    assert found.peak_gib is None, "nobody said what was held before"
+
+
+def test_inference_embeds_and_scores_all_pairs_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = recipe("pcmepp")
+    pairs = load_pairs(given.data.pairs, split="train")
+    parts = assemble(given.method, pairs, given.train, backbone=given.backbone, dev=None, reading=given.data)
+    seen = []
+
+    def block(_: Any, v: Any, t: Any) -> None:
+        seen.append((v.mean.shape, t.mean.shape, v.log_var is not None, v.mean.requires_grad))
+
+    monkeypatch.setattr("vacsr.efficiency.BlockScorer.block", block)
+    inference_step(parts, 16, precision="fp32")()
+    assert seen == [((16, 8), (16, 8), True, False)]
+
+
+def test_random_photos_are_the_same_every_time() -> None:
+    first, second = random_photos(2, words=5), random_photos(2, words=5)
+    assert first.captions == second.captions
+    assert {len(caption.split()) for caption in first.captions} == {5}
+    assert len(first.image_ids) == 4
