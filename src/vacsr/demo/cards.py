@@ -8,7 +8,8 @@ from vacsr.data.scenes import SceneRenderer
 from vacsr.demo.findings import KnownWorld
 from vacsr.demo.gallery import Answer, Query
 from vacsr.demo.result import OURS
-from vacsr.report.html import Html, badge, card, gauge, image, join, paragraph, tag, text
+from vacsr.report.cards import Shown, caption_answers, method_line, picture_answers, sigma_ends
+from vacsr.report.html import Html, image, join, paragraph, tag, text
 from vacsr.report.images import data_uri
 
 PIXELS = 192
@@ -31,8 +32,7 @@ class Cards:
         self._renderer = SceneRenderer(PIXELS)
         self._uris: dict[int, str] = {}
         every = [answer for query in queries for found in query.answers.values() for answer in found]
-        sigmas = [answer.uncertainty for answer in every if answer.uncertainty is not None] or [0.0]
-        self._ends = min(sigmas), max(sigmas)
+        self._ends = sigma_ends(_shown(answer, Html("")) for answer in every)
 
     def scene(self, row: int) -> Html:
         """The picture of an image."""
@@ -68,48 +68,23 @@ class Cards:
         return tag("article", join(head, *shown), {"class": "query"})
 
     def _images(self, query: Query, method: str) -> Html:
-        cards = [
-            card(self.scene(answer.place), kind=answer.verdict, lines=self._lines(answer))
-            for answer in query.answers[method]
-        ]
-        return join(_method(query, method), tag("ol", join(*cards), {"class": "answers", "tabindex": "0"}))
+        found = [_shown(answer, self.scene(answer.place)) for answer in query.answers[method]]
+        return join(method_line(method, rank=query.official[method]), picture_answers(found, ends=self._ends))
 
     def image_query(self, query: Query) -> Html:
         """An image with the best captions of the method with an uncertainty."""
-        captions, own = (
-            self.known.world.pairs.captions,
-            int((self.known.world.pairs.caption_image == query.place).sum()),
-        )
-        items = []
-        for answer in query.answers[OURS]:
-            words = Html(text(captions[answer.place]) + " " + _badge(answer))
-            inner = join(tag("span", words), tag("span", join(*self._gauges(answer))))
-            items.append(tag("li", inner, {"class": answer.verdict}))
-        number = f"{query.true:,} of the {len(captions):,} captions are true of this scene; {own} are its own."
-        body = join(paragraph(number, style="small"), tag("ol", join(*items), {"class": "found"}))
+        pairs = self.known.world.pairs
+        own = int((pairs.caption_image == query.place).sum())
+        found = [_shown(answer, text(pairs.captions[answer.place])) for answer in query.answers[OURS]]
+        number = f"{query.true:,} of the {len(pairs.captions):,} captions are true of this scene; {own} are its own."
+        body = join(paragraph(number, style="small"), caption_answers(found, ends=self._ends))
         return tag("article", join(self.scene(query.place), tag("div", body)), {"class": "query picture"})
 
-    def _lines(self, answer: Answer) -> list[Html]:
-        return [_badge(answer), *self._gauges(answer)]
 
-    def _gauges(self, answer: Answer) -> list[Html]:
-        drawn = [gauge("grade", answer.grade, ends=(0.0, 1.0), shown=f"{answer.grade:.2f}")]
-        if answer.uncertainty is not None:
-            sigma = answer.uncertainty
-            drawn.append(gauge("σ", sigma, ends=self._ends, shown=f"{sigma:.3f}", kind="dot"))
-        return drawn
-
-
-def _method(query: Query, method: str) -> Html:
-    rank = query.official[method]
-    words = Html(f"{tag('b', text(method))} · official match at rank {rank}")
-    return tag("p", words, {"class": "method"})
-
-
-def _badge(answer: Answer) -> Html:
+def _shown(answer: Answer, item: Html) -> Shown:
     true = f"{100 * answer.share:.0f}% true"
     words = {"partly": true, "wrong": f"wrong ({100 * answer.share:.0f}%)"}.get(answer.verdict, BADGES[answer.verdict])
-    return badge(words, kind=answer.verdict)
+    return Shown(item, answer.verdict, words, answer.grade, answer.uncertainty)
 
 
 def _true_of(number: int) -> str:

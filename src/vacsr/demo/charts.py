@@ -10,8 +10,9 @@ from torch import Tensor
 from vacsr.demo.findings import DIRECTIONS, Direction, Findings, TopAnswers
 from vacsr.demo.text import KIND_NAMES
 from vacsr.evaluate.uncertainty import binned_correlation, risk_coverage
-from vacsr.report.figures import Array, Group, Line, distributions, lines
+from vacsr.report.figures import Array, Group, distributions
 from vacsr.report.html import Html
+from vacsr.report.lines import Line, Marks, lines
 
 BINS = 10
 _STEPS = 60  # points of a risk–coverage curve
@@ -56,7 +57,7 @@ def accuracy_by_sigma(top: TopAnswers, *, direction: Direction) -> Html:
         x_label="ten equal groups of queries, from low σ to high σ",
         y_label="best answer is …, percent of the queries",
         title=f"Accuracy of the best answer by its uncertainty, {DIRECTIONS[direction]}",
-        marks=drawn[0].x.tolist(),
+        marks=Marks(drawn[0].x.tolist()),
     )
 
 

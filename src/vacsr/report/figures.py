@@ -1,4 +1,4 @@
-"""Figures as SVG text: distributions one below the other, and lines over an axis. Data in, drawing out."""
+"""Figures as SVG text: distributions one below the other over one axis. Data in, drawing out."""
 
 from __future__ import annotations
 
@@ -30,19 +30,6 @@ class Group(NamedTuple):
     """Of how many the values are a sample; None where they are all."""
 
 
-class Line(NamedTuple):
-    """A line of a chart."""
-
-    name: str
-    x: Array
-    """[P]"""
-    y: Array
-    """[P]; NaN is left out."""
-    style: str
-    """Classes of page.css."""
-    dots: bool = False
-
-
 def distributions(groups: Sequence[Group], *, label: str, title: str) -> Html:
     """One curve a group, one below the other over one axis, each as high as the others; a stroke marks the median.
 
@@ -57,6 +44,52 @@ def distributions(groups: Sequence[Group], *, label: str, title: str) -> Html:
         parts += _ridge(group, scale, base=(place + 1) * (_RIDGE + _GAP))
     medians = ", ".join(f"{group.name} {np.median(group.values):.3f}" for group in groups if len(group.values))
     return svg.picture(parts, height=bottom + 38, label=f"{title}. Medians: {medians}.")
+
+
+class Counts(NamedTuple):
+    """A distribution that was counted already."""
+
+    name: str
+    counts: Array
+    """[B], one a bin."""
+    style: str
+    """A class of page.css."""
+    note: str = ""
+    """What is said of it: mean, median and so on."""
+    median: float | None = None
+
+
+def histograms(groups: Sequence[Counts], *, edges: Array, label: str, title: str) -> Html:
+    """One histogram a group, one below the other over one axis, each as high as the others; a stroke is the median.
+
+    ``edges`` [B + 1] are of the bins of all groups.
+    """
+    scale = Scale(float(edges[0]), float(edges[-1]), 8, WIDTH - 8)
+    bottom = len(groups) * (_RIDGE + _GAP) + 2.0
+    parts = svg.x_axis(scale, top=_GAP, bottom=bottom, label=label)
+    for place, group in enumerate(groups):
+        parts += _bars(group, edges, scale, base=(place + 1) * (_RIDGE + _GAP))
+    told = "; ".join(f"{group.name}: {group.note}" for group in groups if group.note)
+    return svg.picture(parts, height=bottom + 38, label=f"{title}. {told}.")
+
+
+def _bars(group: Counts, edges: Array, scale: Scale, *, base: float) -> list[str]:
+    parts = [
+        svg.words(group.name, scale.start, base - _RIDGE - 6, style=f"name {group.style}"),
+        svg.words(group.note, scale.stop, base - _RIDGE - 6, style="tick", anchor="end"),
+        svg.line(scale.start, base, scale.stop, base, style="axis"),
+    ]
+    highest = float(group.counts.max(initial=0.0))
+    if highest > 0:
+        heights = base - _RIDGE * group.counts / highest
+        across = [scale(edge) for edge in np.repeat(edges, 2)[1:-1]]
+        steps = list(zip(across, np.repeat(heights, 2).tolist(), strict=True))
+        outline = [(across[0], base), *steps, (across[-1], base)]
+        parts.append(svg.path(outline, style=f"area {group.style}", closed=True))
+    if group.median is not None:
+        at = scale(group.median)
+        parts.append(svg.line(at, base, at, base - _RIDGE, style=f"median {group.style}"))
+    return parts
 
 
 def _ridge(group: Group, scale: Scale, *, base: float) -> list[str]:
@@ -94,51 +127,3 @@ def _range(values: Array) -> tuple[float, float]:
     low, high = (float(end) for end in np.quantile(values, (_TAIL, 1 - _TAIL)))
     room = 0.02 * (high - low) or 0.5 * abs(high) or 0.5
     return low - room, high + room
-
-
-def lines(
-    drawn: Sequence[Line],
-    *,
-    x_label: str,
-    y_label: str,
-    title: str,
-    marks: Sequence[float] | None = None,
-    height: float = 190,
-) -> Html:
-    """Lines over one pair of axes, the names above. ``marks`` are the ticks of the x axis, round numbers unless given.
-
-    The y axis begins at 0, so that a small difference looks small.
-    """
-    left, right = 34.0, WIDTH - 10.0
-    top = 22.0 + 17.0 * len(drawn)
-    x = Scale(min(float(entry.x.min()) for entry in drawn), max(float(entry.x.max()) for entry in drawn), left, right)
-    highest = max(float(np.nanmax(entry.y)) for entry in drawn)
-    y = Scale(0.0, 1.08 * highest if highest > 0 else 1.0, top + height, top)
-    parts = [svg.words(y_label, 2, 12, style="label")]
-    for place, entry in enumerate(drawn):
-        parts += _key(entry, y=28.0 + 17.0 * place)
-    parts += svg.y_axis(y, left=left, right=right)
-    parts += svg.x_axis(x, top=top, bottom=top + height, label=x_label, marks=marks)
-    for entry in drawn:
-        points = [(x(a), y(b)) for a, b in zip(entry.x, entry.y, strict=True) if not np.isnan(b)]
-        parts.append(svg.path(points, style=f"line {entry.style}"))
-        parts += [svg.dot(a, b, style=entry.style) for a, b in points] if entry.dots else []
-    return svg.picture(parts, height=top + height + 38, label=f"{title}. {_told(drawn)}")
-
-
-def _key(entry: Line, *, y: float) -> list[str]:
-    """What a line is called."""
-    return [
-        svg.line(4, y - 4, 30, y - 4, style=f"line {entry.style}"),
-        svg.words(entry.name, 38, y, style="entry"),
-    ]
-
-
-def _told(drawn: Sequence[Line]) -> str:
-    """The ends of each line in words."""
-    parts = []
-    for entry in drawn:
-        known = entry.y[~np.isnan(entry.y)]
-        if len(known):
-            parts.append(f"{entry.name}: from {known[0]:.1f} to {known[-1]:.1f}")
-    return "; ".join(parts) + "."

@@ -112,9 +112,10 @@ def _cell(cell: Cell) -> Html:
 
 
 def figure(picture: Html, caption: str, *, title: str = "") -> Html:
-    """A picture, mostly SVG, under its title and above its caption."""
+    """A picture, mostly SVG, under its title and above its caption; either may be empty."""
     head = tag("h3", text(title)) if title else Html("")
-    return tag("figure", join(head, picture, tag("figcaption", text(caption))))
+    below = tag("figcaption", text(caption)) if caption else Html("")
+    return tag("figure", join(head, picture, below))
 
 
 def image(uri: str, alt: str, *, size: int) -> Html:

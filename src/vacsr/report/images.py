@@ -7,7 +7,7 @@ import io
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, features
+from PIL import Image, ImageOps, features
 
 _QUALITY = 82  # of WebP: a tenth of PNG's size, and no fault that a person would see
 
@@ -22,3 +22,8 @@ def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind, quality=_QUALITY, method=6, optimize=True)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+
+
+def photo_uri(photo: Image.Image, *, side: int) -> str:
+    """A photo cut to a square around its middle, small enough for a page."""
+    return data_uri(np.asarray(ImageOps.fit(photo.convert("RGB"), (side, side), Image.Resampling.LANCZOS)))

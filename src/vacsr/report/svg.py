@@ -54,9 +54,9 @@ def number(value: float) -> str:
     return f"{value:.4g}" if abs(value) > 1e-9 else "0"
 
 
-def picture(parts: Sequence[str], *, height: float, label: str) -> Html:
+def picture(parts: Sequence[str], *, height: float, label: str, width: float = WIDTH) -> Html:
     """The whole drawing; ``label`` is read to those who cannot see it."""
-    box = f'viewBox="0 0 {WIDTH} {height:g}"'
+    box = f'viewBox="0 0 {width:g} {height:g}"'
     inner = "\n".join(parts)
     return Html(f'<svg {box} role="img" aria-label="{html.escape(label)}">\n{inner}\n</svg>')
 
@@ -82,13 +82,22 @@ def dot(x: float, y: float, *, style: str) -> str:
     return f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
 
 
-def x_axis(scale: Scale, *, top: float, bottom: float, label: str, marks: Sequence[float] | None = None) -> list[str]:
-    """Fine vertical lines with their numbers below, and what they mean."""
+def x_axis(
+    scale: Scale,
+    *,
+    top: float,
+    bottom: float,
+    label: str,
+    marks: Sequence[float] | None = None,
+    names: Sequence[str] = (),
+) -> list[str]:
+    """Fine vertical lines with their numbers below, or with ``names`` instead, and what they mean."""
     parts = []
-    for value in ticks(scale.low, scale.high) if marks is None else marks:
+    places = ticks(scale.low, scale.high) if marks is None else marks
+    for value, name in zip(places, names or [number(place) for place in places], strict=True):
         at = scale(value)
         parts.append(line(at, top, at, bottom, style="grid"))
-        parts.append(words(number(value), at, bottom + 14, style="tick", anchor="middle"))
+        parts.append(words(name, at, bottom + 14, style="tick", anchor="middle"))
     parts.append(words(label, (scale.start + scale.stop) / 2, bottom + 31, style="label", anchor="middle"))
     return parts
 

@@ -1,4 +1,4 @@
-"""Comparison tables: mean ± standard deviation over seeds, as Markdown and as data."""
+"""Comparison tables: figures by row, setting and seed, mean ± standard deviation, and what others published."""
 
 from __future__ import annotations
 
@@ -15,11 +15,57 @@ class Column(Config):
     """One figure of the reports."""
 
     key: str
-    """Dotted, split first: `test.rsum`, `test.judgments.expert_tau_c`, `dev.i2t.r1`."""
+    """Dotted, split first: `test.rsum`, `test.mean.r1` (both directions), `test/eccv.i2t.map_at_r` (one protocol)."""
     name: str = ""
+    """Head of the column; the key unless given."""
     best: Literal["high", "low", "none"] = "high"
     """Which end is set in bold."""
     digits: int = 1
+    """After the point."""
+    published: bool = False
+    """The figure that others published for the row, on their data: never bold, never tested."""
+
+    @property
+    def head(self) -> str:
+        """What stands above the figures."""
+        return self.name or self.key
+
+
+class Sweep(Config):
+    """A row as a point of a curve."""
+
+    name: str
+    """The curve: rows of one name belong together."""
+    value: float
+    """Where the point stands."""
+    default: bool = False
+    """The value that the method has unless told otherwise."""
+
+
+class Published(Config):
+    """Figures that others printed; shown as theirs, never bold, never tested."""
+
+    name: str
+    """What they call the method."""
+    values: dict[str, float | None]
+    """By column key; None where they printed none."""
+    source: str
+    """Where they stand."""
+    setting: str = ""
+    """Of ours that it belongs to; empty for all."""
+    beside: str = ""
+    """Our row that the figures stand beside, in columns marked `published`; empty gives them a row of their own."""
+    data: str = ""
+    """Beginning of data.pairs for which a row of their own may stand among ours, such as `coco:`."""
+    note: str = ""
+    """What differs, told below the table."""
+
+    def figure(self, key: str) -> float | None:
+        """What was printed under a column's key; `mean` is of both directions where these were printed."""
+        if key in self.values or ".mean." not in key:
+            return self.values.get(key)
+        both = [self.values.get(key.replace(".mean.", f".{direction}.")) for direction in ("i2t", "t2i")]
+        return None if None in both else statistics.fmean(v for v in both if v is not None)
 
 
 class CellValues(NamedTuple):
@@ -39,14 +85,44 @@ class Summary(NamedTuple):
     seeds: int
 
 
+class Comparison(NamedTuple):
+    """A row's figure less the best baseline's, and whether queries drawn anew would say the same."""
+
+    setting: str
+    row: str
+    key: str
+    against: str
+    difference: float
+    low: float
+    """The 95% interval of the difference begins here,"""
+    high: float
+    """and ends here."""
+    p: float
+    """Two-sided."""
+
+    @property
+    def clear(self) -> bool:
+        """Zero is outside of the interval."""
+        return self.low > 0 or self.high < 0
+
+
 def look_up(report: dict[str, Any], key: str) -> float | None:
     """Follow a dotted key; None where a method has no such figure, or where the key names a whole section.
 
+    `mean` stands for both directions, where a result has these.
+
     >>> look_up({"test": {"rsum": 300.0}}, "test.rsum"), look_up({"test": {"uncertainty": None}}, "test.uncertainty.x")
     (300.0, None)
+    >>> look_up({"test": {"i2t": {"r1": 20.0}, "t2i": {"r1": 10.0}}}, "test.mean.r1")
+    15.0
     """
     value: Any = report
-    for part in key.split("."):
+    parts = key.split(".")
+    for place, part in enumerate(parts):
+        if part == "mean" and isinstance(value, dict) and {"i2t", "t2i"} <= value.keys() and "mean" not in value:
+            rest = ".".join(parts[place + 1 :])
+            both = [look_up(value, f"{direction}.{rest}") for direction in ("i2t", "t2i")]
+            return None if None in both else statistics.fmean(v for v in both if v is not None)
         value = value.get(part) if isinstance(value, dict) else None
     return float(value) if isinstance(value, int | float) else None
 
@@ -67,33 +143,56 @@ class ComparisonTable:
     rows: tuple[str, ...]
     settings: tuple[str, ...]
     values: tuple[CellValues, ...]
+    baselines: tuple[str, ...] = ()
+    """Rows that the others are tested against."""
+    comparisons: tuple[Comparison, ...] = ()
+    """With the best baseline of each setting and column."""
+    published: tuple[Published, ...] = ()
+    sweeps: tuple[tuple[str, Sweep], ...] = ()
+    """Rows that are points of curves."""
+    note: str = ""
+    """Told below the title."""
 
     def summary(self, setting: str, row: str, key: str) -> Summary | None:
         """One figure over its seeds."""
         found = [look_up(v.report, key) for v in self.values if v.setting == setting and v.row == row]
         return summarize([value for value in found if value is not None])
 
-    def to_markdown(self) -> str:
-        """One table a setting; best mean of each column in bold."""
-        return "\n\n".join([f"# {self.title}", *(self._setting(setting) for setting in self.settings)]) + "\n"
+    def shown_rows(self, setting: str) -> list[str]:
+        """Rows of which some cell is there."""
+        present = {value.row for value in self.values if value.setting == setting}
+        return [row for row in self.rows if row in present]
 
-    def _setting(self, setting: str) -> str:
-        rows = [row for row in self.rows if any(v.row == row and v.setting == setting for v in self.values)]
-        head = ["method", "seeds", *(column.name or column.key for column in self.columns)]
-        lines = [head, ["---"] * len(head)]
-        best = {column.key: self._best(setting, rows, column) for column in self.columns}
-        for row in rows:
-            seeds = len({v.seed for v in self.values if v.row == row and v.setting == setting})
-            shown = [_shown(self.summary(setting, row, c.key), c, bold=best[c.key] == row) for c in self.columns]
-            lines.append([row, str(seeds), *shown])
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"## {setting}\n\n{table}"
+    def seeds(self, setting: str, row: str) -> int:
+        """How many runs the figures come from."""
+        return len({v.seed for v in self.values if v.row == row and v.setting == setting})
 
-    def _best(self, setting: str, rows: Sequence[str], column: Column) -> str | None:
-        means = {row: found.mean for row in rows if (found := self.summary(setting, row, column.key))}
-        if column.best == "none" or not means:
+    def best(self, setting: str, column: Column, *, among: Sequence[str]) -> str | None:
+        """The row with the best mean."""
+        if column.best == "none" or column.published:
+            return None
+        means = {row: found.mean for row in among if (found := self.summary(setting, row, column.key))}
+        if not means:
             return None
         return (max if column.best == "high" else min)(means, key=lambda row: means[row])
+
+    def comparison(self, setting: str, row: str, key: str) -> Comparison | None:
+        """What was tested of one figure."""
+        for found in self.comparisons:
+            if (found.setting, found.row, found.key) == (setting, row, key):
+                return found
+        return None
+
+    def beside(self, setting: str, row: str, key: str) -> float | None:
+        """What others published of the row that ours is."""
+        found = [e.figure(key) for e in self.published if e.beside == row and e.setting in ("", setting)]
+        return next((value for value in found if value is not None), None)
+
+    def published_rows(self, setting: str) -> list[Published]:
+        """Published figures with a row of their own."""
+        keys = [column.key for column in self.columns if not column.published]
+        rows = [entry for entry in self.published if not entry.beside and entry.setting in ("", setting)]
+        return [entry for entry in rows if any(entry.figure(key) is not None for key in keys)]
 
     def differences(self, against: str) -> str:
         """Every row's mean minus that of ``against``, and how many standard errors that is (Welch), as Markdown."""
@@ -101,31 +200,16 @@ class ComparisonTable:
         return "\n\n".join([f"# {self.title}: difference from {against} (standard errors)", *parts]) + "\n"
 
     def _differences(self, setting: str, against: str) -> str:
-        head = ["method", *(column.name or column.key for column in self.columns)]
+        columns = [column for column in self.columns if not column.published]
+        head = ["method", *(column.head for column in columns)]
         lines = [head, ["---"] * len(head)]
         for row in self.rows:
-            pairs = [(self.summary(setting, row, c.key), self.summary(setting, against, c.key)) for c in self.columns]
+            pairs = [(self.summary(setting, row, c.key), self.summary(setting, against, c.key)) for c in columns]
             if row != against and any(ours and theirs for ours, theirs in pairs):
-                shown = [_difference(*pair, column) for pair, column in zip(pairs, self.columns, strict=True)]
+                shown = [_difference(*pair, column) for pair, column in zip(pairs, columns, strict=True)]
                 lines.append([row, *shown])
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"## {setting}\n\n{table}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Every value of every seed."""
-        return {
-            "schema": 1,
-            "title": self.title,
-            "cells": [
-                {
-                    "setting": v.setting,
-                    "row": v.row,
-                    "seed": v.seed,
-                    "values": {c.key: look_up(v.report, c.key) for c in self.columns},
-                }
-                for v in self.values
-            ],
-        }
 
 
 def _difference(ours: Summary | None, theirs: Summary | None, column: Column) -> str:
@@ -135,11 +219,3 @@ def _difference(ours: Summary | None, theirs: Summary | None, column: Column) ->
     error = math.sqrt(ours.std**2 / ours.seeds + theirs.std**2 / theirs.seeds)
     counted = f" ({gap / error:+.1f})" if error > 0 and min(ours.seeds, theirs.seeds) > 1 else ""
     return f"{gap:+.{column.digits}f}{counted}"
-
-
-def _shown(found: Summary | None, column: Column, *, bold: bool) -> str:
-    if found is None:
-        return "–"
-    mean = f"{found.mean:.{column.digits}f}"
-    spread = f" ± {found.std:.{column.digits}f}" if found.seeds > 1 else ""
-    return f"**{mean}**{spread}" if bold else mean + spread

@@ -1,0 +1,141 @@
+"""The cells of a table: a recipe and a folder each, finished or not, and whether another run is in the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vacsr.compare.table import Table
+from vacsr.config import Recipe
+from vacsr.errors import ConfigError, DataError
+from vacsr.files import write_json, write_text
+from vacsr.recipes import dump_yaml, read_yaml, recipe_from
+from vacsr.train.checkpoint import NO_EFFECT
+from vacsr.train.folder import check_folder, holds_run
+from vacsr.train.recipe import run_recipe
+
+
+class Cell(NamedTuple):
+    """One run of the table."""
+
+    row: str
+    setting: str
+    seed: int
+    recipe: Recipe
+    folder: Path
+    task: str = "train"
+    measures: tuple[str, ...] = ()
+    steps: int = 100
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.setting} / {self.row} / seed {self.seed}"
+
+    def reported(self) -> bool:
+        """Its report exists and is what the recipe asked for now would give."""
+        return (self.folder / "report.json").is_file() and self._difference(report=True) is None
+
+    def finished(self) -> bool:
+        """The report and all that is measured besides."""
+        return self.reported() and all((self.folder / f"{name}.json").is_file() for name in self.measures)
+
+    def outdated(self) -> str | None:
+        """In what its folder's run was trained by another recipe; None where it was not, or where there is no run."""
+        return self._difference(report=False) if holds_run(self.folder) else None
+
+    def _difference(self, *, report: bool) -> str | None:
+        """The first field that differs. The old recipe is read anew, so that fields it did not know have defaults."""
+        try:
+            before = recipe_from(read_yaml(self.folder / "config.yaml"))
+        except ConfigError as error:
+            return f"its recipe cannot be read: {error}"
+        left_out = set() if self.task == "efficiency" else set(NO_EFFECT)  # a step's time depends on where it runs
+        return first_difference(_fields(before, left_out, report=report), _fields(self.recipe, left_out, report=report))
+
+
+def _fields(recipe: Recipe, left_out: set[str], *, report: bool) -> dict[str, Any]:
+    """What decides the weights, and with ``report`` also the figures."""
+    excluded: dict[str, Any] = {"train": left_out} | ({} if report else {"evaluate": True})
+    return recipe.model_dump(mode="json", exclude=excluded)
+
+
+def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], place: str = "") -> str | None:
+    """The first dotted field in which two configurations differ, with both values.
+
+    >>> first_difference({"train": {"epochs": 20, "lr": 0.1}}, {"train": {"epochs": 1, "lr": 0.2}})
+    'train.epochs was 20 and is now 1'
+    """
+    for key in dict.fromkeys((*now, *before)):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found = first_difference(old, new, f"{place}{key}.")
+            if found is not None:
+                return found
+        elif old != new:
+            return f"{place}{key} was {old!r} and is now {new!r}"
+    return None
+
+
+def cells(table: Table, out: Path, *, seeds: Sequence[int] = ()) -> Iterator[Cell]:
+    """Every cell, row by row."""
+    for row in table.rows:
+        for setting in table.settings:
+            for seed in seeds or setting.seeds or row.seeds or table.seeds:
+                folder = out / setting.name / row.name / f"seed-{seed}"
+                recipe = table.recipe(row, setting, seed=seed)
+                yield Cell(row.name, setting.name, seed, recipe, folder, table.task, table.measures, table.steps)
+
+
+def run_cell(cell: Cell, *, progress: bool, fresh: bool = False) -> None:
+    """Train and report one cell: go on with its own checkpoint; with ``fresh``, a run of another recipe goes first."""
+    if fresh and cell.outdated() is not None:
+        shutil.rmtree(cell.folder)
+    if not cell.reported():
+        for name in cell.measures:
+            (cell.folder / f"{name}.json").unlink(missing_ok=True)
+        if cell.task == "efficiency":
+            _measure_steps(cell)
+        elif run_recipe(cell.recipe, cell.folder, resume=True, progress=progress).run.interrupted:
+            raise KeyboardInterrupt  # one Ctrl-C stops the table, not just this cell
+    if "tolerance" in cell.measures and not (cell.folder / "tolerance.json").is_file():
+        from vacsr.compare.tolerance import run_tolerance
+
+        write_json(cell.folder / "tolerance.json", run_tolerance(cell.folder, cell.recipe))
+
+
+def _measure_steps(cell: Cell) -> None:
+    from vacsr.efficiency import measure_recipe
+
+    check_folder(cell.folder, resume=True)
+    (cell.folder / "report.json").unlink(missing_ok=True)
+    measured = measure_recipe(cell.recipe, steps=cell.steps)
+    write_text(cell.folder / "config.yaml", dump_yaml(cell.recipe))
+    write_json(cell.folder / "report.json", {"schema": 1, "results": [{"split": "step", **measured.to_json()}]})
+
+
+def read_report(cell: Cell) -> dict[str, Any]:
+    """A finished cell's report by split; `test/eccv` is one protocol of a split, `test` the first of its protocols.
+
+    What is measured besides (`tolerance.json`, by split) stands in the split under its own name.
+    """
+    report: dict[str, Any] = {}
+    for result in _json(cell.folder / "report.json")["results"]:
+        report.setdefault(result["split"], result)
+        if "protocol" in result:
+            report[f"{result['split']}/{result['protocol']}"] = result
+    for name in cell.measures:
+        for split, found in _json(cell.folder / f"{name}.json").items():
+            report[split] = {**report.get(split, {}), name: found}
+    return report
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        message = f"{path} is not whole JSON ({error}) — delete its folder and run the same command again"
+        raise DataError(message) from error

@@ -1,0 +1,103 @@
+"""Reading table files: one extends another, others are laid over it; what was written once is named, not repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from vacsr.compare.table import Table
+from vacsr.errors import UsageError
+from vacsr.recipes import merge, parse, parse_overrides, read_yaml, recipe_layers
+
+_LISTS = ("rows", "settings", "columns")
+
+
+def read_table(path: Path, overrides: Sequence[str] = (), *, layers: Sequence[Path] = ()) -> Table:
+    """A table file; ``layers`` are files whose fields are laid over it, and overrides change every cell.
+
+    ``extends: FILE`` starts from another table. ``base`` merges field by field, unless ``recipe: FILE`` starts it
+    afresh; all else replaces. In rows, settings and columns a bare name stands for the entry of that name below, and
+    ``like: NAME`` for it with changes.
+    """
+    raw = _read(path, ())
+    for layer in layers:
+        raw = _lay(raw, read_yaml(layer), layer)
+    table = parse(Table, {**raw, "overrides": parse_overrides(overrides)})
+    _check_names(table, path)
+    return table
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """A file on top of what it extends."""
+    if path.resolve() in above:
+        raise UsageError(f"{path} extends itself, by way of {above[-1].name} — take extends: out of one of them")
+    fields = read_yaml(path)
+    parent = fields.pop("extends", None)
+    if parent is not None and not isinstance(parent, str):
+        raise UsageError(f"{path}: extends is {parent!r}, expected a table beside it — write extends: other.yaml")
+    below = _read(path.parent / parent, (*above, path.resolve())) if parent else {}
+    return _lay(below, fields, path)
+
+
+def _lay(below: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """One file's fields over others."""
+    result = {key: value for key, value in {**below, **fields}.items() if key != "recipe"}
+    layers = recipe_layers(path.parent / fields["recipe"]) if "recipe" in fields else [below.get("base") or {}]
+    result["base"] = reduce(merge, [*layers, fields.get("base") or {}])
+    for kind in _LISTS:
+        if isinstance(fields.get(kind), list):
+            result[kind] = [_named(item, below.get(kind) or (), kind, path) for item in fields[kind]]
+    if isinstance(fields.get("published"), list):
+        result["published"] = [entry for item in fields["published"] for entry in _published(item, path)]
+    return result
+
+
+def _named(item: Any, below: Sequence[Mapping[str, Any]], kind: str, path: Path) -> Any:
+    """An entry as it stands, or the one that its name stands for, with changes where it has any."""
+    changes = dict(item) if isinstance(item, Mapping) else {}
+    name = item if isinstance(item, str) else changes.pop("like", None)
+    if name is None:
+        return item
+    for entry in below:
+        if name in (entry.get("name"), entry.get("key")):
+            return {**entry, **changes}
+    known = ", ".join(str(entry.get("name") or entry.get("key")) for entry in below) or "none"
+    raise UsageError(f"{path}: {kind} names '{name}', which is not among those it extends ({known}) — write it out")
+
+
+def _published(item: Any, path: Path) -> list[Any]:
+    """An entry as it stands, or all entries of a group: `published.yaml#ablation`."""
+    if not isinstance(item, str):
+        return [item]
+    name, _, group = item.partition("#")
+    groups = read_yaml(path.parent / name)
+    if group not in groups:
+        raise UsageError(f"{path}: {name} has no group '{group}' — choose one of: {', '.join(groups)}")
+    shared = dict(groups[group])
+    entries, keys = shared.pop("entries"), shared.pop("keys")
+    try:
+        return [{**shared, **entry, "values": dict(zip(keys, entry["values"], strict=True))} for entry in entries]
+    except ValueError as error:
+        raise UsageError(f"{name}, group '{group}': an entry's values are not one for each of its keys") from error
+
+
+def _check_names(table: Table, path: Path) -> None:
+    """Names become folders, so they are told apart and can be one."""
+    for kind, variants in (("row", table.rows), ("setting", table.settings)):
+        names = [variant.name for variant in variants]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"{path} has two {kind}s named '{twice}', which would share their folders — rename one")
+        slash = next((name for name in names if "/" in name or name in ("", ".", "..")), None)
+        if slash is not None:
+            raise UsageError(f"{path}: the {kind} '{slash}' becomes a folder's name — leave out '/' and give it a word")
+    rows = [row.name for row in table.rows]
+    lost = next((row for row in table.rows if row.against and row.against not in rows), None)
+    if lost is not None:
+        raise UsageError(f"{path}: '{lost.name}' is against '{lost.against}', which is no row — name one of them")
+    for entry in table.published:
+        if entry.beside and entry.beside not in rows:
+            message = f"{path}: no row '{entry.beside}' that '{entry.name}' could stand beside"
+            raise UsageError(f"{message} — name a row, or leave beside: out")

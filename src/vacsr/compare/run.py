@@ -1,0 +1,131 @@
+"""A table from start to end: run what is missing, collect the reports, test against baselines, write it all down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from vacsr.compare.cell import Cell, cells, read_report
+from vacsr.compare.jobs import run_cells
+from vacsr.compare.page import RECORDS, read_records, run_records, write_page, write_records
+from vacsr.compare.significance import tested
+from vacsr.compare.table import Table
+from vacsr.errors import DataError, UsageError
+from vacsr.files import write_json, write_text
+from vacsr.report.formats import FILES, FORMATS
+from vacsr.report.stored import read_results, table_to_json
+from vacsr.report.tables import CellValues, ComparisonTable, Published
+from vacsr.train.folder import check_place
+
+
+def compare(
+    table: Table,
+    out: Path,
+    *,
+    runs: Path | None = None,
+    seeds: Sequence[int] = (),
+    jobs: int = 1,
+    rows: Sequence[str] = (),
+    fresh: bool = False,
+    only_collect: bool = False,
+    page: bool = False,
+) -> ComparisonTable:
+    """Run what is missing (of ``rows`` only, if given), then write the table in every format and as results.json.
+
+    Run folders lie in ``runs``, which several tables may share, or in ``out``. Runs of another recipe are in the way:
+    they are refused before anything runs, or with ``fresh`` deleted. ``only_collect`` takes what is finished. ``page``
+    adds page.html with figures, and what these are drawn from as records.json.
+    """
+    check_place(out)
+    unknown = [name for name in rows if name not in {row.name for row in table.rows}]
+    if unknown:
+        raise UsageError(f"no row '{unknown[0]}' — the table has: {', '.join(row.name for row in table.rows)}")
+    if table.task == "efficiency" and jobs > 1:
+        raise UsageError(f"--jobs {jobs}: steps timed side by side slow each other — leave --jobs out for this table")
+    every = list(cells(table, runs or out, seeds=seeds))
+    todo = [] if only_collect else [cell for cell in every if not rows or cell.row in rows]
+    missing = [cell for cell in todo if not cell.finished()]
+    if not fresh:
+        _refuse_outdated(missing)
+    console = Console(stderr=True)
+    if todo:
+        console.print(f"{len(todo)} cells, {len(todo) - len(missing)} already done", highlight=False)
+    failures = list(run_cells(missing, jobs=jobs, console=console, fresh=fresh))
+    done = [cell for cell in every if cell.finished()]
+    result = collect(table, done)
+    write_results(result, out)
+    if page:
+        records = run_records(done)
+        write_records(out / RECORDS, records)
+        write_page(table, result, records, out=out)
+    if failures:
+        raise failures[0]
+    return result
+
+
+def _refuse_outdated(missing: Sequence[Cell]) -> None:
+    found = [(cell, reason) for cell in missing if (reason := cell.outdated()) is not None]
+    if found:
+        cell, reason = found[0]
+        more = f" (and {len(found) - 1} more like it)" if len(found) > 1 else ""
+        raise UsageError(
+            f"{cell.folder} holds a run of another recipe: {reason}{more} — choose another --out, "
+            "or add --fresh to start those cells again"
+        )
+
+
+def collect(table: Table, done: Sequence[Cell]) -> ComparisonTable:
+    """Read the reports of finished cells, and test rows against the best baseline."""
+    result = ComparisonTable(
+        title=table.heading(),
+        columns=table.columns,
+        rows=tuple(row.name for row in table.rows),
+        settings=tuple(setting.name for setting in table.settings),
+        values=tuple(CellValues(cell.row, cell.setting, cell.seed, read_report(cell)) for cell in done),
+        baselines=table.baselines(),
+        published=tuple(_placed(table)),
+        sweeps=tuple((row.name, point) for row in table.rows for point in row.sweep),
+        note=table.note,
+    )
+    return replace(result, comparisons=tested(table, result, done))
+
+
+def _placed(table: Table) -> Iterator[Published]:
+    """On the data that they are of, published figures have rows of their own; elsewhere only those beside ours stay."""
+    data = table.data_spec()
+    for entry in table.published:
+        if entry.data and data.startswith(entry.data):
+            yield entry.model_copy(update={"beside": ""})
+        elif entry.beside or not entry.data:
+            yield entry
+
+
+def redraw(table: Table, stored: Path, out: Path | None = None, *, page: bool = False) -> ComparisonTable:
+    """The table again from a results.json, without the runs: figures and tests as stored, all else as the table says.
+
+    With ``out`` it is written there in every format, and with ``page`` also as a page, from the records.json beside
+    the results.
+    """
+    found = read_results(stored)
+    fresh = collect(table, ())
+    values = tuple(v for v in found.values if v.row in fresh.rows and v.setting in fresh.settings)
+    if not values:
+        raise DataError(f"{stored} has no cell of this table's rows and settings — give the results of the same table")
+    result = replace(fresh, values=values, comparisons=found.comparisons)
+    if page and out is None:
+        raise UsageError("a page is drawn from stored results, and nobody says where to — add --out")
+    if out is not None:
+        write_results(result, out)
+    if page and out is not None:
+        write_page(table, result, read_records(stored.with_name(RECORDS)), out=out)
+    return result
+
+
+def write_results(table: ComparisonTable, out: Path) -> None:
+    """Every format, and results.json."""
+    for name, form in FORMATS.items():
+        write_text(out / FILES[name], form(table))
+    write_json(out / "results.json", table_to_json(table))

@@ -1,0 +1,127 @@
+"""The page of a comparison: one file with its tables, figures and answers. What has no data is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from vacsr.files import write_text
+from vacsr.report.formats import to_html
+from vacsr.report.gallery import Gallery, ask, load_material
+from vacsr.report.html import Html, join, page, paragraph, section, tag, text
+from vacsr.report.intervals import SAMPLE, pick_intervals
+from vacsr.report.pictures import Pictures
+from vacsr.report.records import RunRecord
+from vacsr.report.sections import Look, histograms, model, sigma, sweeps, training
+from vacsr.report.sweeps import Sweeps, sweeps_of
+from vacsr.report.tables import ComparisonTable
+
+
+class Part(NamedTuple):
+    """A section of the page."""
+
+    name: str
+    """Its anchor."""
+    link: str
+    """What the way to it is called."""
+    title: str
+    body: Html
+
+
+def write_comparison(
+    table: ComparisonTable,
+    runs: Sequence[RunRecord],
+    out: Path,
+    *,
+    gallery: Gallery | None = None,
+    swept: Sequence[Sweeps] | None = None,
+    drawn: Sequence[str] = (),
+    split: str = "test",
+) -> None:
+    """Write :func:`comparison_page` to the file ``out``."""
+    write_text(out, comparison_page(table, runs, gallery=gallery, swept=swept, drawn=drawn, split=split))
+
+
+def comparison_page(
+    table: ComparisonTable,
+    runs: Sequence[RunRecord],
+    *,
+    gallery: Gallery | None = None,
+    swept: Sequence[Sweeps] | None = None,
+    drawn: Sequence[str] = (),
+    split: str = "test",
+) -> str:
+    """The whole page. It needs no network and no scripts.
+
+    ``gallery`` asks runs that still have their models for answers; ``swept`` are curves over a parameter, by default
+    those of the table; ``drawn`` are the rows in the figures, by default the first that have data; ``split`` is whose
+    results the figures show.
+    """
+    look = Look.of(table, runs, drawn=drawn, split=split)
+    parts = [Part("tables", "Tables", "The tables", to_html(table))]
+    for name, link, title, body in (
+        ("sigma", "Uncertainty", "What the uncertainty is worth", sigma(look)),
+        ("scores", "Scores", "How scores lie", histograms(look)),
+        ("sweeps", "Sweeps", "One parameter at a time", sweeps(sweeps_of(table) if swept is None else swept)),
+        ("training", "Training", "How training went", training(look)),
+    ):
+        parts += [] if body is None else [Part(name, link, title, body)]
+    parts += [] if gallery is None else _gallery(runs, gallery)
+    parts.append(Part("model", "The model", "The model and its loss", model()))
+    main = [section(part.title, part.body, name=part.name) for part in parts]
+    body = join(_header(table, parts), tag("main", join(*main)), _footer(look))
+    return page(f"vacsr · {table.title}", body, description=_lead(table))
+
+
+def _header(table: ComparisonTable, parts: Sequence[Part]) -> Html:
+    links = [tag("a", text(part.link), {"href": f"#{part.name}"}) for part in parts]
+    nav = tag("nav", join(*links), {"aria-label": "Parts of this page"})
+    brand = paragraph("vacsr comparison", style="brand")
+    return tag("header", join(brand, tag("h1", text(table.title)), paragraph(_lead(table), style="lead"), nav))
+
+
+def _lead(table: ComparisonTable) -> str:
+    runs = len(table.values)
+    rows, settings = len({v.row for v in table.values}), len({v.setting for v in table.values})
+    seeds = len({v.seed for v in table.values})
+    counted = [_counted(rows, "row"), _counted(settings, "setting"), _counted(seeds, "seed")]
+    return f"{' × '.join(counted)}: {_counted(runs, 'run')} under one protocol."
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _gallery(runs: Sequence[RunRecord], plan: Gallery) -> list[Part]:
+    """Answers of the runs, and pairs by grade of the first; nothing where no run has its model."""
+    material = load_material(runs, plan)
+    if material is None:
+        return []
+    drawn = Pictures(material)
+    shown = list(material.scores)
+    rule = (
+        f"The {plan.split} split, {plan.setting}, one run of each row. The queries were chosen by labels and judgments "
+        "alone, before any score was seen. Grades run from 0 to 1; the dot places σ between the lowest and the highest "
+        "among the answers to a query."
+    )
+    answers = join(paragraph(rule), drawn.legend(), drawn.queries(ask(material, plan)))
+    found = pick_intervals(material, shown[0], generator=torch.Generator().manual_seed(0))
+    words = (
+        f"The grades of {shown[0]} in eight equal parts, and one pair drawn at random from each: of all labelled pairs "
+        f"and of up to {SAMPLE:,} others of the {plan.split} split, {plan.setting}."
+    )
+    intervals = join(paragraph(words), drawn.intervals(found))
+    return [
+        Part("answers", "Answers", f"Queries and the best answers of {' and '.join(shown)}", answers),
+        Part("intervals", "Grades", "Pairs from low grades to high", intervals),
+    ]
+
+
+def _footer(look: Look) -> Html:
+    words = f"Figures are of the {look.split} split. Lines are means over seeds, bands one standard deviation."
+    if look.left_out:
+        words += f" Figures show {_counted(len(look.styles), 'row')}; {look.left_out} more are in the tables."
+    return tag("footer", paragraph(words, style="note"))

@@ -1,0 +1,208 @@
+"""A comparison table as Markdown, CSV, LaTeX and HTML: one set of cells, four ways to write them down."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vacsr.report import html
+from vacsr.report.tables import Column, ComparisonTable, Published
+
+_ABSENT = "–"
+_BETTER, _WORSE = "†", "‡"
+_LEGEND = (
+    f"{_BETTER} better, {_WORSE} worse than the best baseline of the column, or than the row it varies: the 95% "
+    "interval of the difference, from a paired bootstrap over queries (which knows nothing of training seeds), leaves out 0."
+)
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "±": r"$\pm$", "–": "--", "−": "$-$", "→": r"$\to$", "∞": r"$\infty$", "×": r"$\times$",
+    "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "σ": r"$\sigma$", "τ": r"$\tau$", "μ": r"$\mu$",
+    _BETTER: r"$^\dagger$", _WORSE: r"$^\ddagger$",
+}  # fmt: skip
+
+
+class Shown(NamedTuple):
+    """A figure as it is read."""
+
+    mean: str
+    spread: str = ""
+    bold: bool = False
+    mark: str = ""
+    """† or ‡: differs from the best baseline."""
+
+    @property
+    def rest(self) -> str:
+        """What follows the mean."""
+        return (f" ± {self.spread}" if self.spread else "") + self.mark
+
+
+class Line(NamedTuple):
+    """A row as it is read."""
+
+    name: str
+    seeds: str
+    cells: list[Shown]
+
+
+class Grid(NamedTuple):
+    """One setting's table as it is read."""
+
+    setting: str
+    head: list[str]
+    lines: list[Line]
+    notes: list[str]
+
+
+def grid(table: ComparisonTable, setting: str) -> Grid:
+    """The rows of one setting: what others published first, then ours; the best mean of ours in bold."""
+    rows = table.shown_rows(setting)
+    best = {column: table.best(setting, column, among=rows) for column in table.columns}
+    theirs = table.published_rows(setting)
+    lines = [_published_line(entry, table.columns) for entry in theirs]
+    for row in rows:
+        cells = [_shown(table, setting, row, column, bold=best[column] == row) for column in table.columns]
+        lines.append(Line(row, str(table.seeds(setting, row)), cells))
+    head = ["method", "seeds", *(column.head for column in table.columns)]
+    return Grid(setting, head, lines, _notes(table, setting, lines, theirs))
+
+
+def _shown(table: ComparisonTable, setting: str, row: str, column: Column, *, bold: bool) -> Shown:
+    if column.published:
+        value = table.beside(setting, row, column.key)
+        return Shown(_ABSENT if value is None else f"{value:.{column.digits}f}")
+    found = table.summary(setting, row, column.key)
+    if found is None:
+        return Shown(_ABSENT)
+    spread = f"{found.std:.{column.digits}f}" if found.seeds > 1 else ""
+    return Shown(f"{found.mean:.{column.digits}f}", spread, bold, _mark(table, setting, row, column))
+
+
+def _mark(table: ComparisonTable, setting: str, row: str, column: Column) -> str:
+    tested = table.comparison(setting, row, column.key)
+    if tested is None or not tested.clear or column.best == "none":
+        return ""
+    return _BETTER if (tested.difference > 0) == (column.best == "high") else _WORSE
+
+
+def _published_line(entry: Published, columns: tuple[Column, ...]) -> Line:
+    values = [None if column.published else entry.figure(column.key) for column in columns]
+    shown = [
+        Shown(_ABSENT if value is None else f"{value:.{c.digits}f}") for value, c in zip(values, columns, strict=True)
+    ]
+    return Line(f"{entry.name} (published)", _ABSENT, shown)
+
+
+def _notes(table: ComparisonTable, setting: str, lines: list[Line], theirs: list[Published]) -> list[str]:
+    """Marks explained, and where others' figures stand."""
+    notes = [_LEGEND] if any(cell.mark for line in lines for cell in line.cells) else []
+    keys = [column.key for column in table.columns if column.published]
+    quoted = [
+        entry
+        for entry in table.published
+        if entry.beside and entry.setting in ("", setting) and any(entry.figure(key) is not None for key in keys)
+    ]
+    told = dict.fromkeys(f"Published: {_source(entry)}." for entry in theirs)
+    told |= dict.fromkeys(f"Published, on other data than ours: {_source(entry)}." for entry in quoted)
+    return notes + list(told)
+
+
+def _source(entry: Published) -> str:
+    return f"{entry.source} ({entry.note})" if entry.note else entry.source
+
+
+def to_markdown(table: ComparisonTable) -> str:
+    """One table a setting; best mean of each column in bold."""
+    parts = [f"# {table.title}", *([table.note] if table.note else [])]
+    for setting in table.settings:
+        shown = grid(table, setting)
+        lines = [shown.head, ["---"] * len(shown.head)]
+        for line in shown.lines:
+            cells = [f"**{cell.mean}**{cell.rest}" if cell.bold else cell.mean + cell.rest for cell in line.cells]
+            lines.append([line.name, line.seeds, *cells])
+        body = "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines)
+        parts += [f"## {setting}\n\n{body}", *shown.notes]
+    return "\n\n".join(parts) + "\n"
+
+
+def to_csv(table: ComparisonTable) -> str:
+    """All settings in one sheet: mean and standard deviation of each column in full, and whose the figures are."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    figures = [name for column in table.columns for name in (column.head, f"{column.head} std")]
+    writer.writerow(["setting", "method", "whose", "seeds", *figures])
+    for setting in table.settings:
+        for entry in table.published_rows(setting):
+            found = [None if c.published else entry.figure(c.key) for c in table.columns]
+            writer.writerow([setting, entry.name, "published", "", *(v for value in found for v in (value, None))])
+        for row in table.shown_rows(setting):
+            values = [part for column in table.columns for part in _numbers(table, setting, row, column)]
+            writer.writerow([setting, row, "ours", table.seeds(setting, row), *values])
+    return text.getvalue()
+
+
+def _numbers(table: ComparisonTable, setting: str, row: str, column: Column) -> tuple[float | None, float | None]:
+    if column.published:
+        return table.beside(setting, row, column.key), None
+    found = table.summary(setting, row, column.key)
+    return (None, None) if found is None else (found.mean, found.std if found.seeds > 1 else None)
+
+
+def to_latex(table: ComparisonTable) -> str:
+    """One `table` a setting in booktabs' style; it needs \\usepackage{booktabs}."""
+    return "\n".join(_latex_table(table, setting) for setting in table.settings)
+
+
+def _latex_table(table: ComparisonTable, setting: str) -> str:
+    shown = grid(table, setting)
+    lines = [" & ".join(map(latex, shown.head)), r"\midrule"]
+    for line in shown.lines:
+        cells = [
+            (rf"\textbf{{{latex(cell.mean)}}}" if cell.bold else latex(cell.mean)) + latex(cell.rest)
+            for cell in line.cells
+        ]
+        lines.append(" & ".join([latex(line.name), latex(line.seeds), *cells]))
+    body = "\n".join(line if line.startswith(r"\midrule") else rf"{line} \\" for line in lines)
+    caption = " ".join(latex(part) for part in (f"{table.title}, {setting}.", *shown.notes))
+    places = "lr" + "r" * len(table.columns)
+    return (
+        f"\\begin{{table}}[t]\n\\centering\n\\caption{{{caption}}}\n"
+        f"\\begin{{tabular}}{{{places}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
+    )
+
+
+def latex(text: str) -> str:
+    """Plain text as LaTeX.
+
+    >>> latex("50% of a_b ± 1")
+    '50\\\\% of a\\\\_b $\\\\pm$ 1'
+    """
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def to_html(table: ComparisonTable) -> html.Html:
+    """A fragment for a page: a heading, a table and its notes for each setting."""
+    parts = [html.paragraph(table.note, style="note")] if table.note else []
+    for setting in table.settings:
+        shown = grid(table, setting)
+        rows = [
+            html.Row(line.name, [html.Cell(line.seeds), *(html.Cell(c.mean + c.rest, c.bold) for c in line.cells)])
+            for line in shown.lines
+        ]
+        parts += [
+            html.tag("h3", html.text(setting)),
+            html.table(shown.head, rows, caption=f"{table.title}, {setting}"),
+            *(html.paragraph(note, style="note") for note in shown.notes),
+        ]
+    return html.join(*parts)
+
+
+FORMATS: dict[str, Callable[[ComparisonTable], str]] = {
+    "md": to_markdown, "csv": to_csv, "latex": to_latex, "html": to_html,
+}  # fmt: skip
+"""By the name of the command line's --format."""
+FILES = {"md": "table.md", "csv": "table.csv", "latex": "table.tex", "html": "table.html"}
+"""Where each is written."""
