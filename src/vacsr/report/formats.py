@@ -14,7 +14,8 @@ _ABSENT = "–"
 _BETTER, _WORSE = "†", "‡"
 _LEGEND = (
     f"{_BETTER} better, {_WORSE} worse than the best baseline of the column, or than the row it varies: the 95% "
-    "interval of the difference, from a paired bootstrap over queries (which knows nothing of training seeds), leaves out 0."
+    "interval of the difference leaves out 0. It comes from a paired bootstrap over queries and knows nothing of the "
+    "spread over training seeds."
 )
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
