@@ -175,3 +175,51 @@ def test_the_image_steps() -> None:
             figures = (row["ms"], 128e3 / row["ms"], row["peak_gib"])
             for text, value, close in zip(shown[place : place + 3], figures, (0.0501, 0.501, 0.00501), strict=True):
                 assert float(text.replace(",", "")) == pytest.approx(value, abs=close)
+
+
+METHODS_KEYS = {
+    "RSUM": ("test.rsum",),
+    "mAP@R i2t / t2i": ("test.i2t.map_at_r", "test.t2i.map_at_r"),
+    "τ-c experts": ("test.judgments.expert_tau_c",),
+    "τ-b crowd": ("test.judgments.crowd_tau_b",),
+    "σ–R@1 i2t / t2i": ("test.uncertainty.corr_r1_i2t", "test.uncertainty.corr_r1_t2i"),
+    "AURC i2t / t2i": ("test.uncertainty.aurc_i2t", "test.uncertainty.aurc_t2i"),
+    "FN AUROC of σ": ("test.uncertainty.auroc_false_negative",),
+    "of score": ("test.judgments.auroc_false_negative_score",),
+}
+SCENES_KEYS = {
+    "exact mAP@R": ("test.exact.map_at_r",),
+    "exact τ-b": ("test.exact.tau_b",),
+    "RSUM": ("test.rsum",),
+    "FN AUROC of σ": ("test.exact.auroc_false_negative",),
+    "of score": ("test.exact.auroc_false_negative_score",),
+    "σ–R@1 i2t / t2i": ("test.uncertainty.corr_r1_i2t", "test.uncertainty.corr_r1_t2i"),
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "folder", "head", "setting"),
+    [
+        ("results-methods.md", "noise", "clean", "clean"),
+        ("results-methods.md", "noise", "20% caption noise", "noise-20"),
+        ("results-methods.md", "noise", "50% caption noise", "noise-50"),
+        ("results-scenes.md", "scenes", "4,000 scenes, 20 epochs", "4000-scenes-20-epochs"),
+        ("results-scenes.md", "scenes", "1,000 scenes, 20 epochs", "1000-scenes-20-epochs"),
+    ],
+)
+def test_pages_of_comparisons(page: str, folder: str, head: str, setting: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    stored = json.loads((ROOT / "docs/results" / folder / "results.json").read_text(encoding="utf-8"))
+    keys = METHODS_KEYS if folder == "noise" else SCENES_KEYS
+    names, rows = table(text, head)
+    assert [row[0] for row in rows] == stored["rows"]
+    for row in rows:
+        cells = [c["values"] for c in stored["cells"] if (c["setting"], c["row"]) == (setting, row[0])]
+        assert len(cells) == 3
+        for name, shown in zip(names[1:], row[1:], strict=True):
+            parts = shown.replace("**", "").split(" / ")
+            for part, key in zip(parts, keys[name], strict=shown != "–"):
+                if shown != "–":
+                    check_number(part, [cell[key] for cell in cells])
+                else:
+                    assert all(cell[key] is None for cell in cells)
