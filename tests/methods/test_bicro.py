@@ -26,7 +26,9 @@ def both_networks(seed: int, size: int, dim: int = 5) -> tuple[Tensor, Tensor]:
     return v, t
 
 
-def slow_labels(v: Tensor, t: Tensor, trust: list[list[float]], anchors: float) -> list[list[float]]:
+def slow_labels(
+    v: Tensor, t: Tensor, trust: list[list[float]], anchors: float, *, margin: float = MARGIN
+) -> list[list[float]]:
     """Labels one pair at a time; ``trust``: what each network is told of the pairs. All images differ."""
     size, d = len(v), v.shape[1] // 2
     labels: list[list[float]] = []
@@ -36,9 +38,9 @@ def slow_labels(v: Tensor, t: Tensor, trust: list[list[float]], anchors: float) 
         quality = []
         for i in range(size):
             own = float(images[i] @ texts[i])
-            cost = sum(max(0.0, MARGIN + float(images[i] @ texts[j]) - own) for j in range(size) if j != i) / size
-            cost += sum(max(0.0, MARGIN + float(images[j] @ texts[i]) - own) for j in range(size) if j != i) / size
-            quality.append(min(MARGIN, max(0.0, MARGIN - cost / 2)))
+            cost = sum(max(0.0, margin + float(images[i] @ texts[j]) - own) for j in range(size) if j != i) / size
+            cost += sum(max(0.0, margin + float(images[j] @ texts[i]) - own) for j in range(size) if j != i) / size
+            quality.append(min(margin, max(0.0, margin - cost / 2)))
         clean = [i for i in range(size) if trust[k][i] > 0.5]
         chosen = sorted(clean, key=lambda i: -quality[i])[: int(size * anchors) + 1]
         row = []
@@ -55,15 +57,17 @@ def slow_labels(v: Tensor, t: Tensor, trust: list[list[float]], anchors: float) 
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
-@given(st.integers(0, 999), st.integers(3, 14), st.sampled_from([0.1, 0.4]))
-def test_labels_are_those_written_out(seed: int, size: int, anchors: float) -> None:
+@given(st.integers(0, 999), st.integers(3, 14), st.sampled_from([0.1, 0.4]), st.sampled_from([MARGIN, 3.0]))
+def test_labels_are_those_written_out(seed: int, size: int, anchors: float, margin: float) -> None:
     v, t = both_networks(seed, size)
-    method = Bicro(BicroConfig(margin=MARGIN, anchors=anchors, threshold=0.5))
+    method = Bicro(BicroConfig(margin=margin, anchors=anchors, threshold=0.5))
     trust = torch.rand(2, size, generator=torch.Generator().manual_seed(seed))
     trust[:, 0] = 0.9  # an anchor is needed
     places = torch.arange(size)
     found = method.labels(split_networks(v, t), trust, same_image(places, places))
-    torch.testing.assert_close(found, torch.tensor(slow_labels(v, t, trust.tolist(), anchors)), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        found, torch.tensor(slow_labels(v, t, trust.tolist(), anchors, margin=margin)), atol=1e-4, rtol=0
+    )
 
 
 def test_anchors_keep_their_label_and_wrong_pairs_lose_it() -> None:

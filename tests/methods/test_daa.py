@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from vacsr.recipes import method_config
 
 CAPTIONS = ("A dog runs.", "a brown dog", "two cats, two hats", "a cat sleeps", "a dog and a cat", "the")
 IMAGES = torch.tensor([0, 0, 1, 1, 2, 3])
+FLICKR8K = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "flickr8k" / "captions.json"
 
 
 def matrix(rows: int, cols: int, seed: int) -> torch.Tensor:
@@ -44,22 +46,24 @@ def agreement(score: torch.Tensor, words: torch.Tensor, temperature: float) -> t
     return torch.stack(shares).mean()
 
 
-def vectors() -> list[dict[str, float]]:
+def vectors(rarity: str) -> list[dict[str, float]]:
     """The captions' unit TF-IDF vectors as plain dictionaries."""
     split = [caption.lower().replace(".", "").replace(",", "").split() for caption in CAPTIONS]
     result = []
     for words in split:
         vector = {}
         for word in set(words):
-            images = {int(image) for other, image in zip(split, IMAGES, strict=True) if word in other}
-            vector[word] = words.count(word) * math.log(4 / len(images))
+            found = [int(image) for other, image in zip(split, IMAGES, strict=True) if word in other]
+            smoothed = math.log((1 + len(CAPTIONS)) / (1 + len(found))) + 1
+            rare = smoothed if rarity == "captions" else math.log(4 / len(set(found)))
+            vector[word] = words.count(word) * rare
         norm = math.sqrt(sum(x * x for x in vector.values()))
         result.append({word: x / norm for word, x in vector.items()})
     return result
 
 
-def likeness(i: int, j: int) -> float:
-    known = vectors()
+def likeness(i: int, j: int, rarity: str = "captions") -> float:
+    known = vectors(rarity)
     mates = [m for m in range(len(CAPTIONS)) if IMAGES[m] == IMAGES[i]]
     return sum(known[m].get(w, 0.0) * x for m in mates for w, x in known[j].items()) / len(mates)
 
@@ -94,18 +98,44 @@ def test_like_orders_agree_and_opposite_ones_do_not() -> None:
 # ------------------------------------------------------------------------------------------------------------ words
 
 
-def test_relevance_is_the_mean_cosine_with_the_images_captions() -> None:
-    table = word_table(CAPTIONS, IMAGES)
+@pytest.mark.parametrize("rarity", ["captions", "images"])
+def test_relevance_is_the_mean_cosine_with_the_images_captions(rarity: Any) -> None:
+    table = word_table(CAPTIONS, IMAGES, rarity=rarity)
     batch = torch.tensor([4, 2, 0, 1, 5])
     found = word_relevance(table, batch)
     for row, i in enumerate(batch.tolist()):
         for col, j in enumerate(batch.tolist()):
-            assert found[row, col].item() == pytest.approx(likeness(i, j), abs=1e-6), (i, j)
+            assert found[row, col].item() == pytest.approx(likeness(i, j, rarity), abs=1e-6), (i, j)
 
 
-def test_a_word_of_all_images_weighs_nothing() -> None:
-    table = word_table(("a", "a dog", "a"), torch.tensor([0, 1, 2]))
+def test_a_word_of_all_images_weighs_nothing_where_images_are_counted() -> None:
+    table = word_table(("a", "a dog", "a"), torch.tensor([0, 1, 2]), rarity="images")
     torch.testing.assert_close(word_relevance(table, torch.arange(3)), torch.diag(torch.tensor([0.0, 1.0, 0.0])))
+    table = word_table(("a", "a dog", "a"), torch.tensor([0, 1, 2]), rarity="captions")
+    assert (word_relevance(table, torch.arange(3)) > 0.3).all()
+
+
+def test_the_method_counts_as_its_config_says() -> None:
+    found = []
+    for rarity in ("captions", "images"):
+        method: Any = Daa(method_config({"name": "daa", "rarity": rarity}))  # type: ignore[arg-type]
+        method.study(CAPTIONS, IMAGES)
+        found.append(method._relevance(block(torch.tensor([0, 3]))))
+        assert found[-1][0, 1].item() == pytest.approx(likeness(0, 3, rarity), abs=1e-6)
+    assert not torch.allclose(*found)
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not FLICKR8K.is_file(), reason="needs ../shared/data/flickr8k beside the checkout")
+@pytest.mark.parametrize(("rarity", "expected"), [("images", 0.30), ("captions", 0.36)])
+def test_equal_scores_agree_with_words_less_where_captions_are_counted(rarity: Any, expected: float) -> None:
+    """The lower, the more the term invites all items into one place; docs/methods/daa.md has these figures."""
+    known = [item["captions"] for item in json.loads(FLICKR8K.read_text()) if item["split"] == "train"]
+    image = torch.arange(len(known)).repeat_interleave(5)
+    table = word_table([caption for captions in known for caption in captions], image, rarity=rarity)
+    words = word_relevance(table, torch.randperm(len(image), generator=torch.Generator().manual_seed(0))[:128])
+    found = 1 - rank_agreement(torch.zeros_like(words), words, temperature=0.01)
+    assert found.item() == pytest.approx(expected, abs=0.01)
 
 
 def test_captions_by_image_in_order() -> None:

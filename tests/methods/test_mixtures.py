@@ -112,6 +112,13 @@ def test_degenerate_losses_give_probabilities(values: list[float]) -> None:
         assert bool(((found >= 0) & (found <= 1)).all()), found
 
 
+def test_equal_losses_are_all_clean() -> None:
+    """Nothing tells them apart: a method that trains on clean pairs must not lose all of them."""
+    x = rescaled(torch.full((50,), 0.3))
+    for found in (fit_gaussians(x).first(x), fit_betas(x).first(x)):
+        assert bool((found > 0.99).all()), found
+
+
 def test_rescaled_goes_from_0_to_1() -> None:
     assert rescaled(torch.tensor([3.0, 1.0, 5.0])).tolist() == [0.5, 0.0, 1.0]
 

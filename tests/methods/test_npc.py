@@ -59,6 +59,13 @@ def test_a_pair_that_hurts_its_neighbours_weighs_less() -> None:
     torch.testing.assert_close(pair_weights(before, after), expected)
 
 
+def test_neighbours_with_nothing_to_lose_do_not_take_a_pair_out() -> None:
+    """A well learned pair's loss rounds to 0, before and after; a step that spoils it still counts."""
+    before = Neighbours(torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))
+    after = Neighbours(torch.tensor([0.0, 0.5]), torch.tensor([0.0, 4.0]))
+    torch.testing.assert_close(pair_weights(before, after), torch.tensor([1.0, math.tanh(0.25)]), atol=1e-5, rtol=0)
+
+
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.integers(0, 999), st.integers(2, 9), st.floats(0.0, 1.0))
 def test_neighbours_by_brute_force(seed: int, images: int, threshold: float) -> None:

@@ -26,7 +26,7 @@ from vacsr.scoring import PairScorer
 from vacsr.train import fit
 from vacsr.train.feed import Batch
 from vacsr.train.loop import Trainer
-from vacsr.train.survey import embed_training_set
+from vacsr.train.survey import embed_training_set, take_stock
 
 METHODS = ["ncr", "bicro", "npc"]
 TWO = ["ncr", "bicro"]
@@ -131,6 +131,22 @@ def test_groups_hold_every_caption_and_change_with_the_epoch() -> None:
     assert all(len(set(group)) == 8 for group in groups[0].tolist())
     assert torch.equal(groups[0], groups[1])
     assert not torch.equal(groups[0], groups[2])
+
+
+@pytest.mark.parametrize(
+    ("share", "epochs", "expected"), [(0.0, 20, 0), (0.1, 20, 2), (0.1, 4, 1), (0.1, 5, 1), (0.35, 20, 7), (1.0, 3, 3)]
+)
+def test_a_short_run_warms_up_too(share: float, epochs: int, expected: int) -> None:
+    image = torch.arange(4)
+    view = TrainingView(0, epochs, 0, 2, image, lambda: SetEmbeddings(image, image))
+    assert view.first_epochs(share) == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_called_noisy_before_there_is_anything_to_judge_by(pairs: PairSet, method: str) -> None:
+    trainer = make(pairs, method, epochs=3)
+    take_stock(trainer.model, trainer.parts.feed, config=trainer.config, epoch=0, images=len(pairs.image_ids))
+    assert bool((trainer.model.method.clean == 1).all())  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", ["features", "photos", "streamed"])

@@ -62,6 +62,8 @@ class DaaConfig(Config):
     """w of w·(1 − ASP), in each direction."""
     temperature: Annotated[float, Field(gt=0)] = 0.01
     """T of the soft ranks."""
+    rarity: Literal["captions", "images"] = "captions"
+    """A word is rare that few captions have (smoothed, as the public code counts), or that few images have (CIDEr)."""
 
 
 AnyMethodConfig = (

@@ -19,7 +19,7 @@ class NcrConfig(Config):
     margin: Annotated[float, Field(gt=0)] = 0.2
     """m of the hinge, for a pair that is surely right."""
     warmup: Share = 0.1
-    """Share of the epochs in which all pairs count as right and all negatives are averaged; NCR: 10 of 30."""
+    """Share of the epochs, one at least unless 0, in which all pairs count as right, all negatives averaged; NCR: ⅓."""
     noisy_from: Share = 1.0
     """Share of the epochs after warm-up from which pairs called noisy are trained on too; 1 for never. NCR: half."""
     threshold: Share = 0.5
@@ -36,7 +36,7 @@ class BicroConfig(Config):
     margin: Annotated[float, Field(gt=0)] = 0.2
     """m of the hinge, for a pair that is surely right."""
     warmup: Share = 0.2
-    """Share of the epochs that train on each batch's smallest losses only, all negatives averaged."""
+    """Share of the epochs, one at least unless 0, on each batch's smallest losses; negatives averaged."""
     warmup_keep: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of a batch that warm-up trains on; BiCro: 0.3 on COCO with 40% noise."""
     noisy_from: Share = 1.0
@@ -65,7 +65,7 @@ class NpcConfig(Config):
     learnable: bool = True
     """Does the scale learn?"""
     warmup: Share = 0.1
-    """Share of the epochs of plain cross entropy before the first bank; NPC starts from a trained CLIP instead."""
+    """Share of the epochs, one at least unless 0, before the first bank; NPC starts from a trained CLIP instead."""
     refresh: bool = True
     """Build the bank anew before each epoch; otherwise once, after warm-up."""
     threshold: Share = 0.9

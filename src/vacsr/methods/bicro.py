@@ -47,10 +47,10 @@ class Bicro(CoTeaching):
         other = Halves(*(x.flip(0) for x in halves))
         trusted = clean > self.config.threshold
         quality = agreement(other.score, relevance, margin=self.config.margin)
-        anchors = torch.where(trusted, quality + 1.0, quality).topk(
-            anchor_count(quality.shape[1], share=self.config.anchors), dim=1
-        )
-        y = two_sided_ratio(other, anchors.indices, usable=anchors.values >= 1.0)
+        best = torch.where(trusted, quality + 2.0 * self.config.margin, quality)  # quality lies within the margin
+        count = anchor_count(quality.shape[1], share=self.config.anchors)
+        anchors = best.argsort(dim=1, descending=True, stable=True)[:, :count]  # many have no cost and tie
+        y = two_sided_ratio(other, anchors, usable=trusted.gather(1, anchors))
         y = torch.where(trusted, 0.5 + 0.5 * y, y)
         return torch.where(y > self.config.label_threshold, y, 0.0)
 

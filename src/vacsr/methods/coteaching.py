@@ -59,7 +59,7 @@ class CoTeaching(Remembers):
     @torch.no_grad()
     def start_epoch(self, view: TrainingView) -> None:
         """After warm-up, fit a mixture to each network's losses before every epoch."""
-        warm = round(self.config.warmup * view.epochs)
+        warm = view.first_epochs(self.config.warmup)
         late = view.epoch - warm >= self.config.noisy_from * (view.epochs - warm)
         self.stage.fill_(WARM if view.epoch < warm else ALL if late else CLEAN)
         if view.epoch >= warm:

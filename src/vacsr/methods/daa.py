@@ -47,7 +47,7 @@ class Daa(nn.Module):
                 "method 'daa' compares the words of captions, and these data have none — "
                 "name the file with them: features:FILE,captions=FILE"
             )
-        table = word_table(captions, caption_image.cpu())
+        table = word_table(captions, caption_image.cpu(), rarity=self.config.rarity)
         self.vocabulary = table.size
         for name in self._TABLE:
             setattr(self, f"study_{name}", getattr(table, name))

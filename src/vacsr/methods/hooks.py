@@ -48,6 +48,13 @@ class TrainingView:
     embed: Callable[[], SetEmbeddings]
     """Computed when asked for, as it costs a pass over the training set."""
 
+    def first_epochs(self, share: float) -> int:
+        """So many epochs are this share of the run, rounded; one at least, unless the share is 0.
+
+        A short run must not skip its warm-up: what an untrained model thinks of a pair is no evidence.
+        """
+        return max(round(share * self.epochs), int(share > 0))
+
     def groups(self) -> Tensor:
         """All captions in random groups of a batch's size, other ones each epoch. -> [G, B]
 

@@ -71,7 +71,7 @@ def fit_gaussians(x: Tensor, *, steps: int = 10, tolerance: float = 1e-2, floor:
         if abs(likelihood - before) < tolerance:
             break
         before = likelihood
-    order = found.mean.argsort()
+    order = found.mean.argsort(stable=True)  # where all are equal, the component that has them stays first
     return Gaussians(*(values[order] for values in found))
 
 

@@ -15,6 +15,8 @@ from vacsr.methods.mixtures import fit_gaussians, rescaled
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
 
+_TINY = 1e-6  # a loss in float32 knows no smaller differences
+
 
 class Npc(Remembers):
     """Score = cosine. L = mean_i w_i·ℓ_i + mean of the neighbours' ℓ, with ℓ the two-way cross entropy of one pair.
@@ -60,7 +62,7 @@ class Npc(Remembers):
     @torch.no_grad()
     def start_epoch(self, view: TrainingView) -> None:
         """After warm-up, build the bank and find everybody's neighbours in it."""
-        warm = round(self.config.warmup * view.epochs)
+        warm = view.first_epochs(self.config.warmup)
         if view.epoch < warm or (view.epoch > warm and not self.config.refresh):
             return
         embedded = view.embed()
@@ -125,8 +127,11 @@ class Npc(Remembers):
 
 
 def pair_weights(before: Neighbours, after: Neighbours) -> Tensor:
-    """w = ½·(L_I/L'_I + L_T/L'_T); tanh(w) below 1, else 1. [B] four times -> [B]"""
-    ratios = [old.detach() / new.clamp_min(1e-8) for old, new in zip(before, after, strict=True)]
+    """w = ½·(L_I/L'_I + L_T/L'_T); tanh(w) below 1, else 1. [B] four times -> [B]
+
+    A neighbour that is learned so well that its loss rounds to 0 has nothing to lose: 0/0 counts as 1.
+    """
+    ratios = [(old.detach() + _TINY) / (new + _TINY) for old, new in zip(before, after, strict=True)]
     w = 0.5 * (ratios[0] + ratios[1])
     return torch.where(w < 1.0, w.tanh(), torch.ones_like(w))
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,18 +29,18 @@ class WordTable(NamedTuple):
     """V."""
 
 
-def word_table(captions: Sequence[str], caption_image: Tensor) -> WordTable:
-    """TF-IDF of M captions. As in CIDEr a word is rare that occurs with few images, however often with these.
+def word_table(
+    captions: Sequence[str], caption_image: Tensor, *, rarity: Literal["captions", "images"] = "captions"
+) -> WordTable:
+    """TF-IDF of M captions.
 
-    A word that every image has weighs nothing; a caption of such words alone is the zero vector.
+    ``rarity`` by captions is log((1 + M)/(1 + captions with the word)) + 1: every word weighs something. By images, as
+    in CIDEr, it is log(N/images with the word): a word that all images have weighs nothing, and a caption of such words
+    alone is the zero vector.
     """
     counts = [Counter(_WORD.findall(caption.lower())) for caption in captions]
-    images = caption_image.tolist()
-    seen = {(word, image) for found, image in zip(counts, images, strict=True) for word in found}
-    documents = Counter(word for word, _ in seen)
-    total = len(set(images))
-    place = {word: number for number, word in enumerate(sorted(documents))}
-    rare = {word: math.log(total / count) for word, count in documents.items()}
+    rare = _by_captions(counts) if rarity == "captions" else _by_images(counts, caption_image.tolist())
+    place = {word: number for number, word in enumerate(sorted(rare))}
     longest = max((len(found) for found in counts), default=0)
     words = torch.full((len(counts), max(1, longest)), len(place), dtype=torch.int64)
     weights = torch.zeros(words.shape)
@@ -49,6 +49,19 @@ def word_table(captions: Sequence[str], caption_image: Tensor) -> WordTable:
         weights[row, : len(found)] = torch.tensor([count * rare[word] for word, count in found.items()])
     weights = torch.nn.functional.normalize(weights, dim=1)
     return WordTable(words, weights, caption_image.clone(), captions_by_image(caption_image), len(place))
+
+
+def _by_captions(counts: Sequence[Counter[str]]) -> dict[str, float]:
+    """Smoothed as if one more caption had every word."""
+    with_word = Counter(word for found in counts for word in found)
+    return {word: math.log((1 + len(counts)) / (1 + count)) + 1.0 for word, count in with_word.items()}
+
+
+def _by_images(counts: Sequence[Counter[str]], images: Sequence[int]) -> dict[str, float]:
+    """However often a word occurs with an image, it counts once."""
+    seen = {(word, image) for found, image in zip(counts, images, strict=True) for word in found}
+    total = len(set(images))
+    return {word: math.log(total / count) for word, count in Counter(word for word, _ in seen).items()}
 
 
 def captions_by_image(caption_image: Tensor) -> Tensor:
