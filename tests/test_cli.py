@@ -491,7 +491,8 @@ def test_compare(vacsr: Command, tmp_path: Path) -> None:
     assert "2 cells, 1 already done" in answer.err
     assert answer.out.startswith("# Small\n\n## clean\n\n| method | seeds | RSUM |\n")
     assert answer.out.strip() == (out / "table.md").read_text(encoding="utf-8").strip()
-    assert vacsr("compare", file, "--out", out, "--seeds", "one").refused(2, "--seeds takes numbers")
+    assert vacsr("compare", file, "--out", out, "--seeds", "one").refused(2, "--seeds 'one', expected whole numbers")
+    assert vacsr("compare", file, "--out", out, "--seeds", "").refused(2, "expected whole numbers")
     assert vacsr("compare", file, "--out", out, "--row", "c").refused(2, "no row 'c'")
     assert vacsr("compare", tmp_path / "none.yaml").refused(2, "no such file")
 

@@ -127,6 +127,22 @@ def test_only_what_is_finished_is_collected(whole: Path, tmp_path: Path, vacsr: 
     assert sorted(str(path.parent.relative_to(out)) for path in out.rglob("report.json")) == NAMES[:2]
 
 
+def test_what_cannot_be_collected(whole: Path, tmp_path: Path, vacsr: Callable[..., Any]) -> None:
+    out, file = copy(whole, tmp_path / "out"), write(tmp_path)
+    answer = vacsr("compare", file, "--out", tmp_path / "none", "--only-collect")
+    assert answer.refused(4, "no cell of the table is finished in", "leave --only-collect out")
+    assert not (tmp_path / "none").exists()
+    for option in (["--row", "ours"], ["--jobs", "2"], ["--fresh"], ["--seeds", "0"], ["--only-collect"]):
+        assert vacsr("compare", file, "--from", whole / "results.json", *option).refused(2, "--from draws stored")
+    slip = write(tmp_path, columns=[{"key": "test.rsum"}, {"key": "test.rsun", "name": "slip"}])
+    assert "warning: no run has a figure for: slip (test.rsun)" in vacsr("compare", slip, "--out", out).err
+
+
+def test_a_seed_given_twice_counts_once(whole: Path, tmp_path: Path, vacsr: Callable[..., Any]) -> None:
+    out, file = copy(whole, tmp_path / "out"), write(tmp_path)
+    assert "| infonce | 1 |" in vacsr("compare", file, "--out", out, "--seeds", "1,1").out
+
+
 def test_the_table_is_drawn_again_from_its_data(whole: Path, tmp_path: Path, vacsr: Callable[..., Any]) -> None:
     file, again = write(tmp_path), tmp_path / "again"
     shown = vacsr("compare", file, "--from", whole / "results.json", "--out", again)

@@ -1,4 +1,4 @@
-"""What a newcomer copies must work: the recipes, and the commands and snippets of README.md and docs/."""
+"""What a newcomer copies must work: the recipes, and the recipes, SPEC strings and snippets of README.md and docs/."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,42 +39,11 @@ class Block(NamedTuple):
     text: str
 
 
-class Line(NamedTuple):
-    """A command that a page tells its reader to type."""
-
-    page: str
-    words: tuple[str, ...]
-
-
 def blocks(text: str) -> list[Block]:
     return [Block(*found) for found in FENCE.findall(text)]
 
 
-def fenced_commands(text: str) -> Iterator[str]:
-    """Lines of fenced blocks that start with vacsr, perhaps after a prompt; continued lines joined."""
-    for block in blocks(text):
-        for line in block.text.replace("\\\n", " ").splitlines():
-            command = line.strip().removeprefix("$ ")
-            if command.startswith("vacsr ") and block.language != "python":
-                yield command
-
-
-def inline_commands(text: str) -> Iterator[str]:
-    """Code spans such as `vacsr train FILE`, outside of fenced blocks."""
-    yield from re.findall(r"`(vacsr [^`\n]+)`", FENCE.sub("", text))
-
-
-def collect(source: Any) -> list[Line]:
-    found = [(page.name, line) for page in PAGES for line in source(page.read_text(encoding="utf-8"))]
-    return [Line(page, tuple(shlex.split(line, comments=True)[1:])) for page, line in found]
-
-
-FENCED, INLINE = collect(fenced_commands), collect(inline_commands)
 PARSER: Any = typer.main.get_command(app)
-
-
-def named(line: Line) -> str:
-    return f"{line.page}: {' '.join(line.words)}"
 
 
 def flatten(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -299,41 +268,6 @@ def test_the_flickr8k_recipe_has_the_settings_of_the_table() -> None:
 # ----------------------------------------------------------------------------------------------------------- pages
 
 
-def test_pages_hold_commands() -> None:
-    assert {"cli.md", "own-embeddings.md"} <= {line.page for line in FENCED}
-    shown = {line.words[0] for line in FENCED if line.page == "cli.md"}
-    assert shown == set(PARSER.commands), "docs/cli.md shows every command"
-
-
-@pytest.mark.parametrize("line", FENCED, ids=named)
-def test_fenced_command_parses(line: Line) -> None:
-    """The command exists and takes these options and arguments; nothing is run."""
-    name, *arguments = line.words
-    if name.startswith("-"):
-        assert name in {option for parameter in PARSER.params for option in parameter.opts} | {"--help"}
-        return
-    assert name in PARSER.commands
-    if "--help" not in arguments:
-        PARSER.commands[name].make_context(name, arguments)
-
-
-@pytest.mark.parametrize("line", INLINE, ids=named)
-def test_inline_command_exists(line: Line) -> None:
-    """A mention may be abridged, so only its command and its options are looked up."""
-    name, *arguments = line.words
-    if name == "COMMAND" or name.startswith("-"):
-        return
-    assert name in PARSER.commands
-    known = {option for parameter in PARSER.commands[name].params for option in parameter.opts} | {"--help"}
-    assert {word.partition("=")[0] for word in arguments if word.startswith("--")} <= known
-
-
-@pytest.mark.parametrize("line", FENCED + INLINE, ids=named)
-def test_files_of_the_repository_that_a_command_names_exist(line: Line) -> None:
-    ours = [word for word in line.words if word.startswith(("recipes/", "tables/"))]
-    assert [word for word in ours if not (ROOT / word).is_file()] == []
-
-
 def yaml_blocks() -> list[tuple[str, str]]:
     found = [(page.name, block) for page in PAGES for block in blocks(page.read_text(encoding="utf-8"))]
     return [(name, block.text) for name, block in found if block.language == "yaml"]
@@ -364,24 +298,6 @@ def test_the_page_on_data_tells_of_every_scheme_and_option() -> None:
     for name, scheme in SCHEMES.items():
         assert f"`{name}:" in text
         assert [option for option in scheme.options if f"{option}=" not in text] == []
-
-
-def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them: small letters, no marks, dashes for spaces."""
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
-def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8"))):
-        if "://" in link:
-            continue
-        name, _, anchor = link.partition("#")
-        target = page.parent / name if name else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
     """The same for files that belong together: all are whole on the disk before the first takes its name."""
     temporaries = tuple(target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets)
     for target in targets:
-        _make_folder(target.parent)
+        make_folder(target.parent)
     try:
         with disk_errors(targets[0]):
             yield temporaries
@@ -67,7 +67,8 @@ def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
             temporary.unlink(missing_ok=True)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; where that cannot be, say so."""
     try:
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -87,8 +88,11 @@ def _sync(path: Path) -> None:
 
 def write_text(target: Path, text: str) -> None:
     """Write a text file atomically."""
-    with atomic_path(target) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    try:
+        with atomic_path(target) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {target} ({error.strerror}) — choose another place") from error
 
 
 def write_json(target: Path, value: Any) -> None:

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -95,8 +95,26 @@ def parse(kind: type[C], raw: Mapping[str, Any]) -> C:
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        lines = [f"  {_field(item['loc'])}: {item['msg']}" for item in error.errors()]
+        lines = [f"  {_field(item['loc'])}: {_problem(kind, item)}" for item in error.errors()]
         raise ConfigError("the configuration does not fit:\n" + "\n".join(lines)) from error
+
+
+def _problem(kind: type[Config], item: Mapping[str, Any]) -> str:
+    """What pydantic says, but a field that does not exist is called that, with the one that may be meant."""
+    if item["type"] != "extra_forbidden":
+        return str(item["msg"])
+    return f"no such field{_nearest(str(item['loc'][-1]), _field_names(kind))}"
+
+
+def _field_names(kind: type[Config]) -> set[str]:
+    """Of a configuration and of those inside it."""
+    found = set(kind.model_fields)
+    for field in kind.model_fields.values():
+        inner = [field.annotation, *get_args(field.annotation)]
+        for part in inner:
+            if isinstance(part, type) and issubclass(part, Config):
+                found |= _field_names(part)
+    return found
 
 
 def _field(place: tuple[int | str, ...]) -> str:

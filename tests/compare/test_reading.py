@@ -93,6 +93,9 @@ def test_published_figures_come_from_a_group(below: Path) -> None:
         ({**BELOW, "published": ["published.yaml#x"]}, r"published.yaml has no group 'x' — choose one of: main"),
         ({**BELOW, "published": ["published.yaml#main"]}, r"values are not one for each of its keys"),
         ({**BELOW, "rows": [{"name": "a", "against": "z"}]}, r"'a' is against 'z', which is no row"),
+        ({"data": {"pairs": "x:"}, "method": {"name": "vacsr"}}, r"self.yaml is a recipe, .* vacsr train .*self.yaml"),
+        ({**BELOW, "page": {"drawn": ["z"]}}, r"page names the row 'z' — choose from: a, b"),
+        ({**BELOW, "page": {"gallery": {"setting": "z", "rows": ["a"]}}}, r"page names the setting 'z'"),
         (
             {**BELOW, "published": [{"name": "A", "source": "s", "values": {}, "beside": "z"}]},
             r"no row 'z' that 'A' could stand beside",

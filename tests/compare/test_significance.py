@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vacsr.report.queries import contributions
 from vacsr.report.tables import Comparison
 
 IMAGES, CAPTIONS = 12, 30
+OWNERS = torch.arange(CAPTIONS) % IMAGES
 METHODS = {"infonce": "infonce", "sigmoid": "sigmoid", "ours": "vacsr", "variant": "vacsr"}
 TABLE: dict[str, Any] = {
     "title": "Small world",
@@ -49,7 +51,9 @@ def outcomes(cell: Cell, queries: str = "same") -> list[Outcomes]:
     generator = np.random.default_rng([cell.seed, *cell.row.encode()])
     good = GOOD[cell.row]
     return [
-        Outcomes(protocol, "test", *(direction(generator, n, good, missing=m) for n in (IMAGES, CAPTIONS)), queries)
+        Outcomes(
+            protocol, "test", *(direction(generator, n, good, missing=m) for n in (IMAGES, CAPTIONS)), queries, OWNERS
+        )
         for protocol, m in (("flickr", 0), ("eccv", 5))
     ]
 
@@ -105,7 +109,7 @@ def test_each_row_against_the_best_baseline_or_its_own(table: Table, tmp_path: P
 
 
 def test_an_interval_against_a_plain_bootstrap(table: Table, tmp_path: Path) -> None:
-    """RSUM of seed means: images and captions drawn apart."""
+    """RSUM of seed means: images drawn with their captions."""
     done = list(cells(table, tmp_path / "out"))
     for cell in done:
         fill(cell, outcomes(cell))
@@ -122,11 +126,10 @@ def test_an_interval_against_a_plain_bootstrap(table: Table, tmp_path: Path) -> 
     generator = np.random.default_rng(7)
     draws = []
     for _ in range(4000):
-        total = 0.0
-        for ours, theirs in added.values():
-            chosen = generator.integers(0, len(ours), len(ours)).tolist()
-            total += statistics.fmean(ours[q] - theirs[q] for q in chosen)
-        draws.append(total)
+        chosen = generator.integers(0, IMAGES, IMAGES).tolist()
+        captions = [q for image in chosen for q in range(CAPTIONS) if int(OWNERS[q]) == image]
+        sides = zip(added.values(), (chosen, captions), strict=True)
+        draws.append(sum(statistics.fmean(ours[q] - theirs[q] for q in queries) for (ours, theirs), queries in sides))
     low, high = np.quantile(draws, [0.025, 0.975])
     close = 0.15 * float(np.std(draws))
     assert one.low == pytest.approx(low, abs=close)
@@ -138,6 +141,31 @@ def test_only_the_same_queries_are_paired(table: Table, tmp_path: Path) -> None:
     for cell in done:
         fill(cell, outcomes(cell, "others" if cell.row == "ours" and cell.seed == 1 else "same"))
     assert collect(table, done).comparisons == ()
+
+
+def test_rows_on_other_data_are_not_paired(table: Table, tmp_path: Path) -> None:
+    """As many queries, but others: `ours` has no partner left, and what varies it has."""
+    done = list(cells(table, tmp_path / "out"))
+    for cell in done:
+        fill(cell, outcomes(cell, "others" if cell.row in ("ours", "variant") else "same"))
+    assert {row for row, _ in named(collect(table, done).comparisons)} == {"variant"}
+
+
+def test_tests_over_several_data_stand_side_by_side(table: Table, tmp_path: Path) -> None:
+    """Each with as many queries as its own data have."""
+    changed = {"rows": [{**row, "against": "sigmoid" if row["name"] == "infonce" else ""} for row in TABLE["rows"]]}
+    changed["rows"][3]["against"] = "ours"
+    path = tmp_path / "other.yaml"
+    path.write_text(yaml.safe_dump({**TABLE, **changed}), encoding="utf-8")
+    done = list(cells(read_table(path), tmp_path / "out"))
+    for cell in done:
+        given = outcomes(cell, "few" if cell.row in ("ours", "variant") else "same")
+        if cell.row in ("ours", "variant"):
+            cut = [QueryOutcomes(*(tensor[:9] for tensor in one.t2i)) for one in given]
+            given = [replace(one, t2i=t2i, caption_image=OWNERS[:9]) for one, t2i in zip(given, cut, strict=True)]
+        fill(cell, given)
+    found = named(collect(read_table(path), done).comparisons)
+    assert {(one.row, one.against) for one in found.values()} == {("infonce", "sigmoid"), ("variant", "ours")}
 
 
 def test_without_outcomes_of_every_seed_nothing_is_tested(table: Table, tmp_path: Path) -> None:
@@ -163,7 +191,7 @@ def test_a_figure_that_its_queries_do_not_give_is_left_untested(table: Table, tm
 def test_contributions_by_hand() -> None:
     i2t = QueryOutcomes(torch.tensor([1.0, 6.0, torch.nan]).double(), torch.tensor([0.5, 0.0, torch.nan]).double())
     t2i = QueryOutcomes(torch.tensor([2.0]).double(), torch.tensor([0.25]).double())
-    one = Outcomes("flickr", "test", i2t, t2i, "")
+    one = Outcomes("flickr", "test", i2t, t2i, "", torch.tensor([1]))
     rsum = contributions(one, "test.rsum")
     assert rsum is not None
     np.testing.assert_array_equal(rsum["i2t"], [300.0, 100.0, np.nan])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from vacsr.errors import DataError, MissingExtra
 from vacsr.evaluate import captions, galleries
 from vacsr.evaluate.captions import FOLDS, CocoTest, coco_caption_image, coco_galleries, coco_test
-from vacsr.evaluate.protocols import protocol_galleries
+from vacsr.evaluate.protocols import fitting_protocols, protocol_galleries
 from vacsr.evaluate.retrieval import evaluate_scores, mean_result
 from vacsr.evaluate.score_files import MatrixIds
 from vacsr.evaluate.scored import MatrixScores
@@ -212,11 +213,24 @@ def test_the_real_galleries_have_the_published_sizes(whole: MatrixIds) -> None:
     assert (int(eccv.i2t.relevant[eccv.i2t.relevant > 0].min()), int(eccv.i2t.relevant.max())) == (6, 48)
 
 
+def patchwork(caption_image: torch.Tensor) -> torch.Tensor:
+    """Every fourth image has scores of the first kind, the next of the second, and so on. -> [5000, 25000]"""
+    scores = torch.empty(5000, len(caption_image))
+    for first, kind in enumerate(KINDS[:4]):
+        scores[first::4] = draw_scores(kind, caption_image, images=5000)[first::4]
+    return scores
+
+
+EVERY = pytest.mark.skipif("VACSR_EVERY" not in os.environ, reason="over a minute each — set VACSR_EVERY=1")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS[:-1])
+@pytest.mark.parametrize("kind", ["patchwork", *(pytest.param(kind, marks=EVERY) for kind in KINDS[:-1])])
 @pytest.mark.timeout(1800)
 def test_the_real_test_list_has_the_packages_figures(whole: MatrixIds, kind: str) -> None:
-    scores = draw_scores(kind, whole.caption_image, images=5000)
+    """All kinds of scores in one matrix, since the package takes its time; each kind alone on demand."""
+    same = kind == "patchwork"
+    scores = patchwork(whole.caption_image) if same else draw_scores(kind, whole.caption_image, images=5000)
     report = evaluate_scores(MatrixScores(scores), whole, protocols=list(PROTOCOLS))
     found = {result["protocol"]: result for result in report.results}
     recalls = [found["coco-1k"][way][key] for way in ("i2t", "t2i") for key in ("r1", "r5", "r10")]
@@ -229,14 +243,23 @@ def test_data_without_some_of_the_test_list(small: Small) -> None:
     gone = str(small.captions[7])
     kept = [row for row, name in enumerate(pairs.caption_ids) if name != gone]
     fewer = MatrixIds(pairs.image_ids, tuple(pairs.caption_ids[row] for row in kept), pairs.caption_image[kept])
-    with pytest.raises(DataError, match=f"lack 1 of COCO's 150 test captions, first caption '{gone}' — evaluate"):
+    with pytest.raises(
+        DataError, match=f"lack 1 of COCO's 150 test captions, first caption '{gone}'; the data begin with"
+    ):
         coco_galleries(fewer, source="coco", known=small.known)
     none = MatrixIds(("a",), ("a#0",), torch.tensor([0]))
     first = small.images[0]
     with pytest.raises(
-        DataError, match=f"lack 30 of COCO's 30 test images, first image '{first}' .* --protocol flickr"
+        DataError,
+        match=f"lack 30 of COCO's 30 test images, first image '{first}'; the data begin with 'a' .* ids .* flickr",
     ):
         coco_galleries(none, source="eccv", known=small.known)
+
+
+def test_protocols_that_fit(whole: MatrixIds) -> None:
+    none = MatrixIds(("a",), ("a#0",), torch.tensor([0]))
+    assert fitting_protocols(["eccv", "gone", "coco-1k"], whole) == ("eccv", "coco-1k")
+    assert fitting_protocols(["eccv"], none) == ("flickr",)
 
 
 def test_whose_captions_are(whole: MatrixIds) -> None:

@@ -225,6 +225,28 @@ def test_bad_uncertainties(vacsr: Command, files: Files) -> None:
     assert vacsr("evaluate", *options).refused(4, "u.npy has shape [12, 3]")
 
 
+def test_an_image_without_captions_is_told_of(vacsr: Command, files: Files) -> None:
+    """It asks nothing, but stands among the answers: the figures are those of the positives by hand."""
+    files.ids["caption_image"][:EACH] = [101] * EACH
+    out = files.folder / "out.json"
+    answer = vacsr("evaluate", *files.write(), "--json", out)
+    assert answer.code == 0
+    assert "warning: 1 of 12 images have no caption, first '100'" in answer.err
+    (found,) = json.loads(out.read_text(encoding="utf-8"))["results"]
+    owner = [int(name) - 100 for name in files.ids["caption_image"]]
+    firsts = [owner[int(files.score[row].argmax())] == row for row in range(1, IMAGES)]
+    assert found["i2t"]["r1"] == pytest.approx(100 * sum(firsts) / len(firsts))
+
+
+def test_half_precision_and_columns_first(vacsr: Command, files: Files) -> None:
+    files.score = files.score.astype(np.float16).astype(np.float32)
+    options = files.write()
+    expected = result(vacsr, files, *options)
+    for stored in (files.score.astype(np.float16), np.asfortranarray(files.score), files.score.astype(">f8")):
+        np.save(files.folder / "m.npy", stored)
+        assert result(vacsr, files, *options) == expected
+
+
 def test_unreadable_files(vacsr: Command, files: Files) -> None:
     options = files.write()
     whole = (files.folder / "m.npy").read_bytes()

@@ -86,10 +86,14 @@ def test_csv_has_the_full_numbers() -> None:
 def test_latex_escapes_and_sets_the_best_in_bold() -> None:
     found = to_latex(table(published=(OWN,)))
     assert r"\caption{Small \& \textless{}good\textgreater{}, clean." in found
-    assert r"method & seeds & R|SUM\_\% & $\sigma$ error & paper: RSUM \\" in found
+    assert r"method & seeds & R\textbar{}SUM\_\% & $\sigma$ error & paper: RSUM \\" in found
     assert r"P2RM \& co (published) & -- & 999.9 & -- & -- \\" in found
     assert r"b & 1 & \textbf{320.0}$^\dagger$ & -- & -- \\" in found
     assert r"305.0 $\pm$ 7.1" in found
+    odd = replace(table(), note="a_b ≥ [1]", title="x")
+    assert r"\caption{x, clean. a\_b $\ge$ {[}1{]} " in to_latex(odd)
+    low = replace(table(), values=(CellValues("a", "clean", 0, {"test": {"rsum": -1.5}}),))
+    assert r"a & 1 & \textbf{$-$1.5} & -- & -- \\" in to_latex(low)
     order = [found.index(word) for word in (r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}")]
     assert order == sorted(order)
 

@@ -20,14 +20,21 @@ def compare(
             "--with", metavar="FILE", help="Lay a file's fields over the table's, e.g. tables/parts/coco.yaml."
         ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Comma-separated, instead of the table's.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the table; default runs/TABLE.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Comma-separated, instead of the table's; e.g. 0,1,2.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the table; default runs/TABLE.")] = None,
     runs: Annotated[
-        Path | None, typer.Option(help="Folder of run folders, which tables may share; default --out.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of run folders, which tables may share; default --out.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes; several may share a GPU.")] = 1,
-    row: Annotated[list[str] | None, typer.Option(help="Only these rows; repeatable.")] = None,
-    against: Annotated[str | None, typer.Option(help="Also print every row's difference from this one.")] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(metavar="ROW", help="Run only these rows; repeatable. All finished are shown.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="ROW", help="Also print every row's difference from this one, in standard errors too."),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete runs of another recipe and start them again.")] = False,
     only_collect: Annotated[bool, typer.Option("--only-collect", help="Run nothing; take what is finished.")] = False,
     stored: Annotated[
@@ -46,11 +53,16 @@ def compare(
     if form not in FORMATS:
         raise UsageError(f"--format {form} — choose one of: {', '.join(FORMATS)}")
     folder = out or Path("runs") / table.stem
-    chosen = _numbers(seeds) if seeds else []
+    chosen = _numbers(seeds) if seeds is not None else []
     plan = read_table(table, overrides or [], layers=layers or [])
     if against is not None and against not in {variant.name for variant in plan.rows}:
         raise UsageError(f"no row '{against}' — the table has: {', '.join(variant.name for variant in plan.rows)}")
     if stored is not None:
+        if chosen or runs or row or fresh or only_collect or jobs > 1:
+            raise UsageError(
+                "--from draws stored figures and runs nothing — leave out --seeds, --runs, --jobs, --row, --fresh "
+                "and --only-collect"
+            )
         result = redraw(plan, stored, out, page=page)
     else:
         result = run_table(
@@ -66,4 +78,4 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise UsageError(f"--seeds takes numbers such as 0,1,2, not '{text}'") from error
+        raise UsageError(f"--seeds '{text}', expected whole numbers — type e.g. --seeds 0,1,2") from error

@@ -47,36 +47,54 @@ def evaluate(
         Path | None, typer.Argument(help="A run folder or a model folder; none with --scores.", show_default=False)
     ] = None,
     pairs: Annotated[
-        str | None, typer.Option(help="SPEC such as features:FILE,captions=FILE; default: the run's.")
+        str | None,
+        typer.Option(metavar="SPEC", help="Data such as features:FILE,captions=FILE; default: the run's."),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Split to report; default: test, or all where there is none.")
+        str | None, typer.Option(metavar="S", help="Split to report; default: test, or all where there is none.")
     ] = None,
-    protocol: Annotated[list[str] | None, typer.Option(help="Protocol; repeatable. Default: flickr.")] = None,
+    protocol: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="P",
+            help="flickr (all in one gallery, the data's labels), or on COCO's test images, by COCO's ids: coco-1k, "
+            "coco-5k, cxc, eccv. Repeatable; default: the run's, or flickr.",
+        ),
+    ] = None,
     judgments: Annotated[
-        list[Path] | None, typer.Option(help="File of human grades; repeatable. Default: the run's.")
+        list[Path] | None, typer.Option(metavar="FILE", help="Human grades; repeatable. Default: the run's.")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Also write the report as JSON.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the report as JSON.")] = None,
     pessimistic: Annotated[
         bool | None,
         typer.Option("--pessimistic/--stable", help="Among equal scores, wrong items first, or index order."),
     ] = None,
     bins: Annotated[Bins | None, typer.Option(help="Uncertainty bins of equal count, or of equal width.")] = None,
     scores: Annotated[
-        Path | None, typer.Option(help="Instead of RUN: scores [images, captions], .npy or .safetensors.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Instead of RUN: a matrix, a row an image, a column a caption; .npy or .safetensors."
+        ),
     ] = None,
-    ids: Annotated[Path | None, typer.Option(help="With --scores: JSON with the ids of images and captions.")] = None,
+    ids: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --scores: JSON with the lists images, captions and caption_image, all ids."
+        ),
+    ] = None,
     uncertainty: Annotated[
-        Path | None, typer.Option(help="With --scores: the uncertainty of every pair, a file of the same shape.")
+        Path | None,
+        typer.Option(metavar="FILE", help="With --scores: the uncertainty of every pair, a file of the same shape."),
     ] = None,
     posthoc: Annotated[
-        PostHocChoice | None, typer.Option(help="Uncertainty for a cosine method, from the run's training data.")
+        PostHocChoice | None,
+        typer.Option(help="Uncertainty for infonce, sigmoid or vse, fitted on the run's training data."),
     ] = None,
     device: Device = "auto",
 ) -> None:
     """Report retrieval, uncertainty and agreement with human grades, of a trained model or of anybody's scores.
 
-    Judgments, ties, bins and post-hoc uncertainty not given are the run's own, unless --pairs names other data.
+    What is not given is as in the run (of its protocols, those that fit the split), unless --pairs names other data.
     """
     from vacsr.files import write_json
 
@@ -93,26 +111,31 @@ def evaluate(
         given["posthoc"] = posthoc.value
     if scores is not None:
         if run is not None or ids is None:
-            raise UsageError("--scores stands for a RUN and needs --ids — type: evaluate --scores M.npy --ids ids.json")
+            raise UsageError(
+                "--scores stands for a RUN and needs --ids — type: vacsr evaluate --scores M.npy --ids ids.json"
+            )
         files = ScoreFiles(scores, ids, uncertainty)
         report = _judge_matrix(files, pairs, split=split, settings=_evaluate_settings({}, given))
     elif run is None or ids is not None or uncertainty is not None:
         raise UsageError(
-            "evaluate takes a RUN alone, or --scores with --ids — type: evaluate --scores M.npy --ids ids.json"
+            "evaluate takes a RUN alone, or --scores with --ids — type: vacsr evaluate runs/NAME, "
+            "or: vacsr evaluate --scores M.npy --ids ids.json"
         )
     else:
         own = {} if pairs else run_section(run, "evaluate")
-        report = _judge_run(run, pairs, split=split, settings=_evaluate_settings(own, given), device=device)
+        settings = _evaluate_settings(own, given)
+        report = _judge_run(run, pairs, split=split, settings=settings, device=device, asked="protocols" in given)
     if json is not None:
         write_json(json, report.to_json())
     typer.echo(report.to_markdown())
 
 
 def _judge_run(
-    run: Path, pairs: str | None, *, split: str | None, settings: EvaluateConfig, device: str
+    run: Path, pairs: str | None, *, split: str | None, settings: EvaluateConfig, device: str, asked: bool
 ) -> RetrievalReport:
-    """A trained model on its own data or on others."""
+    """A trained model on its own data or on others; protocols that nobody ``asked`` for now need not fit."""
     from vacsr.evaluate.exact import scene_truth
+    from vacsr.evaluate.protocols import fitting_protocols
     from vacsr.evaluate.retrieval import evaluate_retrieval
     from vacsr.scoring import PairScorer
     from vacsr.train.posthoc import run_posthoc
@@ -121,9 +144,10 @@ def _judge_run(
     if settings.posthoc != "none":
         scorer = run_posthoc(run, scorer.model, kind=settings.posthoc, device=device)
     data = _pairs_to_report(run, pairs, split=split)
+    protocols = settings.protocols if asked else fitting_protocols(settings.protocols, data)
     return evaluate_retrieval(
         scorer, data,
-        protocols=settings.protocols, judgments=_judgments(settings), ties=settings.ties, bins=settings.bins,
+        protocols=protocols, judgments=_judgments(settings), ties=settings.ties, bins=settings.bins,
         truth=scene_truth(pairs or run_pairs(run), data),
     )  # fmt: skip
 
@@ -184,9 +208,9 @@ def _pairs_to_report(run: Path, pairs: str | None, *, split: str | None) -> Pair
 
 
 def _evaluate_settings(own: dict[str, Any], given: dict[str, Any]) -> EvaluateConfig:
-    """The run's own judgments, ties, bins and post-hoc uncertainty, and on top of them the options that were given."""
+    """The run's own settings but for its splits, and on top of them the options that were given."""
     from vacsr.config import EvaluateConfig
     from vacsr.recipes import parse
 
-    known = {name: value for name, value in own.items() if name in ("judgments", "ties", "bins", "posthoc")}
+    known = {name: value for name, value in own.items() if name in EvaluateConfig.model_fields and name != "splits"}
     return parse(EvaluateConfig, {**known, **given})

@@ -81,10 +81,10 @@ def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], place: s
 
 
 def cells(table: Table, out: Path, *, seeds: Sequence[int] = ()) -> Iterator[Cell]:
-    """Every cell, row by row."""
+    """Every cell once, row by row."""
     for row in table.rows:
         for setting in table.settings:
-            for seed in seeds or setting.seeds or row.seeds or table.seeds:
+            for seed in dict.fromkeys(seeds or setting.seeds or row.seeds or table.seeds):
                 folder = out / setting.name / row.name / f"seed-{seed}"
                 recipe = table.recipe(row, setting, seed=seed)
                 yield Cell(row.name, setting.name, seed, recipe, folder, table.task, table.measures, table.steps)

@@ -22,10 +22,14 @@ def read_table(path: Path, overrides: Sequence[str] = (), *, layers: Sequence[Pa
     ``like: NAME`` for it with changes.
     """
     raw = _read(path, ())
+    if "rows" not in raw and "method" in raw:
+        raise UsageError(f"{path} is a recipe, expected a table with rows — train it: vacsr train {path}")
     for layer in layers:
         raw = _lay(raw, read_yaml(layer), layer)
     table = parse(Table, {**raw, "overrides": parse_overrides(overrides)})
     _check_names(table, path)
+    if "page" in read_yaml(path):  # what a page that was taken over misses is left out
+        _check_page(table, path)
     return table
 
 
@@ -101,3 +105,14 @@ def _check_names(table: Table, path: Path) -> None:
         if entry.beside and entry.beside not in rows:
             message = f"{path}: no row '{entry.beside}' that '{entry.name}' could stand beside"
             raise UsageError(f"{message} — name a row, or leave beside: out")
+
+
+def _check_page(table: Table, path: Path) -> None:
+    """The page shows rows and settings that are there; a slip would leave a part of it out."""
+    asked, known = table.page.gallery, {"row": table.rows, "setting": table.settings}
+    named = [("row", name) for name in (*table.page.drawn, *(asked.rows if asked else ()))]
+    named += [("setting", asked.setting)] if asked else []
+    for kind, name in named:
+        names = [variant.name for variant in known[kind]]
+        if name not in names:
+            raise UsageError(f"{path}: page names the {kind} '{name}' — choose from: {', '.join(names)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,10 @@ from vacsr.compare.page import RECORDS, read_records, run_records, write_page, w
 from vacsr.compare.significance import tested
 from vacsr.compare.table import Table
 from vacsr.errors import DataError, UsageError
-from vacsr.files import write_json, write_text
+from vacsr.files import make_folder, write_json, write_text
 from vacsr.report.formats import FILES, FORMATS
 from vacsr.report.stored import read_results, table_to_json
-from vacsr.report.tables import CellValues, ComparisonTable, Published
+from vacsr.report.tables import CellValues, ComparisonTable, Published, look_up
 from vacsr.train.folder import check_place
 
 
@@ -53,9 +54,13 @@ def compare(
     console = Console(stderr=True)
     if todo:
         console.print(f"{len(todo)} cells, {len(todo) - len(missing)} already done", highlight=False)
+        make_folder(out)  # hours of work should not end where nothing can be written
     failures = list(run_cells(missing, jobs=jobs, console=console, fresh=fresh))
     done = [cell for cell in every if cell.finished()]
+    if only_collect and not done:
+        raise DataError(f"no cell of the table is finished in {runs or out} — run it: leave --only-collect out")
     result = collect(table, done)
+    _tell_of_empty(result)
     write_results(result, out)
     if page:
         records = run_records(done)
@@ -75,6 +80,15 @@ def _refuse_outdated(missing: Sequence[Cell]) -> None:
             f"{cell.folder} holds a run of another recipe: {reason}{more} — choose another --out, "
             "or add --fresh to start those cells again"
         )
+
+
+def _tell_of_empty(result: ComparisonTable) -> None:
+    """A key with a slip looks like a figure that no method has."""
+    ours = [column for column in result.columns if not column.published]
+    empty = [column for column in ours if all(look_up(v.report, column.key) is None for v in result.values)]
+    if empty and result.values:
+        named = ", ".join(f"{column.name} ({column.key})" if column.name else column.key for column in empty)
+        warnings.warn(f"no run has a figure for: {named} — should one? compare the key with report.json", stacklevel=3)
 
 
 def collect(table: Table, done: Sequence[Cell]) -> ComparisonTable:

@@ -5,27 +5,38 @@ Seeds are averaged query by query first: the test is about the choice of queries
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vacsr.compare.cell import Cell
 from vacsr.compare.table import Table
 from vacsr.evaluate.outcomes import Outcomes, read_outcomes
-from vacsr.report.bootstrap import Array, paired_bootstrap
+from vacsr.report.bootstrap import Array, Part, paired_bootstrap
 from vacsr.report.queries import contributions, outcomes_of
 from vacsr.report.tables import Comparison, ComparisonTable
 
 _AGREE = 1e-6  # a figure is what its queries say, or it is left untested
 
 
+class _Side(NamedTuple):
+    """A row's figure, query by query."""
+
+    queries: str
+    """A digest of their ids."""
+    parts: dict[str, Array]
+    """Per direction, what each query adds, NaN where it is not asked. [Q] each"""
+    caption_image: NDArray[np.int64]
+    """The image of each caption. [M]"""
+
+
 class _Test(NamedTuple):
     row: str
     key: str
     against: str
-    parts: dict[str, Array]
-    """Per direction, what each query adds to the difference. [Q] each"""
+    difference: _Side
 
 
 def tested(table: Table, result: ComparisonTable, done: Sequence[Cell]) -> tuple[Comparison, ...]:
@@ -33,9 +44,9 @@ def tested(table: Table, result: ComparisonTable, done: Sequence[Cell]) -> tuple
     found: list[Comparison] = []
     for setting in result.settings:
         runs = [(cell, _outcomes(cell)) for cell in done if cell.setting == setting]
-        groups: dict[str, list[_Test]] = {}
+        groups: dict[tuple[str, str], list[_Test]] = {}
         for test in _tests(table, result, runs, setting):
-            groups.setdefault(test.key.partition(".")[0], []).append(test)
+            groups.setdefault((test.key.partition(".")[0], test.difference.queries), []).append(test)
         for group in groups.values():
             found += _bootstrap(group, setting, draws=table.draws)
     return tuple(found)
@@ -60,45 +71,49 @@ def _tests(
             against = row.against or ("" if row.name in result.baselines else best or "")
             ours, theirs = sides.get(row.name), sides.get(against)
             if ours is not None and theirs is not None and row.name != against and _same_queries(ours, theirs):
-                parts = {direction: ours[direction] - theirs[direction] for direction in ours}
-                yield _Test(row.name, column.key, against, parts)
+                parts = {direction: ours.parts[direction] - theirs.parts[direction] for direction in ours.parts}
+                yield _Test(row.name, column.key, against, ours._replace(parts=parts))
 
 
 def _averaged(
     result: ComparisonTable, runs: Sequence[tuple[Cell, tuple[Outcomes, ...]]], row: str, setting: str, key: str
-) -> dict[str, Array] | None:
-    """What each query adds to the row's figure, averaged over seeds; None where some seed cannot say. [Q] each"""
+) -> _Side | None:
+    """What each query adds to the row's figure, averaged over seeds; None where some seed cannot say."""
     seeds: list[dict[str, Array]] = []
     queries: set[str] = set()
+    owners: list[NDArray[np.int64]] = []
     for cell, outcomes in runs:
         one = outcomes_of(outcomes, key) if cell.row == row else None
         added = None if one is None else contributions(one, key)
         if one is not None and added is not None:
             seeds.append(added)
             queries.add(one.queries)
+            owners.append(one.caption_image.numpy())
     summary = result.summary(setting, row, key)
     if summary is None or len(seeds) != summary.seeds or len(queries) != 1:
         return None
     mean = {direction: np.mean([seed[direction] for seed in seeds], axis=0) for direction in seeds[0]}
     total = sum(float(np.nanmean(values)) for values in mean.values())
-    return mean if abs(total - summary.mean) <= _AGREE * max(1.0, abs(total)) else None
+    return _Side(queries.pop(), mean, owners[0]) if abs(total - summary.mean) <= _AGREE * max(1.0, abs(total)) else None
 
 
-def _same_queries(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> bool:
-    """The same directions, and the same queries asked in each."""
-    return ours.keys() == theirs.keys() and all(
-        np.array_equal(np.isnan(ours[direction]), np.isnan(theirs[direction])) for direction in ours
+def _same_queries(ours: _Side, theirs: _Side) -> bool:
+    """The same data, the same directions, and the same queries asked in each."""
+    return (ours.queries, ours.parts.keys()) == (theirs.queries, theirs.parts.keys()) and all(
+        np.array_equal(np.isnan(asked), np.isnan(theirs.parts[direction])) for direction, asked in ours.parts.items()
     )
 
 
 def _bootstrap(tests: Sequence[_Test], setting: str, *, draws: int) -> Iterator[Comparison]:
-    """All tests of one split and protocol by the same draws; a direction that a figure does not have adds nothing."""
-    parts: list[Array] = []
+    """All tests over the same queries by the same draws; a direction that a figure does not have adds nothing."""
+    parts: list[Part] = []
     for direction in ("i2t", "t2i"):
-        sizes = {len(test.parts[direction]) for test in tests if direction in test.parts}
-        if sizes:
-            (size,) = sizes
-            matrix = np.stack([test.parts.get(direction, np.zeros(size)) for test in tests], axis=1)
-            parts.append(matrix[~np.isnan(matrix).any(axis=1)])
+        known = [test.difference.parts[direction] for test in tests if direction in test.difference.parts]
+        if known:
+            none = np.zeros(len(known[0]))
+            matrix = np.stack([test.difference.parts.get(direction, none) for test in tests], axis=1)
+            asked = ~np.isnan(matrix).any(axis=1)
+            image = np.arange(len(matrix)) if direction == "i2t" else tests[0].difference.caption_image
+            parts.append(Part(matrix[asked], image[asked]))
     for test, found in zip(tests, paired_bootstrap(parts, draws=draws), strict=True):
         yield Comparison(setting, test.row, test.key, test.against, *found)

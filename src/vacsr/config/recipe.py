@@ -18,7 +18,7 @@ class EvaluateConfig(Config):
     splits: tuple[str, ...] = ("dev", "test")
     """Splits of data.pairs to report; those absent are left out."""
     protocols: tuple[str, ...] = ("flickr",)
-    """`flickr`: the whole split is the gallery."""
+    """`flickr`: the whole split in one gallery. On COCO's test images: `coco-1k`, `coco-5k`, `cxc`, `eccv`."""
     judgments: tuple[str, ...] = ()
     """Files of human grades for the report."""
     ties: Literal["stable", "pessimistic"] = "stable"

@@ -28,7 +28,7 @@ from vacsr.evaluate.ranks import Positives
 Source = Literal["coco", "cxc", "eccv"]
 Matches = Mapping[int, Sequence[int]]
 FOLDS = 5
-_HOW = "evaluate the split test of coco:ROOT, or choose --protocol flickr"
+_HOW = "name images by COCO's image ids and captions by its annotation ids, as coco:ROOT with split test does"
 
 
 class CocoTest(NamedTuple):
@@ -88,7 +88,8 @@ def coco_caption_image(image_ids: Sequence[str], caption_ids: Sequence[str]) -> 
     for name in caption_ids:
         number = int(name) if name.isdecimal() else -1
         if number not in known.matches["coco"]["t2i"]:
-            raise DataError(f"caption {name!r} is not one of COCO's test captions — say whose it is: caption_image")
+            message = f"caption {name!r} is not one of COCO's test captions, which are annotation ids such as 770337"
+            raise DataError(f"{message} — name captions so; for other data choose --protocol flickr with caption_image")
         owner = str(known.image_of(number))
         if owner not in images:
             raise DataError(f"caption {name!r} is of image {owner!r}, which is not among the images — add it")
@@ -110,7 +111,8 @@ class _Rows:
             missing = [name for name in wanted if str(name) not in found]
             if missing:
                 message = f"the data lack {len(missing):,} of COCO's {len(wanted):,} test {kind}s, first {kind}"
-                raise DataError(f"{message} '{missing[0]}' — {_HOW}")
+                given = f"'{missing[0]}'; the data begin with {next(iter(found), None)!r}"
+                raise DataError(f"{message} {given} — {_HOW}, or choose --protocol flickr")
 
 
 def _gallery(captions: Sequence[int], known: CocoTest, *, source: Source, rows: _Rows) -> Gallery:

@@ -39,6 +39,8 @@ class Outcomes:
     t2i: QueryOutcomes
     queries: str
     """A digest of the ids: outcomes of two systems may be paired where it is the same."""
+    caption_image: Tensor
+    """The image row of each caption: queries of one image fare alike. [M] int64"""
 
     def of(self, direction: Direction) -> QueryOutcomes:
         """One direction."""
@@ -57,7 +59,8 @@ def query_outcomes(
             best[rows], precision[rows] = best_ranks(own), average_precisions_at_r(own)
         found[direction] = QueryOutcomes(best, precision)
     ids = "\0".join((*pairs.image_ids, "", *pairs.caption_ids)).encode(errors="surrogatepass")
-    return Outcomes(protocol, pairs.split, found["i2t"], found["t2i"], hashlib.sha256(ids).hexdigest())
+    digest, owner = hashlib.sha256(ids).hexdigest(), pairs.caption_image.cpu()
+    return Outcomes(protocol, pairs.split, found["i2t"], found["t2i"], queries=digest, caption_image=owner)
 
 
 def write_outcomes(path: Path, outcomes: Sequence[Outcomes]) -> None:
@@ -68,6 +71,7 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcomes]) -> None:
         for direction in DIRECTIONS
         for name, tensor in found.of(direction)._asdict().items()
     }
+    tensors |= {f"{number}.caption_image": found.caption_image.clone() for number, found in enumerate(outcomes)}
     named = [{"protocol": one.protocol, "split": one.split, "queries": one.queries} for one in outcomes]
     write_tensors(path, tensors, metadata={"outcomes": json.dumps(named)})
 
@@ -83,6 +87,7 @@ def read_outcomes(path: Path) -> tuple[Outcomes, ...]:
                 protocol=named["protocol"],
                 split=named["split"],
                 queries=named["queries"],
+                caption_image=tensors[f"{number}.caption_image"],
             )
             for number, named in enumerate(json.loads(metadata["outcomes"]))
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from vacsr.data.labelled import LabelledPairs
-from vacsr.errors import UsageError
+from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.captions import FOLDS, coco_galleries
 from vacsr.evaluate.galleries import Gallery
 
@@ -37,3 +37,21 @@ def protocol_galleries(names: Sequence[str], pairs: LabelledPairs) -> dict[str, 
     """
     check_protocols(names)
     return {name: PROTOCOLS[name](pairs) for name in names}
+
+
+def fitting_protocols(names: Sequence[str], pairs: LabelledPairs) -> tuple[str, ...]:
+    """Those that are known and that the data hold the images of; ``flickr``, which fits all data, where none is.
+
+    >>> from vacsr.data import load_pairs
+    >>> fitting_protocols(["flickr"], load_pairs("synthetic:images=4", split="train"))
+    ('flickr',)
+    """
+    return tuple(name for name in names if name in PROTOCOLS and _fits(name, pairs)) or ("flickr",)
+
+
+def _fits(name: str, pairs: LabelledPairs) -> bool:
+    try:
+        protocol_galleries([name], pairs)
+    except DataError:
+        return False
+    return True

@@ -8,6 +8,7 @@ caption.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,18 @@ def _rows(ids: IdFile, owner: Mapping[str, str]) -> Tensor:
             message = f"caption {caption!r} belongs to image {owner[caption]!r}, which {ids.path} does not list"
             raise DataError(f"{message} — caption_image holds image ids, not row numbers; add the image")
         found.append(place[owner[caption]])
-    return torch.tensor(found)
+    labels = torch.tensor(found)
+    _tell_of_silent(ids, labels)
+    return labels
+
+
+def _tell_of_silent(ids: IdFile, labels: Tensor) -> None:
+    """An image without captions is a wrong answer to every caption, and no query: averages leave it out."""
+    count = torch.bincount(labels, minlength=len(ids.images))
+    silent = (count == 0).nonzero().flatten().tolist()
+    if silent:
+        number = f"{len(silent):,} of {len(ids.images):,} images have no caption, first {ids.images[silent[0]]!r}"
+        warnings.warn(f"{number}: image→text figures are over the others", stacklevel=4)
 
 
 def read_scores(path: Path, ids: IdFile, *, uncertainty: Path | None = None) -> MatrixScores:
@@ -162,7 +174,8 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     except (UnicodeDecodeError, ValueError) as error:
         raise DataError(f"{path} is not JSON ({error}) — write or copy it again") from error
     if not isinstance(given, dict):
-        raise DataError(f'{path} holds a {type(given).__name__}, expected {{"images": […], "captions": […]}}')
+        message = f'{path} holds a {type(given).__name__}, expected {{"images": […], "captions": […]}}'
+        raise DataError(f"{message} — write such an object")
     return given
 
 

@@ -1,7 +1,8 @@
-"""Paired bootstrap over queries: would another draw of queries say the same of two systems?
+"""Paired bootstrap over queries: would another draw of images say the same of two systems?
 
-Both systems answered the same queries, so what is drawn anew, with replacement, are the queries' differences. Images
-and captions are drawn apart, each as often as there are; all comparisons share the draws.
+Both systems answered the same queries, so what is drawn anew, with replacement, are the queries' differences. An image
+is drawn with its captions, since these fare alike: drawn apart they would make intervals too narrow by a fifth. All
+comparisons share the draws.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_ELEMENTS = 1 << 22  # drawn queries in memory at a time
+_ELEMENTS = 1 << 22  # drawn images in memory at a time
 
 
 class Interval(NamedTuple):
@@ -27,33 +28,53 @@ class Interval(NamedTuple):
     """Two-sided: twice the share of draws on the rarer side of 0, the data themselves counted as one draw."""
 
 
-def paired_bootstrap(parts: Sequence[Array], *, draws: int = 10_000, seed: int = 0) -> list[Interval]:
-    """C comparisons at once; a figure is the sum over ``parts`` (image queries, caption queries) of a mean.
+class Part(NamedTuple):
+    """One direction's queries: what each adds to one system's figure less what it adds to the other's."""
 
-    Each part holds what each query adds to one system's figure less what it adds to the other's. [Q_part, C] -> C
+    values: Array
+    """[Q, C], C comparisons at once"""
+    image: NDArray[np.int64]
+    """The image that each query is, or belongs to. [Q]"""
 
-    >>> better = np.full((50, 1), 2.0)
+
+def paired_bootstrap(parts: Sequence[Part], *, draws: int = 10_000, seed: int = 0) -> list[Interval]:
+    """C comparisons at once; a figure is the sum over ``parts`` (image queries, caption queries) of a mean. -> C
+
+    >>> better = Part(np.full((50, 1), 2.0), np.arange(50))
     >>> paired_bootstrap([better], draws=100)[0].low
     2.0
     """
-    generator = np.random.default_rng(seed)
-    drawn = sum(drawn_means(part, draws=draws, generator=generator) for part in parts)
-    assert not isinstance(drawn, int), "at least one part"
-    difference = np.sum([part.mean(axis=0) for part in parts], axis=0)
+    drawn = drawn_figures(parts, draws=draws, generator=np.random.default_rng(seed))
+    difference = np.sum([part.values.mean(axis=0) for part in parts], axis=0)
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
     rarer = np.minimum((drawn <= 0).sum(axis=0), (drawn >= 0).sum(axis=0))
-    p = np.minimum(1.0, 2 * (rarer + 1) / (draws + 1))
+    p = np.minimum(1.0, 2 * (rarer + 1) / (len(drawn) + 1))
     return [Interval(*map(float, found)) for found in zip(difference, low, high, p, strict=True)]
 
 
-def drawn_means(values: Array, *, draws: int, generator: np.random.Generator) -> Array:
-    """Means over queries drawn with replacement. [Q, C] -> [draws, C]"""
-    queries = len(values)
-    means = np.empty((draws, values.shape[1]))
-    step = max(1, _ELEMENTS // queries)
+def drawn_figures(parts: Sequence[Part], *, draws: int, generator: np.random.Generator) -> Array:
+    """The figure over images drawn with replacement; a draw without any query of some part is left out. -> [D, C]"""
+    images, place = np.unique(np.concatenate([part.image for part in parts]), return_inverse=True)
+    owners = np.split(place, np.cumsum([len(part.image) for part in parts])[:-1])
+    grouped = [_by_image(part.values, owner, len(images)) for part, owner in zip(parts, owners, strict=True)]
+    found = []
+    step = max(1, _ELEMENTS // len(images))
     for start in range(0, draws, step):
-        count = min(step, draws - start)
-        chosen = generator.integers(0, queries, (count, queries)) + queries * np.arange(count)[:, None]
-        times = np.bincount(chosen.ravel(), minlength=count * queries).reshape(count, queries)
-        means[start : start + count] = times @ values / queries
-    return means
+        times = _times(min(step, draws - start), len(images), generator)
+        with np.errstate(invalid="ignore"):  # 0/0: no query of this part was drawn
+            found.append(sum(times @ total / (times @ count) for total, count in grouped))
+    figures = np.concatenate(found)
+    return figures[~np.isnan(figures).any(axis=1)]
+
+
+def _by_image(values: Array, owner: NDArray[np.int64], images: int) -> tuple[Array, Array]:
+    """Sum and number of each image's queries. [Q, C], [Q] -> [I, C], [I, 1]"""
+    total = np.zeros((images, values.shape[1]))
+    np.add.at(total, owner, values)
+    return total, np.bincount(owner, minlength=images)[:, None].astype(float)
+
+
+def _times(draws: int, images: int, generator: np.random.Generator) -> Array:
+    """How often each image is drawn. -> [draws, I]"""
+    chosen = generator.integers(0, images, (draws, images)) + images * np.arange(draws)[:, None]
+    return np.bincount(chosen.ravel(), minlength=draws * images).reshape(draws, images).astype(float)

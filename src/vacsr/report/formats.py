@@ -21,6 +21,8 @@ _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "±": r"$\pm$", "–": "--", "−": "$-$", "→": r"$\to$", "∞": r"$\infty$", "×": r"$\times$",
+    "≥": r"$\ge$", "≤": r"$\le$", "≈": r"$\approx$", "·": r"$\cdot$", "²": "$^2$", "…": r"\ldots{}",
+    "|": r"\textbar{}", "[": "{[}", "]": "{]}",  # a bracket after a line's end would be its option
     "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "σ": r"$\sigma$", "τ": r"$\tau$", "μ": r"$\mu$",
     _BETTER: r"$^\dagger$", _WORSE: r"$^\ddagger$",
 }  # fmt: skip
@@ -161,18 +163,21 @@ def _latex_table(table: ComparisonTable, setting: str) -> str:
     shown = grid(table, setting)
     lines = [" & ".join(map(latex, shown.head)), r"\midrule"]
     for line in shown.lines:
-        cells = [
-            (rf"\textbf{{{latex(cell.mean)}}}" if cell.bold else latex(cell.mean)) + latex(cell.rest)
-            for cell in line.cells
-        ]
+        cells = [_latex_cell(cell) for cell in line.cells]
         lines.append(" & ".join([latex(line.name), latex(line.seeds), *cells]))
     body = "\n".join(line if line.startswith(r"\midrule") else rf"{line} \\" for line in lines)
-    caption = " ".join(latex(part) for part in (f"{table.title}, {setting}.", *shown.notes))
+    told = [f"{table.title}, {setting}.", *([table.note] if table.note else []), *shown.notes]
+    caption = " ".join(map(latex, told))
     places = "lr" + "r" * len(table.columns)
     return (
         f"\\begin{{table}}[t]\n\\centering\n\\caption{{{caption}}}\n"
         f"\\begin{{tabular}}{{{places}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
     )
+
+
+def _latex_cell(cell: Shown) -> str:
+    mean = latex(cell.mean.replace("-", "−"))  # a minus, not a hyphen
+    return (rf"\textbf{{{mean}}}" if cell.bold else mean) + latex(cell.rest)
 
 
 def latex(text: str) -> str:
