@@ -18,7 +18,8 @@ from vacsr.distributions import (
     relaxed_one_hot,
     ste_sigmoid,
 )
-from vacsr.pairwise import PairBlock, cosines
+from vacsr.draws import PairNoise
+from vacsr.pairwise import AlignedNoise, PairBlock, cosines
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,7 @@ class VacsrObjective:
             "sigma_pos": torch.where(block.relevance, sigma, 0.0).sum() / block.positives,
             "sigma_neg": self.sigma_negative(negative, draw, block, informative),
         }
-        if draw.cosine is not None and c.cosine_weight > 0:
-            bce = reconstruction_error(draw.cosine, block.relevance.to(draw.cosine.dtype), kind="bce")
-            parts["cosine"] = bce.sum() / block.batch
+        parts |= self.cosine(draw, block)
         return LossTerms(self.total(parts), parts)
 
     def total(self, parts: dict[str, Tensor]) -> Tensor:
@@ -134,17 +133,23 @@ class VacsrObjective:
     def draw(self, adapter: VariationalAdapter, v: Tensor, t: Tensor, *, block: PairBlock) -> PairDraw:
         """Sample z once for every pair and decode it."""
         hidden = adapter.features(v.unsqueeze(1), t.unsqueeze(0))
+        return self.draw_from(adapter, hidden, cosine=cosines(v, t), noise=block.noise)
+
+    def draw_from(
+        self, adapter: VariationalAdapter, hidden: Tensor, *, cosine: Tensor, noise: PairNoise | AlignedNoise
+    ) -> PairDraw:
+        """The same from the trunk's output, for pairs in any order. [..., H], [...] -> fields [..., K, D] and [...]"""
         posterior = adapter.posterior(hidden)
-        gumbel = block.noise.gumbel(adapter.components)
+        gumbel = noise.gumbel(adapter.components)
         weights = relaxed_one_hot(
             posterior.log_alpha, gumbel, temperature=self.config.gumbel_temperature, hard=self.config.gumbel_hard
         )
-        noise = block.noise.normal(adapter.components * adapter.latent).view_as(posterior.mean)
-        z = mixture_draw(posterior.mean, posterior.log_var, weights=weights, noise=noise)
+        normal = noise.normal(adapter.components * adapter.latent).view_as(posterior.mean)
+        z = mixture_draw(posterior.mean, posterior.log_var, weights=weights, noise=normal)
         sigma_log_var = adapter.log_var(hidden.detach()) if self.config.sigma_detach else posterior.log_var
         bounded = adapter.config.variance == "sigmoid"
-        decoded, cosine = adapter.decode(z).float(), adapter.residual_logit(cosines(v, t))
-        return PairDraw(posterior, weights, sigma_log_var, bounded, decoded, cosine)
+        decoded, residual = adapter.decode(z).float(), adapter.residual_logit(cosine)
+        return PairDraw(posterior, weights, sigma_log_var, bounded, decoded, residual)
 
     def targets(self, draw: PairDraw, block: PairBlock) -> Tensor:
         """The labels, moved by ``correction`` towards the cosine's own detached score where asked for. [R, C]"""
@@ -160,10 +165,21 @@ class VacsrObjective:
 
     def kl(self, draw: PairDraw, block: PairBlock, informative: Tensor) -> Tensor:
         """Bound on the KL to N(0, I): mean over all pairs, or over each row's positives and hard negatives."""
-        kl = mixture_kl_bound(draw.posterior, free_bits=self.config.free_bits)
+        kl = self.kl_bound(draw)
         if self.config.kl_pairs == "all":
             return kl.sum() / block.pairs
         return mean_over_rows(kl, informative | block.relevance, rows=block.batch)
+
+    def kl_bound(self, draw: PairDraw) -> Tensor:
+        """Of every pair. [R, C]"""
+        return mixture_kl_bound(draw.posterior, free_bits=self.config.free_bits)
+
+    def cosine(self, draw: PairDraw, block: PairBlock) -> dict[str, Tensor]:
+        """The sigmoid loss of the residual alone, where there is one and it counts."""
+        if draw.cosine is None or self.config.cosine_weight == 0:
+            return {}
+        bce = reconstruction_error(draw.cosine, block.relevance.to(draw.cosine.dtype), kind="bce")
+        return {"cosine": bce.sum() / block.batch}
 
     def sigma_variance(self, draw: PairDraw) -> Tensor:
         """v of L_σ: from logσ² mixed with the draw's Gumbel weights (or α). [R, C, D]"""

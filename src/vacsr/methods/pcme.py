@@ -34,6 +34,7 @@ class Pcme(nn.Module):
         super().__init__()
         self.config = config
         self.log_var_start = config.log_var_start
+        self.pair_width = config.samples**2
         self.affine = nn.Parameter(torch.tensor([config.scale, config.shift]), config.learnable)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:

@@ -12,15 +12,15 @@ from torch.optim import Optimizer
 
 from vacsr.config import TrainConfig
 from vacsr.methods.base import Embedding
+from vacsr.methods.compiled import compile_pairs
 from vacsr.methods.model import MatchingModel
+from vacsr.methods.tiled import PairLoss, TiledLoss, tile_shape
 from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock, batch_block
+from vacsr.pairwise import batch_block
 from vacsr.train.distributed import World, gather_rows, sum_gradients, sum_over_ranks
 from vacsr.train.feed import Batch, TrainTensors
 from vacsr.train.lookahead import look_ahead
 from vacsr.train.mixing import mixer_of
-
-PairLoss = Callable[[Embedding, Embedding, PairBlock], LossTerms]
 
 
 class TrainStep:
@@ -40,26 +40,37 @@ class TrainStep:
         self.side = torch.cuda.Stream() if apart else None  # type: ignore[no-untyped-call]
         self.mixer = mixer_of(model, data, world=world)
         self.look_ahead = look_ahead(model, data, config=config, world=world)
-        self.pair_loss: PairLoss = model.method.loss
+        self.pair_loss: PairLoss = self._plain_pair_loss()
         self.loss: Callable[[Batch, Tensor], LossTerms] = self._loss
         if config.compile is True or (config.compile == "auto" and self.device.type == "cuda"):
             self._compile()
         self.may_give_up = config.compile == "auto" and config.accumulate == 1
 
+    def _plain_pair_loss(self) -> PairLoss:
+        """The method's loss, uncompiled, whole or in tiles."""
+        method, batch = self.model.method, self.config.batch_size
+        own = self.world.rows(batch) if method.pairwise else slice(0, batch)
+        shape = tile_shape(method, self.config.tile, rows=own.stop - own.start, columns=batch)
+        return method.loss if shape is None else TiledLoss(method, shape)
+
     def _compile(self) -> None:
-        """On features all of the loss; with towers the blocks, one compilation for all of a kind, and the pairs."""
-        if not self.model.has_towers:
-            self.loss = torch.compile(self._loss, dynamic=False)
-        else:
-            self.model.compile_blocks(True)
-            self.pair_loss = torch.compile(self.model.method.loss, dynamic=False)
+        """On features all of the loss; with towers the blocks, one compilation for all of a kind, and the pairs.
+
+        Of tiles only one is compiled: the walk over them is a loop that a compiler would unroll.
+        """
+        plain = self.pair_loss
+        if not self.model.has_towers and not isinstance(plain, TiledLoss):
+            self.loss = compile_pairs(self._loss)
+            return
+        self.model.compile_blocks(True)
+        self.pair_loss = plain.compiled() if isinstance(plain, TiledLoss) else compile_pairs(plain)
 
     def _uncompile(self, error: Exception) -> None:
         """Where the compiler gives up, say so and go on without it; a step that did not end has changed nothing."""
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         warnings.warn(f"torch.compile gave up ({first}); training goes on uncompiled", stacklevel=3)
         self.model.compile_blocks(False)
-        self.loss, self.pair_loss = self._loss, self.model.method.loss
+        self.loss, self.pair_loss = self._loss, self._plain_pair_loss()
         self.optimizer.zero_grad(set_to_none=True)
         self.may_give_up = False
 

@@ -1,0 +1,182 @@
+"""Time and peak memory of the adapter's step, dense and in tiles, over batch sizes; the sigmoid loss for comparison.
+
+    python benchmarks/tiled_training.py [--dim 1024] [--batches 128,512,...] [--tile auto] [--precision bf16]
+                                        [--compile] [--graph] [--json FILE]
+
+Adapter only: the embeddings are random leaves, there are no towers and no optimiser. A step is loss and backward.
+``ratio`` is the step's time over that of its matrix products at the rate of one large product in the same run. Where a
+batch does not fit, its row says so. Memory is CUDA's peak of allocated bytes above what was held before the step.
+Without a GPU a small run shows that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from _graphs import captured
+from vacsr.config import SigmoidConfig, VacsrConfig
+from vacsr.methods.base import Embedding
+from vacsr.methods.compiled import compile_pairs
+from vacsr.methods.sigmoid import Sigmoid
+from vacsr.methods.tiled import PairLoss, TiledLoss, tile_shape
+from vacsr.methods.vacsr import Vacsr
+from vacsr.pairwise import batch_block
+from vacsr.train.precision import matmul_precision
+
+GIB = 2**30
+BATCHES = {"cuda": [128, 512, 1024, 2048, 4096], "cpu": [16, 32, 64]}
+SECONDS = 2.0  # spent on timing one row
+Step = Callable[[], None]
+
+
+def adapter_flops(method: Vacsr, batch: int) -> float:
+    """Of all matrix products of a step: forward, and twice that backward."""
+    a = method.adapter
+    weights = a.trunk.weight.numel() + a.mean_heads.weight.numel() + a.log_var_heads.weight.numel()
+    return 3 * 2.0 * weights * batch**2
+
+
+def make_step(loss: PairLoss, method: nn.Module, batch: int, dim: int, *, half: bool, device: str) -> Step:
+    """Loss and backward of random unit vectors; five captions share an image."""
+    generator = torch.Generator().manual_seed(0)
+    sides = nn.functional.normalize(torch.randn(2, batch, dim, generator=generator), dim=-1).to(device)
+    v, t = (side.clone().requires_grad_() for side in sides)
+    images = (torch.arange(batch) // 5)[torch.randperm(batch, generator=generator)].to(device)
+    learning = [p for p in method.parameters() if p.requires_grad]
+    seed, number = torch.zeros((), dtype=torch.int64, device=device), torch.ones((), dtype=torch.int64, device=device)
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            terms = loss(Embedding(v), Embedding(t), batch_block(images, seed=seed, step=number))
+        torch.autograd.grad(terms.total, [v, t, *learning])
+
+    return step
+
+
+def milliseconds(step: Step, *, device: str) -> float:
+    """Median of single steps, warm."""
+    times: list[float] = []
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    began = time.perf_counter()
+    while len(times) < 3 or (time.perf_counter() - began < SECONDS and len(times) < 100):
+        wait()
+        started = time.perf_counter()
+        step()
+        wait()
+        times.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(times)
+
+
+def peak_gib(step: Step) -> float:
+    """Above what is held now; after a step that has compiled."""
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / GIB
+
+
+def ceiling(*, half: bool) -> float:
+    """FLOP/s of one large product."""
+    dtype, size = torch.bfloat16 if half else torch.float32, 8192
+    a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
+    for _ in range(5):
+        a @ b
+    return 2.0 * size**3 / (1e-3 * milliseconds(lambda: a @ b, device="cuda"))  # type: ignore[arg-type, return-value]
+
+
+def measure(step: Step, *, device: str, graph: bool) -> dict[str, float | None]:
+    """Peak memory as it is, time as it is or replayed."""
+    if device == "cpu":
+        step()
+        return {"ms": milliseconds(step, device=device), "peak_gib": None}
+    try:
+        peak = peak_gib(step)
+        return {"ms": milliseconds(captured(step) if graph else step, device=device), "peak_gib": peak}
+    except torch.OutOfMemoryError:
+        return {"ms": None, "peak_gib": None}
+    finally:
+        torch.cuda.empty_cache()
+
+
+def losses(args: argparse.Namespace, batch: int, *, device: str) -> dict[str, tuple[nn.Module, PairLoss]]:
+    """By name; one compilation serves one batch size."""
+    torch.manual_seed(0)
+    vacsr, sigmoid = Vacsr(args.dim, VacsrConfig()).to(device), Sigmoid(SigmoidConfig()).to(device)
+    found: dict[str, tuple[nn.Module, PairLoss]] = {"sigmoid": (sigmoid, sigmoid.loss), "dense": (vacsr, vacsr.loss)}
+    shape = tile_shape(vacsr, args.tile, rows=batch, columns=batch)
+    if shape is not None:
+        found[f"tiles {shape.rows}×{shape.cols}"] = vacsr, TiledLoss(vacsr, shape)
+    if not args.compile:
+        return found
+    torch._dynamo.reset()
+
+    def compiled(loss: PairLoss) -> PairLoss:
+        return loss.compiled() if isinstance(loss, TiledLoss) else compile_pairs(loss)
+
+    return {name: (method, compiled(loss)) for name, (method, loss) in found.items()}
+
+
+def sweep(args: argparse.Namespace, *, device: str) -> list[dict[str, Any]]:
+    """One row a batch size and loss."""
+    half, rows = args.precision == "bf16", []
+    rate = ceiling(half=half) if device == "cuda" else None
+    for batch in args.batches:
+        for name, (method, loss) in losses(args, batch, device=device).items():
+            step = make_step(loss, method, batch, args.dim, half=half, device=device)
+            row: dict[str, Any] = {"batch": batch, "loss": name, **measure(step, device=device, graph=args.graph)}
+            if isinstance(method, Vacsr) and row["ms"] and rate:
+                row["ratio"] = 1e-3 * row["ms"] * rate / adapter_flops(method, batch)
+            rows.append(row)
+            print(line(row), flush=True)
+    return rows
+
+
+def line(row: dict[str, Any]) -> str:
+    """As a row of the table."""
+    ms = "does not fit" if row["ms"] is None else f"{row['ms']:.2f}"
+    peak, ratio = row["peak_gib"], row.get("ratio")
+    figures = ["–" if x is None else f"{x:.3f}" for x in (peak, ratio)]
+    return f"| {row['batch']} | {row['loss']} | {ms} | {figures[0]} | {figures[1]} |"
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dim", type=int, default=1024 if device == "cuda" else 64)
+    parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=BATCHES[device])
+    parser.add_argument("--tile", type=lambda text: text if text == "auto" else int(text), default=None)
+    parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="bf16" if device == "cuda" else "fp32")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the loss, or its tile")
+    parser.add_argument("--graph", action="store_true", help="time the step replayed as a CUDA graph")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if device == "cpu":
+        print("no CUDA GPU: a small run in place of the real one, without memory\n")
+        args.graph = False
+    args.tile = args.tile or ("auto" if device == "cuda" else 16)
+    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{where}, torch {torch.__version__}, d={args.dim}, {args.precision}\n")
+    print("| B | loss | ms a step | peak GiB | ratio |\n|---|---|---|---|---|")
+    with matmul_precision(args.precision):
+        rows = sweep(args, device=device)
+    if args.json:
+        ways = {"dim": args.dim, "precision": args.precision, "compile": args.compile, "graph": args.graph}
+        args.json.write_text(json.dumps({"where": where, **ways, "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

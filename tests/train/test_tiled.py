@@ -1,0 +1,138 @@
+"""Training in tiles is training: one step, two ranks, a broken compiler, a captured graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
+from vacsr.data import PairSet, load_pairs
+from vacsr.errors import ConfigError, UsageError
+from vacsr.methods.tiled import TiledLoss
+from vacsr.recipes import method_config, recipe_from
+from vacsr.train import fit
+from vacsr.train.feed import Batch
+from vacsr.train.loop import Trainer
+
+BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
+ROWS = torch.arange(12)
+PLAIN = {"data.dev": "", "evaluate.splits": ["test"]}
+
+
+@pytest.fixture(scope="module")
+def pairs() -> PairSet:
+    return load_pairs("synthetic:images=20,per_image=2", split="train")
+
+
+def make(pairs: PairSet, method: str, **fields: Any) -> Trainer:
+    config = TrainConfig(**{"batch_size": 12, "device": "cpu", **fields})
+    return Trainer.create(method_config(method), pairs, config, backbone=BACKBONE, dev=None, out=None)
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("method", ["vacsr", "sigmoid", "pcme"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_tiled_run_takes_the_steps_of_a_dense_one(pairs: PairSet, method: str, precision: str) -> None:
+    dense, tiled = (make(pairs, method, tile=tile, precision=precision, optimizer="adamw") for tile in (0, 5))
+    assert not isinstance(dense.step.pair_loss, TiledLoss)
+    assert isinstance(tiled.step.pair_loss, TiledLoss)
+    assert tiled.step.pair_loss.shape == ((4, 4) if method == "vacsr" else (4, 12))
+    within = 1e-5 if precision == "fp32" else 2e-2
+    for step in range(3):
+        ours, theirs = (trainer.step(Batch(ROWS + step), step) for trainer in (tiled, dense))
+        torch.testing.assert_close(ours, theirs, rtol=within, atol=within)
+    assert tiled.step.names == dense.step.names
+    if precision == "fp32":  # Adam turns a gradient's rounding near 0 into a step's sign, so weights need the exact one
+        for name, weight in weights(dense).items():
+            torch.testing.assert_close(weights(tiled)[name], weight, rtol=0, atol=2e-5, msg=name)
+
+
+def test_gradients_accumulate_and_ramp(pairs: PairSet) -> None:
+    dense, tiled = (make(pairs, "vacsr", tile=tile, accumulate=2) for tile in (0, 5))
+    found = []
+    for trainer in (tiled, dense):
+        trainer.step(Batch(ROWS), 0, ramp=0.25)
+        found.append({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for name, grad in found[1].items():
+        torch.testing.assert_close(found[0][name], grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_auto_takes_small_batches_whole(pairs: PairSet) -> None:
+    assert not isinstance(make(pairs, "vacsr", tile="auto").step.pair_loss, TiledLoss)
+    assert not isinstance(make(pairs, "infonce", tile="auto").step.pair_loss, TiledLoss)
+
+
+def test_a_method_without_tiles_refuses_a_number(pairs: PairSet) -> None:
+    with pytest.raises(UsageError, match=r"'vse' .* — set train.tile=0 or auto"):
+        make(pairs, "vse", tile=4)
+
+
+def test_the_field() -> None:
+    assert recipe_from({"train": {"tile": "auto"}}).train.tile == "auto"
+    assert recipe_from({"train": {"tile": 64}}).train.tile == 64
+    assert recipe_from({}).train.tile == 0
+    for wrong in (-1, "some", 2.5):
+        with pytest.raises(ConfigError, match="tile"):
+            recipe_from({"train": {"tile": wrong}})
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "vacsr": {"method.name": "vacsr", "method.objective": {"hard_negatives": 2, "kl_pairs": "informative"}},
+    "vacsr-columns": {"method.name": "vacsr", "method.objective": {"negative_direction": "both"}},
+    "sigmoid": {"method.name": "sigmoid"},
+}
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_two_tiled_ranks_have_the_gradients_of_one_dense_process(
+    launch: Any, recipes: Any, tmp_path: Path, method: str
+) -> None:
+    dense, tiled = (recipes.file(PLAIN | METHODS[method] | {"train.tile": tile}) for tile in (0, 3))
+    done = [launch(task="gradients", recipe=str(dense), result=str(tmp_path))]
+    whole = torch.load(tmp_path / "rank-0.pt", weights_only=True)
+    done += launch.ranks([[], []], task="gradients", recipe=str(tiled), result=str(tmp_path))
+    assert [part.code for part in done] == [0, 0, 0], done
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True)
+        torch.testing.assert_close(found["values"], whole["values"], rtol=1e-5, atol=1e-6)
+        assert found["grad"].keys() == whole["grad"].keys()
+        for name, expected in whole["grad"].items():
+            scale = expected.abs().max().clamp_min(1e-3)
+            assert (found["grad"][name] - expected).abs().max() <= 2e-6 * scale, name
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise torch._dynamo.exc.TorchDynamoException("no compiler here")
+
+
+def test_a_broken_compiler_leaves_the_tiles(pairs: PairSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
+    plain, broken = make(pairs, "vacsr", tile=5), make(pairs, "vacsr", tile=5, compile=True)
+    broken.step.may_give_up = True
+    with pytest.warns(UserWarning, match="no compiler here"):
+        first = broken.step(Batch(ROWS), 0)
+    assert isinstance(broken.step.pair_loss, TiledLoss)
+    torch.testing.assert_close(first, plain.step(Batch(ROWS), 0), rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_captured_step_in_tiles_trains_like_an_eager_dense_one(compiled: bool) -> None:
+    pairs = load_pairs("synthetic:images=100", split="train")
+
+    def trained(**changes: Any) -> dict[str, Tensor]:
+        config = TrainConfig(epochs=2, batch_size=64, device="cuda", **changes)
+        return fit("vacsr", pairs, config, backbone=BACKBONE, progress=False).model.cpu().state_dict()
+
+    dense, tiled = trained(), trained(tile=24, cuda_graph=True, compile=compiled)
+    for name, weight in dense.items():
+        torch.testing.assert_close(tiled[name], weight, rtol=2e-3, atol=2e-3, msg=name)
