@@ -1,15 +1,18 @@
 """What folded scoring costs beside the bare matrix product it cannot do without.
 
-    python benchmarks/folded_scoring.py [--dim 512] [--candidates 1000] [--threads 2] [--rounds 60] [--json FILE]
+    python benchmarks/folded_scoring.py [--dim 512] [--candidates 1000] [--threads 2] [--rounds 60] [--processor]
+                                        [--json FILE]
 
 One query image against N candidate texts, every way timed in the same run, in a new order each round:
 
-gemm      the trunk's product alone: [d, d] x [d, N] into memory that is already there
+gemm      the trunk's product alone: [d, d] x [d, N] into memory that is already there; in int8 [N, d] x [d, d]
 folded    `BlockScorer.block`, what `PairScorer` calls: decoder 16 wide + cosine residual (the default), or linear
 unfolded  `adapter.logit`: the mean heads for every pair
 sampled   the pass of training: mean and variance heads, one draw, decoder; its noise is drawn beforehand
 
-Weights and unit vectors are random. The folded scores are checked against the unfolded ones first.
+Weights and unit vectors are random. The folded scores are checked against the unfolded ones first. bfloat16 and int8
+are timed where the processor has instructions for them. With --processor the processor's time is taken instead of the
+wall's: with one thread, others on the machine then hardly show.
 """
 
 from __future__ import annotations
@@ -32,14 +35,15 @@ from vacsr.config import AdapterConfig, VacsrConfig
 from vacsr.distributions import mixture_draw, relaxed_one_hot
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr
+from vacsr.scoring.cpu import cpu_field, fastest_dtype, offered_dtypes
 from vacsr.scoring.folded import BlockScorer
+from vacsr.scoring.int8 import quantised
 
 WARM_UP = 10
 DECODERS = {
     "decoder 16 + cosine": AdapterConfig(),
     "linear decoder": AdapterConfig(decoder_hidden=0, residual="none"),
 }
-BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 class Variant(NamedTuple):
@@ -58,15 +62,18 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=1000, help="texts scored for the one image")
     parser.add_argument("--threads", type=int, default=2, help="torch's threads")
     parser.add_argument("--rounds", type=int, default=60, help="timed repetitions of every variant")
+    parser.add_argument("--processor", action="store_true", help="time the processor instead of the wall")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     if min(options.dim, options.candidates, options.threads) < 1 or options.rounds < 4:
         parser.error("--dim, --candidates and --threads start at 1, --rounds at 4")
     torch.set_num_threads(options.threads)
+    clock = time.process_time if options.processor else time.perf_counter
     with torch.inference_mode():
         found, error = variants(options.dim, options.candidates)
-        rows = table_rows(found, time_all(found, rounds=options.rounds))
+        rows = table_rows(found, time_all(found, rounds=options.rounds, clock=clock))
     settings = {"dim": options.dim, "candidates": options.candidates, "rounds": options.rounds}
+    settings["clock"] = "processor" if options.processor else "wall"
     result = {"schema": 1, "machine": machine(), "settings": settings, "max_abs_error": error, "rows": rows}
     print(to_markdown(result))
     if options.json is not None:
@@ -87,15 +94,16 @@ def variants(dim: int, candidates: int) -> tuple[list[Variant], float]:
         errors.append(float((block() - dense()).abs().max()))
     default = next(iter(methods))
     found.append(Variant("sampled", default, "float32", sampled(v, t, methods[default], generator)))
-    if BF16_FLAGS & cpu_flags():
-        found.append(gemm(v, t, methods[default], torch.bfloat16))
+    for dtype in offered_dtypes()[1:]:
+        found.append(gemm(v, t, methods[default], dtype))
         for name, method in methods.items():
-            found.append(Variant("folded", name, "bfloat16", folded(v, t, method, torch.bfloat16)))
+            found.append(Variant("folded", name, str(dtype).removeprefix("torch."), folded(v, t, method, dtype)))
     if not max(errors) < 1e-3:
         raise SystemExit(f"folded and unfolded scores differ by {max(errors):.2g}: nothing to time")
     return found, max(errors)
 
 
+@torch.no_grad()
 def random_method(dim: int, config: AdapterConfig, generator: torch.Generator) -> Vacsr:
     """Fresh weights, with none of the zeros that some start from."""
     method = Vacsr(dim, VacsrConfig(adapter=config)).eval()
@@ -106,6 +114,10 @@ def random_method(dim: int, config: AdapterConfig, generator: torch.Generator) -
 
 def gemm(v: Tensor, t: Tensor, method: Vacsr, dtype: torch.dtype) -> Variant:
     """The trunk's product with everything prepared."""
+    if dtype == torch.int8:
+        weight, rows = quantised(method.adapter.trunk.weight * v).values.T, quantised(t).values
+        sums = torch.empty(len(rows), weight.shape[1], dtype=torch.int32)
+        return Variant("gemm", "–", "int8", lambda: torch._int_mm(rows, weight, out=sums))
     scaled = (method.adapter.trunk.weight * v).to(dtype)
     texts = t.T.contiguous().to(dtype)
     out = torch.empty(len(scaled), texts.shape[1], dtype=dtype)
@@ -140,7 +152,7 @@ def sampled(v: Tensor, t: Tensor, method: Vacsr, generator: torch.Generator) -> 
     return call
 
 
-def time_all(found: list[Variant], *, rounds: int) -> list[list[float]]:
+def time_all(found: list[Variant], *, rounds: int, clock: Callable[[], float]) -> list[list[float]]:
     """Milliseconds of every variant in every round, whose order is its own.
 
     Each call is timed right after an untimed one of the same kind: what the variant before it left in the caches and
@@ -152,16 +164,16 @@ def time_all(found: list[Variant], *, rounds: int) -> list[list[float]]:
         shuffle(order)
         for index in order:
             found[index].call()
-            start = time.perf_counter()
+            start = clock()
             found[index].call()
-            elapsed = 1e3 * (time.perf_counter() - start)
+            elapsed = 1e3 * (clock() - start)
             if number >= WARM_UP:
                 times[index].append(elapsed)
     return times
 
 
 def table_rows(found: list[Variant], times: list[list[float]]) -> list[dict[str, Any]]:
-    """Medians and lower quartiles, with their ratios to the gemm of the same dtype and to the unfolded way."""
+    """Medians and lower quartiles, and their ratios to the gemms of their own dtype and of float32."""
     rows: list[dict[str, Any]] = [
         {"way": item.way, "decoder": item.decoder, "dtype": item.dtype, "median_ms": statistics.median(each),
          "quartile_ms": statistics.quantiles(each, n=4)[0], "min_ms": min(each)}
@@ -172,45 +184,37 @@ def table_rows(found: list[Variant], times: list[list[float]]) -> list[dict[str,
     for row in rows:
         row["gemms_median"] = row["median_ms"] / gemms[row["dtype"]]["median_ms"]
         row["gemms_quartile"] = row["quartile_ms"] / gemms[row["dtype"]]["quartile_ms"]
+        row["float32_gemms_median"] = row["median_ms"] / gemms["float32"]["median_ms"]
         faster = dense[row["decoder"]]["median_ms"] / row["median_ms"] if row["way"] == "folded" else None
         row["faster_than_unfolded"] = faster
     return rows
 
 
-def cpu_flags() -> set[str]:
-    """What the processor says it can do, where the system tells."""
-    return set(" ".join(cpu_field("flags", "Features")).split())
-
-
-def cpu_field(*names: str) -> list[str]:
-    """The first processor's value of these fields of /proc/cpuinfo; empty elsewhere."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    split = [line.partition(":") for line in lines]
-    return [value.strip() for name, _, value in split if name.strip() in names][:1]
-
-
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
     name = "".join(cpu_field("model name")) or platform.processor() or platform.machine()
-    return {"cpu": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    folded = random_method(512, AdapterConfig(), torch.Generator().manual_seed(0)).adapter.fold()
+    chosen = str(fastest_dtype(folded)).removeprefix("torch.")
+    return {"cpu": name, "threads": torch.get_num_threads(), "torch": torch.__version__, "auto": chosen}
 
 
 def to_markdown(result: dict[str, Any]) -> str:
     """A table, and under it what it was measured on."""
-    head = ["way", "decoder", "dtype", "median ms", "lower quartile ms", "× gemm (median)", "× gemm (quartile)"]
-    head.append("faster than unfolded")
-    lines = [head, ["---"] * 3 + ["---:"] * 5]
+    head = ["way", "decoder", "dtype", "median ms", "lower quartile ms", "× its gemm (median)"]
+    head += ["× its gemm (quartile)", "× float32 gemm (median)", "faster than unfolded"]
+    lines = [head, ["---"] * 3 + ["---:"] * 6]
     for row in result["rows"]:
         faster = row["faster_than_unfolded"]
         lines.append([
             row["way"], row["decoder"], row["dtype"], f"{row['median_ms']:.3f}", f"{row['quartile_ms']:.3f}",
-            f"{row['gemms_median']:.2f}", f"{row['gemms_quartile']:.2f}", "–" if faster is None else f"{faster:.1f} ×",
+            f"{row['gemms_median']:.2f}", f"{row['gemms_quartile']:.2f}", f"{row['float32_gemms_median']:.2f}",
+            "–" if faster is None else f"{faster:.1f} ×",
         ])  # fmt: skip
     of, on = result["settings"], result["machine"]
     note = (
-        f"d = {of['dim']}, 1 image × {of['candidates']} texts, {of['rounds']} rounds; {on['cpu']}, "
-        f"{on['threads']} threads, torch {on['torch']}; folded and unfolded differ by {result['max_abs_error']:.1e}."
+        f"d = {of['dim']}, 1 image × {of['candidates']} texts, {of['rounds']} rounds, {of['clock']} time; {on['cpu']}, "
+        f"{on['threads']} threads, torch {on['torch']}; 'auto' takes {on['auto']}; "
+        f"folded and unfolded differ by {result['max_abs_error']:.1e}."
     )
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", note])
 

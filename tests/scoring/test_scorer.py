@@ -241,7 +241,7 @@ def test_features_that_are_no_floats_are_refused() -> None:
 def test_a_data_set_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer, pairs = PairScorer(build({"name": "vacsr"}), device="cpu"), pair_set(Provenance())
     expected = scorer.score_all(pairs.images, pairs.texts).score
-    monkeypatch.setattr(scoring, "_checked", lambda *_, **__: pytest.fail("checked twice"))
+    monkeypatch.setattr(scoring, "checked_features", lambda *_, **__: pytest.fail("checked twice"))
     assert torch.equal(scorer.score_set(pairs).score, expected)
     assert not scorer.score_set(pairs).score.requires_grad
 

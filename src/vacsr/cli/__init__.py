@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from vacsr import __version__
-from vacsr.cli import compare, demo, doctor, embed, evaluate, score, train
+from vacsr.cli import bench, compare, demo, doctor, embed, evaluate, score, train
 from vacsr.errors import VacsrError
 
 __all__ = ["app", "main"]
@@ -47,6 +47,7 @@ for _command in (
     evaluate.evaluate,
     score.score,
     compare.compare,
+    bench.bench,
 ):
     app.command()(_command)
 

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from vacsr.backbones.base import TowerBackbone
 from vacsr.backbones.inputs import PhotoReader, Reader, TowerInputs, tower_inputs
 from vacsr.data import PairSet, PhotoSet
-from vacsr.data.listed import ListedPhotos, Picture
-from vacsr.errors import DataError, EnvironmentProblem, ShapeMismatch, UsageError
+from vacsr.data.listed import ListedPhotos
+from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, take
 from vacsr.methods.model import MatchingModel
-from vacsr.scoring.folded import BlockScorer
+from vacsr.scoring.cascade import (
+    Direction,
+    PrefilterChoice,
+    PrefilterRecall,
+    choose_prefilter,
+    prefiltered_topk,
+    recall_of_prefilter,
+)
+from vacsr.scoring.device import choose_device
+from vacsr.scoring.engine import Precision, choose_scorer
+from vacsr.scoring.inputs import Features, Images, Texts, checked_features, words_of
 from vacsr.scoring.topk import TopK, columns_topk, rows_topk
 
-__all__ = ["AlignedScores", "Features", "Images", "PairScorer", "PairScores", "Texts", "TopK", "choose_device"]
-
-Features = Tensor | npt.NDArray[Any]
-"""Raw features [N, D] of float16, float32 or float64; scored in float32."""
-Images = Features | Sequence[Picture]
-"""What a model reads as images: cached features, or photos as paths or PIL images for a model with towers."""
-Texts = Features | Sequence[str]
-"""What a model reads as texts: cached features, or words for a model with towers."""
+__all__ = [
+    "AlignedScores",
+    "Features",
+    "Images",
+    "PairScorer",
+    "PairScores",
+    "Precision",
+    "PrefilterChoice",
+    "PrefilterRecall",
+    "Texts",
+    "TopK",
+    "choose_device",
+    "choose_prefilter",
+    "recall_of_prefilter",
+]
 
 _ROWS = 64  # images a block; the block scorer cuts it further where memory asks for it
 _ENCODE = {"cpu": 32, "cuda": 256}  # photos or captions that towers take at a time
@@ -66,15 +81,18 @@ class PairScores:
         """The whole matrix. [I, T]"""
         return torch.cat(list(self.blocks()))
 
-    def topk(self, k: int, *, direction: Literal["i2t", "t2i"] = "i2t") -> TopK:
+    def topk(self, k: int, *, direction: Direction = "i2t", prefilter: int | None = None) -> TopK:
         """Best texts of each image, or best images of each text, by (−score, index), streamed.
 
-        [I, min(k, T)] or [T, min(k, I)]
+        Exact, unless ``prefilter`` says how many items of the highest cosine are scored for each query: see
+        :func:`choose_prefilter`. [I, min(k, T)] or [T, min(k, I)]
         """
         if k < 1:
             raise UsageError(f"k is {k}, expected 1 or more — ask for topk(10)")
         if direction not in ("i2t", "t2i"):
             raise UsageError(f"no direction {direction!r} — use i2t (texts of an image) or t2i (images of a text)")
+        if prefilter is not None and prefilter < len(self.texts.mean if direction == "i2t" else self.images.mean):
+            return prefiltered_topk(self, k, candidates=prefilter, direction=direction)
         return rows_topk(self.blocks(), k) if direction == "i2t" else columns_topk(self.blocks(), k)
 
     @torch.inference_mode()
@@ -96,19 +114,20 @@ class PairScorer:
     """Scores raw image and text features with a trained model.
 
     It moves the model itself to ``device``, puts it in eval mode and folds its adapter once, here: after more training
-    make a new scorer. ``dtype`` is the arithmetic of the large products (float32 or bfloat16); results are float32.
+    make a new scorer. ``dtype`` is the arithmetic of the large products: float32, bfloat16, int8 on a CPU, or "auto",
+    the fastest that the machine has. Results are float32.
     """
 
     def __init__(
-        self, model: MatchingModel, *, device: str | torch.device = "auto", dtype: torch.dtype = torch.float32
+        self, model: MatchingModel, *, device: str | torch.device = "auto", dtype: Precision = torch.float32
     ) -> None:
         self.device = choose_device(device)
         self.model = model.to(self.device).eval()
-        self.blocks = BlockScorer(self.model.method, dtype=dtype)
+        self.blocks = choose_scorer(self.model.method, device=self.device, dtype=dtype)
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, *, device: str | torch.device = "auto", dtype: torch.dtype = torch.float32
+        cls, folder: str | Path, *, device: str | torch.device = "auto", dtype: Precision = torch.float32
     ) -> PairScorer:
         """From a model folder or a run folder."""
         return cls(MatchingModel.from_pretrained(folder), device=device, dtype=dtype)
@@ -117,7 +136,7 @@ class PairScorer:
     def embed_images(self, images: Images) -> Embedding:
         """Features [I, D_image], or photos for a model with towers. -> [I, d] on the scorer's device"""
         if not isinstance(self.model.backbone, TowerBackbone):
-            return self.model.embed_images(_checked(images, kind="image", device=self.device))
+            return self.model.embed_images(checked_features(images, kind="image", device=self.device))
         photos = ListedPhotos.of(images)
         return self._encode(PhotoReader(photos, self.model.backbone.transform), count=len(photos))
 
@@ -125,8 +144,8 @@ class PairScorer:
     def embed_texts(self, texts: Texts) -> Embedding:
         """Features [T, D_text], or words for a model with towers. -> [T, d] on the scorer's device"""
         if not isinstance(self.model.backbone, TowerBackbone):
-            return self.model.embed_texts(_checked(texts, kind="text", device=self.device))
-        return self._encode_tokens(self.model.backbone.tokenize(_words(texts)))
+            return self.model.embed_texts(checked_features(texts, kind="text", device=self.device))
+        return self._encode_tokens(self.model.backbone.tokenize(words_of(texts)))
 
     def _encode(self, images: Reader, *, count: int) -> Embedding:
         """Photos through the image tower, batch by batch. -> [count, d]"""
@@ -221,55 +240,5 @@ def _put(part: Embedding, out: Embedding, rows: slice) -> None:
         out.log_var[rows] = part.log_var
 
 
-def _words(texts: Texts) -> list[str]:
-    """Texts for towers, none of them blank."""
-    words = [] if isinstance(texts, str | Tensor | np.ndarray) else list(texts)
-    if not words or not all(isinstance(text, str) and text.strip() for text in words):
-        raise UsageError("the model reads words — pass a list of texts that are not blank, such as ['a dog']")
-    return words
-
-
-def _checked(given: Images | Texts, *, kind: str, device: torch.device) -> Tensor:
-    """Features as float32 on the device, once they are known to be finite rows. -> [N, D]"""
-    if isinstance(given, np.ndarray):
-        given = _from_numpy(given, kind=kind)
-    if not isinstance(given, Tensor):
-        raise UsageError(f"{kind} features are a {type(given).__name__} — pass a tensor or a numpy array [N, D]")
-    if given.ndim != 2:
-        message = f"{kind} features have shape {list(given.shape)}, expected [N, D]"
-        raise ShapeMismatch(f"{message} — pass one row per {kind}, a single one as x[None]")
-    features = given.to(device, torch.float32)
-    bad = (~torch.isfinite(features).all(dim=1)).nonzero().flatten().tolist()
-    if bad:
-        message = f"{len(bad):,} of {len(features):,} {kind}s have NaN or infinite features, first in row {bad[0]}"
-        raise DataError(f"{message} (counted from 0) — embed these again, or leave them out")
-    return features
-
-
-def _from_numpy(array: npt.NDArray[Any], *, kind: str) -> Tensor:
-    """Any layout and byte order; what float32 cannot hold becomes infinite."""
-    if array.dtype.kind not in "fiu":
-        raise DataError(f"{kind} features are {array.dtype}, expected floats — convert them with .astype('float32')")
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
-
-
 def _chunks(count: int, size: int = 8192) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
-
-
-def choose_device(name: str | torch.device) -> torch.device:
-    """``auto`` takes CUDA where present; asking for CUDA without one is an error that says so."""
-    if isinstance(name, torch.device):
-        return name
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"no device '{name}' — use auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device '{name}' is not one vacsr runs on — use auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentProblem("this torch sees no CUDA GPU — use device=cpu, or see: vacsr doctor")
-    return device

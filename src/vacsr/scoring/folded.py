@@ -9,6 +9,8 @@ from vacsr.adapter import FoldedAdapter
 from vacsr.errors import NotFoldable
 from vacsr.methods.base import Embedding, Method, take
 from vacsr.methods.vacsr import Vacsr
+from vacsr.scoring.cpu import arithmetic
+from vacsr.scoring.int8 import Int8Adapter
 
 _ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # trunk outputs alive at a time: cache-sized on a CPU, 0.5 GB on a GPU
 
@@ -16,29 +18,39 @@ _DIAGONAL = 64  # a method without an aligned form scores small square tiles, of
 
 
 class BlockScorer:
-    """Scores rows of images against all texts, tile by tile; float32 out whatever the arithmetic."""
+    """Scores rows of images against all texts, tile by tile; float32 out whatever the arithmetic.
+
+    ``dtype``: float32, bfloat16, or int8 on a CPU, which only a folded method has: others then take float32.
+    """
 
     def __init__(self, method: Method, *, dtype: torch.dtype = torch.float32) -> None:
         self.method, self.dtype = method, dtype
-        self.folded: FoldedAdapter | None = None
+        self.folded: FoldedAdapter | Int8Adapter | None = None
         self.width = 1
         if isinstance(method, Vacsr):
             self.width = method.adapter.trunk.out_features
-            device = method.adapter.trunk.weight.device
             try:
-                self.folded = method.adapter.fold().to(device, dtype)
+                self.folded = arithmetic(method.adapter.fold(), dtype)
             except NotFoldable:
                 self.width *= 2 * method.adapter.components
+        if self.folded is None and dtype == torch.int8:
+            self.dtype = torch.float32
 
     def tile(self, texts: int, device: torch.device) -> tuple[int, int]:
         """Images and texts to take at a time so that the trunk's output stays within bounds."""
-        room = max(1, _ELEMENTS.get(device.type, 1 << 20) // self.width)
+        room = self._room(device)
         columns = max(1, min(texts, room))
         return max(1, room // columns), columns
+
+    def _room(self, device: torch.device) -> int:
+        """Pairs at a time."""
+        return max(1, _ELEMENTS.get(device.type, 1 << 20) // self.width)
 
     @torch.inference_mode()
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         """[I, d], [T, d] -> [I, T] float32"""
+        if isinstance(self.folded, Int8Adapter):  # it cuts tiles of its own
+            return self.folded.logits(v.mean, t.mean)
         rows, columns = self.tile(len(t.mean), t.mean.device)
         out = torch.empty(len(v.mean), len(t.mean), device=v.mean.device)
         for i in range(0, len(v.mean), rows):
@@ -56,10 +68,13 @@ class BlockScorer:
     @torch.inference_mode()
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of pairs (n, n). [N, d], [N, d] -> [N] float32"""
-        if self.folded is not None:
-            return self.folded.aligned_logits(v.mean, t.mean)
         out = torch.empty(len(v.mean), device=v.mean.device)
-        for start in range(0, len(out), _DIAGONAL):
-            here = slice(start, start + _DIAGONAL)
-            out[here] = self._tile(take(v, here), take(t, here)).diagonal()
+        size = _DIAGONAL if self.folded is None else self._room(v.mean.device)
+        for start in range(0, len(out), size):
+            here = slice(start, start + size)
+            images, texts = take(v, here), take(t, here)
+            if self.folded is None:
+                out[here] = self._tile(images, texts).diagonal()
+            else:
+                out[here] = self.folded.aligned_logits(images.mean, texts.mean)
         return out

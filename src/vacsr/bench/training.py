@@ -1,0 +1,130 @@
+"""A training step of the pair loss alone, over batch sizes: dense, in tiles, and the sigmoid loss beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vacsr.bench.result import BenchResult, Cell
+from vacsr.bench.timing import peak_mib, timed_in_turn, what_failed
+from vacsr.config import SigmoidConfig, VacsrConfig
+from vacsr.efficiency import Step, where_it_runs
+from vacsr.errors import VacsrError
+from vacsr.methods.base import Embedding, Method
+from vacsr.methods.sigmoid import Sigmoid
+from vacsr.methods.tiled import PairLoss, TiledLoss, tile_shape
+from vacsr.methods.vacsr import Vacsr
+from vacsr.pairwise import batch_block
+
+if TYPE_CHECKING:
+    from vacsr.bench import Size
+
+SIZES = {"small": (256, (32, 64, 128)), "coco": (1024, (128, 256, 512, 1024, 2048, 4096))}
+"""d, and the batch sizes."""
+COLUMNS = {
+    "way": "loss", "batch": "batch", "ms": "ms a step", "peak_mib": "peak MiB", "of_dense_ms": "time / dense",
+    "of_dense_mib": "memory / dense",
+}  # fmt: skip
+_TILE = {"cpu": 32, "cuda": 128}  # rows and columns
+_NOTE = "Forward and backward of the loss alone; the fastest round, and the most memory held beyond weights and inputs."
+
+
+class Loss(NamedTuple):
+    """One way to the loss and its gradients."""
+
+    name: str
+    make: Callable[[int, int, torch.device], Step]
+    """d, batch, device -> forward and backward."""
+
+
+def bench_training(size: Size, device: torch.device, say: Callable[[str], None]) -> BenchResult:
+    """Forward and backward over random embeddings; a batch that does not fit says so and the others go on."""
+    dim, batches = SIZES[size]
+    rows: list[dict[str, Cell]] = []
+    for batch in batches:
+        say(f"batch {batch}: {', '.join(loss.name for loss in LOSSES)}")
+        rows += _rows(dim, batch, device)
+    _compare(rows)
+    settings = {"d": dim, "tile": _TILE[device.type]}
+    return BenchResult("training", where_it_runs(device), settings, rows, COLUMNS, "peak_mib", (_NOTE,), label="bar")
+
+
+def _rows(dim: int, batch: int, device: torch.device) -> list[dict[str, Cell]]:
+    """Every loss at one batch size: first its memory, which says whether it fits, then all in turn."""
+    rows: dict[str, dict[str, Cell]] = {}
+    steps: dict[str, Step] = {}
+    for loss in LOSSES:
+        rows[loss.name] = {"way": loss.name, "batch": batch, "bar": f"{loss.name}, B={batch}"}
+        try:
+            step = loss.make(dim, batch, device)
+            step()
+            rows[loss.name]["peak_mib"] = peak_mib(step, device=device)
+            steps[loss.name] = step
+        except (RuntimeError, VacsrError) as error:
+            rows[loss.name]["problem"] = what_failed(error)
+    for name, found in timed_in_turn(steps, device=device).items():
+        rows[name] |= {"ms": 1e3 * found.seconds, "median_ms": 1e3 * found.median, "rounds": found.rounds}
+    return list(rows.values())
+
+
+def sigmoid_step(dim: int, batch: int, device: torch.device) -> Step:
+    """The sigmoid loss on cosines: what a step costs without an adapter."""
+    method = Sigmoid(SigmoidConfig())
+    return _step(method, method.loss, dim=dim, batch=batch, device=device)
+
+
+def dense_step(dim: int, batch: int, device: torch.device) -> Step:
+    """The whole matrix of pairs at once."""
+    method = Vacsr(dim, VacsrConfig())
+    return _step(method, method.loss, dim=dim, batch=batch, device=device)
+
+
+def tiled_step(dim: int, batch: int, device: torch.device) -> Step:
+    """Tile by tile, with gradients taken on the way."""
+    method = Vacsr(dim, VacsrConfig())
+    shape = tile_shape(method, _TILE[device.type], rows=batch, columns=batch)
+    return _step(
+        method, method.loss if shape is None else TiledLoss(method, shape), dim=dim, batch=batch, device=device
+    )
+
+
+LOSSES = (
+    Loss("sigmoid", sigmoid_step),
+    Loss("adapter, dense", dense_step),
+    Loss("adapter in tiles", tiled_step),
+)
+
+
+def _step(method: Method, loss: PairLoss, *, dim: int, batch: int, device: torch.device) -> Step:
+    """Forward and backward from fixed unit vectors, without an optimiser."""
+    assert isinstance(method, nn.Module), "a method is a module"
+    method.to(device).train()
+    generator = torch.Generator().manual_seed(0)
+    v, t = (_leaf(batch, dim, generator, device) for _ in range(2))
+    ids = torch.arange(batch, device=device)
+
+    def step() -> None:
+        torch.autograd.backward(loss(Embedding(v), Embedding(t), batch_block(ids, seed=0, step=0)).total)
+        for tensor in (v, t, *method.parameters()):
+            tensor.grad = None
+
+    return step
+
+
+def _leaf(batch: int, dim: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    unit = functional.normalize(torch.randn(batch, dim, generator=generator), dim=1)
+    return unit.to(device).requires_grad_()
+
+
+def _compare(rows: list[dict[str, Cell]]) -> None:
+    """With the dense adapter at the same batch size."""
+    dense = {row["batch"]: row for row in rows if row["way"] == "adapter, dense"}
+    for row in rows:
+        for key in ("ms", "peak_mib"):
+            own, other = row.get(key), dense[row["batch"]].get(key)
+            if isinstance(own, float) and isinstance(other, float) and other > 0:
+                row[f"of_dense_{key.removeprefix('peak_')}"] = own / other

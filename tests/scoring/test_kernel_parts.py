@@ -1,0 +1,192 @@
+"""What the scoring kernel needs beside itself: ordered keys, ranking errors, the choice of tiles, compilation."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from vacsr.scoring import kernel_tiles
+from vacsr.scoring.kernel_error import ranking_error, topk_overlap
+from vacsr.scoring.kernel_pack import pass_width
+from vacsr.scoring.kernel_tiles import Tile, candidates, fastest, images_at_a_time, text_tiles_together
+from vacsr.scoring.kernel_topk import from_keys, order_keys, rescored, topk_both
+from vacsr.scoring.topk import TopK
+
+PROPERTY = settings(max_examples=60, deadline=None, derandomize=True)
+HARD = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3e38, -3e38, math.inf, -math.inf, math.nan, -math.nan]
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> Tensor:
+    """Many ties, and every kind of number that has an order of its own."""
+    rows, cols = draw(st.integers(1, 7)), draw(st.integers(1, 7))
+    flat = draw(st.lists(st.sampled_from(HARD), min_size=rows * cols, max_size=rows * cols))
+    return torch.tensor(flat, dtype=torch.float32).view(rows, cols)
+
+
+def by_sorting(scores: Tensor, k: int) -> list[list[int]]:
+    """NaN first, as torch has it, then by (−score, index)."""
+
+    def place(row: list[float], j: int) -> tuple[bool, float, int]:
+        nan = math.isnan(row[j])
+        return not nan, 0.0 if nan else -row[j], j
+
+    return [sorted(range(len(row)), key=lambda j, row=row: place(row, j))[:k] for row in scores.tolist()]
+
+
+@PROPERTY
+@given(matrices(), st.integers(1, 9), st.integers(1, 4))
+def test_topk_both_is_the_full_sort(scores: Tensor, k: int, step: int) -> None:
+    found = topk_both((scores[i : i + step] for i in range(0, len(scores), step)), k)
+    for top, matrix in ((found.texts, scores), (found.images, scores.T)):
+        assert top.index.tolist() == by_sorting(matrix, k)
+        torch.testing.assert_close(top.score, matrix.gather(1, top.index), atol=0, rtol=0, equal_nan=True)
+
+
+@PROPERTY
+@given(matrices(), st.integers(0, 2**32 - 1))
+def test_keys_hold_score_and_index(scores: Tensor, index: int) -> None:
+    back = from_keys(order_keys(scores, torch.full(scores.shape, index)))
+    assert back.index.eq(index).all()
+    torch.testing.assert_close(back.score, scores, atol=0, rtol=0, equal_nan=True)
+
+
+def test_candidates_are_ordered_by_the_new_score() -> None:
+    table = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
+    found = TopK(torch.zeros(4, 6), torch.stack([torch.randperm(30)[:6] for _ in range(4)]))
+    best = rescored(found, 2, score=lambda query, item: table[query, item])
+    for row, (items, scores) in enumerate(zip(best.index.tolist(), best.score.tolist(), strict=True)):
+        expected = sorted(found.index[row].tolist(), key=lambda item, row=row: -float(table[row, item]))[:2]
+        assert items == expected
+        assert scores == [float(table[row, item]) for item in expected]
+
+
+def test_ranking_error_is_kendalls_tau_and_overlap() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference = torch.randn(5, 60, generator=generator)
+    scores = reference + 0.5 * torch.randn(5, 60, generator=generator)
+    error = ranking_error(scores, reference, k=7)
+    taus = [stats.kendalltau(a, b).statistic for a, b in zip(scores.numpy(), reference.numpy(), strict=True)]
+    assert error.tau == pytest.approx(sum(taus) / 5, abs=1e-6)
+    shared = [len({*a[:7]} & {*b[:7]}) for a, b in zip(by_sorting(scores, 7), by_sorting(reference, 7), strict=True)]
+    assert error.overlap == pytest.approx(sum(shared) / 35)
+    assert ranking_error(reference, reference) == (1.0, 1.0)
+    assert ranking_error(-reference, reference).tau == pytest.approx(-1.0)
+    assert topk_overlap(torch.tensor([[0, 1]]), torch.tensor([[2, 3]])) == 0.0
+
+
+@pytest.mark.parametrize(("units", "width"), [(1, 16), (16, 16), (17, 32), (100, 128), (150, 128)])
+def test_pass_width(units: int, width: int) -> None:
+    assert pass_width(units) == width
+
+
+def test_the_fastest_tile_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles = [Tile(stages=stages) for stages in (2, 3, 4)]
+    tried: list[Tile] = []
+
+    def timed(_run: object, tile: Tile) -> float | None:
+        tried.append(tile)
+        return {2: None, 3: 5.0, 4: 7.0}[tile.stages]
+
+    monkeypatch.setattr(kernel_tiles, "_HELD", {})
+    monkeypatch.setattr(kernel_tiles, "_timed", timed)
+    assert fastest(tiles, ("key",), lambda _: None) == tiles[1]
+    assert fastest(tiles, ("key",), lambda _: None) == tiles[1]
+    assert tried == tiles
+    assert fastest(tiles[:1], ("no room for any",), lambda _: None) == tiles[0]
+
+
+class _Gpu:
+    """What is asked of a GPU's properties."""
+
+    total_memory, multi_processor_count, L2_cache_size = 140 << 30, 132, 60 << 20
+
+
+def test_rules_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    gpu = torch.device("cuda")
+    assert images_at_a_time(2 << 20, gpu) == 264
+    assert images_at_a_time(5 << 20, gpu) == 132
+    assert images_at_a_time(64 << 20, gpu) == 16
+    assert images_at_a_time(2 << 30, gpu) == 1
+    assert text_tiles_together(196, 256 << 10, gpu) == 66
+    assert text_tiles_together(1, 256 << 10, gpu) == 1
+    assert text_tiles_together(5, 1 << 30, gpu) == 1
+    shapes = {tile[:3] for tile in candidates(1024, 16, dtype=torch.bfloat16, device=gpu)}
+    assert shapes == {(128, 256, 64)}  # one shape: padding must not depend on the choice
+    assert {tile[:3] for tile in candidates(1024, 0, dtype=torch.float8_e4m3fn, device=gpu)} == {(128, 256, 128)}
+    assert {tile[:3] for tile in candidates(384, 16, dtype=torch.bfloat16, device=gpu)} == {(128, 128, 64)}
+    assert {tile[:3] for tile in candidates(1024, 128, dtype=torch.bfloat16, device=gpu)} == {(128, 128, 64)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert not any(tile.tma for tile in candidates(1024, 16, dtype=torch.bfloat16, device=gpu))
+
+
+def _compiled(name: str, signature: dict[str, str], constants: dict[str, object], **options: int) -> dict[str, str]:
+    """The kernel's stages for a Hopper GPU, which need not be there."""
+    triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+    from triton.backends.compiler import GPUTarget
+
+    from vacsr.scoring import kernel_triton
+
+    function = getattr(kernel_triton, name)
+    order = function.arg_names
+    kinds = {arg: signature.get(arg, "constexpr") for arg in order}
+    fixed = {(order.index(arg),): value for arg, value in constants.items()}
+    aligned = {(order.index(arg),): [["tt.divisibility", 16]] for arg, kind in kinds.items() if kind[0] == "*"}
+    source = triton.compiler.ASTSource(fn=function, signature=kinds, constexprs=fixed, attrs=aligned)
+    asm: dict[str, str] = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={**options, "enable_fp_fusion": True}
+    ).asm
+    return asm
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(
+    ("kind", "width", "tile"),
+    [
+        ("bf16", 16, Tile()),
+        pytest.param("bf16", 0, Tile(stages=3, tma=False), marks=pytest.mark.slow),
+        pytest.param("fp8e4nv", 0, Tile(depth=128), marks=pytest.mark.slow),
+        pytest.param("fp8e4nv", 16, Tile(depth=128), marks=pytest.mark.slow),
+        pytest.param("fp16", 128, Tile(hidden=128), marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_for_hopper_products_run_ahead(
+    kind: str, width: int, tile: Tile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrix units are used, and one product may still run when the next is started: the loop is not serialised."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    blocks = [f"tensordesc<{kind}[{rows}, {tile.depth}]>" if tile.tma else f"*{kind}" for rows in tile[:2]]
+    small = "bf16" if kind == "fp8e4nv" else kind
+    signature = {
+        "texts": blocks[0], "weights": blocks[1], "edge": "*fp32", "decoder": f"*{small}" if width else "*fp32",
+        "last": "*fp32", "gain": "*fp32", "out": "*fp32", "images": "i32", "T": "i32", "tiles": "i32", "group": "i32",
+        "constant": "fp32", "slope": "fp32",
+    }  # fmt: skip
+    constants = {
+        "H": 1024, "D": 1024, "WIDE": width, "RESIDUAL": width > 0, "GAIN": kind == "fp8e4nv", "BT": tile.texts,
+        "BH": tile.hidden, "BD": tile.depth, "RUN": tile.run, "TMA": tile.tma, "WIDEN": False,
+    }  # fmt: skip
+    asm = _compiled("score_pairs", signature, constants, num_warps=tile.warps, num_stages=tile.stages)
+    loop = asm["ptx"].split("wgmma.mma_async", 1)[1]
+    assert "wgmma.wait_group.sync.aligned \t1" in loop or "wgmma.wait_group.sync.aligned 1" in loop
+    assert ("cp.async.bulk.tensor" in asm["ptx"]) == tile.tma
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("kind", ["bf16", "fp8e4nv"])
+def test_the_scaling_kernel_compiles(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    signature = {"trunk": "*fp32", "values": "*fp32", "out": f"*{kind}", "images": "i32"}
+    constants = {"H": 1024, "D": 1024, "RUN": 8, "ROWS": 32, "COLS": 64}
+    ptx = _compiled("scale_trunk", signature, constants, num_warps=4)["ptx"]
+    assert ("e4m3" in ptx) == (kind == "fp8e4nv")
