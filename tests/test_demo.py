@@ -340,7 +340,7 @@ class Dies:
 
 @pytest.mark.slow
 def test_a_worker_that_dies_and_one_that_breaks_are_named() -> None:
-    with pytest.raises(EnvironmentProblem, match=r"worker process of x ended.*7"):
+    with pytest.raises(EnvironmentProblem, match=r"x: its worker process ended.*7"):
         run_jobs([Job("x", dict, (Dies(),))], listen=lambda name, message: None)
     with pytest.raises(RuntimeError, match=r"(?s)x failed.*TypeError"):
         run_jobs([Job("x", dict, (5,))], listen=lambda name, message: None)

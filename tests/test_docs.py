@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -269,7 +270,7 @@ def test_figures_of_the_decisions_are_those_of_the_stored_data(said: str, row: s
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
-    """Every python and bash block of the page, one after the other beside recipes/ and tables/."""
+    """Every python and bash block of the page, beside recipes/ and tables/; python blocks in a row are one program."""
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     bash = shutil.which("bash")
     if bash is None or shutil.which("vacsr", path=here) is None:
@@ -280,6 +281,7 @@ def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PATH": here, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
     blocks = [(language, text) for language, text in fences(page) if language in runners]
     assert blocks
-    for language, text in blocks:
+    for language, group in itertools.groupby(blocks, key=lambda block: block[0]):
+        text = "\n".join(text for _, text in group)
         done = subprocess.run([*runners[language], text], cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == 0, f"{text}\n{done.stderr}"

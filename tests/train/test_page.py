@@ -24,11 +24,10 @@ def commands() -> list[str]:
 def test_the_commands_of_the_page(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}  # small steps on several threads wait for each other
     assert any("torchrun" in line for line in commands())
     for line in commands():
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
-        )
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True)
         expected = (124, 0) if line.startswith("timeout") else (0,)
         assert done.returncode in expected, f"{line}\n{done.stderr}"
     finished = {path.parent.name for path in tmp_path.glob("runs/*/report.json")}
