@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from _graphs import captured
 from vacsr.backbones import gpo_kernel
 
 SHAPES = ((128, 257, 512), (128, 50, 1024), (128, 197, 1024), (128, 40, 512))
@@ -104,20 +105,6 @@ def with_backward(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Callab
     """Forward, then the gradient of a weighted sum of the outputs."""
     push = torch.randn_like(forward())
     return lambda: torch.autograd.grad(forward(), leaves, push)
-
-
-def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """The same as a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
 
 
 def check(part: str, ways: dict[str, Callable[[], Tensor]], leaves: list[Tensor]) -> None:
