@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(sort $(filter-out benchmarks/_%.py,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast lint bench clean
+.PHONY: help venv demo test test-all test-fast lint bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -29,7 +29,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## run `vacsr demo`, into demo/
 	$(BIN)/vacsr demo --out demo
 
-test: $(STAMP) ## the whole suite with the slow tests, without those that need a GPU
+test: $(STAMP) ## the suite with the slow tests, without the longest ones and those that need a GPU
+	$(BIN)/pytest -m "not gpu and not long"
+
+test-all: $(STAMP) ## everything but what needs a GPU: some minutes more
 	$(BIN)/pytest -m "not gpu"
 
 test-fast: $(STAMP) ## the suite without slow tests

@@ -282,6 +282,7 @@ def test_a_worker_trains_what_this_process_would(done: Done, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_repeats_itself_to_the_byte(done: Done) -> None:
     before = {path: path.read_bytes() for path in done.out.rglob("*") if path.is_file()}
     assert run_demo(done.out, recipes=short_recipes(), start=short_start()) == done.text

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 RUN = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+QUICK = ("tutorial", "library", "fast-scoring")  # the others take minutes together
 METHODS = sorted(kind.model_fields["name"].default for kind in get_args(AnyMethodConfig))
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -268,7 +269,9 @@ def test_figures_of_the_decisions_are_those_of_the_stored_data(said: str, row: s
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", RUN, ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page if page.stem in QUICK else pytest.param(page, marks=pytest.mark.long) for page in RUN], ids=name_of
+)
 def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
     """Every python and bash block of the page, beside recipes/ and tables/; python blocks in a row are one program."""
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -301,7 +301,15 @@ def test_the_page_on_data_tells_of_every_scheme_and_option() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["docs/cli.md", "docs/data.md", "docs/own-embeddings.md", "docs/own-photos.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/cli.md",
+        "docs/data.md",
+        "docs/own-embeddings.md",
+        pytest.param("docs/own-photos.md", marks=pytest.mark.long),
+    ],
+)
 def test_snippets_run_in_order(page: str, tmp_path: Path) -> None:
     """Every python and bash block of the page, one after the other in an empty folder."""
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

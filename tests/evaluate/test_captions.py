@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -221,14 +220,11 @@ def patchwork(caption_image: torch.Tensor) -> torch.Tensor:
     return scores
 
 
-EVERY = pytest.mark.skipif("VACSR_EVERY" not in os.environ, reason="over a minute each — set VACSR_EVERY=1")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["patchwork", *(pytest.param(kind, marks=EVERY) for kind in KINDS[:-1])])
+@pytest.mark.parametrize("kind", ["patchwork", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[:-1])])
 @pytest.mark.timeout(1800)
 def test_the_real_test_list_has_the_packages_figures(whole: MatrixIds, kind: str) -> None:
-    """All kinds of scores in one matrix, since the package takes its time; each kind alone on demand."""
+    """All kinds of scores in one matrix, since the package takes its time; each kind alone in `make test-all`."""
     same = kind == "patchwork"
     scores = patchwork(whole.caption_image) if same else draw_scores(kind, whole.caption_image, images=5000)
     report = evaluate_scores(MatrixScores(scores), whole, protocols=list(PROTOCOLS))

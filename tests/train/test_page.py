@@ -21,6 +21,7 @@ def commands() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_of_the_page(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

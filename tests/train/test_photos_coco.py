@@ -126,7 +126,7 @@ def test_the_recipe_with_two_overrides(launch: Any, place: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 2])
+@pytest.mark.parametrize("stop", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_recipe_stopped_in_a_resting_epoch(
     launch: Any, place: Path, outcome: Any, tmp_path: Path, stop: int
 ) -> None:
