@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -351,7 +352,13 @@ def test_a_worker_that_dies_and_one_that_breaks_are_named() -> None:
 def test_control_c_at_the_terminal_ends_all_with_130(tmp_path: Path) -> None:
     code = "import sys; from vacsr.cli import main; sys.argv[0] = 'vacsr'; main()"
     command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
+    )
     time.sleep(12)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to parent and workers alike
     out, err = process.communicate(timeout=120)
