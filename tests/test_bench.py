@@ -166,7 +166,8 @@ def test_the_figure_is_a_picture_with_bars_in_proportion() -> None:
 
 
 def test_a_figure_without_bars() -> None:
-    ElementTree.fromstring(bars([], title="T", note=""))
+    root = ElementTree.fromstring(bars([], title="T", note=""))
+    assert not list(root.iter("{http://www.w3.org/2000/svg}path"))
 
 
 @pytest.mark.usefixtures("tiny")
