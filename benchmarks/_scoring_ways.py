@@ -13,9 +13,9 @@ from vacsr.config import AdapterConfig, VacsrConfig
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr
 from vacsr.scoring.folded import BlockScorer
-from vacsr.scoring.kernel import KernelScorer
 from vacsr.scoring.kernel_pack import FP8
-from vacsr.scoring.kernel_tiles import Tile
+from vacsr.scoring.kernel_scorer import FinderScorer, KernelScorer
+from vacsr.scoring.topk import Direction
 
 CHUNK = 128
 LINEAR, WIDE, COSINE = "linear", "16", "16 + cosine"
@@ -139,9 +139,9 @@ def folded_compiled(p: Problem, decoder: str) -> Callable[[], object]:
     return call
 
 
-def kernel_matrix(p: Problem, decoder: str, dtype: torch.dtype, tile: Tile | None = None) -> Callable[[], object]:
+def kernel_matrix(p: Problem, decoder: str, dtype: torch.dtype) -> Callable[[], object]:
     """Every score written."""
-    scorer, v, t = KernelScorer(p.methods[decoder], dtype=dtype, tile=tile), Embedding(p.v), Embedding(p.t)
+    scorer, v, t = KernelScorer(p.methods[decoder], dtype=dtype), Embedding(p.v), Embedding(p.t)
     return lambda: scorer.block(v, t)
 
 
@@ -149,6 +149,12 @@ def kernel_topk(p: Problem, decoder: str, dtype: torch.dtype) -> Callable[[], ob
     """No matrix: the best 10 of each image and of each text."""
     scorer, v, t = KernelScorer(p.methods[decoder], dtype=dtype), Embedding(p.v), Embedding(p.t)
     return lambda: scorer.topk_both(v, t, k=10)
+
+
+def default_topk(p: Problem, decoder: str, direction: Direction) -> Callable[[], object]:
+    """What `PairScores.topk` does by default: the kernel finds, float32 scores again what it found."""
+    scorer, v, t = FinderScorer(p.methods[decoder]), Embedding(p.v), Embedding(p.t)
+    return lambda: scorer.topk(v, t, k=10, direction=direction)
 
 
 def ways() -> list[Way]:
@@ -164,6 +170,8 @@ def ways() -> list[Way]:
         Way("kernel", WIDE, "fp16", lambda p: kernel_matrix(p, WIDE, torch.float16)),
         Way("kernel, top-10 both ways", LINEAR, "bf16", lambda p: kernel_topk(p, LINEAR, half)),
         Way("kernel, top-10 both ways", WIDE, "bf16", lambda p: kernel_topk(p, WIDE, half)),
+        Way("default topk(10)", WIDE, "fp16, fp32", lambda p: default_topk(p, WIDE, "i2t"), note="texts of images"),
+        Way("default topk(10)", WIDE, "fp16, fp32", lambda p: default_topk(p, WIDE, "t2i"), note="images of texts"),
         Way("kernel", LINEAR, "fp8", lambda p: kernel_matrix(p, LINEAR, low)),
         Way("kernel", WIDE, "fp8", lambda p: kernel_matrix(p, WIDE, low)),
         Way("kernel, top-10 both ways", WIDE, "fp8", lambda p: kernel_topk(p, WIDE, low), note="30 of each rescored"),
@@ -173,26 +181,3 @@ def ways() -> list[Way]:
         Way("paper-style", WIDE, "TF32", lambda p: paper_style(p, tf32=True), 1, slow),
         Way("paper-style", WIDE, "fp32", lambda p: paper_style(p, tf32=False), 1, slow),
     ]  # fmt: skip
-
-
-def sweep_ways() -> list[Way]:
-    """Both decoders with each of some tiles."""
-    tiles = [
-        Tile(stages=stages, run=run, tma=tma)
-        for tma in (True, False)
-        for stages in (3, 4)
-        for run in (1, 4, 8)
-    ] + [Tile(texts=256, hidden=128), Tile(texts=256, hidden=128, tma=False, stages=3)]  # fmt: skip
-    found = []
-    for name, dtype, depth in (("bf16", torch.bfloat16, 64), ("fp8", FP8, 128)):
-        for decoder in (LINEAR, WIDE):
-            for tile in tiles if name == "bf16" else tiles[1:12:3]:
-                fitted = tile._replace(depth=depth)
-
-                def make(
-                    p: Problem, decoder: str = decoder, dtype: torch.dtype = dtype, tile: Tile = fitted
-                ) -> Callable[[], object]:
-                    return kernel_matrix(p, decoder, dtype, tile)
-
-                found.append(Way("kernel", decoder, name, make, 2, str(tuple(fitted))))
-    return found

@@ -1,12 +1,16 @@
-"""Time and memory of one step with towers: training and inference, with the adapter and with the sigmoid loss alone.
+"""Time and memory of one step with towers: training and inference, with the adapter and with other heads.
 
-    python benchmarks/image_step.py --backbone clip:vit-b32 --dim 1024 [--precision fp32] [--json FILE]
-    python benchmarks/image_step.py --backbone towers:IMAGE,TEXT --dim 512 --precision bf16
+    python benchmarks/image_step.py --backbone clip:vit-b32 --dim 1024 [--precision fp32,tf32,bf16] [--tile 0,64]
+                                    [--methods sigmoid,vacsr,pcmepp] [--no-optimizer] [--json FILE]
+    python benchmarks/image_step.py --backbone towers:IMAGE,TEXT --dim 512 --precision bf16 --no-optimizer
 
 Random weights, random photos of 224×224 on the device, captions that fill the context; everything in one run, so that
 the ratios compare like with like. `towers` is forward and backward of the two towers alone, without pooling, loss and
-optimiser. Memory is the peak of the eager step. Without a GPU it says so and leaves. The paper's table
-of the same steps: `vacsr compare tables/efficiency.yaml`.
+optimiser: one after the other, and `beside`, with the text tower on a stream of its own as a step has it. With
+--no-optimizer a step ends with its gradients. Memory is the peak of a step that is not replayed: for a graph, of the
+one that is captured. Under the table stand the ratios: what the adapter adds to the sigmoid loss beside its own matrix
+products, and to PCME++'s inference; each step over the towers alone. Without a GPU it says so and leaves. The paper's
+table of the same steps: `vacsr compare tables/efficiency.yaml`.
 """
 
 from __future__ import annotations
@@ -17,16 +21,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from _adapter_cost import adapter_flops, product_rate
 from _graphs import captured
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.efficiency import inference_step, random_photos, training_step
+from vacsr.methods.vacsr import Vacsr
 from vacsr.recipes import method_config
 from vacsr.train.assemble import Parts, assemble
+from vacsr.train.feed import Batch
 from vacsr.train.precision import matmul_precision
 
 MODES: dict[str, dict[str, Any]] = {
@@ -34,14 +42,24 @@ MODES: dict[str, dict[str, Any]] = {
     "graph": {"cuda_graph": True},
     "compiled": {"cuda_graph": True, "compile": True},
 }
-_WARM, _GROUPS = 8, 5
+_WARM, _GROUPS = 3, 5  # a graphed step is captured after three
+Step = Callable[[], object]
+Row = dict[str, Any]
 
 
-def milliseconds(step: Callable[[], object], *, steps: int) -> float:
-    """Median over groups of steps, after a warm-up that compiles and captures."""
+def measured(step: Step, *, steps: int, replayed: Callable[[Step], Step] = lambda step: step) -> Row:
+    """Peak of one step after a warm-up that compiles, then the median time over groups of steps."""
     for _ in range(_WARM):
         step()
-    times = []
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    step, times = replayed(step), []
+    for _ in range(_WARM):
+        step()
     for _ in range(_GROUPS):
         torch.cuda.synchronize()
         started = time.perf_counter()
@@ -49,73 +67,149 @@ def milliseconds(step: Callable[[], object], *, steps: int) -> float:
             step()
         torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - started) / max(1, steps // _GROUPS))
-    return statistics.median(times)
+    return {"ms": statistics.median(times), "peak_gib": peak}
 
 
-def towers(parts: Parts, batch: int, precision: str) -> Callable[[], object]:
+def towers(parts: Parts, batch: int, precision: str, *, beside: bool) -> Step:
     """Forward and backward of the towers alone."""
     backbone, data = parts.model.backbone, parts.feed.data
     images, texts = data.images[:batch], data.texts[:batch]
 
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            total = backbone.encode_image(images).values.sum() + backbone.encode_text(texts).values.sum()
-        total.backward()
+            with parts.step._beside() if beside else nullcontext():
+                total = backbone.encode_text(texts).values.sum()
+            seen = backbone.encode_image(images).values.sum()
+            if beside:
+                parts.step._together()
+        (total + seen).backward()
         parts.step.optimizer.zero_grad(set_to_none=True)
 
     return step
 
 
-def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row for each method, mode and kind of step."""
+def gradients(parts: Parts, batch: int) -> Step:
+    """A training step without clipping and update."""
+    rows, number = torch.arange(batch, device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")
+
+    def step() -> None:
+        parts.step.accumulate(Batch(rows), number)
+        parts.step.optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def built(args: argparse.Namespace, method: str, *, tile: int | str, mode: str, precision: str) -> Parts:
+    """Model, photos and step."""
     head = HeadConfig(kind="linear", dim=args.dim, init="xavier")
     backbone = BackboneConfig(spec=args.backbone, weights="random", head=head, context=args.context)
-    photos = random_photos(args.batch, words=args.words)
-    for mode in args.modes.split(","):
-        for number, method in enumerate(args.methods.split(",")):
-            config = TrainConfig.model_validate(
-                {
-                    "batch_size": args.batch, "precision": args.precision, "optimizer": args.optimizer,
-                    "towers": TowersConfig(freeze_image=0, ramp=False), **MODES[mode],
-                }
-            )  # fmt: skip
-            started = time.perf_counter()
-            parts = assemble(
-                method_config(method), photos, config, backbone=backbone, dev=None, reading=DataConfig(cache_gb=64)
+    given = {"batch_size": args.batch, "precision": precision, "optimizer": args.optimizer, "tile": tile}
+    resting = TowersConfig(freeze_image=0, ramp=False)
+    config = TrainConfig.model_validate({**given, "towers": resting, **MODES[mode]})
+    photos, reading = random_photos(args.batch, words=args.words), DataConfig(cache_gb=64)
+    return assemble(method_config(method), photos, config, backbone=backbone, dev=None, reading=reading)
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """One row for each precision, mode, method, tile and kind of step."""
+    for precision in args.precision:
+        for mode in args.modes:
+            runs = [(method, tile) for method in args.methods for tile in (args.tile if method == "vacsr" else [0])]
+            for number, (method, tile) in enumerate(runs):
+                started = time.perf_counter()
+                parts = built(args, method, tile=tile, mode=mode, precision=precision)
+                known = {"method": method, "tile": tile, "mode": mode, "precision": precision}
+                with matmul_precision(precision):
+                    for step, found in steps_of(args, parts, mode=mode, precision=precision, first=number == 0):
+                        alone = step.startswith("towers")
+                        yield {"step": step, **known, **({"method": "–", "tile": 0} if alone else {}), **found}
+                    if isinstance(parts.model.method, Vacsr) and tile == args.tile[0]:
+                        yield {"step": "products", **known, **products(parts.model.method, args.batch, precision)}
+                print(f"({method}, {mode}: {time.perf_counter() - started:.0f} s in all)", file=sys.stderr)
+                del parts
+                torch._dynamo.reset()
+                torch.cuda.empty_cache()
+
+
+def steps_of(
+    args: argparse.Namespace, parts: Parts, *, mode: str, precision: str, first: bool
+) -> Iterator[tuple[str, Row]]:
+    """The towers alone for the first of a mode, then training, and inference where nothing is captured."""
+    again = {"steps": args.steps} if mode == "eager" else {"steps": args.steps, "replayed": captured}
+    if first:
+        for beside in (False, True):
+            alone = towers(parts, args.batch, precision, beside=beside)
+            yield "towers, beside" if beside else "towers", measured(alone, **again)
+    if args.no_optimizer:
+        yield "training", measured(gradients(parts, args.batch), **again)
+    else:  # it is captured by itself
+        yield "training", measured(training_step(parts, args.batch), steps=args.steps)
+    if mode == "eager" and parts.step.config.tile in (0, args.tile[0]):
+        parts.step.optimizer.state.clear()
+        yield "inference", measured(inference_step(parts, args.batch, precision=precision), steps=args.steps)
+
+
+def products(method: Vacsr, batch: int, precision: str) -> Row:
+    """The adapter's matrix products at the rate of a large one."""
+    flops, rate = adapter_flops(method.adapter, batch**2), product_rate(precision)
+    return {"ms": 1e3 * flops / rate, "gflop": flops / 1e9, "tflops": rate / 1e12}
+
+
+def ratios(rows: list[Row]) -> Iterator[str]:
+    """What a table of absolute figures does not say by itself."""
+    known = {(r["precision"], r["mode"], r["step"], r["method"], r["tile"]): r for r in rows}
+    products = {row["precision"]: row for row in rows if row["step"] == "products"}
+    for (precision, mode, step, method, tile), row in known.items():
+        named = f"{precision}, {mode}: {step} of {method}" + (f" in tiles of {tile}" if tile else "")
+        plain = known.get((precision, mode, step, "sigmoid", 0))
+        if step == "training" and method == "vacsr" and plain is not None:
+            added, own = row["ms"] - plain["ms"], products[precision]
+            more = row["peak_gib"] / plain["peak_gib"] - 1
+            yield (
+                f"{named} adds {added:.2f} ms to sigmoid's {plain['ms']:.2f}: {added / own['ms']:.2f} × its "
+                f"{own['gflop']:.0f} GFLOP at {own['tflops']:.0f} TFLOP/s ({own['ms']:.2f} ms); memory {more:+.1%}"
             )
-            with matmul_precision(config.precision):
-                if number == 0:
-                    alone = towers(parts, args.batch, args.precision)
-                    found = milliseconds(alone if mode == "eager" else captured(alone), steps=args.steps)
-                    yield {"step": "towers", "method": "–", "mode": mode, "ms": found}
-                torch.cuda.reset_peak_memory_stats()
-                found = milliseconds(training_step(parts, args.batch), steps=args.steps)
-                peak = torch.cuda.max_memory_allocated() / 2**30
-                yield {"step": "training", "method": method, "mode": mode, "ms": found, "peak_gib": peak}
-                if mode == "eager":
-                    parts.step.optimizer.state.clear()
-                    torch.cuda.empty_cache()
-                    torch.cuda.reset_peak_memory_stats()
-                    found = milliseconds(inference_step(parts, args.batch, precision=args.precision), steps=args.steps)
-                    peak = torch.cuda.max_memory_allocated() / 2**30
-                    yield {"step": "inference", "method": method, "mode": mode, "ms": found, "peak_gib": peak}
-            print(f"({method}, {mode}: {time.perf_counter() - started:.0f} s in all)", file=sys.stderr)
-            del parts
-            torch.cuda.empty_cache()
+        other = known.get((precision, mode, step, "pcmepp", 0))
+        if step == "inference" and method == "vacsr" and other is not None:
+            yield f"{named} takes {row['ms'] / other['ms']:.4f} × pcmepp's {other['ms']:.2f} ms"
+        for base in ("towers", "towers, beside"):
+            alone = known.get((precision, mode, base, "–", 0))
+            if step == "training" and alone is not None:
+                yield f"{named} takes {row['ms'] / alone['ms']:.3f} × forward and backward of the {base}"
+
+
+def line(row: Row, batch: int) -> str:
+    """As a row of the table."""
+    rate = f"{1e3 * batch / row['ms']:,.0f}" if row["step"] != "products" else "–"
+    peak = f"{row['peak_gib']:.3f}" if "peak_gib" in row else "–"
+    names = [row[key] for key in ("precision", "mode", "step", "method")] + [row["tile"] or "–"]
+    return f"| {' | '.join(map(str, names))} | {row['ms']:.2f} | {rate} | {peak} |"
+
+
+def listed(text: str) -> list[str]:
+    """Words between commas."""
+    return text.split(",")
+
+
+def tiles(text: str) -> list[int | str]:
+    """Numbers, or auto."""
+    return [part if part == "auto" else int(part) for part in text.split(",")]
 
 
 def main() -> int:
-    """Print a Markdown table."""
+    """Print a Markdown table, and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="clip:vit-b32")
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--context", type=int, default=0, help="0: the text tower's own")
     parser.add_argument("--words", type=int, default=120, help="of a caption; enough to fill the context")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"))
+    parser.add_argument("--precision", type=listed, default=["fp32"], help="some of fp32,tf32,bf16")
     parser.add_argument("--optimizer", default="adamp", choices=("adamp", "adamw"))
-    parser.add_argument("--methods", default="sigmoid,vacsr")
-    parser.add_argument("--modes", default="eager,graph,compiled")
+    parser.add_argument("--no-optimizer", action="store_true", help="a step ends with its gradients")
+    parser.add_argument("--methods", type=listed, default=["sigmoid", "vacsr"])
+    parser.add_argument("--modes", type=listed, default=list(MODES), help="some of eager,graph,compiled")
+    parser.add_argument("--tile", type=tiles, default=[0], help="of vacsr's loss: 0 (whole), numbers, auto")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -123,19 +217,19 @@ def main() -> int:
         print("this benchmark needs a CUDA GPU", file=sys.stderr)
         return 3
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    print(f"{where}, {args.backbone}, d={args.dim}, B={args.batch}, {args.precision}, {args.optimizer}\n")
-    print("| step | method | mode | ms | images/s | peak GiB |\n|---|---|---|---|---|---|")
+    update = "no optimiser" if args.no_optimizer else args.optimizer
+    print(f"{where}, {args.backbone}, d={args.dim}, B={args.batch}, {update}\n")
+    print("| precision | mode | step | method | tile | ms | images/s | peak GiB |\n|---|---|---|---|---|---|---|---|")
     rows = []
     for row in measure(args):
         rows.append(row)
-        rate = 1e3 * args.batch / row["ms"]
-        peak = f"{row['peak_gib']:.2f}" if "peak_gib" in row and row["mode"] == "eager" else "–"
-        print(
-            f"| {row['step']} | {row['method']} | {row['mode']} | {row['ms']:.2f} | {rate:,.0f} | {peak} |", flush=True
-        )
+        print(line(row, args.batch), flush=True)
+    told = list(ratios(rows))
+    print("\n" + "\n".join(f"- {text}" for text in told))
     if args.json:
         options = {name: value for name, value in vars(args).items() if name != "json"}
-        args.json.write_text(json.dumps({"where": where, "options": options, "rows": rows}, indent=2))
+        found = {"where": where, "options": options, "rows": rows, "ratios": told}
+        args.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 

@@ -1,12 +1,13 @@
 """Scores of all pairs of a COCO-5K-sized set, every way in one run on one GPU.
 
-    python benchmarks/scoring.py [--images 5000] [--texts 25000] [--dim 1024] [--rounds 3] [--only WORD …] [--sweep]
+    python benchmarks/scoring.py [--images 5000] [--texts 25000] [--dim 1024] [--rounds 3] [--only WORD …]
                                  [--json FILE]
 
 ceiling      cuBLAS: the same multiplications as one batch of large products, nothing else (bf16, and fp8 where it can)
 paper-style  all heads for every pair of 128 × 128 chunks, mixture mean, decoder; float32, then TF32
 folded       `BlockScorer` in bf16: eager, and one tile compiled
 kernel       `KernelScorer`: linear and 16-wide decoder, bf16 or fp8; matrix out, or top-10 of both directions streamed
+default      `PairScores.topk`: the kernel finds 26 of each query in fp16, float32 scores these
 
 Every row scores all images. Weights and unit vectors are random. A row that fails is printed with its error and the
 others go on. Rankings are compared on the first 256 images.
@@ -25,13 +26,13 @@ from typing import Any
 
 import torch
 
-from _scoring_ways import CHUNK, WIDE, Problem, Way, ceiling, problem, sweep_ways, ways
+from _scoring_ways import CHUNK, WIDE, Problem, Way, problem, ways
 from vacsr.methods.base import Embedding
 from vacsr.scoring import kernel
 from vacsr.scoring.folded import BlockScorer
-from vacsr.scoring.kernel import KernelScorer
 from vacsr.scoring.kernel_error import ranking_error, topk_overlap
 from vacsr.scoring.kernel_pack import FP8
+from vacsr.scoring.kernel_scorer import FinderScorer, KernelScorer
 from vacsr.scoring.topk import stable_topk
 
 COMPARED = 256
@@ -87,6 +88,8 @@ def rankings(p: Problem) -> dict[str, Any]:
         spread = float((matrices[name] - matrices[reference]).square().mean().sqrt() / matrices[reference].std())
         result[f"{name} against {reference}"] = {**error._asdict(), "rms_over_std": spread}
     again = KernelScorer(method, dtype=FP8).topk_both(v, t, k=10)
+    found = FinderScorer(method).topk(v, t, k=10, direction="i2t").index
+    result["default topk against fp32"] = {"overlap": topk_overlap(found, stable_topk(matrices["fp32"], 10).index)}
     for reference in ("fp32", "bf16"):
         texts = topk_overlap(again.texts.index, stable_topk(matrices[reference], 10).index)
         images = topk_overlap(again.images.index, stable_topk(matrices[reference].T, 10).index)
@@ -114,7 +117,6 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], help="rows whose name, decoder or dtype has one of these words"
     )
-    parser.add_argument("--sweep", action="store_true", help="the kernel with many tiles instead")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     if min(args.images, args.texts, args.dim, args.rounds) < 1:
@@ -123,8 +125,7 @@ def main() -> None:
         print("the scoring kernel is timed on a CUDA GPU with Triton; there is none here", file=sys.stderr)
         raise SystemExit(3)
     torch.backends.cuda.matmul.allow_tf32 = False
-    chosen = [Way("ceiling (cuBLAS)", "–", "bf16", ceiling), *sweep_ways()] if args.sweep else ways()
-    picked = [w for w in chosen if not args.only or any(x in f"{w.name} {w.decoder} {w.dtype}" for x in args.only)]
+    picked = [w for w in ways() if not args.only or any(x in f"{w.name} {w.decoder} {w.dtype}" for x in args.only)]
     p = problem(args.images, args.texts, args.dim)
     rows = []
     with torch.inference_mode():
@@ -132,7 +133,7 @@ def main() -> None:
             rows.append(measure(way, p, rounds=args.rounds))
             print(line(rows[-1]), file=sys.stderr, flush=True)
         try:
-            ranked = {} if args.sweep else rankings(p)
+            ranked = rankings(p)
         except Exception as error:  # the times are worth printing without it
             ranked = {"error": f"{type(error).__name__}: {error}"[:200]}
     ratios(rows)

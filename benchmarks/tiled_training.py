@@ -5,8 +5,9 @@
 
 Adapter only: the embeddings are random leaves, there are no towers and no optimiser. A step is loss and backward.
 ``ratio`` is the step's time over that of its matrix products at the rate of one large product in the same run. Where a
-batch does not fit, its row says so. Memory is CUDA's peak of allocated bytes above what was held before the step.
-Without a GPU a small run shows that it works.
+batch does not fit, or by the memory of a smaller one cannot, its row says so. Memory is CUDA's peak of allocated bytes
+above what was held before the step. The last lines compare tiles with the dense loss: at the largest batch where it
+fits, and the largest batch in tiles with that one, its time by the pair. Without a GPU a small run shows that it works.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from _adapter_cost import adapter_flops, product_rate
 from _graphs import captured
 from vacsr.config import SigmoidConfig, VacsrConfig
 from vacsr.methods.base import Embedding
@@ -36,13 +38,6 @@ GIB = 2**30
 BATCHES = {"cuda": [128, 512, 1024, 2048, 4096], "cpu": [16, 32, 64]}
 SECONDS = 2.0  # spent on timing one row
 Step = Callable[[], None]
-
-
-def adapter_flops(method: Vacsr, batch: int) -> float:
-    """Of all matrix products of a step: forward, and twice that backward."""
-    a = method.adapter
-    weights = a.trunk.weight.numel() + a.mean_heads.weight.numel() + a.log_var_heads.weight.numel()
-    return 3 * 2.0 * weights * batch**2
 
 
 def make_step(loss: PairLoss, method: nn.Module, batch: int, dim: int, *, half: bool, device: str) -> Step:
@@ -88,15 +83,6 @@ def peak_gib(step: Step) -> float:
     return (torch.cuda.max_memory_allocated() - before) / GIB
 
 
-def ceiling(*, half: bool) -> float:
-    """FLOP/s of one large product."""
-    dtype, size = torch.bfloat16 if half else torch.float32, 8192
-    a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
-    for _ in range(5):
-        a @ b
-    return 2.0 * size**3 / (1e-3 * milliseconds(lambda: a @ b, device="cuda"))  # type: ignore[arg-type, return-value]
-
-
 def measure(step: Step, *, device: str, graph: bool) -> dict[str, float | None]:
     """Peak memory as it is, time as it is or replayed."""
     if device == "cpu":
@@ -132,16 +118,41 @@ def losses(args: argparse.Namespace, batch: int, *, device: str) -> dict[str, tu
 def sweep(args: argparse.Namespace, *, device: str) -> list[dict[str, Any]]:
     """One row a batch size and loss."""
     half, rows = args.precision == "bf16", []
-    rate = ceiling(half=half) if device == "cuda" else None
+    rate = product_rate(args.precision) if device == "cuda" else None
+    dense = 0.0  # GiB of a pair of the dense loss
     for batch in args.batches:
         for name, (method, loss) in losses(args, batch, device=device).items():
-            step = make_step(loss, method, batch, args.dim, half=half, device=device)
-            row: dict[str, Any] = {"batch": batch, "loss": name, **measure(step, device=device, graph=args.graph)}
+            row: dict[str, Any] = {"batch": batch, "loss": name, "ms": None, "peak_gib": None}
+            if name != "dense" or device == "cpu" or dense * batch**2 < torch.cuda.mem_get_info()[1] / GIB:
+                step = make_step(loss, method, batch, args.dim, half=half, device=device)
+                row |= measure(step, device=device, graph=args.graph)
+            if name == "dense" and row["peak_gib"]:
+                dense = row["peak_gib"] / batch**2
             if isinstance(method, Vacsr) and row["ms"] and rate:
-                row["ratio"] = 1e-3 * row["ms"] * rate / adapter_flops(method, batch)
+                row["ratio"] = 1e-3 * row["ms"] * rate / adapter_flops(method.adapter, batch**2)
             rows.append(row)
             print(line(row), flush=True)
     return rows
+
+
+def compared(rows: list[dict[str, Any]]) -> list[str]:
+    """Tiles beside the dense loss of the largest batch where it fits; empty where there is no such pair."""
+    timed = [row for row in rows if row["ms"] is not None]
+    dense = [row for row in timed if row["loss"] == "dense"]
+    tiled = [row for row in timed if row["loss"].startswith("tiles")]
+    if not dense or not tiled:
+        return []
+    base, found = dense[-1], []
+    for row in [row for row in tiled if row["batch"] == base["batch"]] + tiled[-1:]:
+        share = row["batch"] ** 2 / base["batch"] ** 2
+        text = (
+            f"{row['loss']}, B={row['batch']:,} beside dense, B={base['batch']:,}: {row['ms'] / base['ms'] / share:.3f}"
+        )
+        text += " × the time of a pair"
+        if row["peak_gib"] and base["peak_gib"]:
+            text += f", 1/{base['peak_gib'] / row['peak_gib']:.1f} of its peak memory"
+        found.append(text)
+    return list(dict.fromkeys(found))
 
 
 def line(row: dict[str, Any]) -> str:
@@ -173,9 +184,11 @@ def main() -> None:
     print("| B | loss | ms a step | peak GiB | ratio |\n|---|---|---|---|---|")
     with matmul_precision(args.precision):
         rows = sweep(args, device=device)
+    told = compared(rows)
+    print("\n" + "\n".join(f"- {text}" for text in told))
     if args.json:
         ways = {"dim": args.dim, "precision": args.precision, "compile": args.compile, "graph": args.graph}
-        args.json.write_text(json.dumps({"where": where, **ways, "rows": rows}, indent=2))
+        args.json.write_text(json.dumps({"where": where, **ways, "rows": rows, "compared": told}, indent=2))
 
 
 if __name__ == "__main__":

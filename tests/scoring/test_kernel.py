@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,9 +27,11 @@ from vacsr.methods.base import Embedding
 from vacsr.methods.infonce import InfoNCE
 from vacsr.methods.vacsr import Vacsr
 from vacsr.scoring import kernel
+from vacsr.scoring.engine import Precision, choose_scorer
 from vacsr.scoring.folded import BlockScorer
-from vacsr.scoring.kernel import DTYPES, KernelScorer, PairKernel, choose_scorer
+from vacsr.scoring.kernel import DTYPES, PairKernel
 from vacsr.scoring.kernel_pack import FP8
+from vacsr.scoring.kernel_scorer import FinderScorer, KernelScorer, kernel_scorer
 from vacsr.scoring.kernel_tiles import SMALL
 from vacsr.scoring.topk import stable_topk
 
@@ -240,11 +243,99 @@ def test_interpreted_float8_candidates_are_scored_again() -> None:
 
 
 @interpreted
+def test_interpreted_streams_have_the_kernels_blocks() -> None:
+    v, t = Embedding(units(4, 20, seed=1)), Embedding(units(66, 20, seed=2))
+    scorer = KernelScorer(method(20), dtype=HALF)
+    scorer.kernel.rows = 3
+    blocks = list(scorer.stream(v, t))
+    assert [len(block) for block in blocks] == [3, 1]
+    whole = scorer.block(v, t)
+    assert torch.equal(torch.cat(blocks), whole)
+    few = list(scorer.stream(t, v))  # 4 texts would leave most of a tile empty
+    assert [block.shape for block in few] == [(66, 4)]
+    assert torch.equal(few[0], whole.T)
+    for direction, matrix in (("i2t", whole), ("t2i", whole.T)):
+        assert torch.equal(scorer.topk(v, t, k=3, direction=direction).index, stable_topk(matrix, 3).index)
+
+
+@interpreted
+def test_interpreted_what_the_kernel_finds_is_scored_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against float64: right in order and score, as float16 is not."""
+    monkeypatch.setattr("vacsr.scoring.kernel_scorer._WORTH_FINDING", 0.0)
+    monkeypatch.setattr("vacsr.scoring.kernel_scorer._SPARE", 1)
+    made, v, t = method(24), units(12, 24, seed=1), units(14, 24, seed=2)
+    scorer, reference = FinderScorer(made), exact(made.adapter, v, t)
+    for direction, matrix in (("i2t", reference), ("t2i", reference.T)):
+        found = scorer.topk(Embedding(v), Embedding(t), k=5, direction=direction)
+        best = matrix.topk(5, dim=1)
+        assert torch.equal(found.index, best.indices)
+        torch.testing.assert_close(found.score.double(), best.values, atol=1e-5, rtol=1e-5)
+        rough = scorer.finder.topk(Embedding(v), Embedding(t), k=5, direction=direction).score
+        assert (rough - best.values).abs().max() > 1e-4
+    assert torch.equal(scorer.block(Embedding(v), Embedding(t)), BlockScorer(made).block(Embedding(v), Embedding(t)))
+
+
+@interpreted
+def test_interpreted_little_work_does_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    v, t = Embedding(units(4, 20, seed=1)), Embedding(units(70, 20, seed=2))
+    scorer = FinderScorer(method(20))
+    monkeypatch.setattr(PairKernel, "blocks", None)
+    assert scorer.topk(v, t, k=3, direction="i2t").index.shape == (4, 3)
+
+
+@interpreted
+def test_interpreted_a_tile_without_room_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vacsr.scoring.kernel_triton import OutOfResources
+
+    v, t = Embedding(units(4, 20, seed=1)), Embedding(units(70, 20, seed=2))
+    scorer, plain = KernelScorer(method(20), dtype=HALF), BlockScorer(method(20), dtype=HALF)
+    small, large = scorer.kernel.tiles[0], scorer.kernel.tiles[0]._replace(stages=9)
+    launch, tried = PairKernel._score, []
+
+    def score(self: PairKernel, *args: object, **options: object) -> None:
+        tried.append(options["tile"])
+        if options["tile"] == large:
+            raise OutOfResources(300_000, 232_448, "shared memory")
+        launch(self, *args, **options)
+
+    monkeypatch.setattr(PairKernel, "_score", score)
+    expected = scorer.block(v, t)
+    scorer.kernel.tiles = [large, small]
+    assert torch.equal(scorer.block(v, t), expected)
+    assert torch.equal(scorer.block(v, t), expected)
+    assert tried == [small, large, small, small]
+    scorer.kernel.tiles = [large]
+    with pytest.warns(UserWarning, match="no tile of the scoring kernel fits this GPU at d=20 .* plain torch"):
+        found = scorer.block(v, t)
+    assert torch.equal(found, plain.block(v, t))
+    assert torch.equal(torch.cat(list(scorer.stream(v, t))), found)  # without asking or telling again
+    assert len(tried) == 5
+    scorer.kernel.tiles = [large]
+    with pytest.warns(UserWarning, match="plain torch"):
+        streamed = list(scorer.stream(v, t))
+    assert torch.equal(torch.cat(streamed), found)
+
+
+@interpreted
 def test_interpreted_choice() -> None:
-    assert type(choose_scorer(method(20), dtype=torch.bfloat16)) is KernelScorer
-    assert type(choose_scorer(method(20), dtype=torch.float32)) is BlockScorer
+    """By the rule of a GPU; the kernel itself is interpreted, so everything lies on the CPU."""
+
+    def chosen(made: Vacsr, dtype: Precision) -> tuple[type[BlockScorer], torch.dtype]:
+        scorer = choose_scorer(made, device=torch.device("cuda"), dtype=dtype)
+        return type(scorer), scorer.dtype
+
+    assert chosen(method(20), torch.float32) == (FinderScorer, torch.float32)
+    assert chosen(method(20), "auto") == (KernelScorer, HALF)
+    for dtype in (torch.bfloat16, HALF):
+        assert chosen(method(20), dtype) == (KernelScorer, dtype)
+    assert chosen(method(20), FP8) == (KernelScorer, HALF)  # in which it scores its candidates again
+    huge = method(20)
+    with torch.no_grad():
+        huge.adapter.trunk.weight *= 1e5
+    assert chosen(huge, "auto") == (KernelScorer, torch.bfloat16)
     head = Vacsr(20, VacsrConfig(adapter=AdapterConfig(mixing="head")))
-    assert type(choose_scorer(head, dtype=torch.bfloat16)) is BlockScorer
+    assert chosen(head, "auto") == chosen(head, torch.float32) == (BlockScorer, torch.float32)
+    assert chosen(head, torch.bfloat16) == (BlockScorer, torch.bfloat16)
     with pytest.raises(UsageError, match="float32"):
         KernelScorer(method(20), dtype=torch.float32)
     with pytest.raises(UsageError, match="InfoNCE"):
@@ -256,59 +347,88 @@ def test_interpreted_choice() -> None:
 def test_where_the_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert not kernel.available("cpu")
-    for dtype in (torch.bfloat16, FP8):
-        plain = choose_scorer(method(20), dtype=dtype)
+    gpu = torch.device("cuda")
+    for dtype in (torch.float32, torch.bfloat16, HALF):
+        assert kernel_scorer(method(20), dtype=dtype) is None
+        plain = choose_scorer(method(20), device=gpu, dtype=dtype)
         assert type(plain) is BlockScorer
-        assert plain.dtype == torch.bfloat16
+        assert plain.dtype == dtype
+    assert choose_scorer(method(20), device=gpu, dtype="auto").dtype == HALF
     with pytest.raises(EnvironmentProblem, match="BlockScorer"):
-        KernelScorer(method(20))
+        choose_scorer(method(20), device=gpu, dtype=FP8)
     monkeypatch.setitem(sys.modules, "triton", None)
     assert not kernel.available("cuda")
 
 
+class Case(NamedTuple):
+    """What is compiled anew; everything that a GPU can show of it is asked in one test."""
+
+    dtype: torch.dtype
+    images: int
+    texts: int
+    dim: int
+    hidden: int
+    width: int
+    residual: bool
+    tiles: int = 1  # of the candidates, so many are compiled
+
+
+CASES = [
+    Case(torch.bfloat16, 300, 1000, 1024, 1024, 16, True, tiles=3),
+    Case(torch.bfloat16, 9, 700, 512, 2048, 0, False),
+    Case(HALF, 3, 130, 200, 300, 0, True, tiles=3),
+    Case(HALF, 1, 1, 5, 7, 150, True),
+    Case(HALF, 4, 150, 300, 384, 150, False),
+    Case(FP8, 9, 700, 512, 512, 16, True, tiles=3),
+    Case(FP8, 3, 130, 100, 300, 0, False),
+]
+
+
 @pytest.mark.gpu
 @GPU
-@pytest.mark.parametrize("width", [0, 16, 150])
-@pytest.mark.parametrize("shape", [(300, 1000, 1024, 1024), (3, 130, 200, 300), (1, 1, 5, 7), (9, 2000, 512, 2048)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gpu_scores(dtype: torch.dtype, shape: tuple[int, int, int, int], width: int) -> None:
-    images, texts, dim, hidden = shape
-    made = method(dim, hidden=hidden, width=width, device="cuda")
-    v, t = units(images, dim, seed=1, device="cuda"), units(texts, dim, seed=2, device="cuda")
-    scorer = KernelScorer(made, dtype=dtype)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_gpu_scores(case: Case) -> None:
+    made = method(case.dim, hidden=case.hidden, width=case.width, residual=case.residual, device="cuda")
+    v, t = (units(n, case.dim, seed=n, device="cuda") for n in (case.images, case.texts))
+    scorer = KernelScorer(made, dtype=case.dtype)
+    tiles = scorer.kernel.tiles
     found = scorer.block(Embedding(v), Embedding(t))
+    assert scorer.kernel.tiles == tiles, "the rule chose a tile that the GPU has no room for"
     few = slice(None, 8)
     reference, bound = (exact(made.adapter, v[few], t[few], absolute=flag) for flag in (False, True))
-    assert bool(((found[few, few] - reference).abs() <= 4.2 * ROUNDINGS[dtype] * bound + 1e-3).all())
-    folded = BlockScorer(made).block(Embedding(v), Embedding(t))
-    if images > 1:
-        assert spread_error(found, folded) < STATED[dtype]
-    for tile in scorer.kernel.tiles:
-        same = KernelScorer(made, dtype=dtype, tile=tile).block(Embedding(v), Embedding(t))
+    assert bool(((found[few, few] - reference).abs() <= 4.2 * ROUNDINGS[case.dtype] * bound + 1e-3).all())
+    if case.images > 1:
+        assert spread_error(found, BlockScorer(made).block(Embedding(v), Embedding(t))) < STATED[case.dtype]
+    for tile in tiles[1 : case.tiles]:
+        same = KernelScorer(made, dtype=case.dtype, tile=tile).block(Embedding(v), Embedding(t))
         torch.testing.assert_close(same, found, atol=1e-4, rtol=1e-4)
+    _nan_stays_with_its_pairs(scorer.kernel, v, t)
 
 
-@pytest.mark.gpu
-@GPU
-@pytest.mark.parametrize("width", [0, 16])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gpu_nan_stays_with_its_pairs(dtype: torch.dtype, width: int) -> None:
-    made = method(256, width=width, device="cuda")
-    v, t = units(9, 256, seed=1, device="cuda"), units(300, 256, seed=2, device="cuda")
-    scorer = PairKernel(made.adapter.fold(), dtype=dtype)
-    v[1, 3], t[35, 7] = torch.nan, torch.nan
-    found = scorer.scores(v, scorer.texts(t), out=torch.full((9, 300), torch.nan, device="cuda"))
-    hit = torch.zeros(9, 300, dtype=torch.bool, device="cuda")
-    hit[1], hit[:, 35] = True, True
+def _nan_stays_with_its_pairs(scorer: PairKernel, v: Tensor, t: Tensor) -> None:
+    """In one image and one text, where there are others."""
+    v, t = v.clone(), t.clone()
+    hit = torch.zeros(len(v), len(t), dtype=torch.bool, device="cuda")
+    if len(v) > 1:
+        v[1, 3], t[35, 2] = torch.nan, torch.nan
+        hit[1], hit[:, 35] = True, True
+    found = scorer.scores(v, scorer.texts(t), out=torch.full(hit.shape, torch.nan, device="cuda"))
     assert torch.equal(found.isnan(), hit)
 
 
 @pytest.mark.gpu
 @GPU
-def test_gpu_topk_of_both_directions() -> None:
-    made = method(512, device="cuda")
-    v, t = (Embedding(units(n, 512, seed=n, device="cuda")) for n in (700, 3000))
-    scorer = KernelScorer(made)
+def test_gpu_topk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes of the first case above, so that nothing is compiled for it alone but float16."""
+    monkeypatch.setattr("vacsr.scoring.kernel_scorer._WORTH_FINDING", 0.0)
+    made = method(1024, hidden=1024, width=16, device="cuda")
+    v, t = (Embedding(units(n, 1024, seed=n, device="cuda")) for n in (700, 3000))
+    scorer, finder = KernelScorer(made), choose_scorer(made, device=torch.device("cuda"))
     scores, found = scorer.block(v, t), scorer.topk_both(v, t, k=10)
     assert torch.equal(found.texts.index, stable_topk(scores, 10).index)
     assert torch.equal(found.images.index, stable_topk(scores.T, 10).index)
+    assert type(finder) is FinderScorer
+    best = BlockScorer(made).block(v, t)
+    for direction, matrix in (("i2t", best), ("t2i", best.T)):
+        top = finder.topk(v, t, k=10, direction=direction)
+        torch.testing.assert_close(top.score, matrix.topk(10, dim=1).values, atol=1e-4, rtol=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,14 @@ from torch import Tensor
 from vacsr.scoring import kernel_tiles
 from vacsr.scoring.kernel_error import ranking_error, topk_overlap
 from vacsr.scoring.kernel_pack import pass_width
-from vacsr.scoring.kernel_tiles import Tile, candidates, fastest, images_at_a_time, text_tiles_together
+from vacsr.scoring.kernel_tiles import (
+    Tile,
+    candidates,
+    fastest,
+    images_at_a_time,
+    shared_bytes,
+    text_tiles_together,
+)
 from vacsr.scoring.kernel_topk import from_keys, order_keys, rescored, topk_both
 from vacsr.scoring.topk import TopK
 
@@ -108,6 +116,7 @@ class _Gpu:
     """What is asked of a GPU's properties."""
 
     total_memory, multi_processor_count, L2_cache_size = 140 << 30, 132, 60 << 20
+    shared_memory_per_block_optin = 232_448
 
 
 def test_rules_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,17 +130,48 @@ def test_rules_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text_tiles_together(196, 256 << 10, gpu) == 66
     assert text_tiles_together(1, 256 << 10, gpu) == 1
     assert text_tiles_together(5, 1 << 30, gpu) == 1
-    shapes = {tile[:3] for tile in candidates(1024, 16, dtype=torch.bfloat16, device=gpu)}
-    assert shapes == {(128, 256, 64)}  # one shape: padding must not depend on the choice
-    assert {tile[:3] for tile in candidates(1024, 0, dtype=torch.float8_e4m3fn, device=gpu)} == {(128, 256, 128)}
-    assert {tile[:3] for tile in candidates(384, 16, dtype=torch.bfloat16, device=gpu)} == {(128, 128, 64)}
-    assert {tile[:3] for tile in candidates(1024, 128, dtype=torch.bfloat16, device=gpu)} == {(128, 128, 64)}
+
+
+def _shapes(hidden: int, width: int, dim: int, dtype: torch.dtype) -> set[tuple[int, ...]]:
+    return {tile[:3] for tile in candidates(hidden, width, dim=dim, dtype=dtype, device=torch.device("cuda"))}
+
+
+def test_tiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One shape each: padding must not depend on the choice."""
+    half, low = torch.bfloat16, torch.float8_e4m3fn
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert _shapes(1024, 16, 1024, half) == {(128, 256, 64)}
+    assert _shapes(1024, 0, 1024, low) == {(128, 256, 128)}
+    assert _shapes(384, 16, 1024, half) == {(128, 128, 64)}
+    assert _shapes(1024, 128, 1024, half) == {(128, 128, 64)}
+    first = candidates(1024, 16, dim=1024, dtype=half, device=torch.device("cuda"))[0]
+    assert (first.stages, first.tma) == (4, True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert not any(tile.tma for tile in candidates(1024, 16, dtype=torch.bfloat16, device=gpu))
+    found = candidates(1024, 16, dim=1024, dtype=half, device=torch.device("cuda"))
+    assert not any(tile.tma for tile in found)
 
 
-def _compiled(name: str, signature: dict[str, str], constants: dict[str, object], **options: int) -> dict[str, str]:
-    """The kernel's stages for a Hopper GPU, which need not be there."""
+@pytest.mark.parametrize(("capability", "room"), [((8, 0), 166_912), ((8, 9), 101_376), ((9, 0), 232_448)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+def test_some_tile_fits_any_adapter(
+    capability: tuple[int, int], room: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Gpu, "shared_memory_per_block_optin", room)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    for units in (0, 1, 16, 20, 33, 64, 100, 150, 5000):
+        width = pass_width(units) if units else 0
+        for hidden in (7, 256, 384, 1024):
+            for dim in (5, 64, 128, 1024):
+                found = candidates(hidden, width, dim=dim, dtype=dtype, device=torch.device("cuda"))
+                assert found
+                assert len({tile[:3] for tile in found}) == 1
+                assert all(shared_bytes(tile, width, dim=dim, itemsize=dtype.itemsize) <= room for tile in found)
+
+
+def _compiled(name: str, signature: dict[str, str], constants: dict[str, object], **options: int) -> Any:
+    """The kernel for a Hopper GPU, which need not be there."""
     triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
     from triton.backends.compiler import GPUTarget
 
@@ -143,10 +183,23 @@ def _compiled(name: str, signature: dict[str, str], constants: dict[str, object]
     fixed = {(order.index(arg),): value for arg, value in constants.items()}
     aligned = {(order.index(arg),): [["tt.divisibility", 16]] for arg, kind in kinds.items() if kind[0] == "*"}
     source = triton.compiler.ASTSource(fn=function, signature=kinds, constexprs=fixed, attrs=aligned)
-    asm: dict[str, str] = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={**options, "enable_fp_fusion": True}
-    ).asm
-    return asm
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={**options, "enable_fp_fusion": True})
+
+
+def _scoring_kernel(kind: str, width: int, tile: Tile, *, dim: int) -> Any:
+    """Compiled for an adapter whose trunk is as high as it is wide."""
+    blocks = [f"tensordesc<{kind}[{rows}, {tile.depth}]>" if tile.tma else f"*{kind}" for rows in tile[:2]]
+    small = "bf16" if kind == "fp8e4nv" else kind
+    signature = {
+        "texts": blocks[0], "weights": blocks[1], "edge": "*fp32", "decoder": f"*{small}" if width else "*fp32",
+        "last": "*fp32", "gain": "*fp32", "out": "*fp32", "images": "i32", "T": "i32", "tiles": "i32", "group": "i32",
+        "constant": "fp32", "slope": "fp32",
+    }  # fmt: skip
+    constants = {
+        "H": max(dim, tile.hidden), "D": dim, "WIDE": width, "RESIDUAL": width > 0, "GAIN": kind == "fp8e4nv",
+        "BT": tile.texts, "BH": tile.hidden, "BD": tile.depth, "RUN": tile.run, "TMA": tile.tma, "WIDEN": False,
+    }  # fmt: skip
+    return _compiled("score_pairs", signature, constants, num_warps=tile.warps, num_stages=tile.stages)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -165,21 +218,32 @@ def test_compiled_for_hopper_products_run_ahead(
 ) -> None:
     """Matrix units are used, and one product may still run when the next is started: the loop is not serialised."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    blocks = [f"tensordesc<{kind}[{rows}, {tile.depth}]>" if tile.tma else f"*{kind}" for rows in tile[:2]]
-    small = "bf16" if kind == "fp8e4nv" else kind
-    signature = {
-        "texts": blocks[0], "weights": blocks[1], "edge": "*fp32", "decoder": f"*{small}" if width else "*fp32",
-        "last": "*fp32", "gain": "*fp32", "out": "*fp32", "images": "i32", "T": "i32", "tiles": "i32", "group": "i32",
-        "constant": "fp32", "slope": "fp32",
-    }  # fmt: skip
-    constants = {
-        "H": 1024, "D": 1024, "WIDE": width, "RESIDUAL": width > 0, "GAIN": kind == "fp8e4nv", "BT": tile.texts,
-        "BH": tile.hidden, "BD": tile.depth, "RUN": tile.run, "TMA": tile.tma, "WIDEN": False,
-    }  # fmt: skip
-    asm = _compiled("score_pairs", signature, constants, num_warps=tile.warps, num_stages=tile.stages)
-    loop = asm["ptx"].split("wgmma.mma_async", 1)[1]
+    made = _scoring_kernel(kind, width, tile, dim=1024)
+    loop = made.asm["ptx"].split("wgmma.mma_async", 1)[1]
     assert "wgmma.wait_group.sync.aligned \t1" in loop or "wgmma.wait_group.sync.aligned 1" in loop
-    assert ("cp.async.bulk.tensor" in asm["ptx"]) == tile.tma
+    assert ("cp.async.bulk.tensor" in made.asm["ptx"]) == tile.tma
+    estimate = shared_bytes(tile, width, dim=1024, itemsize=1 if kind == "fp8e4nv" else 2)
+    assert estimate - 8192 <= made.metadata.shared <= estimate
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(
+    ("kind", "width", "tile"),
+    [
+        ("fp16", 128, Tile(hidden=128)),
+        pytest.param("bf16", 32, Tile(), marks=pytest.mark.slow),
+        pytest.param("bf16", 128, Tile(hidden=128, stages=3, tma=False), marks=pytest.mark.slow),
+        pytest.param("fp8e4nv", 128, Tile(hidden=128, depth=128), marks=pytest.mark.slow),
+    ],
+)
+def test_one_step_deep_the_decoder_is_loaded_ahead_too(
+    kind: str, width: int, tile: Tile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the estimate must know: then it takes as many copies of the decoder's matrix as there are stages."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    used = _scoring_kernel(kind, width, tile, dim=tile.depth).metadata.shared
+    estimate = shared_bytes(tile, width, dim=tile.depth, itemsize=1 if kind == "fp8e4nv" else 2)
+    assert estimate - 8192 <= used <= estimate
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -188,5 +252,5 @@ def test_the_scaling_kernel_compiles(kind: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     signature = {"trunk": "*fp32", "values": "*fp32", "out": f"*{kind}", "images": "i32"}
     constants = {"H": 1024, "D": 1024, "RUN": 8, "ROWS": 32, "COLS": 64}
-    ptx = _compiled("scale_trunk", signature, constants, num_warps=4)["ptx"]
+    ptx = _compiled("scale_trunk", signature, constants, num_warps=4).asm["ptx"]
     assert ("e4m3" in ptx) == (kind == "fp8e4nv")

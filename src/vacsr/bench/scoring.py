@@ -19,7 +19,8 @@ from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr
 from vacsr.scoring.cpu import offered_dtypes
 from vacsr.scoring.folded import BlockScorer
-from vacsr.scoring.kernel import KernelScorer, available
+from vacsr.scoring.kernel import available
+from vacsr.scoring.kernel_scorer import KernelScorer
 from vacsr.scoring.kernel_topk import topk_both
 from vacsr.scoring.topk import stable_topk
 from vacsr.train.precision import matmul_precision

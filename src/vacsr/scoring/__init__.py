@@ -19,7 +19,6 @@ from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, take
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring.cascade import (
-    Direction,
     PrefilterChoice,
     PrefilterRecall,
     choose_prefilter,
@@ -29,7 +28,7 @@ from vacsr.scoring.cascade import (
 from vacsr.scoring.device import choose_device
 from vacsr.scoring.engine import Precision, choose_scorer
 from vacsr.scoring.inputs import Features, Images, Texts, checked_features, words_of
-from vacsr.scoring.topk import TopK, columns_topk, rows_topk
+from vacsr.scoring.topk import Direction, TopK, stable_topk
 
 __all__ = [
     "AlignedScores",
@@ -47,7 +46,7 @@ __all__ = [
     "recall_of_prefilter",
 ]
 
-_ROWS = 64  # images a block; the block scorer cuts it further where memory asks for it
+_ROWS = 64  # images a block of a matrix that is there
 _ENCODE = {"cpu": 32, "cuda": 256}  # photos or captions that towers take at a time
 
 
@@ -69,12 +68,10 @@ class PairScores:
 
     def blocks(self) -> Iterator[Tensor]:
         """Consecutive row blocks [b, T] of the score matrix; without images one block [0, T]."""
-        for start in range(0, max(1, len(self.images.mean)), _ROWS):
-            rows = slice(start, start + _ROWS)
-            if "score" in vars(self):  # someone has asked for the whole matrix: do not compute it twice
-                yield self.score[rows]
-            else:
-                yield self.scorer.blocks.block(take(self.images, rows), self.texts)
+        if "score" in vars(self):  # someone has asked for the whole matrix: do not compute it twice
+            yield from torch.split(self.score, _ROWS)
+        else:
+            yield from self.scorer.blocks.stream(self.images, self.texts)
 
     @cached_property
     def score(self) -> Tensor:
@@ -93,7 +90,9 @@ class PairScores:
             raise UsageError(f"no direction {direction!r} — use i2t (texts of an image) or t2i (images of a text)")
         if prefilter is not None and prefilter < len(self.texts.mean if direction == "i2t" else self.images.mean):
             return prefiltered_topk(self, k, candidates=prefilter, direction=direction)
-        return rows_topk(self.blocks(), k) if direction == "i2t" else columns_topk(self.blocks(), k)
+        if "score" in vars(self):
+            return stable_topk(self.score if direction == "i2t" else self.score.T, k)
+        return self.scorer.blocks.topk(self.images, self.texts, k=k, direction=direction)
 
     @torch.inference_mode()
     def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
@@ -114,8 +113,8 @@ class PairScorer:
     """Scores raw image and text features with a trained model.
 
     It moves the model itself to ``device``, puts it in eval mode and folds its adapter once, here: after more training
-    make a new scorer. ``dtype`` is the arithmetic of the large products: float32, bfloat16, int8 on a CPU, or "auto",
-    the fastest that the machine has. Results are float32.
+    make a new scorer. ``dtype`` is the arithmetic of the large products: float32, bfloat16, float16 on a GPU, int8 on
+    a CPU, or "auto", a fast one that the machine has. Results are float32.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, log
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +17,11 @@ from torch import Tensor
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, take
 from vacsr.scoring.bounds import mean_level, miss_rate_bound
-from vacsr.scoring.topk import TopK, stable_topk
+from vacsr.scoring.topk import Direction, TopK, stable_topk
 
 if TYPE_CHECKING:
     from vacsr.scoring import PairScores
 
-Direction = Literal["i2t", "t2i"]
 _QUERIES = 256  # whose cosines with everything are held at a time
 
 

@@ -1,5 +1,8 @@
-"""Which implementation scores a method: the kernel on a GPU, the folded torch path elsewhere, in the arithmetic asked
-for or in the fastest."""
+"""Which implementation scores a method: with the kernel on a GPU that runs it, in plain torch elsewhere.
+
+float32, the default, is float32 everywhere; on a GPU the kernel then only finds what the best may be. In the other
+precisions it computes the scores themselves.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from vacsr.methods.base import Method
 from vacsr.methods.vacsr import Vacsr
 from vacsr.scoring.cpu import fastest_dtype
 from vacsr.scoring.folded import BlockScorer
+from vacsr.scoring.kernel_scorer import KernelScorer, finest_half, kernel_scorer
 
 Precision = torch.dtype | Literal["auto"]
 """Of the large products: ``torch.float32``, ``torch.bfloat16``, ``torch.int8`` on a CPU, or ``"auto"``."""
@@ -29,16 +33,16 @@ def choose_scorer(method: Method, *, device: torch.device, dtype: Precision = to
     if chosen not in offered:
         known = ", ".join(str(name) for name in offered)
         raise UsageError(f"no scoring in {chosen} on {device.type} — use 'auto' or one of {known}")
-    if device.type == "cuda" and chosen != torch.float32:
-        from vacsr.scoring.kernel import KernelScorer
-        from vacsr.scoring.kernel import choose_scorer as kernel_or_torch
-
-        return KernelScorer(method, dtype=chosen) if chosen == _FP8 else kernel_or_torch(method, dtype=chosen)
+    if device.type == "cuda":
+        if chosen == _FP8:
+            return KernelScorer(method, dtype=chosen)  # there is no other way: it says what is missing
+        return kernel_scorer(method, dtype=chosen) or BlockScorer(method, dtype=chosen)
     return BlockScorer(method, dtype=chosen)
 
 
 def resolve_dtype(method: Method, *, device: torch.device, dtype: Precision) -> torch.dtype:
-    """What ``auto`` means: bfloat16 on a GPU, the measured fastest on a CPU, float32 where nothing folds."""
+    """What ``auto`` means: float16 on a GPU (bfloat16 where it would overflow), the measured fastest on a CPU, float32
+    where nothing folds."""
     if dtype != "auto":
         return dtype
     if not isinstance(method, Vacsr):
@@ -47,4 +51,4 @@ def resolve_dtype(method: Method, *, device: torch.device, dtype: Precision) -> 
         folded = method.adapter.fold()
     except NotFoldable:
         return torch.float32
-    return torch.bfloat16 if device.type == "cuda" else fastest_dtype(folded)
+    return finest_half(folded) if device.type == "cuda" else fastest_dtype(folded)

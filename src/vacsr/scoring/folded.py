@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -11,9 +13,11 @@ from vacsr.methods.base import Embedding, Method, take
 from vacsr.methods.vacsr import Vacsr
 from vacsr.scoring.cpu import arithmetic
 from vacsr.scoring.int8 import Int8Adapter
+from vacsr.scoring.topk import Direction, TopK, columns_topk, rows_topk
 
 _ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # trunk outputs alive at a time: cache-sized on a CPU, 0.5 GB on a GPU
 
+_ROWS = 64  # images of a streamed block; `tile` cuts it further where memory asks for it
 _DIAGONAL = 64  # a method without an aligned form scores small square tiles, of which the diagonal is kept
 
 
@@ -58,6 +62,15 @@ class BlockScorer:
                 here = slice(i, i + rows), slice(j, j + columns)
                 out[here] = self._tile(take(v, here[0]), take(t, here[1]))
         return out
+
+    def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
+        """Consecutive row blocks [b, T] of the scores; without images one block [0, T]. [I, d], [T, d]"""
+        for start in range(0, max(1, len(v.mean)), _ROWS):
+            yield self.block(take(v, slice(start, start + _ROWS)), t)
+
+    def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction) -> TopK:
+        """Best texts of each image, or images of each text, by (−score, index). [I, min(k, T)] or [T, min(k, I)]"""
+        return (rows_topk if direction == "i2t" else columns_topk)(self.stream(v, t), k)
 
     def _tile(self, v: Embedding, t: Embedding) -> Tensor:
         if self.folded is not None:

@@ -14,25 +14,24 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vacsr.adapter import FoldedAdapter
-from vacsr.errors import EnvironmentProblem, NotFoldable, ShapeMismatch, UsageError
-from vacsr.methods.base import Embedding, Method
-from vacsr.methods.vacsr import Vacsr
-from vacsr.scoring.folded import BlockScorer
+from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.scoring.kernel_pack import FP8, PackedAdapter, PackedTexts, pack_adapter, pack_images, pack_texts, pass_width
 from vacsr.scoring.kernel_tiles import Tile, candidates, fastest, images_at_a_time, text_tiles_together
-from vacsr.scoring.kernel_topk import BothTopK, rescored, topk_both
 
 DTYPES = (torch.bfloat16, torch.float16, FP8)
 _WORTH_TUNING = 3e12  # operations of a call above which tiles are tried out first
-_SAFE_NORM = 1e4  # of the trunk's rows: with unit vectors no hidden unit then leaves float16's range
 _SCALED = (32, 64, 8)  # rows × columns of the trunk a program scales, and for how many images
+
+
+class NoRoom(EnvironmentProblem):
+    """The GPU has too little shared memory for any tile."""
 
 
 def available(device: torch.device | str) -> bool:
@@ -60,8 +59,10 @@ class PairKernel:
         self.device, self.dtype = folded.trunk.device, dtype
         _check(self.device, dtype)
         width = 0 if folded.last is None else pass_width(len(folded.small))
-        self.tiles = [tile] if tile else candidates(len(folded.trunk), width, dtype=dtype, device=self.device)
-        self.packed: PackedAdapter = pack_adapter(folded, dtype=dtype, tile=self.tiles[0])
+        height, dim = folded.trunk.shape
+        self.tiles = [tile] if tile else candidates(height, width, dim=dim, dtype=dtype, device=self.device)
+        self.shape = self.tiles[0]  # all have one shape: what is packed fits each
+        self.packed: PackedAdapter = pack_adapter(folded, dtype=dtype, tile=self.shape)
         self.rows = images_at_a_time(self.packed.trunk.numel() * dtype.itemsize, self.device)
 
     @torch.inference_mode()
@@ -69,32 +70,41 @@ class PairKernel:
         """Texts [T, d] in the kernel's layout, to be scored with any number of images."""
         if t.shape[-1] != self.packed.dim:
             raise ShapeMismatch(f"the adapter expects dimension {self.packed.dim}, the embeddings have {t.shape[-1]}")
-        return pack_texts(t, dtype=self.dtype, tile=self.tiles[0])
+        return pack_texts(t, dtype=self.dtype, tile=self.shape)
 
     def blocks(self, v: Tensor, texts: PackedTexts) -> Iterator[Tensor]:
         """Consecutive row blocks [b, T] of the scores; without images one block [0, T]."""
-        tile = self._tile(v, texts)
         for start in range(0, max(1, len(v)), self.rows):
             here = v[start : start + self.rows]
-            yield self._block(here, texts, torch.empty(len(here), len(texts.exact), device=self.device), tile)
+            yield self._fitted(here, texts, torch.empty(len(here), len(texts.exact), device=self.device), of=len(v))
 
     def scores(self, v: Tensor, texts: PackedTexts, *, out: Tensor | None = None) -> Tensor:
         """[I, d], T texts -> [I, T] float32, into ``out`` where given."""
         out = torch.empty(len(v), len(texts.exact), device=self.device) if out is None else out
-        tile = self._tile(v, texts)
         for start in range(0, len(v), self.rows):
-            self._block(v[start : start + self.rows], texts, out[start : start + self.rows], tile)
+            here = slice(start, start + self.rows)
+            self._fitted(v[here], texts, out[here], of=len(v))
         return out
 
-    def _tile(self, v: Tensor, texts: PackedTexts) -> Tile:
+    def _fitted(self, v: Tensor, texts: PackedTexts, out: Tensor, *, of: int) -> Tensor:
+        """A block of ``of`` images; a tile that the GPU has no room for after all is not tried again."""
+        while self.tiles:
+            tile = self._tile(v, texts, of=of)
+            try:
+                return self._block(v, texts, out, tile)
+            except _out_of_resources():
+                self.tiles.remove(tile)
+        raise NoRoom(f"no tile of the scoring kernel fits this GPU at d={self.packed.dim} — use BlockScorer")
+
+    def _tile(self, v: Tensor, texts: PackedTexts, *, of: int) -> Tile:
         """By rule for little work or where there is no choice, else the fastest on these texts and some images."""
-        work = 2.0 * len(v) * len(texts.exact) * self.packed.trunk.numel()
+        work = 2.0 * of * len(texts.exact) * self.packed.trunk.numel()
         if len(self.tiles) == 1 or work < _WORTH_TUNING:
             return self.tiles[0]
-        some = v[: max(1, int(_WORTH_TUNING / work * len(v)))]
+        some = v[: max(1, int(_WORTH_TUNING / work * of))]
         out = torch.empty(len(some), len(texts.exact), device=self.device)
         widths = tuple(part.width for part in self.packed.passes)
-        key = (str(self.device), self.dtype, tuple(self.packed.trunk.shape), widths)
+        key = (str(self.device), self.dtype, tuple(self.packed.trunk.shape), widths, *self.tiles)
         return fastest(self.tiles, key, lambda tile: self._block(some, texts, out, tile))
 
     @torch.inference_mode()
@@ -142,55 +152,12 @@ class PairKernel:
             )  # fmt: skip
 
 
-class KernelScorer(BlockScorer):
-    """`BlockScorer` with the kernel under it: same calls, same scores within the error of the operands' rounding."""
+def _out_of_resources() -> type[Exception]:
+    """What Triton raises where a tile asks for more than the GPU has."""
+    from vacsr.scoring.kernel_triton import OutOfResources
 
-    def __init__(self, method: Method, *, dtype: torch.dtype = torch.bfloat16, tile: Tile | None = None) -> None:
-        if not isinstance(method, Vacsr):
-            raise UsageError(f"the kernel scores the vacsr method, not {type(method).__name__} — use BlockScorer")
-        exact = method.adapter.fold()
-        safe = bool(exact.trunk.norm(dim=1).amax() < _SAFE_NORM)
-        super().__init__(method, dtype=(torch.float16 if safe else torch.bfloat16) if dtype == FP8 else dtype)
-        self.kernel = PairKernel(exact, dtype=dtype, tile=tile)
-
-    def block(self, v: Embedding, t: Embedding) -> Tensor:
-        """[I, d], [T, d] -> [I, T] float32. v⊙t does not care which side is which: the shorter one scales weights."""
-        if len(t.mean) < len(v.mean):
-            return self.kernel.scores(t.mean, self.kernel.texts(v.mean)).T
-        return self.kernel.scores(v.mean, self.kernel.texts(t.mean))
-
-    @torch.inference_mode()
-    def topk_both(self, v: Embedding, t: Embedding, *, k: int, candidates: int | None = None) -> BothTopK:
-        """The k best texts of each image and images of each text, in one pass without the matrix. [I, k], [T, k]
-
-        ``candidates``: so many of each are found first and scored again in float16 (bfloat16 for a trunk too large for
-        it); by default 3·k with float8, whose own order is too rough, and none with the others.
-        """
-        if k < 1:
-            raise UsageError(f"k is {k}, expected 1 or more — ask for k=10")
-        if len(t.mean) < len(v.mean):
-            images, texts = self.topk_both(t, v, k=k, candidates=candidates)
-            return BothTopK(texts, images)
-        wanted = candidates or (3 * k if self.kernel.dtype == FP8 else None)
-        found = topk_both(self.kernel.blocks(v.mean, self.kernel.texts(t.mean)), max(k, wanted or k))
-        if wanted is None:
-            return found
-
-        def aligned(image: Tensor, text: Tensor) -> Tensor:
-            return self.aligned(Embedding(v.mean[image]), Embedding(t.mean[text]))
-
-        return BothTopK(
-            rescored(found.texts, k, score=aligned),
-            rescored(found.images, k, score=lambda text, image: aligned(image, text)),
-        )
-
-
-def choose_scorer(method: Method, *, dtype: torch.dtype = torch.float32) -> BlockScorer:
-    """The kernel where it runs and fits method and precision, the torch path otherwise (in bfloat16 for float8)."""
-    if isinstance(method, Vacsr) and dtype in DTYPES and available(method.adapter.trunk.weight.device):
-        with suppress(NotFoldable):
-            return KernelScorer(method, dtype=dtype)
-    return BlockScorer(method, dtype=torch.bfloat16 if dtype == FP8 else dtype)
+    found: type[Exception] = OutOfResources
+    return found
 
 
 def _check(device: torch.device, dtype: torch.dtype) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+Direction = Literal["i2t", "t2i"]
+"""Texts of images, or images of texts."""
 
 
 class TopK(NamedTuple):
