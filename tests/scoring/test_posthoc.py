@@ -20,7 +20,7 @@ from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer
 from vacsr.scoring.cosine import Gaussians, cosine_moments, coupled_cosine_moments
 from vacsr.scoring.laplace import with_one
-from vacsr.scoring.posthoc import PostHoc, PostHocScorer, PostHocUncertainty, check_posthoc
+from vacsr.scoring.posthoc import Laplace, PostHocScorer, PostHocUncertainty, check_posthoc
 from vacsr.train import fit
 
 
@@ -54,12 +54,12 @@ def untrained(name: str) -> MatchingModel:
     return MatchingModel.build(method_config({"name": name}), config, image_dim=4, text_dim=5, seed=3).eval()
 
 
-KINDS: list[PostHoc] = ["laplace", "laplace-coupled"]
+KINDS: list[Laplace] = ["laplace", "laplace-coupled"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_stay_and_every_pair_has_an_uncertainty(
-    model: MatchingModel, posthoc: PostHocUncertainty, unseen: PairSet, kind: PostHoc
+    model: MatchingModel, posthoc: PostHocUncertainty, unseen: PairSet, kind: Laplace
 ) -> None:
     scorer, plain = PostHocScorer(model, posthoc, kind=kind, device="cpu"), PairScorer(model, device="cpu")
     assert torch.equal(scorer.score_set(unseen).score, plain.score_set(unseen).score)
@@ -80,7 +80,7 @@ def test_scores_stay_and_every_pair_has_an_uncertainty(
 
 
 def slow_sigma(
-    model: MatchingModel, posthoc: PostHocUncertainty, pairs: PairSet, rows: Tensor, cols: Tensor, *, kind: PostHoc
+    model: MatchingModel, posthoc: PostHocUncertainty, pairs: PairSet, rows: Tensor, cols: Tensor, *, kind: Laplace
 ) -> Tensor:
     """Un-normalised Gaussians by hand, from the layer's weights."""
     sides = []
@@ -116,7 +116,7 @@ def test_the_expected_cosine_is_the_score_on_request(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_uncertainty_grows_off_the_training_data(
-    model: MatchingModel, posthoc: PostHocUncertainty, pairs: PairSet, kind: PostHoc
+    model: MatchingModel, posthoc: PostHocUncertainty, pairs: PairSet, kind: Laplace
 ) -> None:
     scorer = PostHocScorer(model, posthoc, kind=kind, device="cpu")
     generator = torch.Generator().manual_seed(0)
@@ -171,7 +171,7 @@ def test_two_networks_are_refused() -> None:
     method = Sigmoid(SigmoidConfig())
     method.networks = 2  # type: ignore[assignment]
     config = BackboneConfig(head=HeadConfig(kind="linear", dim=3))
-    with pytest.raises(UsageError, match="one network"):
+    with pytest.raises(UsageError, match=r"one network.*evaluate\.posthoc=cosine"):
         check_posthoc(MatchingModel.build(method, config, image_dim=4, text_dim=5))
 
 

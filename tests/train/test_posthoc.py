@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from vacsr.cli.runs import run_pairs
 from vacsr.errors import UsageError
 from vacsr.train.recipe import run_recipe
 
@@ -57,9 +58,25 @@ def test_a_model_folder_does_not_say_what_it_was_trained_on(run: Path, vacsr: An
     assert answer.refused(2, "give the run folder")
 
 
-def test_a_method_without_a_cosine_is_refused_before_training(recipes: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["laplace", "cosine"])
+def test_a_method_without_a_cosine_is_refused_before_training(kind: str, recipes: Any, tmp_path: Path) -> None:
+    changes = {"method.name": "vacsr", "evaluate.posthoc": kind}
     with pytest.raises(UsageError, match="does not score by a cosine"):
-        run_recipe(
-            recipes.recipe({"method.name": "vacsr", "evaluate.posthoc": "laplace"}), tmp_path / "run", progress=False
-        )
+        run_recipe(recipes.recipe(changes), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["infonce", "ncr"])
+def test_one_minus_the_cosine_needs_no_fit(method: str, recipes: Any, vacsr: Any, tmp_path: Path) -> None:
+    changes = {"method.name": method, "evaluate.posthoc": "cosine", "train.epochs": 2}
+    run_recipe(recipes.recipe(changes), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run/posthoc.safetensors").exists()
+    found = figures(tmp_path / "run/report.json")
+    assert found["uncertainty"]["aurc_t2i"] > 0
+    again, plain = tmp_path / "again.json", tmp_path / "plain.json"
+    pairs = run_pairs(tmp_path / "run")
+    given = ("--pairs", pairs, "--device", "cpu", "--json")
+    assert vacsr("evaluate", tmp_path / "run/model", "--posthoc", "cosine", *given, again).code == 0
+    assert figures(again)["uncertainty"] == found["uncertainty"]
+    assert vacsr("evaluate", tmp_path / "run", "--posthoc", "none", *given, plain).code == 0
+    assert figures(plain)["uncertainty"] is None

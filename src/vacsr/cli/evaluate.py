@@ -32,6 +32,7 @@ class PostHocChoice(StrEnum):
     NONE = "none"
     LAPLACE = "laplace"
     COUPLED = "laplace-coupled"
+    COSINE = "cosine"
 
 
 class ScoreFiles(NamedTuple):
@@ -88,7 +89,9 @@ def evaluate(
     ] = None,
     posthoc: Annotated[
         PostHocChoice | None,
-        typer.Option(help="Uncertainty for infonce, sigmoid or vse, fitted on the run's training data."),
+        typer.Option(
+            help="Uncertainty for a cosine method: fitted on the run's training data, or with cosine 1 − its score."
+        ),
     ] = None,
     device: Device = "auto",
 ) -> None:

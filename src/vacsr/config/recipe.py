@@ -25,8 +25,8 @@ class EvaluateConfig(Config):
     """Equal scores in index order, or every wrong item before the right one."""
     bins: Literal["count", "equal"] = "count"
     """Ten uncertainty bins of equal count, as the paper's own figure has them, or of equal width, as it says."""
-    posthoc: Literal["none", "laplace", "laplace-coupled"] = "none"
-    """Uncertainty for a method that scores by a cosine and has none: from a Laplace approximation of its heads."""
+    posthoc: Literal["none", "laplace", "laplace-coupled", "cosine"] = "none"
+    """Uncertainty for a method that scores by a cosine: from a Laplace approximation of its heads, or 1 − cosine."""
 
 
 class Recipe(Config):

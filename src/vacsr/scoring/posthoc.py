@@ -31,8 +31,10 @@ from vacsr.scoring.curvature import Likelihood, output_curvature
 from vacsr.scoring.laplace import KroneckerFactors, LayerPosterior, likeliest_precision, with_one
 from vacsr.scoring.likelihoods import LabelledCosines, check_cosine, likelihood_of
 
-PostHoc = Literal["laplace", "laplace-coupled"]
+Laplace = Literal["laplace", "laplace-coupled"]
 """Norms held at their expected size, as published; or varying with the numerator, so that only turning counts."""
+PostHoc = Laplace | Literal["cosine"]
+"""Besides: 1 − cosine, without a fit (:mod:`vacsr.scoring.distance`)."""
 _MOMENTS = {"laplace": cosine_moments, "laplace-coupled": coupled_cosine_moments}
 POSTHOC_FILE = "posthoc.safetensors"
 """Its name in a run folder."""
@@ -122,7 +124,7 @@ class PostHocScorer(PairScorer):
         model: MatchingModel,
         posthoc: PostHocUncertainty,
         *,
-        kind: PostHoc = "laplace",
+        kind: Laplace = "laplace",
         expected: bool = False,
         device: str | torch.device = "auto",
         dtype: torch.dtype = torch.float32,
@@ -181,17 +183,19 @@ class PostHocScorer(PairScorer):
         return Embedding(found.mean / norm.sqrt(), log_var - norm.log())
 
 
-def check_posthoc(model: MatchingModel) -> None:
-    """Raise where it would not be sound: scores that are no cosines, or more than a norm after the last layer."""
+def check_posthoc(model: MatchingModel, kind: PostHoc = "laplace") -> None:
+    """Raise where it would not be sound: no cosines, or for Laplace two networks or more than a norm after a head."""
+    check_cosine(model.method, dim=model.dim, device=model.image_head.last.weight.device)
+    if kind == "cosine":
+        return
     if len(model.networks) > 1:
-        message = f"post-hoc uncertainty is for one network, {type(model.method).__name__} trains two"
-        raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=none")
-    check_cosine(model.method, dim=model.config.head.dim, device=model.image_head.last.weight.device)
+        message = f"a Laplace approximation is for one network, {type(model.method).__name__} trains two"
+        raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=cosine")
     if model.has_towers and model.config.pooling == "gpo":
         message = (
-            "post-hoc uncertainty needs heads whose last layer gives the embedding, pooling 'gpo' sorts its outputs"
+            "a Laplace approximation needs the embedding from a head's last layer, pooling 'gpo' sorts its outputs"
         )
-        raise UsageError(f"{message} — train with backbone.pooling=mean or cls, or set evaluate.posthoc=none")
+        raise UsageError(f"{message} — train with backbone.pooling=mean or cls, or set evaluate.posthoc=cosine")
 
 
 class _Side(NamedTuple):

@@ -8,12 +8,16 @@ from vacsr.config import DataConfig, TrainConfig
 from vacsr.errors import UsageError
 from vacsr.methods.model import MatchingModel
 from vacsr.recipes import parse, read_yaml
+from vacsr.scoring import PairScorer
+from vacsr.scoring.distance import CosineDistanceScorer
 from vacsr.scoring.posthoc import POSTHOC_FILE, PostHoc, PostHocScorer, PostHocUncertainty
 from vacsr.train.recipe import training_data
 
 
-def run_posthoc(run: Path, model: MatchingModel, *, kind: PostHoc, device: str = "auto") -> PostHocScorer:
-    """A scorer with what the run kept, or else with a fit to the run's training data."""
+def run_posthoc(run: Path, model: MatchingModel, *, kind: PostHoc, device: str = "auto") -> PairScorer:
+    """A scorer with what the run kept, or else with a fit to the run's training data; 1 − cosine needs neither."""
+    if kind == "cosine":
+        return CosineDistanceScorer(model, device=device)
     if (run / POSTHOC_FILE).is_file():
         return PostHocScorer(model, PostHocUncertainty.load(run / POSTHOC_FILE), kind=kind, device=device)
     if not (run / "config.yaml").is_file():

@@ -21,6 +21,7 @@ from vacsr.files import write_json, write_text
 from vacsr.methods.model import MatchingModel
 from vacsr.recipes import dump_yaml
 from vacsr.scoring import PairScorer
+from vacsr.scoring.distance import CosineDistanceScorer
 from vacsr.scoring.posthoc import POSTHOC_FILE, PostHocScorer, PostHocUncertainty, check_posthoc
 from vacsr.train.distributed import barrier, leaving_world
 from vacsr.train.folder import check_folder
@@ -76,7 +77,7 @@ def _run(recipe: Recipe, out: Path, *, resume: bool, progress: bool) -> RecipeRu
         backbone=recipe.backbone, dev=data.dev, out=out, reading=recipe.data, progress=progress,
     )  # fmt: skip
     if recipe.evaluate.posthoc != "none":
-        check_posthoc(trainer.model)
+        check_posthoc(trainer.model, recipe.evaluate.posthoc)
     if resume:
         trainer.resume()
     barrier(trainer.world)  # every rank has looked at the folder before the first changes it
@@ -108,10 +109,12 @@ def _open_folder(out: Path, recipe: Recipe, data: TrainingData, to_report: Repor
 
 
 def _scorer(model: MatchingModel, train: PairSet | PhotoSet, recipe: Recipe, *, out: Path) -> PairScorer:
-    """What the report is made with; post-hoc uncertainty is fitted here and kept in the run folder."""
+    """What the report is made with; a post-hoc uncertainty that needs a fit is kept in the run folder."""
     kind, plan = recipe.evaluate.posthoc, recipe.train
     if kind == "none":
         return PairScorer(model, device=plan.device)
+    if kind == "cosine":
+        return CosineDistanceScorer(model, device=plan.device)
     found = PostHocUncertainty.fit(model, train, batch_size=plan.batch_size, seed=plan.seed, device=plan.device)
     found.save(out / POSTHOC_FILE)
     return PostHocScorer(model, found, kind=kind, device=plan.device)
