@@ -1,0 +1,207 @@
+"""Draw docs/results/ again from run folders, and from docs/results/ the tables that pages of docs/ quote.
+
+    python docs/results/refresh.py --runs runs/new --runs runs/cells    # everything, from the checkout
+    python docs/results/refresh.py --only noise --runs runs/cells       # one folder
+    python docs/results/refresh.py                                      # only what the pages quote
+    python docs/results/refresh.py --check                              # write nothing, say which pages are behind
+
+A cell comes from the first --runs folder that holds it finished, by the recipe that the table has now. Run folders are
+those of `vacsr compare`: SETTING/ROW/seed-N. Pages have no photos, which are not part of the project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from vacsr.compare import Cell, Table, cells, collect, read_table, write_results
+from vacsr.compare.page import RECORDS, read_records, run_records, write_page, write_records
+from vacsr.errors import DataError, UsageError, VacsrError
+from vacsr.files import write_text
+from vacsr.report.stored import read_results
+from vacsr.report.tables import ComparisonTable
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
+FOLDERS = {"noise": True, "ablation": False, "sensitivity": True, "tolerance": False}
+"""Each is drawn from the table of its name; True where it has a page."""
+
+
+class Quoted(NamedTuple):
+    """A column of a table in docs/; two keys stand as `i2t / t2i`."""
+
+    name: str
+    keys: tuple[str, ...]
+    form: Literal["1", "2", "r"] = "1"
+    """Digits, or r: a correlation without its zero."""
+    spread: bool = False
+    bold: bool = False
+    """Mark the highest."""
+
+
+class Page(NamedTuple):
+    """A page of docs/ and what it quotes."""
+
+    name: str
+    folder: str
+    """Of docs/results/."""
+    columns: tuple[Quoted, ...]
+    heads: Mapping[str, str]
+    """What the first column is called, by setting."""
+
+
+_SIGMA = Quoted("σ–R@1 i2t / t2i", ("test.uncertainty.corr_r1_i2t", "test.uncertainty.corr_r1_t2i"), "r")
+PAGES = (
+    Page(
+        "results-methods.md",
+        "noise",
+        (
+            Quoted("RSUM", ("test.rsum",), spread=True, bold=True),
+            Quoted("mAP@R i2t / t2i", ("test.i2t.map_at_r", "test.t2i.map_at_r")),
+            Quoted("τ-c experts", ("test.judgments.expert_tau_c",), spread=True, bold=True),
+            Quoted("τ-b crowd", ("test.judgments.crowd_tau_b",), spread=True, bold=True),
+            _SIGMA,
+            Quoted("AURC i2t / t2i", ("test.uncertainty.aurc_i2t", "test.uncertainty.aurc_t2i")),
+            Quoted("FN AUROC of σ", ("test.uncertainty.auroc_false_negative",)),
+            Quoted("of score", ("test.judgments.auroc_false_negative_score",)),
+        ),
+        {"clean": "clean", "noise-20": "20% caption noise", "noise-50": "50% caption noise"},
+    ),
+    Page(
+        "results-scenes.md",
+        "scenes",
+        (
+            Quoted("exact mAP@R", ("test.exact.map_at_r",), "2", spread=True, bold=True),
+            Quoted("exact τ-b", ("test.exact.tau_b",), "2", spread=True, bold=True),
+            Quoted("RSUM", ("test.rsum",), spread=True, bold=True),
+            Quoted("FN AUROC of σ", ("test.exact.auroc_false_negative",), bold=True),
+            Quoted("of score", ("test.exact.auroc_false_negative_score",), bold=True),
+            _SIGMA,
+        ),
+        {"4000-scenes-20-epochs": "4,000 scenes, 20 epochs", "1000-scenes-20-epochs": "1,000 scenes, 20 epochs"},
+    ),
+)
+
+
+def finished(table: Table, roots: Sequence[Path]) -> Iterator[tuple[Cell, Path | None]]:
+    """Every cell of the table and the first root that has it finished, or None."""
+    for places in zip(*(cells(table, root) for root in roots), strict=True):
+        yield next(((c, root) for c, root in zip(places, roots, strict=True) if c.finished()), (places[0], None))
+
+
+def gather(table: Table, roots: Sequence[Path], out: Path, *, page: bool = False, partial: bool = False) -> str:
+    """Write a folder of docs/results/ from run folders; what it took from where, in a line.
+
+    Cells that the folder has now and no root gives would be lost: they are refused, unless ``partial``.
+    """
+    found = list(finished(table, roots))
+    done = [cell for cell, root in found if root is not None]
+    if not done:
+        raise DataError(f"no cell of '{table.title}' is finished in {roots[0]} — give the --runs folder that has them")
+    _refuse_losses(out, {(cell.setting, cell.row, cell.seed) for cell in done}, partial=partial)
+    result = collect(table, done)
+    write_results(result, out)
+    if page:
+        write_records(out / RECORDS, run_records(done))
+        write_page(table, result, read_records(out / RECORDS), out=out)  # without the models: no photos
+    taken = ", ".join(f"{count} from {root}" for root, count in Counter(root for _, root in found if root).items())
+    missing = dict.fromkeys(cell.row for cell, root in found if root is None)
+    rest = f"; without a run: {len(found) - len(done)}, of {', '.join(missing)}" if missing else ""
+    return f"{out.name}: {len(done)} of {len(found)} cells ({taken}){rest}"
+
+
+def _refuse_losses(out: Path, kept: set[tuple[str, str, int]], *, partial: bool) -> None:
+    if partial or not (out / "results.json").is_file():
+        return
+    stored = [(v.setting, v.row, v.seed) for v in read_results(out / "results.json").values]
+    lost = [place for place in stored if place not in kept]
+    if lost:
+        setting, row, seed = lost[0]
+        first = f"{len(lost)} cells of {out.name} have no finished run, the first {setting} / {row} / seed {seed}"
+        raise DataError(f"{first} — add the --runs folder that has them, or leave them out with --partial")
+
+
+def quoted(text: str, page: Page, stored: ComparisonTable) -> str:
+    """A page's text with its tables as the stored results have them."""
+    for setting, head in page.heads.items():
+        lines = text.split("\n")
+        start = next((n for n, line in enumerate(lines) if line.startswith(f"| {head} |")), None)
+        if start is None:
+            raise DataError(f"{page.name} has no table that begins with '| {head} |' — put the line where it belongs")
+        end = next((n for n in range(start, len(lines)) if not lines[n].startswith("|")), len(lines))
+        text = "\n".join([*lines[:start], *_rows(head, page.columns, stored, setting), *lines[end:]])
+    return text
+
+
+def _rows(head: str, columns: Sequence[Quoted], stored: ComparisonTable, setting: str) -> list[str]:
+    """The lines of one table."""
+    rows = stored.shown_rows(setting)
+    body = [[row, *(_cell(column, stored, setting, row) for column in columns)] for row in rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in ([head, *(column.name for column in columns)], *body)]
+    return [lines[0], "|" + "---|" * (len(columns) + 1), *lines[1:]]
+
+
+def _cell(column: Quoted, stored: ComparisonTable, setting: str, row: str) -> str:
+    found = [summary for key in column.keys if (summary := stored.summary(setting, row, key))]
+    if len(found) < len(column.keys):
+        return "–"
+    shown = " / ".join(_number(summary.mean, column.form) for summary in found)
+    if column.bold:
+        others = [stored.summary(setting, other, column.keys[0]) for other in stored.shown_rows(setting)]
+        best = max(other.mean for other in others if other)
+        shown = f"**{shown}**" if found[0].mean == best else shown
+    if column.spread and found[0].seeds > 1:
+        shown += f" ± {_number(found[0].std, column.form)}"
+    return shown
+
+
+def _number(value: float, form: str) -> str:
+    """In the style of the pages: −.60 for -0.604 as a correlation."""
+    if form != "r":
+        return f"{value:.{form}f}"
+    shown = f"{abs(value):.2f}"
+    return ("−" if round(value, 2) < 0 else "") + (shown[1:] if shown.startswith("0") else shown)
+
+
+def refresh_pages(docs: Path, *, write: bool) -> list[str]:
+    """Names of the pages whose tables were not those of the stored results; with ``write`` they are now."""
+    behind = []
+    for page in PAGES:
+        text = (docs / page.name).read_text(encoding="utf-8")
+        fresh = quoted(text, page, read_results(docs / "results" / page.folder / "results.json"))
+        if fresh != text:
+            behind.append(page.name)
+            if write:
+                write_text(docs / page.name, fresh)
+    return behind
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """What the options ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, action="append", default=[], help="repeatable; the first is asked first")
+    parser.add_argument("--only", action="append", choices=FOLDERS, help="folders to draw; repeatable")
+    parser.add_argument("--partial", action="store_true", help="drop cells that have no run any more")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is behind")
+    options = parser.parse_args(given)
+    try:
+        if options.check and options.runs:
+            raise UsageError("--check compares what is stored and reads no runs — leave one of the two out")
+        for name in (options.only or FOLDERS) if options.runs else ():
+            table = read_table(ROOT / "tables" / f"{name}.yaml")
+            page, partial = FOLDERS[name], options.partial
+            print(gather(table, options.runs, RESULTS / name, page=page, partial=partial), file=sys.stderr)
+        behind = refresh_pages(ROOT / "docs", write=not options.check)
+    except VacsrError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"{'behind' if options.check else 'rewritten'}: {', '.join(behind) or 'none'}", file=sys.stderr)
+    return 1 if options.check and behind else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
