@@ -6,7 +6,7 @@
 
 Random weights, random photos of 224×224 on the device, captions that fill the context; everything in one run, so that
 the ratios compare like with like. `towers` is forward and backward of the two towers alone, without pooling, loss and
-optimiser: one after the other, and `beside`, with the text tower on a stream of its own as a step has it. With
+optimiser: one after the other, and with --beside also with the text tower on a stream of its own as a step has it. With
 --no-optimizer a step ends with its gradients. Memory is the peak of a step that is not replayed: for a graph, of the
 one that is captured. Under the table stand the ratios: what the adapter adds to the sigmoid loss beside its own matrix
 products, and to PCME++'s inference; each step over the towers alone. Without a GPU it says so and leaves. The paper's
@@ -137,7 +137,7 @@ def steps_of(
     """The towers alone for the first of a mode, then training, and inference where nothing is captured."""
     again = {"steps": args.steps} if mode == "eager" else {"steps": args.steps, "replayed": captured}
     if first:
-        for beside in (False, True):
+        for beside in (False, True) if args.beside else (False,):
             alone = towers(parts, args.batch, precision, beside=beside)
             yield "towers, beside" if beside else "towers", measured(alone, **again)
     if args.no_optimizer:
@@ -206,6 +206,9 @@ def main() -> int:
     parser.add_argument("--words", type=int, default=120, help="of a caption; enough to fill the context")
     parser.add_argument("--precision", type=listed, default=["fp32"], help="some of fp32,tf32,bf16")
     parser.add_argument("--optimizer", default="adamp", choices=("adamp", "adamw"))
+    parser.add_argument(
+        "--beside", action="store_true", help="also time the towers on two streams, as the step has them"
+    )
     parser.add_argument("--no-optimizer", action="store_true", help="a step ends with its gradients")
     parser.add_argument("--methods", type=listed, default=["sigmoid", "vacsr"])
     parser.add_argument("--modes", type=listed, default=list(MODES), help="some of eager,graph,compiled")

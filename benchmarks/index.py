@@ -1,0 +1,165 @@
+"""The exact index beside plain cosine top-k and Milvus Lite on the same vectors: time per query, in one run.
+
+    python benchmarks/index.py [--vectors 1000000] [--dim 512] [--threads 2] [--milvus N] [--json FILE]
+
+Vectors are drawn around cluster centres and have unit length. "rerank" scores the 200 nearest with a freshly drawn
+adapter of the default preset, and their uncertainties: weights do not change the time. Queries come one at a time. The
+ways take turns, so that a slow spell of the machine meets all. Milvus Lite keeps a FLAT index; ``--milvus 0`` leaves it
+out, a smaller number runs it on the first so many vectors, which its row says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vacsr.files import write_json
+from vacsr.methods import build_method
+from vacsr.methods.base import Embedding
+from vacsr.methods.vacsr import Vacsr
+from vacsr.recipes import method_config
+from vacsr.scoring.folded import BlockScorer
+from vacsr.search import Hits, VectorIndex, open_index
+
+CHUNK = 10_000
+
+
+def main() -> None:
+    """Fill, time, print a Markdown table."""
+    args = arguments()
+    torch.set_num_threads(args.threads)
+    folder = Path(tempfile.mkdtemp(prefix="index-bench-", dir=args.folder))
+    try:
+        found = measured(args, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    settings = {name: value for name, value in vars(args).items() if name not in ("json", "folder")}
+    print("\n| way | vectors | p50 ms | p95 ms | filled, vectors/s | on disk, MB |\n|---|---:|---:|---:|---:|---:|")
+    for row in found:
+        cells = (f"{row[key]:,.0f}" if row[key] is not None else "–" for key in ("fill_rate", "disk_mb"))
+        print(
+            f"| {row['way']} | {row['vectors']:,} | {row['p50_ms']:.1f} | {row['p95_ms']:.1f} | {' | '.join(cells)} |"
+        )
+    if args.json:
+        where = f"{platform.machine()}, {args.threads} threads, torch {torch.__version__}"
+        write_json(args.json, {"schema": 1, "bench": "index", "where": where, "settings": settings, "rows": found})
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vectors", type=int, default=1_000_000)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--clusters", type=int, default=1000)
+    parser.add_argument("--candidates", type=int, default=200)
+    parser.add_argument("--queries", type=int, default=50)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--milvus", type=int, help="vectors that Milvus Lite gets; default all, 0 for none")
+    parser.add_argument("--folder", type=Path, help="where the indexes lie meanwhile; default: the system's")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def drawn(count: int, dim: int, *, clusters: int, seed: int) -> Tensor:
+    """Unit vectors around centres, a quarter of their length away. [count, dim]"""
+    centres = torch.randn(clusters, dim, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    out = torch.empty(count, dim)
+    for start in range(0, count, CHUNK):
+        rows = min(CHUNK, count - start)
+        own = centres[torch.randint(clusters, (rows,), generator=generator)]
+        out[start : start + rows] = own + torch.randn(rows, dim, generator=generator) / 4
+    return torch.nn.functional.normalize(out, dim=1)
+
+
+def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """A row for each way."""
+    vectors = drawn(args.vectors, args.dim, clusters=args.clusters, seed=1)
+    queries = drawn(args.queries + 3, args.dim, clusters=args.clusters, seed=2)
+    rerank = reranker(args.dim)
+    ways: dict[str, Callable[[Tensor], object]] = {
+        "plain cosine top-k in memory": lambda query: (vectors @ query[0]).topk(args.candidates)
+    }
+    facts: dict[str, tuple[int, float | None, float | None]] = {next(iter(ways)): (args.vectors, None, None)}
+    for name, spec, count in indexes(args, folder):
+        index, rate = filled(spec, vectors[:count])
+        size = (index.info().bytes or 0) / 1e6
+        ways[f"{name}: search"] = lambda query, index=index: index.search(query, args.candidates)
+        ways[f"{name}: search + rerank"] = lambda query, index=index: rerank(
+            query, index.search(query, args.candidates)
+        )
+        facts |= {f"{name}: {what}": (count, rate, size) for what in ("search", "search + rerank")}
+    times = in_turn(ways, queries)
+    keys = ("vectors", "fill_rate", "disk_mb")
+    return [{"way": name, **percentiles(times[name]), **dict(zip(keys, facts[name], strict=True))} for name in ways]
+
+
+def indexes(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, int]]:
+    """Name, SPEC and size of each index."""
+    yield "exact float32", f"exact:{folder / 'full'},", args.vectors
+    yield "exact float16", f"exact:{folder / 'half'},float16", args.vectors
+    count = args.vectors if args.milvus is None else min(args.milvus, args.vectors)
+    if count:
+        yield "Milvus Lite FLAT", f"milvus:{folder / 'lite.db'},", count
+
+
+def filled(spec: str, vectors: Tensor) -> tuple[VectorIndex, float]:
+    """An index with these vectors, and how many a second went in."""
+    name, _, dtype = spec.rpartition(",")
+    index = open_index(name, dim=vectors.shape[1], create=True, dtype=dtype or None)
+    print(f"filling {name.partition(':')[0]} {dtype} with {len(vectors):,} vectors", flush=True)
+    started = time.perf_counter()
+    for start in range(0, len(vectors), CHUNK):
+        some = vectors[start : start + CHUNK]
+        ids = [f"image {number:08d}" for number in range(start, start + len(some))]
+        index.add(ids, some, [{"source": name} for name in ids])
+    return index, len(vectors) / (time.perf_counter() - started)
+
+
+def reranker(dim: int) -> Callable[[Tensor, Hits], Tensor]:
+    """Scores and uncertainties of a text with its candidates, by the adapter of the default preset."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        method = build_method(method_config({"name": "vacsr"}), dim=dim)
+    assert isinstance(method, Vacsr)
+    method.eval()
+    scorer = BlockScorer(method)
+
+    @torch.inference_mode()
+    def rerank(query: Tensor, hits: Hits) -> Tensor:
+        images = Embedding(hits.vectors[0])
+        score = scorer.block(images, Embedding(query)).flatten()
+        sigma = method.uncertainty(images, Embedding(query.expand(len(score), -1)))
+        return torch.stack((score, sigma))[:, score.argsort(descending=True)]
+
+    return rerank
+
+
+def in_turn(ways: dict[str, Callable[[Tensor], object]], queries: Tensor) -> dict[str, list[float]]:
+    """Seconds of every query but the first three, which find nothing in the caches."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for query in queries.split(1):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way(query)
+            times[name].append(time.perf_counter() - started)
+    return {name: each[3:] for name, each in times.items()}
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """p50 and p95 in milliseconds."""
+    cuts = statistics.quantiles(seconds, n=20, method="inclusive")
+    return {"p50_ms": 1000 * cuts[9], "p95_ms": 1000 * cuts[18]}
+
+
+if __name__ == "__main__":
+    main()
