@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vacsr.data.fewshot import LabelledPhotos, load_classes
+from vacsr.errors import DataError, UsageError, VacsrError
+
+Draw = Callable[..., Path]
+
+
+def listed(photos: LabelledPhotos | None) -> list[tuple[str, str]]:
+    assert photos is not None
+    return [(path, photos.classes[label]) for path, label in zip(photos.ids(), photos.labels.tolist(), strict=True)]
+
+
+def fill(root: Path, draw: Draw, names: Sequence[str], count: int = 1) -> Path:
+    for name in names:
+        for number in range(count):
+            draw(root / name / f"{number}.png")
+    return root
+
+
+def refused(spec: str, *words: str, error: type[VacsrError] = DataError) -> None:
+    with pytest.raises(error) as caught:
+        load_classes(spec)
+    assert all(word in str(caught.value) for word in (*words, " — ")), str(caught.value)
+
+
+def table(path: Path, rows: Sequence[dict[str, Any]]) -> str:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return f"csv:{path}"
+
+
+def test_folders_are_classes(tmp_path: Path, draw: Draw) -> None:
+    root = fill(tmp_path / "pets", draw, ["dog", "cat/deep", "big_bird"], count=10)
+    (root / "README.md").write_text("")
+    (root / "dog" / "notes.txt").write_text("")
+    fill(root, draw, [".hidden"])
+    source = load_classes(f"folder:{root}")
+    assert source.test.classes == ("big_bird", "cat", "dog")
+    assert (source.name, source.template) == ("pets", "a photo of a {}.")
+    parts = [dict(listed(split)) for split in (source.train, source.val, source.test)]
+    assert [Counter(part.values()) for part in parts] == [
+        Counter(dict.fromkeys(source.test.classes, count)) for count in (5, 2, 3)
+    ]
+    assert sum(len(part) for part in parts) == len({**parts[0], **parts[1], **parts[2]}) == 30
+    assert all(path.startswith(name) for part in parts for path, name in part.items())
+    assert source.train.photos.open(0).size == (8, 6)
+
+
+def test_shares_depend_on_the_seed_and_the_names(tmp_path: Path, draw: Draw) -> None:
+    for place in ("one", "two"):
+        fill(tmp_path / place, draw, ["a", "b"], count=20)
+    spec = "folder:{},test=0.5,val=0,seed={}"
+    one, two = (load_classes(spec.format(tmp_path / place, 1)) for place in ("one", "two"))
+    other = load_classes(spec.format(tmp_path / "one", 2))
+    assert one.val is None
+    assert len(one.test) == len(one.train) == 20
+    assert listed(one.test) == listed(two.test) != listed(other.test)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(1, (2, 0, 0)), (2, (2, 0, 2)), (3, (2, 2, 2)), (4, (4, 2, 2)), (7, (8, 2, 4))]
+)
+def test_small_classes_train_first_then_test(
+    tmp_path: Path, draw: Draw, count: int, sizes: tuple[int, int, int]
+) -> None:
+    root = fill(tmp_path, draw, ["a", "b"], count=count)
+    if count == 1:
+        refused(f"folder:{root}", "no test photos")
+        return
+    source = load_classes(f"folder:{root}")
+    assert (len(source.train), 0 if source.val is None else len(source.val), len(source.test)) == sizes
+
+
+@pytest.mark.parametrize("val", ["val", "dev", "valid"])
+def test_split_folders(tmp_path: Path, draw: Draw, val: str) -> None:
+    names = ["cat", "dog"]
+    for part in ("train", val, "test"):
+        fill(tmp_path / part, draw, names[: 1 if part == "test" else 2])
+    source = load_classes(f"folder:{tmp_path},template=the {{}}")
+    assert listed(source.train) == [("train/cat/0.png", "cat"), ("train/dog/0.png", "dog")]
+    assert listed(source.val) == [(f"{val}/cat/0.png", "cat"), (f"{val}/dog/0.png", "dog")]
+    assert listed(source.test) == [("test/cat/0.png", "cat")]
+    assert source.template == "the {}"
+    refused(f"folder:{tmp_path},seed=3", "splits of its own", error=UsageError)
+
+
+def test_fewer_split_folders(tmp_path: Path, draw: Draw) -> None:
+    names = ["cat", "dog"]
+    fill(tmp_path / "a" / "train", draw, names)
+    fill(tmp_path / "a" / "val", draw, names)
+    source = load_classes(f"folder:{tmp_path / 'a'}")
+    assert source.val is None
+    assert listed(source.test)[0] == ("val/cat/0.png", "cat")
+    fill(tmp_path / "b" / "test", draw, names)
+    assert len(load_classes(f"folder:{tmp_path / 'b'}").train) == 0
+    fill(tmp_path / "c" / "train", draw, names, count=10)
+    source = load_classes(f"folder:{tmp_path / 'c'}")
+    assert (len(source.train), len(source.test)) == (10, 6)
+    assert source.train.classes == ("cat", "dog")
+    fill(tmp_path / "a" / "dev", draw, names)
+    refused(f"folder:{tmp_path / 'a'}", "two names for the same split")
+
+
+def test_train_may_be_a_class(tmp_path: Path, draw: Draw) -> None:
+    fill(tmp_path, draw, ["train", "car"], count=4)
+    assert load_classes(f"folder:{tmp_path}").test.classes == ("car", "train")
+
+
+def test_folders_that_do_not_do(tmp_path: Path, draw: Draw) -> None:
+    refused(f"folder:{tmp_path / 'none'}", "is no folder", "a folder per class")
+    refused(f"folder:{tmp_path}", "holds nothing")
+    fill(tmp_path, draw, ["cat"], count=4)
+    refused(f"folder:{tmp_path}", "1 class")
+    (tmp_path / "dog").mkdir()
+    refused(f"folder:{tmp_path}", "no photo", "'dog'")
+    for option in ("test=0", "test=1", "val=-1", "test=0.6,val=0.4", "seed=x", "val=nan"):
+        refused(f"folder:{tmp_path},{option}", "val=0.2", error=UsageError)
+
+
+def test_class_missing_from_training(tmp_path: Path, draw: Draw) -> None:
+    fill(tmp_path / "train", draw, ["cat", "dog"])
+    fill(tmp_path / "test", draw, ["cat", "emu"])
+    refused(f"folder:{tmp_path}", "train", "no photo", "'emu'")
+
+
+def test_table_with_splits_and_names(tmp_path: Path, draw: Draw) -> None:
+    rows = [
+        {"image": f"{split}{label}.png", "label": label, "classname": f"number {label}", "split": split}
+        for split in ("train", "Dev", "test")
+        for label in (10, 9)
+    ]
+    for row in rows:
+        draw(tmp_path / "photos" / str(row["image"]))
+    spec = table(tmp_path / "list.csv", rows)
+    source = load_classes(f"{spec},root={tmp_path / 'photos'}")
+    assert source.name == "list"
+    assert source.test.classes == ("number 9", "number 10")
+    assert listed(source.train) == [("train10.png", "number 10"), ("train9.png", "number 9")]
+    assert listed(source.val)[0] == ("Dev10.png", "number 10")
+    source.test.check_files()
+    refused(f"{spec},test=0.2", "splits of its own", error=UsageError)
+    with pytest.raises(DataError, match=r"2 of 2 photos are not there, first .*train10\.png"):
+        load_classes(spec).train.check_files()
+
+
+def test_table_with_columns_of_other_names(tmp_path: Path) -> None:
+    rows = [{"file": f"{number}.png", "kind": "cat" if number % 2 else "ant"} for number in range(20)]
+    source = load_classes(f"{table(tmp_path / 'mine.csv', rows)},image=file,label=kind")
+    assert source.test.classes == ("ant", "cat")
+    assert [len(source.train), len(source.test)] == [10, 6]
+    again = load_classes(f"{table(tmp_path / 'mine.csv', rows[::-1])},image=file,label=kind")
+    assert sorted(listed(again.test)) == sorted(listed(source.test))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"image": "a.png"}, ["'a.png'", "2 times"]),
+        ({"image": " "}, ["row 2", "'image' is blank"]),
+        ({"label": ""}, ["row 2", "'label' is blank"]),
+        ({"split": "later"}, ["row 2", "'later'", "train"]),
+        ({"label": "ant", "classname": "bug"}, ["class 0", "'ant'", "'bug'"]),
+    ],
+)
+def test_tables_that_do_not_do(tmp_path: Path, change: dict[str, str], words: list[str]) -> None:
+    first = {"image": "a.png", "label": "ant", "split": "train", "classname": "ant"}
+    second = {"image": "b.png", "label": "bee", "split": "test", "classname": "bee", **change}
+    third = {"image": "c.png", "label": "bee", "split": "train", "classname": "bee"}
+    refused(table(tmp_path / "t.csv", [first, second, third]), *words)
+
+
+def test_table_that_says_train_throughout_is_shared_out(tmp_path: Path) -> None:
+    rows = [{"image": f"{number}.png", "label": "ab"[number % 2], "split": "train"} for number in range(20)]
+    source = load_classes(table(tmp_path / "t.csv", rows))
+    assert [len(source.train), len(source.test)] == [10, 6]
+
+
+def test_tables_without_what_is_needed(tmp_path: Path) -> None:
+    spec = table(tmp_path / "t.csv", [{"path": "a.png", "label": "x"}])
+    refused(spec, "no column 'image'", "path, label", f"{spec},image=COLUMN")
+    refused(f"{spec},image=path,split=part", "no column 'part'")
+    refused(f"csv:{tmp_path / 'none.csv'}", "no such file")
+    (tmp_path / "t.csv").write_text("image,label\n")
+    refused(spec, "no rows")
+    (tmp_path / "t.csv").write_text("")
+    refused(spec, "no column 'image'", "none")
+    (tmp_path / "t.csv").write_bytes(b"image,label\n\xff\xfe,x\n")
+    refused(spec, "UTF-8")
