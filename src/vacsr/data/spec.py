@@ -30,7 +30,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "jsonl": Scheme("FILE", ("split", "root")),
     "folder": Scheme("DIR", ("split",)),
     "shards": Scheme("PATTERN", ("split",)),
-    "scenes": Scheme("", ("images", "held_out", "per_image", "size", "seed", "split")),
+    "scenes": Scheme("", ("images", "held_out", "per_image", "size", "subject", "seed", "split")),
     "synthetic": Scheme("", ("images", "held_out", "per_image", "noise", "seed", "split")),
 }
 

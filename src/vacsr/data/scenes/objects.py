@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,8 +18,8 @@ SIZES = ("small", "medium", "large")
 BACKGROUNDS = ("meadow", "beach", "snow", "night", "city", "desert", "underwater")
 VARIANTS = 5
 """Pictures of each background."""
-RADIUS: Mapping[str, float] = {"small": 0.085, "medium": 0.122, "large": 0.17}
-"""Half the extent of a thing, in widths of the picture."""
+RADIUS: Mapping[str, float] = {"small": 0.085, "medium": 0.122, "large": 0.17, "huge": 0.25}
+"""Half the extent of a thing, in widths of the picture. Ordinary scenes have nothing huge: only subjects are."""
 MOST = 6
 """Things in a scene at most."""
 
@@ -106,7 +106,7 @@ class Scene:
     things: tuple[Thing, ...]
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """A thing before it has a place."""
 
     shape: str
@@ -124,19 +124,19 @@ def draw_scene(rng: random.Random) -> Scene:
     background, variant = rng.choice(BACKGROUNDS), rng.randrange(VARIANTS)
     groups = rng.choices((1, 2, 3, 4), weights=(15, 40, 33, 12))[0]
     looks = [look for _ in range(groups) for look in _draw_group(background, rng)][:MOST]
-    return Scene(background, variant, _place(looks, rng))
+    return Scene(background, variant, place(looks, rng))
 
 
-def _draw_group(background: str, rng: random.Random) -> list[_Look]:
+def _draw_group(background: str, rng: random.Random) -> list[Look]:
     """One to three things of one shape, mostly alike."""
     weights = [_LIKES if shape in _COMPANIONS[background] else 1.0 for shape in SHAPES]
     shape = rng.choices(SHAPES, weights=weights)[0]
-    first = _Look(shape, _draw_colour(shape, rng), rng.choice(SIZES))
+    first = Look(shape, _draw_colour(shape, rng), rng.choice(SIZES))
     group = [first]
     for _ in range(rng.choices((0, 1, 2), weights=(68, 20, 12))[0]):
         colour = first.colour if rng.random() < 0.75 else _draw_colour(shape, rng)
         size = first.size if rng.random() < 0.7 else rng.choice(SIZES)
-        group.append(_Look(shape, colour, size))
+        group.append(Look(shape, colour, size))
     return group
 
 
@@ -145,7 +145,7 @@ def _draw_colour(shape: str, rng: random.Random) -> str:
     return rng.choices(COLOURS, weights=weights)[0]
 
 
-def _place(looks: list[_Look], rng: random.Random) -> tuple[Thing, ...]:
+def place(looks: Sequence[Look], rng: random.Random) -> tuple[Thing, ...]:
     """Give each a place where it covers no other, the largest first; one that finds no room is left out."""
     placed: list[Thing] = []
     for look in sorted(looks, key=lambda look: -RADIUS[look.size]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,11 +18,12 @@ import torch
 
 from vacsr.data.checks import check_split
 from vacsr.data.photos import ArrayPhotos, PhotoSet
-from vacsr.data.scenes.claims import draw_claim, facts_of
+from vacsr.data.scenes.claims import Claim, draw_claim, facts_of
 from vacsr.data.scenes.facts import Statement
 from vacsr.data.scenes.language import say
 from vacsr.data.scenes.objects import Scene, draw_scene
 from vacsr.data.scenes.render import SceneRenderer, check_size
+from vacsr.data.scenes.subjects import draw_subject_claim, draw_subject_scene
 from vacsr.data.spec import Spec
 from vacsr.errors import UsageError
 
@@ -42,12 +44,16 @@ class SceneOptions:
     size: int = 64
     """Pixels along an edge of a picture."""
     seed: int = 0
+    subject: int = 0
+    """1: every scene has a subject, larger than all else there, and captions speak of it (:mod:`.subjects`)."""
 
     def __post_init__(self) -> None:
         counts = {"images": self.images, "per_image": self.per_image, "held_out": self.sizes()["dev"]}
         for name, value in counts.items():
             if value < 1:
                 raise UsageError(f"scenes: {name} is {value}, expected at least 1 — write {name}=5")
+        if self.subject not in (0, 1):
+            raise UsageError(f"scenes: subject is {self.subject}, expected 0 or 1 — write subject=1 or leave it out")
         check_size(self.size)
 
     def sizes(self) -> dict[str, int]:
@@ -81,16 +87,16 @@ def scene_world(options: SceneOptions | None = None, *, split: str | None = None
     name = split or "all"
     if name != "all":
         check_split(name, chosen.sizes(), source="scenes:")
+    draw, claim_of = (draw_subject_scene, draw_subject_claim) if chosen.subject else (draw_scene, draw_claim)
     image_ids: list[str] = []
     scenes: list[Scene] = []
     statements: list[Statement] = []
     for part in SPLITS if name == "all" else (name,):
         for row in range(chosen.sizes()[part]):
             image_ids.append(f"{part}-{row:04d}")
-            scenes.append(draw_scene(_stream(chosen.seed, f"{part}/{row}/scene")))
-            statements += _draw_statements(
-                scenes[-1], chosen.per_image, rng=_stream(chosen.seed, f"{part}/{row}/words")
-            )
+            scenes.append(draw(stream(chosen.seed, f"{part}/{row}/scene")))
+            words = stream(chosen.seed, f"{part}/{row}/words")
+            statements += _draw_statements(scenes[-1], chosen.per_image, claim_of=claim_of, rng=words)
     renderer = SceneRenderer(chosen.size)
     pairs = PhotoSet(
         photos=ArrayPhotos(np.stack([renderer.render(scene) for scene in scenes]), tuple(image_ids)),
@@ -105,7 +111,7 @@ def scene_world(options: SceneOptions | None = None, *, split: str | None = None
 
 def load_scenes(spec: Spec) -> SceneWorld:
     """The world that a ``scenes:`` SPEC names."""
-    names = ("images", "held_out", "per_image", "size", "seed")
+    names = ("images", "held_out", "per_image", "size", "seed", "subject")
     try:
         numbers = {name: int(spec.options[name]) for name in names if name in spec.options}
     except ValueError as error:
@@ -113,12 +119,14 @@ def load_scenes(spec: Spec) -> SceneWorld:
     return scene_world(SceneOptions(**numbers), split=spec.options.get("split"))
 
 
-def _draw_statements(scene: Scene, number: int, *, rng: random.Random) -> list[Statement]:
+def _draw_statements(
+    scene: Scene, number: int, *, claim_of: Callable[[Scene, random.Random], Claim], rng: random.Random
+) -> list[Statement]:
     """Captions of one scene, of unlike meaning as long as it has more to say."""
     drawn: list[Statement] = []
     for _ in range(number):
         for _ in range(_TRIES):
-            claim = draw_claim(scene, rng)
+            claim = claim_of(scene, rng)
             facts = facts_of(claim)
             if all(facts != other.facts for other in drawn):
                 break
@@ -126,7 +134,7 @@ def _draw_statements(scene: Scene, number: int, *, rng: random.Random) -> list[S
     return drawn
 
 
-def _stream(seed: int, purpose: str) -> random.Random:
+def stream(seed: int, purpose: str) -> random.Random:
     """An independent generator for each purpose of one seed."""
     digest = hashlib.sha256(f"scenes/{seed}/{purpose}".encode()).digest()
     return random.Random(int.from_bytes(digest[:8], "big"))
