@@ -18,16 +18,21 @@ import yaml
 
 from vacsr.cli import app, main
 from vacsr.config import Recipe
+from vacsr.config.fewshot import FewshotRecipe
 from vacsr.data import load_pairs, parse_spec
+from vacsr.data.fewshot import parse_class_spec
 from vacsr.data.spec import SCHEMES
 from vacsr.demo.settings import demo_recipes, start_recipe
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import layered_recipe, read_recipe, read_yaml, recipe_from
+from vacsr.recipes import layered_recipe, read_recipe, read_yaml, recipe_from, recipe_layers
+from vacsr.train.fewshot.reading import read_fewshot
 from vacsr.train.optim import build_optimizer, lr_factor
 from vacsr.train.towers import loss_ramp, resting
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+FEWSHOT = [path for path in RECIPES if any(layer.get("task") == "fewshot" for layer in recipe_layers(path))]
+RETRIEVAL = [path for path in RECIPES if path not in FEWSHOT]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -54,10 +59,18 @@ def flatten(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", RETRIEVAL, ids=lambda path: path.name)
 def test_recipe_is_valid(path: Path) -> None:
     assert isinstance(read_recipe(path), Recipe)
     parse_spec(read_recipe(path).data.pairs)
+
+
+@pytest.mark.parametrize("path", FEWSHOT, ids=lambda path: path.name)
+def test_fewshot_recipe_is_valid(path: Path) -> None:
+    recipe = read_fewshot(path)
+    assert isinstance(recipe, FewshotRecipe)
+    for spec in (recipe.data.spec, *recipe.data.targets.values()):
+        parse_class_spec(spec)
 
 
 def test_features_recipe_names_every_field_at_its_default() -> None:
@@ -84,7 +97,7 @@ def commands_of(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_a_recipe_says_how_it_is_run(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert f"vacsr train recipes/{path.name}" in text
+    assert f"vacsr {'fewshot' if path in FEWSHOT else 'train'} recipes/{path.name}" in text
     for command in commands_of(path):
         name, *arguments = shlex.split(command)[1:]
         PARSER.commands[name].make_context(name, arguments)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from vacsr import __version__
-from vacsr.cli import bench, compare, demo, doctor, embed, evaluate, score, train
+from vacsr.cli import bench, calibrate, compare, demo, doctor, embed, evaluate, fewshot, index, score, search, train
 from vacsr.errors import VacsrError
 
 __all__ = ["app", "main"]
@@ -44,12 +44,16 @@ for _command in (
     demo.demo,
     embed.embed,
     train.train,
+    fewshot.fewshot,
     evaluate.evaluate,
     score.score,
+    search.search,
+    calibrate.calibrate,
     compare.compare,
     bench.bench,
 ):
     app.command()(_command)
+app.add_typer(index.index, name="index")
 
 
 def _show_warning(

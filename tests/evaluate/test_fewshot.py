@@ -1,0 +1,184 @@
+"""Few-shot figures against torchmetrics, plain loops and the paper's own table."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
+
+from vacsr.errors import DataError, ShapeMismatch, UsageError
+from vacsr.evaluate.fewshot import (
+    BaseNewScore,
+    answers,
+    calibration_error,
+    fewshot_result,
+    fewshot_table,
+    harmonic_mean,
+    hm_of_averages,
+    join_answers,
+    mean_of_hms,
+    selective,
+)
+
+PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
+PAPER = {  # VACSR's base, new and HM of Table 5
+    "ImageNet": (78.64, 70.8, 74.52),
+    "Caltech101": (98.77, 95.09, 96.89),
+    "OxfordPets": (96.28, 97.37, 96.82),
+    "StanfordCars": (79.74, 73.33, 76.40),
+    "Flowers102": (98.39, 77.45, 86.67),
+    "Food101": (90.58, 91.73, 91.15),
+    "FGVCAircraft": (47.96, 36.65, 41.55),
+    "SUN397": (83.23, 78.57, 80.83),
+    "DTD": (84.56, 64.79, 73.36),
+    "EuroSAT": (95.93, 70.74, 81.43),
+    "UCF101": (89.04, 80.31, 84.45),
+}
+
+
+def drawn(seed: int, *, photos: int = 300, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3.0 * torch.randn(photos, classes, generator=generator)
+    return logits, torch.randint(classes, (photos,), generator=generator)
+
+
+# --------------------------------------------------------------------------------------------------------- answers
+
+
+def test_accuracy_and_calibration_are_those_of_torchmetrics() -> None:
+    logits, labels = drawn(0)
+    result = fewshot_result("base", answers(logits, labels), classes=7)
+    accuracy = multiclass_accuracy(logits, labels, num_classes=7, average="micro")
+    ece = multiclass_calibration_error(logits.softmax(1), labels, num_classes=7, n_bins=15, norm="l1")
+    assert result["accuracy"] == pytest.approx(100 * float(accuracy))
+    assert result["ece"] == pytest.approx(100 * float(ece), abs=1e-4)
+    assert (result["split"], result["samples"], result["classes"]) == ("base", 300, 7)
+
+
+def test_batches_join_to_the_same_answers() -> None:
+    logits, labels = drawn(1)
+    sigma = logits.square()
+    whole = answers(logits, labels, uncertainty=sigma, graded=True)
+    cuts = [slice(0, 100), slice(100, 101), slice(101, 300)]
+    parts = [answers(logits[cut], labels[cut], uncertainty=sigma[cut], graded=True) for cut in cuts]
+    for one, other in zip(whole, join_answers(parts), strict=True):
+        assert one is not None
+        assert other is not None
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
+
+
+def test_grade_and_uncertainty_are_of_the_predicted_class() -> None:
+    logits, labels = drawn(2, photos=20)
+    sigma = torch.rand(20, 7, generator=torch.Generator().manual_seed(3))
+    got = answers(logits, labels, uncertainty=sigma, graded=True)
+    assert got.uncertainty is not None
+    assert got.grade is not None
+    for row in range(20):
+        best = max(range(7), key=lambda column: float(logits[row, column]))
+        assert int(got.predicted[row]) == best
+        assert bool(got.correct[row]) == (best == int(labels[row]))
+        assert float(got.uncertainty[row]) == pytest.approx(float(sigma[row, best]))
+        assert float(got.grade[row]) == pytest.approx(1 / (1 + math.exp(-float(logits[row, best]))))
+
+
+def test_equal_logits_go_to_the_first_class() -> None:
+    assert answers(torch.zeros(3, 5), torch.tensor([0, 1, 4])).correct.tolist() == [True, False, False]
+
+
+def test_logits_that_cannot_be_answers() -> None:
+    with pytest.raises(DataError, match="not finite"):
+        answers(torch.tensor([[0.0, torch.nan]]), torch.tensor([0]))
+    with pytest.raises(ShapeMismatch, match="one label per row"):
+        answers(torch.zeros(2, 3), torch.tensor([0]))
+
+
+# ----------------------------------------------------------------------------------------------- harmonic mean, both
+
+
+def test_the_papers_average_row_by_both_rules() -> None:
+    scores = [BaseNewScore(base, new) for base, new, _ in PAPER.values()]
+    for score, (_, _, printed) in zip(scores, PAPER.values(), strict=True):
+        assert harmonic_mean(*score) == pytest.approx(printed, abs=0.011)
+    assert round(mean_of_hms(scores), 2) == 80.37
+    assert round(hm_of_averages(scores), 2) == 80.62
+
+
+@PROPERTY
+@given(st.floats(0, 100), st.floats(0, 100))
+def test_the_harmonic_mean_lies_between_and_below_the_mean(base: float, new: float) -> None:
+    hm = harmonic_mean(base, new)
+    assert min(base, new) - 1e-9 <= hm <= (base + new) / 2 + 1e-9
+    assert hm == pytest.approx(harmonic_mean(new, base))
+
+
+def test_an_average_over_nothing_is_refused() -> None:
+    for rule in (hm_of_averages, mean_of_hms):
+        with pytest.raises(UsageError, match="no data sets"):
+            rule([])
+
+
+# ------------------------------------------------------------------------------------------------------- calibration
+
+
+@PROPERTY
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40), st.sampled_from([1, 2, 3, 10, 15]))
+def test_calibration_by_a_plain_loop(given_answers: list[tuple[float, bool]], bins: int) -> None:
+    total = 0.0
+    for number in range(bins):
+        low, high = number / bins, (number + 1) / bins
+        inside = [pair for pair in given_answers if low < pair[0] <= high or (number == 0 and pair[0] == 0)]
+        if inside:
+            total += abs(sum(hit for _, hit in inside) - sum(sure for sure, _ in inside))
+    got = calibration_error([sure for sure, _ in given_answers], [float(hit) for _, hit in given_answers], bins=bins)
+    assert got == pytest.approx(total / len(given_answers), abs=1e-9)
+
+
+def test_what_is_no_confidence() -> None:
+    with pytest.raises(DataError, match="expected 0 to 1"):
+        calibration_error([1.2], [1.0])
+    with pytest.raises(DataError, match="at least one"):
+        calibration_error([], [])
+
+
+# --------------------------------------------------------------------------------------------------------- selective
+
+
+def test_selective_accuracy_by_a_plain_sort() -> None:
+    logits, labels = drawn(4)
+    got = answers(logits, labels)
+    sigma = torch.rand(300, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    found = selective(sigma, got.correct, coverages=(0.1, 0.333, 1.0))
+    ranked = [bool(got.correct[row]) for row in sorted(range(300), key=lambda row: float(sigma[row]))]
+    expected = [100 * sum(ranked[:count]) / count for count in (30, 100, 300)]
+    assert found["accuracy"] == pytest.approx(expected)
+    risks = [1 - sum(ranked[:count]) / count for count in range(1, 301)]
+    assert found["aurc"] == pytest.approx(100 * sum(risks) / 300)
+
+
+def test_who_knows_more_selects_better() -> None:
+    correct = [1.0, 1.0, 1.0, 0.0]
+    assert selective([0.1, 0.2, 0.3, 0.9], correct)["aurc"] < selective([0.9, 0.8, 0.7, 0.1], correct)["aurc"]
+
+
+def test_a_result_has_curves_for_what_there_is() -> None:
+    logits, labels = drawn(6)
+    plain = fewshot_result("new", answers(logits, labels), classes=7, coverages=(0.5, 1.0))
+    assert list(plain["selective"]) == ["confidence"]
+    assert "ece_grade" not in plain
+    assert plain["selective"]["confidence"]["accuracy"][-1] == pytest.approx(plain["accuracy"])
+    graded = fewshot_result("new", answers(logits, labels, uncertainty=logits.abs(), graded=True), classes=7)
+    assert list(graded["selective"]) == ["confidence", "uncertainty"]
+    assert graded["ece_grade"] != graded["ece"]
+
+
+def test_the_table_has_a_row_for_each_set() -> None:
+    logits, labels = drawn(7)
+    results = [fewshot_result(split, answers(logits, labels), classes=7) for split in ("source", "sketch")]
+    table = fewshot_table({"results": results})
+    assert table.count("\n") == 3
+    assert "| sketch | 7 | 300 |" in table
+    assert "HM" not in table
