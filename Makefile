@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FULL := $(VENV)/.installed-full
 BENCHMARKS := $(sort $(filter-out benchmarks/_%.py,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
@@ -26,25 +27,29 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip]'
 	@touch $@
 
+$(FULL): $(STAMP) # the extras that only tests and types need
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,serve,milvus]'
+	@touch $@
+
 demo: $(STAMP) ## run `vacsr demo`, into demo/
 	$(BIN)/vacsr demo --out demo
 
-test: $(STAMP) ## the suite with the slow tests, without the longest ones and those that need a GPU
+test: $(FULL) ## the suite with the slow tests, without the longest ones and those that need a GPU
 	$(BIN)/pytest -m "not gpu and not long"
 
-test-all: $(STAMP) ## everything but what needs a GPU: some minutes more
+test-all: $(FULL) ## everything but what needs a GPU: some minutes more
 	$(BIN)/pytest -m "not gpu"
 
-test-fast: $(STAMP) ## the suite without slow tests
+test-fast: $(FULL) ## the suite without slow tests
 	$(BIN)/pytest
 
-lint: $(STAMP) ## style, format, one-way imports and types
+lint: $(FULL) ## style, format, one-way imports and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-bench: $(STAMP) ## run every script of benchmarks/ in turn
+bench: $(FULL) ## run every script of benchmarks/ in turn
 	@test -n "$(BENCHMARKS)" || { echo "benchmarks/ holds no script; add one, such as benchmarks/folded_scoring.py" >&2; exit 1; }
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
 

@@ -22,7 +22,9 @@ import yaml
 from vacsr.cli import app
 from vacsr.compare import Table, read_table
 from vacsr.config import PRESETS, AnyMethodConfig, Recipe
+from vacsr.config.fewshot import FEWSHOT_METHODS, FewshotRecipe
 from vacsr.recipes import read_recipe
+from vacsr.train.fewshot import read_fewshot
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -161,11 +163,16 @@ def test_a_command_parses(command: Command) -> None:
         assert command.words in (("COMMAND", "--help"), ("--version",), ("--help",))
         return
     assert name in COMMANDS
-    known = {option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)}
+    asked: Any = COMMANDS[name]
+    if hasattr(asked, "commands") and arguments and not arguments[0].startswith("-"):  # a group: `vacsr index add`
+        name, *arguments = arguments
+        assert name in asked.commands
+        asked = asked.commands[name]
+    known = {option for parameter in asked.params for option in (*parameter.opts, *parameter.secondary_opts)}
     given = {word.partition("=")[0] for word in arguments if re.match(r"--?[a-z]", word)}
     assert given <= known | {"--help"}
     if command.whole and "--help" not in arguments:
-        COMMANDS[name].make_context(name, list(arguments))
+        asked.make_context(name, list(arguments))
 
 
 @pytest.mark.parametrize("command", ALL, ids=str)
@@ -186,7 +193,10 @@ def test_recipes_and_tables_that_a_page_writes_are_valid(page: Path, tmp_path: P
         if "rows" in yaml.safe_load(text):
             table = read_table(tmp_path / name)
             assert isinstance(table, Table)
-            assert all(isinstance(table.recipe(row, table.settings[0], seed=0), Recipe) for row in table.rows)
+            kind = FewshotRecipe if table.task == "fewshot" else Recipe
+            assert all(isinstance(table.recipe(row, table.settings[0], seed=0), kind) for row in table.rows)
+        elif "task" in yaml.safe_load(text):
+            assert isinstance(read_fewshot(tmp_path / name), FewshotRecipe)
         else:
             assert isinstance(read_recipe(tmp_path / name), Recipe)
 
@@ -207,12 +217,20 @@ def test_every_method_has_a_page_with_its_source(method: str) -> None:
     assert f"({method}.md)" in rows[0]
 
 
+@pytest.mark.parametrize("method", FEWSHOT_METHODS)
+def test_every_few_shot_method_has_a_section_with_its_source(method: str) -> None:
+    text = (DOCS / "methods/fewshot.md").read_text(encoding="utf-8")
+    section = text.partition(f"\n## {method}\n")[2].partition("\n## ")[0]
+    assert f"methods/fewshot/{method}.py)" in section
+    assert text.count(f"\n| `{method}` |") == 1
+
+
 def source_names(cell: str) -> list[str]:
     """Functions that a cell of a method's page names, such as `Class.method` or `function`, without arguments."""
     return [name.partition("(")[0] for name in re.findall(r"`([A-Za-z_][\w.]*(?:\([^`]*\))?)`", cell)]
 
 
-@pytest.mark.parametrize("method", ["vacsr", "sigmoid", "infonce", "vse", "pcme", "pcmepp", "daa"])
+@pytest.mark.parametrize("method", ["vacsr", "sigmoid", "infonce", "vse", "pcme", "pcmepp", "daa", "fewshot"])
 def test_functions_that_a_page_names_exist(method: str) -> None:
     """In the files that the page links: each name of the last column of its tables of formulas."""
     page = DOCS / "methods" / f"{method}.md"

@@ -58,6 +58,7 @@ _TRAIN: dict[str, dict[str, Any]] = {
 
 _TRAIN_ON: dict[str, dict[str, dict[str, Any]]] = {
     "coop": {"imagenet": {"epochs": 50}},
+    "coprompt": {"food101": {"epochs": 5}},
     "mma": {"imagenet": {"batch_size": 128}},
     "mmrl": {"imagenet": {"batch_size": 32, "epochs": 5}},
     "clipood": {
@@ -86,7 +87,26 @@ _CONSISTENCY = {
 }
 """MMRL's λ, chosen for each data set."""
 
+_COPROMPT = {
+    "imagenet": (12, 4, 8.0),
+    "caltech101": (12, 4, 4.0),
+    "oxford_pets": (12, 2, 0.1),
+    "stanford_cars": (12, 4, 4.0),
+    "oxford_flowers": (9, 4, 8.0),
+    "food101": (9, 4, 0.5),
+    "fgvc_aircraft": (9, 4, 2.0),
+    "sun397": (12, 4, 8.0),
+    "dtd": (12, 2, 8.0),
+    "eurosat": (12, 2, 0.1),
+    "ucf101": (12, 4, 2.0),
+}
+"""CoPrompt's depth, tokens and consistency, chosen for each data set in its public code."""
+
 _METHOD_ON: dict[str, dict[str, dict[str, Any]]] = {
+    "coprompt": {
+        name: {"depth": depth, "tokens": tokens, "consistency": weight}
+        for name, (depth, tokens, weight) in _COPROMPT.items()
+    },
     "mmrl": {
         **{name: {"consistency": weight} for name, weight in _CONSISTENCY.items()},
         "eurosat": {"consistency": _CONSISTENCY["eurosat"], "rep_dim": 2048},
