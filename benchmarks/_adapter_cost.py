@@ -1,4 +1,4 @@
-"""What the adapter must cost at least: its matrix products, at the rate of one large product of the same precision."""
+"""What the adapter must cost at least: its matrix products at the rate of a large one, and what fused kernels move."""
 
 from __future__ import annotations
 
@@ -16,6 +16,25 @@ _SIZE, _ROUNDS = 8192, 9
 def adapter_flops(adapter: VariationalAdapter, pairs: int) -> float:
     """Of all matrix products of a training step: forward, and twice that backward."""
     return 3 * 2.0 * pairs * sum(p.numel() for p in adapter.parameters() if p.ndim == 2)
+
+
+def latent_bytes(adapter: VariationalAdapter, pairs: int, itemsize: int) -> float:
+    """What lies between heads and decoder must read and write: 2·K·D and z forward; the same and 2·K·D back."""
+    heads, z = 2 * adapter.components * adapter.latent, adapter.latent
+    return float(pairs * itemsize * (3 * heads + 2 * z))
+
+
+def copy_rate() -> float:
+    """Bytes/s read and written by a copy of 1 GiB: the median of single ones, warm."""
+    source, times = torch.zeros(2**28, device="cuda"), []
+    out = torch.empty_like(source)
+    for _ in range(_ROUNDS + 3):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        out.copy_(source)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return 2.0 * source.nbytes / statistics.median(times[3:])
 
 
 def product_rate(precision: str) -> float:

@@ -1,13 +1,15 @@
 """Time and peak memory of the adapter's step, dense and in tiles, over batch sizes; the sigmoid loss for comparison.
 
     python benchmarks/tiled_training.py [--dim 1024] [--batches 128,512,...] [--tile auto] [--precision bf16]
-                                        [--compile] [--graph] [--json FILE]
+                                        [--compile] [--graph] [--fused] [--json FILE]
 
 Adapter only: the embeddings are random leaves, there are no towers and no optimiser. A step is loss and backward.
 ``ratio`` is the step's time over that of its matrix products at the rate of one large product in the same run. Where a
 batch does not fit, or by the memory of a smaller one cannot, its row says so. Memory is CUDA's peak of allocated bytes
 above what was held before the step. The last lines compare tiles with the dense loss: at the largest batch where it
-fits, and the largest batch in tiles with that one, its time by the pair. Without a GPU a small run shows that it works.
+fits, and the largest batch in tiles with that one, its time by the pair. ``--fused`` adds rows with what lies between
+heads and decoder in hand-written kernels, and says what these have to move at least, at the rate of a copy in the same
+run. Without a GPU a small run shows that it works (with TRITON_INTERPRET=1 also ``--fused``, very slowly).
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from _adapter_cost import adapter_flops, product_rate
+from _adapter_cost import adapter_flops, copy_rate, latent_bytes, product_rate
 from _graphs import captured
-from vacsr.config import SigmoidConfig, VacsrConfig
+from vacsr import fused
+from vacsr.config import ObjectiveConfig, SigmoidConfig, VacsrConfig
 from vacsr.methods.base import Embedding
 from vacsr.methods.compiled import compile_pairs
 from vacsr.methods.sigmoid import Sigmoid
@@ -37,6 +40,8 @@ from vacsr.train.precision import matmul_precision
 GIB = 2**30
 BATCHES = {"cuda": [128, 512, 1024, 2048, 4096], "cpu": [16, 32, 64]}
 SECONDS = 2.0  # spent on timing one row
+FUSED = ", fused"  # how the names of its rows end
+ITEM = {"fp32": 4, "tf32": 4, "bf16": 2}  # bytes
 Step = Callable[[], None]
 
 
@@ -99,12 +104,16 @@ def measure(step: Step, *, device: str, graph: bool) -> dict[str, float | None]:
 
 def losses(args: argparse.Namespace, batch: int, *, device: str) -> dict[str, tuple[nn.Module, PairLoss]]:
     """By name; one compilation serves one batch size."""
-    torch.manual_seed(0)
-    vacsr, sigmoid = Vacsr(args.dim, VacsrConfig()).to(device), Sigmoid(SigmoidConfig()).to(device)
-    found: dict[str, tuple[nn.Module, PairLoss]] = {"sigmoid": (sigmoid, sigmoid.loss), "dense": (vacsr, vacsr.loss)}
-    shape = tile_shape(vacsr, args.tile, rows=batch, columns=batch)
-    if shape is not None:
-        found[f"tiles {shape.rows}×{shape.cols}"] = vacsr, TiledLoss(vacsr, shape)
+    sigmoid = Sigmoid(SigmoidConfig()).to(device)
+    found: dict[str, tuple[nn.Module, PairLoss]] = {"sigmoid": (sigmoid, sigmoid.loss)}
+    for kernels in (False, True) if args.fused else (False,):
+        torch.manual_seed(0)
+        vacsr = Vacsr(args.dim, VacsrConfig(objective=ObjectiveConfig(fused=kernels))).to(device)
+        way = FUSED if kernels else ""
+        found["dense" + way] = vacsr, vacsr.loss
+        shape = tile_shape(vacsr, args.tile, rows=batch, columns=batch)
+        if shape is not None:
+            found[f"tiles {shape.rows}×{shape.cols}{way}"] = vacsr, TiledLoss(vacsr, shape)
     if not args.compile:
         return found
     torch._dynamo.reset()
@@ -119,15 +128,15 @@ def sweep(args: argparse.Namespace, *, device: str) -> list[dict[str, Any]]:
     """One row a batch size and loss."""
     half, rows = args.precision == "bf16", []
     rate = product_rate(args.precision) if device == "cuda" else None
-    dense = 0.0  # GiB of a pair of the dense loss
+    dense: dict[str, float] = {}  # GiB of a pair of a dense loss
     for batch in args.batches:
         for name, (method, loss) in losses(args, batch, device=device).items():
             row: dict[str, Any] = {"batch": batch, "loss": name, "ms": None, "peak_gib": None}
-            if name != "dense" or device == "cpu" or dense * batch**2 < torch.cuda.mem_get_info()[1] / GIB:
+            if device == "cpu" or dense.get(name, 0.0) * batch**2 < torch.cuda.mem_get_info()[1] / GIB:
                 step = make_step(loss, method, batch, args.dim, half=half, device=device)
                 row |= measure(step, device=device, graph=args.graph)
-            if name == "dense" and row["peak_gib"]:
-                dense = row["peak_gib"] / batch**2
+            if name.startswith("dense") and row["peak_gib"]:
+                dense[name] = row["peak_gib"] / batch**2
             if isinstance(method, Vacsr) and row["ms"] and rate:
                 row["ratio"] = 1e-3 * row["ms"] * rate / adapter_flops(method.adapter, batch**2)
             rows.append(row)
@@ -135,24 +144,47 @@ def sweep(args: argparse.Namespace, *, device: str) -> list[dict[str, Any]]:
     return rows
 
 
-def compared(rows: list[dict[str, Any]]) -> list[str]:
+def compared(rows: list[dict[str, Any]], *, way: str = "") -> list[str]:
     """Tiles beside the dense loss of the largest batch where it fits; empty where there is no such pair."""
-    timed = [row for row in rows if row["ms"] is not None]
-    dense = [row for row in timed if row["loss"] == "dense"]
+    timed = [row for row in rows if row["ms"] is not None and row["loss"].endswith(FUSED) == bool(way)]
+    dense = [row for row in timed if row["loss"] == "dense" + way]
     tiled = [row for row in timed if row["loss"].startswith("tiles")]
     if not dense or not tiled:
         return []
     base, found = dense[-1], []
     for row in [row for row in tiled if row["batch"] == base["batch"]] + tiled[-1:]:
         share = row["batch"] ** 2 / base["batch"] ** 2
-        text = (
-            f"{row['loss']}, B={row['batch']:,} beside dense, B={base['batch']:,}: {row['ms'] / base['ms'] / share:.3f}"
-        )
-        text += " × the time of a pair"
+        text = f"{row['loss']}, B={row['batch']:,} beside {base['loss']}, B={base['batch']:,}: "
+        text += f"{row['ms'] / base['ms'] / share:.3f} × the time of a pair"
         if row["peak_gib"] and base["peak_gib"]:
             text += f", 1/{base['peak_gib'] / row['peak_gib']:.1f} of its peak memory"
         found.append(text)
     return list(dict.fromkeys(found))
+
+
+def gains(rows: list[dict[str, Any]]) -> list[str]:
+    """Each fused row beside the same loss written with torch."""
+    plain = {(row["batch"], row["loss"]): row["ms"] for row in rows if row["ms"] is not None}
+    found = []
+    for row in rows:
+        slow = plain.get((row["batch"], row["loss"].removesuffix(FUSED)))
+        if row["loss"].endswith(FUSED) and row["ms"] and slow:
+            found.append(f"{row['loss']}, B={row['batch']:,}: {row['ms'] / slow:.3f} × the time without kernels")
+    return found
+
+
+def least(args: argparse.Namespace) -> list[str]:
+    """What a step must compute and, with fused kernels, move, in time at the rates of this run."""
+    adapter, found = Vacsr(args.dim, VacsrConfig()).adapter, []
+    products, copies = product_rate(args.precision), copy_rate()
+    for batch in args.batches:
+        flops, moved = adapter_flops(adapter, batch**2), latent_bytes(adapter, batch**2, ITEM[args.precision])
+        found.append(
+            f"B={batch:,}: {flops / 1e9:.0f} GFLOP of products, {1e3 * flops / products:.3f} ms at "
+            f"{products / 1e12:.0f} TFLOP/s; {moved / 2**20:.0f} MiB between heads and decoder, "
+            f"{1e3 * moved / copies:.3f} ms at {copies / 1e12:.2f} TB/s"
+        )
+    return found
 
 
 def line(row: dict[str, Any]) -> str:
@@ -173,8 +205,11 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="bf16" if device == "cuda" else "fp32")
     parser.add_argument("--compile", action="store_true", help="torch.compile the loss, or its tile")
     parser.add_argument("--graph", action="store_true", help="time the step replayed as a CUDA graph")
+    parser.add_argument("--fused", action="store_true", help="also with fused kernels")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.fused and not fused.available(device):
+        parser.error("--fused needs Triton and a CUDA GPU — leave it out")
     if device == "cpu":
         print("no CUDA GPU: a small run in place of the real one, without memory\n")
         args.graph = False
@@ -184,7 +219,8 @@ def main() -> None:
     print("| B | loss | ms a step | peak GiB | ratio |\n|---|---|---|---|---|")
     with matmul_precision(args.precision):
         rows = sweep(args, device=device)
-    told = compared(rows)
+        told = least(args) if device == "cuda" else []
+    told += compared(rows) + compared(rows, way=FUSED) + gains(rows)
     print("\n" + "\n".join(f"- {text}" for text in told))
     if args.json:
         ways = {"dim": args.dim, "precision": args.precision, "compile": args.compile, "graph": args.graph}

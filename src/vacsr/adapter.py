@@ -69,6 +69,12 @@ class VariationalAdapter(nn.Module):
         raw = self.log_var_heads(hidden).float().clamp(-self.config.log_var_clamp, self.config.log_var_clamp)
         return self._by_component(functional.logsigmoid(raw) if self.config.variance == "sigmoid" else raw)
 
+    def heads(self, hidden: Tensor) -> Tensor:
+        """What both heads give, means first, unclamped, in one product. [..., hidden] -> [..., 2·K·D]"""
+        both = (self.mean_heads, self.log_var_heads)
+        weight, bias = torch.cat([head.weight for head in both]), torch.cat([head.bias for head in both])
+        return functional.linear(hidden, weight, bias)
+
     def _by_component(self, flat: Tensor) -> Tensor:
         return flat.view(*flat.shape[:-1], self.components, self.latent)
 

@@ -97,6 +97,10 @@ class PairNoise:
         key = _at(_start(self.seed, stream), self.step)
         return _at(_at(key, self.rows.unsqueeze(1)), self.cols.unsqueeze(0))
 
+    def normal_keys(self) -> Tensor:
+        """Where each pair's stream of :meth:`normal` begins, for a kernel that draws it itself. [R, C] int64"""
+        return self._keys(_NORMAL)
+
     def gumbel(self, lanes: int) -> Tensor:
         """Standard Gumbel draws. [R, C, lanes]"""
         u = _unit(_shift_right(_stream(self._keys(_GUMBEL), lanes), 41))

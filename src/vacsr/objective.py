@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vacsr import fused
 from vacsr.adapter import VariationalAdapter
 from vacsr.config import ObjectiveConfig
 from vacsr.distributions import (
@@ -80,13 +81,9 @@ def sigmoid_tolerance(scores: Tensor, false_negative: Tensor, *, scale: float, b
 
 
 @dataclass(frozen=True)
-class PairDraw:
-    """One draw for every pair of a block."""
+class Decoded:
+    """One draw for every pair of a block, decoded."""
 
-    posterior: MixturePosterior
-    weights: Tensor  # [R, C, K] Gumbel weights
-    sigma_log_var: Tensor  # [R, C, K, D] logσ² as L_σ sees it: its gradient may stop at the heads
-    bounded: bool  # σ² itself already lies in (0, 1)
     decoded: Tensor  # [R, C] decoder logit
     cosine: Tensor | None  # [R, C] residual logit a·cos+b
 
@@ -94,6 +91,25 @@ class PairDraw:
     def logit(self) -> Tensor:
         """What the labels are compared with."""
         return self.decoded if self.cosine is None else self.decoded + self.cosine
+
+
+@dataclass(frozen=True)
+class PairDraw(Decoded):
+    """With the distribution it comes from."""
+
+    posterior: MixturePosterior
+    weights: Tensor  # [R, C, K] Gumbel weights
+    sigma_log_var: Tensor  # [R, C, K, D] logσ² as L_σ sees it: its gradient may stop at the heads
+    bounded: bool  # σ² itself already lies in (0, 1)
+
+
+@dataclass(frozen=True)
+class FusedDraw(Decoded):
+    """With what the losses need of the distribution, which was never written out."""
+
+    kl: Tensor  # [R, C] bound on the KL
+    inverse: Tensor  # [R, C] 1/(2v) over the D dimensions: what L_σ multiplies the error by
+    log_variance: Tensor  # [R, C] ½·log v over the D dimensions
 
 
 @dataclass(frozen=True)
@@ -130,51 +146,78 @@ class VacsrObjective:
             whole = kl + recon + c.sigma_weight * (parts["sigma_pos"] + c.negative_weight * parts["sigma_neg"])
         return whole + c.cosine_weight * parts["cosine"] if "cosine" in parts else whole
 
-    def draw(self, adapter: VariationalAdapter, v: Tensor, t: Tensor, *, block: PairBlock) -> PairDraw:
+    def draw(self, adapter: VariationalAdapter, v: Tensor, t: Tensor, *, block: PairBlock) -> PairDraw | FusedDraw:
         """Sample z once for every pair and decode it."""
         hidden = adapter.features(v.unsqueeze(1), t.unsqueeze(0))
         return self.draw_from(adapter, hidden, cosine=cosines(v, t), noise=block.noise)
 
     def draw_from(
         self, adapter: VariationalAdapter, hidden: Tensor, *, cosine: Tensor, noise: PairNoise | AlignedNoise
-    ) -> PairDraw:
+    ) -> PairDraw | FusedDraw:
         """The same from the trunk's output, for pairs in any order. [..., H], [...] -> fields [..., K, D] and [...]"""
+        if fused.runs(hidden, adapter.config, objective=self.config, latent=adapter.latent):
+            return self._fused(adapter, hidden, cosine=cosine, noise=noise)
         posterior = adapter.posterior(hidden)
-        gumbel = noise.gumbel(adapter.components)
-        weights = relaxed_one_hot(
-            posterior.log_alpha, gumbel, temperature=self.config.gumbel_temperature, hard=self.config.gumbel_hard
-        )
+        weights = self._gumbel(posterior.log_alpha, noise)
         normal = noise.normal(adapter.components * adapter.latent).view_as(posterior.mean)
         z = mixture_draw(posterior.mean, posterior.log_var, weights=weights, noise=normal)
         sigma_log_var = adapter.log_var(hidden.detach()) if self.config.sigma_detach else posterior.log_var
         bounded = adapter.config.variance == "sigmoid"
         decoded, residual = adapter.decode(z).float(), adapter.residual_logit(cosine)
-        return PairDraw(posterior, weights, sigma_log_var, bounded, decoded, residual)
+        return PairDraw(decoded, residual, posterior, weights, sigma_log_var, bounded)
 
-    def targets(self, draw: PairDraw, block: PairBlock) -> Tensor:
+    def _fused(
+        self, adapter: VariationalAdapter, hidden: Tensor, *, cosine: Tensor, noise: PairNoise | AlignedNoise
+    ) -> FusedDraw:
+        """The same draw by a kernel that keeps little of a pair. [..., H], [...] -> fields [...]"""
+        c, log_alpha = self.config, adapter.log_alpha(hidden)
+        alpha, weights = log_alpha.exp(), self._gumbel(log_alpha, noise)
+        mixing = weights if c.sigma_component == "gumbel" else alpha.expand_as(weights)
+        found = fused.pair_latents(
+            adapter.heads(hidden).flatten(end_dim=-2), weights.flatten(end_dim=-2),
+            sigma_weights=mixing.flatten(end_dim=-2), keys=noise.normal_keys().flatten(),
+            reading=fused.Reading.of(adapter.config, c),
+        )  # fmt: skip
+        pairs, share = hidden.shape[:-1], adapter.latent if c.sigma_reduction == "mean" else 1
+        decoded = adapter.decode(found.z).float().view(pairs)
+        kl = (alpha * found.kl.view_as(weights)).sum(dim=-1)
+        return FusedDraw(
+            decoded, adapter.residual_logit(cosine), kl,
+            found.inverse.view(pairs) / share, found.log_variance.view(pairs) / share,
+        )  # fmt: skip
+
+    def _gumbel(self, log_alpha: Tensor, noise: PairNoise | AlignedNoise) -> Tensor:
+        """Relaxed one-hot weights of the components. -> [..., K]"""
+        gumbel = noise.gumbel(log_alpha.shape[-1])
+        c = self.config
+        return relaxed_one_hot(log_alpha, gumbel, temperature=c.gumbel_temperature, hard=c.gumbel_hard)
+
+    def targets(self, draw: Decoded, block: PairBlock) -> Tensor:
         """The labels, moved by ``correction`` towards the cosine's own detached score where asked for. [R, C]"""
         y = block.relevance.to(draw.logit.dtype)
         if self.config.correction == 0 or draw.cosine is None:
             return y
         return torch.lerp(y, torch.sigmoid(draw.cosine.detach()), self.config.correction)
 
-    def reconstruction(self, draw: PairDraw, block: PairBlock) -> Tensor:
+    def reconstruction(self, draw: Decoded, block: PairBlock) -> Tensor:
         """½(ŷ−p)² over all pairs, divided by B, or by B² for ``mean``."""
         error = reconstruction_error(draw.logit, self.targets(draw, block), kind=self.config.reconstruction)
         return error.sum() / (block.batch if self.config.reduction == "rows" else block.pairs)
 
-    def kl(self, draw: PairDraw, block: PairBlock, informative: Tensor) -> Tensor:
+    def kl(self, draw: PairDraw | FusedDraw, block: PairBlock, informative: Tensor) -> Tensor:
         """Bound on the KL to N(0, I): mean over all pairs, or over each row's positives and hard negatives."""
         kl = self.kl_bound(draw)
         if self.config.kl_pairs == "all":
             return kl.sum() / block.pairs
         return mean_over_rows(kl, informative | block.relevance, rows=block.batch)
 
-    def kl_bound(self, draw: PairDraw) -> Tensor:
+    def kl_bound(self, draw: PairDraw | FusedDraw) -> Tensor:
         """Of every pair. [R, C]"""
+        if isinstance(draw, FusedDraw):
+            return draw.kl
         return mixture_kl_bound(draw.posterior, free_bits=self.config.free_bits)
 
-    def cosine(self, draw: PairDraw, block: PairBlock) -> dict[str, Tensor]:
+    def cosine(self, draw: Decoded, block: PairBlock) -> dict[str, Tensor]:
         """The sigmoid loss of the residual alone, where there is one and it counts."""
         if draw.cosine is None or self.config.cosine_weight == 0:
             return {}
@@ -190,12 +233,14 @@ class VacsrObjective:
         squash = self.config.sigma_variance == "sigmoid" and not draw.bounded
         return bounded_variance(mixed) if squash else mixed.exp()
 
-    def sigma_matrix(self, draw: PairDraw, target: float) -> Tensor:
+    def sigma_matrix(self, draw: PairDraw | FusedDraw, target: float) -> Tensor:
         """L_σ of every pair against one label, the error detached. [R, C]"""
         error = (target - torch.sigmoid(draw.logit.detach())).square()
+        if isinstance(draw, FusedDraw):
+            return torch.addcmul(draw.log_variance, error, draw.inverse)
         return sigma_loss(self.sigma_variance(draw), error, reduction=self.config.sigma_reduction)
 
-    def sigma_negative(self, loss: Tensor, draw: PairDraw, block: PairBlock, chosen: Tensor) -> Tensor:
+    def sigma_negative(self, loss: Tensor, draw: Decoded, block: PairBlock, chosen: Tensor) -> Tensor:
         """L_σ of the hard negatives, mean over the chosen of each row and over rows (and columns for ``both``)."""
         c = self.config
         if c.negative_rule == "literal_max":

@@ -91,6 +91,10 @@ class AlignedNoise:
         # A [1, N] list of places makes keys [1, 1, N] where an [N] one would make those of all N² pairs.
         return cls(replace(noise, rows=noise.rows[rows].unsqueeze(0), cols=noise.cols[cols].unsqueeze(0)))
 
+    def normal_keys(self) -> Tensor:
+        """Where each pair's stream of :meth:`normal` begins. [N] int64"""
+        return self.noise.normal_keys()[0, 0]
+
     def gumbel(self, lanes: int) -> Tensor:
         """Standard Gumbel draws. [N, lanes]"""
         return self.noise.gumbel(lanes)[0, 0]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vacsr.adapter import VariationalAdapter
-from vacsr.objective import LossTerms, PairDraw, VacsrObjective, mean_over_rows
+from vacsr.objective import FusedDraw, LossTerms, PairDraw, VacsrObjective, mean_over_rows
 from vacsr.pairwise import AlignedNoise, PairTile
 
 
@@ -100,7 +100,7 @@ class TiledObjective:
             parts["kl"] = self._informative(kl, pairs.chosen, matches=own, columns=pairs.columns) / pairs.rows
         return LossTerms(o.total(parts), parts)
 
-    def _kl(self, draw: PairDraw, tile: PairTile) -> Tensor:
+    def _kl(self, draw: PairDraw | FusedDraw, tile: PairTile) -> Tensor:
         """Of all pairs; or the matches' share of each row's matches and hard negatives."""
         kl = self.objective.kl_bound(draw)
         if self.objective.config.kl_pairs == "all":
@@ -112,7 +112,7 @@ class TiledObjective:
         negatives = (columns - matches).clamp_max(self.objective.config.hard_negatives)
         return (torch.where(kept, kl, 0.0).sum(dim=1) / (matches + negatives).clamp_min(1)).sum()
 
-    def _values(self, name: str, draw: PairDraw, sigma: Tensor) -> Tensor:
+    def _values(self, name: str, draw: PairDraw | FusedDraw, sigma: Tensor) -> Tensor:
         """What hard negatives are chosen by. [R, C]"""
         if name == "logit":
             return draw.logit

@@ -1,0 +1,514 @@
+"""The fused kernels against the loss written with torch.
+
+Without a GPU the kernels run in Triton's interpreter, which must be switched on before Triton is imported: one test
+runs the interpreted ones in a process of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from vacsr import fused
+from vacsr.adapter import VariationalAdapter
+from vacsr.config import AdapterConfig, ObjectiveConfig, VacsrConfig
+from vacsr.distributions import kl_to_standard_normal, mixture_draw
+from vacsr.draws import PairNoise
+from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
+from vacsr.fused import PairLatents, Reading
+from vacsr.methods.base import Embedding
+from vacsr.methods.compiled import compile_pairs
+from vacsr.methods.tiled import PairLoss, TiledLoss, TileShape
+from vacsr.methods.vacsr import Vacsr
+from vacsr.objective import LossTerms
+from vacsr.pairwise import AlignedNoise, batch_block
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_the_..._in_the_interpreter")
+GPU = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETED, reason="needs a CUDA GPU")
+DEFAULT = Reading(clamp=10.0, bounded=False, squash=True, free_bits=0.0)
+
+
+def _run_interpreted(marks: str) -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: pip install triton")
+    if INTERPRETED:
+        pytest.skip("the interpreter is on already")
+    command = [sys.executable, "-m", "pytest", __file__, "-k", "interpreted", "-m", marks, "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_kernels_in_the_interpreter() -> None:
+    _run_interpreted("not slow and not gpu")
+
+
+@pytest.mark.slow
+def test_the_operators_in_the_interpreter() -> None:
+    _run_interpreted("slow and not gpu")
+
+
+# ------------------------------------------------------------------------------------------------- one pair at a time
+
+
+class Inputs(NamedTuple):
+    """Of the operator."""
+
+    heads: Tensor
+    weights: Tensor
+    sigma_weights: Tensor
+
+
+def make_inputs(
+    pairs: int, components: int, latent: int, *, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Inputs:
+    generator = torch.Generator().manual_seed(pairs * 31 + components * 7 + latent)
+    heads = torch.randn(pairs, 2 * components * latent, generator=generator).mul(2.0)
+    mixing = torch.randn(2, pairs, components, generator=generator).softmax(dim=-1)
+    kinds = (dtype, torch.float32, torch.float32)
+    return Inputs(*(x.to(device, kind).requires_grad_() for x, kind in zip((heads, *mixing), kinds, strict=True)))
+
+
+def make_noise(pairs: int, *, seed: int = 3, device: str = "cpu") -> PairNoise:
+    return PairNoise.create(seed=seed, step=5, rows=1, cols=pairs, device=torch.device(device))
+
+
+def by_kernel(inputs: Inputs, noise: PairNoise, reading: Reading) -> PairLatents:
+    heads, weights, sigma_weights = inputs
+    keys = noise.normal_keys().flatten()
+    return fused.pair_latents(heads, weights, sigma_weights=sigma_weights, keys=keys, reading=reading)
+
+
+def by_torch(inputs: Inputs, noise: PairNoise, reading: Reading) -> PairLatents:
+    """In float64, from the functions that the loss is otherwise made of."""
+    heads, weights, sigma_weights = (x.double() for x in inputs)
+    pairs, components = weights.shape
+    mean, raw = heads.view(pairs, 2, components, -1).unbind(1)
+    log_var = raw.clamp(-reading.clamp, reading.clamp)
+    if reading.bounded:
+        log_var = functional.logsigmoid(log_var)
+    normal = noise.normal(mean[0].numel())[0].view_as(mean).double()
+    mixed = (sigma_weights.unsqueeze(-1) * log_var).sum(dim=1)
+    v = mixed.sigmoid() if reading.squash else mixed.exp()
+    return PairLatents(
+        mixture_draw(mean, log_var, weights=weights, noise=normal),
+        kl_to_standard_normal(mean, log_var, free_bits=reading.free_bits),
+        (0.5 / v).sum(dim=-1),
+        (0.5 * v.log()).sum(dim=-1),
+    )
+
+
+def check(inputs: Inputs, noise: PairNoise, reading: Reading, *, within: float) -> None:
+    """All outputs and gradients, relative to the largest entry of each."""
+    copies = Inputs(*(x.detach().clone().requires_grad_() for x in inputs))
+    found, expected = by_kernel(inputs, noise, reading), by_torch(copies, noise, reading)
+    assert found.z.dtype == inputs.heads.dtype
+    assert {x.dtype for x in found[1:]} == {torch.float32}
+    torch.manual_seed(0)
+    pushes = [torch.randn_like(x) for x in found]
+    ours = torch.autograd.grad(found, inputs, pushes)
+    theirs = torch.autograd.grad(expected, copies, [push.double() for push in pushes])
+    for one, other in zip([*found, *ours], [*expected, *theirs], strict=True):
+        assert one.shape == other.shape
+        assert float((one - other).detach().abs().max()) <= within * max(1.0, float(other.detach().abs().max()))
+
+
+@interpreted
+@pytest.mark.parametrize(("components", "latent"), [(1, 6), (1, 7), (2, 33), (3, 5), (4, 3)])
+def test_interpreted_noise_is_that_of_the_contract(components: int, latent: int) -> None:
+    """With means 0 and variances 1, z of one component is its noise; one wrong bit would show."""
+    noise = PairNoise.create(seed=2**62 + 5, step=2**40, rows=1, cols=2)
+    expected = noise.normal(components * latent).view(2, components, latent)
+    for k in range(components):
+        one = functional.one_hot(torch.full((2,), k), components).float()
+        found = fused.pair_latents(
+            torch.zeros(2, 2 * components * latent),
+            one,
+            sigma_weights=one,
+            keys=noise.normal_keys().flatten(),
+            reading=DEFAULT,
+        )
+        torch.testing.assert_close(found.z, expected[:, k], atol=3e-6, rtol=0)
+
+
+@interpreted
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_interpreted_latents_of_any_shape(data: st.DataObject) -> None:
+    reading = Reading(
+        clamp=data.draw(st.sampled_from([10.0, 1.5])), bounded=data.draw(st.booleans()),
+        squash=data.draw(st.booleans()), free_bits=data.draw(st.sampled_from([0.0, 0.5])),
+    )  # fmt: skip
+    pairs, components = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    inputs = make_inputs(pairs, components, data.draw(st.integers(1, 70)))
+    check(inputs, make_noise(pairs), reading, within=1e-5)
+
+
+@interpreted
+def test_interpreted_half_precision_is_rounded_once() -> None:
+    """The interpreter cuts where hardware rounds to bfloat16."""
+    check(make_inputs(2, 2, 20, dtype=torch.bfloat16), make_noise(2), DEFAULT, within=2.0**-7)
+
+
+@interpreted
+def test_interpreted_bad_numbers_stay_with_their_pair() -> None:
+    inputs = make_inputs(3, 2, 9)
+    expected = by_kernel(inputs, make_noise(3), DEFAULT)
+    with torch.no_grad():
+        inputs.heads[1, 4], inputs.heads[1, 30] = torch.nan, torch.inf
+    found = by_kernel(inputs, make_noise(3), DEFAULT)
+    assert bool(found.z[1, 4].isnan())
+    assert bool(found.kl[1, 0].isnan())
+    gradient = torch.autograd.grad([x.sum() for x in found], inputs.heads)[0]
+    for row in (0, 2):
+        assert all(torch.equal(one[row], other[row]) for one, other in zip(found, expected, strict=True))
+        assert bool(gradient[row].isfinite().all())
+    assert gradient[1, 30] == 0, "clamped"
+
+
+@interpreted
+def test_interpreted_no_pairs_are_none() -> None:
+    inputs = make_inputs(0, 2, 9)
+    found = by_kernel(inputs, make_noise(0), DEFAULT)
+    assert found.z.shape == (0, 9)
+    assert torch.autograd.grad(found.z.sum(), inputs.heads)[0].shape == (0, 36)
+
+
+@interpreted
+@pytest.mark.slow
+def test_interpreted_operators_keep_torchs_rules() -> None:
+    inputs = make_inputs(2, 2, 5)
+    arguments = (*inputs, make_noise(2).normal_keys().flatten(), *DEFAULT)
+    torch.library.opcheck(torch.ops.vacsr.pair_latents, arguments)
+
+
+# -------------------------------------------------------------------------------------------------- the whole loss
+
+
+class Result(NamedTuple):
+    terms: LossTerms
+    grads: tuple[Tensor | None, ...]
+
+
+def make(
+    fused: bool | str, adapter: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, *, dim: int = 9
+) -> Vacsr:
+    """Random weights, none of them zero, and weights of the terms that hide none."""
+    plain = {"kl_weight": 0.37, "sigma_weight": 0.6, "negative_weight": 1.7, "fused": fused}
+    config = VacsrConfig(
+        adapter=AdapterConfig(**(adapter or {})), objective=ObjectiveConfig(**plain | (objective or {}))
+    )
+    made = Vacsr(dim, config)
+    generator = torch.Generator().manual_seed(dim)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / max(1, parameter.shape[-1]) ** 0.5)
+    return made
+
+
+def run(method: Vacsr, loss: PairLoss, *, count: int = 3, device: str = "cpu", step: int | Tensor = 5) -> Result:
+    generator = torch.Generator().manual_seed(count)
+    sides = functional.normalize(torch.randn(2, count, method.adapter.dim, generator=generator), dim=-1).to(device)
+    v, t = (side.clone().requires_grad_() for side in sides)
+    ids = (torch.arange(count) // 2).to(device)
+    terms = loss(Embedding(v), Embedding(t), batch_block(ids, seed=2, step=step))
+    return Result(terms, torch.autograd.grad(terms.total, [v, t, *method.parameters()], allow_unused=True))
+
+
+def assert_same(found: Result, expected: Result, *, within: float) -> None:
+    """Every figure and gradient, relative to the largest entry of its tensor."""
+    assert found.terms.parts.keys() == expected.terms.parts.keys()
+    parts = [(found.terms.parts[name], part) for name, part in expected.terms.parts.items()]
+    for ours, theirs in [*parts, *zip(found.grads, expected.grads, strict=True)]:
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert ours.dtype == theirs.dtype
+            assert float((ours - theirs).detach().abs().max()) <= within * max(1.0, float(theirs.detach().abs().max()))
+
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"components": 1, "decoder_hidden": 0, "log_var_clamp": 0.4}, {"kl_pairs": "informative", "free_bits": 0.1}),
+    ({"components": 3, "mixing": "head", "latent": 6}, {"negative_rule": "literal_max", "negative_target": 0}),
+    ({"variance": "sigmoid"}, {"sigma_component": "alpha", "sigma_reduction": "sum", "gumbel_temperature": 0.4}),
+    ({"residual": "none", "trunk_norm": True}, {"sigma_variance": "exp", "gumbel_hard": True, "hard_negatives": 2}),
+]
+
+
+@interpreted
+@pytest.mark.parametrize("case", CASES, ids=["default", "one", "head", "bounded", "hard"])
+def test_interpreted_loss_and_gradients_are_those_of_torch(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    ours, theirs = make(True, *case), make(False, *case)
+    assert_same(run(ours, ours.loss), run(theirs, theirs.loss), within=1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("objective", [{}, {"negative_direction": "both", "kl_pairs": "informative"}])
+def test_interpreted_tiles_are_those_of_torch(objective: dict[str, Any]) -> None:
+    ours, theirs = make("auto", {}, objective), make(False, {}, objective)
+    found = run(ours, TiledLoss(ours, TileShape(2, 2)))
+    assert_same(found, run(theirs, theirs.loss), within=1e-5)
+
+
+@interpreted
+def test_interpreted_settings_without_a_kernel_take_the_other_path() -> None:
+    ours, theirs = make("auto", {}, {"sigma_detach": True}), make(False, {}, {"sigma_detach": True})
+    assert_same(run(ours, ours.loss), run(theirs, theirs.loss), within=0.0)
+
+
+@interpreted
+@pytest.mark.slow
+@pytest.mark.parametrize("tiled", [False, True])
+def test_interpreted_kernels_are_opaque_to_the_compiler(tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph forward, one backward, and no kernel that runs twice."""
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    kernels: list[str] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        kernels.extend(str(node.target) for node in graph.graph.nodes if "vacsr." in str(node.target))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **rest: plain(f, backend=backend, fullgraph=True, **rest))
+    method = make(True)
+    loss: PairLoss = TiledLoss(method, TileShape(1, 3)) if tiled else method.loss
+    compiled: PairLoss = loss.compiled() if isinstance(loss, TiledLoss) else compile_pairs(loss)
+    assert_same(run(method, compiled), run(method, loss), within=1e-6)
+    one = ["vacsr.pair_latents.default", "vacsr.pair_latents_backward.default"]
+    assert kernels == (one * 2 if tiled else one), "tiles and chosen pairs are two graphs"
+
+
+# ------------------------------------------------------------------------------------------------------- what is asked
+
+
+def test_the_settings_that_have_kernels() -> None:
+    for change in ({}, {"free_bits": 0.1}, {"gumbel_hard": True}, {"sigma_component": "alpha"}):
+        assert fused.supported(AdapterConfig(mixing="head"), ObjectiveConfig(**change), latent=8192)
+    assert not fused.supported(AdapterConfig(), ObjectiveConfig(sigma_detach=True), latent=8)
+    assert not fused.supported(AdapterConfig(components=5), ObjectiveConfig(), latent=8)
+    assert not fused.supported(AdapterConfig(), ObjectiveConfig(), latent=8193)
+
+
+def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    hidden, adapter = torch.zeros(1, 4), AdapterConfig()
+    assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(fused="auto"), latent=4)
+    assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(), latent=4)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    asked = ObjectiveConfig(fused="auto")
+    there = importlib.util.find_spec("triton") is not None
+    assert fused.runs(hidden, adapter, objective=asked, latent=4) == there
+    assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(), latent=4)
+    assert not fused.runs(hidden.double(), adapter, objective=asked, latent=4)
+    assert not fused.runs(hidden.to("meta"), adapter, objective=asked, latent=4)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter runs anywhere")
+def test_what_cannot_run_says_so() -> None:
+    method = make(True)
+    with pytest.raises(EnvironmentProblem, match=r"need Triton and a CUDA device, not cpu .*fused=auto"):
+        run(method, method.loss)
+    method = make(True, {"components": 5})
+    with pytest.raises(
+        UsageError, match=r"components=5, .* at most 4 components.* — set method\.objective\.fused=auto"
+    ):
+        run(method, method.loss)
+    inputs, keys = make_inputs(3, 2, 4), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ShapeMismatch, match="flatten the pairs first"):
+        fused.pair_latents(inputs.heads[:2], inputs.weights, sigma_weights=inputs.weights, keys=keys, reading=DEFAULT)
+    with pytest.raises(ShapeMismatch, match="one for each of 3 pairs"):
+        fused.pair_latents(inputs.heads, inputs.weights, sigma_weights=inputs.weights, keys=keys[:2], reading=DEFAULT)
+
+
+def test_auto_changes_nothing_without_a_gpu() -> None:
+    if INTERPRETED:
+        pytest.skip("the interpreter runs anywhere")
+    ours, theirs = make("auto"), make(False)
+    assert_same(run(ours, ours.loss), run(theirs, theirs.loss), within=0.0)
+
+
+def test_both_heads_in_one_product() -> None:
+    adapter = VariationalAdapter(6, AdapterConfig(components=3, latent=5))
+    hidden = torch.randn(2, 4, 6)
+    heads = adapter.heads(hidden).view(2, 4, 2, 3, 5)
+    torch.testing.assert_close(heads[:, :, 0], adapter.mean(hidden))
+    torch.testing.assert_close(heads[:, :, 1], adapter.log_var(hidden))
+
+
+def test_single_pairs_have_the_keys_of_their_places() -> None:
+    noise = PairNoise.create(seed=1, step=2, rows=4, cols=5)
+    rows, cols = torch.tensor([3, 0, 2]), torch.tensor([4, 1, 1])
+    assert torch.equal(AlignedNoise.of(noise, rows, cols).normal_keys(), noise.normal_keys()[rows, cols])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("components", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("name", ["draw_latents", "latents_gradient"])
+def test_compiled_for_hopper_noise_stays_in_registers(
+    name: str, components: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads draw the noise of the numbers they hold: shared memory is for the sums of the warps alone."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+    from triton.backends.compiler import GPUTarget
+
+    from vacsr import fused_triton
+
+    function = getattr(fused_triton, name)
+    weights = torch.empty(1, components)
+    fixed = fused._sizes(torch.empty(1, 2 * components * 1024), weights, DEFAULT) | {"FAST": True}
+    warps = fixed.pop("num_warps")
+    half, plain = {"heads", "z", "d_z", "d_heads"}, {"clamp": "fp32", "free": "fp32", "keys": "*i64"}
+    order = function.arg_names
+    kinds = {a: "constexpr" if a in fixed else plain.get(a, "*bf16" if a in half else "*fp32") for a in order}
+    source = triton.compiler.ASTSource(
+        fn=function,
+        signature=kinds,
+        constexprs={(order.index(a),): value for a, value in fixed.items()},
+        attrs={(order.index(a),): [["tt.divisibility", 16]] for a, kind in kinds.items() if kind[0] == "*"},
+    )
+    made = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "enable_fp_fusion": True}
+    )
+    assert made.metadata.shared <= 64
+    assert "cos.approx" in made.asm["ptx"]
+    assert ".local" not in made.asm["ptx"]
+
+
+# -------------------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize(("components", "latent"), [(2, 512), (2, 1024), (1, 65), (3, 768), (4, 100)])
+def test_latents_on_a_gpu(components: int, latent: int) -> None:
+    inputs = make_inputs(300, components, latent, device="cuda")
+    check(inputs, make_noise(300, device="cuda"), DEFAULT, within=2e-5)
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_latents_in_half_precision_on_a_gpu(dtype: torch.dtype) -> None:
+    inputs = make_inputs(300, 2, 512, device="cuda", dtype=dtype)
+    rounding = torch.finfo(dtype).eps
+    check(inputs, make_noise(300, device="cuda"), DEFAULT, within=rounding)
+
+
+@pytest.mark.gpu
+@GPU
+def test_noise_on_a_gpu_is_that_of_the_contract() -> None:
+    pairs, latent = 4096, 512
+    noise = make_noise(pairs, device="cuda")
+    one = torch.tensor([[1.0, 0.0]], device="cuda").expand(pairs, 2)
+    inputs = Inputs(torch.zeros(pairs, 4 * latent, device="cuda"), one, one)
+    expected = noise.normal(2 * latent)[0, :, :latent]
+    torch.testing.assert_close(by_kernel(inputs, noise, DEFAULT).z, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("case", CASES, ids=["default", "one", "head", "bounded", "hard"])
+@pytest.mark.parametrize("tiled", [False, True])
+def test_loss_on_a_gpu_is_that_of_torch(case: tuple[dict[str, Any], dict[str, Any]], tiled: bool) -> None:
+    ours, theirs = make(True, *case, dim=64).cuda(), make(False, *case, dim=64).cuda()
+    loss: PairLoss = TiledLoss(ours, TileShape(7, 9)) if tiled else ours.loss
+    expected = run(theirs, theirs.loss, count=24, device="cuda")
+    assert_same(run(ours, loss, count=24, device="cuda"), expected, within=1e-4)
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("tiled", [False, True])
+def test_half_precision_is_as_far_from_float32_as_torchs_own(tiled: bool, compiled: bool) -> None:
+    every = {"hard_negatives": 32}  # which are hardest is for rounding to decide
+    ours, theirs = make(True, {}, every, dim=128).cuda(), make(False, {}, every, dim=128).cuda()
+    exact = run(theirs, theirs.loss, count=32, device="cuda")
+    loss: PairLoss = TiledLoss(ours, TileShape(16, 16)) if tiled else ours.loss
+    if compiled:
+        loss = loss.compiled() if isinstance(loss, TiledLoss) else compile_pairs(loss)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = run(ours, loss, count=32, device="cuda")
+        plain = run(theirs, theirs.loss, count=32, device="cuda")
+
+    def distance(result: Result) -> float:
+        pairs = [(x, y) for x, y in zip(result.grads, exact.grads, strict=True) if x is not None and y is not None]
+        return max(float((x - y).norm() / y.norm().clamp_min(1e-6)) for x, y in pairs)
+
+    assert distance(found) <= max(2.0 * distance(plain), 0.03)
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("tiled", [False, True])
+def test_a_graph_draws_the_next_steps_noise(tiled: bool) -> None:
+    method = make(True, dim=64).cuda()
+    loss: PairLoss = TiledLoss(method, TileShape(8, 8)) if tiled else method.loss
+    step = torch.tensor(5, device="cuda")
+
+    def once() -> list[Tensor]:
+        result = run(method, loss, count=16, device="cuda", step=step)
+        return [result.terms.total.detach(), *(x for x in result.grads if x is not None)]
+
+    results, replay = _captured(once)
+    for number in (6, 7):
+        step.fill_(number)
+        replay()
+        for one, other in zip(results, once(), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5 * max(1.0, float(other.abs().max())), rtol=1e-4)
+
+
+def _captured(step: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return results, graph.replay
+
+
+@pytest.mark.gpu
+@GPU
+def test_the_kernels_never_wait_for_the_device() -> None:
+    inputs, noise = make_inputs(8, 2, 64, device="cuda"), make_noise(8, device="cuda")
+    keys = noise.normal_keys().flatten()
+
+    def once() -> None:
+        found = fused.pair_latents(
+            inputs.heads, inputs.weights, sigma_weights=inputs.sigma_weights, keys=keys, reading=DEFAULT
+        )
+        torch.autograd.grad(found, inputs, [torch.ones_like(x) for x in found])
+
+    once()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        once()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
