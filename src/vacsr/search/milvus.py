@@ -1,0 +1,204 @@
+"""`milvus:FILE_OR_URI`: an index in Milvus, embedded in a local file or on a server or cluster, by the same calls.
+
+Milvus ranks equal scores as it likes. A search sees what was added before it (strong consistency). Rows go by a hash
+of their id: the client writes keys into its questions as they are, so a quote in an id would become a part of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vacsr.errors import DataError
+from vacsr.search.index import AddResult, Hits, IndexInfo, Metadata
+from vacsr.search.milvus_client import connect, milvus_errors, parse_milvus
+from vacsr.search.rows import as_json, checked_ids, checked_metadata, checked_queries, checked_vectors
+
+_ID_BYTES = 65535  # of Milvus' longest text
+_MESSAGE = 1 << 24  # bytes of vectors in one message; a server takes 64 MiB
+_LOOKUP = 4096  # ids in one question
+
+
+class MilvusIndex:
+    """See :class:`vacsr.search.VectorIndex`. ``dim``: make it where it is absent."""
+
+    def __init__(self, where: str, *, dim: int | None = None, provenance: str | None = None) -> None:
+        self.name = parse_milvus(where)
+        self._about = f"{self.name.collection}_about"
+        self._client = connect(self.name, create=dim is not None)
+        try:
+            with self._problems():
+                if not self._client.has_collection(self._about):
+                    self._create(dim, provenance or "")
+                self._client.load_collection(self._about)
+                self._client.load_collection(self.name.collection)
+                about = self._client.get(self._about, ids=[_key("about")], output_fields=["metadata"])
+        except Exception:
+            self.close()
+            raise
+        facts = _as_dict(about[0]["metadata"])
+        self._dim, self._provenance = int(facts["dim"]), str(facts["provenance"])
+
+    @property
+    def dim(self) -> int:
+        """Of a vector."""
+        return self._dim
+
+    @property
+    def provenance(self) -> str:
+        """What the vectors are."""
+        return self._provenance
+
+    def __len__(self) -> int:
+        with self._problems():
+            found = self._client.query(self.name.collection, filter="", output_fields=["count(*)"])
+        return int(found[0]["count(*)"])
+
+    def known(self, ids: Sequence[str]) -> list[bool]:
+        """Which of these ids are there. [N]"""
+        found = self._known(list(dict.fromkeys(ids)))
+        return [name in found for name in ids]
+
+    def add(self, ids: Sequence[str], vectors: Tensor, metadata: Sequence[Metadata] | None = None) -> AddResult:
+        """Add vectors [N, d], or replace those whose ids are there. Stored when it returns; not all or none."""
+        names = checked_ids(ids)
+        rows = checked_vectors(vectors, names, dim=self.dim, dtype=torch.float32)
+        facts = checked_metadata(metadata, names)
+        for pair in zip(names, facts, strict=True):
+            _check_text(*pair)
+        there = self._known(names)
+        most = max(_MESSAGE // (4 * self.dim), 1)
+        for start in range(0, len(names), most):
+            here = slice(start, start + most)
+            records = [
+                {"key": _key(name), "id": name, "vector": row.numpy(), "metadata": fact}
+                for name, row, fact in zip(names[here], rows[here], facts[here], strict=True)
+            ]
+            with self._problems():
+                self._client.upsert(self.name.collection, records)
+        return AddResult(len(names) - len(there), len(there))
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Remove those that are there; how many that were."""
+        there = sorted(self._known(list(dict.fromkeys(ids))))
+        for start in range(0, len(there), _LOOKUP):
+            with self._problems():
+                self._client.delete(self.name.collection, ids=list(map(_key, there[start : start + _LOOKUP])))
+        return len(there)
+
+    def search(self, queries: Tensor, k: int) -> Hits:
+        """The k vectors of the highest inner product with each query; exact for FLAT. [Q, d]"""
+        rows = checked_queries(queries, k, dim=self.dim)
+        found: list[Any] = []
+        for some in torch.split(rows, max(_MESSAGE // (4 * self.dim * k), 1)):
+            with self._problems():
+                found += self._client.search(
+                    self.name.collection,
+                    data=list(some.numpy()),
+                    limit=k,
+                    anns_field="vector",
+                    search_params={"metric_type": "IP"},
+                    output_fields=["id", "vector", "metadata"],
+                )
+        return self._hits(found)
+
+    def _hits(self, found: Sequence[Sequence[Any]]) -> Hits:
+        """[Q][k] answers as tensors."""
+        shortest = min(map(len, found), default=0)  # an approximate index may find fewer for some
+        answers = [list(row)[:shortest] for row in found]
+        scores = torch.tensor([[hit["distance"] for hit in row] for row in answers], dtype=torch.float32)
+        vectors = torch.tensor([[hit["entity"]["vector"] for hit in row] for row in answers], dtype=torch.float32)
+        return Hits(
+            [[str(hit["entity"]["id"]) for hit in row] for row in answers],
+            scores.view(len(answers), shortest),
+            vectors.view(len(answers), shortest, self.dim),
+            [[_as_dict(hit["entity"]["metadata"]) for hit in row] for row in answers],
+        )
+
+    def info(self) -> IndexInfo:
+        """Its size and what it holds."""
+        where = f"{self.name.uri},collection={self.name.collection}"
+        size = None if self.name.remote else _size(Path(self.name.uri).expanduser())
+        return IndexInfo("milvus", where, len(self), self.dim, "float32", self.provenance, 0, 1, size)
+
+    def close(self) -> None:
+        """Close the connection, or the file."""
+        self._client.close()
+
+    def _known(self, ids: Sequence[str]) -> set[str]:
+        """Those that are there."""
+        keys, found = {_key(name): name for name in ids}, set[str]()
+        asked = list(keys)
+        for start in range(0, len(asked), _LOOKUP):
+            some = asked[start : start + _LOOKUP]
+            with self._problems():
+                rows = self._client.get(self.name.collection, ids=some, output_fields=["key"])
+            found.update(keys[row["key"]] for row in rows)
+        return found
+
+    def _create(self, dim: int | None, provenance: str) -> None:
+        """Two collections: the vectors, and one row that says what they are, which not all of Milvus' kinds keep."""
+        if dim is None:
+            message = f"no index in milvus:{self.name.uri}, collection {self.name.collection!r}"
+            raise DataError(f"{message} — fill one: vacsr index add milvus:{self.name.uri} --run RUN --pairs SPEC")
+        if not self._client.has_collection(self.name.collection):  # the other is written last: it says all is there
+            self._collection(self.name.collection, dim=dim, index=self.name.kind)
+        self._collection(self._about, dim=2, index="FLAT")
+        facts = {"dim": dim, "provenance": provenance}
+        self._client.upsert(
+            self._about, [{"key": _key("about"), "id": "about", "vector": [1.0, 0.0], "metadata": facts}]
+        )
+
+    def _collection(self, name: str, *, dim: int, index: str) -> None:
+        from pymilvus import DataType
+
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("key", DataType.VARCHAR, max_length=64, is_primary=True)
+        schema.add_field("id", DataType.VARCHAR, max_length=_ID_BYTES)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
+        schema.add_field("metadata", DataType.JSON)
+        kind = self._client.prepare_index_params()
+        kind.add_index("vector", index_type=index, metric_type="IP")
+        self._client.create_collection(name, schema=schema, index_params=kind, consistency_level="Strong")
+
+    @contextmanager
+    def _problems(self) -> Iterator[None]:
+        with milvus_errors(self.name):
+            yield
+
+
+def _key(name: str) -> str:
+    """Of a row: 160 bits in hexadecimal."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+
+
+def _check_text(name: str, metadata: Metadata) -> None:
+    """Refuse what Milvus cannot hold."""
+    as_json(name, metadata)
+    try:
+        size = len(name.encode())
+        json.dumps(metadata, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        message = f"id or metadata of {name!r} are not Unicode text ({error.reason}), which Milvus does not take"
+        raise DataError(f"{message} — mend them, or use exact:FOLDER") from error
+    if size > _ID_BYTES:
+        raise DataError(f"id {name[:40]!r}… has over {_ID_BYTES:,} bytes, which Milvus does not take — shorten it")
+
+
+def _as_dict(value: Any) -> Metadata:
+    """A JSON field, which some versions give as text."""
+    found: Metadata = json.loads(value) if isinstance(value, str | bytes) else dict(value)
+    return found
+
+
+def _size(path: Path) -> int:
+    """Of a file, or of a folder's files."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

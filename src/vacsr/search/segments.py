@@ -1,0 +1,144 @@
+"""One file of an exact index: vectors, ids and metadata, mapped into memory and never changed.
+
+An id is found by its 64-bit hash: the hashes lie sorted in the file, so that opening an index reads nothing and finding
+an id among millions reads a few pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vacsr.errors import DataError, EnvironmentProblem
+from vacsr.files import write_tensors
+from vacsr.search.index import Metadata
+from vacsr.search.manifest import Part
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """N rows of an index, as they lie on the disk."""
+
+    part: Part
+    vectors: Tensor
+    """[N, d] float32 or float16."""
+    text: Tensor
+    """[B] uint8: each row's id and metadata, as JSON."""
+    offsets: Tensor
+    """[N + 1] int64, where each row's text starts."""
+    keys: Tensor
+    """[N] int64, hashes of the ids, sorted."""
+    key_rows: Tensor
+    """[N] int64, the row of each key."""
+    dead: Tensor | None = None
+    """[N] bool."""
+
+    def record(self, row: int) -> tuple[str, Metadata]:
+        """Id and metadata."""
+        start, stop = self.offsets[row : row + 2].tolist()
+        name, metadata = json.loads(bytes(self.text[start:stop].numpy()))
+        return name, metadata
+
+    def find(self, ids: Sequence[str], keys: npt.NDArray[np.int64]) -> Iterator[tuple[str, int]]:
+        """Those of the ids that live here, with their rows."""
+        mine = self.keys.numpy()
+        first, last = np.searchsorted(mine, keys, "left"), np.searchsorted(mine, keys, "right")
+        for n in np.flatnonzero(first < last).tolist():
+            for row in self.key_rows[first[n] : last[n]].tolist():
+                alive = self.dead is None or not bool(self.dead[row])
+                if alive and self.record(row)[0] == ids[n]:
+                    yield ids[n], row
+
+    def live_rows(self) -> Tensor:
+        """[L] int64"""
+        return torch.arange(self.part.rows) if self.dead is None else self.dead.logical_not().nonzero().flatten()
+
+
+def keys_of(ids: Iterable[str]) -> npt.NDArray[np.int64]:
+    """[N]"""
+    digests = (hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest() for name in ids)
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+
+
+def write_segment(folder: Path, name: str, *, vectors: Tensor, keys: Tensor, texts: Sequence[bytes]) -> Part:
+    """Write N rows under a new name. [N, d], [N], [N]"""
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    order = keys.argsort(stable=True)
+    tensors = {
+        "vectors": vectors,
+        "text": torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8),
+        "offsets": torch.from_numpy(ends),
+        "keys": keys[order],
+        "key_rows": order,
+    }
+    _write(folder / name, tensors)
+    longest = max(float(part.float().norm(dim=1).max()) for part in torch.split(vectors, 8192))
+    return Part(name, len(vectors), (folder / name).stat().st_size, longest)
+
+
+def rewrite_segments(folder: Path, name: str, segments: Sequence[Segment]) -> Part:
+    """The living rows of some segments, in their order, as one file."""
+    vectors, keys, texts = [], [], []
+    for segment in segments:
+        rows = segment.live_rows()
+        vectors.append(segment.vectors[rows])
+        by_row = torch.empty_like(segment.keys)
+        by_row[segment.key_rows] = segment.keys
+        keys.append(by_row[rows])
+        blob, offsets = bytes(segment.text.numpy()), segment.offsets.tolist()
+        texts += [blob[offsets[row] : offsets[row + 1]] for row in rows.tolist()]
+    return write_segment(folder, name, vectors=torch.cat(vectors), keys=torch.cat(keys), texts=texts)
+
+
+def mark_dead(folder: Path, name: str, segment: Segment, rows: Sequence[int]) -> Part:
+    """Write which rows are dead, with these added."""
+    dead = torch.zeros(segment.part.rows, dtype=torch.bool) if segment.dead is None else segment.dead.clone()
+    dead[torch.tensor(rows)] = True
+    _write(folder / name, {"dead": dead})
+    return replace(segment.part, dead=name, dead_rows=int(dead.sum()))
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        write_tensors(path, tensors)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path} ({error.strerror}) — check the folder's rights") from error
+
+
+def read_segment(folder: Path, part: Part, *, dim: int, dtype: torch.dtype) -> Segment:
+    """Map a file. One that is not there is a FileNotFoundError: who reads may have an older manifest."""
+    tensors = _mapped(folder / part.name)
+    if (folder / part.name).stat().st_size != part.bytes:
+        raise _damaged(folder / part.name, "another size than the manifest says")
+    dead = _mapped(folder / part.dead)["dead"] if part.dead else None
+    vectors = tensors["vectors"]
+    marks = part.rows if dead is None else len(dead)
+    if list(vectors.shape) != [part.rows, dim] or vectors.dtype != dtype or marks != part.rows:
+        raise _damaged(
+            folder / part.name, f"{vectors.dtype} {list(vectors.shape)}, {dtype} [{part.rows}, {dim}] expected"
+        )
+    return Segment(part=part, dead=dead, **tensors)
+
+
+def _mapped(path: Path) -> dict[str, Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(f"{path} is damaged ({why}) — copy the index again, or fill it anew")
