@@ -1,0 +1,166 @@
+"""Search: embed the query, take candidates from the index, score them again, apply a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vacsr.errors import UsageError
+from vacsr.evaluate.uncertainty import Array
+from vacsr.methods.base import Embedding
+from vacsr.scoring import Images, PairScorer, Texts
+from vacsr.scoring.topk import Direction
+from vacsr.search.calibration import Calibration, DirectionCalibration, load_calibration
+from vacsr.search.candidates import CANDIDATES, DEPTH
+from vacsr.search.index import Hits, VectorIndex, check_same
+from vacsr.search.provenance import embedding_provenance, model_digest
+from vacsr.search.rerank import Abstain, Policy, Ranked, Scored, choose_policy
+from vacsr.search.rescore import Rescored, rescore
+from vacsr.search.results import Hit, Results
+
+_HELD: dict[Direction, str] = {"t2i": "images", "i2t": "texts"}
+
+
+class Searcher:
+    """A model, an index of its embeddings, and what a dev split said about both.
+
+    An index of images takes texts, one of texts takes images: the method scores pairs of the two kinds only.
+    """
+
+    def __init__(self, scorer: PairScorer, index: VectorIndex, calibration: Calibration | None = None) -> None:
+        self.scorer, self.index, self.calibration = scorer, index, calibration
+        kind = index.provenance.partition(":")[0] or "images"
+        self.direction: Direction = "i2t" if kind == "texts" else "t2i"
+        check_same(
+            "the index",
+            dim=index.dim,
+            provenance=index.provenance,
+            wanted_dim=scorer.model.dim,
+            wanted_provenance=embedding_provenance(scorer.model, _HELD[self.direction]),
+        )
+
+    @classmethod
+    def from_pretrained(cls, run: str | Path, index: VectorIndex, *, device: str = "auto") -> Searcher:
+        """From a run or model folder, with its ``search.json`` where it has one."""
+        scorer = PairScorer.from_pretrained(run, device=device)
+        return cls(scorer, index, load_calibration(Path(run), model=model_digest(scorer.model)))
+
+    @property
+    def fitted(self) -> DirectionCalibration | None:
+        """What is known about this direction."""
+        return None if self.calibration is None else self.calibration.of(self.direction)
+
+    def search_texts(self, texts: Texts, *, k: int = 10, policy: str | Policy = "score") -> list[Results]:
+        """The images for each text: words for a model with towers, else features [Q, D_text]."""
+        if self.direction != "t2i":
+            raise UsageError("the index holds texts, which a text cannot be matched with — search it with an image")
+        self._check(k)
+        return self._search(self.scorer.embed_texts(texts), k=k, policy=policy)
+
+    def search_images(self, images: Images, *, k: int = 10, policy: str | Policy = "score") -> list[Results]:
+        """The texts for each image: photos for a model with towers, else features [Q, D_image]."""
+        if self.direction != "i2t":
+            raise UsageError("the index holds images, which an image cannot be matched with — search it with a text")
+        self._check(k)
+        return self._search(self.scorer.embed_images(images), k=k, policy=policy)
+
+    def _check(self, k: int) -> None:
+        if k < 1:
+            raise UsageError(f"k is {k}, expected 1 or more — try -k 10")
+        if not len(self.index):
+            raise UsageError("the index is empty — fill it: vacsr index add INDEX --run RUN --pairs SPEC")
+
+    def _search(self, queries: Embedding, *, k: int, policy: str | Policy) -> list[Results]:
+        chosen = choose_policy(policy, self.fitted) if isinstance(policy, str) else policy
+        candidates, depth = (CANDIDATES, DEPTH) if self.fitted is None else (self.fitted.candidates, self.fitted.depth)
+        hits = self.index.search(queries.mean, max(candidates, k))
+        found = rescore(
+            self.scorer, queries, hits, direction=self.direction, candidates=candidates, depth=max(depth, k)
+        )
+        scored = [self._scored(hits, found, row) for row in range(len(hits.ids))]
+        return [self._results(one, chosen.apply(one), k=k, policy=chosen.name) for one in scored]
+
+    def _scored(self, hits: Hits, found: Rescored, row: int) -> Scored:
+        score, cosine = _floats(found.score[row]), _floats(found.cosine[row])
+        sigma = None if found.sigma is None else _floats(found.sigma[row])
+        order = found.place[row].tolist()
+        return Scored(
+            ids=[hits.ids[row][place] for place in order],
+            metadata=[hits.metadata[row][place] for place in order],
+            cosine=cosine,
+            score=score,
+            grade=self._grade(found.score[row]),
+            sigma=sigma,
+            confidence=self._confidence(score, cosine, sigma),
+        )
+
+    def _grade(self, score: Tensor) -> Array:
+        if self.fitted is not None:
+            return self.fitted.grades.apply(score)
+        with torch.inference_mode():
+            return _floats(self.scorer.model.method.grade(score.to(self.scorer.device)))
+
+    def _confidence(self, score: Array, cosine: Array, sigma: Array | None) -> float | None:
+        """Chance that the first is right, from as many candidates as it was fitted with."""
+        if self.fitted is None or len(score) < 2:
+            return None
+        near = slice(self.fitted.candidates)
+        deep = None if sigma is None else sigma[None, : self.fitted.depth]
+        return float(self.fitted.answer.confidence_of(score[None, near], cosine[None, near], deep)[0])
+
+    def _results(self, scored: Scored, ranked: Ranked, *, k: int, policy: str) -> Results:
+        places = ranked.order[:k].tolist()
+        also = _also(self.fitted, scored) - {places[0]}
+        note = self._note() if policy == Abstain.name else ""
+        return Results(
+            direction=self.direction,
+            policy=policy,
+            hits=tuple(_hit(scored, place, rank, also=place in also) for rank, place in enumerate(places, 1)),
+            answered=ranked.answered,
+            reason=ranked.reason,
+            confidence=scored.confidence,
+            promised=policy == Abstain.name and not note,
+            note=note,
+            calibrated=self.fitted is not None,
+            index_size=len(self.index),
+        )
+
+    def _note(self) -> str:
+        """Why the risk is not promised for this index; empty where it is."""
+        assert self.fitted is not None, "the policy was made from it"
+        size, fitted = len(self.index), self.fitted.gallery
+        if self.fitted.same_size(size):
+            return ""
+        message = f"no promise at this size: the index holds {size:,}, thresholds were fitted at {fitted:,}"
+        return f"{message} — fit them again: vacsr calibrate RUN --pairs SPEC --gallery N, N images a gallery"
+
+
+def _also(fitted: DirectionCalibration | None, scored: Scored) -> set[int]:
+    """Places of the candidates that look like matches."""
+    if fitted is None:
+        return set()
+    depth = min(fitted.depth, len(scored.ids))
+    sigma = None if scored.sigma is None else scored.sigma[:depth]
+    value = fitted.missed.of(scored.score[:depth], sigma)
+    return {place for place in range(depth) if value[place] >= fitted.missed.floor}
+
+
+def _hit(scored: Scored, place: int, rank: int, *, also: bool) -> Hit:
+    known = scored.sigma is not None and place < len(scored.sigma)
+    return Hit(
+        rank=rank,
+        id=scored.ids[place],
+        cosine=float(scored.cosine[place]),
+        score=float(scored.score[place]),
+        grade=float(scored.grade[place]),
+        uncertainty=float(scored.sigma[place]) if scored.sigma is not None and known else None,
+        probably_also=also,
+        metadata=scored.metadata[place],
+    )
+
+
+def _floats(values: Tensor) -> Array:
+    return np.asarray(values.detach().double().cpu().numpy(), dtype=np.float64)

@@ -1,0 +1,129 @@
+"""Policies: in which order candidates are shown, and whether there is an answer at all."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vacsr.errors import UsageError
+from vacsr.evaluate.uncertainty import Array
+from vacsr.search.calibration import DirectionCalibration
+from vacsr.search.lcb import LcbRule
+from vacsr.search.missed import MissedRule
+from vacsr.search.risk import AnswerRule
+
+POLICIES = ("score", "lcb", "abstain", "missed")
+NO_ANSWER = "no answer I would vouch for"
+
+
+class Scored(NamedTuple):
+    """One query's candidates, best score first."""
+
+    ids: list[str]  # [m]
+    metadata: list[dict[str, Any]]  # [m]
+    cosine: Array  # [m]
+    score: Array  # [m]
+    grade: Array  # [m], calibrated where there is a calibration
+    sigma: Array | None  # [d], of the first ones
+    confidence: float | None  # that the first is right; None without a calibration
+
+
+class Ranked(NamedTuple):
+    """What a policy makes of it."""
+
+    order: NDArray[np.int64]  # [m] positions, best first
+    answered: bool = True
+    reason: str = ""
+
+
+class Policy(Protocol):
+    """Anything that orders candidates; pass your own to :class:`vacsr.search.engine.Searcher`."""
+
+    name: str
+
+    def apply(self, scored: Scored) -> Ranked:
+        """An order of all candidates, and whether the first is an answer."""
+
+
+class ByScore:
+    """The method's own order."""
+
+    name = "score"
+
+    def apply(self, scored: Scored) -> Ranked:
+        """As they are."""
+        return Ranked(np.arange(len(scored.ids)))
+
+
+class LowerBound:
+    """By score − λσ among the first ones, the rest by score."""
+
+    name = "lcb"
+
+    def __init__(self, rule: LcbRule) -> None:
+        self.rule = rule
+
+    def apply(self, scored: Scored) -> Ranked:
+        """The first ``depth`` in a new order."""
+        if scored.sigma is None:
+            return ByScore().apply(scored)
+        depth = min(self.rule.depth, len(scored.sigma))
+        return Ranked(_reordered(scored.score[:depth] - self.rule.weight * scored.sigma[:depth], len(scored.ids)))
+
+
+class Abstain:
+    """By score, and an answer only where the confidence reaches the certified threshold."""
+
+    name = "abstain"
+
+    def __init__(self, rule: AnswerRule) -> None:
+        self.rule = rule
+
+    def apply(self, scored: Scored) -> Ranked:
+        """An answer, or the reason why there is none."""
+        order = np.arange(len(scored.ids))
+        if self.rule.threshold is None:
+            wanted = f"a risk of {self.rule.risk:.0%}"
+            return Ranked(order, False, f"{NO_ANSWER}: on the dev split no threshold kept {wanted}")
+        if scored.confidence is None:
+            return Ranked(order, False, f"{NO_ANSWER}: there is nothing to compare it with")
+        if scored.confidence < self.rule.threshold:
+            chances = f"chance of being right {scored.confidence:.0%}, {self.rule.threshold:.0%} is asked for"
+            return Ranked(order, False, f"{NO_ANSWER}: {chances}")
+        return Ranked(order)
+
+
+class Missed:
+    """Likely unlabelled matches first: a high score, and among equals a high uncertainty."""
+
+    name = "missed"
+
+    def __init__(self, rule: MissedRule, *, depth: int) -> None:
+        self.rule, self.depth = rule, depth
+
+    def apply(self, scored: Scored) -> Ranked:
+        """The first ``depth`` by how much they look like matches that were missed."""
+        depth = min(self.depth, len(scored.ids) if scored.sigma is None else len(scored.sigma))
+        sigma = None if scored.sigma is None else scored.sigma[:depth]
+        return Ranked(_reordered(self.rule.of(scored.score[:depth], sigma), len(scored.ids)))
+
+
+def choose_policy(name: str, calibration: DirectionCalibration | None) -> Policy:
+    """A policy by its name; all but ``score`` need what was fitted."""
+    if name not in POLICIES:
+        raise UsageError(f"no policy {name!r} — use one of {', '.join(POLICIES)}")
+    if name == "score":
+        return ByScore()
+    if calibration is None:
+        message = f"policy '{name}' needs what a dev split says, and the model has no search.json"
+        raise UsageError(f"{message} — fit it: vacsr calibrate RUN --pairs SPEC --split dev")
+    if name == "lcb":
+        return LowerBound(calibration.lcb)
+    return Abstain(calibration.answer) if name == "abstain" else Missed(calibration.missed, depth=calibration.depth)
+
+
+def _reordered(value: Array, count: int) -> NDArray[np.int64]:
+    """Positions by falling value, the earlier first among equals; those without a value stay behind. [d] -> [count]"""
+    return np.concatenate(((-value).argsort(kind="stable"), np.arange(len(value), count)))

@@ -1,0 +1,136 @@
+"""`vacsr calibrate` and `vacsr search`, on towers that look at scenes and on features."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
+from vacsr.data import PhotoSet, load_pairs
+from vacsr.scoring import PairScorer
+from vacsr.search import embedding_provenance, open_index
+from vacsr.search.rerank import NO_ANSWER
+
+Command = Callable[..., Any]
+"""The fixture `vacsr` of conftest.py."""
+SCENES = "scenes:images=40,held_out=60,per_image=2,size=32"
+FEATURES = "synthetic:images=200,held_out=60"
+TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
+CPU = ("--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("towers")
+    plan = TrainConfig(epochs=1, batch_size=16, device="cpu")
+    fit("vacsr", load_pairs(SCENES, split="train"), plan, backbone=TINY).model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("features")
+    plan, small = TrainConfig(epochs=15, batch_size=32, device="cpu"), BackboneConfig(head=HeadConfig(dim=32))
+    fit("infonce", load_pairs(FEATURES, split="train"), plan, backbone=small).model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def index(vacsr: Command, towers: Path, tmp_path: Path) -> str:
+    name = f"exact:{tmp_path / 'photos'}"
+    assert vacsr("index", "add", name, "--run", towers, "--pairs", SCENES, "--split", "dev", *CPU).code == 0
+    return name
+
+
+def calibrated(vacsr: Command, run: Path, spec: str, *more: object) -> Any:
+    return vacsr("calibrate", run, "--pairs", spec, "--split", "dev", "--candidates", 30, *CPU, *more)
+
+
+def test_calibrate_prints_what_it_promises_and_what_that_is_worth(vacsr: Command, features: Path) -> None:
+    answer = calibrated(vacsr, features, FEATURES, "--check", "test", "--gallery", 10, "--risk", 0.5)
+    assert answer.code == 0, answer.err
+    assert "**dev**, 50% risk with 90% confidence" in answer.out
+    rows = [line for line in answer.out.splitlines() if line.startswith(("| image →", "| text →"))]
+    assert len(rows) == 4
+    kept = json.loads((features / "search.json").read_text())
+    assert kept["t2i"]["gallery"] == 10
+    rule = kept["t2i"]["answer"]
+    assert rule["threshold"] is not None, answer.out
+    assert (
+        f"| {100 * rule['answered'] / rule['certified']:.1f}% | {100 * rule['wrong'] / rule['answered']:.1f}% |"
+        in rows[1]
+    )
+    assert str(features / "search.json") in answer.err
+
+
+def test_calibrate_refuses(vacsr: Command, features: Path) -> None:
+    assert calibrated(vacsr, features, FEATURES, "--gallery", 1000).refused(4, "--gallery 60")
+    assert calibrated(vacsr, features, FEATURES, "--risk", 2).refused(2, "risk")
+    assert vacsr("calibrate", features, *CPU).refused(2, "--pairs")
+
+
+def test_search_by_text(vacsr: Command, towers: Path, index: str, tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    answer = vacsr("search", towers, "--index", index, "--text", "a red circle", "-k", 3, "--json", out, *CPU)
+    assert answer.code == 0, answer.err
+    found = json.loads(out.read_text())
+    assert [hit["rank"] for hit in found["hits"]] == [1, 2, 3]
+    for hit in found["hits"]:
+        (line,) = [line for line in answer.out.splitlines() if f" {hit['id']} " in line]
+        assert f"{hit['score']:.3f}" in line
+        assert f"{hit['uncertainty']:.3f}" in line
+    assert (found["answered"], found["calibrated"], found["policy"]) == (True, False, "score")
+    assert vacsr("search", towers, "--index", index, "--text", "x", "--policy", "lcb", *CPU).refused(
+        2, "vacsr calibrate"
+    )
+
+
+def test_an_abstention_is_said_plainly(vacsr: Command, towers: Path, index: str, tmp_path: Path) -> None:
+    assert calibrated(vacsr, towers, SCENES, "--risk", 0.01).code == 0
+    out = tmp_path / "found.json"
+    ask = ("search", towers, "--index", index, "--text", "a red circle", "--policy", "abstain", "--json", out, *CPU)
+    answer = vacsr(*ask)
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith(NO_ANSWER)
+    assert "not vouched for" in answer.out
+    assert json.loads(out.read_text())["answered"] is False
+    assert "no promise" not in answer.err
+    ids = [hit["id"] for hit in json.loads(out.read_text())["hits"]]
+    held = open_index(index)
+    held.delete([name for name in load_pairs(SCENES, split="dev").image_ids if name not in ids])
+    held.close()
+    assert "warning: no promise at this size: the index holds 10, thresholds were fitted at 60" in vacsr(*ask).err
+    for policy in ("lcb", "missed"):
+        assert vacsr("search", towers, "--index", index, "--text", "a dog", "--policy", policy, *CPU).code == 0
+
+
+def test_search_by_image_finds_texts(vacsr: Command, towers: Path, tmp_path: Path) -> None:
+    data, scorer = load_pairs(SCENES, split="dev"), PairScorer.from_pretrained(towers, device="cpu")
+    assert isinstance(data, PhotoSet)
+    name, photo = f"exact:{tmp_path / 'words'}", tmp_path / "photo.png"
+    data.photos.open(0).save(photo)
+    words = open_index(name, dim=8, provenance=embedding_provenance(scorer.model, "texts"), create=True)
+    words.add(data.caption_ids, scorer.embed_texts(data.captions).mean)
+    words.close()
+    answer = vacsr("search", towers, "--index", name, "--image", photo, "-k", 2, *CPU)
+    assert answer.code == 0, answer.err
+    best = scorer.score_all([photo], data.captions).score[0].argmax()
+    assert f" {data.caption_ids[int(best)]} " in answer.out
+    assert vacsr("search", towers, "--index", name, "--text", "a dog", *CPU).refused(2, "with an image")
+
+
+def test_search_refuses(vacsr: Command, towers: Path, features: Path, index: str, tmp_path: Path) -> None:
+    asked = ("--index", index, *CPU)
+    assert vacsr("search", towers, *asked).refused(2, "--text")
+    assert vacsr("search", towers, *asked, "--text", "a", "--image", "b.png").refused(2, "either")
+    assert vacsr("search", towers, *asked, "--text", "a", "-k", 0).refused(2, "k is 0")
+    assert vacsr("search", towers, *asked, "--image", tmp_path / "photo.png").refused(2, "with a text")
+    assert vacsr("search", features, *asked, "--text", "a").refused(4, "fill another")
+    own = f"exact:{tmp_path / 'features'}"
+    assert vacsr("index", "add", own, "--run", features, "--pairs", FEATURES, *CPU).code == 0
+    assert vacsr("search", features, "--index", own, "--text", "a", *CPU).refused(2, "cached features")
+    assert vacsr("search", towers, "--index", f"exact:{tmp_path / 'none'}", "--text", "a", *CPU).code in (2, 4)
