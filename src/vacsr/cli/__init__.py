@@ -10,7 +10,22 @@ import typer
 from rich.console import Console
 
 from vacsr import __version__
-from vacsr.cli import bench, calibrate, compare, demo, doctor, embed, evaluate, fewshot, index, score, search, train
+from vacsr.cli import (
+    audit,
+    bench,
+    calibrate,
+    compare,
+    demo,
+    doctor,
+    embed,
+    evaluate,
+    fewshot,
+    index,
+    score,
+    search,
+    serve,
+    train,
+)
 from vacsr.errors import VacsrError
 
 __all__ = ["app", "main"]
@@ -47,8 +62,10 @@ for _command in (
     fewshot.fewshot,
     evaluate.evaluate,
     score.score,
+    audit.audit,
     search.search,
     calibrate.calibrate,
+    serve.serve,
     compare.compare,
     bench.bench,
 ):

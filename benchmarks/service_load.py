@@ -1,0 +1,183 @@
+"""Many clients at once against the service: errors, times, throughput, memory.
+
+    python benchmarks/service_load.py --seconds 60 --clients 64 [--json FILE]
+
+It trains small towers on drawn pictures for a few steps, fills an exact index, starts `vacsr serve` as a process of its
+own, and asks it from this one: three texts to one photo of the index and, now and then, a score. The figures are the
+service's with a small model: what is measured is HTTP, queue and batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+PHOTOS = "scenes:images=400,held_out=50,per_image=5,size=64"
+
+
+class Ready(NamedTuple):
+    """What the service needs."""
+
+    model: Path
+    index: str
+    ids: tuple[str, ...]
+    captions: tuple[str, ...]
+
+
+class Tally(NamedTuple):
+    """What came back."""
+
+    seconds: dict[str, list[float]]
+    """By path, of answers with status 200."""
+    statuses: Counter[str]
+    faults: Counter[str]
+    """Connections that broke."""
+
+
+def prepare(folder: Path) -> Ready:
+    """A model and an index of its pictures."""
+    from vacsr import BackboneConfig, TrainConfig, fit
+    from vacsr.data import load_pairs
+    from vacsr.scoring import PairScorer
+    from vacsr.search import embedding_provenance, open_index
+    from vacsr.search.filling import fill_index
+
+    photos = load_pairs(PHOTOS, split="all")
+    run = fit(
+        "vacsr", photos, TrainConfig(epochs=1, batch_size=64, device="cpu"), backbone=BackboneConfig(spec="tiny:")
+    )
+    run.model.save_pretrained(folder / "model")
+    scorer, name = PairScorer(run.model, device="cpu"), f"exact:{folder / 'index'}"
+    index = open_index(name, dim=run.model.dim, provenance=embedding_provenance(run.model), create=True)
+    fill_index(index, scorer, photos, source=PHOTOS)
+    index.close()
+    return Ready(folder / "model", name, photos.image_ids, photos.captions or ())
+
+
+def start(ready: Ready) -> tuple[subprocess.Popen[str], int]:
+    """The service, and its port."""
+    command = [sys.executable, "-c", "from vacsr.cli import main; main()", "serve", str(ready.model)]
+    command += ["--index", ready.index, "--photos", PHOTOS, "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = re.search(r":(\d+)\s*$", process.stdout.readline())
+    if said is None:
+        raise SystemExit("the service did not start")
+    return process, int(said[1])
+
+
+async def ask(port: int, streams: list, method: str, path: str, body: bytes) -> int:
+    """One request over a connection that is kept; its status."""
+    if not streams:
+        streams.extend(await asyncio.open_connection("127.0.0.1", port))
+    reader, writer = streams
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
+    writer.write(head.encode() + b"\r\n\r\n" + body)
+    answer = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    await reader.readexactly(int(answer.partition("content-length: ")[2].split("\r")[0]))
+    if "connection: close" in answer:
+        writer.close()
+        streams.clear()
+    return int(answer.split()[1])
+
+
+async def client(number: int, port: int, ready: Ready, tally: Tally, until: float) -> None:
+    """One after the other, until the time is over."""
+    chance, streams = np.random.default_rng(number), []
+    while time.perf_counter() < until:
+        pick = chance.random()
+        text = ready.captions[chance.integers(len(ready.captions))]
+        name = ready.ids[chance.integers(len(ready.ids))]
+        method, path, body = "POST", "/search", json.dumps({"text": text, "k": 10}).encode()
+        if pick < 0.25:
+            method, path, body = "GET", f"/photo/{name}", b""
+        elif pick < 0.30:
+            path, body = "/score", json.dumps({"texts": [text], "ids": [name]}).encode()
+        started = time.perf_counter()
+        try:
+            status = await asyncio.wait_for(ask(port, streams, method, path, body), 60)
+        except (OSError, EOFError, TimeoutError) as error:
+            tally.faults[type(error).__name__] += 1
+            streams.clear()
+            continue
+        tally.statuses[str(status)] += 1
+        if status == 200:
+            tally.seconds.setdefault(path.partition("/photo/")[1] or path, []).append(time.perf_counter() - started)
+
+
+async def load(port: int, ready: Ready, *, clients: int, seconds: float) -> Tally:
+    """All clients at once."""
+    tally = Tally({}, Counter(), Counter())
+    until = time.perf_counter() + seconds
+    await asyncio.gather(*(client(number, port, ready, tally, until) for number in range(clients)))
+    return tally
+
+
+def memory(pid: int) -> float:
+    """Resident MiB of a process, by Linux."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def summary(tally: Tally, *, seconds: float, clients: int, first: float, last: float) -> dict[str, object]:
+    """The figures."""
+    times = {path: np.percentile(found, [50, 95, 99]) * 1000 for path, found in tally.seconds.items()}
+    total = sum(len(found) for found in tally.seconds.values())
+    return {
+        "clients": clients,
+        "seconds": seconds,
+        "answers": total,
+        "per_second": round(total / seconds, 1),
+        "statuses": dict(tally.statuses),
+        "faults": dict(tally.faults),
+        "ms": {
+            path: dict(zip(("p50", "p95", "p99"), row.round(1).tolist(), strict=True)) for path, row in times.items()
+        },
+        "mib": {"after_warm_up": round(first), "end": round(last)},
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def main() -> None:
+    """Prepare, warm up, load, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        ready = prepare(Path(folder))
+        process, port = start(ready)
+        try:
+            asyncio.run(load(port, ready, clients=given.clients, seconds=2))
+            first = memory(process.pid)
+            tally = asyncio.run(load(port, ready, clients=given.clients, seconds=given.seconds))
+            last = memory(process.pid)
+        finally:
+            process.terminate()
+            code = process.wait(60)
+    found = summary(tally, seconds=given.seconds, clients=given.clients, first=first, last=last)
+    print(json.dumps({**found, "exit_code": code}, indent=2))
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if tally.faults or set(tally.statuses) != {"200"}:
+        raise SystemExit("there were errors")
+
+
+if __name__ == "__main__":
+    main()

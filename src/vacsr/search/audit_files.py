@@ -1,0 +1,73 @@
+"""An audit on the disk: two CSV files and a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from vacsr.data import PairSet, PhotoSet
+from vacsr.files import write_text
+from vacsr.search.audit import AuditReport, Known
+from vacsr.search.audit_page import audit_page
+
+WRONG, MISSING, PAGE = "wrong.csv", "missing.csv", "index.html"
+_KNOWN = ("score", "grade", "uncertainty", "agreement")
+
+
+def write_audit(
+    folder: Path, report: AuditReport, pairs: PairSet | PhotoSet, *, title: str, photos: PhotoSet | None = None
+) -> None:
+    """Write all three, each whole or not at all. ``photos``: pictures for data that hold none, by image id."""
+    write_text(folder / WRONG, _csv_text(*_wrong_table(report, pairs)))
+    write_text(folder / MISSING, _csv_text(*_missing_table(report, pairs)))
+    write_text(folder / PAGE, audit_page(report, pairs, title=title, photos=photos))
+
+
+Table = tuple[Sequence[str], list[list[str]]]
+
+
+def _wrong_table(report: AuditReport, pairs: PairSet | PhotoSet) -> Table:
+    head = ["rank", "suspicion", "image", "caption_id", "caption", *_KNOWN]
+    head += ["better_image", "better_image_grade", "better_image_agreement"]
+    head += ["better_caption_id", "better_caption", "better_caption_grade", "better_caption_agreement"]
+    lines = []
+    for rank, pair in enumerate(report.wrong, start=1):
+        line = [str(rank), f"{pair.suspicion:.4f}", pairs.image_ids[pair.row], pairs.caption_ids[pair.col]]
+        line += [words(pairs, pair.col), *_said(pair.known)]
+        image, caption = pair.better_image, pair.better_caption
+        line += ["" if pair.better_row is None else pairs.image_ids[pair.better_row], *_short(image)]
+        col = pair.better_col
+        line += ["", ""] if col is None else [pairs.caption_ids[col], words(pairs, col)]
+        lines.append([*line, *_short(caption)])
+    return head, lines
+
+
+def _missing_table(report: AuditReport, pairs: PairSet | PhotoSet) -> Table:
+    head = ["rank", "image", "caption_id", "caption", *_KNOWN, "labelled_image", "labelled_grade", "labelled_agreement"]
+    lines = []
+    for rank, pair in enumerate(report.missing, start=1):
+        line = [str(rank), pairs.image_ids[pair.row], pairs.caption_ids[pair.col], words(pairs, pair.col)]
+        lines.append([*line, *_said(pair.known), pairs.image_ids[pair.own_row], *_short(pair.own)])
+    return head, lines
+
+
+def words(pairs: PairSet | PhotoSet, col: int) -> str:
+    """A caption's words, or nothing where they are unknown."""
+    return "" if pairs.captions is None else pairs.captions[col]
+
+
+def _said(known: Known) -> list[str]:
+    sigma = "" if known.uncertainty is None else f"{known.uncertainty:.4f}"
+    return [f"{known.score:.4f}", f"{known.grade:.4f}", sigma, f"{known.agreement:.4f}"]
+
+
+def _short(known: Known | None) -> list[str]:
+    return ["", ""] if known is None else [f"{known.grade:.4f}", f"{known.agreement:.4f}"]
+
+
+def _csv_text(head: Sequence[str], lines: list[list[str]]) -> str:
+    file = io.StringIO(newline="")
+    csv.writer(file, lineterminator="\n").writerows([head, *lines])
+    return file.getvalue()

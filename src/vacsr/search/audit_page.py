@@ -1,0 +1,140 @@
+"""The audit as a page that is one file: each suspect with its picture, its words, and what would fit better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+
+from vacsr.data import PairSet, PhotoSet
+from vacsr.report.html import Html, gauge, image, join, page, paragraph, section, tag, text
+from vacsr.report.images import photo_uri
+from vacsr.search.audit import AuditReport, Known, MissingMatch, WrongPair
+
+SIDE = 144
+"""Of a picture in the file, in pixels."""
+SHOWN = 100
+"""Suspects of each kind on the page; the CSV files hold all."""
+_SIBLINGS = 5  # captions of an image that are told
+
+
+def audit_page(
+    report: AuditReport, pairs: PairSet | PhotoSet, *, title: str, photos: PhotoSet | None = None, shown: int = SHOWN
+) -> str:
+    """The whole page. ``title`` names the data; ``photos`` are pictures by image id for data that hold none."""
+    style = files("vacsr.search").joinpath("audit.css").read_text(encoding="utf-8")
+    drawn = _Suspects(report, pairs, photos if photos is not None else pairs, shown=shown)
+    facts = f"{title}: {len(pairs.image_ids):,} images, {len(pairs):,} captions with a label each."
+    lead = "Pairs to look at first: labels that the model doubts, and matches that nobody noted. A person decides."
+    links = [("wrong", "Suspected wrong pairs"), ("missing", "Suspected missing matches")]
+    nav = tag("nav", join(*(tag("a", text(said), {"href": f"#{name}"}) for name, said in links)))
+    head = join(
+        paragraph("vacsr audit", style="brand"),
+        tag("h1", text("Wrong pairs, missing matches")),
+        paragraph(lead, style="lead"),
+    )
+    body = join(
+        Html(f"<style>\n{style}</style>"),
+        tag("header", join(head, paragraph(facts, style="note"), nav)),
+        tag("main", join(drawn.wrong_section(), drawn.missing_section())),
+    )
+    return page(f"vacsr audit · {title}", body, description=lead)
+
+
+class _Suspects:
+    """Draws suspects of one data set; every photo is drawn once, and shown by reference to its row."""
+
+    def __init__(
+        self, report: AuditReport, pairs: PairSet | PhotoSet, source: PairSet | PhotoSet, *, shown: int
+    ) -> None:
+        self.report, self.pairs, self.shown = report, pairs, shown
+        self.photos = source if isinstance(source, PhotoSet) else None
+        self._rows = {} if self.photos is None else {name: row for row, name in enumerate(self.photos.image_ids)}
+        self._uris: dict[int, str] = {}
+        self._captions: dict[int, list[int]] = {}
+        for col, row in enumerate(pairs.caption_image.tolist()):
+            self._captions.setdefault(row, []).append(col)
+        known = [pair.known for pair in report.wrong[:shown]]
+        known += [pair.known for pair in report.missing[:shown]]
+        sigmas = [one.uncertainty for one in known if one.uncertainty is not None] or [0.0]
+        self._ends = (min(sigmas), max(sigmas))
+
+    def wrong_section(self) -> Html:
+        """Labelled, but doubted."""
+        said = "These captions are labelled with the image beside them, and fit neither it nor its other captions well."
+        cards = (self._wrong(rank, pair) for rank, pair in enumerate(self.report.wrong[: self.shown], start=1))
+        return self._section("Suspected wrong pairs", said, cards, name="wrong", total=len(self.report.wrong))
+
+    def missing_section(self) -> Html:
+        """Not labelled, but taken for a match."""
+        said = "These captions belong to another image, and fit this one and its captions too."
+        if self.report.min_grade > 0:
+            said += f" Only pairs that the model grades {self.report.min_grade:.2g} or more."
+        cards = (self._missing(rank, pair) for rank, pair in enumerate(self.report.missing[: self.shown], start=1))
+        return self._section("Suspected missing matches", said, cards, name="missing", total=len(self.report.missing))
+
+    def _section(self, title: str, said: str, cards: Iterator[Html], *, name: str, total: int) -> Html:
+        listed = f"The first {min(self.shown, total):,} of {total:,}; {name}.csv holds all." if total else "None found."
+        body = [paragraph(said), paragraph(listed, style="note")]
+        if total:
+            body.append(tag("ol", join(*cards), {"class": "suspects"}))
+        return section(title, join(*body), name=name)
+
+    def _wrong(self, rank: int, pair: WrongPair) -> Html:
+        others = [col for col in self._captions.get(pair.row, []) if col != pair.col]
+        parts = [self._head(rank, pair.col), self._sides(pair.row, pair.known, others, other=True)]
+        if pair.better_row is not None and pair.better_image is not None:
+            parts.append(self._other("Fits better here", pair.better_row, pair.better_image))
+        if pair.better_col is not None:
+            parts.append(_told("Another caption that fits this image:", self._words(pair.better_col)))
+        return self._card("wrong", parts)
+
+    def _missing(self, rank: int, pair: MissingMatch) -> Html:
+        parts = [
+            self._head(rank, pair.col),
+            self._sides(pair.row, pair.known, self._captions.get(pair.row, []), other=False),
+        ]
+        parts.append(self._other("Is labelled with", pair.own_row, pair.own))
+        return self._card("missing", parts)
+
+    def _card(self, kind: str, parts: Sequence[Html]) -> Html:
+        return tag("li", join(*parts), {"class": f"suspect {kind}" + ("" if self.photos is not None else " words")})
+
+    def _head(self, rank: int, col: int) -> Html:
+        number = tag("span", text(f"{rank}."), {"class": "no"})
+        return tag("h3", Html(f"{number}{text(f'“{self._words(col)}”')}"))
+
+    def _sides(self, row: int, known: Known, captions: Sequence[int], *, other: bool) -> Html:
+        """The picture beside what the model knows and what else is said of the image."""
+        lines = [gauge("grade", known.grade, ends=(0.0, 1.0), shown=f"{known.grade:.2f}")]
+        lines.append(gauge("agreement", known.agreement, ends=(0.0, 1.0), shown=f"{known.agreement:.2f}"))
+        if known.uncertainty is not None:
+            lines.append(gauge("σ", known.uncertainty, ends=self._ends, shown=f"{known.uncertainty:.3f}", kind="dot"))
+        said = [tag("li", text(self._words(col))) for col in captions[:_SIBLINGS]]
+        if said:
+            label = paragraph("Other captions of this image:" if other else "Captions of this image:", style="also")
+            lines += [label, tag("ul", join(*said))]
+        return tag("div", join(self._photo(row), tag("div", join(*lines))), {"class": "sides"})
+
+    def _other(self, label: str, row: int, known: Known) -> Html:
+        own = self._captions.get(row, [])
+        said = f"{label}: " + (f"“{self._words(own[0])}”" if own else self.pairs.image_ids[row])
+        lines = join(
+            paragraph(said), gauge("agreement", known.agreement, ends=(0.0, 1.0), shown=f"{known.agreement:.2f}")
+        )
+        return tag("div", join(self._photo(row), tag("div", lines)), {"class": "other"})
+
+    def _photo(self, row: int) -> Html:
+        """The picture, or the image's id."""
+        name = self.pairs.image_ids[row]
+        if self.photos is None or name not in self._rows:
+            return paragraph(name, style="small")
+        if row not in self._uris:
+            self._uris[row] = photo_uri(self.photos.photos.open(self._rows[name], side=SIDE), side=SIDE)
+        return image(self._uris[row], name, size=SIDE)
+
+    def _words(self, col: int) -> str:
+        return self.pairs.caption_ids[col] if self.pairs.captions is None else self.pairs.captions[col]
+
+
+def _told(label: str, words: str) -> Html:
+    return tag("p", Html(f"{text(label)} {tag('b', text(f'“{words}”'))}"), {"class": "told"})
