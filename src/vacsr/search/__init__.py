@@ -1,5 +1,6 @@
-"""Put a trained model to work: an index of image vectors, and what is built on it."""
+"""Put a trained model to work: an index of image vectors, and search with it. :mod:`.audit` looks at a data set."""
 
+from vacsr.search.engine import Searcher
 from vacsr.search.index import AddResult, Hits, IndexInfo, VectorIndex
 from vacsr.search.opening import open_index
 from vacsr.search.provenance import embedding_provenance, model_digest
@@ -8,6 +9,7 @@ __all__ = [
     "AddResult",
     "Hits",
     "IndexInfo",
+    "Searcher",
     "VectorIndex",
     "embedding_provenance",
     "model_digest",

@@ -9,8 +9,8 @@ from vacsr.evaluate.uncertainty import Array
 from vacsr.search.candidates import Candidates
 
 SIGMA_SHARE = 0.1
-"""Weight of the standardised σ beside the standardised score. Chosen on Flickr8k's judged-dev pairs, where it adds a
-tenth of a point of AUROC; larger weights lose, see docs/results-abstain.md."""
+"""Weight of the standardised σ beside the standardised score. Chosen with both halves of Flickr8k's judged pairs in
+view, where it adds a tenth of a point of AUROC; larger weights lose, see docs/results-abstain.md."""
 
 
 class MissedRule(Config):

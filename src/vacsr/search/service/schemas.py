@@ -114,6 +114,10 @@ class Info(_Answer):
     calibrated: bool
     risk: float | None
     """That the policy abstain was fitted for."""
+    confidence: float | None
+    """With which it holds."""
+    gallery: int | None
+    """Items of the index for which it holds."""
     max_k: int
     max_text: int
     max_body: int

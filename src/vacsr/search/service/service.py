@@ -96,6 +96,8 @@ class Service:
             "photos": self.shelf is not None,
             "calibrated": fitted is not None,
             "risk": None if fitted is None else fitted.answer.risk,
+            "confidence": None if fitted is None else fitted.answer.confidence,
+            "gallery": None if fitted is None else fitted.gallery,
             "max_k": limits.max_k,
             "max_text": limits.max_text,
             "max_body": limits.max_body,
