@@ -9,8 +9,13 @@ import pytest
 import yaml
 
 from vacsr.compare import cells, collect, read_table
+from vacsr.config.fewshot import FEWSHOT_METHODS, FewshotRecipe
+from vacsr.data.scenes.classes import ClassOptions, class_source
 from vacsr.errors import UsageError
+from vacsr.recipes import read_recipe, recipe_from
 from vacsr.report.formats import to_markdown
+from vacsr.train.fewshot import read_fewshot
+from vacsr.train.fewshot.search import candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "tables").glob("*.yaml"))
@@ -146,6 +151,99 @@ def test_the_papers_target_figures() -> None:
     assert found["clean", "VACSR"].figure("test/cxc.mean.r1") == pytest.approx(59.7)
     assert [found[s, "VACSR"].figure("test/coco-1k.rsum") for s in ("noise-20", "noise-50")] == [539.0, 534.2]
     assert found["noise-20", "BiCro"].figure("test/eccv.mean.r1") is None
+
+
+BASE_TO_NOVEL = ROOT / "tables/base-to-novel.yaml"
+SETS = "imagenet caltech101 oxford_pets stanford_cars oxford_flowers food101 fgvc_aircraft sun397 dtd eurosat ucf101"
+
+
+def hm(base: float, new: float) -> float:
+    return 2 * base * new / (base + new)
+
+
+def test_published_harmonic_means_follow_from_base_and_new_or_a_note_says_otherwise() -> None:
+    """Printed with two digits, CLIPood's with one."""
+    entries = collect(read_table(BASE_TO_NOVEL), []).published
+    assert len(entries) == 8 * 12
+    assert {entry.setting for entry in entries} == {"average", *SETS.split()}
+    for entry in entries:
+        base, new, printed = (entry.values[key] for key in ("base.accuracy", "new.accuracy", "hm"))
+        assert base is not None
+        assert new is not None
+        near = abs(hm(base, new) - float(printed or 0)) <= (0.1 if entry.name == "CLIPood" else 0.011)
+        explained = (entry.name, entry.setting) in {("MMA", "ucf101"), ("MMRL", "dtd"), ("VACSR", "average")}
+        assert near != explained, (entry.name, entry.setting)
+        assert bool(entry.note) == (explained or (entry.name, entry.setting) == ("MMA", "average"))
+        if explained:
+            assert f"{hm(base, new):.2f}" in entry.note
+
+
+def test_published_averages_follow_from_the_data_sets_or_a_note_says_otherwise() -> None:
+    entries = {(entry.name, entry.setting): entry for entry in collect(read_table(BASE_TO_NOVEL), []).published}
+    for name in {name for name, _ in entries}:
+        found = {
+            key: sum(entries[name, one].values[key] or 0 for one in SETS.split()) / 11
+            for key in ("base.accuracy", "new.accuracy", "hm")
+        }
+        average = entries[name, "average"]
+        digit = 0.051 if name == "CLIPood" else 0.0051
+        assert average.values["base.accuracy"] == pytest.approx(found["base.accuracy"], abs=digit)
+        assert average.values["mean_hm"] == pytest.approx(found["hm"], abs=0.0051)
+        same = abs(float(average.values["new.accuracy"] or 0) - found["new.accuracy"]) <= digit
+        assert same == (name != "MMA")
+        if not same:
+            assert (
+                f"{found['new.accuracy']:.2f} and {hm(found['base.accuracy'], found['new.accuracy']):.2f}"
+                in average.note
+            )
+
+
+def test_published_domain_averages_are_means_of_four() -> None:
+    entries = collect(read_table(ROOT / "tables/domain.yaml"), []).published
+    assert len(entries) == 8
+    for entry in entries:
+        *_, printed = values = [value for value in entry.values.values() if value is not None]
+        assert printed == pytest.approx(sum(values[1:5]) / 4, abs=0.0501), entry.name
+
+
+@pytest.mark.parametrize("dataset", SETS.split())
+def test_the_recipes_of_base_to_novel_are_cells_of_its_table(dataset: str) -> None:
+    """But for the search, which the table has for vacsr."""
+    table = read_table(BASE_TO_NOVEL)
+    given = read_fewshot(ROOT / f"recipes/base2novel-{dataset}-vitb16.yaml")
+    cell = next(c for c in cells(table, Path("x")) if (c.row, c.setting, c.seed) == ("vacsr-default", dataset, 1))
+    assert isinstance(cell.recipe, FewshotRecipe)
+    assert cell.recipe.model_copy(update={"search": given.search}) == given
+    assert len(candidates(cell.recipe)) == 12
+    assert not candidates(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "setting"),
+    [
+        ("domain", "domain-imagenet-vitb16", "imagenet"),
+        ("scenes-fewshot", "scenes-domain", "domain"),
+        ("scenes-fewshot", "scenes-base2novel", "base-to-novel"),
+    ],
+)
+def test_a_recipe_is_a_cell_of_its_table(name: str, file: str, setting: str) -> None:
+    given, table = read_fewshot(ROOT / f"recipes/{file}.yaml"), read_table(ROOT / f"tables/{name}.yaml")
+    cell = next(c for c in cells(table, Path("x")) if (c.row, c.setting, c.seed) == ("vacsr-default", setting, 1))
+    without = {"train": {"checkpoint_epochs", "log_every"}}
+    assert cell.recipe.model_dump(exclude=without) == given.model_dump(exclude=without)
+
+
+def test_the_scenes_table_has_all_methods_and_its_own_words() -> None:
+    """The words of a context or a template must be known to the small towers."""
+    table = read_table(ROOT / "tables/scenes-fewshot.yaml")
+    found = [cell.recipe.method for cell in cells(table, Path("x"))]
+    assert {method.name for method in found} == set(FEWSHOT_METHODS)
+    template = class_source(ClassOptions(classes=4, train=1, test=1)).template
+    for method in found:
+        assert getattr(method, "template", "") == ""
+        assert getattr(method, "context", "") in ("", template.removesuffix(" {}."))
+    assert table.start is not None
+    assert recipe_from(table.start.recipe) == read_recipe(ROOT / "recipes/scenes-clip.yaml")
 
 
 def test_every_sweep_of_the_paper_is_there() -> None:

@@ -8,14 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vacsr.compare.recognition import joint_figures
 from vacsr.compare.table import Table
 from vacsr.config import Recipe
+from vacsr.config.fewshot import FewshotRecipe
 from vacsr.errors import ConfigError, DataError
 from vacsr.files import write_json, write_text
 from vacsr.recipes import dump_yaml, read_yaml, recipe_from
 from vacsr.train.checkpoint import NO_EFFECT
+from vacsr.train.fewshot import fewshot_from, run_fewshot
 from vacsr.train.folder import check_folder, holds_run
 from vacsr.train.recipe import run_recipe
+
+_READING = {"workers", "cache_gb"}  # how few-shot runs read photos, which changes nothing either
 
 
 class Cell(NamedTuple):
@@ -24,7 +29,7 @@ class Cell(NamedTuple):
     row: str
     setting: str
     seed: int
-    recipe: Recipe
+    recipe: Recipe | FewshotRecipe
     folder: Path
     task: str = "train"
     measures: tuple[str, ...] = ()
@@ -50,16 +55,20 @@ class Cell(NamedTuple):
     def _difference(self, *, report: bool) -> str | None:
         """The first field that differs. The old recipe is read anew, so that fields it did not know have defaults."""
         try:
-            before = recipe_from(read_yaml(self.folder / "config.yaml"))
+            raw = read_yaml(self.folder / "config.yaml")
+            before = fewshot_from(raw) if self.task == "fewshot" else recipe_from(raw)
         except ConfigError as error:
             return f"its recipe cannot be read: {error}"
         left_out = set() if self.task == "efficiency" else set(NO_EFFECT)  # a step's time depends on where it runs
         return first_difference(_fields(before, left_out, report=report), _fields(self.recipe, left_out, report=report))
 
 
-def _fields(recipe: Recipe, left_out: set[str], *, report: bool) -> dict[str, Any]:
+def _fields(recipe: Recipe | FewshotRecipe, left_out: set[str], *, report: bool) -> dict[str, Any]:
     """What decides the weights, and with ``report`` also the figures."""
     excluded: dict[str, Any] = {"train": left_out} | ({} if report else {"evaluate": True})
+    if isinstance(recipe, FewshotRecipe):
+        excluded["train"] = left_out | _READING
+        excluded |= {} if report else {"data": {"targets"}}
     return recipe.model_dump(mode="json", exclude=excluded)
 
 
@@ -97,39 +106,52 @@ def run_cell(cell: Cell, *, progress: bool, fresh: bool = False) -> None:
     if not cell.reported():
         for name in cell.measures:
             (cell.folder / f"{name}.json").unlink(missing_ok=True)
-        if cell.task == "efficiency":
-            _measure_steps(cell)
-        elif run_recipe(cell.recipe, cell.folder, resume=True, progress=progress).run.interrupted:
+        if _run(cell, progress=progress):
             raise KeyboardInterrupt  # one Ctrl-C stops the table, not just this cell
     if "tolerance" in cell.measures and not (cell.folder / "tolerance.json").is_file():
         from vacsr.compare.tolerance import run_tolerance
 
+        assert isinstance(cell.recipe, Recipe), "only such tables have measures"
         write_json(cell.folder / "tolerance.json", run_tolerance(cell.folder, cell.recipe))
 
 
-def _measure_steps(cell: Cell) -> None:
+def _run(cell: Cell, *, progress: bool) -> bool:
+    """Fill the cell's folder; True where it was interrupted."""
+    if isinstance(cell.recipe, FewshotRecipe):
+        return run_fewshot(cell.recipe, cell.folder, resume=True, progress=progress).interrupted
+    if cell.task == "efficiency":
+        _measure_steps(cell.recipe, cell.folder, steps=cell.steps)
+        return False
+    return run_recipe(cell.recipe, cell.folder, resume=True, progress=progress).run.interrupted
+
+
+def _measure_steps(recipe: Recipe, folder: Path, *, steps: int) -> None:
     from vacsr.efficiency import measure_recipe
 
-    check_folder(cell.folder, resume=True)
-    (cell.folder / "report.json").unlink(missing_ok=True)
-    measured = measure_recipe(cell.recipe, steps=cell.steps)
-    write_text(cell.folder / "config.yaml", dump_yaml(cell.recipe))
-    write_json(cell.folder / "report.json", {"schema": 1, "results": [{"split": "step", **measured.to_json()}]})
+    check_folder(folder, resume=True)
+    (folder / "report.json").unlink(missing_ok=True)
+    measured = measure_recipe(recipe, steps=steps)
+    write_text(folder / "config.yaml", dump_yaml(recipe))
+    write_json(folder / "report.json", {"schema": 1, "results": [{"split": "step", **measured.to_json()}]})
 
 
 def read_report(cell: Cell) -> dict[str, Any]:
     """A finished cell's report by split; `test/eccv` is one protocol of a split, `test` the first of its protocols.
 
-    What is measured besides (`tolerance.json`, by split) stands in the split under its own name.
+    What is measured besides (`tolerance.json`, by split) stands in the split under its own name. Of few-shot cells
+    there is also what the splits make together, and how much learns.
     """
     report: dict[str, Any] = {}
-    for result in _json(cell.folder / "report.json")["results"]:
+    raw = _json(cell.folder / "report.json")
+    for result in raw["results"]:
         report.setdefault(result["split"], result)
         if "protocol" in result:
             report[f"{result['split']}/{result['protocol']}"] = result
     for name in cell.measures:
         for split, found in _json(cell.folder / f"{name}.json").items():
             report[split] = {**report.get(split, {}), name: found}
+    if cell.task == "fewshot":
+        report |= {**joint_figures(report), "trainable": raw["trainable"]}
     return report
 
 

@@ -24,7 +24,10 @@ from vacsr.errors import EnvironmentProblem, MissingExtra, VacsrError
 from vacsr.processes import Worker, died, start_worker, stop_workers
 
 _PATIENCE = 30.0  # seconds to finish the step in hand and save before a worker is killed
-_WORK = {"vacsr": 6.0, "npc": 5.0, "ncr": 3.0, "bicro": 3.0, "pcme": 2.0, "pcmepp": 2.0, "daa": 2.0}
+_WORK = {
+    "vacsr": 6.0, "npc": 5.0, "ncr": 3.0, "bicro": 3.0, "pcme": 2.0, "pcmepp": 2.0, "daa": 2.0,
+    "zeroshot": 0.0, "cocoop": 8.0, "coprompt": 4.0, "mmrl": 4.0, "maple": 3.0, "mma": 3.0, "clipood": 3.0,
+}  # fmt: skip
 """Time of a cell relative to a cosine's, until one of its row has been timed; only the order depends on it."""
 
 
@@ -39,7 +42,7 @@ class Finished(NamedTuple):
 
 def run_cells(missing: Sequence[Cell], *, jobs: int, console: Console, fresh: bool) -> Iterator[Exception]:
     """Run every cell; errors come out, the other cells go on. Steps are timed in a fresh process each."""
-    if jobs <= 1 and all(cell.task == "train" for cell in missing):
+    if jobs <= 1 and all(cell.task != "efficiency" for cell in missing):
         for number, cell in enumerate(missing, start=1):
             console.print(f"{number} of {len(missing)}: {cell.name}", highlight=False)
             error = _attempt(cell, progress=True, fresh=fresh)

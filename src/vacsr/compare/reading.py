@@ -19,13 +19,13 @@ def read_table(path: Path, overrides: Sequence[str] = (), *, layers: Sequence[Pa
 
     ``extends: FILE`` starts from another table. ``base`` merges field by field, unless ``recipe: FILE`` starts it
     afresh; all else replaces. In rows, settings and columns a bare name stands for the entry of that name below, and
-    ``like: NAME`` for it with changes.
+    ``like: NAME`` for it with changes. A recipe that says ``task: fewshot`` says so for the table too.
     """
     raw = _read(path, ())
-    if "rows" not in raw and "method" in raw:
-        raise UsageError(f"{path} is a recipe, expected a table with rows — train it: vacsr train {path}")
     for layer in layers:
         raw = _lay(raw, read_yaml(layer), layer)
+    if raw["base"].get("task") == "fewshot":
+        raw.setdefault("task", "fewshot")
     table = parse(Table, {**raw, "overrides": parse_overrides(overrides)})
     _check_names(table, path)
     if "page" in read_yaml(path):  # what a page that was taken over misses is left out
@@ -38,6 +38,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in above:
         raise UsageError(f"{path} extends itself, by way of {above[-1].name} — take extends: out of one of them")
     fields = read_yaml(path)
+    _refuse_recipe(fields, path)
     parent = fields.pop("extends", None)
     if parent is not None and not isinstance(parent, str):
         raise UsageError(f"{path}: extends is {parent!r}, expected a table beside it — write extends: other.yaml")
@@ -45,17 +46,34 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     return _lay(below, fields, path)
 
 
+def _refuse_recipe(fields: Mapping[str, Any], path: Path) -> None:
+    """A recipe may be given by mistake; it too may have a ``base``, which is the name of another."""
+    if "rows" in fields or ("method" not in fields and not isinstance(fields.get("base"), str)):
+        return
+    fewshot = any(layer.get("task") == "fewshot" for layer in recipe_layers(path))
+    command = "vacsr fewshot" if fewshot else "vacsr train"
+    raise UsageError(f"{path} is a recipe, expected a table with rows — train it: {command} {path}")
+
+
 def _lay(below: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """One file's fields over others."""
     result = {key: value for key, value in {**below, **fields}.items() if key != "recipe"}
     layers = recipe_layers(path.parent / fields["recipe"]) if "recipe" in fields else [below.get("base") or {}]
     result["base"] = reduce(merge, [*layers, fields.get("base") or {}])
+    if isinstance(fields.get("start"), Mapping):
+        result["start"] = _start(fields["start"], path)
     for kind in _LISTS:
         if isinstance(fields.get(kind), list):
             result[kind] = [_named(item, below.get(kind) or (), kind, path) for item in fields[kind]]
     if isinstance(fields.get("published"), list):
         result["published"] = [entry for item in fields["published"] for entry in _published(item, path)]
     return result
+
+
+def _start(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """With the fields of its recipe in place of the recipe's name."""
+    name = fields.get("recipe")
+    return {**fields, "recipe": reduce(merge, recipe_layers(path.parent / name)) if isinstance(name, str) else name}
 
 
 def _named(item: Any, below: Sequence[Mapping[str, Any]], kind: str, path: Path) -> Any:
@@ -72,7 +90,10 @@ def _named(item: Any, below: Sequence[Mapping[str, Any]], kind: str, path: Path)
 
 
 def _published(item: Any, path: Path) -> list[Any]:
-    """An entry as it stands, or all entries of a group: `published.yaml#ablation`."""
+    """An entry as it stands, or all entries of a group: `published.yaml#ablation`.
+
+    Where a group lists ``settings``, an entry has values for each of them, and ``notes`` by setting.
+    """
     if not isinstance(item, str):
         return [item]
     name, _, group = item.partition("#")
@@ -80,11 +101,21 @@ def _published(item: Any, path: Path) -> list[Any]:
     if group not in groups:
         raise UsageError(f"{path}: {name} has no group '{group}' — choose one of: {', '.join(groups)}")
     shared = dict(groups[group])
-    entries, keys = shared.pop("entries"), shared.pop("keys")
+    entries, keys, settings = shared.pop("entries"), shared.pop("keys"), shared.pop("settings", None)
     try:
+        if settings is not None:
+            entries = [one for entry in entries for one in _by_setting(entry, settings)]
         return [{**shared, **entry, "values": dict(zip(keys, entry["values"], strict=True))} for entry in entries]
     except ValueError as error:
         raise UsageError(f"{name}, group '{group}': an entry's values are not one for each of its keys") from error
+
+
+def _by_setting(entry: Mapping[str, Any], settings: Sequence[str]) -> list[dict[str, Any]]:
+    """One entry for each setting."""
+    rest = {key: value for key, value in entry.items() if key not in ("values", "notes")}
+    notes = {setting: {"note": note} for setting, note in entry.get("notes", {}).items()}
+    found = zip(settings, entry["values"], strict=True)
+    return [{**rest, **notes.get(setting, {}), "setting": setting, "values": values} for setting, values in found]
 
 
 def _check_names(table: Table, path: Path) -> None:

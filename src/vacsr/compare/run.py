@@ -12,7 +12,10 @@ from rich.console import Console
 from vacsr.compare.cell import Cell, cells, read_report
 from vacsr.compare.jobs import run_cells
 from vacsr.compare.page import RECORDS, read_records, run_records, write_page, write_records
+from vacsr.compare.photo_tests import tested_photos
+from vacsr.compare.recognition import averaged_cells
 from vacsr.compare.significance import tested
+from vacsr.compare.start import refuse_other_start, start_cell, train_start
 from vacsr.compare.table import Table
 from vacsr.errors import DataError, UsageError
 from vacsr.files import make_folder, write_json, write_text
@@ -36,9 +39,10 @@ def compare(
 ) -> ComparisonTable:
     """Run what is missing (of ``rows`` only, if given), then write the table in every format and as results.json.
 
-    Run folders lie in ``runs``, which several tables may share, or in ``out``. Runs of another recipe are in the way:
-    they are refused before anything runs, or with ``fresh`` deleted. ``only_collect`` takes what is finished. ``page``
-    adds page.html with figures, and what these are drawn from as records.json.
+    Run folders lie in ``runs``, which several tables may share, or in ``out``. What the cells start from is trained
+    first, where the table says how and it is not there. Runs of another recipe are in the way: they are refused before
+    anything runs, or with ``fresh`` deleted. ``only_collect`` takes what is finished. ``page`` adds page.html with
+    figures, and what these are drawn from as records.json.
     """
     check_place(out)
     unknown = [name for name in rows if name not in {row.name for row in table.rows}]
@@ -49,12 +53,18 @@ def compare(
     every = list(cells(table, runs or out, seeds=seeds))
     todo = [] if only_collect else [cell for cell in every if not rows or cell.row in rows]
     missing = [cell for cell in todo if not cell.finished()]
+    start = start_cell(table, missing)
     if not fresh:
         _refuse_outdated(missing)
+        if start is not None:
+            refuse_other_start(start)
     console = Console(stderr=True)
     if todo:
         console.print(f"{len(todo)} cells, {len(todo) - len(missing)} already done", highlight=False)
         make_folder(out)  # hours of work should not end where nothing can be written
+    if start is not None:
+        train_start(start, every, console=console)
+        missing = [cell for cell in todo if not cell.finished()]
     failures = list(run_cells(missing, jobs=jobs, console=console, fresh=fresh))
     done = [cell for cell in every if cell.finished()]
     if only_collect and not done:
@@ -92,19 +102,25 @@ def _tell_of_empty(result: ComparisonTable) -> None:
 
 
 def collect(table: Table, done: Sequence[Cell]) -> ComparisonTable:
-    """Read the reports of finished cells, and test rows against the best baseline."""
+    """Read the reports of finished cells, add their average, and test rows against the best baseline."""
+    values = [CellValues(cell.row, cell.setting, cell.seed, read_report(cell)) for cell in done]
+    settings = [setting.name for setting in table.settings]
+    if table.average:
+        values += averaged_cells(values, settings, name=table.average)
+        settings.insert(0, table.average)
     result = ComparisonTable(
         title=table.heading(),
         columns=table.columns,
         rows=tuple(row.name for row in table.rows),
-        settings=tuple(setting.name for setting in table.settings),
-        values=tuple(CellValues(cell.row, cell.setting, cell.seed, read_report(cell)) for cell in done),
+        settings=tuple(settings),
+        values=tuple(values),
         baselines=table.baselines(),
         published=tuple(_placed(table)),
         sweeps=tuple((row.name, point) for row in table.rows for point in row.sweep),
         note=table.note,
     )
-    return replace(result, comparisons=tested(table, result, done))
+    find = tested_photos if table.task == "fewshot" else tested
+    return replace(result, comparisons=find(table, result, done))
 
 
 def _placed(table: Table) -> Iterator[Published]:

@@ -16,7 +16,7 @@ from vacsr.compare.table import Table
 from vacsr.evaluate.outcomes import Outcomes, read_outcomes
 from vacsr.report.bootstrap import Array, Part, paired_bootstrap
 from vacsr.report.queries import contributions, outcomes_of
-from vacsr.report.tables import Comparison, ComparisonTable
+from vacsr.report.tables import Column, Comparison, ComparisonTable
 
 _AGREE = 1e-6  # a figure is what its queries say, or it is left untested
 
@@ -61,18 +61,29 @@ def _tests(
     table: Table, result: ComparisonTable, runs: Sequence[tuple[Cell, tuple[Outcomes, ...]]], setting: str
 ) -> Iterator[_Test]:
     """One for each row and column that have a reference and per-query outcomes on both sides."""
-    shown = result.shown_rows(setting)
-    columns = [column for column in result.columns if not column.published and column.best != "none"]
-    for column in columns:
-        baselines = [name for name in result.baselines if name in shown]
-        best = result.best(setting, column, among=baselines)
+    for column in tested_columns(result, setting):
+        shown = result.shown_rows(setting)
         sides = {name: _averaged(result, runs, name, setting, column.key) for name in shown}
-        for row in table.rows:
-            against = row.against or ("" if row.name in result.baselines else best or "")
-            ours, theirs = sides.get(row.name), sides.get(against)
-            if ours is not None and theirs is not None and row.name != against and _same_queries(ours, theirs):
+        for row, against in references(table, result, setting, column):
+            ours, theirs = sides.get(row), sides.get(against)
+            if ours is not None and theirs is not None and _same_queries(ours, theirs):
                 parts = {direction: ours.parts[direction] - theirs.parts[direction] for direction in ours.parts}
-                yield _Test(row.name, column.key, against, ours._replace(parts=parts))
+                yield _Test(row, column.key, against, ours._replace(parts=parts))
+
+
+def tested_columns(result: ComparisonTable, setting: str) -> list[Column]:
+    """Figures of ours that have a better end."""
+    return [column for column in result.columns_of(setting) if not column.published and column.best != "none"]
+
+
+def references(table: Table, result: ComparisonTable, setting: str, column: Column) -> Iterator[tuple[str, str]]:
+    """Each row that is tested, and against which: the one it names, else the column's best baseline."""
+    shown = result.shown_rows(setting)
+    best = result.best(setting, column, among=[name for name in result.baselines if name in shown])
+    for row in table.rows:
+        against = row.against or ("" if row.name in result.baselines else best or "")
+        if against and row.name != against:
+            yield row.name, against
 
 
 def _averaged(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from vacsr.config import Config, Recipe
+from vacsr.config import Config, DataConfig, Recipe
+from vacsr.config.fewshot import FewshotRecipe
 from vacsr.recipes import layered_recipe
 from vacsr.report.tables import Column, Published, Sweep
+from vacsr.train.fewshot import layered_fewshot
 
 
 class Variant(Config):
@@ -36,6 +39,15 @@ class TableRow(Variant):
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, dict) else value
+
+
+class StartConfig(Config):
+    """A model that cells begin with; it is trained before them, once."""
+
+    recipe: dict[str, Any]
+    """Of `vacsr train`; in a table file the name of one, relative to that file."""
+    folder: str
+    """Its run folder, relative to where the command runs; the cells' `backbone.start` unless they name another."""
 
 
 class GalleryConfig(Config):
@@ -67,8 +79,10 @@ class Table(Config):
     """Data and towers that the figures come from, told after the title."""
     note: str = ""
     """What a reader should know, told below the title."""
-    task: Literal["train", "efficiency"] = "train"
-    """A cell trains and reports, or measures the time and memory of its steps."""
+    task: Literal["train", "efficiency", "fewshot"] = "train"
+    """A cell trains and reports, measures the time and memory of its steps, or learns classes from a few photos."""
+    start: StartConfig | None = None
+    """What the cells begin with, where they train it from nothing."""
     measures: tuple[Literal["tolerance"], ...] = ()
     """What else is measured on a trained cell."""
     steps: Annotated[int, Field(ge=1)] = 100
@@ -79,6 +93,8 @@ class Table(Config):
     """Methods, or variants of one."""
     settings: tuple[Variant, ...] = (Variant(name="clean"),)
     """Each makes a table of its own."""
+    average: str = ""
+    """The name of one more table, the mean over all settings, where the task is fewshot; empty for none."""
     seeds: tuple[int, ...] = (0,)
     """One run each."""
     columns: tuple[Column, ...] = ()
@@ -92,11 +108,31 @@ class Table(Config):
     overrides: dict[str, Any] = Field(default_factory=dict)
     """On top of base, row and setting, in this order: the command line's --set."""
 
-    def recipe(self, row: TableRow, setting: Variant, *, seed: int) -> Recipe:
-        """What one cell trains; its noise has its seed too, and `{seed}` in a text stands for it."""
-        drawn = {"train": {"seed": seed}, "data": {"noise": {"seed": seed}}}
-        layers = (self.base, row.set, setting.set, self.overrides)
-        return layered_recipe(*(_with_seed(layer, seed) for layer in layers), drawn)
+    @model_validator(mode="after")
+    def _fits(self) -> Table:
+        if self.task != "train" and self.measures:
+            raise ValueError(f"measures are taken of trained pairs, the task is {self.task} — leave measures out")
+        if self.task != "fewshot" and self.average:
+            raise ValueError(f"an average over settings is of fewshot tables, the task is {self.task} — leave it out")
+        if self.average in [setting.name for setting in self.settings]:
+            raise ValueError(f"the average is called '{self.average}', as one of the settings — rename one")
+        return self
+
+    def recipe(self, row: TableRow, setting: Variant, *, seed: int) -> Recipe | FewshotRecipe:
+        """What one cell trains; its noise or its shots have its seed too.
+
+        In a text `{seed}` stands for the seed, and `{setting}` for the setting's name.
+        """
+        drawn = {"seed": seed} if self.task == "fewshot" else {"noise": {"seed": seed}}
+        layers = (self.base, self._started(), row.set, setting.set, self.overrides)
+        names = {"seed": str(seed), "setting": setting.name}
+        return self._layered(*(_filled(layer, names) for layer in layers), {"train": {"seed": seed}, "data": drawn})
+
+    def _layered(self, *layers: Mapping[str, Any]) -> Recipe | FewshotRecipe:
+        return layered_fewshot(*layers) if self.task == "fewshot" else layered_recipe(*layers)
+
+    def _started(self) -> dict[str, Any]:
+        return {} if self.start is None else {"backbone": {"start": self.start.folder}}
 
     def baselines(self) -> tuple[str, ...]:
         """Rows that the others are tested against."""
@@ -105,25 +141,30 @@ class Table(Config):
     def _is_baseline(self, row: TableRow) -> bool:
         if row.baseline is not None:
             return row.baseline
-        return layered_recipe(self.base, row.set, self.overrides).method.name != "vacsr"
+        return self._layered(self.base, row.set, self.overrides).method.name != "vacsr"
 
     def data_spec(self) -> str:
-        """Where the pairs of all cells come from."""
-        return layered_recipe(self.base, self.overrides).data.pairs
+        """Where the pairs, or the photos with classes, of all cells come from."""
+        data = self._layered(self.base, self.overrides).data
+        return data.pairs if isinstance(data, DataConfig) else data.spec
 
     def heading(self) -> str:
         """Title and data."""
         return f"{self.title}: {self.about}" if self.about else self.title
 
 
-def _with_seed(value: Any, seed: int) -> Any:
-    """Texts with the seed in the place of `{seed}`: a world, or a start, of a cell's own.
+def _filled(value: Any, names: Mapping[str, str]) -> Any:
+    """Texts with what stands for a name in braces: a world, a start or a data set of a cell's own.
 
-    >>> _with_seed({"data": {"pairs": "scenes:seed={seed}"}}, 3)
+    >>> _filled({"data": {"pairs": "scenes:seed={seed}"}}, {"seed": "3"})
     {'data': {'pairs': 'scenes:seed=3'}}
     """
-    if isinstance(value, dict):
-        return {key: _with_seed(inner, seed) for key, inner in value.items()}
+    if isinstance(value, Mapping):
+        return {key: _filled(inner, names) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_seed(inner, seed) for inner in value]
-    return value.replace("{seed}", str(seed)) if isinstance(value, str) else value
+        return [_filled(inner, names) for inner in value]
+    if not isinstance(value, str):
+        return value
+    for name, text in names.items():
+        value = value.replace(f"{{{name}}}", text)
+    return value

@@ -46,10 +46,14 @@ def paired_bootstrap(parts: Sequence[Part], *, draws: int = 10_000, seed: int = 
     """
     drawn = drawn_figures(parts, draws=draws, generator=np.random.default_rng(seed))
     difference = np.sum([part.values.mean(axis=0) for part in parts], axis=0)
-    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
-    rarer = np.minimum((drawn <= 0).sum(axis=0), (drawn >= 0).sum(axis=0))
-    p = np.minimum(1.0, 2 * (rarer + 1) / (len(drawn) + 1))
-    return [Interval(*map(float, found)) for found in zip(difference, low, high, p, strict=True)]
+    return [interval(float(found), own) for found, own in zip(difference, drawn.T, strict=True)]
+
+
+def interval(difference: float, drawn: Array) -> Interval:
+    """A difference with its 95% interval, from what it was in each draw. [D]"""
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    rarer = min(np.count_nonzero(drawn <= 0), np.count_nonzero(drawn >= 0))
+    return Interval(difference, float(low), float(high), min(1.0, 2 * (rarer + 1) / (len(drawn) + 1)))
 
 
 def drawn_figures(parts: Sequence[Part], *, draws: int, generator: np.random.Generator) -> Array:

@@ -62,14 +62,14 @@ class Grid(NamedTuple):
 
 def grid(table: ComparisonTable, setting: str) -> Grid:
     """The rows of one setting: what others published first, then ours; the best mean of ours in bold."""
-    rows = table.shown_rows(setting)
-    best = {column: table.best(setting, column, among=rows) for column in table.columns}
+    rows, columns = table.shown_rows(setting), table.columns_of(setting)
+    best = {column: table.best(setting, column, among=rows) for column in columns}
     theirs = table.published_rows(setting)
-    lines = [_published_line(entry, table.columns) for entry in theirs]
+    lines = [_published_line(entry, columns) for entry in theirs]
     for row in rows:
-        cells = [_shown(table, setting, row, column, bold=best[column] == row) for column in table.columns]
+        cells = [_shown(table, setting, row, column, bold=best[column] == row) for column in columns]
         lines.append(Line(row, str(table.seeds(setting, row)), cells))
-    head = ["method", "seeds", *(column.head for column in table.columns)]
+    head = ["method", "seeds", *(column.head for column in columns)]
     return Grid(setting, head, lines, _notes(table, setting, lines, theirs))
 
 
@@ -102,19 +102,23 @@ def _published_line(entry: Published, columns: tuple[Column, ...]) -> Line:
 def _notes(table: ComparisonTable, setting: str, lines: list[Line], theirs: list[Published]) -> list[str]:
     """Marks explained, and where others' figures stand."""
     notes = [_LEGEND] if any(cell.mark for line in lines for cell in line.cells) else []
-    keys = [column.key for column in table.columns if column.published]
+    keys = [column.key for column in table.columns_of(setting) if column.published]
     quoted = [
         entry
         for entry in table.published
         if entry.beside and entry.setting in ("", setting) and any(entry.figure(key) is not None for key in keys)
     ]
-    told = dict.fromkeys(f"Published: {_source(entry)}." for entry in theirs)
-    told |= dict.fromkeys(f"Published, on other data than ours: {_source(entry)}." for entry in quoted)
-    return notes + list(told)
+    notes += [f"Published: {source}." for source in _sources(theirs)]
+    return notes + [f"Published, on other data than ours: {source}." for source in _sources(quoted)]
 
 
-def _source(entry: Published) -> str:
-    return f"{entry.source} ({entry.note})" if entry.note else entry.source
+def _sources(entries: list[Published]) -> list[str]:
+    """Each source once, with all that is to be said of its figures."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        said = found.setdefault(entry.source, [])
+        said += [entry.note] if entry.note and entry.note not in said else []
+    return [f"{source} ({'; '.join(said)})" if said else source for source, said in found.items()]
 
 
 def to_markdown(table: ComparisonTable) -> str:
@@ -168,7 +172,7 @@ def _latex_table(table: ComparisonTable, setting: str) -> str:
     body = "\n".join(line if line.startswith(r"\midrule") else rf"{line} \\" for line in lines)
     told = [f"{table.title}, {setting}.", *([table.note] if table.note else []), *shown.notes]
     caption = " ".join(map(latex, told))
-    places = "lr" + "r" * len(table.columns)
+    places = "lr" + "r" * (len(shown.head) - 2)
     return (
         f"\\begin{{table}}[t]\n\\centering\n\\caption{{{caption}}}\n"
         f"\\begin{{tabular}}{{{places}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"

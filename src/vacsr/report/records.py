@@ -62,7 +62,8 @@ def read_run(folder: Path, *, row: str, setting: str, seed: int) -> RunRecord:
     try:
         for result in json.loads((folder / "report.json").read_text(encoding="utf-8"))["results"]:
             by_split.setdefault(result["split"], result)
-            by_split[f"{result['split']}/{result['protocol']}"] = result
+            if "protocol" in result:  # recognition has none
+                by_split[f"{result['split']}/{result['protocol']}"] = result
         log = folder / "metrics.jsonl"
         lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
         history = tuple(json.loads(line) for line in lines if line.strip())

@@ -24,6 +24,8 @@ class Column(Config):
     """After the point."""
     published: bool = False
     """The figure that others published for the row, on their data: never bold, never tested."""
+    settings: tuple[str, ...] = ()
+    """Those whose tables have the column; empty for all."""
 
     @property
     def head(self) -> str:
@@ -158,6 +160,10 @@ class ComparisonTable:
         found = [look_up(v.report, key) for v in self.values if v.setting == setting and v.row == row]
         return summarize([value for value in found if value is not None])
 
+    def columns_of(self, setting: str) -> tuple[Column, ...]:
+        """The columns of one setting's table."""
+        return tuple(column for column in self.columns if not column.settings or setting in column.settings)
+
     def shown_rows(self, setting: str) -> list[str]:
         """Rows of which some cell is there."""
         present = {value.row for value in self.values if value.setting == setting}
@@ -190,7 +196,7 @@ class ComparisonTable:
 
     def published_rows(self, setting: str) -> list[Published]:
         """Published figures with a row of their own."""
-        keys = [column.key for column in self.columns if not column.published]
+        keys = [column.key for column in self.columns_of(setting) if not column.published]
         rows = [entry for entry in self.published if not entry.beside and entry.setting in ("", setting)]
         return [entry for entry in rows if any(entry.figure(key) is not None for key in keys)]
 
@@ -200,7 +206,7 @@ class ComparisonTable:
         return "\n\n".join([f"# {self.title}: difference from {against} (standard errors)", *parts]) + "\n"
 
     def _differences(self, setting: str, against: str) -> str:
-        columns = [column for column in self.columns if not column.published]
+        columns = [column for column in self.columns_of(setting) if not column.published]
         head = ["method", *(column.head for column in columns)]
         lines = [head, ["---"] * len(head)]
         for row in self.rows:

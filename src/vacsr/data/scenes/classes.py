@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -88,8 +89,12 @@ def read_options(given: Mapping[str, str]) -> ClassOptions:
     return ClassOptions(**numbers, domain=given.get("domain", PLAIN))
 
 
+@lru_cache(maxsize=8)
 def class_source(options: ClassOptions) -> FewshotSource:
-    """Draw and paint the world. Validation shots come out of the training photos."""
+    """Draw and paint the world. Validation shots come out of the training photos.
+
+    Kept, as the cells of a table ask for the same few worlds; what comes back is not to be written to.
+    """
     renderer = SceneRenderer(options.size)
     train, test = (_labelled(options, split, renderer=renderer) for split in ("train", "test"))
     return FewshotSource(train=train, val=None, test=test, name=options.name, template=TEMPLATE)
