@@ -204,6 +204,46 @@ def test_embeddings_show_words_and_escape_them(models: dict[str, Path], tmp_path
     assert "a &amp; b" in page
 
 
+def test_one_unreadable_photo_does_not_cost_the_page(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vacsr.data.photos import ArrayPhotos
+    from vacsr.errors import DataError
+
+    pairs = load_pairs(PHOTOS, split="train")
+    report = audit(PairScorer.from_pretrained(models["photos"], device="cpu"), pairs, top=4, min_grade=0.0)
+    broken, inner = report.wrong[0].row, type(pairs.photos).open
+
+    def opened(self: ArrayPhotos, row: int, *, side: int = 0) -> Any:
+        if row == broken:
+            raise DataError("it cannot be read")
+        return inner(self, row, side=side)
+
+    monkeypatch.setattr(type(pairs.photos), "open", opened)
+    write_audit(tmp_path, report, pairs, title="photos")
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert f'<p class="small">{pairs.image_ids[broken]}</p>' in page
+    assert "data:image/" in page  # the others
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_captions_are_no_formulas_and_may_hold_half_characters(
+    start: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    from dataclasses import replace
+
+    pairs = load_pairs(SPEC, split="train")
+    pairs = replace(pairs, captions=tuple(f"{start}1+1 \ud83d {n}" for n in range(len(pairs))))
+    report = audit(PairScorer.from_pretrained(models["vacsr"], device="cpu"), pairs, top=3, min_grade=0.0)
+    write_audit(tmp_path, report, pairs, title="odd")
+    for name in ("wrong", "missing"):
+        with (tmp_path / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        col = pairs.caption_ids.index(rows[0]["caption_id"])
+        assert rows[0]["caption"] == f"'{start}1+1 \\ud83d {col}".replace("\r", " ")
+    assert r"\ud83d" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
 def test_refusals(vacsr: Command, models: dict[str, Path], tmp_path: Path) -> None:
     ask = ("audit", models["vacsr"], "--out", tmp_path / "o", "--device", "cpu")
     assert vacsr(*ask, "--pairs", SPEC, "--photos", SPEC).refused(2, "--photos", "folder:DIR")

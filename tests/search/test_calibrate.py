@@ -105,14 +105,30 @@ def test_calibration_error_by_a_plain_loop() -> None:
 
 
 def test_lambda_has_the_sign_that_helps_and_is_zero_where_none_does() -> None:
-    rng = np.random.default_rng(4)
-    helps, hurts, none = (fit_lcb(lists(rng, 300, sigma_helps=sign), depth=4) for sign in (0.5, -0.5, 0.0))
+    rng, choose = np.random.default_rng(4), np.arange(300) < 120
+    helps, hurts = (fit_lcb(lists(rng, 300, sigma_helps=sign), choose, depth=4) for sign in (0.5, -0.5))
     assert helps.weight > 0 > hurts.weight
     assert min(helps.r1_fitted, hurts.r1_fitted) > 0.9
-    assert none.weight == 0 or none.r1_fitted - none.r1 > np.sqrt(0.25 / 300) / 2
     fresh = lists(rng, 300, sigma_helps=0.5)
     assert check_lcb(helps, fresh).by_lcb > check_lcb(helps, fresh).by_score + 0.3
-    assert fit_lcb(fresh._replace(sigma=None), depth=4).weight == 0
+    assert fit_lcb(fresh._replace(sigma=None), choose, depth=4).weight == 0
+
+
+def test_lambda_stays_only_if_it_gains_where_it_was_not_chosen() -> None:
+    """σ helps the queries that choose and not the others, as luck would have it; then the other way round."""
+    rng, choose = np.random.default_rng(7), np.arange(300) < 120
+    lucky, rest = lists(rng, 300, sigma_helps=0.5), lists(rng, 300, sigma_helps=-0.5)
+    mixed = lucky._replace(
+        right=np.where(choose[:, None], lucky.right, rest.right),
+        sigma=np.where(choose[:, None], lucky.sigma, rest.sigma),
+    )
+    rule = fit_lcb(mixed, choose, depth=4)
+    held_out = mixed.right[~choose, 0].mean()
+    assert (rule.weight, rule.r1, rule.r1_fitted) == (0.0, held_out, held_out)
+    kept = [
+        fit_lcb(lists(rng, 300, sigma_helps=0.0), choose, depth=4).weight != 0 for _ in range(40)
+    ]  # one standard error: a gain by chance in a sixth of the cases
+    assert sum(kept) <= 40 * 0.16 + 3 * np.sqrt(40 * 0.16 * 0.84)
 
 
 def test_half_of_the_labelled_matches_lie_above_the_floor() -> None:

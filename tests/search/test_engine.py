@@ -15,10 +15,11 @@ from vacsr.methods.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.search.calibrate import CalibrateSettings, calibrate, search_lists
 from vacsr.search.calibration import Calibration
-from vacsr.search.engine import Searcher
+from vacsr.search.engine import Searcher, is_exact
 from vacsr.search.index import AddResult, Hits, IndexInfo
+from vacsr.search.milvus import MilvusIndex
 from vacsr.search.provenance import embedding_provenance
-from vacsr.search.rerank import Ranked, Scored
+from vacsr.search.rerank import Abstain, Ranked, Scored
 
 
 class Shelf:
@@ -78,6 +79,11 @@ def scorer(pairs: PairSet) -> PairScorer:
 @pytest.fixture(scope="module")
 def calibration(scorer: PairScorer, pairs: PairSet) -> Calibration:
     return calibrate(scorer, pairs, CalibrateSettings(candidates=20, depth=8))
+
+
+def with_threshold(calibration: Calibration, threshold: float | None) -> Calibration:
+    rule = calibration.t2i.answer.model_copy(update={"threshold": threshold})
+    return calibration.model_copy(update={"t2i": calibration.t2i.model_copy(update={"answer": rule})})
 
 
 def images(scorer: PairScorer, pairs: PairSet) -> Shelf:
@@ -142,16 +148,41 @@ def test_searches_see_the_lists_that_calibration_saw(
 def test_a_promise_is_for_the_size_it_was_fitted_at(
     scorer: PairScorer, pairs: PairSet, calibration: Calibration
 ) -> None:
-    one = pairs.texts[:1]
+    one, sure = pairs.texts[:1], with_threshold(calibration, 0.0)
     for count, promised in ((60, True), (48, True), (47, False), (10, False)):
         shelf = images(scorer, pairs.subset(range(count)))
-        found = Searcher(scorer, shelf, calibration).search_texts(one, policy="abstain")[0]
-        assert found.promised is promised
+        found = Searcher(scorer, shelf, sure).search_texts(one, policy="abstain")[0]
+        assert (found.answered, found.promised) == (True, promised)
         assert ("no promise at this size" in found.note) is not promised
         assert found.index_size == count
-    assert (
-        not Searcher(scorer, images(scorer, pairs), calibration).search_texts(one)[0].promised
-    )  # score promises nothing
+        for policy in ("score", "lcb", "missed"):  # their grades do not hold either, and they promise nothing
+            found = Searcher(scorer, shelf, sure).search_texts(one, policy=policy)[0]
+            assert ("grades and confidence" in found.note) is not promised
+            assert not found.promised
+
+
+def test_what_is_not_answered_is_not_promised(scorer: PairScorer, pairs: PairSet, calibration: Calibration) -> None:
+    shelf, one = images(scorer, pairs), pairs.texts[:1]
+    for threshold in (None, 2.0):
+        searcher = Searcher(scorer, shelf, with_threshold(calibration, threshold))
+        found = searcher.search_texts(one, policy="abstain")[0]
+        assert (found.answered, found.promised, found.note) == (False, False, "")
+    searcher = Searcher(scorer, shelf, with_threshold(calibration, 0.5))
+    own = Abstain(with_threshold(calibration, 0.0).t2i.answer)  # a threshold that nobody certified
+    found = searcher.search_texts(one, policy=own)[0]
+    assert (found.answered, found.promised) == (True, False)
+
+
+def test_an_index_that_may_miss_the_nearest_has_no_promise(
+    scorer: PairScorer, pairs: PairSet, calibration: Calibration
+) -> None:
+    shelf, sure = images(scorer, pairs), with_threshold(calibration, 0.0)
+    shelf.exact = False  # type: ignore[attr-defined]
+    found = Searcher(scorer, shelf, sure).search_texts(pairs.texts[:1], policy="abstain")[0]
+    assert (found.answered, found.promised) == (True, False)
+    assert "exact:FOLDER" in found.note
+    assert Searcher(scorer, shelf, sure).search_texts(pairs.texts[:1])[0].note == ""
+    assert not is_exact(MilvusIndex.__new__(MilvusIndex))  # it cannot tell
 
 
 def test_probably_also_is_never_the_first(scorer: PairScorer, pairs: PairSet, calibration: Calibration) -> None:

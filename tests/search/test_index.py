@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +26,8 @@ from vacsr.errors import (
     ShapeMismatch,
     UsageError,
 )
-from vacsr.search import Hits, VectorIndex, compaction, exact, open_index, segments
+from vacsr.files import read_tensors, write_tensors
+from vacsr.search import Hits, VectorIndex, compaction, exact, manifest, open_index, segments
 from vacsr.search.exact import ExactIndex
 from vacsr.search.manifest import Part
 
@@ -300,8 +302,8 @@ def test_places_that_are_no_index(tmp_path: Path) -> None:
 def test_a_damaged_index_is_named(tmp_path: Path, damage: str) -> None:
     made(tmp_path / "i").add(["a", "b"], torch.ones(2, DIM))
     (file,) = (tmp_path / "i").glob("vectors-*")
-    manifest = tmp_path / "i" / "manifest.json"
-    raw = json.loads(manifest.read_text(encoding="utf-8"))
+    said = tmp_path / "i" / "manifest.json"
+    raw = json.loads(said.read_text(encoding="utf-8"))
     if damage == "gone":
         file.unlink()
     elif damage == "short":
@@ -311,12 +313,109 @@ def test_a_damaged_index_is_named(tmp_path: Path, damage: str) -> None:
         next((tmp_path / "j").glob("vectors-*")).rename(file)
     else:
         broken = {"manifest": "{", "schema": json.dumps({**raw, "schema": 9}), "list": "[]"}
-        manifest.write_text(broken[damage], encoding="utf-8")
+        said.write_text(broken[damage], encoding="utf-8")
     with pytest.raises(DataError, match="anew"):
         open_index(f"exact:{tmp_path / 'i'}")
 
 
+@pytest.mark.parametrize(
+    ("which", "change"),
+    [
+        ("vectors", {"keys": None}),
+        ("vectors", {"more": torch.ones(1)}),
+        ("vectors", {"vectors": torch.ones(4, DIM).double()}),
+        ("vectors", {"offsets": torch.arange(4)}),
+        ("vectors", {"offsets": torch.arange(5)}),
+        ("vectors", {"keys": torch.ones(4)}),
+        ("vectors", {"key_rows": torch.ones(3, dtype=torch.int64)}),
+        ("dead", {"dead": None}),
+        ("dead", {"dead": torch.ones(3, dtype=torch.bool)}),
+        ("dead", {"dead": torch.ones(4)}),
+    ],
+)
+def test_malformed_tensors_are_named(tmp_path: Path, which: str, change: dict[str, Tensor | None]) -> None:
+    index = made(tmp_path / "i")
+    index.add(names(4), torch.ones(4, DIM))
+    index.delete(names(1))
+    (file,) = (tmp_path / "i").glob(f"{which}-*")
+    tensors = {**read_tensors(file)[0], **change}
+    write_tensors(file, {name: tensor for name, tensor in tensors.items() if tensor is not None})
+    said = tmp_path / "i" / "manifest.json"
+    raw = json.loads(said.read_text(encoding="utf-8"))
+    if which == "vectors":
+        raw["parts"][0]["bytes"] = file.stat().st_size
+        said.write_text(json.dumps(raw), encoding="utf-8")
+    with pytest.raises(DataError, match=f"{file.name} is damaged"):
+        open_index(f"exact:{tmp_path / 'i'}")
+
+
+def test_a_row_whose_text_is_damaged_is_named(tmp_path: Path) -> None:
+    made(tmp_path / "i").add(["a"], torch.ones(1, DIM))
+    (file,) = (tmp_path / "i").glob("vectors-*")
+    tensors = {name: tensor.clone() for name, tensor in read_tensors(file)[0].items()}
+    tensors["text"].fill_(0x80)
+    write_tensors(file, tensors)
+    with pytest.raises(DataError, match="row 0"):
+        made(tmp_path / "i").search(torch.ones(1, DIM), 1)
+
+
+def test_vectors_that_lost_their_manifest_are_not_swept(tmp_path: Path) -> None:
+    made(tmp_path / "i").add(["a"], torch.ones(1, DIM))
+    said = tmp_path / "i" / "manifest.json"
+    kept = said.read_bytes()
+    said.unlink()
+    with pytest.raises(DataError, match=r"no manifest\.json — copy manifest\.json back"):
+        made(tmp_path / "i")
+    assert not said.exists()
+    said.write_bytes(kept)
+    assert made(tmp_path / "i").known(["a"]) == [True]
+    said.unlink()
+    for file in (tmp_path / "i").glob("vectors-*"):
+        file.unlink()
+    (tmp_path / "i" / ".manifest.json.7.tmp").write_bytes(b"torn")  # of one who was killed while making it
+    assert len(made(tmp_path / "i")) == 0
+
+
+def test_what_others_put_beside_the_index_stays(tmp_path: Path) -> None:
+    index = made(tmp_path / "i")
+    (tmp_path / "i" / "vectors-old").mkdir()
+    (tmp_path / "i" / "dead-00000009-3.safetensors").mkdir()
+    (tmp_path / "i" / "vectors-00000009-3.safetensors").symlink_to(tmp_path / "elsewhere")
+    theirs = ["vectors-mine.safetensors", "dead-line.txt", ".vectors-notes", "vectors-00000009-3.safetensors.bak"]
+    for name in theirs:
+        (tmp_path / "i" / name).write_bytes(b"mine")
+    index.add(["a"], torch.ones(1, DIM))
+    index.delete(["a"])
+    left = {path.name for path in (tmp_path / "i").iterdir()} - {"manifest.json", "writer.lock"}
+    assert left == {*theirs, "vectors-old", "dead-00000009-3.safetensors", "vectors-00000009-3.safetensors"}
+
+
 # ------------------------------------------------------------------------------------------------ writers and readers
+
+
+@pytest.mark.parametrize("change", [{}, {"dim": DIM + 1}, {"provenance": "images:two"}])
+def test_an_index_made_anew_is_not_taken_for_the_one_that_was_opened(tmp_path: Path, change: dict[str, Any]) -> None:
+    opened = made(tmp_path / "i", provenance="images:one")
+    opened.add(["old"], torch.ones(1, DIM))
+    shutil.rmtree(tmp_path / "i")
+    new = made(tmp_path / "i", **{"provenance": "images:one", **change})
+    new.add(["new"], torch.full((1, new.dim), 2.0))  # the same generation, file name and size
+    for act in (opened.refresh, lambda: opened.add(["more"], torch.ones(1, DIM)), lambda: opened.delete(["old"])):
+        with pytest.raises(DataError, match="another index than the one that was opened"):
+            act()
+    assert opened.search(torch.ones(1, DIM), 5).ids == [["old"]]
+    assert made(tmp_path / "i", dim=new.dim).search(torch.ones(1, new.dim), 5).ids == [["new"]]
+
+
+def test_an_index_from_before_ids_can_be_read_and_written(tmp_path: Path) -> None:
+    made(tmp_path / "i").add(["a"], torch.ones(1, DIM))
+    said = tmp_path / "i" / "manifest.json"
+    raw = json.loads(said.read_text(encoding="utf-8"))
+    assert len(raw.pop("id")) == 32
+    said.write_text(json.dumps(raw), encoding="utf-8")
+    index = made(tmp_path / "i")
+    index.add(["b"], torch.ones(1, DIM))
+    assert index.known(["a", "b"]) == [True, True]
 
 
 def test_what_a_killed_writer_left_is_swept_at_the_next_change(tmp_path: Path) -> None:
@@ -325,7 +424,7 @@ def test_what_a_killed_writer_left_is_swept_at_the_next_change(tmp_path: Path) -
     left = [
         "vectors-00000002-0.safetensors",
         ".vectors-00000002-0.safetensors.1.tmp",
-        "dead-9-0.safetensors",
+        "dead-00000009-0.safetensors",
         ".manifest.json.7.tmp",
     ]
     for name in left:
@@ -423,6 +522,53 @@ def test_a_disk_that_fills_while_tidying_only_warns(tmp_path: Path, monkeypatch:
     with pytest.warns(UserWarning, match="the change is stored"):
         assert index.delete(names(5)) == 5
     assert len(made(tmp_path / "i")) == 5
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), EnvironmentProblem("no rights")])
+def test_any_trouble_of_the_disk_while_tidying_only_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    index = made(tmp_path / "i")
+    index.add(names(10), whole(10, DIM))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(exact, "rewrite_segments", fail)
+    with pytest.warns(UserWarning, match="the change is stored"):
+        assert index.delete(names(5)) == 5
+
+
+def test_names_are_on_the_disk_before_the_manifest_tells_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    plain_sync, plain_replace = manifest.sync_folder, os.replace
+
+    def sync(folder: Path) -> None:
+        events.append(f"sync {folder.name}")
+        plain_sync(folder)
+
+    def rename(source: Path, target: Path) -> None:
+        events.append(target.name)
+        plain_replace(source, target)
+
+    monkeypatch.setattr(manifest, "sync_folder", sync)
+    monkeypatch.setattr(os, "replace", rename)
+    index = made(tmp_path / "up" / "i")
+    assert events[:3] == ["sync i", "manifest.json", "sync i"]
+    assert sorted(events[3:]) == sorted(["sync up", f"sync {tmp_path.name}"])
+    events.clear()
+    index.add(["a"], torch.ones(1, DIM))
+    assert events == ["vectors-00000001-0.safetensors", "sync i", "manifest.json", "sync i"]
+
+
+def test_adding_after_closing_loses_nothing(tmp_path: Path) -> None:
+    index = made(tmp_path / "i")
+    index.add(["a"], torch.ones(1, DIM))
+    index.close()
+    index.add(["b"], torch.ones(1, DIM))
+    assert made(tmp_path / "i").known(["a", "b"]) == [True, True]
 
 
 def test_a_closed_index_holds_no_files(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.data import load_pairs
-from vacsr.errors import UsageError
+from vacsr.errors import DataError, UsageError
 from vacsr.scoring import PairScorer
 from vacsr.search import embedding_provenance, model_digest, open_index
 from vacsr.search.exact import ExactIndex
@@ -92,6 +92,31 @@ def test_a_stop_costs_one_batch(models: dict[str, Path], tmp_path: Path) -> None
     assert fill_index(index, scorer, pairs, batch=4) == Filled(added=18, skipped=12, of=30)
     with pytest.raises(UsageError, match="batch is 0"):
         fill_index(index, scorer, pairs, batch=0)
+
+
+def test_an_id_from_another_source_is_refused_unless_replaced(models: dict[str, Path], tmp_path: Path) -> None:
+    scorer, pairs = PairScorer.from_pretrained(models["one"], device="cpu"), load_pairs(SPEC, split="train")
+    index = open_index(f"exact:{tmp_path / 'i'}", dim=8, create=True)
+    index.add(pairs.image_ids[:1], torch.ones(1, 8))  # from nobody knows where
+    assert fill_index(index, scorer, pairs, source="one").skipped == 1
+    with pytest.raises(DataError, match=f"'{pairs.image_ids[1]}' is in the index from 'one'.* 'two'.*--replace"):
+        fill_index(index, scorer, pairs, source="two")
+    assert fill_index(index, scorer, pairs, source="one").skipped == fill_index(index, scorer, pairs).skipped == 30
+    assert fill_index(index, scorer, pairs, source="two", replace=True).replaced == 30
+    assert {facts["source"] for facts in index.search(torch.ones(1, 8), 99).metadata[0]} == {"two"}
+
+
+def test_the_index_is_closed_after_an_error(
+    vacsr: Command, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, closed = f"exact:{tmp_path / 'i'}", list[ExactIndex]()
+    add = ("index", "add", spec, "--run", models["one"], "--device", "cpu", "--pairs")
+    assert vacsr(*add, SPEC).code == 0
+    monkeypatch.setattr(ExactIndex, "close", lambda self: closed.append(self))
+    assert vacsr(*add, SPEC.replace("images=30", "images=31")).refused(4, "--replace")
+    assert len(closed) == 1
+    assert vacsr("index", "rm", spec, "none").refused(4, "none of these ids")
+    assert len(closed) == 2
 
 
 @pytest.mark.parametrize("batch", [1, 3, 100])

@@ -155,6 +155,7 @@ def test_five_kills(host: Host, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_fifty_kills(host: Host, model: Path, tmp_path: Path) -> None:
     check_kills(host, model, tmp_path, kills=50, seed=1)

@@ -11,6 +11,8 @@ import torch
 
 from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, ProvenanceMismatch, ShapeMismatch, UsageError
 from vacsr.search import VectorIndex, open_index
+from vacsr.search.filling import Describes
+from vacsr.search.milvus import MilvusIndex
 
 DIM = 16
 REASON = "needs the extra milvus: pip install 'vacsr[milvus]'"
@@ -115,6 +117,46 @@ def test_it_is_there_when_opened_again_and_is_checked(spec: str) -> None:
             open_index(here, dim=DIM, provenance="images:two", create=create)
         with pytest.raises(ShapeMismatch):
             open_index(here, dim=DIM + 1, create=create)
+
+
+def test_metadata_by_id(index: VectorIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vacsr.search.milvus._LOOKUP", 2)
+    assert isinstance(index, Describes)
+    index.add(["a", "b'", "c"], vectors(3), [{"n": 1}, {"n": 2}, {"n": 3}])
+    assert index.metadata(["c", "b'", "a", "a", "none"]) == {"a": {"n": 1}, "b'": {"n": 2}, "c": {"n": 3}}
+
+
+@pytest.mark.parametrize("missing", ["row", "collection"])
+def test_an_index_that_was_half_made_is_finished(spec: str, missing: str) -> None:
+    here = f"{spec},collection=half_{missing}"
+    first = open_index(here, dim=DIM, provenance="images:one", create=True)
+    assert isinstance(first, MilvusIndex)
+    if missing == "row":
+        first._client.delete(first._about, filter="id == 'about'")
+    else:
+        first._client.drop_collection(first._about)
+    first.close()
+    with pytest.raises(DataError, match="vacsr index add"):
+        open_index(here)
+    with pytest.raises(ShapeMismatch, match=f"dimension {DIM}, not {DIM + 1}"):
+        open_index(here, dim=DIM + 1, create=True)
+    open_index(here, dim=DIM, provenance="images:two", create=True).close()
+    second = open_index(here)
+    assert (second.dim, second.provenance) == (DIM, "images:two")
+    second.close()
+
+
+def test_a_collection_that_another_makes_meanwhile_is_taken(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = MilvusIndex._make
+
+    def twice(self: MilvusIndex, name: str, *, dim: int, index: str) -> None:
+        for _ in range(2):
+            plain(self, name, dim=dim, index=index)  # the second time Milvus says that it is there
+
+    monkeypatch.setattr(MilvusIndex, "_make", twice)
+    index = open_index(f"{spec},collection=raced", dim=DIM, create=True)
+    assert index.add(["a"], vectors(1)) == (1, 0)
+    index.close()
 
 
 def test_places_that_are_none(spec: str, tmp_path: Path) -> None:

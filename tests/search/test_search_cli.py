@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,28 @@ def test_calibrate_refuses(vacsr: Command, features: Path) -> None:
     assert calibrated(vacsr, features, FEATURES, "--gallery", 1000).refused(4, "--gallery 60")
     assert calibrated(vacsr, features, FEATURES, "--risk", 2).refused(2, "risk")
     assert vacsr("calibrate", features, *CPU).refused(2, "--pairs")
+    assert calibrated(vacsr, features, FEATURES, "--check", "dev").refused(2, "--check test")
+
+
+def test_a_run_is_not_fitted_to_what_it_was_trained_on(vacsr: Command, features: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(features, run / "model")
+    (run / "model" / "search.json").unlink(missing_ok=True)
+    (run / "config.yaml").write_text(f'data: {{pairs: "{FEATURES}", train: train}}\ntrain: {{select: best}}\n')
+    for split in ("train", "all"):
+        assert vacsr("calibrate", run, "--split", split, *CPU).refused(2, "--split dev")
+    missing = vacsr("calibrate", run, "--check", "nothing", *CPU)
+    assert missing.code in (2, 4)
+    assert not (run / "model" / "search.json").exists()
+    small = ("--candidates", 30, "--gallery", 20, *CPU)
+    answer = vacsr("calibrate", run, *small)
+    assert answer.code == 0, answer.err
+    assert "chose the epoch on dev" in answer.err
+    assert json.loads((run / "model" / "search.json").read_text())["selected_on"] == "dev"
+    (run / "config.yaml").write_text(f'data: {{pairs: "{FEATURES}"}}\ntrain: {{select: last}}\n')
+    answer = vacsr("calibrate", run, *small)
+    assert "chose the epoch" not in answer.err
+    assert json.loads((run / "model" / "search.json").read_text())["selected_on"] == ""
 
 
 def test_search_by_text(vacsr: Command, towers: Path, index: str, tmp_path: Path) -> None:
@@ -105,7 +128,22 @@ def test_an_abstention_is_said_plainly(vacsr: Command, towers: Path, index: str,
     held.close()
     assert "warning: no promise at this size: the index holds 10, thresholds were fitted at 60" in vacsr(*ask).err
     for policy in ("lcb", "missed"):
-        assert vacsr("search", towers, "--index", index, "--text", "a dog", "--policy", policy, *CPU).code == 0
+        other = vacsr("search", towers, "--index", index, "--text", "a dog", "--policy", policy, *CPU)
+        assert other.code == 0
+        assert "warning: grades and confidence are off" in other.err
+
+
+def test_a_promise_is_told_with_its_conditions(vacsr: Command, towers: Path, index: str) -> None:
+    assert calibrated(vacsr, towers, SCENES).code == 0
+    kept = json.loads((towers / "search.json").read_text())
+    kept["t2i"]["answer"]["threshold"] = 0.0
+    (towers / "search.json").write_text(json.dumps(kept))
+    ask = ("search", towers, "--index", index, "--text", "a red circle", *CPU)
+    answer = vacsr(*ask, "--policy", "abstain")
+    assert answer.code == 0, answer.err
+    assert "at most 10% of such answers are wrong, with 90% confidence, if a match is in the index" in answer.out
+    assert "vouched" not in vacsr(*ask).out
+    (towers / "search.json").unlink()
 
 
 def test_search_by_image_finds_texts(vacsr: Command, towers: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vacsr.cli.options import Device
-from vacsr.cli.runs import run_pairs
+from vacsr.cli.runs import run_pairs, run_section
+from vacsr.errors import UsageError
 
 if TYPE_CHECKING:
     from vacsr.search.calibrate import DirectionCheck
@@ -41,26 +42,48 @@ def calibrate(
     from vacsr.search.calibration import calibration_path, save_calibration
 
     spec = pairs or run_pairs(run)
+    _check_splits(run, spec, split=split, check=check)
     settings = CalibrateSettings(
         risk=risk, confidence=confidence, gallery=gallery, candidates=candidates, depth=min(20, candidates), seed=seed
     )
+    data, others = load_pairs(spec, split=split), load_pairs(spec, split=check) if check else None
     scorer = PairScorer.from_pretrained(run, device=device)
-    found = fit(scorer, load_pairs(spec, split=split), settings, spec=spec)
-    checked = check_calibration(scorer, load_pairs(spec, split=check), found) if check else {}
+    found = fit(scorer, data, settings, spec=spec, selected_on=_selected_on(run, spec))
     target = calibration_path(run)
     save_calibration(target, found)
+    typer.echo(f"wrote {target}", err=True)
+    if found.selected_on == split:
+        typer.echo(f"note: training chose the epoch on {split} too, so the model is a little better there", err=True)
+    checked = {} if others is None else check_calibration(scorer, others, found)
     lines = [f"**{split}**, {risk:.0%} risk with {confidence:.0%} confidence", "", *_head()]
     lines += [_fitted(_NAMES[direction], found.of(direction)) for direction in DIRECTIONS]
     if checked:
         lines += ["", f"**{check}**", "", *_check_head()]
         lines += [_checked(_NAMES[direction], checked[direction]) for direction in DIRECTIONS]
     typer.echo("\n".join(lines))
-    typer.echo(f"wrote {target}", err=True)
+
+
+def _check_splits(run: Path, spec: str, *, split: str, check: str | None) -> None:
+    """Neither promises nor their worth may come from pairs that were used before."""
+    if check == split:
+        message = f"--check {check} is the split of the fit, on which the promises look better than they are"
+        raise UsageError(f"{message} — name another, e.g. --split dev --check test")
+    data = run_section(run, "data")
+    if spec == data.get("pairs") and split in (data.get("train", "train"), "all"):
+        message = f"the run was trained on pairs of split '{split}', so it is too sure of them"
+        raise UsageError(f"{message} — fit to others: --split dev, or --pairs SPEC with other data")
+
+
+def _selected_on(run: Path, spec: str) -> str:
+    """The split of these data by which the run chose its epoch; empty where none did, or nobody knows."""
+    data, plan = run_section(run, "data"), run_section(run, "train")
+    chosen = plan.get("select", "best") == "best" and plan.get("eval_every", 1) and not data.get("dev_share", 0)
+    return str(data.get("dev", "dev")) if chosen and spec == data.get("pairs") else ""
 
 
 def _head() -> list[str]:
-    columns = ["", "gallery", "confidence by", "answered", "wrong", "bound", "λ", "R@1", "R@1 with λ", "ECE"]
-    columns += ["temperature", "isotonic"]
+    columns = ["", "gallery", "confidence by", "answered", "wrong", "bound", "λ"]
+    columns += ["R@1, held out", "R@1 with λ, held out", "ECE", "temperature", "isotonic"]
     return ["| " + " | ".join(columns) + " |", "| --- " + "| ---: " * (len(columns) - 1) + "|"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -63,15 +64,16 @@ def add(
         dtype=None if dtype is None else dtype.value,
     )  # fmt: skip
     started = time.perf_counter()
-    with FillProgress(total=len(data.image_ids)) as bar:
-        done = fill_index(
-            opened, scorer, data,
-            source=pairs, batch=batch, replace=replace, workers=workers, committed=bar.committed,
-        )  # fmt: skip
+    with closing(opened):
+        with FillProgress(total=len(data.image_ids)) as bar:
+            done = fill_index(
+                opened, scorer, data,
+                source=pairs, batch=batch, replace=replace, workers=workers, committed=bar.committed,
+            )  # fmt: skip
+        total = len(opened)
     rate = done.embedded / max(time.perf_counter() - started, 1e-9)
     counts = f"added {done.added:,}, replaced {done.replaced:,}, left {done.skipped:,} that were there"
-    typer.echo(f"{counts}; {rate:,.0f} images/s; {len(opened):,} in the index", err=True)
-    opened.close()
+    typer.echo(f"{counts}; {rate:,.0f} images/s; {total:,} in the index", err=True)
     typer.echo(name)
 
 
@@ -83,15 +85,13 @@ def rm(
     """Remove images from an index by their ids."""
     from vacsr.search import open_index
 
-    opened = open_index(name)
-    there = opened.known(ids)
-    absent = [identity for identity, found in zip(ids, there, strict=True) if not found]
-    if len(absent) == len(ids):
-        opened.close()
-        raise DataError(f"{name} holds none of these ids, first {absent[0]!r} — nothing was removed; check the ids")
-    removed = opened.delete(ids)
-    left = len(opened)
-    opened.close()
+    with closing(open_index(name)) as opened:
+        there = opened.known(ids)
+        absent = [identity for identity, found in zip(ids, there, strict=True) if not found]
+        if len(absent) == len(ids):
+            raise DataError(f"{name} holds none of these ids, first {absent[0]!r} — nothing was removed; check the ids")
+        removed = opened.delete(ids)
+        left = len(opened)
     not_there = f", {len(absent):,} were not there, first {absent[0]!r}" if absent else ""
     typer.echo(f"removed {removed:,}{not_there}; {left:,} in the index", err=True)
 
@@ -105,9 +105,8 @@ def info(
     from vacsr.files import json_text
     from vacsr.search import open_index
 
-    opened = open_index(name)
-    facts = opened.info()._asdict()
-    opened.close()
+    with closing(open_index(name)) as opened:
+        facts = opened.info()._asdict()
     if json:
         typer.echo(json_text({"schema": 1, **facts}), nl=False)
         return

@@ -61,7 +61,7 @@ def search(
         opened.close()
     if json is not None:
         write_json(json, result.to_json())
-    _show(result)
+    _show(result, _promise(searcher) if result.promised else "")
 
 
 def _ask(searcher: Searcher, text: str | None, image: Path | None, *, k: int, policy: str) -> Results:
@@ -74,7 +74,14 @@ def _ask(searcher: Searcher, text: str | None, image: Path | None, *, k: int, po
     return searcher.search_images([image], k=k, policy=policy)[0]
 
 
-def _show(result: Results) -> None:
+def _promise(searcher: Searcher) -> str:
+    assert searcher.fitted is not None, "nothing is promised without it"
+    rule = searcher.fitted.answer
+    wrong = f"at most {rule.risk:.0%} of such answers are wrong, with {rule.confidence:.0%} confidence"
+    return f"the first hit is vouched for: {wrong}, if a match is in the index"
+
+
+def _show(result: Results, promise: str) -> None:
     """The table on stdout; what is not data on stderr."""
     from rich.console import Console
 
@@ -82,6 +89,8 @@ def _show(result: Results) -> None:
         typer.echo(f"warning: {result.note}", err=True)
     if not result.answered:
         typer.echo(result.reason)
+    if promise:
+        typer.echo(promise)
     Console(highlight=False).print(_table(result))
 
 

@@ -13,6 +13,7 @@ from vacsr.search.audit import AuditReport, Known
 from vacsr.search.audit_page import audit_page
 
 WRONG, MISSING, PAGE = "wrong.csv", "missing.csv", "index.html"
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _KNOWN = ("score", "grade", "uncertainty", "agreement")
 
 
@@ -20,9 +21,9 @@ def write_audit(
     folder: Path, report: AuditReport, pairs: PairSet | PhotoSet, *, title: str, photos: PhotoSet | None = None
 ) -> None:
     """Write all three, each whole or not at all. ``photos``: pictures for data that hold none, by image id."""
-    write_text(folder / WRONG, _csv_text(*_wrong_table(report, pairs)))
-    write_text(folder / MISSING, _csv_text(*_missing_table(report, pairs)))
-    write_text(folder / PAGE, audit_page(report, pairs, title=title, photos=photos))
+    write_text(folder / WRONG, _storable(_csv_text(*_wrong_table(report, pairs))))
+    write_text(folder / MISSING, _storable(_csv_text(*_missing_table(report, pairs))))
+    write_text(folder / PAGE, _storable(audit_page(report, pairs, title=title, photos=photos)))
 
 
 Table = tuple[Sequence[str], list[list[str]]]
@@ -54,8 +55,9 @@ def _missing_table(report: AuditReport, pairs: PairSet | PhotoSet) -> Table:
 
 
 def words(pairs: PairSet | PhotoSet, col: int) -> str:
-    """A caption's words, or nothing where they are unknown."""
-    return "" if pairs.captions is None else pairs.captions[col]
+    """A caption's words, or nothing where they are unknown; never a formula to a program that shows tables."""
+    said = "" if pairs.captions is None else pairs.captions[col]
+    return (f"'{said}" if said.startswith(_FORMULA) else said).replace("\r", " ")  # which would end a line
 
 
 def _said(known: Known) -> list[str]:
@@ -65,6 +67,11 @@ def _said(known: Known) -> list[str]:
 
 def _short(known: Known | None) -> list[str]:
     return ["", ""] if known is None else [f"{known.grade:.4f}", f"{known.agreement:.4f}"]
+
+
+def _storable(text: str) -> str:
+    """Halves of surrogate pairs, which UTF-8 cannot hold, as their numbers."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _csv_text(head: Sequence[str], lines: list[list[str]]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
 from vacsr.data import PairSet, PhotoSet
+from vacsr.errors import DataError
 from vacsr.report.html import Html, gauge, image, join, page, paragraph, section, tag, text
 from vacsr.report.images import photo_uri
 from vacsr.search.audit import AuditReport, Known, MissingMatch, WrongPair
@@ -124,13 +125,21 @@ class _Suspects:
         return tag("div", join(self._photo(row), tag("div", lines)), {"class": "other"})
 
     def _photo(self, row: int) -> Html:
-        """The picture, or the image's id."""
+        """The picture, or the image's id where there is none or it cannot be read."""
         name = self.pairs.image_ids[row]
         if self.photos is None or name not in self._rows:
             return paragraph(name, style="small")
         if row not in self._uris:
-            self._uris[row] = photo_uri(self.photos.photos.open(self._rows[name], side=SIDE), side=SIDE)
-        return image(self._uris[row], name, size=SIDE)
+            self._uris[row] = self._uri(self.photos, self._rows[name])
+        return image(self._uris[row], name, size=SIDE) if self._uris[row] else paragraph(name, style="small")
+
+    @staticmethod
+    def _uri(photos: PhotoSet, row: int) -> str:
+        """Empty for a photo that cannot be read: one file must not cost the page."""
+        try:
+            return photo_uri(photos.photos.open(row, side=SIDE), side=SIDE)
+        except DataError:
+            return ""
 
     def _words(self, col: int) -> str:
         return self.pairs.caption_ids[col] if self.pairs.captions is None else self.pairs.captions[col]

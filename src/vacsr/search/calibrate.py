@@ -64,16 +64,24 @@ class DirectionCheck(NamedTuple):
 
 
 def calibrate(
-    scorer: PairScorer, pairs: PairSet | PhotoSet, settings: CalibrateSettings | None = None, *, spec: str = ""
+    scorer: PairScorer,
+    pairs: PairSet | PhotoSet,
+    settings: CalibrateSettings | None = None,
+    *,
+    spec: str = "",
+    selected_on: str = "",
 ) -> Calibration:
-    """Fit grades, λ and thresholds to labelled pairs, which the model must not have been trained on."""
+    """Fit grades, λ and thresholds to labelled pairs, which the model must not have been trained on.
+
+    ``selected_on``: the split of these data by which training chose the epoch, if there is one; it is only noted.
+    """
     plan = settings or CalibrateSettings()
     embedding_provenance(scorer.model)  # refuses models that an index cannot hold
     lists = search_lists(scorer, pairs, plan)
     fitted = {direction: _fit(scorer, lists[direction], plan) for direction in DIRECTIONS}
     return Calibration(
         model=model_digest(scorer.model), data=labels_digest(pairs), pairs=spec, split=pairs.split, seed=plan.seed,
-        **fitted,
+        selected_on=selected_on, **fitted,
     )  # fmt: skip
 
 
@@ -124,11 +132,11 @@ def _fit(scorer: PairScorer, found: Candidates, plan: CalibrateSettings) -> Dire
     shown = _shown(found, plan.depth)
     seen = np.broadcast_to(choose[:, None], shown.match.shape)
     grades = fit_grades(shown.score.ravel(), shown.match.ravel(), grade=_own(scorer, shown.score), fit=seen.ravel())
+    answer = fit_answer_rule(found, choose, risk=plan.risk, confidence=plan.confidence, generator=generator)
     return DirectionCalibration(
         gallery=found.gallery, candidates=plan.candidates, depth=plan.depth, queries=len(found.score),
         grades=grades.calibration, ece_own=grades.ece.own, ece_temperature=grades.ece.temperature,
-        ece_isotonic=grades.ece.isotonic, lcb=fit_lcb(found, depth=plan.depth),
-        answer=fit_answer_rule(found, choose, risk=plan.risk, confidence=plan.confidence, generator=generator),
+        ece_isotonic=grades.ece.isotonic, lcb=fit_lcb(found, choose, depth=plan.depth), answer=answer,
         missed=fit_missed(found, depth=plan.depth),
     )  # fmt: skip
 

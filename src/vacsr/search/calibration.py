@@ -54,6 +54,8 @@ class Calibration(Config):
     """A digest of the ids and labels of the pairs."""
     pairs: str
     split: str
+    selected_on: str = ""
+    """The split of these data by which training chose the epoch; where it is ``split``, the model has seen it."""
     seed: int
     t2i: DirectionCalibration
     i2t: DirectionCalibration

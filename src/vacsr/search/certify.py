@@ -3,11 +3,12 @@
 Two parts of the queries, of images that share nothing. One chooses how confidence is measured, which thresholds are
 tried and in which order. The other certifies: thresholds are tested in that order, each by an exact binomial bound,
 until one fails; the last that passed is kept. As the order was fixed beforehand, the chance that a threshold with too
-high a risk passes is at most δ (fixed-sequence testing; "learn then test").
+high a risk passes is at most δ for independent queries (fixed-sequence testing; "learn then test").
 
 Queries of one image, its captions and their repeats in other galleries, fail together. So they count for fewer than
-they are: as many as their design effect leaves, 1 + ρ(m − 1) for m answered queries an image, with the correlation ρ
-measured on the choosing part.
+they are: as many as their design effect leaves, 1 + ρ(m − 1) for m answered queries an image. With it the bound holds
+approximately: counts so shrunk are not binomial, and ρ is an estimate, from all queries of the choosing part rather
+than from those that are answered.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Certified(NamedTuple):
 def certify(found: Outcomes, thresholds: Array, *, risk: float, confidence: float) -> Certified:
     """The last threshold, in the order given, before the first whose risk cannot be shown to be below ``risk``.
 
-    The thresholds must not depend on which of these queries are wrong.
+    Exact for independent queries, approximate where the design effect shrinks the counts. The thresholds must not
+    depend on which of these queries are wrong.
 
     >>> right = Outcomes(np.linspace(0, 1, 30), np.zeros(30, dtype=bool), np.arange(30), 0.0)
     >>> certify(right, np.array([0.2, 0.1]), risk=0.1, confidence=0.9).threshold

@@ -16,6 +16,7 @@ from vacsr.scoring.topk import Direction
 from vacsr.search.calibration import Calibration, DirectionCalibration, load_calibration
 from vacsr.search.candidates import CANDIDATES, DEPTH
 from vacsr.search.index import Hits, VectorIndex, check_same
+from vacsr.search.milvus import MilvusIndex
 from vacsr.search.provenance import embedding_provenance, model_digest
 from vacsr.search.rerank import Abstain, Policy, Ranked, Scored, choose_policy
 from vacsr.search.rescore import Rescored, rescore
@@ -57,23 +58,26 @@ class Searcher:
         """The images for each text: words for a model with towers, else features [Q, D_text]."""
         if self.direction != "t2i":
             raise UsageError("the index holds texts, which a text cannot be matched with — search it with an image")
-        self._check(k)
-        return self._search(self.scorer.embed_texts(texts), k=k, policy=policy)
+        size = self._checked_size(k)
+        return self._search(self.scorer.embed_texts(texts), k=k, policy=policy, size=size)
 
     def search_images(self, images: Images, *, k: int = 10, policy: str | Policy = "score") -> list[Results]:
         """The texts for each image: photos for a model with towers, else features [Q, D_image]."""
         if self.direction != "i2t":
             raise UsageError("the index holds images, which an image cannot be matched with — search it with a text")
-        self._check(k)
-        return self._search(self.scorer.embed_images(images), k=k, policy=policy)
+        size = self._checked_size(k)
+        return self._search(self.scorer.embed_images(images), k=k, policy=policy, size=size)
 
-    def _check(self, k: int) -> None:
+    def _checked_size(self, k: int) -> int:
+        """Of the index, asked for once a search: it may lie on a server."""
         if k < 1:
             raise UsageError(f"k is {k}, expected 1 or more — try -k 10")
-        if not len(self.index):
+        size = len(self.index)
+        if not size:
             raise UsageError("the index is empty — fill it: vacsr index add INDEX --run RUN --pairs SPEC")
+        return size
 
-    def _search(self, queries: Embedding, *, k: int, policy: str | Policy) -> list[Results]:
+    def _search(self, queries: Embedding, *, k: int, policy: str | Policy, size: int) -> list[Results]:
         chosen = choose_policy(policy, self.fitted) if isinstance(policy, str) else policy
         candidates, depth = (CANDIDATES, DEPTH) if self.fitted is None else (self.fitted.candidates, self.fitted.depth)
         hits = self.index.search(queries.mean, max(candidates, k))
@@ -81,7 +85,7 @@ class Searcher:
             self.scorer, queries, hits, direction=self.direction, candidates=candidates, depth=max(depth, k)
         )
         scored = [self._scored(hits, found, row) for row in range(len(hits.ids))]
-        return [self._results(one, chosen.apply(one), k=k, policy=chosen.name) for one in scored]
+        return [self._results(one, chosen.apply(one), k=k, policy=chosen, size=size) for one in scored]
 
     def _scored(self, hits: Hits, found: Rescored, row: int) -> Scored:
         score, cosine = _floats(found.score[row]), _floats(found.cosine[row])
@@ -111,31 +115,48 @@ class Searcher:
         deep = None if sigma is None else sigma[None, : self.fitted.depth]
         return float(self.fitted.answer.confidence_of(score[None, near], cosine[None, near], deep)[0])
 
-    def _results(self, scored: Scored, ranked: Ranked, *, k: int, policy: str) -> Results:
+    def _results(self, scored: Scored, ranked: Ranked, *, k: int, policy: Policy, size: int) -> Results:
         places = ranked.order[:k].tolist()
         also = _also(self.fitted, scored) - {places[0]}
-        note = self._note() if policy == Abstain.name else ""
+        note = self._note(policy, size)
         return Results(
             direction=self.direction,
-            policy=policy,
+            policy=policy.name,
             hits=tuple(_hit(scored, place, rank, also=place in also) for rank, place in enumerate(places, 1)),
             answered=ranked.answered,
             reason=ranked.reason,
             confidence=scored.confidence,
-            promised=policy == Abstain.name and not note,
+            promised=ranked.answered and not note and self._vouches(policy),
             note=note,
             calibrated=self.fitted is not None,
-            index_size=len(self.index),
+            index_size=size,
         )
 
-    def _note(self) -> str:
-        """Why the risk is not promised for this index; empty where it is."""
-        assert self.fitted is not None, "the policy was made from it"
-        size, fitted = len(self.index), self.fitted.gallery
-        if self.fitted.same_size(size):
+    def _vouches(self, policy: Policy) -> bool:
+        """Is it the rule that was certified, with a threshold?"""
+        if self.fitted is None or not isinstance(policy, Abstain):
+            return False
+        return policy.rule == self.fitted.answer and policy.rule.threshold is not None
+
+    def _note(self, policy: Policy, size: int) -> str:
+        """What of the calibration does not hold for this index; empty where all does."""
+        if self.fitted is None:
             return ""
-        message = f"no promise at this size: the index holds {size:,}, thresholds were fitted at {fitted:,}"
-        return f"{message} — fit them again: vacsr calibrate RUN --pairs SPEC --gallery N, N images a gallery"
+        fitted, again = self.fitted.gallery, "vacsr calibrate RUN --pairs SPEC --gallery N, N images a gallery"
+        if not self.fitted.same_size(size):
+            message = f"grades and confidence are off: the index holds {size:,}, they were fitted at {fitted:,}"
+            if isinstance(policy, Abstain):
+                message = f"no promise at this size: the index holds {size:,}, thresholds were fitted at {fitted:,}"
+                message += ", grades and confidence too"
+            return f"{message} — fit them again: {again}"
+        if isinstance(policy, Abstain) and not is_exact(self.index):
+            return "no promise: the index may miss the nearest, which the fit did not — search an index of exact:FOLDER"
+        return ""
+
+
+def is_exact(index: VectorIndex) -> bool:
+    """Does a search find the very nearest? Milvus may not, so one of its indexes has to say so: ``index.exact``."""
+    return bool(getattr(index, "exact", not isinstance(index, MilvusIndex)))
 
 
 def _also(fitted: DirectionCalibration | None, scored: Scored) -> set[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,19 +16,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vacsr.errors import DataError, DiskFull, UsageError
-from vacsr.files import make_folder
+from vacsr.errors import DataError, EnvironmentProblem
 from vacsr.search import compaction
 from vacsr.search.blocked import best_places
 from vacsr.search.compaction import Rewrite
 from vacsr.search.index import AddResult, Hits, IndexInfo, Metadata
 from vacsr.search.locks import writer_lock
-from vacsr.search.manifest import MANIFEST, Manifest, Part, others, read_manifest, sweep, write_manifest
+from vacsr.search.manifest import DTYPES, LOCK, Manifest, Part, read_manifest, sweep, write_manifest
 from vacsr.search.rows import as_json, checked_ids, checked_metadata, checked_queries, checked_vectors
 from vacsr.search.segments import Segment, keys_of, mark_dead, read_segment, rewrite_segments, write_segment
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
-_LOCK = "writer.lock"
 _TRIES = 20  # of a reader whose files a writer has just merged away
 
 
@@ -63,22 +60,6 @@ class Snapshot:
         raise AssertionError("no such row")
 
 
-def create_exact(folder: Path, *, dim: int, provenance: str = "", dtype: str = "float32") -> None:
-    """Make an empty index, unless there is one. A folder with other things in it is refused."""
-    if dtype not in DTYPES or dim < 1:
-        raise UsageError(f"dtype {dtype!r}, dimension {dim} — use float32 or float16, and 1 or more")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file, an exact index is a folder — choose another name")
-    make_folder(folder)
-    strangers = others(folder, lock=_LOCK)
-    if strangers and MANIFEST not in strangers:
-        message = f"{folder} holds other files, such as {strangers[0]!r}, and no index"
-        raise UsageError(f"{message} — give a new or empty folder")
-    with writer_lock(folder / _LOCK, patience=30.0):
-        if not (folder / MANIFEST).exists():
-            write_manifest(folder, Manifest(dim, dtype, provenance))
-
-
 class ExactIndex:
     """See :class:`vacsr.search.VectorIndex`. Equal scores are ranked by the order of insertion.
 
@@ -88,7 +69,7 @@ class ExactIndex:
 
     def __init__(self, folder: Path, *, patience: float = 60.0) -> None:
         self.folder, self.patience = folder, patience
-        self._snapshot = self._open(())
+        self._snapshot = self._open(None)
 
     @property
     def dim(self) -> int:
@@ -107,6 +88,11 @@ class ExactIndex:
         """Which of these ids are there. [N]"""
         found = self._snapshot.find(list(ids))
         return [name in found for name in ids]
+
+    def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
+        """Of those that are there."""
+        now = self._snapshot
+        return {name: now.segments[place.segment].record(place.row)[1] for name, place in now.find(list(ids)).items()}
 
     def search(self, queries: Tensor, k: int) -> Hits:
         """The k vectors of the highest inner product with each query, exactly. [Q, d]"""
@@ -152,11 +138,11 @@ class ExactIndex:
                 self._rewrite(rewrite)
 
     def refresh(self) -> bool:
-        """See what other processes have written since; whether that was anything."""
+        """See what other processes have written since; whether that was anything. Another index is an error."""
         before = self._snapshot
-        if read_manifest(self.folder).generation == before.manifest.generation:
+        if read_manifest(self.folder) == before.manifest:
             return False
-        self._snapshot = self._open(before.segments)
+        self._snapshot = self._open(before)
         return True
 
     def info(self) -> IndexInfo:
@@ -179,17 +165,19 @@ class ExactIndex:
     def _row_bytes(self) -> int:
         return self.dim * self._dtype.itemsize
 
-    def _open(self, known: Sequence[Segment]) -> Snapshot:
+    def _open(self, before: Snapshot | None) -> Snapshot:
         """The present state. A writer may merge files away between manifest and files: then look again."""
-        mapped = {segment.part: segment for segment in known}
+        mapped = {(before.manifest.id, segment.part): segment for segment in before.segments} if before else {}
         for _ in range(_TRIES):
             manifest = read_manifest(self.folder)
+            if before:
+                _check_same_index(self.folder, before.manifest, manifest)
             if manifest.dtype not in DTYPES:
                 raise DataError(f"{self.folder}: vectors of {manifest.dtype!r} are not known — use a newer vacsr")
             dtype = DTYPES[manifest.dtype]
             try:
                 segments = tuple(
-                    mapped.get(part) or read_segment(self.folder, part, dim=manifest.dim, dtype=dtype)
+                    mapped.get((manifest.id, part)) or read_segment(self.folder, part, dim=manifest.dim, dtype=dtype)
                     for part in manifest.parts
                 )
             except FileNotFoundError as error:
@@ -201,7 +189,7 @@ class ExactIndex:
     @contextmanager
     def _writing(self) -> Iterator[Snapshot]:
         """The lock, the latest state, and nothing beside it that a killed writer left."""
-        with writer_lock(self.folder / _LOCK, patience=self.patience):
+        with writer_lock(self.folder / LOCK, patience=self.patience):
             self.refresh()
             sweep(self.folder, self._snapshot.manifest)
             yield self._snapshot
@@ -227,17 +215,18 @@ class ExactIndex:
         before = self._snapshot
         manifest = replace(before.manifest, generation=before.manifest.generation + 1, parts=tuple(parts))
         write_manifest(self.folder, manifest)
-        self._snapshot = self._open(before.segments)
+        self._snapshot = self._open(before)
         for name in before.manifest.files() - manifest.files():
-            (self.folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # the next change sweeps
+                (self.folder / name).unlink(missing_ok=True)
 
     def _tidy(self) -> None:
-        """Merge and rewrite where it is due, a change each. What was asked for is stored by now, so a full disk only
-        leaves things untidy."""
+        """Merge and rewrite where it is due, a change each. What was asked for is stored by now, so a disk that is
+        full or fails only leaves things untidy."""
         try:
             while rewrite := compaction.next_rewrite(self._snapshot.manifest.parts, row_bytes=self._row_bytes):
                 self._rewrite(rewrite)
-        except DiskFull as error:
+        except (OSError, EnvironmentProblem) as error:
             warnings.warn(f"the change is stored, but {self.folder} could not be tidied: {error}", stacklevel=3)
 
     def _rewrite(self, rewrite: Rewrite) -> None:
@@ -245,3 +234,11 @@ class ExactIndex:
         new = rewrite_segments(self.folder, self._name("vectors", 0), now.segments[rewrite.start : rewrite.stop])
         parts = now.manifest.parts
         self._commit([*parts[: rewrite.start], new, *parts[rewrite.stop :]])
+
+
+def _check_same_index(folder: Path, before: Manifest, now: Manifest) -> None:
+    """Raise where somebody has put another index in the place of the one that was opened."""
+    if (now.id, now.dim, now.dtype, now.provenance) != (before.id, before.dim, before.dtype, before.provenance):
+        was, has = (f"dimension {one.dim}, {one.provenance or 'unknown'!r}" for one in (before, now))
+        message = f"{folder} is another index than the one that was opened: {was} then, {has} now"
+        raise DataError(f"{message} — open it again, with the model that it was filled with")

@@ -6,7 +6,7 @@ So a stop at any moment costs one batch: the same call goes on, since it leaves 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,11 +14,20 @@ from torch import Tensor
 from vacsr.backbones import TowerBackbone
 from vacsr.backbones.inputs import PhotoReader
 from vacsr.data import PairSet, PhotoSet
-from vacsr.errors import UsageError
+from vacsr.errors import DataError, UsageError
 from vacsr.scoring import PairScorer
 from vacsr.search.index import Metadata, VectorIndex
 
 _PHOTOS = {"cpu": 32, "cuda": 256}  # through the tower at a time
+_LOOKUP = 4096  # ids whose metadata are in memory at a time
+
+
+@runtime_checkable
+class Describes(Protocol):
+    """An index that can say what is stored with an id, beside what :class:`VectorIndex` asks for."""
+
+    def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
+        """Of those that are there."""
 
 
 class Filled(NamedTuple):
@@ -49,8 +58,9 @@ def fill_index(
 ) -> Filled:
     """Embed the images that the index lacks, or all with ``replace``, and add them ``batch`` at a time.
 
-    Each gets as metadata its ``source``, a photo's own name if it has one, and its captions. ``committed`` is told
-    after each batch that is stored.
+    Each gets as metadata its ``source``, a photo's own name if it has one, and its captions. An id that is there with
+    another source is an error before anything is embedded: it is another image. ``committed`` is told after each batch
+    that is stored.
     """
     if batch < 1:
         raise UsageError(f"batch is {batch}, expected 1 or more — try 1024")
@@ -58,6 +68,7 @@ def fill_index(
     total = len(pairs.image_ids)
     rows = list(range(total))
     if not replace:
+        _check_sources(index, pairs, source=source)
         rows = [row for row, there in zip(rows, index.known(pairs.image_ids), strict=True) if not there]
     done = Filled(skipped=total - len(rows), of=total)
     captions = _captions_of(pairs)
@@ -68,6 +79,21 @@ def fill_index(
         if committed is not None:
             committed(done)
     return done
+
+
+def _check_sources(index: VectorIndex, pairs: PairSet | PhotoSet, *, source: str) -> None:
+    """Raise where an id is there from another source; who did not say where an image is from fits anything."""
+    if not isinstance(index, Describes):
+        return
+    for some in _cut(range(len(pairs.image_ids)), _LOOKUP):
+        stored = index.metadata([pairs.image_ids[row] for row in some])
+        for row in some:
+            name = pairs.image_ids[row]
+            old, new = stored.get(name, {}).get("source"), _source(pairs, row, source=source)
+            if old and new and old != new:
+                message = f"{name!r} is in the index from {old!r}, this one is from {new!r}"
+                action = "write the SPEC as it was, add --replace to take the new one, or fill another index"
+                raise DataError(f"{message}: the same id for another image? — {action}")
 
 
 def _cut(rows: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -104,5 +130,8 @@ def _captions_of(pairs: PairSet | PhotoSet) -> dict[int, list[str]]:
 
 
 def _metadata(pairs: PairSet | PhotoSet, row: int, *, source: str, captions: Sequence[str]) -> Metadata:
-    named = pairs.photos.name(row) if isinstance(pairs, PhotoSet) else source
-    return {"source": named, "captions": list(captions)}
+    return {"source": _source(pairs, row, source=source), "captions": list(captions)}
+
+
+def _source(pairs: PairSet | PhotoSet, row: int, *, source: str) -> str:
+    return pairs.photos.name(row) if isinstance(pairs, PhotoSet) else source

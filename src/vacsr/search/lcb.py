@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vacsr.config import Config
 from vacsr.evaluate.uncertainty import Array
@@ -21,9 +22,9 @@ class LcbRule(Config):
     """λ; negative where uncertain candidates deserve to rise, 0 where σ does not help."""
     depth: int
     r1: float
-    """Share of right first answers by score alone, on the split that λ was fitted on."""
+    """Share of right first answers by score alone, on the part of the split that did not choose λ."""
     r1_fitted: float
-    """The same with λ."""
+    """The same with λ. That part decided whether λ stays, so where it did the gain is a little flattered."""
 
 
 class FirstRight(NamedTuple):
@@ -33,23 +34,23 @@ class FirstRight(NamedTuple):
     by_lcb: float
 
 
-def fit_lcb(found: Candidates, *, depth: int) -> LcbRule:
-    """λ with the most right first answers (R@1); 0 unless the gain is larger than its standard error.
+def fit_lcb(found: Candidates, choose: NDArray[np.bool_], *, depth: int) -> LcbRule:
+    """λ with the most right first answers (R@1) where ``choose`` [Q]; 0 unless it gains on the other queries too.
 
-    Both signs are tried: σ means doubt in the first ranks, and further down an unlabelled match.
+    The gain there has to be larger than its standard error: the best of many λ always gains where it was chosen. No
+    image may have queries in both parts. Both signs are tried: σ means doubt in the first ranks, and further down an
+    unlabelled match.
     """
-    base = float(found.right[:, 0].mean())
-    if found.sigma is None:
+    part, rest = found.take(choose), found.take(~choose)
+    base = float(rest.right[:, 0].mean())
+    if part.sigma is None or rest.sigma is None:
         return LcbRule(depth=depth, r1=base, r1_fitted=base)
-    sigma = found.sigma
-    unit = float(found.score[:, : sigma.shape[1]].std() / (sigma.std() or 1.0))
-    tried = [float(step * unit) for step in np.linspace(-_REACH, _REACH, _STEPS)]
-    hits = {weight: _first_right(found, sigma, weight) for weight in tried}
-    best = max(tried, key=lambda weight: (float(hits[weight].mean()), -abs(weight)))
-    gain = _by_image(hits[best] - found.right[:, 0].astype(np.float64), found)
+    best = _best_weight(part, part.sigma)
+    by_lcb = _first_right(rest, rest.sigma, best)
+    gain = _by_image(by_lcb - rest.right[:, 0].astype(np.float64), rest)
     if gain.mean() <= gain.std() / np.sqrt(len(gain)):
-        best = 0.0
-    return LcbRule(weight=best, depth=depth, r1=base, r1_fitted=float(_first_right(found, sigma, best).mean()))
+        return LcbRule(depth=depth, r1=base, r1_fitted=base)
+    return LcbRule(weight=best, depth=depth, r1=base, r1_fitted=float(by_lcb.mean()))
 
 
 def check_lcb(rule: LcbRule, found: Candidates) -> FirstRight:
@@ -58,6 +59,13 @@ def check_lcb(rule: LcbRule, found: Candidates) -> FirstRight:
     if found.sigma is None:
         return FirstRight(by_score, by_score)
     return FirstRight(by_score, float(_first_right(found, found.sigma, rule.weight).mean()))
+
+
+def _best_weight(found: Candidates, sigma: Array) -> float:
+    """λ with the highest R@1, the smallest such."""
+    unit = float(found.score[:, : sigma.shape[1]].std() / (sigma.std() or 1.0))
+    tried = [float(step * unit) for step in np.linspace(-_REACH, _REACH, _STEPS)]
+    return max(tried, key=lambda weight: (float(_first_right(found, sigma, weight).mean()), -abs(weight)))
 
 
 def _first_right(found: Candidates, sigma: Array, weight: float) -> Array:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vacsr.errors import DataError
-from vacsr.files import write_json
+import torch
+
+from vacsr.errors import DataError, EnvironmentProblem, UsageError
+from vacsr.files import disk_errors, make_folder, write_json
+from vacsr.search.locks import writer_lock
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-_OURS = ("vectors-", "dead-", ".vectors-", ".dead-", f".{MANIFEST}.")
+LOCK = "writer.lock"
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+_DATA = re.compile(r"(vectors|dead)-\d{8,}-\d+\.safetensors")
+_TEMPORARY = re.compile(rf"\.({_DATA.pattern}|{re.escape(MANIFEST)})\.\d+\.tmp")
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,8 @@ class Manifest:
     """Grows by one with every change."""
     parts: tuple[Part, ...] = ()
     """Older rows first."""
+    id: str = ""
+    """Drawn when the index is made, so that one made anew in its place is not taken for it."""
 
     def files(self) -> set[str]:
         """All that belongs to it."""
@@ -77,23 +88,71 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace it: this is the moment at which a change counts. It is synced to outlast a power cut."""
+    """Replace it: this is the moment at which a change counts.
+
+    To outlast a power cut the names of the files that it tells of are synced before, its own after.
+    """
+    sync_folder(folder)
     write_json(folder / MANIFEST, {"schema": SCHEMA, **asdict(manifest)})
-    descriptor = os.open(folder, os.O_RDONLY)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Push the names in a folder to the disk."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        with disk_errors(folder):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot sync {folder} ({error.strerror}) — check the folder and its disk") from error
 
 
-def sweep(folder: Path, manifest: Manifest | None) -> None:
+def create_exact(folder: Path, *, dim: int, provenance: str = "", dtype: str = "float32") -> None:
+    """Make an empty index, unless there is one. A folder with other things in it is refused."""
+    if dtype not in DTYPES or dim < 1:
+        raise UsageError(f"dtype {dtype!r}, dimension {dim} — use float32 or float16, and 1 or more")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, an exact index is a folder — choose another name")
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder)
+    strangers = _strangers(folder)
+    if strangers and MANIFEST not in strangers:
+        message = f"{folder} holds other files, such as {strangers[0]!r}, and no index"
+        raise UsageError(f"{message} — give a new or empty folder")
+    with writer_lock(folder / LOCK, patience=30.0):
+        if not (folder / MANIFEST).exists():
+            _refuse_orphans(folder)
+            write_manifest(folder, Manifest(dim, dtype, provenance, id=uuid.uuid4().hex))
+    for path in {folder, *new}:
+        with suppress(EnvironmentProblem):  # a parent that may be passed through and not read
+            sync_folder(path.parent)
+
+
+def sweep(folder: Path, manifest: Manifest) -> None:
     """Remove what a killed writer left: files of ours that the manifest does not name. Only for who holds the lock."""
-    named = manifest.files() if manifest else set()
+    named = manifest.files()
     for path in folder.iterdir():
-        if path.name.startswith(_OURS) and path.name not in named:
+        if _is_ours(path) and path.name not in named:
             path.unlink(missing_ok=True)
 
 
-def others(folder: Path, *, lock: str) -> list[str]:
-    """Files in a folder that no index wrote."""
-    return sorted(path.name for path in folder.iterdir() if path.name != lock and not path.name.startswith(_OURS))
+def _is_ours(path: Path) -> bool:
+    """A plain file under a name that only an index gives: whatever else lies in the folder is somebody's."""
+    named = _DATA.fullmatch(path.name) or _TEMPORARY.fullmatch(path.name)
+    return bool(named) and path.is_file() and not path.is_symlink()
+
+
+def _strangers(folder: Path) -> list[str]:
+    """Files in a folder that no index wrote, and the manifest."""
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK and not _is_ours(path))
+
+
+def _refuse_orphans(folder: Path) -> None:
+    """Vectors without a manifest are an index that lost it, and a new manifest would have them swept away."""
+    found = sorted(path.name for path in folder.iterdir() if _DATA.fullmatch(path.name))
+    if found:
+        message = f"{folder} holds an index's files, such as {found[0]!r}, but no {MANIFEST}"
+        raise DataError(f"{message} — copy {MANIFEST} back, or fill another folder, or remove these files first")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vacsr.errors import DataError
+from vacsr.errors import DataError, ShapeMismatch
 from vacsr.search.index import AddResult, Hits, IndexInfo, Metadata
 from vacsr.search.milvus_client import connect, milvus_errors, parse_milvus
 from vacsr.search.rows import as_json, checked_ids, checked_metadata, checked_queries, checked_vectors
@@ -35,16 +35,12 @@ class MilvusIndex:
         self._client = connect(self.name, create=dim is not None)
         try:
             with self._problems():
-                if not self._client.has_collection(self._about):
-                    self._create(dim, provenance or "")
-                self._client.load_collection(self._about)
+                facts = self._facts() or self._create(dim, provenance or "")
                 self._client.load_collection(self.name.collection)
-                about = self._client.get(self._about, ids=[_key("about")], output_fields=["metadata"])
+            self._dim, self._provenance = int(facts["dim"]), str(facts["provenance"])
         except Exception:
             self.close()
             raise
-        facts = _as_dict(about[0]["metadata"])
-        self._dim, self._provenance = int(facts["dim"]), str(facts["provenance"])
 
     @property
     def dim(self) -> int:
@@ -65,6 +61,11 @@ class MilvusIndex:
         """Which of these ids are there. [N]"""
         found = self._known(list(dict.fromkeys(ids)))
         return [name in found for name in ids]
+
+    def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
+        """Of those that are there."""
+        rows = self._stored(list(dict.fromkeys(ids)), ["id", "metadata"])
+        return {str(row["id"]): _as_dict(row["metadata"]) for row in rows}
 
     def add(self, ids: Sequence[str], vectors: Tensor, metadata: Sequence[Metadata] | None = None) -> AddResult:
         """Add vectors [N, d], or replace those whose ids are there. Stored when it returns; not all or none."""
@@ -134,29 +135,64 @@ class MilvusIndex:
 
     def _known(self, ids: Sequence[str]) -> set[str]:
         """Those that are there."""
-        keys, found = {_key(name): name for name in ids}, set[str]()
-        asked = list(keys)
-        for start in range(0, len(asked), _LOOKUP):
-            some = asked[start : start + _LOOKUP]
-            with self._problems():
-                rows = self._client.get(self.name.collection, ids=some, output_fields=["key"])
-            found.update(keys[row["key"]] for row in rows)
-        return found
+        keys = {_key(name): name for name in ids}
+        return {keys[row["key"]] for row in self._stored(ids, ["key"])}
 
-    def _create(self, dim: int | None, provenance: str) -> None:
-        """Two collections: the vectors, and one row that says what they are, which not all of Milvus' kinds keep."""
+    def _stored(self, ids: Sequence[str], fields: list[str]) -> Iterator[Any]:
+        """Rows of those that are there."""
+        for start in range(0, len(ids), _LOOKUP):
+            some = list(map(_key, ids[start : start + _LOOKUP]))
+            with self._problems():
+                rows = self._client.get(self.name.collection, ids=some, output_fields=fields)
+            yield from rows
+
+    def _facts(self) -> Metadata | None:
+        """The row that says what the vectors are. It is written last, so it alone says that there is an index."""
+        if not self._client.has_collection(self._about):
+            return None
+        self._client.load_collection(self._about)
+        found = self._client.get(self._about, ids=[_key("about")], output_fields=["metadata"])
+        return _as_dict(found[0]["metadata"]) if found else None
+
+    def _create(self, dim: int | None, provenance: str) -> Metadata:
+        """Two collections: the vectors, and one row that says what they are, which not all of Milvus' kinds keep.
+
+        Several may do so at once, and one may have been stopped half-way: what is there stays, the rest is made.
+        """
         if dim is None:
             message = f"no index in milvus:{self.name.uri}, collection {self.name.collection!r}"
             raise DataError(f"{message} — fill one: vacsr index add milvus:{self.name.uri} --run RUN --pairs SPEC")
-        if not self._client.has_collection(self.name.collection):  # the other is written last: it says all is there
-            self._collection(self.name.collection, dim=dim, index=self.name.kind)
+        self._collection(self.name.collection, dim=dim, index=self.name.kind)
         self._collection(self._about, dim=2, index="FLAT")
-        facts = {"dim": dim, "provenance": provenance}
-        self._client.upsert(
-            self._about, [{"key": _key("about"), "id": "about", "vector": [1.0, 0.0], "metadata": facts}]
-        )
+        facts = self._facts()  # another may have been quicker
+        if facts is None:
+            facts = {"dim": dim, "provenance": provenance}
+            row = {"key": _key("about"), "id": "about", "vector": [1.0, 0.0], "metadata": facts}
+            self._client.upsert(self._about, [row])
+        return self._facts() or facts
 
     def _collection(self, name: str, *, dim: int, index: str) -> None:
+        """Make one, or see that the one that is there takes such vectors."""
+        from pymilvus.exceptions import MilvusException
+
+        if not self._client.has_collection(name):
+            try:
+                self._make(name, dim=dim, index=index)
+            except MilvusException:
+                if not self._client.has_collection(name):
+                    raise
+        fields = {field["name"]: field for field in self._client.describe_collection(name)["fields"]}
+        if not {"key", "id", "vector", "metadata"} <= fields.keys():
+            message = f"milvus:{self.name.uri}: the collection {name!r} is no index of vacsr"
+            raise DataError(f"{message} — choose another: milvus:{self.name.uri},collection=NAME")
+        there = int(fields["vector"]["params"]["dim"])
+        if there != dim:
+            message = f"milvus:{self.name.uri}: the collection {name!r} takes vectors of dimension {there}, not {dim}"
+            raise ShapeMismatch(f"{message} — choose another: milvus:{self.name.uri},collection=NAME")
+        if not self._client.list_indexes(name):
+            self._client.create_index(name, self._kind(index))
+
+    def _make(self, name: str, *, dim: int, index: str) -> None:
         from pymilvus import DataType
 
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -164,9 +200,13 @@ class MilvusIndex:
         schema.add_field("id", DataType.VARCHAR, max_length=_ID_BYTES)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
         schema.add_field("metadata", DataType.JSON)
+        self._client.create_collection(name, schema=schema, index_params=self._kind(index), consistency_level="Strong")
+
+    def _kind(self, index: str) -> Any:
+        """How the vectors are searched."""
         kind = self._client.prepare_index_params()
         kind.add_index("vector", index_type=index, metric_type="IP")
-        self._client.create_collection(name, schema=schema, index_params=kind, consistency_level="Strong")
+        return kind
 
     @contextmanager
     def _problems(self) -> Iterator[None]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vacsr.errors import UsageError
-from vacsr.search.exact import ExactIndex, create_exact
+from vacsr.search.exact import ExactIndex
 from vacsr.search.index import VectorIndex, check_same
-from vacsr.search.manifest import MANIFEST
+from vacsr.search.manifest import MANIFEST, create_exact
 
 _HOW = "write exact:FOLDER, milvus:FILE.db or milvus:http://HOST:19530"
 
@@ -55,5 +55,6 @@ def _open_exact(folder: Path, *, dim: int | None, provenance: str | None, dtype:
     index = ExactIndex(folder)
     kept = index.info().dtype
     if dtype is not None and kept != dtype:
+        index.close()
         raise UsageError(f"{folder} keeps vectors as {kept}, {dtype} is asked for — leave it out, or fill another")
     return index

@@ -41,9 +41,9 @@ class Results:
     confidence: float | None
     """Chance that the first by score is right; None without a calibration."""
     promised: bool
-    """Does the risk that was asked for hold for this index?"""
+    """Is the first hit vouched for? Only an answer of ``abstain`` is, from an exact index of the size of the fit."""
     note: str
-    """Why nothing is promised, and what to type; empty where it is."""
+    """What of the calibration does not hold for this index, and what to type; empty where all of it does."""
     calibrated: bool
     index_size: int
 

@@ -41,7 +41,7 @@ class AnswerRule(Config):
     risk: float
     """α: the share of wrong answers among those given stays below it …"""
     confidence: float
-    """… with this probability over the draw of the certifying queries, 1 − δ."""
+    """… with approximately this probability over the draw of the certifying queries, 1 − δ."""
     correlation: float
     """ρ of failures within an image."""
     certified: int
@@ -51,7 +51,7 @@ class AnswerRule(Config):
     wrong: int
     """Of these, how many wrongly."""
     bound: float
-    """Clopper and Pearson's upper bound of the risk at the threshold."""
+    """Clopper and Pearson's upper bound of the risk at the threshold, after the design effect."""
 
     def confidence_of(self, score: Array, cosine: Array, sigma: Array | None) -> Array:
         """The chance that the first answer is right. [Q, m], [Q, m], [Q, d] -> [Q]"""

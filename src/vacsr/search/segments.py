@@ -45,8 +45,11 @@ class Segment:
 
     def record(self, row: int) -> tuple[str, Metadata]:
         """Id and metadata."""
-        start, stop = self.offsets[row : row + 2].tolist()
-        name, metadata = json.loads(bytes(self.text[start:stop].numpy()))
+        try:
+            start, stop = self.offsets[row : row + 2].tolist()
+            name, metadata = json.loads(bytes(self.text[start:stop].numpy()))
+        except (ValueError, TypeError) as error:
+            raise _damaged(Path(self.part.name), f"row {row}: {error}") from error
         return name, metadata
 
     def find(self, ids: Sequence[str], keys: npt.NDArray[np.int64]) -> Iterator[tuple[str, int]]:
@@ -111,23 +114,37 @@ def mark_dead(folder: Path, name: str, segment: Segment, rows: Sequence[int]) ->
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
         write_tensors(path, tensors)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path} ({error.strerror}) — check the folder's rights") from error
+    except (OSError, SafetensorError) as error:
+        raise EnvironmentProblem(f"cannot write {path} ({error}) — check the folder's rights") from error
 
 
 def read_segment(folder: Path, part: Part, *, dim: int, dtype: torch.dtype) -> Segment:
     """Map a file. One that is not there is a FileNotFoundError: who reads may have an older manifest."""
-    tensors = _mapped(folder / part.name)
-    if (folder / part.name).stat().st_size != part.bytes:
-        raise _damaged(folder / part.name, "another size than the manifest says")
-    dead = _mapped(folder / part.dead)["dead"] if part.dead else None
-    vectors = tensors["vectors"]
-    marks = part.rows if dead is None else len(dead)
-    if list(vectors.shape) != [part.rows, dim] or vectors.dtype != dtype or marks != part.rows:
-        raise _damaged(
-            folder / part.name, f"{vectors.dtype} {list(vectors.shape)}, {dtype} [{part.rows}, {dim}] expected"
-        )
-    return Segment(part=part, dead=dead, **tensors)
+    path, rows, whole = folder / part.name, part.rows, torch.int64
+    tensors = _mapped(path)
+    if path.stat().st_size != part.bytes:
+        raise _damaged(path, "another size than the manifest says")
+    _check(path, tensors, {
+        "vectors": (dtype, [rows, dim]), "text": (torch.uint8, None), "offsets": (whole, [rows + 1]),
+        "keys": (whole, [rows]), "key_rows": (whole, [rows]),
+    })  # fmt: skip
+    if tensors["text"].dim() != 1 or tensors["offsets"][[0, -1]].tolist() != [0, len(tensors["text"])]:
+        raise _damaged(path, "the texts' places do not fit the texts")
+    if not part.dead:
+        return Segment(part=part, **tensors)
+    marks = _mapped(folder / part.dead)
+    _check(folder / part.dead, marks, {"dead": (torch.bool, [rows])})
+    return Segment(part=part, dead=marks["dead"], **tensors)
+
+
+def _check(path: Path, tensors: dict[str, Any], expected: dict[str, tuple[torch.dtype, list[int] | None]]) -> None:
+    """Raise where a file holds other tensors than these; None: of any shape."""
+    if tensors.keys() != expected.keys():
+        raise _damaged(path, f"it holds {sorted(tensors)}, {sorted(expected)} expected")
+    for name, (dtype, shape) in expected.items():
+        given = tensors[name]
+        if given.dtype != dtype or shape not in (None, list(given.shape)):
+            raise _damaged(path, f"{name}: {given.dtype} {list(given.shape)}, {dtype} {shape or ''} expected")
 
 
 def _mapped(path: Path) -> dict[str, Any]:
@@ -136,7 +153,7 @@ def _mapped(path: Path) -> dict[str, Any]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
 
 

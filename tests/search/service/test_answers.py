@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -173,6 +174,22 @@ def test_health_and_info(client: TestClient, world: Any) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     said = Info.model_validate(client.get("/info").json())
     assert (said.index_size, said.direction, said.photos) == (len(world.searcher.index), "t2i", True)
+
+
+def test_the_size_is_asked_for_by_the_worker_only(opened: Opened, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, asked, inner = opened(), set[str](), type(world.searcher.index).__len__
+
+    def size(index: Any) -> int:
+        asked.add(threading.current_thread().name)
+        return inner(index)
+
+    monkeypatch.setattr(type(world.searcher.index), "__len__", size)
+    assert client.get("/info").json()["index_size"] == inner(world.searcher.index)
+    assert "vacsr_index_vectors" in client.get("/metrics").text
+    assert not asked
+    assert client.post("/search", json={"text": "a dog"}).status_code == 200
+    assert asked
+    assert all(name.startswith("model") for name in asked)
 
 
 def test_metrics_count_what_happened(opened: Opened) -> None:

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
 
-from vacsr.search.service.batching import Batch, Batcher
+from vacsr.search.service.batching import Batch, Batcher, Gone
 from vacsr.search.service.bodies import Room
-from vacsr.search.service.problems import Problem
-from vacsr.search.service.work import SearchJob, Worker
+from vacsr.search.service.problems import ClientGone, Problem
+from vacsr.search.service.work import ScoreJob, SearchJob, Worker, weight
 
 
 class Doubler:
@@ -26,7 +27,7 @@ class Doubler:
         self.began, self.go = threading.Event(), threading.Event()
         self.go.set()
 
-    def __call__(self, jobs: Sequence[int]) -> list[int | Exception]:
+    def __call__(self, jobs: Sequence[int], _gone: Gone) -> list[int | Exception]:
         self.sizes.append(len(jobs))
         self.threads.add(threading.get_ident())
         self.began.set()
@@ -92,6 +93,49 @@ def test_a_full_queue_refuses_and_who_left_is_not_worked_for() -> None:
     assert work.sizes == [1, 1]
 
 
+def test_batches_stay_within_their_weight() -> None:
+    work, weights = Doubler(), [3, 2, 9, 1, 1, 4]
+    work.go.clear()
+
+    async def main() -> None:
+        batcher = Batcher(work, size=5, wait=0, room=10, weigh=lambda job: job)
+        first = asyncio.create_task(batcher.submit(5))
+        await asyncio.to_thread(work.began.wait, 10)
+        rest = [asyncio.create_task(batcher.submit(n)) for n in weights]
+        await asyncio.sleep(0.01)
+        work.go.set()
+        assert await asyncio.gather(first, *rest) == [10, *(2 * n for n in weights)]
+        await batcher.close()
+
+    asyncio.run(main())
+    assert work.sizes == [1, 2, 1, 2, 1]  # 5 | 3 + 2 | 9, too heavy for company | 1 + 1 | 4
+    assert weight(SearchJob("a", 1, "score")) == 1
+    assert weight(ScoreJob(("a", "b"), (Image.new("RGB", (1, 1)),))) == 3
+
+
+def test_the_worker_is_told_who_has_left() -> None:
+    seen, began, go = list[list[bool]](), threading.Event(), threading.Event()
+
+    def run(jobs: Sequence[int], gone: Gone) -> list[int | Exception]:
+        began.set()
+        assert go.wait(10)
+        seen.append([gone(place) for place in range(len(jobs))])
+        return list(jobs)
+
+    async def main() -> None:
+        batcher = Batcher(run, size=2, wait=60, room=10)
+        staying, leaving = (asyncio.create_task(batcher.submit(n)) for n in (1, 2))
+        await asyncio.to_thread(began.wait, 10)
+        leaving.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        assert await staying == 1
+        await batcher.close()
+
+    asyncio.run(main())
+    assert seen == [[False, True]]
+
+
 def test_closing_finishes_what_waits_and_takes_nothing_new() -> None:
     work = Doubler()
     work.go.clear()
@@ -115,7 +159,7 @@ def test_closing_finishes_what_waits_and_takes_nothing_new() -> None:
 def test_a_failing_run_is_an_error_for_its_batch_only() -> None:
     calls = []
 
-    def run(jobs: Sequence[int]) -> list[int | Exception]:
+    def run(jobs: Sequence[int], _gone: Gone) -> list[int | Exception]:
         calls.append(len(jobs))
         if len(calls) == 1:
             raise RuntimeError("broken")
@@ -148,6 +192,21 @@ def test_one_bad_query_does_not_spoil_the_others(world: Any, monkeypatch: pytest
     for place, text, k in ((0, "a", 2), (2, "b", 3), (3, "c", 2)):
         alone = inner([text], k=k)[0]
         assert [hit.id for hit in found[place].hits] == [hit.id for hit in alone.hits]  # type: ignore[union-attr]
+
+
+def test_no_work_for_those_who_left(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, inner, left = list[list[str]](), world.searcher.search_texts, {1}
+
+    def search(texts: list[str], **named: Any) -> Any:
+        calls.append(list(texts))
+        left.add(3)  # while the first group is worked on
+        return inner(texts, **named)
+
+    monkeypatch.setattr(world.searcher, "search_texts", search)
+    jobs = [SearchJob(text, k, "score") for text, k in (("a", 2), ("b", 2), ("c", 2), ("d", 3))]
+    found = Worker(world.searcher, refresh_seconds=60)(jobs, left.__contains__)
+    assert calls == [["a", "c"]]
+    assert [isinstance(one, ClientGone) for one in found] == [False, True, False, True]
 
 
 def test_many_clients_get_what_each_would_get_alone(opened: Callable[..., TestClient]) -> None:

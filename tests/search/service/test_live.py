@@ -220,9 +220,25 @@ def test_more_than_it_may_do_at_once_is_told_to_come_back(
     refused = service.ask(post(len(QUERY), "Connection: close"), QUERY)
     assert clean(refused, 429)
     assert b"retry-after: 1" in refused
+    for path in ("/healthz", "/metrics"):  # whoever watches is told at any load
+        assert status(service.ask(f"GET {path} HTTP/1.1\n{HOST}\nConnection: close")) == 200
+    assert clean(service.ask(f"GET /info HTTP/1.1\n{HOST}\nConnection: close"), 429)
     slow.go.set()
     asking.join(20)
     assert status(answers[0]) == 200
+
+
+def test_strangers_take_no_place(live: Start) -> None:
+    """Neither while their bodies are awaited nor while these are dropped."""
+    service = live(concurrency=1, token="secret", max_body=2000)
+    known = "Authorization: Bearer secret"
+    with service.connect() as stranger, service.connect() as large:
+        stranger.sendall(post(1000).replace("\n", "\r\n").encode() + b"\r\n\r\n{")
+        large.sendall(post(10**6, known).replace("\n", "\r\n").encode() + b"\r\n\r\n{")
+        time.sleep(0.2)  # both are being dropped now, for a second
+        assert status(service.ask(post(len(QUERY), f"{known}\nConnection: close"), QUERY)) == 200
+        assert clean(service.rest(stranger), 401)
+        assert clean(service.rest(large), 413)
 
 
 def test_an_answer_that_takes_too_long(live: Start, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,7 @@ def test_no_fault_in_a_few_tries(world: Any, method: str, path: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])
 @pytest.mark.parametrize(("method", "path"), OPERATIONS[:3])
 def test_no_fault_in_many_tries(world: Any, direction: str, method: str, path: str) -> None:

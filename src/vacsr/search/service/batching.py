@@ -14,6 +14,8 @@ from vacsr.search.service.problems import busy, stopping
 
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
+Gone = Callable[[int], bool]
+"""Has the asker of the job at this place of the batch left? Any thread may ask."""
 
 
 class Batch(NamedTuple):
@@ -24,22 +26,26 @@ class Batch(NamedTuple):
 
 
 class Batcher(Generic[Job, Outcome]):
-    """Gathers jobs until there are ``size`` of them or the first has waited ``wait`` seconds, then runs them.
+    """Gathers jobs until they weigh ``size`` or the first has waited ``wait`` seconds, then runs them.
 
-    ``run`` gives one outcome or one exception for each job, in order. While it works, the next batch gathers; more than
-    ``room`` waiting jobs are refused. Who stops waiting for an answer takes the job out, if it has not begun.
+    ``weigh`` says what a job costs, 1 unless told; one that alone is over ``size`` makes a batch of its own. ``run``
+    gives one outcome or one exception for each job, in order; it may ask which jobs nobody waits for any more. While it
+    works, the next batch gathers; more than ``room`` waiting jobs are refused. Who stops waiting for an answer takes
+    the job out, if it has not begun.
     """
 
     def __init__(
         self,
-        run: Callable[[Sequence[Job]], Sequence[Outcome | Exception]],
+        run: Callable[[Sequence[Job], Gone], Sequence[Outcome | Exception]],
         *,
         size: int,
         wait: float,
         room: int,
+        weigh: Callable[[Job], int] = lambda _job: 1,
         done: Callable[[Batch], None] = lambda _batch: None,
     ) -> None:
         self._run, self._size, self._wait, self._room, self._done = run, size, wait, room, done
+        self._weigh = weigh
         self._waiting: deque[tuple[Job, asyncio.Future[Outcome]]] = deque()
         self._arrived, self._full = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -61,7 +67,7 @@ class Batcher(Generic[Job, Outcome]):
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting.append((job, future))
         self._arrived.set()
-        if len(self._waiting) >= self._size:
+        if self._enough():
             self._full.set()
         return await future
 
@@ -86,24 +92,40 @@ class Batcher(Generic[Job, Outcome]):
         with suppress(TimeoutError):
             async with asyncio.timeout(self._wait):
                 await self._full.wait()
-        batch: list[tuple[Job, asyncio.Future[Outcome]]] = []
-        while self._waiting and len(batch) < self._size:
-            job, future = self._waiting.popleft()
-            if not future.done():
-                batch.append((job, future))
+        batch = self._taken()
         if not self._closing:
             if not self._waiting:
                 self._arrived.clear()
-            if len(self._waiting) < self._size:
+            if not self._enough():
                 self._full.clear()
         return batch
+
+    def _taken(self) -> list[tuple[Job, asyncio.Future[Outcome]]]:
+        """As many of the first as may go together."""
+        batch: list[tuple[Job, asyncio.Future[Outcome]]] = []
+        weight = 0
+        while self._waiting:
+            job, future = self._waiting[0]
+            if not future.done():
+                weight += self._weigh(job)
+                if batch and weight > self._size:
+                    break
+                batch.append((job, future))
+            self._waiting.popleft()
+        return batch
+
+    def _enough(self) -> bool:
+        """Is there a whole batch?"""
+        return sum(self._weigh(job) for job, _ in self._waiting) >= self._size
 
     async def _finish(self, batch: Sequence[tuple[Job, asyncio.Future[Outcome]]]) -> None:
         started = time.perf_counter()
         jobs = [job for job, _ in batch]
         outcomes: Sequence[Outcome | Exception]
         try:
-            outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, jobs)
+            outcomes = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._run, jobs, lambda place: batch[place][1].done()
+            )
         except Exception as error:
             outcomes = [error] * len(batch)
         for (_, future), outcome in zip(batch, outcomes, strict=True):

@@ -8,7 +8,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from vacsr.search.service.bodies import Message, Receive, Room, drop_body, read_body, replayed
 from vacsr.search.service.metrics import ServiceMetrics
@@ -24,6 +24,8 @@ OPEN = ("/", "/healthz")
 """Paths that need no token: neither shows anything of the data."""
 COUNTED = ("/", "/search", "/score", "/info", "/healthz", "/metrics", "/openapi.json")
 """Paths that are counted by name; photos are counted together, as is all that does not exist."""
+UNLIMITED = ("/healthz", "/metrics")
+"""Paths that are read at any load: whoever watches the service asks there, and neither waits for the model."""
 _HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -101,25 +103,33 @@ class Guard:
             await answer.problem(error)
 
     async def _checked(self, scope: Message, receive: Receive, answer: Answer) -> None:
-        headers, limits = _headers(scope), self.settings
-        with self._place(), self.room.held() as share:
-            try:
-                self._check(scope["path"], headers)
+        """Strangers and what is refused unread take no place from others."""
+        headers, limits, read = _headers(scope), self.settings, False
+        bare = scope["method"] in ("GET", "HEAD")
+        try:
+            self._check(scope["path"], headers)
+            place = nullcontext() if bare and scope["path"] in UNLIMITED else self._place()
+            with place, self.room.held() as share:
                 body = await read_body(
-                    receive, declared=headers.get("content-length"), limit=limits.max_body,
+                    receive, declared=headers.get("content-length"), limit=0 if bare else limits.max_body,
                     seconds=limits.body_seconds, share=share,
                 )  # fmt: skip
-            except Problem as problem:  # the body was not read, so the connection is of no more use
+                read = True
+                await self._served(scope, replayed(body, receive), answer)
+        except Problem as problem:
+            if not read:  # so the connection is of no more use
                 problem.headers["connection"] = "close"
                 if problem.status != 408 and "expect" not in headers:
                     await drop_body(receive)
-                raise
-            try:
-                async with asyncio.timeout(limits.deadline_seconds):
-                    await self.app(scope, replayed(body, receive), answer.send)
-            except TimeoutError as error:
-                message = f"no answer within {limits.deadline_seconds:g} seconds"
-                raise busy(message, status=503, code="deadline") from error
+            raise
+
+    async def _served(self, scope: Message, receive: Receive, answer: Answer) -> None:
+        seconds = self.settings.deadline_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self.app(scope, receive, answer.send)
+        except TimeoutError as error:
+            raise busy(f"no answer within {seconds:g} seconds", status=503, code="deadline") from error
 
     @contextmanager
     def _place(self) -> Iterator[None]:

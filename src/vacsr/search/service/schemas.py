@@ -79,7 +79,7 @@ class SearchAnswer(_Answer):
     promised: bool
     """Does the risk that was asked for hold for this index?"""
     note: str
-    """Why nothing is promised."""
+    """What of the calibration does not hold for this index."""
     calibrated: bool
     index_size: int
     probably_also: list[str]

@@ -24,7 +24,7 @@ from vacsr.search.service.metrics import ServiceMetrics
 from vacsr.search.service.problems import Problem
 from vacsr.search.service.schemas import ScoreRequest, check_k, check_text, search_answer
 from vacsr.search.service.settings import ServiceSettings
-from vacsr.search.service.work import Job, Outcome, ScoreJob, ScoreTable, SearchJob, Worker
+from vacsr.search.service.work import Job, Outcome, ScoreJob, ScoreTable, SearchJob, Worker, weight
 
 T = TypeVar("T")
 _DECODERS = 4  # threads at most, so as many images in full size in memory at once
@@ -42,11 +42,13 @@ class Service:
         self.shelf = None if photos is None else PhotoShelf(photos, searcher.index, side=settings.photo_side)
         self._transform = backbone.transform
         self._decoders = ThreadPoolExecutor(min(os.cpu_count() or 1, _DECODERS), thread_name_prefix="decode")
+        self._worker = Worker(searcher, refresh_seconds=settings.refresh_seconds)
         self.queue: Batcher[Job, Outcome] = Batcher(
-            Worker(searcher, refresh_seconds=settings.refresh_seconds),
+            self._worker,
             size=settings.batch,
             wait=settings.batch_ms / 1000,
             room=settings.concurrency,
+            weigh=weight,
             done=self._count,
         )
 
@@ -91,7 +93,7 @@ class Service:
         return {
             "version": __version__,
             "direction": self.searcher.direction,
-            "index_size": len(self.searcher.index),
+            "index_size": self._worker.index_size,
             "policies": list(POLICIES if fitted is not None else POLICIES[:1]),
             "photos": self.shelf is not None,
             "calibrated": fitted is not None,
@@ -106,7 +108,7 @@ class Service:
 
     def metrics_text(self) -> str:
         """For Prometheus."""
-        waiting, size = len(self.queue), len(self.searcher.index)
+        waiting, size = len(self.queue), self._worker.index_size
         return self.metrics.text(
             {
                 "vacsr_queue_length": ("Queries that wait for the model.", waiting),

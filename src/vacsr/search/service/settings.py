@@ -30,7 +30,7 @@ class ServiceSettings(Config):
     max_images: int = Field(default=16, ge=1)
     """Images of one call of ``/score``, sent and by id together."""
     concurrency: int = Field(default=128, ge=1)
-    """Requests at once; one more is told to come back."""
+    """Requests at once; one more is told to come back, except to ``/healthz`` and ``/metrics``."""
     connections: int = Field(default=512, ge=1)
     """Open connections, idle ones among them."""
     header_seconds: float = Field(default=10.0, gt=0)
@@ -40,7 +40,7 @@ class ServiceSettings(Config):
     deadline_seconds: float = Field(default=30.0, gt=0)
     """For an answer, once the request is there."""
     batch: int = Field(default=32, ge=1)
-    """Queries that the model takes at once."""
+    """Queries that the model takes at once; a call of ``/score`` counts for all its texts and images."""
     batch_ms: float = Field(default=2.0, ge=0)
     """How long the first query of a batch waits for others."""
     refresh_seconds: float = Field(default=5.0, ge=0)

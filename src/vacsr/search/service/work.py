@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from vacsr.errors import VacsrError
 from vacsr.search.engine import Searcher
 from vacsr.search.exact import ExactIndex
 from vacsr.search.results import Results
+from vacsr.search.service.batching import Gone
+from vacsr.search.service.problems import ClientGone
 
 log = logging.getLogger("vacsr.service")
 
@@ -48,30 +50,43 @@ Job = SearchJob | ScoreJob
 Outcome = Results | ScoreTable
 
 
+def weight(job: Job) -> int:
+    """Texts and images that the model has to embed."""
+    return len(job.texts) + len(job.images) if isinstance(job, ScoreJob) else 1
+
+
 class Worker:
     """Runs jobs with a searcher; queries that ask for the same go through the model together."""
 
     def __init__(self, searcher: Searcher, *, refresh_seconds: float) -> None:
         self.searcher, self._every = searcher, refresh_seconds
         self._next = time.monotonic() + refresh_seconds
+        self.index_size = len(searcher.index)
+        """As of the last batch; asking the index may take a while, so others read it here."""
 
-    def __call__(self, jobs: Sequence[Job]) -> list[Outcome | Exception]:
-        """One outcome or one exception for each."""
+    def __call__(self, jobs: Sequence[Job], gone: Gone = lambda _place: False) -> list[Outcome | Exception]:
+        """One outcome or one exception for each; jobs whose askers have ``gone`` are left out."""
         self._refresh()
-        outcomes: list[Outcome | Exception | None] = [None] * len(jobs)
+        outcomes: list[Outcome | Exception] = [ClientGone() for _ in jobs]
         for places in _alike(jobs):
-            for place, outcome in zip(places, self._together([jobs[place] for place in places]), strict=True):
+            for place, outcome in self._together({place: jobs[place] for place in places}, gone).items():
                 outcomes[place] = outcome
-        return [outcome for outcome in outcomes if outcome is not None]
+        return outcomes
 
-    def _together(self, jobs: Sequence[Job]) -> Sequence[Outcome | Exception]:
-        """Alike jobs. If they fail, each is tried alone: one query must not cost another its answer."""
+    def _together(self, jobs: Mapping[int, Job], gone: Gone) -> dict[int, Outcome | Exception]:
+        """Alike jobs by place. If they fail, each is tried alone: one query must not cost another its answer."""
+        there = {place: job for place, job in jobs.items() if not gone(place)}
+        if not there:
+            return {}
         try:
-            return self._run(jobs)
+            return dict(zip(there, self._run(list(there.values())), strict=True))
         except Exception as error:
-            if len(jobs) > 1:
-                return [outcome for job in jobs for outcome in self._together([job])]
-            return [error]
+            if len(there) == 1:
+                return dict.fromkeys(there, error)
+        alone: dict[int, Outcome | Exception] = {}
+        for place, job in there.items():
+            alone |= self._together({place: job}, gone)
+        return alone
 
     def _run(self, jobs: Sequence[Job]) -> Sequence[Outcome]:
         first = jobs[0]
@@ -98,11 +113,11 @@ class Worker:
     def _refresh(self) -> None:
         """See what other processes have added, now and then; an index that cannot be read again stays as it is."""
         index = self.searcher.index
-        if not isinstance(index, ExactIndex) or time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + self._every
         try:
-            index.refresh()
+            if isinstance(index, ExactIndex) and time.monotonic() >= self._next:
+                self._next = time.monotonic() + self._every
+                index.refresh()
+            self.index_size = len(index)
         except (VacsrError, OSError) as error:
             log.warning("the index could not be read again: %s", error)
 
