@@ -223,3 +223,30 @@ def test_pages_of_comparisons(page: str, folder: str, head: str, setting: str) -
                     check_number(part, [cell[key] for cell in cells])
                 else:
                     assert all(cell[key] is None for cell in cells)
+
+
+def fewshot_rows(setting: str) -> dict[str, dict[str, str]]:
+    """The stored table of a setting by method and column."""
+    text = (ROOT / "docs/results/scenes-fewshot/table.md").read_text(encoding="utf-8")
+    part = text.split(f"## {setting}\n")[1].split("\n## ")[0]
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line[:1] == "|"
+    ]
+    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+def test_the_few_shot_page_quotes_the_stored_table() -> None:
+    text = (ROOT / "docs/results-fewshot.md").read_text(encoding="utf-8")
+    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    plain, outline, domain = (fewshot_rows(name) for name in ("base-to-novel", "outline", "domain"))
+    expected = [
+        [
+            name,
+            *(plain[name][column] for column in ("base", "new", "HM")),
+            *(outline[name][column] for column in ("base", "new", "HM")),
+            *(domain[name][column] for column in ("source", "average")),
+        ]
+        for name in plain
+    ]
+    assert shown[2:] == expected
+    assert len(expected) == 10
