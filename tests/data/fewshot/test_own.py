@@ -82,7 +82,7 @@ def test_small_classes_train_first_then_test(
     assert (len(source.train), 0 if source.val is None else len(source.val), len(source.test)) == sizes
 
 
-@pytest.mark.parametrize("val", ["val", "dev", "valid"])
+@pytest.mark.parametrize("val", ["val", "dev", "valid", "validation"])
 def test_split_folders(tmp_path: Path, draw: Draw, val: str) -> None:
     names = ["cat", "dog"]
     for part in ("train", val, "test"):
@@ -112,9 +112,44 @@ def test_fewer_split_folders(tmp_path: Path, draw: Draw) -> None:
     refused(f"folder:{tmp_path / 'a'}", "two names for the same split")
 
 
-def test_train_may_be_a_class(tmp_path: Path, draw: Draw) -> None:
-    fill(tmp_path, draw, ["train", "car"], count=4)
+def test_split_folders_in_letters_of_any_size(tmp_path: Path, draw: Draw) -> None:
+    for part in ("Train", "Validation", "TEST"):
+        fill(tmp_path / part, draw, ["cat", "dog"])
+    source = load_classes(f"folder:{tmp_path}")
+    assert source.test.classes == ("cat", "dog")
+    assert [listed(split)[0][0] for split in (source.train, source.val, source.test)] == [
+        "Train/cat/0.png", "Validation/cat/0.png", "TEST/cat/0.png",
+    ]  # fmt: skip
+    fill(tmp_path / "valid", draw, ["cat", "dog"])
+    refused(f"folder:{tmp_path}", "two names for the same split")
+
+
+@pytest.mark.parametrize("part", ["train", "Test"])
+def test_a_folder_beside_splits_is_named(tmp_path: Path, draw: Draw, part: str) -> None:
+    fill(tmp_path, draw, [part, "car", "zebra"], count=4)
+    refused(f"folder:{tmp_path}", part, "car/", "no split")
+
+
+def test_train_may_be_a_class_one_level_down(tmp_path: Path, draw: Draw) -> None:
+    fill(tmp_path / "train", draw, ["train", "car"], count=4)
     assert load_classes(f"folder:{tmp_path}").test.classes == ("car", "train")
+    fill(tmp_path / "plain", draw, ["val", "car"], count=4)  # neither train nor test: classes, however they are called
+    assert load_classes(f"folder:{tmp_path / 'plain'}").test.classes == ("car", "val")
+
+
+def test_whole_tests_all_photos_that_would_be_shared_out(tmp_path: Path, draw: Draw) -> None:
+    root = fill(tmp_path / "plain", draw, ["cat", "dog"], count=5)
+    source = load_classes(f"folder:{root}", whole=True)
+    assert listed(source.test) == [(f"{name}/{number}.png", name) for name in ("cat", "dog") for number in range(5)]
+    assert (len(source.train), source.val) == (0, None)
+    assert len(load_classes(f"folder:{root},test=0.4", whole=True).test) == 4  # shares that are asked for
+    single = fill(tmp_path / "single", draw, ["cat", "dog"])
+    assert len(load_classes(f"folder:{single}", whole=True).test) == 2
+    rows = [{"image": f"{number}.png", "label": "ab"[number % 2]} for number in range(20)]
+    assert len(load_classes(table(tmp_path / "t.csv", rows), whole=True).test) == 20
+    parts = [{**row, "split": "Validation" if number < 4 else "train"} for number, row in enumerate(rows)]
+    split = load_classes(table(tmp_path / "t.csv", parts), whole=True)
+    assert (len(split.train), len(split.test)) == (16, 4)
 
 
 def test_folders_that_do_not_do(tmp_path: Path, draw: Draw) -> None:

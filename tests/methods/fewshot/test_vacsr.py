@@ -79,11 +79,13 @@ def test_prompts_of_the_batch_match_where_labels_are_equal() -> None:
     method = built(pairs="batch", decoder_zero=False)
     prompts = CLASSES.prompts()
     relevance = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 1, 1]]).bool()
+    loss = method.loss(batch(), CLASSES).total
     expected = reference(method, relevance, [prompts[0], prompts[2], prompts[2]])
-    torch.testing.assert_close(method.loss(batch(), CLASSES).total, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
     diagonal = built(pairs="batch", decoder_zero=False, objective={"positives": "diagonal"})
+    loss = diagonal.loss(batch(), CLASSES).total
     strict = reference(diagonal, torch.eye(3).bool(), [prompts[0], prompts[2], prompts[2]])
-    torch.testing.assert_close(diagonal.loss(batch(), CLASSES).total, strict, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(loss, strict, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -129,15 +131,30 @@ def test_it_starts_at_zero_shot_clip() -> None:
     assert not torch.allclose(drawn.logits(pixels, drawn.prepared(CLASSES)), logits, atol=1e-3)
 
 
-def test_the_first_step_centres_the_bias_and_no_other_does() -> None:
+@pytest.mark.parametrize("first", [0, 5])
+def test_the_first_batch_centres_the_bias_and_no_other_does(first: int) -> None:
     method = built()
     assert method.adapter.residual is not None
-    start = float(method.adapter.residual.detach()[1])
-    method.loss(batch(1), CLASSES)
-    assert float(method.adapter.residual.detach()[1]) == start == method.config.adapter.residual_bias
-    method.loss(batch(0), CLASSES)
+    assert float(method.adapter.residual.detach()[1]) == method.config.adapter.residual_bias
+    method.loss(batch(first), CLASSES)
     p = method.logits(batch().pixels, method.prepared(CLASSES)).sigmoid()
     assert float(p.mean()) == pytest.approx(1 / 4, abs=1e-4)
+    with torch.no_grad():
+        method.adapter.residual[1] = 3.0
+    plain = ShotBatch(photos(3, dtype=torch.float32), LABELS)  # a loop of one's own that counts no steps
+    method.loss(plain, CLASSES)
+    assert float(method.adapter.residual.detach()[1]) == 3.0
+    again = built(seed=3)
+    again.load(method.saved())
+    again.loss(plain, CLASSES)
+    assert again.adapter.residual is not None
+    assert float(again.adapter.residual.detach()[1]) == 3.0
+    method.load(built().saved())  # a fresh start, to be centred again
+    method.loss(plain, CLASSES)
+    assert float(method.adapter.residual.detach()[1]) != method.config.adapter.residual_bias
+
+
+def test_no_cosine_of_clips_no_centring() -> None:
     as_told = built(cosine_start="adapter")
     as_told.loss(batch(0), CLASSES)
     assert as_told.adapter.residual is not None
@@ -165,6 +182,25 @@ def test_test_time_numbers_are_the_adapters(monkeypatch: pytest.MonkeyPatch) -> 
             torch.testing.assert_close(
                 spread[i, j], method.adapter.uncertainty(v[i], t[j]).detach(), rtol=1e-4, atol=1e-4
             )
+
+
+def test_both_numbers_with_one_pass_of_the_image_tower(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, pixels = built(decoder_zero=False), photos(5, dtype=torch.float32)
+    prepared = method.prepared(OTHERS)
+    expected = method.logits(pixels, prepared), method.uncertainty(pixels, prepared)
+    plain, passes = method.clip.image, []
+
+    def counted(given: Tensor) -> Tensor:
+        passes.append(len(given))
+        return plain(given)
+
+    monkeypatch.setattr(method.clip, "image", counted)
+    logits, spread = method.scored(pixels, prepared)
+    assert passes == [5]
+    assert spread is not None
+    assert expected[1] is not None
+    assert torch.equal(logits, expected[0])
+    assert torch.equal(spread, expected[1])
 
 
 def test_only_the_named_blocks_and_the_adapter_learn() -> None:

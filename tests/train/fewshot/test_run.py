@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import yaml
 
 from vacsr.config.fewshot import FEWSHOT_METHODS
 from vacsr.errors import DataError, ProvenanceMismatch, UsageError
-from vacsr.files import read_tensors
+from vacsr.files import read_tensors, write_tensors
 from vacsr.methods.fewshot.clipood import Clipood
+from vacsr.methods.saved import config_digest
 from vacsr.train.fewshot import evaluate_fewshot, fewshot_from, load_fewshot, read_fewshot, run_fewshot
 from vacsr.train.fewshot.build import build
 from vacsr.train.fewshot.examine import examine
@@ -26,6 +28,13 @@ def run(raw: dict[str, Any], out: Path, *overrides: str, resume: bool = False) -
     report = run_fewshot(fewshot_from(raw, overrides), out, resume=resume, progress=False).report
     assert report is not None
     return report
+
+
+@pytest.fixture
+def coop_run(raw: dict[str, Any], tmp_path: Path) -> Path:
+    """A finished run."""
+    run(raw, tmp_path / "coop", "train.epochs=1")
+    return tmp_path / "coop"
 
 
 @pytest.mark.parametrize("method", sorted(FEWSHOT_METHODS))
@@ -129,9 +138,59 @@ def test_evaluating_again_gives_the_same_report(raw: dict[str, Any], tmp_path: P
     recipe = read_fewshot(tmp_path / "config.yaml")
     assert evaluate_fewshot(recipe, tmp_path, progress=False) == report
     assert json.loads((tmp_path / "report.json").read_text()) == report
-    other = fewshot_from(raw, ["data.protocol=all"])
-    with pytest.raises(DataError, match="other classes"):
-        evaluate_fewshot(other, tmp_path, progress=False)
+    finer = fewshot_from(raw, ["method=vacsr", "evaluate.coverages=[0.5]", "train.lr=3.0"])
+    assert [one["accuracy"] for one in evaluate_fewshot(finer, tmp_path, progress=False)["results"]] == [
+        one["accuracy"] for one in report["results"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("data.protocol=all", "data.protocol='all'.*'base-to-novel'"),
+        ("data.seed=4", "data.seed=4.* 1 "),
+        ("data.spec=scenes:classes=6,train=8,test=4,size=32,seed=3", "data.spec="),
+        ("method=mma", "method.name='mma'.*'coop'"),
+    ],
+)
+def test_another_recipe_is_not_evaluated(raw: dict[str, Any], coop_run: Path, change: str, words: str) -> None:
+    before = (coop_run / "report.json").read_bytes()
+    with pytest.raises(UsageError, match=words):
+        evaluate_fewshot(fewshot_from(raw, [change]), coop_run, progress=False)
+    assert (coop_run / "report.json").read_bytes() == before
+
+
+def test_other_shots_are_not_evaluated(raw: dict[str, Any], coop_run: Path) -> None:
+    shots = json.loads((coop_run / "shots.json").read_text())
+    (coop_run / "shots.json").write_text(json.dumps(shots | {"hash": "0" * 64}))
+    with pytest.raises(UsageError, match=r"000000000000….*train again"):
+        evaluate_fewshot(fewshot_from(raw), coop_run, progress=False)
+    (coop_run / "config.yaml").unlink()
+    with pytest.raises(DataError, match=r"no few-shot model in .* no config\.yaml"):
+        evaluate_fewshot(fewshot_from(raw), coop_run, progress=False)
+
+
+def test_other_targets_are_evaluated_and_a_search_is_kept(raw: dict[str, Any], tmp_path: Path) -> None:
+    spec = raw["data"]["spec"]
+    raw["data"] |= {"protocol": "domain", "targets": {"blur": f"{spec},domain=blur"}}
+    raw["search"] = {"epochs": [1, 2]}
+    report = run(raw, tmp_path)
+    raw["data"]["targets"] = {"outline": f"{spec},domain=outline"}
+    again = evaluate_fewshot(fewshot_from(raw), tmp_path, progress=False)
+    assert [one["split"] for one in again["results"]] == ["source", "outline"]
+    assert again["results"][0] == report["results"][0]
+    assert again["search"] == report["search"] != {}
+
+
+def test_a_draw_from_a_file_is_reported_as_such(raw: dict[str, Any], coop_run: Path, tmp_path: Path) -> None:
+    file = coop_run / "shots.json"
+    report = run(raw, tmp_path / "again", f"data.shots_file={file}", "data.seed=7", "train.epochs=1")
+    drawn = json.loads((coop_run / "report.json").read_text())
+    assert report["shots_file"] == str(file)
+    assert not {"shots", "seed"} & report.keys()
+    assert (drawn["shots"], drawn["seed"]) == (3, 1)
+    assert "shots_file" not in drawn
+    assert report["shots_hash"] == drawn["shots_hash"]
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
@@ -146,6 +205,23 @@ def test_a_folder_of_another_run_is_left_alone(raw: dict[str, Any], tmp_path: Pa
         with pytest.raises(DataError, match="another configuration or data"):
             run(raw, tmp_path / "run", change, resume=True)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_a_retrained_start_is_not_resumed_from(raw: dict[str, Any], tmp_path: Path, start: Path) -> None:
+    own = tmp_path / "start"
+    shutil.copytree(start / "model", own / "model")
+    raw["backbone"]["start"] = str(own)
+    run(raw, tmp_path / "run", "train.epochs=1")
+    weights = own / "model" / "model.safetensors"
+    tensors, metadata = read_tensors(weights)
+    plain = dict(tensors)
+    for part in ("head", "backbone"):  # heads alone are enough
+        name = next(name for name in sorted(plain) if part in name and plain[name].is_floating_point())
+        write_tensors(weights, plain | {name: plain[name] + 1e-3}, metadata=metadata)
+        with pytest.raises(DataError, match="another configuration or data"):
+            run(raw, tmp_path / "run", "train.epochs=1", resume=True)
+    write_tensors(weights, plain, metadata=metadata)
+    run(raw, tmp_path / "run", "train.epochs=1", resume=True)
 
 
 def test_what_is_wrong_is_refused_before_anything_is_written(raw: dict[str, Any], tmp_path: Path) -> None:
@@ -164,9 +240,6 @@ def test_a_model_on_another_clip_is_refused(raw: dict[str, Any], tmp_path: Path,
     (tmp_path / "model" / "config.json").write_text(json.dumps(described))
     with pytest.raises(DataError, match="not saved together"):
         load_fewshot(tmp_path)
-    from vacsr.files import write_tensors
-    from vacsr.methods.saved import config_digest
-
     tensors, _ = read_tensors(tmp_path / "model" / "model.safetensors")
     write_tensors(tmp_path / "model" / "model.safetensors", tensors, metadata={"config": config_digest(described)})
     with pytest.raises(ProvenanceMismatch):

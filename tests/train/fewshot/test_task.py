@@ -74,6 +74,19 @@ def test_targets_have_their_own_classes_and_sentence(tmp_path: Path) -> None:
     assert {one.classes.template for one in same.tests} == {"one {}."}
 
 
+def test_a_target_without_splits_is_tested_on_all_its_photos(tmp_path: Path) -> None:
+    for name in ("plain/cat", "plain/dog", "split/train/cat", "split/train/dog", "split/test/cat", "split/test/dog"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(3 if "test" in name else 10):
+            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
+    targets = {name: f"folder:{tmp_path / name}" for name in ("plain", "split")}
+    found = task(protocol="domain", targets=targets)
+    assert [len(one.photos) for one in found.tests] == [14, 20, 6]
+    assert torch.bincount(found.tests[1].photos.labels).tolist() == [10, 10]
+    own = task(spec=targets["plain"], protocol="all")  # as the source it is shared out
+    assert [len(one.photos) for one in own.tests] == [6]
+
+
 def test_a_saved_draw_is_taken_up(tmp_path: Path) -> None:
     from vacsr.data.fewshot import save_shots
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from vacsr.data.fewshot.folders import load_class_folder
 from vacsr.data.fewshot.halves import BaseNew, base_and_new
@@ -34,26 +35,25 @@ __all__ = [
 ]
 
 
-def load_classes(spec: str) -> FewshotSource:
+def load_classes(spec: str, *, whole: bool = False) -> FewshotSource:
     """The photos with classes that a SPEC names.
 
     ``coop:ROOT,set=NAME`` is one of the data sets of the few-shot papers, laid out as CoOp asks; ``folder:DIR`` has a
     folder per class, ``csv:FILE`` a row per photo, and ``scenes:`` is drawn. Each is told of in the module that loads
-    it. Photos are opened when they are used; :meth:`LabelledPhotos.check_files` looks for them all.
+    it. Photos are opened when they are used; :meth:`LabelledPhotos.check_files` looks for them all. ``whole`` is for
+    data that is only tested: a folder or table without splits is then not shared out, all its photos are the test.
     """
     parsed = parse_class_spec(spec)
-    return check_source(_LOADERS[parsed.scheme](parsed))
+    loaders: Mapping[str, Callable[[ClassSpec], FewshotSource]] = {
+        "coop": load_coop,
+        "folder": partial(load_class_folder, whole=whole),
+        "csv": partial(load_class_table, whole=whole),
+        "scenes": _load_scenes,
+    }
+    return check_source(loaders[parsed.scheme](parsed))
 
 
 def _load_scenes(spec: ClassSpec) -> FewshotSource:
     from vacsr.data.scenes.classes import scene_classes
 
     return scene_classes(spec)
-
-
-_LOADERS: Mapping[str, Callable[[ClassSpec], FewshotSource]] = {
-    "coop": load_coop,
-    "folder": load_class_folder,
-    "csv": load_class_table,
-    "scenes": _load_scenes,
-}

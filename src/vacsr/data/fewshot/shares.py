@@ -15,8 +15,15 @@ from vacsr.data.fewshot.order import rows_by_label, seeded_rows
 from vacsr.data.fewshot.specs import ClassSpec
 from vacsr.errors import UsageError
 
-SPLIT_NAMES: Mapping[str, str] = {"train": "train", "val": "val", "dev": "val", "valid": "val", "test": "test"}
-"""What a split may be called, and what it is."""
+SPLIT_NAMES: Mapping[str, str] = {
+    "train": "train",
+    "val": "val",
+    "dev": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+}
+"""What a split may be called, in letters of any size, and what it is."""
 
 
 class Shares(NamedTuple):
@@ -44,13 +51,26 @@ def shares_of(spec: ClassSpec) -> Shares:
     return shares
 
 
-def arrange(found: Mapping[str, Sequence[Entry]], shares: Shares, *, place: str) -> Splits:
+def split_named(name: str) -> str | None:
+    """The split that a folder or a cell names, None where it names none.
+
+    >>> split_named("Validation"), split_named("cat")
+    ('val', None)
+    """
+    return SPLIT_NAMES.get(name.casefold())
+
+
+def arrange(found: Mapping[str, Sequence[Entry]], shares: Shares, *, place: str, whole: bool = False) -> Splits:
     """Splits from what was found under ``train``, ``val`` and ``test``; ``train`` alone is shared out.
+
+    With ``whole`` it is the test instead, unless the spec says its shares.
 
     Where there is no test the validation photos are the test, as is custom with ImageNet. Without training photos the
     source is for tests only.
     """
     if set(found) == {"train"}:
+        if whole and not shares.given:
+            return Splits((), None, found["train"])
         return _share_out(found["train"], shares)
     if shares.given:
         named = " and ".join(found)

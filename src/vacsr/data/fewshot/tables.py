@@ -9,7 +9,7 @@ from pathlib import Path
 from vacsr.data.checks import check_unique
 from vacsr.data.fewshot.entries import Entry, build_source
 from vacsr.data.fewshot.labelled import FewshotSource
-from vacsr.data.fewshot.shares import SPLIT_NAMES, arrange, shares_of
+from vacsr.data.fewshot.shares import SPLIT_NAMES, arrange, shares_of, split_named
 from vacsr.data.fewshot.specs import ClassSpec
 from vacsr.data.fewshot.templates import PLAIN, check_template
 from vacsr.errors import DataError
@@ -18,12 +18,13 @@ _NEEDED, _OPTIONAL = ("image", "label"), ("split", "classname")
 Row = dict[str, str]
 
 
-def load_class_table(spec: ClassSpec) -> FewshotSource:
+def load_class_table(spec: ClassSpec, *, whole: bool = False) -> FewshotSource:
     """``csv:FILE[,root=DIR][,image=COLUMN][,label=COLUMN][,split=COLUMN][,classname=COLUMN][,template=…]``.
 
     ``image`` is a path relative to the file, or to ``root``; ``label`` is the class, in sorted order (whole numbers by
     size); ``classname`` is its name in prompts, otherwise the label is. ``split`` says train, val or test; without it
-    photos are shared out, see :mod:`vacsr.data.fewshot.shares`. Each image stands in one row.
+    photos are shared out, see :mod:`vacsr.data.fewshot.shares`, or with ``whole`` all test. Each image stands in one
+    row.
     """
     file = Path(spec.path).expanduser()
     rows = _read(file, spec)
@@ -31,15 +32,15 @@ def load_class_table(spec: ClassSpec) -> FewshotSource:
     labels = _numbered([row["label"] for row in rows])
     found: dict[str, list[Entry]] = {}
     for number, row in enumerate(rows, start=1):
-        split = row.get("split", "train").lower()
-        if split not in SPLIT_NAMES:
+        split = split_named(row.get("split", "train"))
+        if split is None:
             message = f"{file}, row {number}: split {row['split']!r} is unknown"
             raise DataError(f"{message} — write one of: {', '.join(SPLIT_NAMES)}")
         entry = Entry(row["image"], labels[row["label"]], row.get("classname", row["label"]))
-        found.setdefault(SPLIT_NAMES[split], []).append(entry)
+        found.setdefault(split, []).append(entry)
     root = Path(spec.options["root"]).expanduser() if "root" in spec.options else file.parent
     template = check_template(spec.options.get("template", PLAIN))
-    splits = arrange(found, shares_of(spec), place=str(file))
+    splits = arrange(found, shares_of(spec), place=str(file), whole=whole)
     return build_source(root, splits, name=file.stem, template=template)
 
 

@@ -66,7 +66,7 @@ class FewshotMethod(nn.Module, ABC):
 
     @abstractmethod
     def prepared(self, classes: ClassSet) -> object:
-        """The text side of any class list, worked out once and without gradient, for the next two."""
+        """The text side of any class list, worked out once and without gradient, for what follows."""
 
     @abstractmethod
     def logits(self, pixels: Tensor, prepared: Any) -> Tensor:
@@ -75,6 +75,10 @@ class FewshotMethod(nn.Module, ABC):
     def uncertainty(self, pixels: Tensor, prepared: Any) -> Tensor | None:
         """Of every pair of photo and class; None where the method has none. [B, 3, S, S] -> [B, C]"""
         return None
+
+    def scored(self, pixels: Tensor, prepared: Any) -> tuple[Tensor, Tensor | None]:
+        """Logits and uncertainty; a method that has both may see each photo once. [B, 3, S, S] -> [B, C], [B, C]"""
+        return self.logits(pixels, prepared), self.uncertainty(pixels, prepared)
 
     def learned(self) -> dict[str, nn.Parameter]:
         """What learns, by name; the towers' woken parameters too."""
@@ -91,7 +95,7 @@ class FewshotMethod(nn.Module, ABC):
     def finish(self) -> None:
         """Called once after training."""
 
-    def stored(self) -> dict[str, nn.Parameter]:
+    def stored(self) -> Mapping[str, Tensor]:
         """What :meth:`saved` keeps: what learns."""
         return self.learned()
 

@@ -82,6 +82,7 @@ class Clipood(FewshotMethod):
             self._texts = {classes: self.clip.text(self.clip.tokens(classes.prompts()))}
         return self._texts[classes].to(self.clip.device)
 
+    @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
         """[B, 3, S, S], [C, d] -> [B, C]"""
         return scaled_cosines(self.clip.image(pixels), prepared, scale=self.clip.scale)

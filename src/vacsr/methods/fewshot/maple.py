@@ -115,6 +115,7 @@ class Maple(FewshotMethod):
         """Unit vectors of the classes. -> [C, d]"""
         return self.text_features(classes)
 
+    @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
         """[B, 3, S, S], [C, d] -> [B, C]"""
         return scaled_cosines(self.image_features(pixels), prepared, scale=self.clip.scale)

@@ -118,13 +118,17 @@ class Mma(FewshotMethod):
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """Of one step."""
-        return cross_entropy(self.logits(batch.pixels, self.texts(classes)), batch.labels)
+        return cross_entropy(self._logits(batch.pixels, self.texts(classes)), batch.labels)
 
     @torch.no_grad()
     def prepared(self, classes: ClassSet) -> Tensor:
         """[C, d]"""
         return self.texts(classes)
 
+    @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
         """[B, 3, S, S], [C, d] -> [B, C]"""
+        return self._logits(pixels, prepared)
+
+    def _logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
         return scaled_cosines(self.clip.image(pixels, edits=self.image_edits), prepared, scale=self.clip.scale)

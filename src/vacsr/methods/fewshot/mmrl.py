@@ -151,6 +151,7 @@ class Mmrl(FewshotMethod):
         mixed = trained if self.config.mixed == "trained" else self.config.mixed == "always"
         return MmrlTexts(self.texts(self.clip.tokens(classes.prompts())), mixed)
 
+    @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: MmrlTexts) -> Tensor:
         """[B, 3, S, S], [C, d] -> [B, C]"""
         images = self.images(pixels)

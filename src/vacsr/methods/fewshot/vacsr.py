@@ -6,7 +6,7 @@ the adapter some blocks of both towers learn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,8 @@ _TEST_PAIRS = 16_384  # scored at a time: 64 MiB for each tensor of 1,024 number
 class FewshotVacsr(FewshotMethod):
     """Logit = decoder of the mixture's mean (+ a·cos + b); uncertainty = mixed bounded variance of the pair."""
 
+    centred: Tensor
+
     def __init__(
         self, clip: ClipModel, config: FewshotVacsrConfig, *, classes: ClassSet, generator: torch.Generator
     ) -> None:
@@ -37,6 +39,8 @@ class FewshotVacsr(FewshotMethod):
         with drawn_from(generator):
             self.adapter = VariationalAdapter(clip.dim, config.adapter).to(clip.device)
         self.objective = VacsrObjective(config.objective)
+        self.register_buffer("centred", torch.zeros((), dtype=torch.bool, device=clip.device))
+        self._surely_centred = False
         self._start()
         if config.tower_lr > 0:
             _wake(clip.backbone.image, config.image_blocks, field="image_blocks")
@@ -67,7 +71,7 @@ class FewshotVacsr(FewshotMethod):
             seed=batch.seed, step=batch.step, rows=len(labels), cols=len(own), device=labels.device
         )
         block = PairBlock(relevance, len(labels), relevance.sum(), noise)
-        if batch.step == 0:
+        if not self._is_centred():
             self._centre(images, texts, block)
         return self._objective(images, texts, block)
 
@@ -84,9 +88,15 @@ class FewshotVacsr(FewshotMethod):
         parts = {name: torch.stack([term.parts[name] for term in terms]).sum() for name in terms[0].parts}
         return LossTerms(self.objective.total(parts), parts)
 
+    def _is_centred(self) -> bool:
+        """Whether b has been set, in this process or before; asked until it has, as every answer waits for a GPU."""
+        self._surely_centred = self._surely_centred or bool(self.centred)
+        return self._surely_centred
+
     @torch.no_grad()
     def _centre(self, images: Tensor, texts: Tensor, block: PairBlock) -> None:
-        """The first step's b: one too large would call every pair a match and shake the towers until it has fallen."""
+        """The first batch's b: one too large would call every pair a match and shake the towers until it has fallen."""
+        self.centred.fill_(True)
         residual = self.adapter.residual
         if residual is not None and self.config.cosine_start == "clip":
             residual[1] = centred_bias(residual[0] * cosines(images, texts), share=block.relevance.double().mean())
@@ -108,22 +118,36 @@ class FewshotVacsr(FewshotMethod):
     @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
         """[B, 3, S, S], [C, d] -> [B, C]"""
-        return self._by_rows(self.adapter.logit, pixels, prepared)
+        return self._by_rows(self.adapter.logit, self.clip.image(pixels), prepared)
 
     @torch.no_grad()
     def uncertainty(self, pixels: Tensor, prepared: Tensor) -> Tensor | None:
         """[B, 3, S, S], [C, d] -> [B, C]"""
-        return self._by_rows(self.adapter.uncertainty, pixels, prepared)
+        return self._by_rows(self.adapter.uncertainty, self.clip.image(pixels), prepared)
 
-    def _by_rows(self, of_pairs: Callable[[Tensor, Tensor], Tensor], pixels: Tensor, texts: Tensor) -> Tensor:
-        """Every pair's number, some photos at a time. -> [B, C]"""
-        some = torch.split(self.clip.image(pixels), max(1, _TEST_PAIRS // len(texts)))
-        return torch.cat([of_pairs(images.unsqueeze(1), texts.unsqueeze(0)) for images in some])
+    @torch.no_grad()
+    def scored(self, pixels: Tensor, prepared: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Both, with one pass of the image tower. [B, 3, S, S], [C, d] -> [B, C], [B, C]"""
+        images = self.clip.image(pixels)
+        logits = self._by_rows(self.adapter.logit, images, prepared)
+        return logits, self._by_rows(self.adapter.uncertainty, images, prepared)
 
-    def stored(self) -> dict[str, nn.Parameter]:
-        """What learns, and a and b also where they do not: the first step has set b."""
+    @staticmethod
+    def _by_rows(of_pairs: Callable[[Tensor, Tensor], Tensor], images: Tensor, texts: Tensor) -> Tensor:
+        """Every pair's number, some photos at a time. [B, d], [C, d] -> [B, C]"""
+        some = torch.split(images, max(1, _TEST_PAIRS // len(texts)))
+        return torch.cat([of_pairs(part.unsqueeze(1), texts.unsqueeze(0)) for part in some])
+
+    def stored(self) -> Mapping[str, Tensor]:
+        """What learns, a and b also where they do not, and whether the first batch has set b."""
         residual = self.adapter.residual
-        return self.learned() | ({} if residual is None else {"adapter.residual": residual})
+        kept: dict[str, Tensor] = {**self.learned(), "centred": self.centred}
+        return kept if residual is None else kept | {"adapter.residual": residual}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Saved weights; they say whether b has been set."""
+        super().load(tensors)
+        self._surely_centred = False
 
     def param_groups(self) -> list[ParamGroup]:
         """The adapter and the blocks that learn, each at a rate of its own; biases, norms and scalars do not decay."""

@@ -2,11 +2,12 @@
 
 from vacsr.train.fewshot.reading import fewshot_from, layered_fewshot, read_fewshot
 from vacsr.train.fewshot.run import FewshotRecipeRun, evaluate_fewshot, run_fewshot
-from vacsr.train.fewshot.saved import LoadedFewshot, load_fewshot
+from vacsr.train.fewshot.saved import LoadedFewshot, Predicted, load_fewshot
 
 __all__ = [
     "FewshotRecipeRun",
     "LoadedFewshot",
+    "Predicted",
     "evaluate_fewshot",
     "fewshot_from",
     "layered_fewshot",

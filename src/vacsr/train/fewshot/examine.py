@@ -32,7 +32,7 @@ def examine(
         prepared = method.prepared(classes)
         for rows, pixels in zip(batches, reader.stream(batches), strict=True):
             normal = transform.normalize(pixels.to(device))
-            logits, sigma = method.logits(normal, prepared), method.uncertainty(normal, prepared)
+            logits, sigma = method.scored(normal, prepared)
             labels = photos.labels[rows.start : rows.stop]
             parts.append(answers(logits, labels, uncertainty=sigma, graded=sigma is not None))
             if progress is not None:

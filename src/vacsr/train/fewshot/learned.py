@@ -28,7 +28,7 @@ class Learned(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """What it stores comes first: a method may start its buffers from that."""
-        names = self._own_buffers().keys()
+        names = self._own_buffers().keys() - self.inner.stored().keys()
         self.inner.load({name: tensor for name, tensor in state_dict.items() if name not in names})
         with torch.no_grad():
             for name, buffer in self._own_buffers().items():

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vacsr.config.fewshot import FewshotRecipe
+from vacsr.config.fewshot import FewshotDataConfig, FewshotRecipe
 from vacsr.data.fewshot import save_shots
-from vacsr.errors import DataError
 from vacsr.evaluate.fewshot import Answers, fewshot_result, harmonic_mean
 from vacsr.files import write_json, write_tensors, write_text
 from vacsr.recipes import dump_yaml
 from vacsr.train.checkpoint import NO_EFFECT, TrainState
 from vacsr.train.distributed import take_device
+from vacsr.train.fewshot.again import check_recipe, check_shots, chosen
 from vacsr.train.fewshot.build import Built, build
 from vacsr.train.fewshot.examine import examine
 from vacsr.train.fewshot.feed import ShotFeed
@@ -59,9 +60,9 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
     device = take_device(recipe.train.device)
     task = load_task(recipe.data)
     check_search(recipe, task.val)
-    mark = fingerprint(recipe, task)
-    check_checkpoint(out / "checkpoint", fingerprint=mark)
     built = _built(recipe, task, device)
+    mark = fingerprint(recipe, task, origin=built.origin)
+    check_checkpoint(out / "checkpoint", fingerprint=mark)
     _open_folder(out, recipe, task, resume=resume)
     found = Searched(recipe, {})
     if candidates(recipe):
@@ -83,21 +84,25 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
 
 
 def evaluate_fewshot(recipe: FewshotRecipe, out: Path, *, progress: bool = True) -> dict[str, Any]:
-    """Test a finished run again on the recipe's data and write its report; nothing is trained."""
+    """Test a finished run again and write its report; nothing is trained.
+
+    The recipe may have other ``data.targets`` and another ``evaluate`` than the run; other data is refused.
+    """
     check_place(out)
-    loaded = load_fewshot(out, device=recipe.train.device)
+    check_recipe(recipe, out)
     task = load_task(recipe.data)
-    if task.classes.names != loaded.classes.names:
-        raise DataError(f"{out} was trained on other classes than {recipe.data.spec} has — evaluate it with its recipe")
+    check_shots(task.shots, out)
+    loaded = load_fewshot(out, device=recipe.train.device)
     built = Built(loaded.method, loaded.transform, {})
-    return _report(recipe, task, built, out=out, choice={}, progress=progress)
+    return _report(recipe, task, built, out=out, choice=chosen(out), progress=progress)
 
 
-def fingerprint(recipe: FewshotRecipe, task: FewshotTask) -> str:
-    """What must be equal for a checkpoint to fit: method, backbone, plan, shots, classes and search."""
+def fingerprint(recipe: FewshotRecipe, task: FewshotTask, *, origin: Mapping[str, str]) -> str:
+    """What must be equal for a checkpoint to fit: method, backbone and its weights, plan, shots, classes and search."""
     whole = {
         "method": recipe.method.model_dump(mode="json"),
         "backbone": recipe.backbone.model_dump(mode="json"),
+        "origin": dict(origin),
         "train": recipe.train.model_dump(mode="json", exclude=_NO_EFFECT),
         "shots": [task.shots.hash, task.train.digest()],
         "classes": task.classes,
@@ -171,11 +176,15 @@ def _described(recipe: FewshotRecipe, task: FewshotTask, built: Built) -> dict[s
         "method": recipe.method.name,
         "dataset": task.source.name,
         "protocol": recipe.data.protocol,
-        "shots": recipe.data.shots,
-        "seed": recipe.data.seed,
+        **_drawn(recipe.data),
         "shots_hash": task.shots.hash,
         "trainable": built.method.trainable() if built.method.trains else 0,
     }
+
+
+def _drawn(config: FewshotDataConfig) -> dict[str, Any]:
+    """Shots and seed of the draw, or the file that was taken instead of one."""
+    return {"shots_file": config.shots_file} if config.shots_file else {"shots": config.shots, "seed": config.seed}
 
 
 def _harmonic(results: list[dict[str, Any]]) -> dict[str, float]:

@@ -50,7 +50,8 @@ def load_task(config: FewshotDataConfig) -> FewshotTask:
     """Load the data, draw the shots over all classes, and divide by the protocol.
 
     ``base-to-novel`` trains on the base half and tests ``base`` and ``new``, each over its own half; ``domain`` trains
-    on all classes and tests the ``source`` and every target over the target's own classes; ``all`` tests the source.
+    on all classes and tests the ``source`` and every target over the target's own classes, all its photos where it has
+    no splits; ``all`` tests the source.
     """
     if (config.protocol == "domain") != bool(config.targets):
         wrong = "needs data.targets" if config.protocol == "domain" else "has no use for data.targets"
@@ -91,7 +92,7 @@ def class_set(photos: LabelledPhotos, source: FewshotSource, config: FewshotData
 def _target(name: str, spec: str, config: FewshotDataConfig) -> ReportSet:
     if name == "source":
         raise UsageError("a target is called 'source', as the report calls data.spec itself — give it another name")
-    target = load_classes(spec)
+    target = load_classes(spec, whole=True)
     return ReportSet(name, target.test, class_set(target.test, target, config)._replace(shifted=True))
 
 
