@@ -63,6 +63,7 @@ def test_the_kernels_in_the_interpreter() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_operators_in_the_interpreter() -> None:
     _run_interpreted("slow and not gpu")
 
@@ -195,6 +196,7 @@ def test_interpreted_no_pairs_are_none() -> None:
 
 @interpreted
 @pytest.mark.slow
+@pytest.mark.long
 def test_interpreted_operators_keep_torchs_rules() -> None:
     inputs = make_inputs(2, 2, 5)
     arguments = (*inputs, make_noise(2).normal_keys().flatten(), *DEFAULT)
@@ -277,6 +279,7 @@ def test_interpreted_settings_without_a_kernel_take_the_other_path() -> None:
 
 @interpreted
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tiled", [False, True])
 def test_interpreted_kernels_are_opaque_to_the_compiler(tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph forward, one backward, and no kernel that runs twice."""
@@ -364,7 +367,7 @@ def test_single_pairs_have_the_keys_of_their_places() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("components", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("components", [pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long]), 2])
 @pytest.mark.parametrize("name", ["draw_latents", "latents_gradient"])
 def test_compiled_for_hopper_noise_stays_in_registers(
     name: str, components: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,8 +21,19 @@ from vacsr.evaluate.judgments import Judgments, judged_split, read_judgments
 from vacsr.evaluate.retrieval import PROTOCOLS, check_protocols, dev_rsum, evaluate_retrieval
 from vacsr.methods.base import Embedding
 from vacsr.scoring import PairScores
+from vacsr.scoring.folded import BlockScorer
 
 IMAGES, EACH = 30, 3
+
+
+class MatrixBlocks(BlockScorer):
+    """The walk of the real one over a given matrix."""
+
+    def __init__(self, scorer: MatrixScorer) -> None:
+        self.scorer = scorer
+
+    def block(self, v: Embedding, t: Embedding) -> Tensor:
+        return self.scorer.block(v, t)
 
 
 class MatrixScorer:
@@ -30,7 +41,7 @@ class MatrixScorer:
 
     def __init__(self, score: Tensor, sigma: Tensor | None) -> None:
         self.score, self.sigma, self.computed = score, sigma, 0
-        self.blocks = SimpleNamespace(block=self.block)
+        self.blocks = MatrixBlocks(self)
         self.model = SimpleNamespace(method=SimpleNamespace(grade=torch.sigmoid))
 
     def block(self, v: Embedding, t: Embedding) -> Tensor:

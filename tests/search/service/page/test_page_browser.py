@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 Start = Callable[..., Any]
 QUERY = "a red boat"
 DONE = "at('results').getAttribute('aria-busy') == 'false'"

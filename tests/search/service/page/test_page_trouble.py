@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 Start = Callable[..., Any]
 HITS = "document.querySelectorAll('.hit').length"
 IMAGES = "[...document.querySelectorAll('.hit > img')]"
@@ -83,7 +83,7 @@ def test_a_busy_service_is_named_and_tried_again(live: Start, tab: Any) -> None:
 
 
 def wait_for(tab: Any, status: int) -> None:
-    while tab.js("fetch('healthz').then(answer => answer.status)") != status:
+    while tab.js("fetch('info').then(answer => answer.status, () => 0)") != status:
         pass
 
 
