@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(FULL): $(STAMP) # the extras that only tests and types need
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,serve,milvus]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,serve,milvus,kernels]'
 	@touch $@
 
 demo: $(STAMP) ## run `vacsr demo`, into demo/

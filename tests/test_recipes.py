@@ -319,7 +319,7 @@ def test_the_page_on_data_tells_of_every_scheme_and_option() -> None:
     [
         "docs/cli.md",
         "docs/data.md",
-        "docs/own-embeddings.md",
+        pytest.param("docs/own-embeddings.md", marks=pytest.mark.long),
         pytest.param("docs/own-photos.md", marks=pytest.mark.long),
     ],
 )

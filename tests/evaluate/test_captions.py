@@ -221,7 +221,7 @@ def patchwork(caption_image: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["patchwork", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[:-1])])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.long) for kind in ("patchwork", *KINDS[:-1])])
 @pytest.mark.timeout(1800)
 def test_the_real_test_list_has_the_packages_figures(whole: MatrixIds, kind: str) -> None:
     """All kinds of scores in one matrix, since the package takes its time; each kind alone in `make test-all`."""
