@@ -36,6 +36,7 @@ _DISK_GB = 2.0
 _PURPOSE = {
     "clip": "CLIP and other towers",
     "eval": "ECCV Caption",
+    "kernels": "Triton kernels",
     "milvus": "a Milvus index",
     "serve": "the web service",
     "tensorboard": "TensorBoard logs",
