@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Every figure of docs/performance.md that needs a GPU, stage by stage, as JSON in a folder:
+#
+#   bash benchmarks/on_gpu.sh OUT [STAGE …]      STAGE: tests image inference tiled fused scoring towers efficiency; default: all
+#
+# A stage whose file is there is left out, so that a run which was stopped goes on. A stage that fails does not stop the
+# others; each says how long it took. PYTHON names the interpreter. TOWERS=IMAGE,TEXT are the folders of two towers for
+# `towers`, whose weights may be random. Nothing else should run on the GPU meanwhile.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=$(mkdir -p "${1:?an output folder is missing: bash benchmarks/on_gpu.sh OUT [STAGE …]}" && cd "$1" && pwd)
+shift
+python=${PYTHON:-python}
+known="tests image inference tiled fused scoring towers efficiency"
+failed=""
+
+run() { # NAME COMMAND…: writes NAME.log, and NAME.json by the command itself
+  local name=$1 started
+  shift
+  [ -e "$out/$name.done" ] && { echo "== $name is there"; return; }
+  started=$(date +%s)
+  if "$@" > "$out/$name.log" 2>&1; then touch "$out/$name.done"; else failed="$failed $name"; fi
+  tail -n 25 "$out/$name.log"
+  echo "== $name: $(($(date +%s) - started)) s"
+}
+
+for stage in ${*:-$known}; do
+  case $stage in
+    tests) run tests "$python" -m pytest -m gpu -q -p no:cacheprovider tests/test_fused.py tests/scoring/test_kernel.py ;;
+    image) # what the adapter adds to a training step, dense and in tiles
+      run image "$python" benchmarks/image_step.py --backbone clip:vit-b32 --precision fp32 --modes compiled \
+        --methods sigmoid,vacsr --tile 0,64 --steps 20 --json "$out/image.json" ;;
+    inference) # against PCME++'s head
+      run inference "$python" benchmarks/image_step.py --backbone clip:vit-b32 --precision fp32 --modes eager \
+        --methods pcmepp,sigmoid,vacsr --steps 30 --json "$out/inference.json" ;;
+    tiled) # memory of large batches
+      run tiled "$python" benchmarks/tiled_training.py --compile --batches 128,512,1024,4096 --json "$out/tiled.json" ;;
+    fused)
+      run fused-kernels "$python" benchmarks/fused_latents.py
+      run fused "$python" benchmarks/tiled_training.py --compile --fused --tile auto --batches 128,1024,4096 \
+        --json "$out/fused.json" ;;
+    scoring) run scoring "$python" benchmarks/scoring.py --json "$out/scoring.json" ;;
+    towers) # a whole step over its towers alone
+      [ -n "${TOWERS:-}" ] || { echo "== towers: left out, TOWERS=IMAGE,TEXT is not set"; continue; }
+      run towers "$python" benchmarks/image_step.py --backbone "towers:$TOWERS" --dim 512 --context 48 --precision bf16 \
+        --modes compiled --no-optimizer --steps 60 --json "$out/towers.json" ;;
+    efficiency) run efficiency "$python" -m vacsr compare tables/efficiency.yaml --out "$out/efficiency" ;;
+    *) echo "unknown stage '$stage', expected some of: $known" >&2; exit 2 ;;
+  esac
+done
+[ -z "$failed" ] || { echo "failed:$failed; see the logs in $out" >&2; exit 1; }
