@@ -1,173 +1,144 @@
-"""How well an audit finds wrong pairs and missing matches, beside other signals of the same data.
+"""How well an audit finds wrong pairs and missing matches, beside other signals of the same data, and what it costs.
 
-    python benchmarks/audit.py --noise RUNS [--clean RUNS] [--scenes DEMO] [--threads 1] --json docs/results/audit.json
+    python benchmarks/audit.py [--noise RUNS] [--clean RUNS …] [--scenes RUNS] [--walk] --json docs/results/audit.json
+    python benchmarks/audit.py --figure docs/results/audit.svg --json docs/results/audit.json
 
 RUNS hold run folders as `vacsr compare` leaves them: noise-20/vacsr-default/seed-0, noise-20/infonce-cosine/seed-0 and
-so on; clean/ROW/seed-K for the human judgments, which the runs' own config.yaml names. DEMO is what `vacsr demo` left.
+so on; clean/ROW/seed-K for the human judgments, which the runs' own config.yaml names; for scenes start and
+seed-K/METHOD. What the JSON file holds of other parts stays.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import normalize
 
-from vacsr.data import load_pairs
+from _audit_figure import draw
+from _audit_signals import HIGH_RECALLS, fit_laplace, laplace, measured, missing_signals, wrong_signals
+from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
+from vacsr.data import PairSet, load_pairs
 from vacsr.evaluate.exact import scene_truth
 from vacsr.evaluate.judgments import Judgments, read_judgments
-from vacsr.evaluate.uncertainty import auroc
-from vacsr.files import write_json
-from vacsr.methods.mixtures import fit_gaussians, rescaled
+from vacsr.files import write_json, write_text
 from vacsr.recipes import read_recipe
-from vacsr.scoring import PairScorer, PairScores
-from vacsr.scoring.posthoc import PostHocScorer, PostHocUncertainty
-from vacsr.search.audit import signals
-from vacsr.search.suspects import caption_sums, find_neighbours, own_agreement, prototypes, suspicion, weights
+from vacsr.scoring import PairScorer
+from vacsr.search.suspects import find_neighbours
 from vacsr.train.recipe import read_split, training_data
 
+Record = dict[str, Any]
 OURS, RIVAL = "vacsr-default", "infonce-cosine"
-RECALLS = (50, 70, 80, 90, 95, 99)
-SCENES = "scenes:images=200,held_out=300,seed=0"
+WORLD = "scenes:images=1000,held_out=300,seed={seed}"
+WALKS = ((8_000, 20_000, 256), (600, 566_435, 256))  # a whole one, and a part of one with COCO's captions
 
 
 def main() -> None:
     """Measure what was asked for, print it, write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--noise", type=Path)
-    parser.add_argument("--clean", type=Path, action="append", default=[])
-    parser.add_argument("--scenes", type=Path)
+    parser.add_argument("--noise", type=Path, help="(a) and, with models trained under 20%% noise, (b)")
+    parser.add_argument("--clean", type=Path, action="append", default=[], help="(b)")
+    parser.add_argument("--scenes", type=Path, help="(c)")
+    parser.add_argument("--skip-wrong", action="store_true", help="of --noise, (b) only")
+    parser.add_argument("--walk", action="store_true", help="time the walk over all pairs")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path, help="draw the curves of what --json holds")
+    parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    found: list[dict[str, Any]] = []
-    for part in (noisy(args), judged(args), scenes(args), posthoc(args)):
-        for record in part:
-            found.append(record)
-            shown = " ".join(f"{key} {record[key]:.1f}" for key in ("precision_at_n", "ap", "auroc"))
-            print(f"{record['setting']} seed {record['seed']} {record['signal']}: {shown}", flush=True)
-            if args.json:
-                write_json(args.json, {"schema": 1, "records": found})
+    for part in (noisy, judged, scenes):
+        keep(args.json, part(args))
+    if args.walk:
+        write_json(args.json, {**held(args.json), "walks": [walk(*size, threads=args.threads) for size in WALKS]})
+    if args.figure:
+        write_text(args.figure, draw(held(args.json)["records"]))
 
 
-def measured(value: Tensor, target: Tensor) -> dict[str, Any]:
-    """Precision at the true number and along the recall, average precision, AUROC; in percent. [P], [P] bool"""
-    hit = target[value.argsort(descending=True, stable=True)].double()
-    count, total = hit.cumsum(0), int(target.sum())
-    precision = count / torch.arange(1, len(hit) + 1)
-    at = [int((count >= recall / 100 * total).int().argmax()) for recall in RECALLS]
-    return {
-        "n": total,
-        "of": len(hit),
-        "precision_at_n": 100 * float(precision[total - 1]),
-        "ap": 100 * float(precision[hit > 0].mean()),
-        "auroc": 100 * auroc(value, target.float()),
-        "precision_at_recall": {str(r): 100 * float(precision[place]) for r, place in zip(RECALLS, at, strict=True)},
-    }
+def keep(path: Path, records: Iterator[Record]) -> None:
+    """Add each record as it comes, in place of one of the same name."""
+    for new in records:
+        shown = " ".join(f"{key} {new[key]:.1f}" for key in ("precision_at_n", "ap", "auroc"))
+        print(f"{new['setting']} seed {new['seed']} {new['signal']}: {shown}", flush=True)
+        whole = held(path)
+        others = [old for old in whole["records"] if any(old[key] != new[key] for key in ("setting", "seed", "signal"))]
+        write_json(path, {**whole, "records": [*others, new]})
 
 
-def noisy(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """(a) Captions that the noise moved to another image."""
-    for row in (OURS, RIVAL):
-        for setting, seed, folder in noise_runs(args, row):
+def held(path: Path) -> Record:
+    """What the file holds already."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"schema": 1, "records": []}
+
+
+def noisy(args: argparse.Namespace) -> Iterator[Record]:
+    """(a) Captions that the noise moved to another image. The analytic uncertainty takes longest, so it comes last."""
+    runs = [] if args.skip_wrong else [*noise_runs(args, OURS), *noise_runs(args, RIVAL)]
+    for analytic in (False, True):
+        for setting, seed, folder in runs:
+            name = folder.parent.name.partition("-")[0]
+            if analytic and name != "infonce":
+                continue
             data = training_data(read_recipe(folder / "config.yaml").data)
             assert data.noise is not None
             wrong = data.noise.assignment != data.noise.original
-            scorer = PairScorer.from_pretrained(folder, device="cpu")
-            for name, value in wrong_signals(scorer, data.train, row).items():
-                yield {"setting": setting, "seed": seed, "signal": name, **measured(value, wrong)}
+            scorer, owner = PairScorer.from_pretrained(folder, device="cpu"), data.train.caption_image
+            if analytic:
+                values = laplace(scorer, fit_laplace(scorer, data.train), data.train, owner, torch.arange(len(owner)))
+            else:
+                values = wrong_signals(scorer, data.train, name=name)
+            for signal, value in values.items():
+                figures = measured(value, wrong, recalls=HIGH_RECALLS)
+                yield {"setting": setting, "seed": seed, "signal": signal, **figures}
 
 
-def noise_runs(args: argparse.Namespace, row: str) -> Iterator[tuple[str, int, Path]]:
+def noise_runs(
+    args: argparse.Namespace, row: str, settings: tuple[str, ...] = ("noise-20", "noise-50")
+) -> Iterator[tuple[str, int, Path]]:
     """Setting, seed and run folder of each noisy run."""
-    for setting in ("noise-20", "noise-50") if args.noise else ():
+    for setting in settings if args.noise else ():
         for seed in map(int, args.seeds.split(",")):
             yield setting, seed, args.noise / setting / row / f"seed-{seed}"
 
 
-@torch.inference_mode()
-def wrong_signals(scorer: PairScorer, pairs: Any, row: str) -> dict[str, Tensor]:
-    """Larger is more suspect. [M] each"""
-    scores, owner = scorer.score_set(pairs), pairs.caption_image
-    cols, v, t = torch.arange(len(pairs)), scores.images.mean, scores.texts.mean
-    cosine, name = (v[owner] * t).sum(dim=1), row.partition("-")[0]
-    audit = signals(scores, owner)
-    found = {f"{name} audit": audit.suspicion, f"{name} agreement": -audit.own, f"{name} cosine": -cosine}
-    if row == OURS:
-        sigma = scores.uncertainty(owner, cols)
-        assert sigma is not None
-        return found | {f"{name} grade": -audit.grade, f"{name} σ": sigma}
-    loss = batch_losses(scorer, scores, owner)
-    clean = fit_gaussians(rescaled(loss)).first(rescaled(loss)).float()
-    sums = caption_sums(t, owner, clean, images=len(v))
-    own = own_agreement(v, t, owner, weight=clean, sums=sums)
-    elsewhere = find_neighbours(prototypes(v, sums), t, owner, captions=1).image_agreement
-    found |= {f"{name} loss GMM": 1.0 - clean, f"{name} loss GMM + siblings": -own}
-    found |= {f"{name} loss GMM + siblings + rival image": suspicion(own, elsewhere)}
-    return found
-
-
-def posthoc(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The analytic uncertainty on the same captions; it takes longest, so it comes last."""
-    for setting, seed, folder in noise_runs(args, RIVAL):
-        data = training_data(read_recipe(folder / "config.yaml").data)
-        assert data.noise is not None
-        scorer, cols = PairScorer.from_pretrained(folder, device="cpu"), torch.arange(len(data.train))
-        for name, value in laplace(scorer, data.train, data.train.caption_image, cols).items():
-            wrong = data.noise.assignment != data.noise.original
-            yield {"setting": setting, "seed": seed, "signal": name, **measured(value, wrong)}
-
-
-def batch_losses(scorer: PairScorer, scores: PairScores, owner: Tensor, *, rounds: int = 8) -> Tensor:
-    """Each pair's InfoNCE loss among 127 others, both directions, mean over some shuffles. -> [M]"""
-    scale = float(scorer.model.method.log_scale.exp())  # type: ignore[union-attr, operator]
-    generator, total = torch.Generator().manual_seed(0), torch.zeros(len(owner))
-    for _ in range(rounds):
-        for batch in torch.randperm(len(owner), generator=generator).split(128):
-            logit = scale * scores.images.mean[owner[batch]] @ scores.texts.mean[batch].T
-            both = logit.logsumexp(1) + logit.logsumexp(0) - 2 * logit.diagonal()
-            total[batch] += 0.5 * both / rounds
-    return total
-
-
-def laplace(scorer: PairScorer, pairs: Any, rows: Tensor, cols: Tensor, *, fitted_on: Any = None) -> dict[str, Tensor]:
-    """The deviation of the cosine under a posterior of the heads. [P] each"""
-    fitted = PostHocUncertainty.fit(scorer.model, fitted_on or pairs, device="cpu")
-    found = {}
-    for kind in ("laplace", "laplace-coupled"):
-        sigma = PostHocScorer(scorer.model, fitted, kind=kind, device="cpu").score_set(pairs).uncertainty(rows, cols)
-        assert sigma is not None
-        found[f"infonce {kind}"] = sigma
-    return found
-
-
-def judged(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """(b) Unlabelled pairs that experts grade 3 or more, among the unlabelled pairs that they graded."""
+def clean_runs(args: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
+    """Of several roots, the first that has a model gives it."""
     done = set()
-    for folder in sorted(path.parent for root in args.clean for path in root.glob("clean/*/seed-*/model")):
+    for folder in (path.parent for root in args.clean for path in sorted(root.glob("clean/*/seed-*/model"))):
         row, seed = folder.parent.name, int(folder.name.removeprefix("seed-"))
-        if row not in ("vacsr-default", "infonce", "sigmoid") or (row, seed) in done:
-            continue
-        done.add((row, seed))
+        if row in (OURS, "infonce", "sigmoid") and (row, seed) not in done:
+            done.add((row, seed))
+            yield "", seed, folder
+
+
+def judged(args: argparse.Namespace) -> Iterator[Record]:
+    """(b) Unlabelled pairs that experts grade 3 or more, among the unlabelled pairs that they graded."""
+    noisy = [run for row in (OURS, RIVAL) for run in noise_runs(args, row, ("noise-20",))]
+    for trained, seed, folder in [*clean_runs(args), *noisy]:
         recipe = read_recipe(folder / "config.yaml")
         pairs = read_split(recipe.data, "test")
-        expert = next(
-            found for found in map(read_judgments, map(Path, recipe.evaluate.judgments)) if found.ratings is not None
-        )
-        scorer = PairScorer.from_pretrained(folder, device="cpu")
+        every = map(read_judgments, map(Path, recipe.evaluate.judgments))
+        expert = next(found for found in every if found.ratings is not None)
+        scorer, name = PairScorer.from_pretrained(folder, device="cpu"), folder.parent.name.partition("-")[0]
+        fitted = fit_laplace(scorer, training_data(recipe.data).train) if name == "infonce" else None
         for half in ("judged-dev", "judged-test"):
             rows, cols, missed = judged_pairs(expert.subset(half), pairs)
-            values = missing_signals(scorer, pairs, rows, cols, name=row.partition("-")[0])
-            if row == "infonce":
-                values |= laplace(scorer, pairs, rows, cols, fitted_on=training_data(recipe.data).train)
-            for name, value in values.items():
-                yield {"setting": half, "seed": seed, "signal": name, **measured(value, missed)}
+            values = missing_signals(scorer, pairs, rows, cols, name=name)
+            if fitted is not None:
+                values |= both_ways(laplace(scorer, fitted, pairs, rows, cols))
+            for signal, value in values.items():
+                setting = f"{half}-{trained}" if trained else half
+                yield {"setting": setting, "seed": seed, "signal": signal, **measured(value, missed)}
+
+
+def both_ways(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An uncertainty may be high or low for a match."""
+    return values | {f"{name}, low first": -value for name, value in values.items()}
 
 
 def judged_pairs(judged: Judgments, pairs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,42 +151,69 @@ def judged_pairs(judged: Judgments, pairs: Any) -> tuple[Tensor, Tensor, Tensor]
     return torch.tensor(rows), torch.tensor(cols), torch.tensor(missed)
 
 
-@torch.inference_mode()
-def missing_signals(scorer: PairScorer, pairs: Any, rows: Tensor, cols: Tensor, *, name: str) -> dict[str, Tensor]:
-    """Larger is more like a match. [P] each"""
-    scores, owner = scorer.score_set(pairs), pairs.caption_image
-    v, t = scores.images.mean, scores.texts.mean
-    grade = scores.grade(scores.score_of(owner, torch.arange(len(owner))))
-    prototype = prototypes(v, caption_sums(t, owner, weights(grade), images=len(v)))
-    score, sigma = scores.score_of(rows, cols), scores.uncertainty(rows, cols)
-    found = {f"{name} audit": (prototype[rows] * t[cols]).sum(dim=1), f"{name} score": score}
-    if sigma is None:
-        return found
-    return found | {f"{name} σ": sigma, f"{name} score + 0.1σ": standard(score) + 0.1 * standard(sigma)}
-
-
-def standard(x: Tensor) -> Tensor:
-    """Mean 0, deviation 1."""
-    return functional.layer_norm(x, x.shape)
-
-
-def scenes(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def scenes(args: argparse.Namespace) -> Iterator[Record]:
     """(c) Every unlabelled pair of a generated world; matches are those whose caption is wholly true."""
-    if args.scenes is None:
-        return
-    pairs = load_pairs(SCENES, split="test")
-    truth = scene_truth(SCENES, pairs)
-    assert truth is not None
-    rows, cols = (~truth.labelled).nonzero().unbind(1)
-    for name in ("vacsr", "infonce", "sigmoid"):
-        scorer = PairScorer.from_pretrained(args.scenes / name, device="cpu")
-        for signal, value in missing_signals(scorer, pairs, rows, cols, name=name).items():
-            yield {
-                "setting": "scenes",
-                "seed": 0,
-                "signal": signal,
-                **measured(value, truth.false_negative[rows, cols]),
-            }
+    for seed in map(int, args.seeds.split(",")) if args.scenes else ():
+        world = WORLD.format(seed=seed)
+        for setting, split in (("scenes-dev", "dev"), ("scenes", "test")):
+            pairs = load_pairs(world, split=split)
+            truth = scene_truth(world, pairs)
+            assert truth is not None
+            rows, cols = (~truth.labelled).nonzero().unbind(1)
+            missed = truth.false_negative[rows, cols]
+            for signal, value in scene_signals(args.scenes, world, pairs, rows, cols, seed=seed):
+                yield {"setting": setting, "seed": seed, "signal": signal, **measured(value, missed)}
+
+
+def scene_signals(
+    root: Path, world: str, pairs: Any, rows: Tensor, cols: Tensor, *, seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Of the methods, of the towers that they started from, and the analytic uncertainty."""
+    scorers = {
+        name: PairScorer.from_pretrained(root / f"seed-{seed}" / name, device="cpu")
+        for name in ("vacsr", "infonce", "sigmoid")
+    }
+    for name, scorer in scorers.items():
+        yield from missing_signals(scorer, pairs, rows, cols, name=name).items()
+    start = PairScorer.from_pretrained(root / "start", device="cpu").score_set(pairs)
+    yield "start cosine", start.score_of(rows, cols)
+    train, dev, here = (
+        embedded(scorers["infonce"], each)
+        for each in (load_pairs(world, split="train"), load_pairs(world, split="dev"), pairs)
+    )
+    layer = trained_layer(train, dev, seed=seed)
+    yield "infonce layer cosine", layer.score_set(here).score_of(rows, cols)
+    found = both_ways(laplace(layer, fit_laplace(layer, train), here, rows, cols))
+    yield from ((signal.replace("infonce", "infonce layer"), value) for signal, value in found.items())
+
+
+def embedded(scorer: PairScorer, pairs: Any) -> PairSet:
+    """The pairs as a model's vectors."""
+    scores = scorer.score_set(pairs)
+    return PairSet(
+        scores.images.mean, scores.texts.mean, pairs.image_ids, pairs.caption_ids, pairs.caption_image, pairs.captions
+    )
+
+
+def trained_layer(train: PairSet, dev: PairSet, *, seed: int) -> PairScorer:
+    """A linear layer on each side's vectors by InfoNCE: Laplace cannot follow the run's own layer, which GPO pools."""
+    config = TrainConfig(epochs=20, batch_size=128, lr=5e-3, seed=seed, device="cpu")
+    backbone = BackboneConfig(image_scaling="none", text_scaling="none", head=HeadConfig(kind="linear", dim=64))
+    return PairScorer(fit("infonce", train, config, backbone=backbone, dev=dev, progress=False).model, device="cpu")
+
+
+def walk(images: int, captions: int, dim: int, *, threads: int) -> Record:
+    """Time of the walk over all pairs of random unit vectors: as the clock goes, and as this process worked."""
+    generator = torch.Generator().manual_seed(0)
+    v, t = (normalize(torch.randn(count, dim, generator=generator), dim=1) for count in (images, captions))
+    owner = torch.arange(captions) % images
+    find_neighbours(v[:256], t[:256], owner[:256] % 256, captions=5)  # the first call sets torch up
+    clock, work = time.perf_counter(), time.process_time()
+    find_neighbours(v, t, owner, captions=5)
+    found = {"images": images, "captions": captions, "dim": dim, "threads": threads}
+    found |= {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - work}
+    print(found)
+    return found
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from vacsr.scoring import PairScorer
 from vacsr.search import suspects
 from vacsr.search.audit import audit, signals, usual_grade
 from vacsr.search.audit_files import write_audit
+from vacsr.search.audit_page import Pictures
 from vacsr.search.suspects import caption_sums, find_neighbours, own_agreement, prototypes, suspicion, weights
 
 SPEC = "synthetic:images=40,held_out=10,per_image=3"
@@ -226,6 +227,62 @@ def test_one_unreadable_photo_does_not_cost_the_page(
     assert "data:image/" in page  # the others
 
 
+def test_photos_of_embeddings_lie_in_a_folder(vacsr: Command, models: dict[str, Path], tmp_path: Path) -> None:
+    from PIL import Image
+
+    pairs = load_pairs(SPEC, split="train")
+    for row, name in enumerate(pairs.image_ids):  # by path and by name, one without a photo
+        place = tmp_path / "photos" / ("" if row % 2 else "deep") / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if row:
+            Image.new("RGB", (8, 8), (row, 0, 0)).save(place, "png")
+    named = [f"deep/{name}" if row % 2 == 0 else name for row, name in enumerate(pairs.image_ids)]
+    found = Pictures.lying_in(tmp_path / "photos", named)
+    assert list(found.row) == named[1:]
+    for name, row in found.row.items():
+        assert found.photos.open(row).convert("RGB").getpixel((0, 0)) == (named.index(name), 0, 0)
+    answer = vacsr("audit", models["vacsr"], "--pairs", SPEC, "--photos", tmp_path / "photos", "--out", tmp_path / "o",
+                   "--top", 4, "--device", "cpu")  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert "data:image/" in (tmp_path / "o" / "index.html").read_text(encoding="utf-8")
+
+
+def test_a_photo_is_found_inside_the_folder_only(tmp_path: Path) -> None:
+    for place in ("a.png", "in/a.png", "in/sub/b.png", "in/b.png"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_bytes(b"")
+    ids = ["../a.png", str(tmp_path / "c.png"), "other/b.png", "sub/b.png", "x" * 5000, ""]
+    found = Pictures.lying_in(tmp_path / "in", ids)
+    paths = {name: found.photos.name(row) for name, row in found.row.items()}
+    inside = tmp_path / "in"
+    expected = {"../a.png": inside / "a.png", "other/b.png": inside / "b.png", "sub/b.png": inside / "sub/b.png"}
+    assert paths == {name: str(path) for name, path in expected.items()}
+
+
+def test_a_grade_that_nothing_reaches_is_told(vacsr: Command, models: dict[str, Path], tmp_path: Path) -> None:
+    ask = ("audit", models["vacsr"], "--pairs", SPEC, "--out", tmp_path / "o", "--top", 3, "--device", "cpu")
+    answer = vacsr(*ask, "--min-grade", 1)
+    assert answer.code == 0
+    assert answer.out.splitlines()[1].startswith("missing\t0\t")
+    assert "no missing match is graded 1; three of four labelled pairs reach" in answer.err
+    assert "three of four" not in vacsr(*ask).err
+
+
+def test_the_other_image_is_told_by_another_caption(models: dict[str, Path], tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    pairs = load_pairs(SPEC, split="train")
+    pairs = replace(pairs, captions=tuple(f"words {n}" for n in range(len(pairs))))
+    report = audit(PairScorer.from_pretrained(models["vacsr"], device="cpu"), pairs, top=3, min_grade=0.0)
+    write_audit(tmp_path, report, pairs, title="x")
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    told = re.findall(r"Labelled with this image, captioned “words (\d+)”", page)
+    assert len(told) == len(report.missing) == 3
+    for match, said in zip(report.missing, told, strict=True):
+        assert int(said) != match.col
+        assert int(pairs.caption_image[int(said)]) == match.own_row
+
+
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
 def test_captions_are_no_formulas_and_may_hold_half_characters(
     start: str, models: dict[str, Path], tmp_path: Path
@@ -246,6 +303,7 @@ def test_captions_are_no_formulas_and_may_hold_half_characters(
 
 def test_refusals(vacsr: Command, models: dict[str, Path], tmp_path: Path) -> None:
     ask = ("audit", models["vacsr"], "--out", tmp_path / "o", "--device", "cpu")
-    assert vacsr(*ask, "--pairs", SPEC, "--photos", SPEC).refused(2, "--photos", "folder:DIR")
+    assert vacsr(*ask, "--pairs", SPEC, "--photos", SPEC).refused(2, "--photos", "are embeddings")
+    assert vacsr(*ask, "--pairs", SPEC, "--photos", tmp_path).refused(4, "--photos", "none of the data's images")
     assert vacsr(*ask, "--pairs", PHOTOS).refused(4, "features")
     assert not (tmp_path / "o").exists()

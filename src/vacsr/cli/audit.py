@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vacsr.cli.options import Device
+
+if TYPE_CHECKING:
+    from vacsr.search.audit_page import Pictures
 
 
 def audit(
@@ -23,26 +28,53 @@ def audit(
         ),
     ] = None,
     photos: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Pictures for the page where the data are embeddings.")
+        str | None,
+        typer.Option(metavar="DIR|SPEC", help="Pictures for the page where the data are embeddings, by image id."),
     ] = None,
     device: Device = "auto",
 ) -> None:
     """Find labelled pairs that are probably wrong, and matches that are probably missing."""
-    from vacsr.data import PhotoSet, load_pairs
-    from vacsr.errors import UsageError
+    from vacsr.data import load_pairs
     from vacsr.scoring import PairScorer
     from vacsr.search.audit import audit as audit_pairs
     from vacsr.search.audit_files import write_audit
     from vacsr.train.progress import PhotoProgress
 
     data = load_pairs(pairs, split=split)
-    shown = None if photos is None else load_pairs(photos, split=split)
-    if shown is not None and not isinstance(shown, PhotoSet):
-        raise UsageError(f"--photos {photos} are embeddings, expected photos — give e.g. folder:DIR")
+    shown = None if photos is None else _pictures(photos, data.image_ids)
     scorer = PairScorer.from_pretrained(run, device=device)
     with PhotoProgress("comparing", show=True) as bar:
         report = audit_pairs(scorer, data, top=top, min_grade=min_grade, progress=bar)
-    write_audit(out, report, data, title=f"{pairs}, {data.split}", photos=shown)
+    if not report.missing and report.min_grade > report.usual_grade:
+        reached = f"three of four labelled pairs reach {report.usual_grade:.2g}"
+        typer.echo(f"no missing match is graded {report.min_grade:g}; {reached} — lower --min-grade", err=True)
+    write_audit(out, report, data, title=f"{_short(pairs)}, {data.split}", photos=shown)
     typer.echo(f"wrong\t{len(report.wrong)}\t{out / 'wrong.csv'}")
     typer.echo(f"missing\t{len(report.missing)}\t{out / 'missing.csv'}")
     typer.echo(f"page\t{len(data)}\t{out / 'index.html'}")
+
+
+def _pictures(source: str, image_ids: Sequence[str]) -> Pictures:
+    """A folder of files, or the photos of a data set."""
+    from vacsr.data import PhotoSet, load_pairs
+    from vacsr.errors import UsageError
+    from vacsr.search.audit_page import Pictures
+
+    if Path(source).is_dir():
+        found = Pictures.lying_in(Path(source), image_ids)
+    else:
+        pairs = load_pairs(source)
+        if not isinstance(pairs, PhotoSet):
+            raise UsageError(f"--photos {source} are embeddings, expected photos — give the folder they lie in")
+        found = Pictures.of(pairs)
+    found.check(image_ids, source=source)
+    return found
+
+
+def _short(spec: str) -> str:
+    """File names without their folders, for a page that others may see.
+
+    >>> _short("features:data/mine/vectors.safetensors,captions=/data/captions.json")
+    'features:vectors.safetensors,captions=captions.json'
+    """
+    return re.sub(r"[^:,=]*/(?=[^/,])", "", spec)

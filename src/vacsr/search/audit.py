@@ -68,10 +68,10 @@ class AuditReport(NamedTuple):
     missing: tuple[MissingMatch, ...]
     labelled: int
     """Pairs that were looked at."""
-    low: int
-    """Of these, graded below ``min_grade``."""
     min_grade: float
     """The least grade of a missing match."""
+    usual_grade: float
+    """What three of four labelled pairs reach, which is the least grade unless another was asked for."""
 
 
 class Signals(NamedTuple):
@@ -107,13 +107,14 @@ def audit(
     scores = scorer.score_set(pairs)
     owner = pairs.caption_image.to(scorer.device)
     found = signals(scores, owner, progress=progress)
-    least = usual_grade(found.grade) if min_grade is None else min_grade
+    usual = usual_grade(found.grade)
+    least = usual if min_grade is None else min_grade
     return AuditReport(
         _wrong(scores, owner, found, top=top),
         _missing(scores, owner, found, top=top, min_grade=least),
         labelled=len(owner),
-        low=int((found.grade < least).sum()),
         min_grade=least,
+        usual_grade=usual,
     )
 
 

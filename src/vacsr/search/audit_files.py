@@ -10,7 +10,7 @@ from pathlib import Path
 from vacsr.data import PairSet, PhotoSet
 from vacsr.files import write_text
 from vacsr.search.audit import AuditReport, Known
-from vacsr.search.audit_page import audit_page
+from vacsr.search.audit_page import Pictures, audit_page
 
 WRONG, MISSING, PAGE = "wrong.csv", "missing.csv", "index.html"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -18,9 +18,9 @@ _KNOWN = ("score", "grade", "uncertainty", "agreement")
 
 
 def write_audit(
-    folder: Path, report: AuditReport, pairs: PairSet | PhotoSet, *, title: str, photos: PhotoSet | None = None
+    folder: Path, report: AuditReport, pairs: PairSet | PhotoSet, *, title: str, photos: Pictures | None = None
 ) -> None:
-    """Write all three, each whole or not at all. ``photos``: pictures for data that hold none, by image id."""
+    """Write all three, each whole or not at all. ``photos``: pictures for data that hold none."""
     write_text(folder / WRONG, _storable(_csv_text(*_wrong_table(report, pairs))))
     write_text(folder / MISSING, _storable(_csv_text(*_missing_table(report, pairs))))
     write_text(folder / PAGE, _storable(audit_page(report, pairs, title=title, photos=photos)))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
 
 from vacsr.data import PairSet, PhotoSet
+from vacsr.data.photos import Photos
+from vacsr.data.sources import FilePhotos
 from vacsr.errors import DataError
 from vacsr.report.html import Html, gauge, image, join, page, paragraph, section, tag, text
 from vacsr.report.images import photo_uri
@@ -18,16 +22,55 @@ SHOWN = 100
 _SIBLINGS = 5  # captions of an image that are told
 
 
+class Pictures(NamedTuple):
+    """Photos by image id."""
+
+    row: Mapping[str, int]
+    photos: Photos
+
+    @classmethod
+    def of(cls, pairs: PhotoSet) -> Pictures:
+        """Those of a data set."""
+        return cls({name: row for row, name in enumerate(pairs.image_ids)}, pairs.photos)
+
+    @classmethod
+    def lying_in(cls, folder: Path, image_ids: Sequence[str]) -> Pictures:
+        """Files whose path inside the folder, or else whose name, is an image id; they need no captions."""
+        places = ((name, path) for name in image_ids for path in (Path(name).name, name))
+        known = {name: path for name, path in places if _lies_in(folder, path)}
+        return cls({name: row for row, name in enumerate(known)}, FilePhotos(folder, tuple(known.values())))
+
+    def check(self, image_ids: Sequence[str], *, source: str) -> None:
+        """Raise where no image has a photo: ids of another data set."""
+        if image_ids and not any(name in self.row for name in image_ids):
+            message = f"--photos {source} has none of the data's images, such as {image_ids[0]!r}"
+            raise DataError(f"{message} — give the folder in which files have these names, or leave --photos out")
+
+
+def _lies_in(folder: Path, path: str) -> bool:
+    """An id may be anything: also a way out of the folder, or longer than a name may be."""
+    try:
+        return ".." not in Path(path).parts and not Path(path).is_absolute() and (folder / path).is_file()
+    except OSError:
+        return False
+
+
 def audit_page(
-    report: AuditReport, pairs: PairSet | PhotoSet, *, title: str, photos: PhotoSet | None = None, shown: int = SHOWN
+    report: AuditReport, pairs: PairSet | PhotoSet, *, title: str, photos: Pictures | None = None, shown: int = SHOWN
 ) -> str:
-    """The whole page. ``title`` names the data; ``photos`` are pictures by image id for data that hold none."""
+    """The whole page. ``title`` names the data; ``photos`` are pictures for data that hold none."""
     style = files("vacsr.search").joinpath("audit.css").read_text(encoding="utf-8")
-    drawn = _Suspects(report, pairs, photos if photos is not None else pairs, shown=shown)
+    if photos is None and isinstance(pairs, PhotoSet):
+        photos = Pictures.of(pairs)
+    drawn = _Suspects(report, pairs, photos, shown=shown)
     facts = f"{title}: {len(pairs.image_ids):,} images, {len(pairs):,} captions with a label each."
     lead = "Pairs to look at first: labels that the model doubts, and matches that nobody noted. A person decides."
     links = [("wrong", "Suspected wrong pairs"), ("missing", "Suspected missing matches")]
     nav = tag("nav", join(*(tag("a", text(said), {"href": f"#{name}"}) for name, said in links)))
+    meaning = (
+        "Grade: the model's own, from 0 to 1. Agreement: cosine of the caption with the image and its other captions, "
+        "which the lists are ranked by. σ, where the model has one: its uncertainty, which they are not ranked by."
+    )
     head = join(
         paragraph("vacsr audit", style="brand"),
         tag("h1", text("Wrong pairs, missing matches")),
@@ -35,7 +78,7 @@ def audit_page(
     )
     body = join(
         Html(f"<style>\n{style}</style>"),
-        tag("header", join(head, paragraph(facts, style="note"), nav)),
+        tag("header", join(head, paragraph(facts, style="note"), paragraph(meaning, style="note"), nav)),
         tag("main", join(drawn.wrong_section(), drawn.missing_section())),
     )
     return page(f"vacsr audit · {title}", body, description=lead)
@@ -44,12 +87,8 @@ def audit_page(
 class _Suspects:
     """Draws suspects of one data set; every photo is drawn once, and shown by reference to its row."""
 
-    def __init__(
-        self, report: AuditReport, pairs: PairSet | PhotoSet, source: PairSet | PhotoSet, *, shown: int
-    ) -> None:
-        self.report, self.pairs, self.shown = report, pairs, shown
-        self.photos = source if isinstance(source, PhotoSet) else None
-        self._rows = {} if self.photos is None else {name: row for row, name in enumerate(self.photos.image_ids)}
+    def __init__(self, report: AuditReport, pairs: PairSet | PhotoSet, photos: Pictures | None, *, shown: int) -> None:
+        self.report, self.pairs, self.photos, self.shown = report, pairs, photos, shown
         self._uris: dict[int, str] = {}
         self._captions: dict[int, list[int]] = {}
         for col, row in enumerate(pairs.caption_image.tolist()):
@@ -84,7 +123,7 @@ class _Suspects:
         others = [col for col in self._captions.get(pair.row, []) if col != pair.col]
         parts = [self._head(rank, pair.col), self._sides(pair.row, pair.known, others, other=True)]
         if pair.better_row is not None and pair.better_image is not None:
-            parts.append(self._other("Fits better here", pair.better_row, pair.better_image))
+            parts.append(self._other("Fits better here", pair.better_row, pair.better_image, col=pair.col))
         if pair.better_col is not None:
             parts.append(_told("Another caption that fits this image:", self._words(pair.better_col)))
         return self._card("wrong", parts)
@@ -94,7 +133,7 @@ class _Suspects:
             self._head(rank, pair.col),
             self._sides(pair.row, pair.known, self._captions.get(pair.row, []), other=False),
         ]
-        parts.append(self._other("Is labelled with", pair.own_row, pair.own))
+        parts.append(self._other("Labelled with this image", pair.own_row, pair.own, col=pair.col))
         return self._card("missing", parts)
 
     def _card(self, kind: str, parts: Sequence[Html]) -> Html:
@@ -106,7 +145,7 @@ class _Suspects:
 
     def _sides(self, row: int, known: Known, captions: Sequence[int], *, other: bool) -> Html:
         """The picture beside what the model knows and what else is said of the image."""
-        lines = [gauge("grade", known.grade, ends=(0.0, 1.0), shown=f"{known.grade:.2f}")]
+        lines = [gauge("grade", known.grade, ends=(0.0, 1.0), shown=_grade(known.grade))]
         lines.append(gauge("agreement", known.agreement, ends=(0.0, 1.0), shown=f"{known.agreement:.2f}"))
         if known.uncertainty is not None:
             lines.append(gauge("σ", known.uncertainty, ends=self._ends, shown=f"{known.uncertainty:.3f}", kind="dot"))
@@ -116,25 +155,26 @@ class _Suspects:
             lines += [label, tag("ul", join(*said))]
         return tag("div", join(self._photo(row), tag("div", join(*lines))), {"class": "sides"})
 
-    def _other(self, label: str, row: int, known: Known) -> Html:
-        own = self._captions.get(row, [])
-        said = f"{label}: " + (f"“{self._words(own[0])}”" if own else self.pairs.image_ids[row])
+    def _other(self, label: str, row: int, known: Known, *, col: int) -> Html:
+        """Another image, told by a caption of it that is not ``col`` itself."""
+        said = next((f"captioned “{self._words(own)}”" for own in self._captions.get(row, []) if own != col), "")
         lines = join(
-            paragraph(said), gauge("agreement", known.agreement, ends=(0.0, 1.0), shown=f"{known.agreement:.2f}")
+            paragraph(f"{label}, {said or self.pairs.image_ids[row]}"),
+            gauge("agreement", known.agreement, ends=(0.0, 1.0), shown=f"{known.agreement:.2f}"),
         )
         return tag("div", join(self._photo(row), tag("div", lines)), {"class": "other"})
 
     def _photo(self, row: int) -> Html:
         """The picture, or the image's id where there is none or it cannot be read."""
         name = self.pairs.image_ids[row]
-        if self.photos is None or name not in self._rows:
+        if self.photos is None or name not in self.photos.row:
             return paragraph(name, style="small")
         if row not in self._uris:
-            self._uris[row] = self._uri(self.photos, self._rows[name])
+            self._uris[row] = self._uri(self.photos, self.photos.row[name])
         return image(self._uris[row], name, size=SIDE) if self._uris[row] else paragraph(name, style="small")
 
     @staticmethod
-    def _uri(photos: PhotoSet, row: int) -> str:
+    def _uri(photos: Pictures, row: int) -> str:
         """Empty for a photo that cannot be read: one file must not cost the page."""
         try:
             return photo_uri(photos.photos.open(row, side=SIDE), side=SIDE)
@@ -143,6 +183,11 @@ class _Suspects:
 
     def _words(self, col: int) -> str:
         return self.pairs.caption_ids[col] if self.pairs.captions is None else self.pairs.captions[col]
+
+
+def _grade(grade: float) -> str:
+    """A wrong pair's is small, not nothing."""
+    return f"{grade:.2f}" if grade >= 0.005 else "<0.01"
 
 
 def _told(label: str, words: str) -> Html:
