@@ -1,15 +1,8 @@
-"""The fused kernels against the loss written with torch.
-
-Without a GPU the kernels run in Triton's interpreter, which must be switched on before Triton is imported: one test
-runs the interpreted ones in a process of their own.
-"""
+"""The fused kernels against the loss written with torch."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,37 +28,19 @@ from vacsr.methods.vacsr import Vacsr
 from vacsr.objective import LossTerms
 from vacsr.pairwise import AlignedNoise, batch_block
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_the_..._in_the_interpreter")
-GPU = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETED, reason="needs a CUDA GPU")
+from .interpreter import GPU, INTERPRETED, interpreted, run_interpreted
+
 DEFAULT = Reading(clamp=10.0, bounded=False, squash=True, free_bits=0.0)
 
 
-def _run_interpreted(marks: str) -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed: pip install triton")
-    if INTERPRETED:
-        pytest.skip("the interpreter is on already")
-    command = [sys.executable, "-m", "pytest", __file__, "-k", "interpreted", "-m", marks, "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_the_kernels_in_the_interpreter() -> None:
-    _run_interpreted("not slow and not gpu")
+    run_interpreted(__file__)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_operators_in_the_interpreter() -> None:
-    _run_interpreted("slow and not gpu")
+    run_interpreted(__file__, marks="slow and not gpu")
 
 
 # ------------------------------------------------------------------------------------------------- one pair at a time

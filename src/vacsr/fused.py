@@ -12,9 +12,6 @@ The operator is opaque to `torch.compile`, waits for nothing on the host and can
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -22,7 +19,9 @@ import torch
 from torch import Tensor
 
 from vacsr.config import AdapterConfig, ObjectiveConfig
-from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
+from vacsr.errors import ShapeMismatch, UsageError
+from vacsr.operators import Operator, current, interpreted, need_kernels, register
+from vacsr.operators import available as available
 
 _MOST, _WIDEST = 4, 8192  # components are unrolled; all of z is held by one program
 _PER_WARP = 256  # numbers: 8 a thread, a 16-byte read in half precision
@@ -66,23 +65,6 @@ def supported(adapter: AdapterConfig, objective: ObjectiveConfig, *, latent: int
     return not objective.sigma_detach and adapter.components <= _MOST and latent <= _WIDEST
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def available(device: torch.device | str) -> bool:
-    """Can the kernels run on tensors of this device? Interpreted (TRITON_INTERPRET=1) they run anywhere, slowly.
-
-    >>> available("meta")
-    False
-    """
-    kind = torch.device(device).type
-    if importlib.util.find_spec("triton") is None or kind not in ("cpu", "cuda"):
-        return False
-    return kind == "cuda" or _interpreted()
-
-
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def runs(hidden: Tensor, adapter: AdapterConfig, *, objective: ObjectiveConfig, latent: int) -> bool:
     """Are the kernels asked for, and can they do it, for heads of this trunk output?"""
     if objective.fused is False:
@@ -119,19 +101,10 @@ def pair_latents(
 
 def _kernels(device: torch.device) -> ModuleType:
     """Imported at first use: this module must load where Triton is absent."""
-    if not available(device):
-        raise EnvironmentProblem(
-            f"the fused kernels need Triton and a CUDA device, not {device} — run: pip install triton, or set "
-            "method.objective.fused=auto"
-        )
+    need_kernels(device, what="fused", otherwise="set method.objective.fused=auto")
     from vacsr import fused_triton
 
     return fused_triton
-
-
-def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """Triton starts kernels on the current GPU, whichever the tensors are on."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def _sizes(heads: Tensor, weights: Tensor, reading: Reading) -> dict[str, int | bool]:
@@ -141,7 +114,7 @@ def _sizes(heads: Tensor, weights: Tensor, reading: Reading) -> dict[str, int | 
     block = max(32, 1 << (latent - 1).bit_length())
     return {
         "K": components, "D": latent, "BLOCK": block, "BOUNDED": reading.bounded, "SQUASH": reading.squash,
-        "FREE": reading.free_bits > 0, "FAST": heads.is_cuda and not _interpreted(),
+        "FREE": reading.free_bits > 0, "FAST": heads.is_cuda and not interpreted(),
         "num_warps": min(8, max(1, block // _PER_WARP)),
     }  # fmt: skip
 
@@ -152,7 +125,7 @@ def _forward(
     read, out = Reading(*reading), _forward_fake(heads, weights, sigma_weights, keys, *reading)
     inputs = [x.contiguous() for x in (heads, weights, sigma_weights, keys)]
     if len(heads):
-        with _device_of(heads):
+        with current(heads.device):
             _kernels(heads.device).draw_latents[(len(heads),)](
                 *inputs, *out, read.clamp, read.free_bits, **_sizes(heads, weights, read)
             )
@@ -166,7 +139,7 @@ def _backward(
     read, inputs = Reading(*reading), (heads, weights, sigma_weights, keys, d_z, d_kl, d_inverse, d_log_variance)
     out = _backward_fake(*inputs, *reading)
     if len(heads):
-        with _device_of(heads):
+        with current(heads.device):
             _kernels(heads.device).latents_gradient[(len(heads),)](
                 *(x.contiguous() for x in inputs), *out, read.clamp, read.free_bits, **_sizes(heads, weights, read)
             )
@@ -198,22 +171,13 @@ def _gradient(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     return (*found, None, *(None for _ in ctx.reading))
 
 
-def _register() -> None:
-    """Both are operators, so that a compiler leaves them whole; schemas are written out."""
-    op = torch.library.custom_op
-    inputs = "Tensor heads, Tensor weights, Tensor sigma_weights, Tensor keys"
-    reading = "float clamp, bool bounded, bool squash, float free_bits"
-    forward = op(
-        "vacsr::pair_latents", _forward, mutates_args=(),
-        schema=f"({inputs}, {reading}) -> (Tensor, Tensor, Tensor, Tensor)",
-    )  # fmt: skip
-    forward.register_fake(_forward_fake)
-    forward.register_autograd(_gradient, setup_context=_keep)
-    grads = "Tensor d_z, Tensor d_kl, Tensor d_inverse, Tensor d_log_variance"
-    op(
-        "vacsr::pair_latents_backward", _backward, mutates_args=(),
-        schema=f"({inputs}, {grads}, {reading}) -> (Tensor, Tensor, Tensor)",
-    ).register_fake(_backward_fake)  # fmt: skip
-
-
-_register()
+_INPUTS = "Tensor heads, Tensor weights, Tensor sigma_weights, Tensor keys"
+_GRADS = "Tensor d_z, Tensor d_kl, Tensor d_inverse, Tensor d_log_variance"
+_READING = "float clamp, bool bounded, bool squash, float free_bits"
+register(
+    "pair_latents",
+    Operator(_forward, _forward_fake, f"({_INPUTS}, {_READING}) -> (Tensor, Tensor, Tensor, Tensor)"),
+    backward=Operator(_backward, _backward_fake, f"({_INPUTS}, {_GRADS}, {_READING}) -> (Tensor, Tensor, Tensor)"),
+    keep=_keep,
+    gradient=_gradient,
+)

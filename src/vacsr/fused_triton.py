@@ -96,16 +96,23 @@ def _log_var(raw, clamp, BOUNDED: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
+def _component(heads, k, clamp, lane, K: tl.constexpr, D: tl.constexpr, BOUNDED: tl.constexpr, FAST: tl.constexpr):
+    """One component of a pair: its mean, what the second head gave, the logσ² it means, and σ."""
+    inside = lane < D
+    mean = tl.load(heads + k * D + lane, mask=inside, other=0.0).to(tl.float32)
+    raw = tl.load(heads + (K + k) * D + lane, mask=inside, other=0.0).to(tl.float32)
+    log_var = _log_var(raw, clamp, BOUNDED, FAST)
+    return mean, raw, log_var, _exp(0.5 * log_var, FAST)
+
+
+@triton.jit
 def _add_component(
     total, mixed, k, noise, heads, weights, sigma_weights, kl, clamp, free, lane,
     K: tl.constexpr, D: tl.constexpr, BOUNDED: tl.constexpr, FREE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """One component's share of z and of the mixed logσ²; its KL is written."""
     inside = lane < D
-    mean = tl.load(heads + k * D + lane, mask=inside, other=0.0).to(tl.float32)
-    raw = tl.load(heads + (K + k) * D + lane, mask=inside, other=0.0).to(tl.float32)
-    log_var = _log_var(raw, clamp, BOUNDED, FAST)
-    deviation = _exp(0.5 * log_var, FAST)
+    mean, _, log_var, deviation = _component(heads, k, clamp, lane, K, D, BOUNDED, FAST)
     cost = 0.5 * (mean * mean + deviation * deviation - 1.0 - log_var)
     if FREE:
         cost = tl.maximum(cost, free, propagate_nan=tl.PropagateNan.ALL)
@@ -162,10 +169,7 @@ def _component_gradient(
 ):  # fmt: skip
     """Of one component's mean, log-variance and two weights."""
     inside = lane < D
-    mean = tl.load(heads + k * D + lane, mask=inside, other=0.0).to(tl.float32)
-    raw = tl.load(heads + (K + k) * D + lane, mask=inside, other=0.0).to(tl.float32)
-    log_var = _log_var(raw, clamp, BOUNDED, FAST)
-    deviation = _exp(0.5 * log_var, FAST)
+    mean, raw, log_var, deviation = _component(heads, k, clamp, lane, K, D, BOUNDED, FAST)
     moved = deviation * noise
     variance = deviation * deviation
     tl.store(d_weights + k, tl.sum(d_z * (mean + moved)))

@@ -1,17 +1,10 @@
-"""The GPO kernels against nn.GRU on packed sequences and torch.sort.
-
-Without a GPU the kernels run in Triton's interpreter, which must be switched on before Triton is imported: one test
-runs the interpreted ones in a process of their own.
-"""
+"""The GPO kernels against nn.GRU on packed sequences and torch.sort."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,36 +16,18 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from vacsr.backbones import gpo_kernel
 from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_the_..._in_the_interpreter")
-GPU = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETED, reason="needs a CUDA GPU")
+from ..interpreter import GPU, interpreted, run_interpreted
+
 SIZES = [(128, 257, 512), (128, 50, 1024), (16, 197, 1024), (7, 33, 65), (3, 1, 1)]
 
 
-def _run_interpreted(marks: str) -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed: pip install triton")
-    if INTERPRETED:
-        pytest.skip("the interpreter is on already")
-    command = [sys.executable, "-m", "pytest", __file__, "-k", "interpreted", "-m", marks, "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_the_kernels_in_the_interpreter() -> None:
-    _run_interpreted("not slow and not gpu")
+    run_interpreted(__file__)
 
 
 @pytest.mark.slow
 def test_the_operators_in_the_interpreter() -> None:
-    _run_interpreted("slow and not gpu")
+    run_interpreted(__file__, marks="slow and not gpu")
 
 
 def _packed_states(gru: nn.GRU, places: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

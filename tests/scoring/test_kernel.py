@@ -6,11 +6,7 @@ runs the interpreted ones in a process of their own.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -35,9 +31,8 @@ from vacsr.scoring.kernel_scorer import FinderScorer, KernelScorer, kernel_score
 from vacsr.scoring.kernel_tiles import SMALL
 from vacsr.scoring.topk import stable_topk
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_the_kernel_in_the_interpreter")
-GPU = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETED, reason="needs a CUDA GPU")
+from ..interpreter import GPU, interpreted, run_interpreted
+
 HALF = torch.float16
 ROUNDINGS = {torch.bfloat16: 2.0**-8, HALF: 2.0**-11, FP8: 2.0**-4}
 # Root mean square error over the scores' standard deviation. The interpreter cuts where hardware rounds to bfloat16,
@@ -47,20 +42,7 @@ STATED_INTERPRETED = {torch.bfloat16: 1.2e-2, HALF: 1.2e-3, FP8: 0.2}
 
 
 def test_the_kernel_in_the_interpreter() -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed: pip install triton")
-    if INTERPRETED:
-        pytest.skip("the interpreter is on already")
-    command = [sys.executable, "-m", "pytest", __file__, "-k", "interpreted", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
 def method(dim: int, *, hidden: int = 0, width: int = 16, residual: bool = True, device: str = "cpu") -> Vacsr:

@@ -10,16 +10,15 @@ held by a CUDA graph. `available` says where they run; elsewhere use `pooling`.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
+from vacsr.errors import ShapeMismatch, UsageError
+from vacsr.operators import Operator, current, need_kernels, register
+from vacsr.operators import available as available
 
 _TILE = (32, 64)  # tokens × channels of one program: 16 values per thread, few idle rows at 257 tokens
 _LONGEST = 32_767  # ranks are kept as int16
@@ -32,19 +31,6 @@ class GruStates(NamedTuple):
     """[L, H]: the same for every item, since a prefix does not know how long the item is."""
     backward: Tensor
     """[B, L, H]: from each item's own last place; 0 beyond it."""
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def available(device: torch.device | str) -> bool:
-    """Can the kernels run on tensors of this device? Interpreted (TRITON_INTERPRET=1) they run anywhere, slowly.
-
-    >>> available("meta")
-    False
-    """
-    kind = torch.device(device).type
-    if importlib.util.find_spec("triton") is None or kind not in ("cpu", "cuda"):
-        return False
-    return kind == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def gru_states(gru: nn.Module, places: Tensor, *, lengths: Tensor) -> GruStates:
@@ -100,19 +86,10 @@ def ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
 
 def _kernels(device: torch.device) -> ModuleType:
     """Imported at first use: this module must load where Triton is absent."""
-    if not available(device):
-        raise EnvironmentProblem(
-            f"the GPO kernels need Triton and a CUDA device, not {device} — run: pip install triton, or use "
-            "vacsr.backbones.pooling, which runs anywhere"
-        )
+    need_kernels(device, what="GPO", otherwise="use vacsr.backbones.pooling, which runs anywhere")
     from vacsr.backbones import gpo_triton
 
     return gpo_triton
-
-
-def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """Triton starts kernels on the current GPU, whichever the tensors are on."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def _blocks(size: int, block: int) -> int:
@@ -128,7 +105,7 @@ def _bigru(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tupl
     hidden = gates.new_zeros(1 + len(lengths), length, width)
     saved = gates.new_zeros(1 + len(lengths), length, 4, width)
     turned = weight.transpose(1, 2).contiguous()
-    with _device_of(gates):
+    with current(gates.device):
         _kernels(gates.device).gru_forward[(len(hidden),)](
             gates.contiguous(), turned, bias.contiguous(), _chains(lengths, length), hidden, saved, length,
             H=width, num_warps=1,
@@ -142,7 +119,7 @@ def _bigru_backward(
     """-> gradients of gates [2, L, 3H], weight [2, 3H, H] and bias [2, 3H]."""
     length, width = hidden.shape[1:]
     parts = torch.zeros_like(saved)
-    with _device_of(hidden):
+    with current(hidden.device):
         _kernels(hidden.device).gru_backward[(len(hidden),)](
             weight.contiguous(), _chains(lengths, length), hidden, saved, d_hidden.contiguous(), parts, length,
             H=width, num_warps=1,
@@ -187,6 +164,19 @@ def _bigru_gradient(ctx: Any, d_hidden: Tensor | None, _: Tensor | None) -> tupl
     return d_gates, None, d_weight, d_bias
 
 
+register(
+    "bigru",
+    Operator(_bigru, _bigru_fake, "(Tensor gates, Tensor lengths, Tensor weight, Tensor bias) -> (Tensor, Tensor)"),
+    backward=Operator(
+        _bigru_backward,
+        _bigru_backward_fake,
+        "(Tensor hidden, Tensor saved, Tensor lengths, Tensor weight, Tensor d_hidden) -> (Tensor, Tensor, Tensor)",
+    ),
+    keep=_bigru_keep,
+    gradient=_bigru_gradient,
+)
+
+
 # --- the weighted sum of ranked values
 
 
@@ -201,7 +191,7 @@ def _ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tensor, 
     down, across = _blocks(length, _TILE[0]), _blocks(channels, _TILE[1])
     keys = values.new_empty((items, down * _TILE[0], across * _TILE[1]), dtype=torch.float32)
     kernels, tile = _kernels(mask.device), {"ROWS": _TILE[0], "COLUMNS": _TILE[1], "num_warps": 4}
-    with _device_of(values):
+    with current(values.device):
         kernels.order_keys[down, across, items](values, mask, keys, length, channels, *keys.shape[1:], **tile)
         kernels.rank_values[down, across, items](
             values, mask, keys, rank, ranked, length, channels, *keys.shape[1:], UNROLL=4, **tile
@@ -222,7 +212,7 @@ def _ranked_sum_backward(
     weights, d_out, counts = weights.contiguous(), d_out.contiguous(), mask.sum(1, dtype=torch.int32)
     down, across = _blocks(length, _TILE[0]), _blocks(channels, _TILE[1])
     kernels, tile = _kernels(mask.device), {"ROWS": _TILE[0], "COLUMNS": _TILE[1], "num_warps": 4}
-    with _device_of(ranked):
+    with current(ranked.device):
         kernels.values_gradient[down, across, items](rank, weights, d_out, d_values, length, channels, **tile)
         kernels.weights_gradient[down, items](ranked, counts, d_out, d_weights, length, channels, **tile)
     return d_values, d_weights
@@ -251,25 +241,14 @@ def _ranked_sum_gradient(ctx: Any, d_out: Tensor | None, *_: Tensor | None) -> t
     return d_values, None, d_weights
 
 
-# --- what torch is told: schemas are written out, so that no annotation has to be understood
-
-
-def _register() -> None:
-    """Forward operators know their gradients; the gradients are operators too, so that a compiler leaves them whole."""
-    op = torch.library.custom_op
-    bigru_schema = "(Tensor gates, Tensor lengths, Tensor weight, Tensor bias) -> (Tensor, Tensor)"
-    bigru_op = op("vacsr::bigru", _bigru, mutates_args=(), schema=bigru_schema)
-    bigru_op.register_fake(_bigru_fake)
-    bigru_op.register_autograd(_bigru_gradient, setup_context=_bigru_keep)
-    schema = "(Tensor hidden, Tensor saved, Tensor lengths, Tensor weight, Tensor d_hidden) -> (Tensor, Tensor, Tensor)"
-    op("vacsr::bigru_backward", _bigru_backward, mutates_args=(), schema=schema).register_fake(_bigru_backward_fake)
-    sum_schema = "(Tensor values, Tensor mask, Tensor weights) -> (Tensor, Tensor, Tensor)"
-    sum_op = op("vacsr::ranked_sum", _ranked_sum, mutates_args=(), schema=sum_schema)
-    sum_op.register_fake(_ranked_sum_fake)
-    sum_op.register_autograd(_ranked_sum_gradient, setup_context=_ranked_sum_keep)
-    schema = "(Tensor rank, Tensor ranked, Tensor mask, Tensor weights, Tensor d_out) -> (Tensor, Tensor)"
-    sum_backward = op("vacsr::ranked_sum_backward", _ranked_sum_backward, mutates_args=(), schema=schema)
-    sum_backward.register_fake(_ranked_sum_backward_fake)
-
-
-_register()
+register(
+    "ranked_sum",
+    Operator(_ranked_sum, _ranked_sum_fake, "(Tensor values, Tensor mask, Tensor weights) -> (Tensor, Tensor, Tensor)"),
+    backward=Operator(
+        _ranked_sum_backward,
+        _ranked_sum_backward_fake,
+        "(Tensor rank, Tensor ranked, Tensor mask, Tensor weights, Tensor d_out) -> (Tensor, Tensor)",
+    ),
+    keep=_ranked_sum_keep,
+    gradient=_ranked_sum_gradient,
+)

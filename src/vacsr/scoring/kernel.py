@@ -12,14 +12,13 @@ scores is 3e-3 to 6e-3 in bfloat16, an eighth of that in float16, about 5e-2 in 
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vacsr import operators
 from vacsr.adapter import FoldedAdapter
 from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.scoring.kernel_pack import FP8, PackedAdapter, PackedTexts, pack_adapter, pack_images, pack_texts, pass_width
@@ -44,7 +43,7 @@ def available(device: torch.device | str) -> bool:
     if importlib.util.find_spec("triton") is None or place.type not in ("cpu", "cuda"):
         return False
     if place.type == "cpu":
-        return os.environ.get("TRITON_INTERPRET") == "1"
+        return operators.interpreted()
     return torch.cuda.is_available() and torch.cuda.get_device_capability(place) >= (8, 0)
 
 
@@ -118,7 +117,7 @@ class PairKernel:
         images = pack_images(v, texts, dtype=self.dtype)
         weights = torch.empty(count, *trunk.shape, dtype=self.dtype, device=self.device)
         rows, cols, run = _scaled_tile(tile)
-        with _current(self.device):
+        with operators.current(self.device):
             grid = (trunk.shape[0] // rows, trunk.shape[1] // cols, -(-count // run))
             kernel_triton.scale_trunk[grid](
                 trunk, images.rows, weights, count, H=trunk.shape[0], D=trunk.shape[1], RUN=run, ROWS=rows, COLS=cols
@@ -175,8 +174,3 @@ def _check(device: torch.device, dtype: torch.dtype) -> None:
 def _scaled_tile(tile: Tile) -> tuple[int, int, int]:
     """Rows, columns and images of a scaling program; they divide the padded trunk."""
     return min(_SCALED[0], tile.hidden), min(_SCALED[1], tile.depth), _SCALED[2]
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Triton starts kernels on the current GPU, whichever the tensors are on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
