@@ -514,6 +514,15 @@ def test_no_gpu(vacsr: Command, run: Path) -> None:
     assert "use device=cpu" in answer.err
 
 
+def test_memory_that_runs_out(vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("vacsr.train.loop.Trainer.run", full)
+    answer = vacsr("train", recipe, "--out", tmp_path / "run")
+    assert answer.refused(3, "CUDA out of memory — try --set train.tile=auto", "train.batch_size")
+
+
 def test_ctrl_c_outside_training(vacsr: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from PIL import Image
+from torch import Tensor
 
+from vacsr.methods.fewshot.clip import ClipModel
 from vacsr.methods.fewshot.coop import Coop
 from vacsr.recipes import recipe_from
 from vacsr.train import run_recipe
@@ -138,6 +141,49 @@ def test_a_broken_photo_is_named(vacsr: Command, recipe: Path, tmp_path: Path) -
     for path in (tmp_path / "photos" / "dog").iterdir():
         path.write_bytes(b"no photo")
     assert vacsr("fewshot", recipe, "--out", tmp_path / "broken", *change).refused(4, "dog", "cannot be read")
+
+
+CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB."
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("coop", ["train.batch_size below 2", "backbone.checkpointing=true", "evaluate.batch_size below 100"]),
+        ("cocoop", ["method.chunk"]),
+        ("vacsr", ["method.text_chunk=100", "method.pair_chunk=4096"]),
+    ],
+)
+def test_memory_that_runs_out_is_told_with_what_takes_less(
+    vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, words: list[str]
+) -> None:
+    def image(self: ClipModel, pixels: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError(CUDA)
+
+    monkeypatch.setattr(ClipModel, "image", image)
+    answer = vacsr("fewshot", recipe, "--out", tmp_path / "run", "--set", f"method={method}")
+    assert answer.refused(3, "CUDA out of memory — try --set", *words)
+    one = vacsr("fewshot", recipe, "--out", tmp_path / "run", "--set", "train.batch_size=1")
+    assert one.refused(3, "CUDA out of memory")
+    assert "train.batch_size" not in one.err
+
+
+def test_memory_may_run_out_on_a_processor_and_in_a_test(
+    vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    assert vacsr("fewshot", recipe, "--out", run, "--set", "train.epochs=1").code == 0
+    monkeypatch.setattr(ClipModel, "image", lambda *_: torch.empty(10**15))
+    again = vacsr("fewshot", run / "config.yaml", "--out", run, "--evaluate-only")
+    assert again.refused(3, "out of memory", "evaluate.batch_size below 100")
+
+
+def test_other_errors_of_torch_are_left_as_they_are(
+    vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClipModel, "image", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        vacsr("fewshot", recipe, "--out", tmp_path / "run")
 
 
 def test_help_names_the_options(vacsr: Command) -> None:

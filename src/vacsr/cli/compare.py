@@ -3,47 +3,69 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from vacsr.cli.options import Overrides
 from vacsr.errors import UsageError
 
+if TYPE_CHECKING:
+    from vacsr.compare.table import Table
+
+TableFile = Annotated[Path, typer.Argument(help="A table, e.g. tables/retrieval.yaml.", metavar="TABLE.yaml")]
+Layers = Annotated[
+    list[Path] | None,
+    typer.Option("--with", metavar="FILE", help="Lay a file's fields over the table's, e.g. tables/parts/coco.yaml."),
+]
+Seeds = Annotated[str | None, typer.Option(metavar="N,N", help="Comma-separated, instead of the table's; e.g. 0,1,2.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the table; default runs/TABLE.")]
+Runs = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of run folders, which tables may share; default --out.")
+]
+Jobs = Annotated[int, typer.Option(min=1, help="Worker processes; several may share a GPU.")]
+Rows = Annotated[
+    list[str] | None, typer.Option(metavar="ROW", help="Run only these rows; repeatable. All finished are shown.")
+]
+Against = Annotated[
+    str | None,
+    typer.Option(metavar="ROW", help="Also print every row's difference from this one, in standard errors too."),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete runs of another recipe and start them again.")]
+OnlyCollect = Annotated[bool, typer.Option("--only-collect", help="Run nothing; take what is finished.")]
+Stored = Annotated[
+    Path | None, typer.Option("--from", metavar="FILE", help="Draw the table from a results.json, without runs.")
+]
+Page = Annotated[bool, typer.Option("--page", help="Also write page.html: figures, and photos with answers.")]
+Format = Annotated[str, typer.Option("--format", help="What is printed: md, csv, latex or html.")]
+
+
+class Work(NamedTuple):
+    """What is to be run, and how; as it stands where nothing of it was asked for."""
+
+    seeds: tuple[int, ...] = ()
+    runs: Path | None = None
+    jobs: int = 1
+    rows: tuple[str, ...] = ()
+    fresh: bool = False
+    only_collect: bool = False
+
 
 def compare(
-    table: Annotated[Path, typer.Argument(help="A table, e.g. tables/retrieval.yaml.", metavar="TABLE.yaml")],
+    table: TableFile,
     overrides: Overrides = None,
-    layers: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--with", metavar="FILE", help="Lay a file's fields over the table's, e.g. tables/parts/coco.yaml."
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Comma-separated, instead of the table's; e.g. 0,1,2.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the table; default runs/TABLE.")] = None,
-    runs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of run folders, which tables may share; default --out.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes; several may share a GPU.")] = 1,
-    row: Annotated[
-        list[str] | None, typer.Option(metavar="ROW", help="Run only these rows; repeatable. All finished are shown.")
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="ROW", help="Also print every row's difference from this one, in standard errors too."),
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete runs of another recipe and start them again.")] = False,
-    only_collect: Annotated[bool, typer.Option("--only-collect", help="Run nothing; take what is finished.")] = False,
-    stored: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Draw the table from a results.json, without runs.")
-    ] = None,
-    page: Annotated[
-        bool, typer.Option("--page", help="Also write page.html: figures, and photos with answers.")
-    ] = False,
-    form: Annotated[str, typer.Option("--format", help="What is printed: md, csv, latex or html.")] = "md",
+    layers: Layers = None,
+    seeds: Seeds = None,
+    out: Out = None,
+    runs: Runs = None,
+    jobs: Jobs = 1,
+    row: Rows = None,
+    against: Against = None,
+    fresh: Fresh = False,
+    only_collect: OnlyCollect = False,
+    stored: Stored = None,
+    page: Page = False,
+    form: Format = "md",
 ) -> None:
     """Run methods × settings × seeds; finished cells are kept, so the same command goes on where it stopped."""
     from vacsr.compare import compare as run_table
@@ -52,30 +74,31 @@ def compare(
 
     if form not in FORMATS:
         raise UsageError(f"--format {form} — choose one of: {', '.join(FORMATS)}")
-    folder = out or Path("runs") / table.stem
-    chosen = _numbers(seeds) if seeds is not None else []
+    work = Work(_numbers(seeds), runs, jobs, tuple(row or ()), fresh, only_collect)
     plan = read_table(table, overrides or [], layers=layers or [])
-    if against is not None and against not in {variant.name for variant in plan.rows}:
-        raise UsageError(f"no row '{against}' — the table has: {', '.join(variant.name for variant in plan.rows)}")
+    _check(plan, work, against=against, stored=stored)
     if stored is not None:
-        if chosen or runs or row or fresh or only_collect or jobs > 1:
-            raise UsageError(
-                "--from draws stored figures and runs nothing — leave out --seeds, --runs, --jobs, --row, --fresh "
-                "and --only-collect"
-            )
         result = redraw(plan, stored, out, page=page)
     else:
-        result = run_table(
-            plan, folder,
-            runs=runs, seeds=chosen, jobs=jobs, rows=row or [], fresh=fresh, only_collect=only_collect, page=page,
-        )  # fmt: skip
+        result = run_table(plan, out or Path("runs") / table.stem, page=page, **work._asdict())
     typer.echo(FORMATS[form](result))
     if against is not None:
         typer.echo(result.differences(against))
 
 
-def _numbers(text: str) -> list[int]:
+def _check(plan: Table, work: Work, *, against: str | None, stored: Path | None) -> None:
+    names = [variant.name for variant in plan.rows]
+    if against is not None and against not in names:
+        raise UsageError(f"no row '{against}' — the table has: {', '.join(names)}")
+    if stored is not None and work != Work():
+        raise UsageError(
+            "--from draws stored figures and runs nothing — leave out --seeds, --runs, --jobs, --row, --fresh "
+            "and --only-collect"
+        )
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
     try:
-        return [int(part) for part in text.split(",")]
+        return () if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise UsageError(f"--seeds '{text}', expected whole numbers — type e.g. --seeds 0,1,2") from error

@@ -43,56 +43,68 @@ class ScoreFiles(NamedTuple):
     uncertainty: Path | None
 
 
+RunFolder = Annotated[
+    Path | None, typer.Argument(help="A run folder or a model folder; none with --scores.", show_default=False)
+]
+Pairs = Annotated[
+    str | None, typer.Option(metavar="SPEC", help="Data such as features:FILE,captions=FILE; default: the run's.")
+]
+Split = Annotated[
+    str | None, typer.Option(metavar="S", help="Split to report; default: test, or all where there is none.")
+]
+Protocols = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="P",
+        help="flickr (all in one gallery, the data's labels), or on COCO's test images, by COCO's ids: coco-1k, "
+        "coco-5k, cxc, eccv. Repeatable; default: the run's, or flickr.",
+    ),
+]
+GradeFiles = Annotated[
+    list[Path] | None, typer.Option(metavar="FILE", help="Human grades; repeatable. Default: the run's.")
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the report as JSON.")]
+Pessimistic = Annotated[
+    bool | None, typer.Option("--pessimistic/--stable", help="Among equal scores, wrong items first, or index order.")
+]
+BinsOption = Annotated[Bins | None, typer.Option(help="Uncertainty bins of equal count, or of equal width.")]
+Scores = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Instead of RUN: a matrix, a row an image, a column a caption; .npy or .safetensors."
+    ),
+]
+Ids = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="With --scores: JSON with the lists images, captions and caption_image, all ids."
+    ),
+]
+Uncertainty = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --scores: the uncertainty of every pair, a file of the same shape."),
+]
+PostHoc = Annotated[
+    PostHocChoice | None,
+    typer.Option(
+        help="Uncertainty for a cosine method: fitted on the run's training data, or with cosine 1 − its score."
+    ),
+]
+
+
 def evaluate(
-    run: Annotated[
-        Path | None, typer.Argument(help="A run folder or a model folder; none with --scores.", show_default=False)
-    ] = None,
-    pairs: Annotated[
-        str | None,
-        typer.Option(metavar="SPEC", help="Data such as features:FILE,captions=FILE; default: the run's."),
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(metavar="S", help="Split to report; default: test, or all where there is none.")
-    ] = None,
-    protocol: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="P",
-            help="flickr (all in one gallery, the data's labels), or on COCO's test images, by COCO's ids: coco-1k, "
-            "coco-5k, cxc, eccv. Repeatable; default: the run's, or flickr.",
-        ),
-    ] = None,
-    judgments: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Human grades; repeatable. Default: the run's.")
-    ] = None,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the report as JSON.")] = None,
-    pessimistic: Annotated[
-        bool | None,
-        typer.Option("--pessimistic/--stable", help="Among equal scores, wrong items first, or index order."),
-    ] = None,
-    bins: Annotated[Bins | None, typer.Option(help="Uncertainty bins of equal count, or of equal width.")] = None,
-    scores: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Instead of RUN: a matrix, a row an image, a column a caption; .npy or .safetensors."
-        ),
-    ] = None,
-    ids: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="With --scores: JSON with the lists images, captions and caption_image, all ids."
-        ),
-    ] = None,
-    uncertainty: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --scores: the uncertainty of every pair, a file of the same shape."),
-    ] = None,
-    posthoc: Annotated[
-        PostHocChoice | None,
-        typer.Option(
-            help="Uncertainty for a cosine method: fitted on the run's training data, or with cosine 1 − its score."
-        ),
-    ] = None,
+    run: RunFolder = None,
+    pairs: Pairs = None,
+    split: Split = None,
+    protocol: Protocols = None,
+    judgments: GradeFiles = None,
+    json: JsonFile = None,
+    pessimistic: Pessimistic = None,
+    bins: BinsOption = None,
+    scores: Scores = None,
+    ids: Ids = None,
+    uncertainty: Uncertainty = None,
+    posthoc: PostHoc = None,
     device: Device = "auto",
 ) -> None:
     """Report retrieval, uncertainty and agreement with human grades, of a trained model or of anybody's scores.
@@ -101,53 +113,72 @@ def evaluate(
     """
     from vacsr.files import write_json
 
-    given: dict[str, Any] = {"protocols": protocol} if protocol else {}
-    if judgments:
-        given["judgments"] = [str(path) for path in judgments]
-    if pessimistic is not None:
-        given["ties"] = "pessimistic" if pessimistic else "stable"
-    if bins is not None:
-        given["bins"] = bins.value
-    if posthoc is not None:
-        if scores is not None:
-            raise UsageError("--posthoc needs a trained model, --scores has none — give --uncertainty FILE instead")
-        given["posthoc"] = posthoc.value
-    if scores is not None:
-        if run is not None or ids is None:
-            raise UsageError(
-                "--scores stands for a RUN and needs --ids — type: vacsr evaluate --scores M.npy --ids ids.json"
-            )
-        files = ScoreFiles(scores, ids, uncertainty)
-        report = _judge_matrix(files, pairs, split=split, settings=_evaluate_settings({}, given))
-    elif run is None or ids is not None or uncertainty is not None:
-        raise UsageError(
-            "evaluate takes a RUN alone, or --scores with --ids — type: vacsr evaluate runs/NAME, "
-            "or: vacsr evaluate --scores M.npy --ids ids.json"
-        )
+    given = _given(protocol, judgments, pessimistic=pessimistic, bins=bins, posthoc=posthoc)
+    judged = _judged(run, scores, ids=ids, uncertainty=uncertainty, posthoc=posthoc)
+    if isinstance(judged, ScoreFiles):
+        report = _judge_matrix(judged, pairs, split=split, given=given)
     else:
-        own = {} if pairs else run_section(run, "evaluate")
-        settings = _evaluate_settings(own, given)
-        report = _judge_run(run, pairs, split=split, settings=settings, device=device, asked="protocols" in given)
+        report = _judge_run(judged, pairs, split=split, given=given, device=device)
     if json is not None:
         write_json(json, report.to_json())
     typer.echo(report.to_markdown())
 
 
+def _judged(
+    run: Path | None, scores: Path | None, *, ids: Path | None, uncertainty: Path | None, posthoc: PostHocChoice | None
+) -> Path | ScoreFiles:
+    """A run, or anybody's scores with their ids; what goes with neither is refused."""
+    if scores is not None:
+        if posthoc is not None:
+            raise UsageError("--posthoc needs a trained model, --scores has none — give --uncertainty FILE instead")
+        if run is not None or ids is None:
+            raise UsageError(
+                "--scores stands for a RUN and needs --ids — type: vacsr evaluate --scores M.npy --ids ids.json"
+            )
+        return ScoreFiles(scores, ids, uncertainty)
+    if run is None or ids is not None or uncertainty is not None:
+        raise UsageError(
+            "evaluate takes a RUN alone, or --scores with --ids — type: vacsr evaluate runs/NAME, "
+            "or: vacsr evaluate --scores M.npy --ids ids.json"
+        )
+    return run
+
+
+def _given(
+    protocol: list[str] | None,
+    judgments: list[Path] | None,
+    *,
+    pessimistic: bool | None,
+    bins: Bins | None,
+    posthoc: PostHocChoice | None,
+) -> dict[str, Any]:
+    """The fields of a recipe's `evaluate` that were typed; the others are the run's, or the defaults."""
+    fields: dict[str, Any] = {
+        "protocols": protocol,
+        "judgments": [str(path) for path in judgments or ()],
+        "ties": None if pessimistic is None else "pessimistic" if pessimistic else "stable",
+        "bins": bins and bins.value,
+        "posthoc": posthoc and posthoc.value,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
 def _judge_run(
-    run: Path, pairs: str | None, *, split: str | None, settings: EvaluateConfig, device: str, asked: bool
+    run: Path, pairs: str | None, *, split: str | None, given: dict[str, Any], device: str
 ) -> RetrievalReport:
-    """A trained model on its own data or on others; protocols that nobody ``asked`` for now need not fit."""
+    """A trained model on its own data or on others; protocols that nobody asked for now need not fit."""
     from vacsr.evaluate.exact import scene_truth
     from vacsr.evaluate.protocols import fitting_protocols
     from vacsr.evaluate.retrieval import evaluate_retrieval
     from vacsr.scoring import PairScorer
     from vacsr.train.posthoc import run_posthoc
 
+    settings = _evaluate_settings({} if pairs else run_section(run, "evaluate"), given)
     scorer = PairScorer.from_pretrained(run, device=device)
     if settings.posthoc != "none":
         scorer = run_posthoc(run, scorer.model, kind=settings.posthoc, device=device)
     data = _pairs_to_report(run, pairs, split=split)
-    protocols = settings.protocols if asked else fitting_protocols(settings.protocols, data)
+    protocols = settings.protocols if "protocols" in given else fitting_protocols(settings.protocols, data)
     return evaluate_retrieval(
         scorer, data,
         protocols=protocols, judgments=_judgments(settings), ties=settings.ties, bins=settings.bins,
@@ -155,9 +186,7 @@ def _judge_run(
     )  # fmt: skip
 
 
-def _judge_matrix(
-    files: ScoreFiles, pairs: str | None, *, split: str | None, settings: EvaluateConfig
-) -> RetrievalReport:
+def _judge_matrix(files: ScoreFiles, pairs: str | None, *, split: str | None, given: dict[str, Any]) -> RetrievalReport:
     """Scores of any system; labels come from the ids file, from --pairs, or with COCO's protocols from COCO."""
     from vacsr.data import load_pairs
     from vacsr.evaluate.captions import coco_caption_image
@@ -165,6 +194,7 @@ def _judge_matrix(
     from vacsr.evaluate.retrieval import evaluate_scores
     from vacsr.evaluate.score_files import MatrixIds, labels_from, own_labels, read_ids, read_scores
 
+    settings = _evaluate_settings({}, given)
     check_protocols(settings.protocols)
     ids = read_ids(files.ids)
     if pairs is not None:

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from vacsr.cli.memory import memory_told
 from vacsr.cli.options import Overrides
+
+_SMALLER = "try --set train.tile=auto, backbone.checkpointing=true or a smaller train.batch_size"
 
 
 def train(
@@ -21,7 +24,9 @@ def train(
     from vacsr.train import run_recipe
 
     folder = out or Path("runs") / recipe.stem
-    result = run_recipe(read_recipe(recipe, overrides or []), folder, resume=resume)
+    plan = read_recipe(recipe, overrides or [])
+    with memory_told(_SMALLER):
+        result = run_recipe(plan, folder, resume=resume)
     if result.run.interrupted:
         again = f"vacsr train {folder / 'config.yaml'} --out {folder} --resume"
         typer.echo(f"stopped after step {result.run.state.step}; go on with: {again}", err=True)

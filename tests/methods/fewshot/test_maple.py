@@ -13,6 +13,7 @@ from vacsr.methods.fewshot.base import ClassSet, ShotBatch
 from vacsr.methods.fewshot.clip import ClipModel
 from vacsr.methods.fewshot.maple import DeepPrompts, Maple
 
+from .checks import alike_for_all_seeds
 from .plain_clip import photos, plain_image, plain_text, small_clip
 from .plain_maple import plain_prompts, prompt_rows, tiny_clip
 
@@ -104,15 +105,10 @@ def test_text_starts_as_the_words_it_replaces() -> None:
 
 
 def test_the_generator_alone_decides() -> None:
-    def state(seed: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
+    def saved(generator: torch.Generator) -> dict[str, Tensor]:
         return Maple(small_clip(), MapleConfig(), classes=CLASSES, generator=generator).saved()
 
-    before = torch.random.get_rng_state()
-    one, same, other = state(0), state(0), state(1)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert {name for name in one if torch.equal(one[name], other[name])} == {"prompts.tokens.0"}
+    assert alike_for_all_seeds(saved) == {"prompts.tokens.0"}
 
 
 def test_what_was_learned_is_all_it_takes() -> None:

@@ -16,6 +16,7 @@ from vacsr.methods.fewshot.base import ClassSet, ShotBatch
 from vacsr.methods.fewshot.clip import ClipModel
 from vacsr.methods.fewshot.mma import Mma, scale_gradient
 
+from .checks import losses_of_steps
 from .plain_clip import Plain, layer_norm, photos, plain_image, plain_text, small_clip, weights_of
 
 CLASSES = ClassSet(("red_fox", "cat", "a boat"), template="{} texture.")
@@ -163,18 +164,9 @@ def test_checkpointing_changes_no_gradient() -> None:
 
 def test_some_steps_learn_the_shots_and_move_no_tower() -> None:
     method = build(small_clip(dtype=torch.float32), scale=0.001, width=32)
-    batch = ShotBatch(photos(6, dtype=torch.float32), torch.arange(6) % 3)
-    towers = {name: parameter.clone() for name, parameter in method.clip.named_parameters()}
     optimiser = torch.optim.SGD(method.param_groups()[0].params, lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(12):
-        loss = method.loss(batch, CLASSES).total
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss.detach()))
+    losses = losses_of_steps(method, optimiser, classes=CLASSES, steps=12)
     assert losses[-1] < 0.8 * losses[0], losses
-    assert all(parameter.equal(towers[name]) for name, parameter in method.clip.named_parameters())
 
 
 def closed_form(image: int, text: int, *, middle: int, layers: int) -> int:

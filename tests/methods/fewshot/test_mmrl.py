@@ -14,6 +14,7 @@ from vacsr.methods.fewshot.base import ClassSet, ShotBatch
 from vacsr.methods.fewshot.clip import ClipModel
 from vacsr.methods.fewshot.mmrl import Mmrl
 
+from .checks import losses_of_steps
 from .plain_clip import (
     Plain,
     norm,
@@ -230,18 +231,9 @@ def test_frozen_texts_are_worked_out_once_per_class_list(monkeypatch: pytest.Mon
 def test_some_steps_learn_the_shots_and_move_no_tower() -> None:
     clip = small_clip(dtype=torch.float32)
     method = Mmrl(clip, MmrlConfig(layers=2), classes=CLASSES, generator=torch.Generator().manual_seed(0))
-    batch = ShotBatch(photos(6, dtype=torch.float32), torch.arange(6) % 3)
-    towers = {name: parameter.clone() for name, parameter in method.clip.named_parameters()}
     optimiser = torch.optim.AdamW(method.param_groups()[0].params, lr=1e-3)
-    losses = []
-    for _ in range(10):
-        loss = method.loss(batch, CLASSES).total
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss.detach()))
+    losses = losses_of_steps(method, optimiser, classes=CLASSES, steps=10)
     assert losses[-1] < 0.7 * losses[0], losses
-    assert all(parameter.equal(towers[name]) for name, parameter in method.clip.named_parameters())
 
 
 def closed_form(image: int, text: int, *, dim: int, rep_dim: int, layers: int, tokens: int) -> int:

@@ -15,6 +15,7 @@ from vacsr.config.base import Config
 from vacsr.errors import DataError
 from vacsr.methods.base import ParamGroup
 from vacsr.methods.fewshot.clip import ClipModel
+from vacsr.methods.fewshot.kept import Kept
 from vacsr.objective import LossTerms
 
 
@@ -59,6 +60,7 @@ class FewshotMethod(nn.Module, ABC):
         super().__init__()
         clip.freeze()
         self.clip = clip
+        self._ids = Kept[Tensor]()
 
     @abstractmethod
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
@@ -79,6 +81,15 @@ class FewshotMethod(nn.Module, ABC):
     def scored(self, pixels: Tensor, prepared: Any) -> tuple[Tensor, Tensor | None]:
         """Logits and uncertainty; a method that has both may see each photo once. [B, 3, S, S] -> [B, C], [B, C]"""
         return self.logits(pixels, prepared), self.uncertainty(pixels, prepared)
+
+    def sentence_ids(self, classes: ClassSet) -> Tensor:
+        """Ids of the classes' sentences, worked out anew when names, template or device change. -> [C, L]"""
+        key = classes.names, classes.template, self.clip.device
+        return self._ids.of(key, lambda: self.tokenize(classes))
+
+    def tokenize(self, classes: ClassSet) -> Tensor:
+        """As the class list tells them; a method with a sentence of its own has its own way. -> [C, L]"""
+        return self.clip.tokens(classes.prompts())
 
     def learned(self) -> dict[str, nn.Parameter]:
         """What learns, by name; the towers' woken parameters too."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vacsr.config.fewshot.tuning import ClipoodConfig
 from vacsr.methods.fewshot.base import ClassSet, FewshotMethod, ShotBatch, cross_entropy, scaled_cosines
 from vacsr.methods.fewshot.clip import ClipModel
+from vacsr.methods.fewshot.kept import Kept
 from vacsr.objective import LossTerms
 
 
@@ -66,7 +67,7 @@ class Clipood(FewshotMethod):
         clip.backbone.image.requires_grad_(True)
         clip.image_map.requires_grad_(True)
         self.average = RunningMean(list(self.learned().values()))
-        self._texts: dict[ClassSet, Tensor] = {}
+        self._texts = Kept[Tensor]()
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """Mean cross-entropy of the batch, with the margin."""
@@ -78,9 +79,8 @@ class Clipood(FewshotMethod):
     @torch.no_grad()
     def prepared(self, classes: ClassSet) -> Tensor:
         """Unit vectors of the classes' prompts, kept from step to step. -> [C, d]"""
-        if classes not in self._texts:
-            self._texts = {classes: self.clip.text(self.clip.tokens(classes.prompts()))}
-        return self._texts[classes].to(self.clip.device)
+        ids = self.sentence_ids(classes)
+        return self._texts.of((classes.names, classes.template, ids.device), lambda: self.clip.text(ids))
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:

@@ -36,6 +36,10 @@ class Cocoop(FewshotMethod):
 
     def prepared(self, classes: ClassSet) -> Tensor:
         """The ids of the classes' sentences: their features depend on the photo. -> [C, L]"""
+        return self.sentence_ids(classes)
+
+    def tokenize(self, classes: ClassSet) -> Tensor:
+        """With the context's words. -> [C, L]"""
         return context_tokens(self.clip, self.config.context, names=classes.names)
 
     @torch.no_grad()

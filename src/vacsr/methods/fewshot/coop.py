@@ -65,8 +65,11 @@ class Coop(FewshotMethod):
 
     def _texts(self, classes: ClassSet) -> Tensor:
         """-> [C, d]"""
-        tokens = context_tokens(self.clip, self.config.context, names=classes.names)
-        return self.clip.text(tokens, edits=ContextWords(self.context))
+        return self.clip.text(self.sentence_ids(classes), edits=ContextWords(self.context))
+
+    def tokenize(self, classes: ClassSet) -> Tensor:
+        """With the context's words. -> [C, L]"""
+        return context_tokens(self.clip, self.config.context, names=classes.names)
 
     @torch.no_grad()
     def prepared(self, classes: ClassSet) -> Tensor:

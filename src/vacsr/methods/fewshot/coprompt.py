@@ -21,6 +21,7 @@ from vacsr.draws import RowNoise
 from vacsr.errors import UsageError
 from vacsr.methods.fewshot.base import ClassSet, ShotBatch, drawn_from, scaled_cosines
 from vacsr.methods.fewshot.clip import ClipModel, unit
+from vacsr.methods.fewshot.kept import Kept
 from vacsr.methods.fewshot.maple import Maple
 from vacsr.objective import LossTerms
 
@@ -73,7 +74,7 @@ class Coprompt(Maple):
                 FeatureAdapter(clip.dim, reduction=config.reduction, blend=blend).to(self.prompts.tokens[0])
                 for blend in (config.image_blend, config.text_blend)
             )
-        self._described: dict[ClassSet, Described] = {}
+        self._described = Kept[Described]()
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """Cross-entropy and the two consistency terms."""
@@ -100,9 +101,7 @@ class Coprompt(Maple):
 
     def described(self, classes: ClassSet) -> Described:
         """The frozen features of all sentences, worked out once for a class list."""
-        if classes not in self._described:
-            self._described = {classes: _describe(self.clip, classes)}
-        return self._described[classes]
+        return self._described.of((classes, self.clip.device), lambda: _describe(self.clip, classes))
 
 
 def inconsistency(found: Tensor, wanted: Tensor) -> Tensor:

@@ -103,7 +103,6 @@ class Maple(FewshotMethod):
         depth = min(config.depth, blocks)
         start = first_words(clip, config.context, count=config.tokens)
         self.prompts = DeepPrompts(start, depth=depth, image_width=clip.image_width, generator=generator)
-        self._rows: dict[ClassSet, Tensor] = {}
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """Mean cross-entropy of the batch."""
@@ -126,14 +125,12 @@ class Maple(FewshotMethod):
 
     def text_features(self, classes: ClassSet) -> Tensor:
         """Unit vectors of classes. -> [C, d]"""
-        return self.clip.text(self._tokens(classes), edits=TextPrompts(self.prompts.text()))
+        return self.clip.text(self.sentence_ids(classes), edits=TextPrompts(self.prompts.text()))
 
-    def _tokens(self, classes: ClassSet) -> Tensor:
-        """Ids of the classes' sentences, kept from step to step. -> [C, L]"""
-        if classes not in self._rows:
-            own = ClassSet(classes.names, self.config.context.replace("{", "{{").replace("}", "}}") + " {}.")
-            self._rows = {classes: self.clip.tokens(own.prompts())}
-        return self._rows[classes].to(self.clip.device)
+    def tokenize(self, classes: ClassSet) -> Tensor:
+        """With the context's words. -> [C, L]"""
+        own = ClassSet(classes.names, self.config.context.replace("{", "{{").replace("}", "}}") + " {}.")
+        return self.clip.tokens(own.prompts())
 
 
 @torch.no_grad()

@@ -113,8 +113,11 @@ class Mma(FewshotMethod):
 
     def texts(self, classes: ClassSet) -> Tensor:
         """Unit features of the classes' sentences. -> [C, d]"""
-        told = classes._replace(template=self.config.template or classes.template)
-        return self.clip.text(self.clip.tokens(told.prompts()), edits=self.text_edits)
+        return self.clip.text(self.sentence_ids(classes), edits=self.text_edits)
+
+    def tokenize(self, classes: ClassSet) -> Tensor:
+        """With the method's own template where it has one. -> [C, L]"""
+        return super().tokenize(classes._replace(template=self.config.template or classes.template))
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """Of one step."""

@@ -28,6 +28,7 @@ from vacsr.backbones.edits import TowerEdits
 from vacsr.config.fewshot.adapters import MmrlConfig
 from vacsr.methods.fewshot.base import ClassSet, FewshotMethod, ShotBatch, drawn_from, scaled_cosines
 from vacsr.methods.fewshot.clip import ClipModel, unit
+from vacsr.methods.fewshot.kept import Kept
 from vacsr.objective import LossTerms
 
 _TOKEN_STD = 0.02
@@ -94,7 +95,7 @@ class Mmrl(FewshotMethod):
             self.image_maps = maps_from(config.rep_dim, clip.image_width, count=count)
             self.text_maps = maps_from(config.rep_dim, clip.text_width, count=count)
             self.projection = self._projection().requires_grad_(True)
-        self._frozen: tuple[ClassSet, Tensor, Tensor] | None = None
+        self._frozen = Kept[Tensor]()
 
     def _projection(self) -> nn.Module:
         """From normed tokens into the shared space. [..., W] -> [..., d]"""
@@ -120,25 +121,22 @@ class Mmrl(FewshotMethod):
         return self.clip.text(tokens, edits=InsertedTokens(rows, depth=self.depths[1]), shift=len(self.tokens))
 
     @torch.no_grad()
-    def frozen_texts(self, classes: ClassSet) -> tuple[Tensor, Tensor]:
-        """Ids and zero-shot features of the classes' sentences, kept from one step to the next. [C, L], [C, d]"""
-        if self._frozen is None or self._frozen[0] != classes or self._frozen[1].device != self.clip.device:
-            ids = self.clip.tokens(classes.prompts())
-            self._frozen = classes, ids, self.clip.text(ids)
-        return self._frozen[1:]
+    def frozen_texts(self, classes: ClassSet) -> Tensor:
+        """Zero-shot features of the classes' sentences, kept from one step to the next. -> [C, d]"""
+        ids = self.sentence_ids(classes)
+        return self._frozen.of((classes.names, classes.template, ids.device), lambda: self.clip.text(ids))
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """Of one step."""
         c = self.config
-        ids, frozen_texts = self.frozen_texts(classes)
         with torch.no_grad():
             frozen_images = self.clip.image(batch.pixels)
-        images, texts = self.images(batch.pixels), self.texts(ids)
+        images, texts = self.images(batch.pixels), self.texts(self.sentence_ids(classes))
         parts = {
             "ce": functional.cross_entropy(self._cosines(images.of_class, texts), batch.labels),
             "ce_rep": functional.cross_entropy(self._cosines(images.of_representation, texts), batch.labels),
             "image": consistency(images.of_class, frozen_images),
-            "text": consistency(texts, frozen_texts),
+            "text": consistency(texts, self.frozen_texts(classes)),
         }
         recognised = torch.lerp(parts["ce_rep"], parts["ce"], c.class_weight)
         total = recognised + c.consistency * (parts["image"] + parts["text"])
@@ -149,7 +147,7 @@ class Mmrl(FewshotMethod):
         """Both features score the class list of training."""
         trained = classes.names == self.names and not classes.shifted
         mixed = trained if self.config.mixed == "trained" else self.config.mixed == "always"
-        return MmrlTexts(self.texts(self.clip.tokens(classes.prompts())), mixed)
+        return MmrlTexts(self.texts(self.sentence_ids(classes)), mixed)
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: MmrlTexts) -> Tensor:

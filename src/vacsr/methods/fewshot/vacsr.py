@@ -61,11 +61,10 @@ class FewshotVacsr(FewshotMethod):
         """L = α·KL + recon + β(L_P + γ·L_N) over the pair matrix."""
         images, labels = self.clip.image(batch.pixels), batch.labels
         if self.config.pairs == "classes":
-            texts, own = self._texts(classes.prompts()), torch.arange(len(classes.names), device=labels.device)
+            texts, own = self._texts(self.sentence_ids(classes)), torch.arange(len(classes.names), device=labels.device)
         else:
             present, place = torch.unique(labels, return_inverse=True)
-            prompts = classes.prompts()
-            texts, own = self._texts([prompts[label] for label in present.tolist()])[place], labels
+            texts, own = self._texts(trimmed(self.sentence_ids(classes)[present]))[place], labels
         relevance = same_image(labels, own)
         noise = PairNoise.create(
             seed=batch.seed, step=batch.step, rows=len(labels), cols=len(own), device=labels.device
@@ -101,9 +100,8 @@ class FewshotVacsr(FewshotMethod):
         if residual is not None and self.config.cosine_start == "clip":
             residual[1] = centred_bias(residual[0] * cosines(images, texts), share=block.relevance.double().mean())
 
-    def _texts(self, prompts: list[str]) -> Tensor:
-        """-> [C, d]"""
-        tokens = self.clip.tokens(prompts)
+    def _texts(self, tokens: Tensor) -> Tensor:
+        """[C, L] ids -> [C, d]"""
         chunks = torch.split(tokens, self.config.text_chunk or len(tokens))
         learns = torch.is_grad_enabled() and any(p.requires_grad for p in self.clip.backbone.text.parameters())
         if learns and len(chunks) > 1:
@@ -113,7 +111,7 @@ class FewshotVacsr(FewshotMethod):
     @torch.no_grad()
     def prepared(self, classes: ClassSet) -> Tensor:
         """-> [C, d]"""
-        return self._texts(classes.prompts())
+        return self._texts(self.sentence_ids(classes))
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
@@ -156,6 +154,16 @@ class FewshotVacsr(FewshotMethod):
             *split_by_decay("adapter", self.adapter.named_parameters(), lr_scale=self.config.adapter_lr),
             *split_by_decay("towers", towers, lr_scale=self.config.tower_lr),
         ]
+
+
+def trimmed(tokens: Tensor) -> Tensor:
+    """Without the columns in which all these sentences have ended. [C, L] ids, −1 after the end -> [C, ≤ L]
+
+    >>> trimmed(torch.tensor([[5, 6, -1, -1], [5, 7, 6, -1]]))
+    tensor([[ 5,  6, -1],
+            [ 5,  7,  6]])
+    """
+    return tokens[:, : int((tokens >= 0).sum(dim=1).max())]
 
 
 def centred_bias(scores: Tensor, *, share: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class Zeroshot(FewshotMethod):
     @torch.no_grad()
     def prepared(self, classes: ClassSet) -> Tensor:
         """-> [C, d]"""
-        return self.clip.text(self.clip.tokens(classes.prompts()))
+        return self.clip.text(self.sentence_ids(classes))
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
