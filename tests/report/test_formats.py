@@ -92,6 +92,8 @@ def test_latex_escapes_and_sets_the_best_in_bold() -> None:
     assert r"305.0 $\pm$ 7.1" in found
     odd = replace(table(), note="a_b ≥ [1]", title="x")
     assert r"\caption{x, clean. a\_b $\ge$ {[}1{]} " in to_latex(odd)
+    greek = replace(table(), note="λ = 0.1, Δ ≠ ω", title="x")
+    assert r"$\lambda$ = 0.1, $\Delta$ $\ne$ $\omega$ " in to_latex(greek)
     low = replace(table(), values=(CellValues("a", "clean", 0, {"test": {"rsum": -1.5}}),))
     assert r"a & 1 & \textbf{$-$1.5} & -- & -- \\" in to_latex(low)
     order = [found.index(word) for word in (r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}")]
@@ -100,7 +102,8 @@ def test_latex_escapes_and_sets_the_best_in_bold() -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 def test_latex_compiles(tmp_path: Path) -> None:
-    body = to_latex(table(published=(OWN, QUOTED)))
+    letters = "αβγδεζηθκλμνξπρστφχψωΓΔΘΛΞΠΣΦΨΩ ≠ √2 1\u2009000 é ß ½ ° → ∞ † ‡ \\ & % $ # _ { } ~ ^ < > | [ ]"
+    body = to_latex(replace(table(published=(OWN, QUOTED)), note=letters))
     whole = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{body}\\end{{document}}"
     (tmp_path / "t.tex").write_text(whole, encoding="utf-8")
     subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True)

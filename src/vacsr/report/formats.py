@@ -17,13 +17,18 @@ _LEGEND = (
     "interval of the difference leaves out 0. It comes from a paired bootstrap over queries and knows nothing of the "
     "spread over training seeds."
 )
+_GREEK = (
+    "alpha beta gamma delta varepsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau varphi chi psi omega "
+    "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
+)
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "±": r"$\pm$", "–": "--", "−": "$-$", "→": r"$\to$", "∞": r"$\infty$", "×": r"$\times$",
     "≥": r"$\ge$", "≤": r"$\le$", "≈": r"$\approx$", "·": r"$\cdot$", "²": "$^2$", "…": r"\ldots{}",
     "|": r"\textbar{}", "[": "{[}", "]": "{]}",  # a bracket after a line's end would be its option
-    "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "σ": r"$\sigma$", "τ": r"$\tau$", "μ": r"$\mu$",
+    "≠": r"$\ne$", "√": r"$\surd$", "\u2009": r"\,", "\u202f": r"\,",
+    **{letter: f"$\\{name}$" for letter, name in zip("αβγδεζηθκλμνξπρστφχψωΓΔΘΛΞΠΣΦΨΩ", _GREEK.split(), strict=True)},
     _BETTER: r"$^\dagger$", _WORSE: r"$^\ddagger$",
 }  # fmt: skip
 
