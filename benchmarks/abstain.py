@@ -1,47 +1,54 @@
-"""How often does the promise of `abstain` hold? Many random halves of held-out pairs: one calibrates, the other checks.
+"""How often does the promise of `abstain` hold? Fit to dev and count on test, or on many random halves of both.
 
-    python benchmarks/abstain.py RUN --pairs features:FILE,captions=FILE --gallery 100 --rounds 20
+    python benchmarks/abstain.py check  official/vacsr=RUN resplit-1/vacsr=RUN … --gallery 50 100 200 500 --json FILE
+    python benchmarks/abstain.py halves official/vacsr=RUN … --gallery 50 100 200 --rounds 20 --json FILE
 
-Splits dev and test are put together and cut in half by image, again and again. All scores and uncertainties are
+Each run is on cached features and brings its own pairs. `--json` adds to the records of a file. Scores of all pairs are
 computed once and held, so the splits must be of some thousand images at most.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vacsr.cli.runs import run_pairs
 from vacsr.data import PairSet, load_pairs
+from vacsr.files import write_json
 from vacsr.methods.base import Embedding
 from vacsr.scoring import PairScorer
-from vacsr.scoring.topk import Direction
-from vacsr.search.calibrate import DIRECTIONS
+from vacsr.search.calibrate import (
+    DIRECTIONS,
+    CalibrateSettings,
+    check_direction,
+    choosing,
+    fit_direction,
+)
 from vacsr.search.candidates import Candidates, labelled_candidates, random_galleries
-from vacsr.search.risk import MEASURES, RiskCheck, check_rule, fit_answer_rule
+from vacsr.search.counted import RiskCheck, check_rule
+from vacsr.search.risk import MEASURES, fit_answer_rule
 
-CHOOSE = 0.4  # as `vacsr calibrate`
 WAYS = {"chosen": tuple(MEASURES), "all but σ": ("combined",), "score alone": ("score",)}
+RISK = 0.1
 
 
 class Table:
-    """Scores and uncertainties of all pairs, looked up; stands for PairScores."""
+    """Scores of all pairs, looked up, and uncertainties where they are asked for; stands for PairScores."""
 
     def __init__(self, scorer: PairScorer, pairs: PairSet) -> None:
-        found = scorer.score_set(pairs)
-        self.images: Embedding = found.images
-        self.texts: Embedding = found.texts
-        self.score = found.score.cpu()
-        self.sigma: Tensor | None = None
-        cols = torch.arange(len(pairs))
-        parts = [found.uncertainty(torch.full_like(cols, row), cols) for row in range(len(pairs.image_ids))]
-        known = [part.cpu() for part in parts if part is not None]
-        if known:
-            self.sigma = torch.stack(known)
+        self.found = scorer.score_set(pairs)
+        self.images: Embedding = self.found.images
+        self.texts: Embedding = self.found.texts
+        self.score = self.found.score.cpu()
+        self.pairs = pairs
 
     def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
         """[N], [N] -> [N]"""
@@ -49,14 +56,27 @@ class Table:
 
     def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
         """[N], [N] -> [N]"""
-        return None if self.sigma is None else self.sigma[rows, cols]
+        return self.found.uncertainty(rows, cols)
+
+    def lists(self, rows: Tensor, *, size: int, generator: torch.Generator) -> dict[str, Candidates]:
+        """Of galleries that are drawn from these images."""
+        drawn = [rows[part] for part in random_galleries(len(rows), size=size, generator=generator)]
+        return {
+            direction: labelled_candidates(self, self.pairs, drawn, direction=direction)  # type: ignore[arg-type]
+            for direction in DIRECTIONS
+        }
+
+
+def features(spec: str, split: str) -> PairSet:
+    """One split."""
+    found = load_pairs(spec, split=split)
+    assert isinstance(found, PairSet), "this benchmark reads features"
+    return found
 
 
 def held_out(spec: str) -> PairSet:
     """dev and test as one set."""
-    dev, test = load_pairs(spec, split="dev"), load_pairs(spec, split="test")
-    assert isinstance(dev, PairSet), "this benchmark reads features"
-    assert isinstance(test, PairSet), "this benchmark reads features"
+    dev, test = features(spec, "dev"), features(spec, "test")
     return replace(
         dev,
         images=torch.cat((dev.images, test.images)),
@@ -69,53 +89,83 @@ def held_out(spec: str) -> PairSet:
     )
 
 
-def halves(table: Table, pairs: PairSet, *, size: int, direction: Direction, seed: int) -> list[Candidates]:
-    """Lists of two random halves, each searched in galleries of its own."""
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(pairs.image_ids), generator=generator)
-    found = []
-    for half in order.chunk(2):
-        galleries = [half[rows] for rows in random_galleries(len(half), size=size, generator=generator)]
-        found.append(labelled_candidates(table, pairs, galleries, direction=direction))  # type: ignore[arg-type]
-    return found
+def check(name: str, run: Path, *, sizes: list[int], rounds: int) -> Iterator[dict[str, Any]]:
+    """As `vacsr calibrate --split dev --check test`, once for each size; ``rounds`` is not looked at."""
+    scorer, spec = PairScorer.from_pretrained(run), run_pairs(run)
+    tables = [Table(scorer, features(spec, split)) for split in ("dev", "test")]
+    for size in sizes:
+        plan = CalibrateSettings(risk=RISK, gallery=size)
+        dev, test = (
+            table.lists(torch.arange(len(table.images.mean)), size=size, generator=torch.Generator().manual_seed(0))
+            for table in tables
+        )
+        for direction in DIRECTIONS:
+            fitted = fit_direction(scorer, dev[direction], plan)
+            found = check_direction(scorer, test[direction], fitted)
+            yield {
+                "kind": "check", "name": name, "gallery": size, "direction": direction, **counts(found.answers),
+                "measure": fitted.answer.measure, "absent": found.absent.coverage,
+                "sigma_weight": fitted.missed.sigma_weight, "lambda": fitted.lcb.weight,
+                "r1": found.first.by_score, "r1_lambda": found.first.by_lcb,
+                "ece_own": found.ece_own, "ece": found.ece,
+            }  # fmt: skip
 
 
-def check(fit: Candidates, other: Candidates, *, way: str, seed: int, risk: float) -> RiskCheck:
+def counts(found: RiskCheck) -> dict[str, Any]:
+    """As JSON has it."""
+    return {
+        "queries": found.queries, "answered": found.answered, "wrong": found.wrong,
+        "low": found.interval.low, "high": found.interval.high,
+    }  # fmt: skip
+
+
+def halves(name: str, run: Path, *, sizes: list[int], rounds: int) -> Iterator[dict[str, Any]]:
+    """Both splits together, cut in half by image again and again: one half calibrates, the other counts."""
+    pairs = held_out(run_pairs(run))
+    table = Table(PairScorer.from_pretrained(run), pairs)
+    for size in sizes:
+        for seed in range(rounds):
+            generator = torch.Generator().manual_seed(seed)
+            parts = torch.randperm(len(pairs.image_ids), generator=generator).chunk(2)
+            fit, other = (table.lists(half, size=size, generator=generator) for half in parts)
+            for direction in DIRECTIONS:
+                for way in WAYS:
+                    found = half_check(fit[direction], other[direction], way=way, seed=seed)
+                    key = {"kind": "halves", "name": name, "gallery": size, "direction": direction}
+                    yield {**key, "way": way, "seed": seed, **counts(found)}
+
+
+def half_check(fit: Candidates, other: Candidates, *, way: str, seed: int) -> RiskCheck:
     """Calibrate on one half, count on the other."""
-    choose = (np.random.default_rng(seed).random(int(fit.image.max()) + 1) < CHOOSE)[fit.image]
+    generator = np.random.default_rng(seed)
+    choose = choosing(fit, generator)
     if way == "all but σ":
         fit, other = fit._replace(sigma=None), other._replace(sigma=None)
-    rule = fit_answer_rule(
-        fit, choose, risk=risk, confidence=0.9, generator=np.random.default_rng(seed), measures=WAYS[way]
-    )
+    rule = fit_answer_rule(fit, choose, risk=RISK, confidence=0.9, generator=generator, measures=WAYS[way])
     return check_rule(rule, other)
 
 
 def main() -> None:
-    """Print a table."""
+    """Print a line for each record, and keep them."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--pairs", required=True)
+    parser.add_argument("kind", choices=("check", "halves"))
+    parser.add_argument("runs", nargs="+", metavar="NAME=RUN")
     parser.add_argument("--gallery", type=int, nargs="+", default=[50, 100])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--risk", type=float, default=0.1)
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    pairs = held_out(given.pairs)
-    table = Table(PairScorer.from_pretrained(given.run), pairs)
-    print("| gallery | direction | confidence | answered | wrong | holds | silent |\n|---|---|---|---|---|---|---|")
-    for size in given.gallery:
-        for direction in DIRECTIONS:
-            found = [halves(table, pairs, size=size, direction=direction, seed=seed) for seed in range(given.rounds)]
-            for way in WAYS:
-                checks = [
-                    check(fit, other, way=way, seed=seed, risk=given.risk) for seed, (fit, other) in enumerate(found)
-                ]
-                answered = 100 * np.mean([one.coverage for one in checks])
-                wrong = 100 * sum(one.wrong for one in checks) / max(1, sum(one.answered for one in checks))
-                holds = sum(not one.risk > given.risk for one in checks)
-                silent = sum(not one.answered for one in checks)
-                cells = [size, direction, way, f"{answered:.1f}%", f"{wrong:.1f}%", f"{holds}/{len(checks)}", silent]
-                print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    way = check if given.kind == "check" else halves
+    for item in given.runs:
+        name, _, run = item.rpartition("=")
+        records = []
+        for record in way(name, Path(run), sizes=given.gallery, rounds=given.rounds):
+            records.append(record)
+            risk = record["wrong"] / record["answered"] if record["answered"] else float("nan")
+            shown = f"answered {record['answered'] / record['queries']:.1%} wrong {risk:.1%}"
+            print(name, record["gallery"], record["direction"], record.get("way", ""), shown, flush=True)
+        if given.json:
+            before = json.loads(given.json.read_text(encoding="utf-8"))["records"] if given.json.is_file() else []
+            write_json(given.json, {"schema": 1, "records": before + records})
 
 
 if __name__ == "__main__":

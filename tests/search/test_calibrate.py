@@ -16,7 +16,14 @@ from vacsr.data import PairSet, load_pairs
 from vacsr.errors import DataError, UsageError
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring import PairScorer
-from vacsr.search.calibrate import CalibrateSettings, calibrate, check_calibration, search_lists, without_matches
+from vacsr.search.calibrate import (
+    CalibrateSettings,
+    calibrate,
+    check_calibration,
+    choosing,
+    search_lists,
+    without_matches,
+)
 from vacsr.search.calibration import load_calibration, save_calibration
 from vacsr.search.candidates import Candidates, labelled_candidates, random_galleries
 from vacsr.search.grades import expected_calibration_error, fit_grades
@@ -53,7 +60,7 @@ def lists(rng: np.random.Generator, count: int, *, sigma_helps: float) -> Candid
     right[np.arange(count), rng.integers(2, size=count)] = True
     score = np.tile(np.array([1.0, 0.9, 0.0, -1.0]), (count, 1))
     sigma = rng.normal(size=(count, 4)) * 0.1 - sigma_helps * right
-    return Candidates(score, score, sigma, right, np.arange(count), gallery=4)
+    return Candidates(score, score, sigma, right, np.arange(count), np.arange(count), gallery=4)
 
 
 def test_logistic_is_the_penalised_maximum() -> None:
@@ -133,17 +140,62 @@ def test_lambda_stays_only_if_it_gains_where_it_was_not_chosen() -> None:
 
 def test_half_of_the_labelled_matches_lie_above_the_floor() -> None:
     rng = np.random.default_rng(5)
-    found = lists(rng, 101, sigma_helps=0.2)
-    rule = fit_missed(found, depth=4)
+    found = lists(rng, 101, sigma_helps=-0.2)
+    rule = fit_missed(found, np.arange(101) < 40, depth=4)
     value = rule.of(found.score, found.sigma)
     assert (value[found.right] >= rule.floor).mean() == pytest.approx(0.5, abs=0.02)
-    assert rule.of(np.array([1.0]), np.array([1.0])) > rule.of(np.array([1.0]), np.array([0.0]))
+
+
+def test_the_weight_of_sigma_for_missed_matches_is_learned_and_has_to_gain_elsewhere() -> None:
+    rng, choose = np.random.default_rng(6), np.arange(300) < 75
+    above, below = lists(rng, 300, sigma_helps=-0.5), lists(rng, 300, sigma_helps=0.5)
+    assert fit_missed(above, choose, depth=4).sigma_weight > 0 > fit_missed(below, choose, depth=4).sigma_weight
+    mixed = above._replace(
+        right=np.where(choose[:, None], above.right, below.right),
+        sigma=np.where(choose[:, None], above.sigma, below.sigma),
+    )
+    assert fit_missed(mixed, choose, depth=4).sigma_weight == 0
+    assert fit_missed(above._replace(sigma=None), choose, depth=4).sigma_weight == 0
+    nothing = above._replace(right=np.zeros_like(above.right))
+    assert fit_missed(nothing, choose, depth=4).sigma_weight == 0
+
+
+def test_the_weight_is_the_one_of_a_plain_loop() -> None:
+    """The share of pairs in order, counted pair by pair."""
+    rng, choose = np.random.default_rng(8), np.arange(60) < 30
+    found = lists(rng, 60, sigma_helps=-0.15)
+    rule = fit_missed(found, choose, depth=4)
+    assert found.sigma is not None
+    best: dict[float, float] = {}
+    for weight in (0.0, 0.05, -0.05, 0.1, -0.1, 0.2, -0.2, 0.3, -0.3, 0.5, -0.5):
+        value = rule.model_copy(update={"sigma_weight": weight}).of(found.score, found.sigma)
+        shares = []
+        for row, right in zip(value[choose], found.right[choose], strict=True):
+            pairs = [(i, j) for i in range(4) for j in range(4) if right[i] and not right[j]]
+            shares.append(np.mean([row[i] > row[j] for i, j in pairs]))
+        best[weight] = float(np.mean(shares))
+    assert rule.sigma_weight == max(best, key=lambda weight: best[weight]) != 0
+
+
+@pytest.mark.parametrize(("images", "share"), [(40, 0.5), (60, 0.5), (100, 0.3), (2000, 0.25)])
+def test_images_choose_or_certify_and_never_both(images: int, share: float) -> None:
+    found = lists(np.random.default_rng(0), 3 * images, sigma_helps=0.0)
+    found = found._replace(image=np.arange(3 * images) % images)
+    picked = choosing(found, np.random.default_rng(1))
+    assert not set(found.image[picked]) & set(found.image[~picked])
+    assert picked.mean() == pytest.approx(share, abs=3 * np.sqrt(share * (1 - share) / images))
+
+
+def test_a_gallery_of_more_than_half_is_drawn_again_so_that_no_image_is_left_out() -> None:
+    found = random_galleries(10, size=7, generator=torch.Generator().manual_seed(0))
+    assert [len(rows) for rows in found] == [7] * 5
+    assert len(set(torch.cat(found).tolist())) == 10
 
 
 def test_galleries_of_a_draw_share_no_image() -> None:
     found = random_galleries(10, size=3, generator=torch.Generator().manual_seed(0))
-    assert len(found) == 9  # three draws of three
-    for draw in range(3):
+    assert len(found) == 15  # five draws of three
+    for draw in range(5):
         assert len(set(torch.cat(found[3 * draw : 3 * draw + 3]).tolist())) == 9
     assert len(random_galleries(10, size=10, generator=torch.Generator())) == 1
     with pytest.raises(DataError, match="--gallery 10"):
@@ -178,7 +230,7 @@ def test_lists_are_those_of_a_plain_loop(direction: str, scorer: PairScorer, pai
 def test_lists_without_matches_keep_their_order() -> None:
     score = np.array([[4.0, 3.0, 2.0, 1.0], [8.0, 7.0, 6.0, 5.0]])
     right = np.array([[True, False, True, False], [False, True, False, False]])
-    found = without_matches(Candidates(score, score, score / 10, right, np.arange(2), gallery=4))
+    found = without_matches(Candidates(score, score, score / 10, right, np.arange(2), np.arange(2), gallery=4))
     assert found.score.tolist() == [[3.0, 1.0], [8.0, 6.0]]
     assert found.sigma is not None
     np.testing.assert_allclose(found.sigma, [[0.3, 0.1], [0.8, 0.6]])

@@ -24,8 +24,8 @@ def scored(sigma: list[float] | None, *, confidence: float | None = 0.5) -> Scor
 def rule(threshold: float | None) -> AnswerRule:
     return AnswerRule(
         measure="score", signals=("score",), logistic=Logistic(mean=(0.0,), scale=(1.0,), weight=(1.0,), bias=0.0),
-        spread=1.0, cosine_spread=1.0, threshold=threshold, risk=0.1, confidence=0.9, correlation=0.0,
-        certified=100, answered=50, wrong=2, bound=0.09,
+        spread=1.0, cosine_spread=1.0, threshold=threshold, risk=0.1, confidence=0.9, level=0.04,
+        certified=100, images=100, answered=50, wrong=2,
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_abstain_answers_or_says_why_not(
 
 
 def test_missed_prefers_the_uncertain_among_equals() -> None:
-    chosen = MissedRule(score_mean=0.0, score_scale=1.0, sigma_mean=0.0, sigma_scale=1.0, floor=2.0)
+    chosen = MissedRule(score_mean=0.0, score_scale=1.0, sigma_mean=0.0, sigma_scale=1.0, sigma_weight=0.1, floor=2.0)
     assert Missed(chosen, depth=4).apply(scored([0.0, 2.0, 2.0, 2.0])).order.tolist() == [1, 0, 2, 3]
     assert Missed(chosen, depth=4).apply(scored(None)).order.tolist() == [0, 1, 2, 3]
 

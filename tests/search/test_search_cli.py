@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
+from vacsr.cli.search import PolicyChoice
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.scoring import PairScorer
 from vacsr.search import embedding_provenance, open_index
-from vacsr.search.rerank import NO_ANSWER
+from vacsr.search.rerank import NO_ANSWER, POLICIES
 
 Command = Callable[..., Any]
 """The fixture `vacsr` of conftest.py."""
-SCENES = "scenes:images=40,held_out=60,per_image=2,size=32"
+SCENES = "scenes:images=40,held_out=120,per_image=2,size=32"
 FEATURES = "synthetic:images=200,held_out=60"
 TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
 CPU = ("--device", "cpu")
@@ -54,7 +55,7 @@ def calibrated(vacsr: Command, run: Path, spec: str, *more: object) -> Any:
 def test_calibrate_prints_what_it_promises_and_what_that_is_worth(vacsr: Command, features: Path) -> None:
     answer = calibrated(vacsr, features, FEATURES, "--check", "test", "--gallery", 10, "--risk", 0.5)
     assert answer.code == 0, answer.err
-    assert "**dev**, 50% risk with 90% confidence" in answer.out
+    assert "**dev**, promised: at most 50% of the answers are wrong, with 90% confidence" in answer.out
     rows = [line for line in answer.out.splitlines() if line.startswith(("| image →", "| text →"))]
     assert len(rows) == 4
     kept = json.loads((features / "search.json").read_text())
@@ -126,7 +127,7 @@ def test_an_abstention_is_said_plainly(vacsr: Command, towers: Path, index: str,
     held = open_index(index)
     held.delete([name for name in load_pairs(SCENES, split="dev").image_ids if name not in ids])
     held.close()
-    assert "warning: no promise at this size: the index holds 10, thresholds were fitted at 60" in vacsr(*ask).err
+    assert "warning: no promise at this size: the index holds 10, thresholds were fitted at 120" in vacsr(*ask).err
     for policy in ("lcb", "missed"):
         other = vacsr("search", towers, "--index", index, "--text", "a dog", "--policy", policy, *CPU)
         assert other.code == 0
@@ -158,7 +159,32 @@ def test_search_by_image_finds_texts(vacsr: Command, towers: Path, tmp_path: Pat
     assert answer.code == 0, answer.err
     best = scorer.score_all([photo], data.captions).score[0].argmax()
     assert f" {data.caption_ids[int(best)]} " in answer.out
-    assert vacsr("search", towers, "--index", name, "--text", "a dog", *CPU).refused(2, "with an image")
+
+
+def test_similar_images_and_texts_have_a_cosine_and_no_more(
+    vacsr: Command, towers: Path, index: str, tmp_path: Path
+) -> None:
+    data, scorer = load_pairs(SCENES, split="dev"), PairScorer.from_pretrained(towers, device="cpu")
+    assert isinstance(data, PhotoSet)
+    out, photo, name = tmp_path / "found.json", tmp_path / "photo.png", f"exact:{tmp_path / 'words'}"
+    data.photos.open(7).save(photo)
+    answer = vacsr("search", towers, "--index", index, "--image", photo, "-k", 3, "--json", out, *CPU)
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[0] == "similar images, by cosine alone: no grade, no uncertainty, no promise"
+    assert answer.out.splitlines()[1].split() == ["rank", "id", "cosine"]
+    assert answer.out.splitlines()[2].split() == ["1", data.image_ids[7], "1.000"]
+    assert json.loads(out.read_text())["direction"] == "i2i"
+    words = open_index(name, dim=8, provenance=embedding_provenance(scorer.model, "texts"), create=True)
+    words.add(data.caption_ids, scorer.embed_texts(data.captions).mean)
+    words.close()
+    answer = vacsr("search", towers, "--index", name, "--text", "a dog", *CPU)
+    assert answer.out.startswith("similar texts, by cosine alone")
+    refused = vacsr("search", towers, "--index", name, "--text", "a dog", "--policy", "abstain", *CPU)
+    assert refused.refused(2, "ask with an image")
+
+
+def test_the_command_offers_every_policy() -> None:
+    assert [choice.value for choice in PolicyChoice] == list(POLICIES)
 
 
 def test_search_refuses(vacsr: Command, towers: Path, features: Path, index: str, tmp_path: Path) -> None:
@@ -166,7 +192,7 @@ def test_search_refuses(vacsr: Command, towers: Path, features: Path, index: str
     assert vacsr("search", towers, *asked).refused(2, "--text")
     assert vacsr("search", towers, *asked, "--text", "a", "--image", "b.png").refused(2, "either")
     assert vacsr("search", towers, *asked, "--text", "a", "-k", 0).refused(2, "k is 0")
-    assert vacsr("search", towers, *asked, "--image", tmp_path / "photo.png").refused(2, "with a text")
+    assert vacsr("search", towers, *asked, "--image", tmp_path / "photo.png").refused(4, "photo.png")
     assert vacsr("search", features, *asked, "--text", "a").refused(4, "fill another")
     own = f"exact:{tmp_path / 'features'}"
     assert vacsr("index", "add", own, "--run", features, "--pairs", FEATURES, *CPU).code == 0

@@ -25,8 +25,10 @@ def calibrate(
     check: Annotated[
         str | None, typer.Option(metavar="S", help="Another split, on which to print what the promises are worth.")
     ] = None,
-    risk: Annotated[float, typer.Option(help="Share of wrong first answers that abstain may give.")] = 0.1,
-    confidence: Annotated[float, typer.Option(help="Probability with which that holds.")] = 0.9,
+    risk: Annotated[
+        float, typer.Option(help="Largest share of wrong ones among the first answers that abstain gives.")
+    ] = 0.1,
+    confidence: Annotated[float, typer.Option(help="Probability with which a count of them keeps to it.")] = 0.9,
     gallery: Annotated[
         int | None, typer.Option(metavar="N", help="Images to search at a time; default: the whole split.")
     ] = None,
@@ -55,11 +57,16 @@ def calibrate(
     if found.selected_on == split:
         typer.echo(f"note: training chose the epoch on {split} too, so the model is a little better there", err=True)
     checked = {} if others is None else check_calibration(scorer, others, found)
-    lines = [f"**{split}**, {risk:.0%} risk with {confidence:.0%} confidence", "", *_head()]
+    lines = [
+        f"**{split}**, promised: at most {100 * risk:.3g}% of the answers are wrong, with {100 * confidence:.3g}% confidence",
+        "",
+        *_head(),
+    ]
     lines += [_fitted(_NAMES[direction], found.of(direction)) for direction in DIRECTIONS]
     if checked:
         lines += ["", f"**{check}**", "", *_check_head()]
         lines += [_checked(_NAMES[direction], checked[direction]) for direction in DIRECTIONS]
+        lines += ["", *(_kept(_NAMES[name], checked[name], found.of(name)) for name in DIRECTIONS)]
     typer.echo("\n".join(lines))
 
 
@@ -82,7 +89,7 @@ def _selected_on(run: Path, spec: str) -> str:
 
 
 def _head() -> list[str]:
-    columns = ["", "gallery", "confidence by", "answered", "wrong", "bound", "λ"]
+    columns = ["", "gallery", "confidence by", "answered", "wrong", "λ"]
     columns += ["R@1, held out", "R@1 with λ, held out", "ECE", "temperature", "isotonic"]
     return ["| " + " | ".join(columns) + " |", "| --- " + "| ---: " * (len(columns) - 1) + "|"]
 
@@ -91,8 +98,7 @@ def _fitted(name: str, part: DirectionCalibration) -> str:
     rule = part.answer
     answered = "none certified" if rule.threshold is None else _percent(rule.answered / rule.certified)
     wrong = "–" if rule.threshold is None else _percent(rule.wrong / rule.answered)
-    bound = "–" if rule.threshold is None else _percent(rule.bound)
-    cells = [name, f"{part.gallery:,}", rule.measure, answered, wrong, bound, f"{part.lcb.weight:.3g}"]
+    cells = [name, f"{part.gallery:,}", rule.measure, answered, wrong, f"{part.lcb.weight:.3g}"]
     cells += [_percent(value) for value in (part.lcb.r1, part.lcb.r1_fitted)]
     cells += [_percent(value) for value in (part.ece_own, part.ece_temperature, part.ece_isotonic)]
     return "| " + " | ".join(cells) + " |"
@@ -108,6 +114,12 @@ def _checked(name: str, part: DirectionCheck) -> str:
     cells = [name, f"{part.gallery:,}", _percent(part.answers.coverage), wrong, _percent(part.absent.coverage)]
     cells += [_percent(value) for value in (part.first.by_score, part.first.by_lcb, part.ece_own, part.ece)]
     return "| " + " | ".join(cells) + " |"
+
+
+def _kept(name: str, part: DirectionCheck, fitted: DirectionCalibration) -> str:
+    from vacsr.search.counted import verdict
+
+    return f"{name}, galleries of {part.gallery:,}: {verdict(part.answers, fitted.answer)}"
 
 
 def _percent(share: float) -> str:

@@ -18,14 +18,16 @@ from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import Direction
 from vacsr.search.calibration import Calibration, DirectionCalibration
 from vacsr.search.candidates import CANDIDATES, DEPTH, Candidates, labelled_candidates, random_galleries
+from vacsr.search.certify import FEW
+from vacsr.search.counted import RiskCheck, check_rule
 from vacsr.search.grades import expected_calibration_error, fit_grades
 from vacsr.search.lcb import FirstRight, check_lcb, fit_lcb
 from vacsr.search.missed import fit_missed
 from vacsr.search.provenance import embedding_provenance, model_digest
-from vacsr.search.risk import RiskCheck, check_rule, fit_answer_rule
+from vacsr.search.risk import fit_answer_rule
 
 DIRECTIONS: tuple[Direction, ...] = ("i2t", "t2i")
-_CHOOSE = 0.4  # share of the images that choose; the others certify, which needs more
+_CHOOSE = 0.25  # share of the images that choose; the others certify, which needs more
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class CalibrateSettings:
     """What is promised, and for which searches."""
 
     risk: float = 0.1
-    """The share of wrong first answers among those given …"""
+    """The share of wrong first answers among those given, counted over as many images as certified it …"""
     confidence: float = 0.9
     """… stays below it with this probability."""
     gallery: int | None = None
@@ -78,7 +80,7 @@ def calibrate(
     plan = settings or CalibrateSettings()
     embedding_provenance(scorer.model)  # refuses models that an index cannot hold
     lists = search_lists(scorer, pairs, plan)
-    fitted = {direction: _fit(scorer, lists[direction], plan) for direction in DIRECTIONS}
+    fitted = {direction: fit_direction(scorer, lists[direction], plan) for direction in DIRECTIONS}
     return Calibration(
         model=model_digest(scorer.model), data=labels_digest(pairs), pairs=spec, split=pairs.split, seed=plan.seed,
         selected_on=selected_on, **fitted,
@@ -98,13 +100,13 @@ def check_calibration(
         gallery=fitted.gallery, candidates=fitted.candidates, depth=fitted.depth, seed=calibration.seed
     )
     lists = search_lists(scorer, pairs, plan)
-    return {direction: _check(scorer, lists[direction], calibration.of(direction)) for direction in DIRECTIONS}
+    return {direction: check_direction(scorer, lists[direction], calibration.of(direction)) for direction in DIRECTIONS}
 
 
 def search_lists(
     scorer: PairScorer, pairs: PairSet | PhotoSet, settings: CalibrateSettings
 ) -> dict[Direction, Candidates]:
-    """The candidates of every query of the pairs, in galleries that share no image."""
+    """The candidates of every query of the pairs, in random galleries."""
     generator = torch.Generator().manual_seed(settings.seed)
     count = len(pairs.image_ids)
     galleries = random_galleries(count, size=settings.gallery or count, generator=generator)
@@ -126,9 +128,10 @@ def labels_digest(pairs: LabelledPairs) -> str:
     return data.hexdigest()[:32]
 
 
-def _fit(scorer: PairScorer, found: Candidates, plan: CalibrateSettings) -> DirectionCalibration:
+def fit_direction(scorer: PairScorer, found: Candidates, plan: CalibrateSettings) -> DirectionCalibration:
+    """All of one direction: a part of the images chooses, the others decide whether the choice is kept."""
     generator = np.random.default_rng(plan.seed)
-    choose = (generator.random(int(found.image.max()) + 1) < _CHOOSE)[found.image]
+    choose = choosing(found, generator)
     shown = _shown(found, plan.depth)
     seen = np.broadcast_to(choose[:, None], shown.match.shape)
     grades = fit_grades(shown.score.ravel(), shown.match.ravel(), grade=_own(scorer, shown.score), fit=seen.ravel())
@@ -137,11 +140,20 @@ def _fit(scorer: PairScorer, found: Candidates, plan: CalibrateSettings) -> Dire
         gallery=found.gallery, candidates=plan.candidates, depth=plan.depth, queries=len(found.score),
         grades=grades.calibration, ece_own=grades.ece.own, ece_temperature=grades.ece.temperature,
         ece_isotonic=grades.ece.isotonic, lcb=fit_lcb(found, choose, depth=plan.depth), answer=answer,
-        missed=fit_missed(found, depth=plan.depth),
+        missed=fit_missed(found, choose, depth=plan.depth),
     )  # fmt: skip
 
 
-def _check(scorer: PairScorer, found: Candidates, fitted: DirectionCalibration) -> DirectionCheck:
+def choosing(found: Candidates, generator: np.random.Generator) -> NDArray[np.bool_]:
+    """The queries of random images that choose; a larger share where images are few. -> [Q]"""
+    images = len(np.unique(found.image))
+    share = max(_CHOOSE, min(0.5, 1.5 * FEW / images))
+    picked: NDArray[np.bool_] = generator.random(int(found.image.max()) + 1) < share
+    return picked[found.image]
+
+
+def check_direction(scorer: PairScorer, found: Candidates, fitted: DirectionCalibration) -> DirectionCheck:
+    """Count on lists that nothing was fitted to."""
     shown = _shown(found, fitted.depth)
     score, match = shown.score.ravel(), shown.match.ravel()
     return DirectionCheck(

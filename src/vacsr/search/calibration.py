@@ -47,7 +47,7 @@ class DirectionCalibration(Config):
 class Calibration(Config):
     """Everything that is fitted, and what to."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     model: str
     """The model's digest."""
     data: str

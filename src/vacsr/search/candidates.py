@@ -21,7 +21,7 @@ CANDIDATES = 200
 DEPTH = 20
 """Best by score whose uncertainty is looked at; beyond the first ranks its sign flips (the paper's appendix H)."""
 
-_DRAWS = 5  # of small galleries
+_DRAWS = 5  # of galleries smaller than the whole
 
 
 class Candidates(NamedTuple):
@@ -32,26 +32,28 @@ class Candidates(NamedTuple):
     sigma: Array | None  # [Q, depth]
     right: NDArray[np.bool_]  # [Q, m]
     image: NDArray[np.int64]  # [Q] row of the image that a query is, or belongs to
+    query: NDArray[np.int64]  # [Q] row of the image or caption that asks; it repeats where galleries do
     gallery: int  # items that were searched
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Candidates:
         """Some queries."""
         sigma = None if self.sigma is None else self.sigma[rows]
         return Candidates(
-            self.score[rows], self.cosine[rows], sigma, self.right[rows], self.image[rows], gallery=self.gallery
-        )
+            self.score[rows], self.cosine[rows], sigma, self.right[rows], self.image[rows], self.query[rows],
+            gallery=self.gallery,
+        )  # fmt: skip
 
 
 def random_galleries(images: int, *, size: int, generator: torch.Generator) -> list[Tensor]:
-    """Images in galleries of one size; those left over are in none. -> rows [size] each
+    """Images in galleries of one size; those left over are in none of a draw. -> rows [size] each
 
-    Small galleries are drawn several times over, for what a query's neighbours happen to be is luck. Galleries of one
-    draw share no image.
+    All is drawn several times over, for what a query's neighbours happen to be is luck. Galleries of one draw share no
+    image.
     """
     if not 2 <= size <= images:
         message = f"a gallery of {size:,} images cannot be made of {images:,}"
         raise DataError(f"{message} — give more pairs, or a smaller gallery: --gallery {images}")
-    draws = [torch.randperm(images, generator=generator) for _ in range(min(_DRAWS, images // size))]
+    draws = [torch.randperm(images, generator=generator) for _ in range(_DRAWS if size < images else 1)]
     return [rows for order in draws for rows in order[: images - images % size].view(-1, size)]
 
 
@@ -78,8 +80,9 @@ def labelled_candidates(
         right, image = item == owner[query][:, None], owner[query]
     size = round(sum(len(items) for _, items in parts) / len(parts))
     return Candidates(
-        score.double().numpy(), cosine.double().numpy(), sigma, right.numpy(), image.numpy(), gallery=size
-    )
+        score.double().numpy(), cosine.double().numpy(), sigma, right.numpy(), image.numpy(), query.numpy(),
+        gallery=size,
+    )  # fmt: skip
 
 
 def _gallery(pairs: LabelledPairs, rows: Tensor, direction: Direction) -> tuple[Tensor, Tensor]:

@@ -1,105 +1,133 @@
 """A threshold that keeps the risk of wrong answers below a bound, with high probability.
 
 Two parts of the queries, of images that share nothing. One chooses how confidence is measured, which thresholds are
-tried and in which order. The other certifies: thresholds are tested in that order, each by an exact binomial bound,
-until one fails; the last that passed is kept. As the order was fixed beforehand, the chance that a threshold with too
-high a risk passes is at most δ for independent queries (fixed-sequence testing; "learn then test").
+tried and in which order. The other certifies: thresholds are tested in that order until one fails; the last that passed
+is kept. As the order was fixed beforehand, the chance that a threshold with too high a risk passes is at most δ
+(fixed-sequence testing; "learn then test").
 
-Queries of one image, its captions and their repeats in other galleries, fail together. So they count for fewer than
-they are: as many as their design effect leaves, 1 + ρ(m − 1) for m answered queries an image. With it the bound holds
-approximately: counts so shrunk are not binomial, and ρ is an estimate, from all queries of the choosing part rather
-than from those that are answered.
+Queries of one image, its captions and their repeats in other galleries, fail together. So an image is one observation:
+its wrong answers less α times its answers, repeats averaged. The risk is below α exactly if the mean of that is
+negative, which is tested by betting, without a model of how queries of an image depend on each other. Images are taken
+as independent. Those in one gallery are not quite, for they are each other's wrong candidates.
 """
 
 from __future__ import annotations
 
-from math import ceil, floor
+from collections.abc import Sequence
+from math import sqrt
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vacsr.evaluate.uncertainty import Array
-from vacsr.scoring.bounds import binomial_tail, miss_rate_bound
+from vacsr.search.betting import Bounds, growth, mean_is_negative
 
 FEW = 20
 """Queries behind a share that is to mean something."""
-_GRID = 100  # thresholds that are tried
+_GRID = 50  # thresholds that are tried
 
 
 class Outcomes(NamedTuple):
-    """Queries that certify."""
+    """Queries with known answers."""
 
     value: Array  # [N] confidence
     wrong: NDArray[np.bool_]  # [N]
     image: NDArray[np.int64]  # [N] whose queries they are
-    correlation: float  # of failures within an image
+    query: NDArray[np.int64]  # [N] the same number for repeats in other galleries
+
+
+class Trial(NamedTuple):
+    """A threshold, and what to expect of the losses of images at it."""
+
+    threshold: float
+    bounds: Bounds
 
 
 class Certified(NamedTuple):
     """The loosest threshold that passed, and what it rests on."""
 
     threshold: float | None
+    images: int
     answered: int
     wrong: int
-    bound: float
 
 
-def certify(found: Outcomes, thresholds: Array, *, risk: float, confidence: float) -> Certified:
-    """The last threshold, in the order given, before the first whose risk cannot be shown to be below ``risk``.
+def certify(
+    found: Outcomes, trials: Sequence[Trial], *, risk: float, level: float, generator: np.random.Generator
+) -> Certified:
+    """The last threshold before the first whose risk cannot be shown to be below ``risk``, at this level.
 
-    Exact for independent queries, approximate where the design effect shrinks the counts. The thresholds must not
-    depend on which of these queries are wrong.
+    The trials must not depend on which of these queries are wrong. The generator draws the order of the images.
 
-    >>> right = Outcomes(np.linspace(0, 1, 30), np.zeros(30, dtype=bool), np.arange(30), 0.0)
-    >>> certify(right, np.array([0.2, 0.1]), risk=0.1, confidence=0.9).threshold
+    >>> right = Outcomes(np.linspace(0, 1, 90), np.zeros(90, dtype=bool), np.arange(90), np.arange(90))
+    >>> trials = [Trial(0.2, Bounds(-0.1, 0.9, 0.3)), Trial(0.1, Bounds(-0.1, 0.9, 0.3))]
+    >>> certify(right, trials, risk=0.1, level=0.1, generator=np.random.default_rng(0)).threshold
     0.1
     """
-    kept, counted = Certified(None, 0, 0, 1.0), (0, 0)
-    for threshold in thresholds.tolist():
-        given = found.value >= threshold
-        answered, failed = int(given.sum()), int((given & found.wrong).sum())
-        shrink = design_effect(found.image[given], found.correlation) if answered else 1.0
-        trials, misses = floor(answered / shrink), ceil(failed / shrink)
-        # The same as asking whether Clopper and Pearson's bound is above the risk.
-        if misses >= trials or binomial_tail(misses, trials, risk) > 1 - confidence:
+    images = len(np.unique(found.image))
+    kept = Certified(None, images, 0, 0)
+    order, most = generator.permutation(images), queries_per_image(found)
+    for threshold, bounds in trials:
+        losses = image_losses(found, threshold, risk=risk)[order]
+        if not mean_is_negative(losses, _wide(bounds, most, risk), level=level):
             break
-        kept, counted = Certified(threshold, answered, failed, 1.0), (misses, trials)
-    return kept._replace(bound=miss_rate_bound(*counted, level=1 - confidence))
+        given = found.value >= threshold
+        kept = Certified(threshold, images, int(given.sum()), int((given & found.wrong).sum()))
+    return kept
 
 
-def design_effect(image: NDArray[np.int64], correlation: float) -> float:
-    """How many queries of the same images tell as much as one: 1 + ρ(m − 1), m the mean company of a query. [N]
+def _wide(bounds: Bounds, most: float, risk: float) -> Bounds:
+    """Bounds that hold for images with so many queries too."""
+    return Bounds(min(bounds.lowest, -risk * most), max(bounds.highest, (1 - risk) * most), bounds.spread)
 
-    >>> design_effect(np.array([0, 0, 1, 1]), 0.5)
-    1.5
+
+def image_losses(found: Outcomes, threshold: float, *, risk: float) -> Array:
+    """Wrong answers less ``risk`` times answers, of each image, in the mean over the repeats of a query. -> [images]
+
+    >>> asked = Outcomes(np.ones(4), np.array([1, 0, 0, 0], dtype=bool), np.array([5, 5, 5, 7]), np.array([0, 0, 1, 2]))
+    >>> image_losses(asked, 0.5, risk=0.1)
+    array([ 0.3, -0.1])
     """
-    counts = np.bincount(image)
-    company = float((counts**2).sum() / counts.sum())
-    return 1 + max(0.0, correlation) * (company - 1)
+    loss = (found.value >= threshold) * (found.wrong - risk) * _weights(found)
+    _, image = np.unique(found.image, return_inverse=True)
+    return np.asarray(np.bincount(image, loss), dtype=np.float64)
 
 
-def failure_correlation(chance: Array, wrong: NDArray[np.bool_], image: NDArray[np.int64]) -> float:
-    """Intraclass correlation of what the confidence does not explain, at least 0. [N], [N], [N]
+def queries_per_image(found: Outcomes) -> float:
+    """The most that an image has, repeats counted once."""
+    return float(np.bincount(np.unique(found.image, return_inverse=True)[1], _weights(found)).max(initial=0.0))
 
-    Of the pairs of queries that share an image: the mean product of their residuals, over the mean square of all.
+
+def _weights(found: Outcomes) -> Array:
+    """One over the number of repeats. -> [N]"""
+    _, place, count = np.unique(found.query, return_inverse=True, return_counts=True)
+    return np.asarray(1 / count[place], dtype=np.float64)
+
+
+def countable_level(confidence: float) -> float:
+    """δ for the true risk, such that a share *counted* elsewhere keeps the promise with this confidence.
+
+    A count over as many images as certified has as much noise as the certificate, so the distance to keep grows by √2.
+
+    >>> round(countable_level(0.9), 3)
+    0.035
     """
-    rest = wrong - (1 - chance)
-    sums, squares, counts = (np.bincount(image, weights) for weights in (rest, rest**2, np.ones(len(rest))))
-    pairs, spread = float((counts * (counts - 1)).sum()), float(squares.sum() / counts.sum())
-    if not pairs or not spread:
-        return 0.0
-    return float(np.clip((sums**2 - squares).sum() / pairs / spread, 0, 1))
+    normal = NormalDist()
+    return normal.cdf(-sqrt(2) * normal.inv_cdf(confidence))
 
 
-def trial_order(value: Array, wrong: NDArray[np.bool_], risk: float) -> Array:
+def trial_order(found: Outcomes, *, risk: float) -> list[Trial]:
     """Thresholds to try: from where a test has the most power, as far as this part can tell, to ever looser ones.
 
-    The risk that this part suggests is the mean of what it shows and of what the confidence itself says, which is
-    smoother. value [N], wrong [N] -> [T]
+    The guessed spread counts one wrong answer more than there was, so that it is never zero.
     """
-    ordered = (-value).argsort(kind="stable")
-    counts = np.unique(np.linspace(min(FEW, len(value)), len(value), _GRID).round().astype(np.int64))
-    shown, said = (part[ordered].cumsum()[counts - 1] / counts for part in (wrong, 1 - value))
-    start = int(((risk - (shown + said) / 2) * np.sqrt(counts)).argmax())
-    return value[ordered][counts[start:] - 1]
+    counts = np.unique(np.linspace(min(FEW, len(found.value)), len(found.value), _GRID).round().astype(np.int64))
+    most, power, trials = queries_per_image(found), [], []
+    for threshold in np.sort(found.value)[::-1][counts - 1].tolist():
+        losses = image_losses(found, threshold, risk=risk)
+        spread = sqrt((float(losses @ losses) + (1 - risk) ** 2) / (len(losses) + 1))
+        trials.append(Trial(threshold, Bounds(-risk * most, (1 - risk) * most, spread)))
+        power.append(growth(losses, trials[-1].bounds))
+    return trials[int(np.argmax(power)) :]

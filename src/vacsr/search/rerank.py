@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,8 @@ from vacsr.search.lcb import LcbRule
 from vacsr.search.missed import MissedRule
 from vacsr.search.risk import AnswerRule
 
-POLICIES = ("score", "lcb", "abstain", "missed")
+PolicyName = Literal["score", "lcb", "abstain", "missed"]
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 NO_ANSWER = "no answer I would vouch for"
 
 

@@ -11,7 +11,7 @@ from vacsr.config import Config
 from vacsr.errors import DataError
 from vacsr.evaluate.uncertainty import Array, aurc
 from vacsr.search.candidates import Candidates
-from vacsr.search.certify import FEW, Outcomes, certify, failure_correlation, trial_order
+from vacsr.search.certify import FEW, Outcomes, Trial, certify, countable_level, trial_order
 from vacsr.search.logistic import Logistic, fit_logistic
 from vacsr.search.signals import signal_names, signals
 
@@ -39,19 +39,19 @@ class AnswerRule(Config):
     threshold: float | None
     """Answer from this confidence on; None where no threshold could be certified, so nothing is answered."""
     risk: float
-    """α: the share of wrong answers among those given stays below it …"""
+    """α: counted over as many images as certified it, the share of wrong answers among those given stays below it …"""
     confidence: float
-    """… with approximately this probability over the draw of the certifying queries, 1 − δ."""
-    correlation: float
-    """ρ of failures within an image."""
+    """… with this probability."""
+    level: float
+    """δ of the test behind it: the chance that the true risk at the threshold is not below α."""
     certified: int
-    """Queries that certified."""
+    """Queries that certified, with their repeats in other galleries."""
+    images: int
+    """Of so many images."""
     answered: int
-    """Of these, how many were answered at the threshold."""
+    """Of these queries, how many were answered at the threshold."""
     wrong: int
     """Of these, how many wrongly."""
-    bound: float
-    """Clopper and Pearson's upper bound of the risk at the threshold, after the design effect."""
 
     def confidence_of(self, score: Array, cosine: Array, sigma: Array | None) -> Array:
         """The chance that the first answer is right. [Q, m], [Q, m], [Q, d] -> [Q]"""
@@ -62,30 +62,11 @@ class AnswerRule(Config):
         return self.confidence_of(found.score, found.cosine, found.sigma)
 
 
-class RiskCheck(NamedTuple):
-    """What a rule does on other queries."""
-
-    queries: int
-    answered: int
-    wrong: int
-
-    @property
-    def coverage(self) -> float:
-        """Share that is answered."""
-        return self.answered / self.queries
-
-    @property
-    def risk(self) -> float:
-        """Share of the answers that is wrong; NaN without answers."""
-        return self.wrong / self.answered if self.answered else float("nan")
-
-
 class _Choice(NamedTuple):
     measure: str
     names: tuple[str, ...]
     logistic: Logistic
-    thresholds: Array  # in the order in which they are tried
-    correlation: float
+    trials: list[Trial]
 
 
 def fit_answer_rule(
@@ -104,22 +85,12 @@ def fit_answer_rule(
     plan = _chosen(found.take(choose), spread, near, risk=risk, measures=measures, generator=generator)
     rest = found.take(~choose)
     value = plan.logistic.apply(_columns(plan.names, rest.score, rest.cosine, rest.sigma, spread, near))
-    wrong = ~rest.right[:, 0]
-    tested = certify(
-        Outcomes(value, wrong, rest.image, plan.correlation), plan.thresholds, risk=risk, confidence=confidence
-    )
+    level = countable_level(confidence)
+    tested = certify(_outcomes(rest, value), plan.trials, risk=risk, level=level, generator=generator)
     return AnswerRule(
         measure=plan.measure, signals=plan.names, logistic=plan.logistic, spread=spread, cosine_spread=near,
-        risk=risk, confidence=confidence, correlation=plan.correlation, certified=len(value), **tested._asdict(),
+        risk=risk, confidence=confidence, level=level, certified=len(value), **tested._asdict(),
     )  # fmt: skip
-
-
-def check_rule(rule: AnswerRule, found: Candidates) -> RiskCheck:
-    """Count what the rule answers, and wrongly, on queries that it has not seen."""
-    if rule.threshold is None:
-        return RiskCheck(len(found.score), 0, 0)
-    given = rule.of(found) >= rule.threshold
-    return RiskCheck(len(given), int(given.sum()), int((given & ~found.right[:, 0]).sum()))
 
 
 def _chosen(
@@ -146,8 +117,11 @@ def _chosen(
     names, value = MEASURES[best] or every, values[best]
     columns = _columns(names, found.score, found.cosine, found.sigma, spread, near)
     logistic = fit_logistic(columns, (~wrong).astype(np.float64))
-    order = trial_order(value, wrong, risk)
-    return _Choice(best, names, logistic, order, failure_correlation(value, wrong, found.image))
+    return _Choice(best, names, logistic, trial_order(_outcomes(found, value), risk=risk))
+
+
+def _outcomes(found: Candidates, value: Array) -> Outcomes:
+    return Outcomes(value, ~found.right[:, 0], found.image, found.query)
 
 
 def _cross_fitted(columns: Array, wrong: NDArray[np.bool_], fold: NDArray[np.int64]) -> Array:
