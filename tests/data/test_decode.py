@@ -140,14 +140,14 @@ def test_what_is_no_photo() -> None:
     assert_refused(b"", "empty file")
     assert_refused(b"hello, I am a text", "no known image format")
     assert_refused(b"%!PS-Adobe-3.0 EPSF-3.0\n", "no known image format")
-    assert_refused(b"\xff\xd8\xff", "data.on_error=skip")
+    assert_refused(b"\xff\xd8\xff", "copy it again")
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_truncated_files(kind: str, share: float) -> None:
     data = saved(PHOTO, kind)
-    assert_refused(data[: int(share * len(data))], "data.on_error=skip")
+    assert_refused(data[: int(share * len(data))], "copy it again")
 
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=20))
@@ -161,6 +161,15 @@ def test_any_bytes_give_a_photo_or_a_data_error(kind: int, changes: list[tuple[f
             assert decode_photo(bytes(data), name="a").mode == "RGB"
         except DataError as error:
             assert " — " in str(error)  # noqa: PT017
+
+
+def test_only_the_caller_knows_what_else_can_be_done() -> None:
+    with pytest.raises(DataError, match=r"— copy it again$"):
+        decode_photo(b"", name="a")
+    with pytest.raises(DataError, match=r"— copy it again, or look away$"):
+        decode_photo(b"", name="a", otherwise="look away")
+    with pytest.raises(DataError, match=r"— make it smaller, or look away$"):
+        decode_photo(png_header(100_000, 100_000), name="a", otherwise="look away")
 
 
 def test_a_bomb_is_refused_by_its_header() -> None:

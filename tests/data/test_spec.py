@@ -43,7 +43,10 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones(scheme: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("features.safetensors", ("'features.safetensors'", "no scheme", "features:FILE")),
+        ("features", ("'features'", "no scheme", "features:FILE", "photos:DIR")),
+        ("a/b.safetensors", ("'a/b.safetensors'", "no scheme", "write features:a/b.safetensors")),
+        ("B.CSV", ("'B.CSV'", "no scheme", "write csv:B.CSV")),
+        (".", ("'.'", "no scheme", "folder:. for photos with texts", "photos:. for photos to index")),
         ("feature:x", ("'feature'", "did you mean 'features'?")),
         ("features:", ("needs a path", "features:FILE")),
         ("features:x,caption=y", ("no option 'caption'", "did you mean 'captions'?")),

@@ -27,7 +27,7 @@ from vacsr.errors import (
     UsageError,
 )
 from vacsr.files import read_tensors, write_tensors
-from vacsr.search import Hits, VectorIndex, compaction, exact, manifest, open_index, segments
+from vacsr.search import Hits, VectorIndex, compaction, exact, manifest, open_index, segments, snapshot
 from vacsr.search.exact import ExactIndex
 from vacsr.search.manifest import Part
 
@@ -115,7 +115,7 @@ def test_any_history_is_a_dict_in_order_of_insertion(
 def test_many_rows_over_many_blocks_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setattr(compaction, "SEGMENT_BYTES", 900 * DIM * 4)
     monkeypatch.setattr("vacsr.search.blocked._SCORES", 700)
-    monkeypatch.setattr("vacsr.search.blocked._CONVERT", 100)
+    monkeypatch.setattr("vacsr.search.products._CONVERT", 100)
     monkeypatch.setattr("vacsr.search.blocked._QUERIES", 3)
     index = made(tmp_path / "i", dtype=dtype)
     vectors = whole(5000, DIM)
@@ -201,13 +201,52 @@ def test_odd_ids_and_metadata_come_back(tmp_path: Path) -> None:
 
 
 def test_ids_with_the_same_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "keys_of", lambda ids: segments.keys_of(["same"] * len(list(ids))))
+    for module in (exact, snapshot):
+        monkeypatch.setattr(module, "keys_of", lambda ids: segments.keys_of(["same"] * len(list(ids))))
     index = made(tmp_path / "i")
     index.add(["a", "b", "c"], whole(3, DIM))
     assert index.known(["a", "b", "d"]) == [True, True, False]
     assert index.add(["b", "d"], whole(2, DIM)) == (1, 1)
     assert index.delete(["c", "e"]) == 1
     assert sorted(index.search(torch.ones(1, DIM), 9).ids[0]) == ["a", "b", "d"]
+
+
+def test_entries_by_id_and_everything_in_order(tmp_path: Path) -> None:
+    index, vectors = made(tmp_path / "i", dtype="float16"), whole(5, DIM)
+    index.add(["a", "b", "c"], vectors[:3], [{"n": 1}, {"n": 2}, {"n": 3}])
+    index.add(["d", "b"], vectors[3:], [{"n": 4}, {"n": 5}])
+    index.delete(["a"])
+    found = index.get(["b", "a", "d", "none", "b"])
+    assert {name: entry.metadata for name, entry in found.items()} == {"b": {"n": 5}, "d": {"n": 4}}
+    assert torch.equal(found["b"].vector, vectors[4])
+    assert found["b"].vector.dtype == torch.float32
+    found["d"].vector.fill_(9)
+    assert torch.equal(index.get(["d"])["d"].vector, vectors[3])
+    assert list(index.records()) == [("c", {"n": 3}), ("d", {"n": 4}), ("b", {"n": 5})]
+
+
+@pytest.mark.parametrize(
+    ("provenance", "kind"), [("images:0a", "images"), ("texts:0a", "texts"), ("x:1", ""), ("", "")]
+)
+def test_what_it_holds(tmp_path: Path, provenance: str, kind: str) -> None:
+    index = made(tmp_path / "i", provenance=provenance)
+    assert (index.holds, index.exact) == (index.info().holds, index.info().exact) == (kind, True)
+
+
+def test_sources_are_kept_in_the_order_of_their_first_use(tmp_path: Path) -> None:
+    index, other = made(tmp_path / "i"), made(tmp_path / "i")
+    index.add(["a"], torch.ones(1, DIM))
+    index.note_source("folder:/b")
+    other.note_source("folder:/a")  # who has not seen the first
+    other.note_source("folder:/b")
+    index.add(["b"], torch.ones(1, DIM))
+    index.delete(["a"])
+    index.compact()
+    found = made(tmp_path / "i")
+    assert found.sources == index.sources == found.info().sources == ("folder:/b", "folder:/a")
+    generation = found._snapshot.manifest.generation
+    found.note_source("folder:/a")
+    assert made(tmp_path / "i")._snapshot.manifest.generation == generation
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
@@ -273,6 +312,8 @@ def test_other_models_and_dimensions_are_refused(tmp_path: Path) -> None:
             open_index(spec, provenance="images:two", dim=DIM, create=create)
         with pytest.raises(ShapeMismatch, match="dimension 4, 5"):
             open_index(spec, provenance="images:one", dim=5, create=create)
+    with pytest.raises(ProvenanceMismatch, match="holds images, these are texts — fill another"):
+        open_index(spec, provenance="texts:one")
     with pytest.raises(UsageError, match="keeps vectors as float32"):
         open_index(spec, dim=DIM, create=True, dtype="float16")
 
@@ -355,8 +396,10 @@ def test_a_row_whose_text_is_damaged_is_named(tmp_path: Path) -> None:
     tensors = {name: tensor.clone() for name, tensor in read_tensors(file)[0].items()}
     tensors["text"].fill_(0x80)
     write_tensors(file, tensors)
-    with pytest.raises(DataError, match="row 0"):
-        made(tmp_path / "i").search(torch.ones(1, DIM), 1)
+    found = made(tmp_path / "i").search(torch.ones(1, DIM), 1)
+    for column in (found.ids, found.metadata):
+        with pytest.raises(DataError, match="row 0"):
+            column[0][0]
 
 
 def test_vectors_that_lost_their_manifest_are_not_swept(tmp_path: Path) -> None:
@@ -407,11 +450,12 @@ def test_an_index_made_anew_is_not_taken_for_the_one_that_was_opened(tmp_path: P
     assert made(tmp_path / "i", dim=new.dim).search(torch.ones(1, new.dim), 5).ids == [["new"]]
 
 
-def test_an_index_from_before_ids_can_be_read_and_written(tmp_path: Path) -> None:
+def test_an_index_from_before_ids_and_sources_can_be_read_and_written(tmp_path: Path) -> None:
     made(tmp_path / "i").add(["a"], torch.ones(1, DIM))
     said = tmp_path / "i" / "manifest.json"
     raw = json.loads(said.read_text(encoding="utf-8"))
     assert len(raw.pop("id")) == 32
+    assert raw.pop("sources") == []
     said.write_text(json.dumps(raw), encoding="utf-8")
     index = made(tmp_path / "i")
     index.add(["b"], torch.ones(1, DIM))
@@ -449,6 +493,36 @@ def test_a_reader_keeps_its_state_until_it_looks_again(tmp_path: Path) -> None:
     assert reader.refresh()
     assert reader.search(torch.ones(1, DIM), 40).ids == writer.search(torch.ones(1, DIM), 40).ids
     assert not reader.refresh()
+
+
+def test_hits_are_those_of_the_moment_of_the_search_whenever_they_are_read(tmp_path: Path) -> None:
+    index, other = made(tmp_path / "i"), made(tmp_path / "i")
+    index.add(names(40), whole(40, DIM), [{"n": n} for n in range(40)])
+    hits = [index.search(torch.ones(1, DIM), 40)]
+    first = list(hits[0].ids[0])
+    index.add(names(40), whole(40, DIM), [{"n": "new"}] * 40)
+    other.delete(names(30))
+    other.compact()
+    hits.append(index.search(torch.ones(1, DIM), 40))  # it has not looked again
+    reader = threading.Thread(target=index.refresh)
+    reader.start()
+    reader.join()
+    index.close()
+    assert [one.ids for one in hits] == [[first], [first]]
+    assert hits[0].metadata == [[{"n": int(name.split()[1])} for name in first]]
+    assert hits[1].metadata == [[{"n": "new"}] * 40]
+
+
+def test_a_search_reads_no_text_until_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, read = made(tmp_path / "i"), list[str]()
+    index.add(names(40), torch.arange(40.0).unsqueeze(1).expand(-1, DIM), [{"n": n} for n in range(40)])
+    for name in ("_both", "_first"):
+        plain = getattr(segments, name)
+        monkeypatch.setattr(segments, name, lambda text, plain=plain: (read.append(text), plain(text))[1])
+    found = index.search(torch.ones(2, DIM), 30)
+    assert read == []
+    assert (found.ids[1][1], found.metadata[0][2]) == ("image 38", {"n": 37})
+    assert read == ['["image 38",{"n":38}]', '["image 37",{"n":37}]']
 
 
 def test_two_writers_take_turns_and_lose_nothing(tmp_path: Path) -> None:
@@ -627,3 +701,31 @@ def test_files_do_not_grow_beyond_their_bound() -> None:
 
 def test_hits_are_named() -> None:
     assert Hits._fields == ("ids", "scores", "vectors", "metadata")
+
+
+def test_settling_merges_the_last_files_and_changes_no_answer(tmp_path: Path) -> None:
+    index, queries = made(tmp_path / "i"), whole(3, DIM)
+    vectors = torch.randn(70, DIM, generator=torch.Generator().manual_seed(5))
+    for start in range(0, 70, 10):
+        index.add(names(70)[start : start + 10], vectors[start : start + 10])
+    index.delete(names(70)[3:5])
+    before, files = index.search(queries.float(), 20), index.info().parts
+    index.settle()
+    assert index.info().parts == 1 < files
+    after = made(tmp_path / "i").search(queries.float(), 20)
+    assert [list(row) for row in after.ids] == [list(row) for row in before.ids]
+    assert torch.equal(after.scores, before.scores)
+
+
+def test_a_disk_that_fills_while_settling_only_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = made(tmp_path / "i")
+    for start in range(0, 30, 10):
+        index.add(names(10, start), whole(10, DIM))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise DiskFull("no space left")
+
+    monkeypatch.setattr(exact, "rewrite_segments", full)
+    with pytest.warns(UserWarning, match="the change is stored"):
+        index.settle()
+    assert len(made(tmp_path / "i")) == 30

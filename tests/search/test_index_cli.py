@@ -1,22 +1,32 @@
-"""`vacsr index`: a data set's images go in once, stops cost a batch at most, and other models are refused."""
+"""`vacsr index`: images and captions go in once, changes are seen, stops cost a batch, other models are refused."""
 
 from __future__ import annotations
 
 import json
+import os
+import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
-from vacsr.data import load_pairs
+from vacsr.data import PairSet, load_pairs
+from vacsr.data.listed import ListedPhotos
+from vacsr.data.photos import ArrayPhotos, Photos
+from vacsr.data.sources import FilePhotos, JoinedPhotos, TarMember, TarPhotos, ZipPhotos
 from vacsr.errors import DataError, UsageError
 from vacsr.scoring import PairScorer
 from vacsr.search import embedding_provenance, model_digest, open_index
 from vacsr.search.exact import ExactIndex
 from vacsr.search.filling import Filled, fill_index
+from vacsr.search.marks import photo_mark
+from vacsr.search.sources import noted_spec
 
 Command = Callable[..., Any]
 """The fixture `vacsr` of conftest.py."""
@@ -119,11 +129,184 @@ def test_the_index_is_closed_after_an_error(
     assert len(closed) == 2
 
 
+def test_captions_go_in_and_are_found(vacsr: Command, models: dict[str, Path], tmp_path: Path) -> None:
+    for model, pairs_spec in (("one", SPEC), ("towers", PHOTOS)):
+        spec = f"exact:{tmp_path / model}"
+        add = ("index", "add", spec, "--run", models[model], "--pairs", pairs_spec, "--device", "cpu", "--texts")
+        answer = vacsr(*add, "--batch", 5)
+        pairs = load_pairs(pairs_spec, split="all")
+        assert f"added {len(pairs)}, replaced 0, left 0" in answer.err
+        assert "texts/s" in answer.err
+        assert f"added 0, replaced 0, left {len(pairs)} that were there" in vacsr(*add).err
+        scorer = PairScorer.from_pretrained(models[model], device="cpu")
+        truth = scorer.score_set(pairs).texts.mean
+        index = open_index(spec, provenance=embedding_provenance(scorer.model, "texts"))
+        assert index.holds == "texts"
+        found = index.get(pairs.caption_ids)
+        torch.testing.assert_close(
+            torch.stack([found[name].vector for name in pairs.caption_ids]), truth, atol=1e-5, rtol=0
+        )
+        first = found[pairs.caption_ids[0]].metadata
+        assert first["image"] == pairs.image_ids[int(pairs.caption_image[0])]
+        assert first["text"] == (pairs.captions[0] if pairs.captions else "")
+        assert vacsr(*add[:-1]).refused(4, "holds texts, these are images")
+
+
+def draw_photos(folder: Path, **colours: int) -> None:
+    """Plain squares, with a caption each."""
+    folder.mkdir(exist_ok=True)
+    for name, grey in colours.items():
+        Image.new("RGB", (40, 40), (grey, grey // 2, 255 - grey)).save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(f"a square named {name}", encoding="utf-8")
+
+
+def test_changed_photos_are_embedded_again_and_absent_ones_go_when_asked(
+    vacsr: Command, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos, spec = tmp_path / "photos", f"exact:{tmp_path / 'i'}"
+    draw_photos(photos, a=0, b=60, c=120, d=250)
+    monkeypatch.chdir(tmp_path)
+    add = ("index", "add", spec, "--run", models["towers"], "--pairs", "folder:photos", "--device", "cpu")
+    assert vacsr(*add).code == 0
+    before = open_index(spec).get(["a.png", "b.png"])
+    assert before["a.png"].metadata["source"] == str(photos / "a.png")
+    draw_photos(photos, b=200)
+    os.utime(photos / "b.png", ns=(1, 1))  # as old a file as can be, put in its place
+    (photos / "c.png").unlink()
+    (photos / "c.txt").unlink()
+    monkeypatch.chdir(photos)
+    answer = vacsr(*add[:-3], f"folder:{photos}", *add[-2:])
+    assert "added 0, replaced 1, left 2 that were there; " in answer.err
+    assert "4 in the index" in answer.err
+    after = open_index(spec).get(["a.png", "b.png"])
+    assert torch.equal(after["a.png"].vector, before["a.png"].vector)
+    assert not torch.equal(after["b.png"].vector, before["b.png"].vector)
+    answer = vacsr(*add[:-3], f"folder:{photos}", *add[-2:], "--prune")
+    assert "added 0, replaced 0, left 3 that were there, removed 1 that are gone" in answer.err
+    assert open_index(spec).known(["a.png", "c.png"]) == [True, False]
+    assert open_index(spec).sources == (f"folder:{photos}",)
+
+
+def test_pruning_keeps_other_sources_and_refuses_what_looks_like_a_mistake(
+    vacsr: Command, models: dict[str, Path], tmp_path: Path
+) -> None:
+    photos, other, spec = tmp_path / "photos", tmp_path / "other", f"exact:{tmp_path / 'i'}"
+    draw_photos(photos, a=0, b=60, c=120)
+    draw_photos(other, x=9)
+
+    def add(folder: Path, *more: str) -> Any:
+        pairs = ("--pairs", f"folder:{folder}", "--device", "cpu")
+        return vacsr("index", "add", spec, "--run", models["towers"], *pairs, *more)
+
+    assert add(other).code == 0
+    assert add(photos).code == 0
+    open_index(spec).add(["mine"], torch.ones(1, 8))
+    for name in ("a", "b"):
+        for kind in ("png", "txt"):
+            (photos / f"{name}.{kind}").rename(photos / f"{name}2.{kind}")
+    assert add(photos, "--prune").refused(2, "2 of the 3 items", f"folder:{photos}", "'a.png'", "--yes")
+    assert open_index(spec).known(["a.png", "a2.png"]) == [True, False]
+    assert add(photos, "--yes").refused(2, "--prune")
+    assert "added 2, replaced 0, left 1 that were there, removed 2 that are gone" in add(photos, "--prune", "--yes").err
+    found = open_index(spec)
+    assert sorted(name for name, _ in found.records()) == ["a2.png", "b2.png", "c.png", "mine", "x.png"]
+    assert found.sources == (f"folder:{other}", f"folder:{photos}")
+
+
+def test_a_split_is_pruned_alone_or_with_all(models: dict[str, Path], tmp_path: Path) -> None:
+    scorer, pairs = PairScorer.from_pretrained(models["one"], device="cpu"), load_pairs(SPEC, split="train")
+    index = open_index(f"exact:{tmp_path / 'i'}", dim=8, create=True)
+    assert isinstance(pairs, PairSet)
+    first, second, third = pairs.subset(range(10)), pairs.subset(range(10, 20)), pairs.subset(range(20, 30))
+    fill_index(index, scorer, first, source="csv:/a.csv,split=train")
+    fill_index(index, scorer, second, source="csv:/a.csv,split=dev")
+    fill_index(index, scorer, third, source="csv:/b.csv")
+    kept = pairs.subset([0, 1, 2, 3, 4, 5, 6, 10, 11, 12, 13, 14])
+    done = fill_index(index, scorer, kept.subset(range(7)), source="csv:/a.csv,split=train", prune=True)
+    assert (done.removed, len(index)) == (3, 27)
+    done = fill_index(index, scorer, kept, source="csv:/a.csv", prune=True)
+    assert (done.skipped, done.removed, len(index)) == (12, 5, 22)
+    assert all(index.known([*kept.image_ids, *third.image_ids]))
+
+
+def test_changed_features_and_captions_are_embedded_again(models: dict[str, Path], tmp_path: Path) -> None:
+    scorer, pairs = PairScorer.from_pretrained(models["one"], device="cpu"), load_pairs(SPEC, split="train")
+    assert isinstance(pairs, PairSet)
+    images = open_index(f"exact:{tmp_path / 'i'}", dim=8, create=True)
+    texts = open_index(f"exact:{tmp_path / 't'}", dim=8, create=True)
+    fill_index(images, scorer, pairs, source="csv:/a.csv")
+    fill_index(texts, scorer, pairs, source="csv:/a.csv", texts=True)
+    moved, words = pairs.caption_image.clone(), list(pairs.captions or [""] * len(pairs))
+    moved[0] = 1 - moved[0]
+    words[5] = "other words"
+    new_images, new_texts = pairs.images.clone(), pairs.texts.clone()
+    new_images[3] += 1
+    new_texts[7] += 1
+    new = replace(
+        pairs,
+        images=new_images,
+        texts=new_texts,
+        caption_image=moved,
+        captions=tuple(words) if pairs.captions else None,
+    )
+    assert fill_index(images, scorer, new, source="csv:/a.csv").replaced == 1
+    assert fill_index(texts, scorer, new, source="csv:/a.csv", texts=True).replaced == (3 if pairs.captions else 2)
+    assert texts.get([pairs.caption_ids[0]])[pairs.caption_ids[0]].metadata["image"] == pairs.image_ids[int(moved[0])]
+
+
+def test_each_kind_of_photos_has_a_mark_that_changes_with_it(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"one")
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as archive:
+        archive.writestr("a.jpg", b"one")
+        archive.writestr("b.jpg", b"two")
+    (tmp_path / "s.tar").write_bytes(b"shard")
+    pixels = np.zeros((2, 2, 2, 3), np.uint8)
+    pixels[1, 0, 0, 0] = 1
+    files = FilePhotos(tmp_path, ("a.jpg", "none.jpg"))
+    members = (TarMember(0, "a", 0, 3), TarMember(0, "b", 512, 3))
+    kinds: list[Photos] = [
+        files,
+        ZipPhotos(tmp_path / "z.zip", ["a.jpg", "b.jpg"]),
+        TarPhotos((tmp_path / "s.tar",), members),
+        ArrayPhotos(pixels, ("a", "b")),
+        JoinedPhotos((files,), ((0, 0), (0, 1))),
+    ]
+    assert all(photo_mark(photos, 0) not in ("", photo_mark(photos, 1)) for photos in kinds)
+    before = photo_mark(files, 0), photo_mark(kinds[2], 0)
+    assert before[0] == photo_mark(kinds[4], 0)
+    for name in ("a.jpg", "s.tar"):
+        os.utime(tmp_path / name, ns=(5, 5))
+    assert (photo_mark(files, 0) == before[0], photo_mark(kinds[2], 0) == before[1]) == (False, False)
+    assert photo_mark(files, 1) == photo_mark(ListedPhotos(("a.jpg",)), 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "split", "noted"),
+    [
+        ("folder:photos", None, "folder:{here}/photos"),
+        ("folder:./photos/", "dev", "folder:{here}/photos,split=dev"),
+        ("features:a,text=t,captions=c", "all", "features:{here}/a,captions={here}/c,text={here}/t"),
+        ("coco:/c,split=val,captions=5,images=i", None, "coco:/c,captions=5,images={here}/i,split=val"),
+        ("csv:p.csv,root=../r", "test", "csv:{here}/p.csv,root={up}/r,split=test"),
+        ("shards:d/{{00..11}}.tar", None, "shards:{here}/d/{{00..11}}.tar"),
+        ("scenes:images=6", "dev", "scenes:images=6,split=dev"),
+    ],
+)
+def test_a_noted_source_means_the_same_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, split: str | None, noted: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = noted_spec(spec.format(), split=split)
+    assert found == noted.format(here=tmp_path, up=tmp_path.parent)
+    monkeypatch.chdir("/")
+    assert noted_spec(found) == found
+
+
 @pytest.mark.parametrize("batch", [1, 3, 100])
 def test_photos_are_embedded_as_the_scorer_does(
     vacsr: Command, models: dict[str, Path], tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vacsr.search.filling._PHOTOS", {"cpu": 2})
+    monkeypatch.setattr("vacsr.search.items._PHOTOS", {"cpu": 2})
     spec = f"exact:{tmp_path / 'i'}"
     add = ("index", "add", spec, "--run", models["towers"], "--pairs", PHOTOS, "--batch", batch, "--device", "cpu")
     assert vacsr(*add, "--skip").code == 0
@@ -171,7 +354,9 @@ def test_rm_and_info(vacsr: Command, models: dict[str, Path], tmp_path: Path) ->
     expected = {"schema": 1, "kind": "exact", "vectors": 29, "dim": 8, "dtype": "float32", "dead": 1, "parts": 1}
     assert expected.items() <= said.items()
     assert said["provenance"] == embedding_provenance(model)
+    assert (said["holds"], said["exact"], said["sources"]) == ("images", True, [f"{SPEC},split=train"])
     plain = vacsr("index", "info", spec).out.splitlines()
+    assert ["sources", f"{SPEC},split=train"] in [line.split() for line in plain]
     assert ["vectors", "29"] in [line.split() for line in plain]
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, ProvenanceMismatch, ShapeMismatch, UsageError
-from vacsr.search import VectorIndex, open_index
-from vacsr.search.filling import Describes
+from vacsr.search import VectorIndex, milvus_collections, open_index
 from vacsr.search.milvus import MilvusIndex
+from vacsr.search.milvus_client import MilvusName
 
 DIM = 16
 REASON = "needs the extra milvus: pip install 'vacsr[milvus]'"
@@ -108,7 +108,10 @@ def test_it_is_there_when_opened_again_and_is_checked(spec: str) -> None:
     first.close()
     second = open_index(here)
     assert (second.dim, second.provenance, len(second)) == (DIM, "images:one", 2)
-    assert second.info()._replace(bytes=None, where="") == ("milvus", "", 2, DIM, "float32", "images:one", 0, 1, None)
+    assert second.info()._replace(bytes=None, where="")._asdict() == {
+        "kind": "milvus", "where": "", "vectors": 2, "dim": DIM, "dtype": "float32", "provenance": "images:one",
+        "dead": 0, "parts": 1, "bytes": None, "holds": "images", "exact": True, "sources": (),
+    }  # fmt: skip
     assert (second.info().bytes or 0) > 0
     assert second.search(vectors(1), 1).metadata == [[{"n": 1}]]
     second.close()
@@ -121,9 +124,37 @@ def test_it_is_there_when_opened_again_and_is_checked(spec: str) -> None:
 
 def test_metadata_by_id(index: VectorIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vacsr.search.milvus._LOOKUP", 2)
-    assert isinstance(index, Describes)
     index.add(["a", "b'", "c"], vectors(3), [{"n": 1}, {"n": 2}, {"n": 3}])
     assert index.metadata(["c", "b'", "a", "a", "none"]) == {"a": {"n": 1}, "b'": {"n": 2}, "c": {"n": 3}}
+
+
+def test_entries_records_and_sources(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vacsr.search.milvus._LOOKUP", 3)
+    here = f"{spec},collection=entries"
+    first = open_index(here, dim=DIM, provenance="texts:one", create=True)
+    rows = vectors(8)
+    first.add([f"'{n}" for n in range(8)], rows, [{"n": n} for n in range(8)])
+    found = first.get(["'7", "'0", "none", "'7"])
+    assert {name: entry.metadata for name, entry in found.items()} == {"'7": {"n": 7}, "'0": {"n": 0}}
+    assert torch.equal(found["'7"].vector, rows[7])
+    assert found["'7"].vector.dtype == torch.float32
+    assert dict(first.records()) == {f"'{n}": {"n": n} for n in range(8)}
+    assert first.sources == ()
+    for source in ("folder:/b", "folder:/a'", "folder:/b"):
+        first.note_source(source)
+    first.close()
+    second = open_index(here)
+    assert second.sources == second.info().sources == ("folder:/b", "folder:/a'")
+    assert (second.holds, second.exact, len(second)) == ("texts", True, 8)
+    second.close()
+
+
+@pytest.mark.parametrize("kind", ["HNSW", "AUTOINDEX"])
+def test_only_flat_is_exact(spec: str, kind: str) -> None:
+    index = open_index(f"{spec},collection=kind_{kind},index={kind}", dim=DIM, create=True)
+    assert not index.exact
+    assert index.holds == ""
+    index.close()
 
 
 @pytest.mark.parametrize("missing", ["row", "collection"])
@@ -147,13 +178,13 @@ def test_an_index_that_was_half_made_is_finished(spec: str, missing: str) -> Non
 
 
 def test_a_collection_that_another_makes_meanwhile_is_taken(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = MilvusIndex._make
+    plain = milvus_collections.make_collection
 
-    def twice(self: MilvusIndex, name: str, *, dim: int, index: str) -> None:
+    def twice(client: Any, name: MilvusName, *, dim: int) -> None:
         for _ in range(2):
-            plain(self, name, dim=dim, index=index)  # the second time Milvus says that it is there
+            plain(client, name, dim=dim)  # the second time Milvus says that it is there
 
-    monkeypatch.setattr(MilvusIndex, "_make", twice)
+    monkeypatch.setattr(milvus_collections, "make_collection", twice)
     index = open_index(f"{spec},collection=raced", dim=DIM, create=True)
     assert index.add(["a"], vectors(1)) == (1, 0)
     index.close()

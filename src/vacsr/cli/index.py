@@ -6,14 +6,16 @@ import time
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from vacsr.cli.options import Device
-from vacsr.errors import DataError
+from vacsr.errors import DataError, UsageError
 
-index = typer.Typer(help="Fill an index with a data set's images, remove images, look at it.", no_args_is_help=True)
+index = typer.Typer(
+    help="Fill an index with a data set's images or captions, remove some, look at it.", no_args_is_help=True
+)
 
 Index = Annotated[str, typer.Argument(metavar="INDEX", help="exact:FOLDER, milvus:FILE.db or milvus:http://HOST:PORT.")]
 
@@ -28,17 +30,25 @@ class Stored(StrEnum):
 @index.command()
 def add(
     name: Index,
-    run: Annotated[Path, typer.Option(help="A run folder or a model folder: its model embeds the images.")],
+    run: Annotated[Path, typer.Option(help="A run folder or a model folder: its model embeds the images or captions.")],
     pairs: Annotated[
-        str, typer.Option(metavar="SPEC", help="The images: folder:DIR, csv:FILE, features:FILE, …; see docs/data.md.")
+        str,
+        typer.Option(
+            metavar="DIR|SPEC", help="A folder of photos, or folder:DIR, csv:FILE, features:FILE, …; see docs/data.md."
+        ),
     ],
     split: Annotated[str | None, typer.Option(help="Only this split; default: all.")] = None,
+    texts: Annotated[bool, typer.Option("--texts", help="The captions instead of the images.")] = False,
     batch: Annotated[
-        int, typer.Option(min=1, help="Images that are embedded, then stored for good, at a time.")
+        int, typer.Option(min=1, help="Images or captions that are embedded, then stored for good, at a time.")
     ] = 1024,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Embed images that are there again; default: leave them.")
+        bool, typer.Option("--replace", help="Embed everything again; default: only what is new or has changed.")
     ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Then remove what came from this SPEC and is not in it any more.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Prune even if that is more than half.")] = False,
     dtype: Annotated[
         Stored | None, typer.Option(help="Of a new exact index: float32, or float16, which takes half the room.")
     ] = None,
@@ -46,43 +56,50 @@ def add(
     workers: Annotated[int, typer.Option(min=0, help="Threads that decode photos; 0 for one per core.")] = 0,
     device: Device = "auto",
 ) -> None:
-    """Embed images and add them to an index, making it if need be; the same command goes on where it stopped."""
-    from vacsr.data import PhotoSet, load_pairs
+    """Embed images or captions into an index, making it if need be. The same command goes on after a stop."""
+    from vacsr.data import PhotoSet, images_spec, load_images, load_pairs
     from vacsr.data.photos import check_photos, without
     from vacsr.scoring import PairScorer
     from vacsr.search import embedding_provenance, open_index
     from vacsr.search.filling import fill_index
     from vacsr.search.progress import FillProgress
+    from vacsr.search.sources import noted_spec
 
+    if yes and not prune:
+        raise UsageError("--yes says nothing without --prune — add --prune, or leave it out")
+    pairs = pairs if texts else images_spec(pairs)
+    data = (load_pairs if texts else load_images)(pairs, split=split, on_error="skip" if skip else "fail")
     scorer = PairScorer.from_pretrained(run, device=device)
-    data = load_pairs(pairs, split=split, on_error="skip" if skip else "fail")
     scorer.check_set(data)
-    if skip and isinstance(data, PhotoSet):
+    if skip and not texts and isinstance(data, PhotoSet):
         data = without(data, check_photos(data, workers=workers))
+    kind, source = "texts" if texts else "images", noted_spec(pairs, split=split)
     opened = open_index(
-        name, dim=scorer.model.dim, provenance=embedding_provenance(scorer.model), create=True,
+        name, dim=scorer.model.dim, provenance=embedding_provenance(scorer.model, kind), create=True,
         dtype=None if dtype is None else dtype.value,
     )  # fmt: skip
     started = time.perf_counter()
     with closing(opened):
-        with FillProgress(total=len(data.image_ids)) as bar:
+        with FillProgress(total=len(data.caption_ids if texts else data.image_ids), kind=kind) as bar:
             done = fill_index(
                 opened, scorer, data,
-                source=pairs, batch=batch, replace=replace, workers=workers, committed=bar.committed,
+                source=source, texts=texts, batch=batch, replace=replace, prune=prune, sure=yes,
+                workers=workers, committed=bar.committed,
             )  # fmt: skip
         total = len(opened)
     rate = done.embedded / max(time.perf_counter() - started, 1e-9)
     counts = f"added {done.added:,}, replaced {done.replaced:,}, left {done.skipped:,} that were there"
-    typer.echo(f"{counts}; {rate:,.0f} images/s; {total:,} in the index", err=True)
+    counts += f", removed {done.removed:,} that are gone" if prune else ""
+    typer.echo(f"{counts}; {rate:,.0f} {kind}/s; {total:,} in the index", err=True)
     typer.echo(name)
 
 
 @index.command()
 def rm(
     name: Index,
-    ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Of the images to remove.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Of what to remove.")],
 ) -> None:
-    """Remove images from an index by their ids."""
+    """Remove images or captions from an index by their ids."""
     from vacsr.search import open_index
 
     with closing(open_index(name)) as opened:
@@ -101,7 +118,7 @@ def info(
     name: Index,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Say what an index holds: how many vectors, of which dimension, from which model."""
+    """Say what an index holds: how many vectors, of which dimension, from which model and which data."""
     from vacsr.files import json_text
     from vacsr.search import open_index
 
@@ -110,6 +127,16 @@ def info(
     if json:
         typer.echo(json_text({"schema": 1, **facts}), nl=False)
         return
-    shown = {"bytes": "elsewhere" if facts["bytes"] is None else f"{facts['bytes']:,}"}
     for key, value in facts.items():
-        typer.echo(f"{key:<11}{shown.get(key, f'{value:,}' if isinstance(value, int) else value)}")
+        typer.echo(f"{key:<11}{_shown(value)}".rstrip())
+
+
+def _shown(value: Any) -> str:
+    """For a person: numbers with commas, a list one a line."""
+    if value is None:
+        return "elsewhere"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"\n{'':<11}".join(value) if isinstance(value, tuple) else str(value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -14,6 +16,7 @@ MAX_PIXELS = 178_956_970
 """Pillow's own limit for an error; a header may promise more than the memory holds."""
 # Formats of photos. Pillow knows others, of which some start programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+_STRIP = 2**18  # pixels
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -26,21 +29,23 @@ _UPRIGHT = {
 }
 
 
-def decode_photo(data: bytes, *, name: str, side: int = 0) -> Image.Image:
+def decode_photo(data: bytes, *, name: str, side: int = 0, otherwise: str = "") -> Image.Image:
     """Decode an encoded photo into RGB, upright by its EXIF orientation, what is transparent over white.
 
     ``side``: the caller needs no more than this many pixels on the shorter side. JPEG is then decoded at a half, a
     quarter or an eighth where that leaves at least ``side`` on both sides, which changes pixels a little even after a
     resize; other formats ignore it, and 0 decodes in full. Nothing of Pillow's global state is used or changed, so that
-    several threads may decode at once. ``name`` is for messages.
+    several threads may decode at once. ``name`` is for messages, and so is ``otherwise``: what can be done but to mend
+    the photo, which only the caller knows.
     """
+    refusal = partial(_refusal, name, otherwise=otherwise)
     try:
         image = _open(data)
         if image is None:
-            raise DataError(_refusal(name, "empty file" if not data else "no known image format"))
+            raise DataError(refusal("empty file" if not data else "no known image format"))
         if image.width * image.height > MAX_PIXELS:
             size = f"its header says {image.width:,} × {image.height:,} pixels, {MAX_PIXELS:,} in all are the limit"
-            raise DataError(_refusal(name, size, act="make it smaller"))
+            raise DataError(refusal(size, act="make it smaller"))
         if side > 0:
             image.draft(None, (side, side))
         image.load()
@@ -48,7 +53,7 @@ def decode_photo(data: bytes, *, name: str, side: int = 0) -> Image.Image:
     except (DataError, MemoryError):
         raise
     except Exception as error:  # decoders meet broken bytes with errors of any kind
-        raise DataError(_refusal(name, str(error) or type(error).__name__)) from error
+        raise DataError(refusal(str(error) or type(error).__name__)) from error
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -70,8 +75,8 @@ def encoded_format(data: bytes) -> str | None:
     return "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else None
 
 
-def _refusal(name: str, reason: str, *, act: str = "copy it again") -> str:
-    return f"{name} cannot be read as a photo ({reason}) — {act}, or leave it out with data.on_error=skip"
+def _refusal(name: str, reason: str, *, otherwise: str, act: str = "copy it again") -> str:
+    return f"{name} cannot be read as a photo ({reason}) — {act}" + (f", or {otherwise}" if otherwise else "")
 
 
 def _open(data: bytes) -> ImageFile.ImageFile | None:
@@ -112,6 +117,17 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 def _eight_bits(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Grey of 16 bits (0 to 65535) or floats (0 to 1, or 0 to 255) as [H, W] uint8; Pillow's own way would clip it."""
-    grey = np.nan_to_num(np.asarray(image, dtype=np.float64))
-    scale = 1 / 257 if image.mode.startswith("I") else (255.0 if grey.max(initial=0.0) <= 1 else 1.0)
-    return np.clip(np.rint(grey * scale), 0, 255).astype(np.uint8)
+    whole = image.mode.startswith("I")
+    scale = 1 / 257 if whole else (255.0 if max((strip.max() for _, strip in _strips(image)), default=0.0) <= 1 else 1.0)
+    grey = np.empty((image.height, image.width), dtype=np.uint8)
+    for top, strip in _strips(image):
+        grey[top : top + len(strip)] = np.clip(np.rint(strip * scale), 0, 255)
+    return grey
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]]:
+    """First row and values of a few rows at a time: as float64 a whole photo would take ten times its own memory."""
+    rows = max(1, _STRIP // max(1, image.width))
+    for top in range(0, image.height, rows):
+        part = image.crop((0, top, image.width, min(top + rows, image.height)))
+        yield top, np.nan_to_num(np.asarray(part, dtype=np.float64))

@@ -11,8 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from vacsr.data.decode import upright
-from vacsr.data.sources import FilePhotos
+from vacsr.data.decode import decode_photo, upright
 from vacsr.errors import DataError, UsageError
 
 Picture = str | Path | Image.Image
@@ -56,11 +55,7 @@ class ListedPhotos:
         """As a file of it would be: upright, RGB, what is transparent over white."""
         picture = self.pictures[row]
         if not isinstance(picture, Image.Image):
-            path = Path(picture).expanduser()
-            if not path.is_file():
-                what = "a folder, not a photo" if path.is_dir() else "not there"
-                raise DataError(f"{picture} is {what} — check the path")
-            return FilePhotos(Path(), (str(path),)).open(0, side=side)
+            return decode_photo(_read(picture), name=str(picture), side=side)
         try:
             with _LOADING:
                 picture.load()
@@ -78,3 +73,15 @@ class ListedPhotos:
     def digest(self) -> str:
         """Of their names."""
         return hashlib.sha256("\0".join(self.name(row) for row in range(len(self))).encode()).hexdigest()
+
+
+def _read(picture: str | Path) -> bytes:
+    """The file of a path."""
+    path = Path(picture).expanduser()
+    if not path.is_file():
+        what = "a folder, not a photo" if path.is_dir() else "not there"
+        raise DataError(f"{picture} is {what} — check the path")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{picture} cannot be read ({error.strerror}) — check who may read the file") from error

@@ -1,4 +1,5 @@
-"""Your own photos: a table with one row per caption (``csv:``, ``jsonl:``), or a folder of photos with texts beside."""
+"""Your own photos: a table with one row per caption (``csv:``, ``jsonl:``), a folder of photos with texts beside them
+(``folder:``), or with photos alone (``photos:``)."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vacsr.data.captions import CaptionTable, choose_split, number_captions, read_captions
+from vacsr.data.folders import PHOTO_SUFFIXES, FolderFiles, list_folder
 from vacsr.data.photos import PhotoSet
 from vacsr.data.problems import OnError, missing, photo_set
 from vacsr.data.sources import FilePhotos
 from vacsr.data.spec import Spec
 from vacsr.errors import DataError
 
-PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2")
 SPLIT_FOLDERS = ("train", "dev", "val", "test")
+_PHOTOS = f"photos ({' '.join(PHOTO_SUFFIXES)})"
 
 
 def load_table(spec: Spec, on_error: OnError) -> PhotoSet:
@@ -39,13 +41,9 @@ def load_folder(spec: Spec, on_error: OnError) -> PhotoSet:
     under a sub-folder named train, dev, val or test, that is its split. Names that start with a dot are not looked at.
     """
     root = Path(spec.path).expanduser()
-    if not root.is_dir():
-        raise missing(root, expected="photos with texts beside them (a.jpg, a.txt)")
-    files = sorted(_visible(root))
-    found = [name for name in files if name.lower().endswith(PHOTO_SUFFIXES)]
-    if not found:
-        raise missing(root, expected=f"photos ({' '.join(PHOTO_SUFFIXES)}) with texts beside them")
-    texts = {_stem(name): root / name for name in files if name.lower().endswith(".txt")}
+    files = _look(root, expected=f"{_PHOTOS} with texts beside them (a.jpg, a.txt)")
+    found = files.photos
+    texts = {_stem(name): root / name for name in files.texts}
     owners: dict[str, str] = {}
     for name in found:
         owners.setdefault(_stem(name), name)
@@ -58,8 +56,35 @@ def load_folder(spec: Spec, on_error: OnError) -> PhotoSet:
         for name in found
         if _stem(name) in texts and name != owners[_stem(name)]
     ]
+    return photo_set(
+        table,
+        FilePhotos(root, table.image_ids),
+        split=split,
+        on_error=on_error,
+        problems=[*files.problems, *lonely, *shared],
+        uncaptioned=f"to index and search photos without captions, write photos:{spec.path}",
+    )
+
+
+def load_plain(spec: Spec, on_error: OnError) -> PhotoSet:
+    """``photos:DIR[,split=S]``: the photos of a folder and its sub-folders, without captions.
+
+    Ids and splits are those of ``folder:``, so that captions may be written later; texts are not looked at.
+    """
+    root = Path(spec.path).expanduser()
+    files = _look(root, expected=_PHOTOS)
+    split = spec.options.get("split")
+    table = choose_split(_folder_table(root, files.photos, [()] * len(files.photos)), split)
     photos = FilePhotos(root, table.image_ids)
-    return photo_set(table, photos, split=split, on_error=on_error, problems=[*lonely, *shared])
+    return photo_set(table, photos, split=split, on_error=on_error, problems=files.problems, captioned=False)
+
+
+def _look(root: Path, *, expected: str) -> FolderFiles:
+    """What lies in a folder, one photo at least."""
+    files = list_folder(root) if root.is_dir() else None
+    if files is None or not files.photos:
+        raise missing(root, expected=expected)
+    return files
 
 
 def _folder_table(root: Path, names: Sequence[str], texts: Sequence[Sequence[str]]) -> CaptionTable:
@@ -73,12 +98,6 @@ def _folder_table(root: Path, names: Sequence[str], texts: Sequence[Sequence[str
         captions=tuple(line for lines in texts for line in lines),
         splits=tuple(firsts) if all(first in SPLIT_FOLDERS for first in firsts) else None,
     )
-
-
-def _visible(root: Path) -> list[str]:
-    """Paths of files inside ``root``, with slashes."""
-    inside = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
-    return [path.as_posix() for path in inside if not any(part.startswith(".") for part in path.parts)]
 
 
 def _stem(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from vacsr.errors import UsageError
 
 _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")  # other commas belong to the path or the value
 _OPTION = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".safetensors": "features", ".tar": "shards"}
 
 
 class Scheme(NamedTuple):
@@ -29,6 +31,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "csv": Scheme("FILE", ("split", "root")),
     "jsonl": Scheme("FILE", ("split", "root")),
     "folder": Scheme("DIR", ("split",)),
+    "photos": Scheme("DIR", ("split",)),
     "shards": Scheme("PATTERN", ("split",)),
     "scenes": Scheme("", ("images", "held_out", "per_image", "size", "subject", "seed", "split")),
     "synthetic": Scheme("", ("images", "held_out", "per_image", "noise", "seed", "split")),
@@ -81,7 +84,7 @@ def parse_spec(spec: str) -> Spec:
     """
     scheme, colon, rest = spec.partition(":")
     if not colon:
-        raise UsageError(f"{spec!r} has no scheme — write one of: {usage()}")
+        raise UsageError(f"{spec!r} has no scheme{_with_scheme(spec)}")
     parts = _NEXT_OPTION.split(rest) if rest else []
     path = parts.pop(0) if parts and (scheme not in SCHEMES or SCHEMES[scheme].path) else ""
     options: dict[str, str] = {}
@@ -106,6 +109,15 @@ def usage(scheme: str | None = None) -> str:
     path, options = SCHEMES[scheme]
     written = "".join(f"[,{name}=…]" for name in options)
     return f"{scheme}:{path}{written}" if path else f"{scheme}:{written.replace('[,', '[', 1)}"
+
+
+def _with_scheme(path: str) -> str:
+    """How to write a bare path, by its name and by what lies there."""
+    if os.path.isdir(path):
+        both = f"folder:{path} for photos with texts beside them, or photos:{path} for photos to index and search"
+        return f" — write {both}"
+    scheme = _SUFFIXES.get(os.path.splitext(path)[1].lower())
+    return f" — write {scheme}:{path}" if scheme else f", and no folder has this name — write one of: {usage()}"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -10,8 +10,9 @@ from PIL import Image
 
 from vacsr.data.decode import decode_photo
 
-AGAIN = "copy it again, or leave it out with data.on_error=skip"
-"""What to do about a photo that cannot be read."""
+LEAVE_OUT = "leave out what cannot be used: --skip, in a recipe data.on_error=skip"
+AGAIN = f"copy it again, or {LEAVE_OUT}"
+"""What to do about a photo of a data set that cannot be read."""
 
 
 class StoredPhotos(ABC):
@@ -43,7 +44,7 @@ class StoredPhotos(ABC):
 
     def open(self, row: int, *, side: int = 0) -> Image.Image:
         """The decoded RGB photo, upright; see :func:`vacsr.data.decode.decode_photo` for ``side``."""
-        return decode_photo(self.encoded(row), name=self.name(row), side=side)
+        return decode_photo(self.encoded(row), name=self.name(row), side=side, otherwise=LEAVE_OUT)
 
 
 def digest_of(marks: Iterable[tuple[str, int]]) -> str:

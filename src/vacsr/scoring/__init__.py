@@ -177,6 +177,10 @@ class PairScorer:
         ``inputs``: what :func:`vacsr.backbones.inputs.tower_inputs` made of it, where it is scored more than once.
         """
         self.check_set(pairs)
+        if not len(pairs):
+            raise DataError(
+                "these data hold photos without captions, so there are no pairs — give captions: folder:DIR or csv:FILE"
+            )
         if isinstance(pairs, PairSet):
             features, words = pairs.images.to(self.device), pairs.texts.to(self.device)  # a PairSet has checked them
             return PairScores(self, self.model.embed_images(features), self.model.embed_texts(words))

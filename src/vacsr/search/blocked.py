@@ -1,21 +1,28 @@
-"""Top-k over mapped files, block by block: nothing as large as the index is ever in memory at once."""
+"""Top-k over mapped files, block by block: nothing as large as the index is ever in memory at once.
+
+Products are torch's, on all threads. What is left is little, and numpy does it on one: to wake the others takes longer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vacsr.scoring.topk import TopK, stable_topk
+from vacsr.search.products import Arithmetic, Floats, arithmetics, products
 from vacsr.search.segments import Segment
 
+Rows = NDArray[np.int64]
+Doubles = NDArray[np.float64]
+
 _QUERIES = 64  # searched together: each block of vectors is read once for all of them
-_SCORES = 1 << 20  # of a block that is sorted at a time, over its queries
-_SPARE = 16  # rows beyond the first k that are kept, in case that rounding has misplaced some
-_EXACT = 8192  # rows that are in float64 at a time
-_CONVERT = 1 << 19  # float16 numbers made float32 at a time: the copy stays in a core's cache
+_SCORES = 1 << 20  # of a block, over its queries
+_EXACT = 1024  # rows that are in float64 at a time
+_NOTHING = np.finfo(np.float32).min  # above the −∞ of dead rows
 
 
 class Places(NamedTuple):
@@ -26,121 +33,143 @@ class Places(NamedTuple):
     vectors: Tensor  # [Q, k, d] float32
 
 
+class Near(NamedTuple):
+    """Rows that may be among the best of some queries: by position for each query."""
+
+    query: Rows  # [n]
+    position: Rows  # [n]
+    score: Floats  # [n], as a block product gave it
+
+    def kept(self, mask: NDArray[np.bool_]) -> Near:
+        """Some of them. [n]"""
+        return Near(self.query[mask], self.position[mask], self.score[mask])
+
+    def joined(self, other: Near) -> Near:
+        """These, then the others."""
+        query, position = np.concatenate((self.query, other.query)), np.concatenate((self.position, other.position))
+        return Near(query, position, np.concatenate((self.score, other.score)))
+
+
 @torch.inference_mode()
 def best_places(segments: Sequence[Segment], queries: Tensor, k: int) -> Places:
     """The k rows of the highest inner product, by (−score, position). [Q, d] -> [Q, min(k, live rows)]
 
-    Block products round differently from place to place. So all rows are taken that rounding may have kept out of the
-    first k, their products are formed anew in float64, and these decide: equal vectors have equal scores wherever they
-    lie.
+    Block products are rounded, and differently from place to place. So all rows are taken that rounding may have kept
+    out of the first k, their products are formed anew in float64, and these decide: equal vectors have equal scores
+    wherever they lie.
     """
     k = min(k, sum(segment.part.live for segment in segments))
     if not k or not len(queries):
         shape = len(queries), k
         empty = torch.zeros(*shape, queries.shape[1])
         return Places(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), empty)
-    parts = []
-    for some in torch.split(queries, _QUERIES):
-        found = _candidates(segments, some, k)
-        parts += [_ranked(segments, query, places, k) for query, places in zip(some, found, strict=True)]
-    return Places(*(torch.stack([part[n] for part in parts]) for n in range(3)))
+    found = [one for some in torch.split(queries, _QUERIES) for one in _best(segments, some, k)]
+    vectors = np.empty((len(found), k, queries.shape[1]), np.float32)
+    for one, rows in zip(found, vectors, strict=True):
+        _gather(segments, one.position, out=rows)
+    position, score = np.stack([one.position for one in found]), np.stack([one.score for one in found])
+    return Places(torch.from_numpy(position), torch.from_numpy(score), torch.from_numpy(vectors))
 
 
-def _candidates(segments: Sequence[Segment], queries: Tensor, k: int) -> list[Tensor]:
-    """Positions, ascending, of all rows that may be among the best k of each query. [Q, d] -> Q times [k or more]"""
-    best = _best_by_blocks(segments, queries, k + max(_SPARE, k // 8))
-    lowest = best.score[:, k - 1] - _rounding(segments, queries)
-    found = [index[score >= low] for score, index, low in zip(*best, lowest, strict=True)]
-    some = best.score.shape[1] < sum(segment.part.live for segment in segments)
-    unsure = [n for n, low in enumerate(lowest) if some and best.score[n, -1] >= low]  # more rows may be as near
-    if unsure:
-        blocks = _score_blocks(segments, queries[unsure])
-        near = torch.cat([_near(scores, lowest[unsure], start=start) for start, scores in blocks])
-        for n, query in enumerate(unsure):
-            found[query] = near[near[:, 0] == n, 1]
-    return [places.sort().values for places in found]
-
-
-def _near(scores: Tensor, lowest: Tensor, *, start: int) -> Tensor:
-    """(query, position) of every score that is high enough. [Q, b], [Q] -> [n, 2]"""
-    return (scores >= lowest.unsqueeze(1)).nonzero() + torch.tensor([0, start])
-
-
-def _rounding(segments: Sequence[Segment], queries: Tensor) -> Tensor:
-    """What may lie between two rounded products of one query whose true order is the other way round. [Q]
-
-    A float32 sum of d products is off by d·2⁻²⁴·‖q‖·‖v‖ at most; both may be, and the end result is rounded again.
-    """
+def _best(segments: Sequence[Segment], queries: Tensor, k: int) -> list[_Ranked]:
+    """The best k of each query, by the quickest arithmetic that proves as exact as it should be."""
     longest = max(segment.part.longest for segment in segments)
-    lengths: Tensor = torch.linalg.vector_norm(queries, dim=1)
-    return lengths * (3 * queries.shape[1] * 2.0**-24 * longest)
+    for way in arithmetics(queries, stored=segments[0].vectors.dtype, longest=longest):
+        near = _candidates(segments, way, k)
+        room = np.empty((min(len(near.query), _EXACT), queries.shape[1]))
+        found = [
+            _ranked(segments, query, near.kept(near.query == n), k, room=room)
+            for n, query in enumerate(queries.double().numpy())
+        ]
+        if all(one.off <= limit for one, limit in zip(found, way.error * way.scale, strict=True)):
+            break
+    return found
 
 
-def _best_by_blocks(segments: Sequence[Segment], queries: Tensor, k: int) -> TopK:
-    """The first rows by block products, dead ones left out. [Q, d] -> [Q, min(k, live rows)]"""
-    best: TopK | None = None
-    for start, scores in _score_blocks(segments, queries):
-        top = stable_topk(scores, k)
-        found = TopK(top.score, top.index + start)
-        if best is not None:
-            joined = TopK(torch.cat((best.score, found.score), dim=1), torch.cat((best.index, found.index), dim=1))
-            top = stable_topk(joined.score, k)
-            found = TopK(top.score, joined.index.gather(1, top.index))
-        best = found
-    assert best is not None, "there are rows"
-    alive = sum(segment.part.live for segment in segments)  # dead rows come last: their scores are −∞
-    return TopK(best.score[:, :alive], best.index[:, :alive])
+def _candidates(segments: Sequence[Segment], way: Arithmetic, k: int) -> Near:
+    """All rows that may be among the best k.
+
+    At least k rows truly reach the k-th block product less its error; a row that truly reaches that has a block product
+    of at least that less the error again. The bound rises from block to block, and what falls below it is dropped.
+    """
+    count = len(way.queries)
+    best, lowest = np.empty((count, 0), np.float32), np.full(count, _NOTHING)
+    near = Near(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+    for start, scores in _score_blocks(segments, way):
+        first = best.shape[1] < k
+        if first:
+            best = _highest(best, scores, k)
+            lowest = _lowest(best, way, k)
+        query, column = np.nonzero(scores >= lowest[:, None])
+        found = Near(query, column + start, scores[query, column])
+        if not first and len(query):
+            best = _highest(best, _padded(found, count), k)
+            lowest = _lowest(best, way, k)
+        near = near.joined(found)
+        near = near.kept(near.score >= lowest[near.query])
+    return near._replace(score=near.score * way.scale[near.query].astype(np.float32))
 
 
-def _score_blocks(segments: Sequence[Segment], queries: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _lowest(best: Floats, way: Arithmetic, k: int) -> Floats:
+    """What a score must reach. [Q, ≤ k] -> [Q]"""
+    if best.shape[1] < k:
+        return np.full(len(best), _NOTHING)
+    return np.asarray(np.maximum(best.min(axis=1) - (2 * way.error).astype(np.float32), _NOTHING))
+
+
+def _highest(best: Floats, more: Floats, k: int) -> Floats:
+    """The k highest of two lists of scores, in any order. [Q, a], [Q, b] -> [Q, min(k, a + b)]"""
+    both = np.concatenate((best, more), axis=1)
+    return both if both.shape[1] <= k else np.partition(both, -k, axis=1)[:, -k:]
+
+
+def _padded(found: Near, count: int) -> Floats:
+    """Scores as rows of one length, filled up with −∞. -> [Q, longest]"""
+    each = np.bincount(found.query, minlength=count)
+    place = np.arange(len(found.query)) - (each.cumsum() - each)[found.query]
+    rows = np.full((count, each.max()), -np.inf, np.float32)
+    rows[found.query, place] = found.score
+    return rows
+
+
+def _score_blocks(segments: Sequence[Segment], way: Arithmetic) -> Iterator[tuple[int, Floats]]:
     """(first position, scores [Q, b]) of consecutive blocks, dead rows −∞."""
-    size = max(_SCORES // len(queries), 1)
+    size = max(_SCORES // len(way.queries), 1)
     first = 0
     for segment in segments:
         for start in range(0, segment.part.rows, size):
             here = slice(start, start + size)
-            scores = _products(segment.vectors[here], queries)
+            scores = products(segment.vectors[here], way)
             if segment.dead is not None:
-                scores.masked_fill_(segment.dead[here], float("-inf"))
+                np.copyto(scores, -np.inf, where=segment.dead[here].numpy())
             yield first + start, scores
         first += segment.part.rows
 
 
-def _products(vectors: Tensor, queries: Tensor) -> Tensor:
-    """[b, d], [Q, d] -> [Q, b] float32"""
-    if vectors.dtype == torch.float32:
-        return _product(vectors, queries)
-    rows = max(_CONVERT // vectors.shape[1], 1)
-    room = torch.empty(min(rows, len(vectors)), vectors.shape[1])
-    out = torch.empty(len(queries), len(vectors))
-    for start in range(0, len(vectors), rows):
-        some = vectors[start : start + rows]
-        out[:, start : start + rows] = _product(room[: len(some)].copy_(some), queries)
-    return out
+class _Ranked(NamedTuple):
+    position: Rows  # [k]
+    score: Floats  # [k]
+    off: float  # what a block product was off by, at most
 
 
-def _product(vectors: Tensor, queries: Tensor) -> Tensor:
-    """With the long side first, which is much quicker for few queries. [b, d], [Q, d] -> [Q, b]"""
-    if len(queries) == 1:
-        return torch.mv(vectors, queries[0]).unsqueeze(0)
-    return (vectors @ queries.T).T.contiguous()
+def _ranked(segments: Sequence[Segment], query: Doubles, near: Near, k: int, *, room: Doubles) -> _Ranked:
+    """The best k of some rows, by their true products. ``room``: for rows in float64. [d], [m, d] -> [k]"""
+    exact = np.empty(len(near.position))
+    for start in range(0, len(exact), len(room)):
+        here = slice(start, start + len(room))
+        rows = room[: len(exact[here])]
+        _gather(segments, near.position[here], out=rows)
+        np.einsum("md,d->m", rows, query, out=exact[here])
+    score = exact.astype(np.float32)
+    order = np.argsort(-score, kind="stable")[:k]
+    return _Ranked(near.position[order], score[order], float(np.abs(exact - near.score).max()))
 
 
-def _ranked(segments: Sequence[Segment], query: Tensor, places: Tensor, k: int) -> Places:
-    """The best k of the rows at ascending places. [d], [m] -> [k]"""
-    exact = [(_gathered(segments, some).double() @ query.double()).float() for some in torch.split(places, _EXACT)]
-    score, order = torch.cat(exact).sort(descending=True, stable=True)
-    first = places[order[:k]]
-    return Places(first, score[:k], _gathered(segments, first))
-
-
-def _gathered(segments: Sequence[Segment], places: Tensor) -> Tensor:
-    """[m] -> [m, d] float32"""
-    out = torch.empty(len(places), segments[0].vectors.shape[1])
+def _gather(segments: Sequence[Segment], places: Rows, *, out: Floats | Doubles) -> None:
+    """Rows of the index, as numbers of ``out``'s kind. [m] -> [m, d]"""
     first = 0
     for segment in segments:
-        inside = (places >= first) & (places < first + segment.part.rows)
-        if bool(inside.any()):
-            out[inside] = segment.vectors[places[inside] - first].float()
+        inside = np.flatnonzero((places >= first) & (places < first + segment.part.rows))
+        if len(inside):
+            out[inside] = segment.vectors.numpy()[places[inside] - first]
         first += segment.part.rows
-    return out

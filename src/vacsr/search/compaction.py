@@ -44,6 +44,22 @@ def next_rewrite(parts: Sequence[Part], *, row_bytes: int) -> Rewrite | None:
     return None
 
 
+def last_rewrite(parts: Sequence[Part], *, row_bytes: int) -> Rewrite | None:
+    """What to do when a filling is over: a search takes a step for each file, and all threads wait for each other.
+
+    The longest tail becomes one file in which none is as large as the others together.
+
+    >>> last_rewrite([Part("big", 1000, 0), Part("a", 10, 0), Part("b", 10, 0)], row_bytes=4)
+    Rewrite(start=1, stop=3)
+    >>> last_rewrite([Part("big", 1000, 0), Part("a", 10, 0)], row_bytes=4)
+    """
+    for start in range(len(parts) - 1):
+        sizes = [part.live for part in parts[start:]]
+        if sum(sizes) * row_bytes <= SEGMENT_BYTES and 2 * max(sizes) <= sum(sizes):
+            return Rewrite(start, len(parts))
+    return None
+
+
 def full_rewrite(parts: Sequence[Part], *, row_bytes: int) -> list[Rewrite]:
     """Everything without dead rows and in as few files as may be, last first, so that earlier places stay valid."""
     found: list[Rewrite] = []

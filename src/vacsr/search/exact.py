@@ -7,57 +7,25 @@ manifest: before that moment nothing has happened, after it everything has. Who 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vacsr.errors import DataError, EnvironmentProblem
+from vacsr.errors import EnvironmentProblem
 from vacsr.search import compaction
 from vacsr.search.blocked import best_places
 from vacsr.search.compaction import Rewrite
-from vacsr.search.index import AddResult, Hits, IndexInfo, Metadata
+from vacsr.search.index import AddResult, Entry, Hits, IndexInfo, Metadata, held_kind
 from vacsr.search.locks import writer_lock
-from vacsr.search.manifest import DTYPES, LOCK, Manifest, Part, read_manifest, sweep, write_manifest
+from vacsr.search.manifest import DTYPES, LOCK, Part, read_manifest, sweep, write_manifest
+from vacsr.search.ondemand import OnDemand
 from vacsr.search.rows import as_json, checked_ids, checked_metadata, checked_queries, checked_vectors
-from vacsr.search.segments import Segment, keys_of, mark_dead, read_segment, rewrite_segments, write_segment
-
-_TRIES = 20  # of a reader whose files a writer has just merged away
-
-
-class Place(NamedTuple):
-    """Where an id lives."""
-
-    segment: int
-    row: int
-
-
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """An index at one moment, mapped."""
-
-    manifest: Manifest
-    segments: tuple[Segment, ...]
-
-    def __len__(self) -> int:
-        return sum(part.live for part in self.manifest.parts)
-
-    def find(self, ids: Sequence[str]) -> dict[str, Place]:
-        """Those of the ids that live here."""
-        keys = keys_of(ids)
-        return {name: Place(n, row) for n, part in enumerate(self.segments) for name, row in part.find(ids, keys)}
-
-    def record(self, position: int) -> tuple[str, Metadata]:
-        """Id and metadata of a row that is counted over all segments."""
-        for segment in self.segments:
-            if position < segment.part.rows:
-                return segment.record(position)
-            position -= segment.part.rows
-        raise AssertionError("no such row")
+from vacsr.search.segments import keys_of, mark_dead, rewrite_segments, write_segment
+from vacsr.search.snapshot import Place, Snapshot, open_snapshot
 
 
 class ExactIndex:
@@ -69,7 +37,7 @@ class ExactIndex:
 
     def __init__(self, folder: Path, *, patience: float = 60.0) -> None:
         self.folder, self.patience = folder, patience
-        self._snapshot = self._open(None)
+        self._snapshot = open_snapshot(folder)
 
     @property
     def dim(self) -> int:
@@ -81,6 +49,21 @@ class ExactIndex:
         """What the vectors are."""
         return self._snapshot.manifest.provenance
 
+    @property
+    def holds(self) -> str:
+        """Images, texts, or unknown."""
+        return held_kind(self.provenance)
+
+    @property
+    def exact(self) -> bool:
+        """Always: every vector is compared."""
+        return True
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The SPECs that it was filled from."""
+        return self._snapshot.manifest.sources
+
     def __len__(self) -> int:
         return len(self._snapshot)
 
@@ -89,18 +72,35 @@ class ExactIndex:
         found = self._snapshot.find(list(ids))
         return [name in found for name in ids]
 
+    def get(self, ids: Sequence[str]) -> dict[str, Entry]:
+        """Vector and metadata of those that are there."""
+        now = self._snapshot
+        return {name: now.entry(place) for name, place in now.find(list(ids)).items()}
+
     def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
         """Of those that are there."""
         now = self._snapshot
         return {name: now.segments[place.segment].record(place.row)[1] for name, place in now.find(list(ids)).items()}
 
+    def records(self) -> Iterator[tuple[str, Metadata]]:
+        """Id and metadata of everything, oldest first."""
+        return self._snapshot.records()
+
+    def note_source(self, spec: str) -> None:
+        """Remember a SPEC, once. On the disk when it returns."""
+        if spec in self.sources:
+            return
+        with self._writing() as now:
+            if spec not in now.manifest.sources:
+                self._commit(now.manifest.parts, sources=(*now.manifest.sources, spec))
+
     def search(self, queries: Tensor, k: int) -> Hits:
         """The k vectors of the highest inner product with each query, exactly. [Q, d]"""
         now = self._snapshot
         found = best_places(now.segments, checked_queries(queries, k, dim=self.dim), k)
-        records = [[now.record(position) for position in row] for row in found.position.tolist()]
-        ids = [[name for name, _ in row] for row in records]
-        return Hits(ids, found.score, found.vectors, [[metadata for _, metadata in row] for row in records])
+        rows = found.position.tolist()
+        ids = [OnDemand(now.name, row) for row in rows]
+        return Hits(ids, found.score, found.vectors, [OnDemand(now.metadata, row) for row in rows])
 
     def add(self, ids: Sequence[str], vectors: Tensor, metadata: Sequence[Metadata] | None = None) -> AddResult:
         """Add vectors [N, d], or replace those whose ids are there, all or none. On the disk when it returns."""
@@ -137,12 +137,17 @@ class ExactIndex:
             for rewrite in compaction.full_rewrite(now.manifest.parts, row_bytes=self._row_bytes):
                 self._rewrite(rewrite)
 
+    def settle(self) -> None:
+        """Merge the last files, where that costs no more than adding their rows did."""
+        with self._writing():
+            self._tidy(compaction.last_rewrite)
+
     def refresh(self) -> bool:
         """See what other processes have written since; whether that was anything. Another index is an error."""
         before = self._snapshot
         if read_manifest(self.folder) == before.manifest:
             return False
-        self._snapshot = self._open(before)
+        self._snapshot = open_snapshot(self.folder, before)
         return True
 
     def info(self) -> IndexInfo:
@@ -150,11 +155,13 @@ class ExactIndex:
         now = self._snapshot.manifest
         dead, size = sum(part.dead_rows for part in now.parts), sum(part.bytes for part in now.parts)
         return IndexInfo(
-            "exact", str(self.folder), len(self), now.dim, now.dtype, now.provenance, dead, len(now.parts), size
-        )
+            kind="exact", where=str(self.folder), vectors=len(self), dim=now.dim, dtype=now.dtype,
+            provenance=now.provenance, dead=dead, parts=len(now.parts), bytes=size,
+            holds=self.holds, exact=self.exact, sources=now.sources,
+        )  # fmt: skip
 
     def close(self) -> None:
-        """Unmap the files. What was added is safe without it."""
+        """Unmap the files, once nobody holds hits of them. What was added is safe without it."""
         self._snapshot = Snapshot(replace(self._snapshot.manifest, parts=()), ())
 
     @property
@@ -164,27 +171,6 @@ class ExactIndex:
     @property
     def _row_bytes(self) -> int:
         return self.dim * self._dtype.itemsize
-
-    def _open(self, before: Snapshot | None) -> Snapshot:
-        """The present state. A writer may merge files away between manifest and files: then look again."""
-        mapped = {(before.manifest.id, segment.part): segment for segment in before.segments} if before else {}
-        for _ in range(_TRIES):
-            manifest = read_manifest(self.folder)
-            if before:
-                _check_same_index(self.folder, before.manifest, manifest)
-            if manifest.dtype not in DTYPES:
-                raise DataError(f"{self.folder}: vectors of {manifest.dtype!r} are not known — use a newer vacsr")
-            dtype = DTYPES[manifest.dtype]
-            try:
-                segments = tuple(
-                    mapped.get((manifest.id, part)) or read_segment(self.folder, part, dim=manifest.dim, dtype=dtype)
-                    for part in manifest.parts
-                )
-            except FileNotFoundError as error:
-                missing = error
-            else:
-                return Snapshot(manifest, segments)
-        raise DataError(f"{self.folder} is not whole: {missing} — copy it again, or fill it anew") from missing
 
     @contextmanager
     def _writing(self) -> Iterator[Snapshot]:
@@ -210,21 +196,23 @@ class ExactIndex:
                 parts.append(mark_dead(self.folder, self._name("dead", n), segment, dying) if dying else segment.part)
         return parts
 
-    def _commit(self, parts: Sequence[Part]) -> None:
+    def _commit(self, parts: Sequence[Part], *, sources: tuple[str, ...] | None = None) -> None:
         """The moment that counts; then files that no manifest names any more go."""
         before = self._snapshot
-        manifest = replace(before.manifest, generation=before.manifest.generation + 1, parts=tuple(parts))
+        known = before.manifest.sources if sources is None else sources
+        generation = before.manifest.generation + 1
+        manifest = replace(before.manifest, generation=generation, parts=tuple(parts), sources=known)
         write_manifest(self.folder, manifest)
-        self._snapshot = self._open(before)
+        self._snapshot = open_snapshot(self.folder, before)
         for name in before.manifest.files() - manifest.files():
             with suppress(OSError):  # the next change sweeps
                 (self.folder / name).unlink(missing_ok=True)
 
-    def _tidy(self) -> None:
+    def _tidy(self, due: Callable[..., Rewrite | None] = compaction.next_rewrite) -> None:
         """Merge and rewrite where it is due, a change each. What was asked for is stored by now, so a disk that is
         full or fails only leaves things untidy."""
         try:
-            while rewrite := compaction.next_rewrite(self._snapshot.manifest.parts, row_bytes=self._row_bytes):
+            while rewrite := due(self._snapshot.manifest.parts, row_bytes=self._row_bytes):
                 self._rewrite(rewrite)
         except (OSError, EnvironmentProblem) as error:
             warnings.warn(f"the change is stored, but {self.folder} could not be tidied: {error}", stacklevel=3)
@@ -234,11 +222,3 @@ class ExactIndex:
         new = rewrite_segments(self.folder, self._name("vectors", 0), now.segments[rewrite.start : rewrite.stop])
         parts = now.manifest.parts
         self._commit([*parts[: rewrite.start], new, *parts[rewrite.stop :]])
-
-
-def _check_same_index(folder: Path, before: Manifest, now: Manifest) -> None:
-    """Raise where somebody has put another index in the place of the one that was opened."""
-    if (now.id, now.dim, now.dtype, now.provenance) != (before.id, before.dim, before.dtype, before.provenance):
-        was, has = (f"dimension {one.dim}, {one.provenance or 'unknown'!r}" for one in (before, now))
-        message = f"{folder} is another index than the one that was opened: {was} then, {has} now"
-        raise DataError(f"{message} — open it again, with the model that it was filled with")

@@ -1,43 +1,34 @@
-"""A data set's images into an index, in batches that are each stored before the next is embedded.
+"""A data set's images or captions into an index, in batches that are each stored before the next is embedded.
 
 So a stop at any moment costs one batch: the same call goes on, since it leaves out what is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from vacsr.backbones import TowerBackbone
-from vacsr.backbones.inputs import PhotoReader
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
 from vacsr.scoring import PairScorer
-from vacsr.search.index import Metadata, VectorIndex
+from vacsr.search.index import VectorIndex
+from vacsr.search.items import Items, cut, image_items, text_items
+from vacsr.search.pruning import find_gone
 
-_PHOTOS = {"cpu": 32, "cuda": 256}  # through the tower at a time
 _LOOKUP = 4096  # ids whose metadata are in memory at a time
 
 
-@runtime_checkable
-class Describes(Protocol):
-    """An index that can say what is stored with an id, beside what :class:`VectorIndex` asks for."""
-
-    def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
-        """Of those that are there."""
-
-
 class Filled(NamedTuple):
-    """Images so far."""
+    """Items so far."""
 
     added: int = 0
     replaced: int = 0
     skipped: int = 0
-    """They were there already."""
+    """They were there already, as they are."""
     of: int = 0
+    removed: int = 0
+    """From the index, since the data set has them no more."""
 
     @property
     def embedded(self) -> int:
@@ -51,87 +42,75 @@ def fill_index(
     pairs: PairSet | PhotoSet,
     *,
     source: str = "",
+    texts: bool = False,
     batch: int = 1024,
     replace: bool = False,
+    prune: bool = False,
+    sure: bool = False,
     workers: int = 0,
     committed: Callable[[Filled], None] | None = None,
 ) -> Filled:
-    """Embed the images that the index lacks, or all with ``replace``, and add them ``batch`` at a time.
+    """Embed the images, or captions, that the index lacks or that have changed, and add them ``batch`` at a time.
 
-    Each gets as metadata its ``source``, a photo's own name if it has one, and its captions. An id that is there with
-    another source is an error before anything is embedded: it is another image. ``committed`` is told after each batch
-    that is stored.
+    ``source``: the SPEC, which the index keeps, see :func:`vacsr.search.sources.noted_spec`. An id that is there from
+    another place is an error before anything is embedded: it is another image. ``replace`` embeds all and takes such
+    ids over. ``prune`` removes in the end what came from the source and is not in it any more; if that is more than
+    half, it is an error at the start unless one is ``sure``. ``committed`` is told after each batch that is stored.
     """
     if batch < 1:
         raise UsageError(f"batch is {batch}, expected 1 or more — try 1024")
     scorer.check_set(pairs)
-    total = len(pairs.image_ids)
-    rows = list(range(total))
-    if not replace:
-        _check_sources(index, pairs, source=source)
-        rows = [row for row, there in zip(rows, index.known(pairs.image_ids), strict=True) if not there]
-    done = Filled(skipped=total - len(rows), of=total)
-    captions = _captions_of(pairs)
-    for some, vectors in _embedded(scorer, pairs, _cut(rows, batch), workers=workers):
-        metadata = [_metadata(pairs, row, source=source, captions=captions.get(row, [])) for row in some]
-        result = index.add([pairs.image_ids[row] for row in some], vectors, metadata)
+    items = (
+        text_items(scorer, pairs, source=source)
+        if texts
+        else image_items(scorer, pairs, source=source, workers=workers)
+    )
+    gone = find_gone(index, items.ids, source=source).checked(sure=sure) if prune else None
+    rows = list(range(len(items.ids))) if replace else _lacking(index, items)
+    if source:
+        index.note_source(source)
+    done = _add(index, items, cut(rows, batch), committed=committed)
+    if rows:
+        index.settle()
+    return done if gone is None else done._replace(removed=index.delete(gone.ids))
+
+
+def _add(
+    index: VectorIndex,
+    items: Items,
+    batches: Sequence[Sequence[int]],
+    *,
+    committed: Callable[[Filled], None] | None,
+) -> Filled:
+    done = Filled(skipped=len(items.ids) - sum(map(len, batches)), of=len(items.ids))
+    for rows, vectors in zip(batches, items.embed(batches), strict=True):
+        result = index.add([items.ids[row] for row in rows], vectors, [items.metadata(row) for row in rows])
         done = done._replace(added=done.added + result.added, replaced=done.replaced + result.replaced)
         if committed is not None:
             committed(done)
     return done
 
 
-def _check_sources(index: VectorIndex, pairs: PairSet | PhotoSet, *, source: str) -> None:
-    """Raise where an id is there from another source; who did not say where an image is from fits anything."""
-    if not isinstance(index, Describes):
-        return
-    for some in _cut(range(len(pairs.image_ids)), _LOOKUP):
-        stored = index.metadata([pairs.image_ids[row] for row in some])
+def _lacking(index: VectorIndex, items: Items) -> list[int]:
+    """Rows that the index has not, or not as they are now; who did not say where an item is from fits anything."""
+    found: list[int] = []
+    for some in cut(range(len(items.ids)), _LOOKUP):
+        stored = index.metadata([items.ids[row] for row in some])
         for row in some:
-            name = pairs.image_ids[row]
-            old, new = stored.get(name, {}).get("source"), _source(pairs, row, source=source)
-            if old and new and old != new:
-                message = f"{name!r} is in the index from {old!r}, this one is from {new!r}"
-                action = "write the SPEC as it was, add --replace to take the new one, or fill another index"
-                raise DataError(f"{message}: the same id for another image? — {action}")
-
-
-def _cut(rows: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-@torch.inference_mode()
-def _embedded(
-    scorer: PairScorer, pairs: PairSet | PhotoSet, batches: Sequence[Sequence[int]], *, workers: int
-) -> Iterator[tuple[Sequence[int], Tensor]]:
-    """Each batch with its vectors [b, d]. Photos are decoded ahead, also while a batch is being stored."""
-    if isinstance(pairs, PairSet):
-        for rows in batches:
-            yield rows, scorer.model.embed_images(pairs.images[torch.tensor(rows)].to(scorer.device)).mean
-        return
-    backbone = scorer.model.backbone
-    assert isinstance(backbone, TowerBackbone), "the check has refused other backbones"
-    small = [some for rows in batches for some in _cut(rows, _PHOTOS[scorer.device.type])]
-    pixels = PhotoReader(pairs.photos, backbone.transform, workers=workers).stream(small)
-    for rows in batches:
-        parts = [
-            scorer.model.embed_images(next(pixels).to(scorer.device)).mean
-            for _ in _cut(rows, _PHOTOS[scorer.device.type])
-        ]
-        yield rows, torch.cat(parts)
-
-
-def _captions_of(pairs: PairSet | PhotoSet) -> dict[int, list[str]]:
-    """Of each image row that has some."""
-    found: dict[int, list[str]] = {}
-    for row, words in zip(pairs.caption_image.tolist(), pairs.captions or (), strict=False):
-        found.setdefault(row, []).append(words)
+            name, fact = items.ids[row], items.facts[row]
+            if name not in stored:
+                found.append(row)
+                continue
+            _check_source(name, stored[name].get("source"), fact.source)
+            before = stored[name].get("mark")
+            if before and fact.mark and before != fact.mark:
+                found.append(row)
     return found
 
 
-def _metadata(pairs: PairSet | PhotoSet, row: int, *, source: str, captions: Sequence[str]) -> Metadata:
-    return {"source": _source(pairs, row, source=source), "captions": list(captions)}
-
-
-def _source(pairs: PairSet | PhotoSet, row: int, *, source: str) -> str:
-    return pairs.photos.name(row) if isinstance(pairs, PhotoSet) else source
+def _check_source(name: str, old: object, new: str) -> None:
+    """Raise where an id is there from another source."""
+    if old and new and old != new and os.path.abspath(str(old)) != new:
+        message = f"{name!r} is in the index from {old!r}, this one is from {new!r}"
+        action = "write the SPEC as it was, add --replace to take the new one, or fill another index"
+        raise DataError(f"{message}: the same id for another item? — {action}; of two folders, name the one above both")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -11,15 +11,28 @@ from vacsr.errors import ProvenanceMismatch, ShapeMismatch
 
 Metadata = dict[str, Any]
 """What JSON can hold."""
+KINDS = ("images", "texts")
+"""What vectors may be of."""
 
 
 class Hits(NamedTuple):
-    """Best first. Every row has k entries, or as many as the index holds vectors if that is fewer."""
+    """Best first. Every row has k entries, or as many as the index holds vectors if that is fewer.
 
-    ids: list[list[str]]  # [Q][k]
+    Ids and metadata may be read only when they are asked for. They are those of the moment of the search, whatever
+    happens to the index meanwhile.
+    """
+
+    ids: Sequence[Sequence[str]]  # [Q][k]
     scores: Tensor  # [Q, k] float32, inner products
     vectors: Tensor  # [Q, k, d] float32, as they are stored: what reranking reads
-    metadata: list[list[Metadata]]  # [Q][k]
+    metadata: Sequence[Sequence[Metadata]]  # [Q][k]
+
+
+class Entry(NamedTuple):
+    """What an index holds under one id."""
+
+    vector: Tensor  # [d] float32
+    metadata: Metadata
 
 
 class AddResult(NamedTuple):
@@ -46,6 +59,9 @@ class IndexInfo(NamedTuple):
     """Files of vectors."""
     bytes: int | None
     """On this machine's disk; None where it lies elsewhere."""
+    holds: str
+    exact: bool
+    sources: tuple[str, ...]
 
 
 @runtime_checkable
@@ -63,6 +79,18 @@ class VectorIndex(Protocol):
     def provenance(self) -> str:
         """What the vectors are, see :func:`vacsr.search.embedding_provenance`; "" where nobody said."""
 
+    @property
+    def holds(self) -> str:
+        """ "images" or "texts", as the provenance says; "" where it does not."""
+
+    @property
+    def exact(self) -> bool:
+        """Does a search find the true nearest? False where it may miss some, and where that is not known."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The SPECs that it was filled from, in the order of their first use, with absolute paths."""
+
     def __len__(self) -> int:
         """Vectors that a search can find."""
 
@@ -75,14 +103,39 @@ class VectorIndex(Protocol):
     def known(self, ids: Sequence[str]) -> list[bool]:
         """Which of these ids are there. [N]"""
 
+    def get(self, ids: Sequence[str]) -> dict[str, Entry]:
+        """Vector and metadata of those that are there."""
+
+    def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
+        """Of those that are there."""
+
+    def records(self) -> Iterator[tuple[str, Metadata]]:
+        """Id and metadata of everything, in no particular order."""
+
+    def note_source(self, spec: str) -> None:
+        """Remember a SPEC that it is filled from, as it is given; once."""
+
     def search(self, queries: Tensor, k: int) -> Hits:
         """The k vectors of the highest inner product with each query. [Q, d]"""
+
+    def settle(self) -> None:
+        """After all has been added: make searches quick, where that is cheap."""
 
     def info(self) -> IndexInfo:
         """Its size and what it holds."""
 
     def close(self) -> None:
         """Let go of files and connections."""
+
+
+def held_kind(provenance: str) -> str:
+    """What a provenance says the vectors are of.
+
+    >>> held_kind("texts:0a1b"), held_kind("")
+    ('texts', '')
+    """
+    kind = provenance.partition(":")[0]
+    return kind if kind in KINDS else ""
 
 
 def check_same(where: str, *, dim: int, provenance: str, wanted_dim: int | None, wanted_provenance: str | None) -> None:
@@ -94,6 +147,9 @@ def check_same(where: str, *, dim: int, provenance: str, wanted_dim: int | None,
 other weights — use the model that it was filled with, or fill another index
     """
     if provenance and wanted_provenance and provenance != wanted_provenance:
+        held, wanted = held_kind(provenance), held_kind(wanted_provenance)
+        if held and wanted and held != wanted:
+            raise ProvenanceMismatch(f"{where} holds {held}, these are {wanted} — fill another index with {wanted}")
         message = f"{where} holds vectors of {provenance!r}, these are {wanted_provenance!r}"
         action = "use the model that it was filled with, or fill another index"
         raise ProvenanceMismatch(f"{message}: another model, or other weights — {action}")

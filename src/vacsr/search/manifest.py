@@ -63,6 +63,8 @@ class Manifest:
     """Older rows first."""
     id: str = ""
     """Drawn when the index is made, so that one made anew in its place is not taken for it."""
+    sources: tuple[str, ...] = ()
+    """SPECs, in the order of their first use."""
 
     def files(self) -> set[str]:
         """All that belongs to it."""
@@ -78,7 +80,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise DataError(
                 f"{path} was not written by this version of vacsr (schema {SCHEMA} expected) — fill it anew"
             )
-        return Manifest(**{**raw, "parts": tuple(Part(**part) for part in raw["parts"])})
+        parts, sources = tuple(Part(**part) for part in raw["parts"]), tuple(raw.get("sources", ()))
+        return Manifest(**{**raw, "parts": parts, "sources": sources})
     except FileNotFoundError as error:
         message = f"no index in {folder} (no {MANIFEST})"
         action = f"fill one: vacsr index add exact:{folder} --run RUN --pairs SPEC"

@@ -7,7 +7,7 @@ of their id: the client writes keys into its questions as they are, so a quote i
 from __future__ import annotations
 
 import hashlib
-import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vacsr.errors import DataError, ShapeMismatch
-from vacsr.search.index import AddResult, Hits, IndexInfo, Metadata
+from vacsr.errors import DataError
+from vacsr.search.index import AddResult, Entry, Hits, IndexInfo, Metadata, held_kind
 from vacsr.search.milvus_client import connect, milvus_errors, parse_milvus
-from vacsr.search.rows import as_json, checked_ids, checked_metadata, checked_queries, checked_vectors
+from vacsr.search.milvus_collections import as_dict, check_text, ensure_collection, is_flat, metadata_of
+from vacsr.search.rows import checked_ids, checked_metadata, checked_queries, checked_vectors
 
-_ID_BYTES = 65535  # of Milvus' longest text
 _MESSAGE = 1 << 24  # bytes of vectors in one message; a server takes 64 MiB
 _LOOKUP = 4096  # ids in one question
+_SOURCES = 16384  # that are listed; Milvus gives no more
 
 
 class MilvusIndex:
@@ -37,6 +38,7 @@ class MilvusIndex:
             with self._problems():
                 facts = self._facts() or self._create(dim, provenance or "")
                 self._client.load_collection(self.name.collection)
+                self._exact = is_flat(self._client, self.name.collection)
             self._dim, self._provenance = int(facts["dim"]), str(facts["provenance"])
         except Exception:
             self.close()
@@ -52,6 +54,35 @@ class MilvusIndex:
         """What the vectors are."""
         return self._provenance
 
+    @property
+    def holds(self) -> str:
+        """Images, texts, or unknown."""
+        return held_kind(self.provenance)
+
+    @property
+    def exact(self) -> bool:
+        """Is it of the kind FLAT? The others may miss some; what AUTOINDEX is, the server decides."""
+        return self._exact
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The SPECs that it was filled from."""
+        with self._problems():
+            rows = self._client.query(self._about, filter="", output_fields=["metadata"], limit=_SOURCES)
+        noted = [as_dict(row["metadata"]) for row in rows]
+        return tuple(
+            str(fact["source"]) for fact in sorted(noted, key=lambda fact: fact.get("since", 0)) if "source" in fact
+        )
+
+    def note_source(self, spec: str) -> None:
+        """Remember a SPEC, once: in a row of its own, so that several who fill at once lose none."""
+        if spec in self.sources:
+            return
+        facts = {"source": spec, "since": time.time_ns()}
+        row = {"key": _key(f"source {spec}"), "id": "source", "vector": [0.0, 1.0], "metadata": facts}
+        with self._problems():
+            self._client.upsert(self._about, [row])
+
     def __len__(self) -> int:
         with self._problems():
             found = self._client.query(self.name.collection, filter="", output_fields=["count(*)"])
@@ -62,10 +93,25 @@ class MilvusIndex:
         found = self._known(list(dict.fromkeys(ids)))
         return [name in found for name in ids]
 
+    def get(self, ids: Sequence[str]) -> dict[str, Entry]:
+        """Vector and metadata of those that are there."""
+        rows = self._stored(list(dict.fromkeys(ids)), ["id", "vector", "metadata"])
+        return {str(row["id"]): Entry(torch.tensor(row["vector"]), as_dict(row["metadata"])) for row in rows}
+
     def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
         """Of those that are there."""
         rows = self._stored(list(dict.fromkeys(ids)), ["id", "metadata"])
-        return {str(row["id"]): _as_dict(row["metadata"]) for row in rows}
+        return {str(row["id"]): as_dict(row["metadata"]) for row in rows}
+
+    def records(self) -> Iterator[tuple[str, Metadata]]:
+        """Id and metadata of everything."""
+        with self._problems():
+            pages = self._client.query_iterator(
+                self.name.collection, batch_size=_LOOKUP, output_fields=["id", "metadata"]
+            )
+            while rows := pages.next():
+                yield from ((str(row["id"]), as_dict(row["metadata"])) for row in rows)
+            pages.close()
 
     def add(self, ids: Sequence[str], vectors: Tensor, metadata: Sequence[Metadata] | None = None) -> AddResult:
         """Add vectors [N, d], or replace those whose ids are there. Stored when it returns; not all or none."""
@@ -73,7 +119,7 @@ class MilvusIndex:
         rows = checked_vectors(vectors, names, dim=self.dim, dtype=torch.float32)
         facts = checked_metadata(metadata, names)
         for pair in zip(names, facts, strict=True):
-            _check_text(*pair)
+            check_text(*pair)
         there = self._known(names)
         most = max(_MESSAGE // (4 * self.dim), 1)
         for start in range(0, len(names), most):
@@ -120,14 +166,21 @@ class MilvusIndex:
             [[str(hit["entity"]["id"]) for hit in row] for row in answers],
             scores.view(len(answers), shortest),
             vectors.view(len(answers), shortest, self.dim),
-            [[_as_dict(hit["entity"]["metadata"]) for hit in row] for row in answers],
+            [metadata_of(row) for row in answers],
         )
+
+    def settle(self) -> None:
+        """Nothing to do: Milvus merges by itself."""
 
     def info(self) -> IndexInfo:
         """Its size and what it holds."""
         where = f"{self.name.uri},collection={self.name.collection}"
         size = None if self.name.remote else _size(Path(self.name.uri).expanduser())
-        return IndexInfo("milvus", where, len(self), self.dim, "float32", self.provenance, 0, 1, size)
+        return IndexInfo(
+            kind="milvus", where=where, vectors=len(self), dim=self.dim, dtype="float32",
+            provenance=self.provenance, dead=0, parts=1, bytes=size,
+            holds=self.holds, exact=self.exact, sources=self.sources,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the connection, or the file."""
@@ -152,7 +205,7 @@ class MilvusIndex:
             return None
         self._client.load_collection(self._about)
         found = self._client.get(self._about, ids=[_key("about")], output_fields=["metadata"])
-        return _as_dict(found[0]["metadata"]) if found else None
+        return as_dict(found[0]["metadata"]) if found else None
 
     def _create(self, dim: int | None, provenance: str) -> Metadata:
         """Two collections: the vectors, and one row that says what they are, which not all of Milvus' kinds keep.
@@ -162,51 +215,14 @@ class MilvusIndex:
         if dim is None:
             message = f"no index in milvus:{self.name.uri}, collection {self.name.collection!r}"
             raise DataError(f"{message} — fill one: vacsr index add milvus:{self.name.uri} --run RUN --pairs SPEC")
-        self._collection(self.name.collection, dim=dim, index=self.name.kind)
-        self._collection(self._about, dim=2, index="FLAT")
+        ensure_collection(self._client, self.name, dim=dim)
+        ensure_collection(self._client, self.name._replace(collection=self._about, kind="FLAT"), dim=2)
         facts = self._facts()  # another may have been quicker
         if facts is None:
             facts = {"dim": dim, "provenance": provenance}
             row = {"key": _key("about"), "id": "about", "vector": [1.0, 0.0], "metadata": facts}
             self._client.upsert(self._about, [row])
         return self._facts() or facts
-
-    def _collection(self, name: str, *, dim: int, index: str) -> None:
-        """Make one, or see that the one that is there takes such vectors."""
-        from pymilvus.exceptions import MilvusException
-
-        if not self._client.has_collection(name):
-            try:
-                self._make(name, dim=dim, index=index)
-            except MilvusException:
-                if not self._client.has_collection(name):
-                    raise
-        fields = {field["name"]: field for field in self._client.describe_collection(name)["fields"]}
-        if not {"key", "id", "vector", "metadata"} <= fields.keys():
-            message = f"milvus:{self.name.uri}: the collection {name!r} is no index of vacsr"
-            raise DataError(f"{message} — choose another: milvus:{self.name.uri},collection=NAME")
-        there = int(fields["vector"]["params"]["dim"])
-        if there != dim:
-            message = f"milvus:{self.name.uri}: the collection {name!r} takes vectors of dimension {there}, not {dim}"
-            raise ShapeMismatch(f"{message} — choose another: milvus:{self.name.uri},collection=NAME")
-        if not self._client.list_indexes(name):
-            self._client.create_index(name, self._kind(index))
-
-    def _make(self, name: str, *, dim: int, index: str) -> None:
-        from pymilvus import DataType
-
-        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
-        schema.add_field("key", DataType.VARCHAR, max_length=64, is_primary=True)
-        schema.add_field("id", DataType.VARCHAR, max_length=_ID_BYTES)
-        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
-        schema.add_field("metadata", DataType.JSON)
-        self._client.create_collection(name, schema=schema, index_params=self._kind(index), consistency_level="Strong")
-
-    def _kind(self, index: str) -> Any:
-        """How the vectors are searched."""
-        kind = self._client.prepare_index_params()
-        kind.add_index("vector", index_type=index, metric_type="IP")
-        return kind
 
     @contextmanager
     def _problems(self) -> Iterator[None]:
@@ -217,25 +233,6 @@ class MilvusIndex:
 def _key(name: str) -> str:
     """Of a row: 160 bits in hexadecimal."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:40]
-
-
-def _check_text(name: str, metadata: Metadata) -> None:
-    """Refuse what Milvus cannot hold."""
-    as_json(name, metadata)
-    try:
-        size = len(name.encode())
-        json.dumps(metadata, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        message = f"id or metadata of {name!r} are not Unicode text ({error.reason}), which Milvus does not take"
-        raise DataError(f"{message} — mend them, or use exact:FOLDER") from error
-    if size > _ID_BYTES:
-        raise DataError(f"id {name[:40]!r}… has over {_ID_BYTES:,} bytes, which Milvus does not take — shorten it")
-
-
-def _as_dict(value: Any) -> Metadata:
-    """A JSON field, which some versions give as text."""
-    found: Metadata = json.loads(value) if isinstance(value, str | bytes) else dict(value)
-    return found
 
 
 def _size(path: Path) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,10 @@ from vacsr.errors import DataError, EnvironmentProblem
 from vacsr.files import write_tensors
 from vacsr.search.index import Metadata
 from vacsr.search.manifest import Part
+
+T = TypeVar("T")
+
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +49,18 @@ class Segment:
 
     def record(self, row: int) -> tuple[str, Metadata]:
         """Id and metadata."""
+        return self._read(row, _both)
+
+    def name(self, row: int) -> str:
+        """The id alone: metadata may be long."""
+        return self._read(row, _first)
+
+    def _read(self, row: int, parse: Callable[[str], T]) -> T:
         try:
-            start, stop = self.offsets[row : row + 2].tolist()
-            name, metadata = json.loads(bytes(self.text[start:stop].numpy()))
+            start, stop = self.offsets.numpy()[row : row + 2]
+            return parse(self.text.numpy()[start:stop].tobytes().decode("ascii"))
         except (ValueError, TypeError) as error:
             raise _damaged(Path(self.part.name), f"row {row}: {error}") from error
-        return name, metadata
 
     def find(self, ids: Sequence[str], keys: npt.NDArray[np.int64]) -> Iterator[tuple[str, int]]:
         """Those of the ids that live here, with their rows."""
@@ -59,12 +69,23 @@ class Segment:
         for n in np.flatnonzero(first < last).tolist():
             for row in self.key_rows[first[n] : last[n]].tolist():
                 alive = self.dead is None or not bool(self.dead[row])
-                if alive and self.record(row)[0] == ids[n]:
+                if alive and self.name(row) == ids[n]:
                     yield ids[n], row
 
     def live_rows(self) -> Tensor:
         """[L] int64"""
         return torch.arange(self.part.rows) if self.dead is None else self.dead.logical_not().nonzero().flatten()
+
+
+def _both(text: str) -> tuple[str, Metadata]:
+    name, metadata = json.loads(text)
+    return name, metadata
+
+
+def _first(text: str) -> str:
+    """Of a list's two items: what follows the bracket."""
+    name, _ = _DECODER.raw_decode(text, 1)
+    return str(name)
 
 
 def keys_of(ids: Iterable[str]) -> npt.NDArray[np.int64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vacsr.data.own import PHOTO_SUFFIXES
+from vacsr.data.folders import PHOTO_SUFFIXES
 
 
 def subfolders(root: Path) -> list[str]:
