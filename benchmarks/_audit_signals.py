@@ -50,11 +50,12 @@ def wrong_signals(scorer: PairScorer, pairs: Any, *, name: str) -> dict[str, Ten
     if sigma is not None:
         return found | {f"{name} grade": -audit.grade, f"{name} σ": sigma}
     loss = rescaled(batch_losses(scorer, scores, owner))
-    clean = fit_gaussians(loss).first(loss).float()
+    chance = fit_gaussians(loss).first(loss)
+    clean = chance.float()
     sums = caption_sums(t, owner, clean, images=len(v))
     own = own_agreement(v, t, owner, weight=clean, sums=sums)
     elsewhere = find_neighbours(prototypes(v, sums), t, owner, captions=1).image_agreement
-    found |= {f"{name} loss GMM": 1.0 - clean, f"{name} loss GMM + siblings": -own}
+    found |= {f"{name} loss GMM": by_both(-chance, loss), f"{name} loss GMM + siblings": -own}
     return found | {f"{name} loss GMM + siblings + rival image": suspicion(own, elsewhere)}
 
 
@@ -136,7 +137,7 @@ def candidate_losses(
 
 
 def by_both(first: Tensor, second: Tensor) -> Tensor:
-    """Places by ``first``, equal ones by ``second``; larger is better: a probability may be 1 for many. [P], [P]"""
+    """Places by ``first``, equal ones by ``second``; larger is better: chances may be 0 or 1 for many. [P], [P]"""
     order = second.argsort(descending=True, stable=True)
     order = order[first[order].argsort(descending=True, stable=True)]
     return torch.empty(len(order)).scatter(0, order, -torch.arange(len(order), dtype=torch.float32))

@@ -301,6 +301,28 @@ def test_captions_are_no_formulas_and_may_hold_half_characters(
     assert r"\ud83d" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("start", ["=HYPERLINK(0)", "+", "-", "@", "\t", "\r"])
+def test_ids_are_no_formulas_and_end_no_line(start: str, models: dict[str, Path], tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    pairs = load_pairs(SPEC, split="train")
+    images = tuple(f"{start}{n}\rx" for n in range(len(pairs.image_ids)))
+    captions = tuple(f"{start}c{n}\rx" for n in range(len(pairs)))
+    pairs = replace(pairs, image_ids=images, caption_ids=captions)
+    report = audit(PairScorer.from_pretrained(models["vacsr"], device="cpu"), pairs, top=3, min_grade=0.0)
+    write_audit(tmp_path, report, pairs, title="odd")
+    shown = {f"'{name}".replace("\r", " ") for name in images}, {f"'{name}".replace("\r", " ") for name in captions}
+    columns = {"wrong": (("image", "better_image"), ("caption_id", "better_caption_id"))}
+    columns["missing"] = (("image", "labelled_image"), ("caption_id",))
+    for name, kinds in columns.items():
+        with (tmp_path / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == 3
+        for row in rows:
+            for expected, keys in zip(shown, kinds, strict=True):
+                assert {row[key] for key in keys} <= expected
+
+
 def test_refusals(vacsr: Command, models: dict[str, Path], tmp_path: Path) -> None:
     ask = ("audit", models["vacsr"], "--out", tmp_path / "o", "--device", "cpu")
     assert vacsr(*ask, "--pairs", SPEC, "--photos", SPEC).refused(2, "--photos", "are embeddings")

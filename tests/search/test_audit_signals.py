@@ -14,6 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
+from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
+from vacsr.data import load_pairs
+from vacsr.methods.mixtures import fit_gaussians, rescaled
+from vacsr.scoring import PairScorer
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -60,6 +65,24 @@ def test_the_best_other_image_is_neither_this_one_nor_the_captions_own() -> None
 def test_equal_chances_go_by_the_loss() -> None:
     first, second = torch.tensor([1.0, 0.5, 1.0, 0.5, 1.0]), torch.tensor([0.1, 0.9, 0.3, 0.8, 0.2])
     assert SIGNALS.by_both(first, second).argsort(descending=True).tolist() == [2, 4, 0, 1, 3]
+
+
+def test_wrong_pairs_of_equal_chance_go_by_their_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as float32 tells, every pair of the worse Gaussian is wrong for sure."""
+    pairs = load_pairs("synthetic:images=20,per_image=2", split="train")
+    plan, small = TrainConfig(epochs=1, batch_size=20, device="cpu"), BackboneConfig(head=HeadConfig(dim=8))
+    scorer = PairScorer(fit("infonce", pairs, plan, backbone=small, progress=False).model, device="cpu")
+    loss = torch.cat([torch.linspace(0, 0.1, 30), torch.linspace(9, 10, 10)])
+    loss = loss[torch.randperm(40, generator=torch.Generator().manual_seed(0))]
+    assert int((torch.tensor(1.0) - chance_of_the_better(loss).float() == 1.0).sum()) == 10
+    monkeypatch.setattr(SIGNALS, "batch_losses", lambda *_: loss)
+    found = SIGNALS.wrong_signals(scorer, pairs, name="infonce")["infonce loss GMM"]
+    assert found.argsort(descending=True)[:10].tolist() == loss.argsort(descending=True)[:10].tolist()
+
+
+def chance_of_the_better(loss: torch.Tensor) -> torch.Tensor:
+    scaled = rescaled(loss)
+    return fit_gaussians(scaled).first(scaled)
 
 
 def test_the_loss_of_an_unlabelled_pair_leaves_both_images_out() -> None:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vacsr.cli.options import Device
+from vacsr.errors import NoSuchSplit
 
 if TYPE_CHECKING:
+    from vacsr.data import PairSet, PhotoSet
     from vacsr.search.audit_page import Pictures
 
 
@@ -19,7 +21,12 @@ def audit(
     run: Annotated[Path, typer.Argument(help="A run folder or a model folder.")],
     pairs: Annotated[str, typer.Option(metavar="SPEC", help="The data to look through; see docs/data.md.")],
     out: Annotated[Path, typer.Option(help="Folder for wrong.csv, missing.csv and index.html.")],
-    split: Annotated[str, typer.Option(help="Only this split; all for everything.")] = "train",
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Only this split, or all; default: the SPEC's, else train, all where the data have no train."
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="Suspects of each kind.")] = 200,
     min_grade: Annotated[
         float | None,
@@ -31,17 +38,17 @@ def audit(
         str | None,
         typer.Option(metavar="DIR|SPEC", help="Pictures for the page where the data are embeddings, by image id."),
     ] = None,
+    skip: Annotated[bool, typer.Option("--skip", help="Leave out what cannot be read instead of stopping.")] = False,
     device: Device = "auto",
 ) -> None:
     """Find labelled pairs that are probably wrong, and matches that are probably missing."""
-    from vacsr.data import load_pairs
     from vacsr.scoring import PairScorer
     from vacsr.search.audit import audit as audit_pairs
     from vacsr.search.audit_files import write_audit
     from vacsr.train.progress import PhotoProgress
 
-    data = load_pairs(pairs, split=split)
-    shown = None if photos is None else _pictures(photos, data.image_ids)
+    data = _read(pairs, split, skip=skip)
+    shown = None if photos is None else _pictures(photos, data.image_ids, skip=skip)
     scorer = PairScorer.from_pretrained(run, device=device)
     with PhotoProgress("comparing", show=True) as bar:
         report = audit_pairs(scorer, data, top=top, min_grade=min_grade, progress=bar)
@@ -54,16 +61,38 @@ def audit(
     typer.echo(f"page\t{len(data)}\t{out / 'index.html'}")
 
 
-def _pictures(source: str, image_ids: Sequence[str]) -> Pictures:
+def _read(pairs: str, split: str | None, *, skip: bool) -> PairSet | PhotoSet:
+    """The split asked for; without one train, or everything where there is no train: labels may be wrong anywhere."""
+    from vacsr.config import DataConfig
+    from vacsr.data import parse_spec
+    from vacsr.train.recipe import read_split
+
+    config = DataConfig(pairs=pairs, on_error="skip" if skip else "fail")
+    chosen = split or parse_spec(pairs).options.get("split")
+    try:
+        return read_split(config, chosen or "train")
+    except NoSuchSplit as error:
+        if chosen:
+            given = str(error).rpartition(" — ")[0]
+            raise NoSuchSplit(
+                f"{given} — name a split that is there, or look through everything: --split all"
+            ) from error
+    data = read_split(config, "all")
+    count = f"all {len(data.image_ids):,} images"
+    typer.echo(f"the data have no split 'train': looking through {count} — choose with --split", err=True)
+    return data
+
+
+def _pictures(source: str, image_ids: Sequence[str], *, skip: bool) -> Pictures:
     """A folder of files, or the photos of a data set."""
-    from vacsr.data import PhotoSet, load_pairs
+    from vacsr.data import PhotoSet, load_images
     from vacsr.errors import UsageError
     from vacsr.search.audit_page import Pictures
 
     if Path(source).is_dir():
         found = Pictures.lying_in(Path(source), image_ids)
     else:
-        pairs = load_pairs(source)
+        pairs = load_images(source, on_error="skip" if skip else "fail")
         if not isinstance(pairs, PhotoSet):
             raise UsageError(f"--photos {source} are embeddings, expected photos — give the folder they lie in")
         found = Pictures.of(pairs)

@@ -35,13 +35,9 @@ def _wrong_table(report: AuditReport, pairs: PairSet | PhotoSet) -> Table:
     head += ["better_caption_id", "better_caption", "better_caption_grade", "better_caption_agreement"]
     lines = []
     for rank, pair in enumerate(report.wrong, start=1):
-        line = [str(rank), f"{pair.suspicion:.4f}", pairs.image_ids[pair.row], pairs.caption_ids[pair.col]]
-        line += [words(pairs, pair.col), *_said(pair.known)]
-        image, caption = pair.better_image, pair.better_caption
-        line += ["" if pair.better_row is None else pairs.image_ids[pair.better_row], *_short(image)]
-        col = pair.better_col
-        line += ["", ""] if col is None else [pairs.caption_ids[col], words(pairs, col)]
-        lines.append([*line, *_short(caption)])
+        line = [str(rank), f"{pair.suspicion:.4f}", _image(pairs, pair.row), *_caption(pairs, pair.col)]
+        line += [*_said(pair.known), _image(pairs, pair.better_row), *_short(pair.better_image)]
+        lines.append([*line, *_caption(pairs, pair.better_col), *_short(pair.better_caption)])
     return head, lines
 
 
@@ -49,15 +45,30 @@ def _missing_table(report: AuditReport, pairs: PairSet | PhotoSet) -> Table:
     head = ["rank", "image", "caption_id", "caption", *_KNOWN, "labelled_image", "labelled_grade", "labelled_agreement"]
     lines = []
     for rank, pair in enumerate(report.missing, start=1):
-        line = [str(rank), pairs.image_ids[pair.row], pairs.caption_ids[pair.col], words(pairs, pair.col)]
-        lines.append([*line, *_said(pair.known), pairs.image_ids[pair.own_row], *_short(pair.own)])
+        line = [str(rank), _image(pairs, pair.row), *_caption(pairs, pair.col), *_said(pair.known)]
+        lines.append([*line, _image(pairs, pair.own_row), *_short(pair.own)])
     return head, lines
 
 
-def words(pairs: PairSet | PhotoSet, col: int) -> str:
-    """A caption's words, or nothing where they are unknown; never a formula to a program that shows tables."""
-    said = "" if pairs.captions is None else pairs.captions[col]
-    return (f"'{said}" if said.startswith(_FORMULA) else said).replace("\r", " ")  # which would end a line
+def _image(pairs: PairSet | PhotoSet, row: int | None) -> str:
+    """An image's id, or nothing where there is no image."""
+    return "" if row is None else _cell(pairs.image_ids[row])
+
+
+def _caption(pairs: PairSet | PhotoSet, col: int | None) -> list[str]:
+    """A caption's id and words, or nothing where there is none or they are unknown."""
+    if col is None:
+        return ["", ""]
+    return [_cell(pairs.caption_ids[col]), "" if pairs.captions is None else _cell(pairs.captions[col])]
+
+
+def _cell(said: str) -> str:
+    """What others wrote: never a formula to a program that shows tables, nor the end of a line.
+
+    >>> _cell("=1+1"), _cell("one\\rtwo")
+    ("'=1+1", 'one two')
+    """
+    return (f"'{said}" if said.startswith(_FORMULA) else said).replace("\r", " ")
 
 
 def _said(known: Known) -> list[str]:
