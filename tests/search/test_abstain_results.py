@@ -85,6 +85,28 @@ def test_the_halves() -> None:
         assert int(silent) == sum(not one["answered"] for one in found)
 
 
+def test_ways_to_certify_in_simulated_worlds() -> None:
+    found = {(one["alike"], one["risk"]): one for one in RECORDS if one["kind"] == "simulate"}
+    rows = table("alike")
+    for alike, risk, *cells in rows:
+        one = found.pop((float(alike), round(float(risk.rstrip("%")) / 100, 3)))
+        assert cells == [percent(one[way]) for way in ("betting", "normal", "hoeffding_bentkus")]
+        assert one["risk"] < 0.1 or one["betting"] <= one["level"]  # no more errors than are allowed
+        settings = [one[key] for key in ("images", "choosing", "captions", "coverage", "level", "rounds")]
+        assert settings == [600, 200, 5, 0.5, 0.1, 2000]  # as the page says
+    assert not found
+
+
+def test_counts_in_galleries_of_other_sizes() -> None:
+    found = [one for one in RECORDS if one["kind"] == "sizes"]
+    by_size = {(one["name"], one["direction"], one["gallery"]): one["wrong"] / one["answered"] for one in found}
+    for name, direction, *cells in table("fitted at 100"):
+        shares = [by_size.pop((f"resplit-{name}", direction, size)) for size in (80, 90, 100, 102, 110, 120)]
+        assert cells == [percent(share) for share in shares]
+        assert shares[5] > shares[2]  # why a larger index has no promise
+    assert not by_size
+
+
 def test_what_else_was_measured_on_the_official_split() -> None:
     for model, direction, absent, own, calibrated in table("model at 100"):
         one = CHECKS[f"official/{model}", 100, direction]

@@ -16,6 +16,7 @@ from vacsr.data import PairSet, load_pairs
 from vacsr.errors import DataError, UsageError
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring import PairScorer
+from vacsr.scoring.topk import Direction
 from vacsr.search.calibrate import (
     CalibrateSettings,
     calibrate,
@@ -26,11 +27,13 @@ from vacsr.search.calibrate import (
 )
 from vacsr.search.calibration import load_calibration, save_calibration
 from vacsr.search.candidates import Candidates, labelled_candidates, random_galleries
+from vacsr.search.certify import countable_level
 from vacsr.search.grades import expected_calibration_error, fit_grades
 from vacsr.search.lcb import check_lcb, fit_lcb
 from vacsr.search.logistic import fit_logistic
 from vacsr.search.missed import fit_missed
 from vacsr.search.provenance import model_digest
+from vacsr.search.unseen import check_apart, check_unseen, seen_images
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +262,76 @@ def test_fit_save_load_check(scorer: PairScorer, pairs: PairSet, tmp_path: Path)
     assert load_calibration(tmp_path, model="any") is None
 
 
-@pytest.mark.parametrize("wrong", [{"risk": 0.0}, {"confidence": 1.5}, {"candidates": 1, "depth": 1}, {"depth": 500}])
+@pytest.mark.parametrize("direction", ["i2t", "t2i"])
+def test_what_chose_does_not_certify(direction: Direction, scorer: PairScorer, pairs: PairSet) -> None:
+    """The counts beside the threshold are those of the other images, in galleries that repeat them."""
+    plan = CalibrateSettings(gallery=40, candidates=20, depth=10, risk=0.4, confidence=0.8, seed=2)
+    rule = calibrate(scorer, pairs, plan).of(direction).answer
+    found = search_lists(scorer, pairs, plan)[direction]
+    rest = found.take(~choosing(found, np.random.default_rng(2)))
+    assert rule.images == len(np.unique(rest.image)) < 120
+    assert rule.certified == len(rest.score) > rule.images
+    assert rule.level == countable_level(0.8)
+
+
+def test_the_first_of_each_list_is_known(scorer: PairScorer, pairs: PairSet) -> None:
+    scores, few = scorer.score_set(pairs), torch.arange(30)
+    found = labelled_candidates(scores, pairs, [few], direction="t2i", limit=30, depth=5)
+    assert found.first is not None
+    assert found.first.tolist() == scores.score[:30, found.query].argmax(0).tolist()
+    some = found.take(np.arange(4))
+    assert some.first is not None
+    assert some.first.tolist() == found.first[:4].tolist()
+    assert without_matches(found).first is None
+
+
+@pytest.mark.parametrize("count", [2, 12])
+def test_next_to_nothing_is_refused_before_anything_is_fitted(count: int, scorer: PairScorer, pairs: PairSet) -> None:
+    few = pairs.subset(range(count))
+    for seed in range(6):  # in some of which one part has no image at all
+        with pytest.raises(DataError, match=f"of {count} images are too few .* give about 60 images or more"):
+            calibrate(scorer, few, CalibrateSettings(candidates=2, depth=2, seed=seed))
+
+
+@pytest.mark.parametrize(
+    ("size", "same"), [(100, True), (80, True), (79, False), (102, True), (103, False), (120, False), (1, False)]
+)
+def test_a_larger_index_is_another_size_and_a_smaller_one_only_if_much(
+    size: int, same: bool, scorer: PairScorer, pairs: PairSet
+) -> None:
+    fitted = calibrate(scorer, pairs, CalibrateSettings(candidates=20, depth=8)).t2i
+    assert fitted.model_copy(update={"gallery": 100}).same_size(size) is same
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"risk": 0.0}, {"confidence": 1.5}, {"confidence": 0.49}, {"confidence": 0.99999}, {"confidence": float("nan")},
+        {"candidates": 1, "depth": 1}, {"depth": 500},
+    ],
+)  # fmt: skip
 def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         CalibrateSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_ends_of_confidence_are_allowed() -> None:
+    assert [CalibrateSettings(confidence=end).confidence for end in (0.5, 0.9999)] == [0.5, 0.9999]
+
+
+def test_an_image_is_known_by_its_name_and_a_caption() -> None:
+    trained = load_pairs("synthetic:images=20,held_out=6", split="train")
+    again = load_pairs("synthetic:held_out=6,images=20", split="all")
+    assert seen_images(again, trained) == list(trained.image_ids)
+    assert seen_images(load_pairs("synthetic:images=20,held_out=6", split="dev"), trained) == []
+    assert trained.captions is not None
+    others = replace(trained, captions=tuple(f"{text} elsewhere" for text in trained.captions))
+    assert seen_images(others, trained) == []
+    one = replace(others, captions=(*others.captions[:-1], trained.captions[-1]))  # type: ignore[index]
+    assert seen_images(one, trained) == [trained.image_ids[-1]]
+    assert seen_images(replace(others, captions=None), trained) == list(trained.image_ids)
+    check_unseen(others, trained)
+    with pytest.raises(DataError, match=r"20 of 32 images of split 'all' were trained on \(first train-0000\)"):
+        check_unseen(again, trained)
+    with pytest.raises(DataError, match="share 20 images"):
+        check_apart(trained, again)

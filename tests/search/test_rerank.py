@@ -61,6 +61,7 @@ def test_equal_values_keep_their_order() -> None:
         (0.6, 0.5, False, "50%, 60% is asked for"),
         (None, 0.99, False, "no threshold kept a risk of 10%"),
         (0.5, None, False, "nothing to compare"),
+        (0.5, float("nan"), False, "nan%, 50% is asked for"),
     ],
 )
 def test_abstain_answers_or_says_why_not(

@@ -13,6 +13,7 @@ import pytest
 from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.cli.search import PolicyChoice
 from vacsr.data import PhotoSet, load_pairs
+from vacsr.errors import DataError
 from vacsr.scoring import PairScorer
 from vacsr.search import embedding_provenance, open_index
 from vacsr.search.rerank import NO_ANSWER, POLICIES
@@ -83,6 +84,8 @@ def test_a_run_is_not_fitted_to_what_it_was_trained_on(vacsr: Command, features:
     (run / "config.yaml").write_text(f'data: {{pairs: "{FEATURES}", train: train}}\ntrain: {{select: best}}\n')
     for split in ("train", "all"):
         assert vacsr("calibrate", run, "--split", split, *CPU).refused(2, "--split dev")
+        assert vacsr("calibrate", run / "model", "--split", split, *CPU).refused(2, "--split dev")
+        assert vacsr("calibrate", run, "--check", split, *CPU).refused(2, "--check test")
     missing = vacsr("calibrate", run, "--check", "nothing", *CPU)
     assert missing.code in (2, 4)
     assert not (run / "model" / "search.json").exists()
@@ -90,11 +93,57 @@ def test_a_run_is_not_fitted_to_what_it_was_trained_on(vacsr: Command, features:
     answer = vacsr("calibrate", run, *small)
     assert answer.code == 0, answer.err
     assert "chose the epoch on dev" in answer.err
+    assert "nobody checks" not in answer.err
     assert json.loads((run / "model" / "search.json").read_text())["selected_on"] == "dev"
     (run / "config.yaml").write_text(f'data: {{pairs: "{FEATURES}"}}\ntrain: {{select: last}}\n')
     answer = vacsr("calibrate", run, *small)
     assert "chose the epoch" not in answer.err
     assert json.loads((run / "model" / "search.json").read_text())["selected_on"] == ""
+
+
+def test_images_that_were_trained_on_are_known_however_the_data_are_spelled(
+    vacsr: Command, features: Path, tmp_path: Path
+) -> None:
+    run, again = tmp_path / "run", "synthetic:held_out=60,images=200"
+    shutil.copytree(features, run / "model")
+    (run / "config.yaml").write_text(f'data: {{pairs: "{FEATURES}"}}\n')
+    assert vacsr("calibrate", run, "--pairs", again, "--split", "train", *CPU).refused(4, "200 of 200 images")
+    assert vacsr("calibrate", run, "--pairs", again, "--check", "train", *CPU).refused(4, "200 of 200 images")
+    (run / "config.yaml").write_text(f'data: {{pairs: "{FEATURES}", train: all}}\n')
+    assert vacsr("calibrate", run, *CPU).refused(2, "trained on all", "--pairs SPEC")
+    assert vacsr("calibrate", run, "--split", "test", *CPU).refused(2, "trained on all")
+    assert vacsr("calibrate", run, "--pairs", again, "--split", "test", *CPU).refused(4, "60 of 60 images")
+
+
+def test_a_check_shares_no_image_with_the_fit(vacsr: Command, features: Path) -> None:
+    both = ("calibrate", features, "--pairs", FEATURES, *CPU)
+    assert vacsr(*both, "--split", "all", "--check", "test").refused(4, "share 60 images", "--check test")
+    assert vacsr(*both, "--split", "dev", "--check", "all").refused(2, "--check test")
+
+
+def test_what_was_fitted_stays_where_the_check_fails(
+    vacsr: Command, features: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_given: object) -> None:
+        raise DataError("a photo cannot be read — mend it")
+
+    kept = features / "search.json"
+    kept.write_text("as it was")
+    monkeypatch.setattr("vacsr.search.calibrate.check_calibration", failing)
+    answer = calibrated(vacsr, features, FEATURES, "--check", "test", "--gallery", 10)
+    assert answer.code == 4
+    assert kept.read_text() == "as it was"
+    kept.unlink()
+
+
+def test_what_weakens_the_promise_is_said(vacsr: Command, features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = calibrated(vacsr, features, FEATURES, "--gallery", 10)
+    assert "nobody checks that it has not seen these" in answer.err  # a model folder does not say
+    assert "hubs" not in answer.err
+    monkeypatch.setattr("vacsr.search.calibrate.hub_share", lambda _rule, _found: 0.456)
+    answer = calibrated(vacsr, features, FEATURES, "--gallery", 10)
+    assert "text → image: 1% of the items take 45.6% of the wrong answers" in answer.err
+    assert json.loads((features / "search.json").read_text())["i2t"]["hub_share"] == 0.456
 
 
 def test_search_by_text(vacsr: Command, towers: Path, index: str, tmp_path: Path) -> None:
@@ -137,12 +186,12 @@ def test_an_abstention_is_said_plainly(vacsr: Command, towers: Path, index: str,
 def test_a_promise_is_told_with_its_conditions(vacsr: Command, towers: Path, index: str) -> None:
     assert calibrated(vacsr, towers, SCENES).code == 0
     kept = json.loads((towers / "search.json").read_text())
-    kept["t2i"]["answer"]["threshold"] = 0.0
+    kept["t2i"]["answer"].update(threshold=0.0, risk=0.125, confidence=0.9999)
     (towers / "search.json").write_text(json.dumps(kept))
     ask = ("search", towers, "--index", index, "--text", "a red circle", *CPU)
     answer = vacsr(*ask, "--policy", "abstain")
     assert answer.code == 0, answer.err
-    assert "at most 10% of such answers are wrong, with 90% confidence, if a match is in the index" in answer.out
+    assert "at most 12.5% of such answers are wrong, with 99.99% confidence, if a match is in the index" in answer.out
     assert "vouched" not in vacsr(*ask).out
     (towers / "search.json").unlink()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from vacsr.search.engine import Searcher
-    from vacsr.search.results import Results
+    from vacsr.search.results import Hit, Results
 
 
 class PolicyChoice(StrEnum):
@@ -29,9 +29,15 @@ class PolicyChoice(StrEnum):
 
 def search(
     run: Annotated[Path, typer.Argument(help="A run folder or a model folder.")],
-    index: Annotated[str, typer.Option(metavar="INDEX", help="exact:PATH or milvus:FILE_OR_URI.")],
-    text: Annotated[str | None, typer.Option(help="Words, to find images.")] = None,
-    image: Annotated[Path | None, typer.Option(help="A photo, to find texts.")] = None,
+    index: Annotated[
+        str, typer.Option(metavar="INDEX", help="exact:FOLDER, milvus:FILE.db or milvus:http://HOST:PORT.")
+    ],
+    text: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Finds images; in an index of texts, similar texts.")
+    ] = None,
+    image: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Finds texts; in an index of images, similar images.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="How many hits.")] = 10,
     policy: Annotated[
         PolicyChoice,
@@ -45,7 +51,13 @@ def search(
 ) -> None:
     """Find images for words, or texts for a photo, with grade and uncertainty.
 
-    All policies but score need what `vacsr calibrate` writes. Exits with 0 also where there is no answer.
+    E.g. vacsr search runs/mine --index exact:photos-index --text "a dog"
+
+    An index of images asked with a photo gives similar images, one of texts
+    asked with words similar texts: by cosine alone, without a grade.
+
+    Policies other than score need `vacsr calibrate` first. Where there is no
+    answer, the output says so; the exit code is 0.
     """
     from vacsr.files import write_json
     from vacsr.search import open_index
@@ -53,6 +65,8 @@ def search(
 
     if (text is None) == (image is None):
         raise UsageError('search takes either --text or --image — e.g. --text "a dog on a beach"')
+    if text is not None and not text.strip():
+        raise UsageError('--text is blank — give words, e.g. --text "a dog on a beach"')
     opened = open_index(index)
     try:
         searcher = Searcher.from_pretrained(run, opened, device=device)
@@ -77,7 +91,7 @@ def _ask(searcher: Searcher, text: str | None, image: Path | None, *, k: int, po
 def _promise(searcher: Searcher) -> str:
     assert searcher.fitted is not None, "nothing is promised without it"
     rule = searcher.fitted.answer
-    wrong = f"at most {rule.risk:.0%} of such answers are wrong, with {rule.confidence:.0%} confidence"
+    wrong = f"at most {100 * rule.risk:.4g}% of such answers are wrong, with {100 * rule.confidence:.4g}% confidence"
     return f"the first hit is vouched for: {wrong}, if a match is in the index"
 
 
@@ -85,7 +99,9 @@ def _show(result: Results, promise: str) -> None:
     """The table on stdout; what is not data on stderr."""
     from rich.console import Console
 
-    if result.note:
+    if not result.graded:
+        typer.echo(result.note)
+    elif result.note:
         typer.echo(f"warning: {result.note}", err=True)
     if not result.answered:
         typer.echo(result.reason)
@@ -99,11 +115,17 @@ def _table(result: Results) -> Table:
     from rich.table import Table
 
     title = None if result.answered else "not vouched for"
-    table = Table("rank", "id", "grade", "σ", "score", "cosine", "", title=title, title_justify="left", box=None)
+    figures = ("grade", "σ", "score", "cosine") if result.graded else ("cosine",)
+    table = Table("rank", "id", *figures, "", title=title, title_justify="left", box=None)
     for hit in result.hits:
-        sigma = "–" if hit.uncertainty is None else f"{hit.uncertainty:.3f}"
-        also = "probably also a match" if hit.probably_also else ""
-        table.add_row(
-            str(hit.rank), escape(hit.id), f"{hit.grade:.3f}", sigma, f"{hit.score:.3f}", f"{hit.cosine:.3f}", also
-        )
+        values = (hit.grade, hit.uncertainty, hit.score, hit.cosine) if result.graded else (hit.cosine,)
+        shown = ("–" if value is None else f"{value:.3f}" for value in values)
+        table.add_row(str(hit.rank), escape(hit.id), *shown, escape(_remark(hit)))
     return table
+
+
+def _remark(hit: Hit) -> str:
+    """What a text says, and whether the hit may be a match beside the first."""
+    words = hit.metadata.get("text")
+    also = "probably also a match" if hit.probably_also else ""
+    return ": ".join(part for part in (also, words) if isinstance(part, str) and part)

@@ -21,12 +21,14 @@ from vacsr.search.candidates import CANDIDATES, DEPTH, Candidates, labelled_cand
 from vacsr.search.certify import FEW
 from vacsr.search.counted import RiskCheck, check_rule
 from vacsr.search.grades import expected_calibration_error, fit_grades
+from vacsr.search.hubs import hub_share
 from vacsr.search.lcb import FirstRight, check_lcb, fit_lcb
 from vacsr.search.missed import fit_missed
 from vacsr.search.provenance import embedding_provenance, model_digest
-from vacsr.search.risk import fit_answer_rule
+from vacsr.search.risk import check_enough, fit_answer_rule
 
 DIRECTIONS: tuple[Direction, ...] = ("i2t", "t2i")
+_SURE = (0.5, 0.9999)  # below a promise says nothing, above the approximation behind a count does not reach
 _CHOOSE = 0.25  # share of the images that choose; the others certify, which needs more
 
 
@@ -45,9 +47,11 @@ class CalibrateSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value in (("risk", self.risk), ("confidence", self.confidence)):
-            if not 0 < value < 1:
-                raise UsageError(f"{name} is {value}, expected a share between 0 and 1 — e.g. --{name} 0.1")
+        if not 0 < self.risk < 1:
+            raise UsageError(f"risk is {self.risk}, expected a share between 0 and 1 — e.g. --risk 0.1")
+        if not _SURE[0] <= self.confidence <= _SURE[1]:
+            message = f"confidence is {self.confidence}, expected {_SURE[0]} to {_SURE[1]}"
+            raise UsageError(f"{message} — e.g. --confidence 0.9")
         if not 1 <= self.depth <= self.candidates or self.candidates < 2:
             message = f"{self.candidates} candidates with a depth of {self.depth}"
             raise UsageError(f"{message}: expected 1 ≤ depth ≤ candidates, and 2 candidates or more")
@@ -92,15 +96,20 @@ def check_calibration(
 ) -> dict[Direction, DirectionCheck]:
     """What the promises are worth on other pairs, in galleries of the size that was fitted at."""
     fitted = calibration.t2i
-    if len(pairs.image_ids) < fitted.gallery:
-        message = f"split '{pairs.split}' has {len(pairs.image_ids):,} images, the fit is for galleries of"
-        action = f"calibrate for what both splits have: --gallery {len(pairs.image_ids)}"
-        raise DataError(f"{message} {fitted.gallery:,} — {action}")
+    check_size(pairs, fitted.gallery)
     plan = CalibrateSettings(
         gallery=fitted.gallery, candidates=fitted.candidates, depth=fitted.depth, seed=calibration.seed
     )
     lists = search_lists(scorer, pairs, plan)
     return {direction: check_direction(scorer, lists[direction], calibration.of(direction)) for direction in DIRECTIONS}
+
+
+def check_size(pairs: LabelledPairs, gallery: int) -> None:
+    """Refuse pairs with fewer images than a gallery of the fit has."""
+    if len(pairs.image_ids) < gallery:
+        message = f"split '{pairs.split}' has {len(pairs.image_ids):,} images, the fit is for galleries of"
+        action = f"calibrate for what both splits have: --gallery {len(pairs.image_ids)}"
+        raise DataError(f"{message} {gallery:,} — {action}")
 
 
 def search_lists(
@@ -132,6 +141,7 @@ def fit_direction(scorer: PairScorer, found: Candidates, plan: CalibrateSettings
     """All of one direction: a part of the images chooses, the others decide whether the choice is kept."""
     generator = np.random.default_rng(plan.seed)
     choose = choosing(found, generator)
+    check_enough(found, choose, risk=plan.risk, confidence=plan.confidence)
     shown = _shown(found, plan.depth)
     seen = np.broadcast_to(choose[:, None], shown.match.shape)
     grades = fit_grades(shown.score.ravel(), shown.match.ravel(), grade=_own(scorer, shown.score), fit=seen.ravel())
@@ -140,15 +150,15 @@ def fit_direction(scorer: PairScorer, found: Candidates, plan: CalibrateSettings
         gallery=found.gallery, candidates=plan.candidates, depth=plan.depth, queries=len(found.score),
         grades=grades.calibration, ece_own=grades.ece.own, ece_temperature=grades.ece.temperature,
         ece_isotonic=grades.ece.isotonic, lcb=fit_lcb(found, choose, depth=plan.depth), answer=answer,
-        missed=fit_missed(found, choose, depth=plan.depth),
+        missed=fit_missed(found, choose, depth=plan.depth), hub_share=hub_share(answer, found),
     )  # fmt: skip
 
 
 def choosing(found: Candidates, generator: np.random.Generator) -> NDArray[np.bool_]:
     """The queries of random images that choose; a larger share where images are few. -> [Q]"""
     images = len(np.unique(found.image))
-    share = max(_CHOOSE, min(0.5, 1.5 * FEW / images))
-    picked: NDArray[np.bool_] = generator.random(int(found.image.max()) + 1) < share
+    share = max(_CHOOSE, min(0.5, 1.5 * FEW / max(images, 1)))
+    picked: NDArray[np.bool_] = generator.random(int(found.image.max(initial=0)) + 1) < share
     return picked[found.image]
 
 
@@ -177,7 +187,8 @@ def without_matches(found: Candidates) -> Candidates:
         inside = found.right[:, :depth].argsort(axis=1, kind="stable")
         left = int((~found.right[:, :depth]).sum(1).min())
         sigma = np.take_along_axis(found.sigma, inside, 1)[:, :left]
-    return found._replace(score=score, cosine=cosine, sigma=sigma, right=np.zeros_like(score, dtype=bool))
+    none_right = np.zeros_like(score, dtype=bool)
+    return found._replace(score=score, cosine=cosine, sigma=sigma, right=none_right, first=None)
 
 
 class _Shown(NamedTuple):

@@ -17,8 +17,11 @@ from vacsr.search.missed import MissedRule
 from vacsr.search.risk import AnswerRule
 
 FILE = "search.json"
-SIZE_SLACK = 0.2
-"""A gallery within this share of the size that was fitted at counts as the same size."""
+SMALLER, LARGER = 0.2, 0.02
+"""An index that has up to these shares less or more than the galleries of the fit counts as of the same size.
+
+Fewer items are fewer chances to be wrong. More are more; a few are allowed since images differ in their captions.
+"""
 
 
 class DirectionCalibration(Config):
@@ -38,10 +41,12 @@ class DirectionCalibration(Config):
     lcb: LcbRule
     answer: AnswerRule
     missed: MissedRule
+    hub_share: float = 0.0
+    """Of the wrong answers at the threshold, the share that 1% of the items take; see :mod:`.hubs`."""
 
     def same_size(self, size: int) -> bool:
         """May the promise of ``answer`` be made for an index of this size?"""
-        return abs(size - self.gallery) <= SIZE_SLACK * self.gallery
+        return (1 - SMALLER) * self.gallery <= size <= (1 + LARGER) * self.gallery
 
 
 class Calibration(Config):

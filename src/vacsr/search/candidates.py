@@ -34,13 +34,15 @@ class Candidates(NamedTuple):
     image: NDArray[np.int64]  # [Q] row of the image that a query is, or belongs to
     query: NDArray[np.int64]  # [Q] row of the image or caption that asks; it repeats where galleries do
     gallery: int  # items that were searched
+    first: NDArray[np.int64] | None = None  # [Q] row of the caption or image that came first, where it is known
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Candidates:
         """Some queries."""
         sigma = None if self.sigma is None else self.sigma[rows]
+        first = None if self.first is None else self.first[rows]
         return Candidates(
             self.score[rows], self.cosine[rows], sigma, self.right[rows], self.image[rows], self.query[rows],
-            gallery=self.gallery,
+            gallery=self.gallery, first=first,
         )  # fmt: skip
 
 
@@ -81,7 +83,7 @@ def labelled_candidates(
     size = round(sum(len(items) for _, items in parts) / len(parts))
     return Candidates(
         score.double().numpy(), cosine.double().numpy(), sigma, right.numpy(), image.numpy(), query.numpy(),
-        gallery=size,
+        gallery=size, first=item[:, 0].numpy(),
     )  # fmt: skip
 
 

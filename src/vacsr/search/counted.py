@@ -28,6 +28,8 @@ class RiskCheck(NamedTuple):
     queries: int
     answered: int
     wrong: int
+    images: int
+    """Whose queries they are."""
     interval: Interval = Interval(0.0, 1.0)
     """Of the true risk; approximate."""
 
@@ -48,13 +50,13 @@ class RiskCheck(NamedTuple):
 
 def check_rule(rule: AnswerRule, found: Candidates) -> RiskCheck:
     """Count what the rule answers, and wrongly."""
+    names, image = np.unique(found.image, return_inverse=True)
     if rule.threshold is None:
-        return RiskCheck(len(found.score), 0, 0)
+        return RiskCheck(len(found.score), 0, 0, len(names))
     given, wrong = rule.of(found) >= rule.threshold, ~found.right[:, 0]
-    _, image = np.unique(found.image, return_inverse=True)
     answers, failures = (np.bincount(image, part).astype(np.int64) for part in (given, given & wrong))
     interval = share_interval(failures, answers)
-    return RiskCheck(len(given), int(answers.sum()), int(failures.sum()), interval)
+    return RiskCheck(len(given), int(answers.sum()), int(failures.sum()), len(names), interval)
 
 
 def verdict(found: RiskCheck, rule: AnswerRule) -> str:
@@ -64,6 +66,8 @@ def verdict(found: RiskCheck, rule: AnswerRule) -> str:
         return f"{promised}; nothing was answered, so nothing was wrong."
     low, high = found.interval
     counted = f"{found.risk:.1%} wrong (95% interval {low:.1%} to {high:.1%}), {found.coverage:.1%} answered"
+    if found.images < rule.images:  # a count over fewer has more noise than the confidence allows for
+        counted += f", over fewer images ({found.images:,}) than certified it ({rule.images:,})"
     if found.held(rule.risk):
         return f"{promised}; held: {counted}."
     blame = "more than chance explains" if low > rule.risk else "which chance may explain"

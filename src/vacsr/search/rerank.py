@@ -86,13 +86,13 @@ class Abstain:
         """An answer, or the reason why there is none."""
         order = np.arange(len(scored.ids))
         if self.rule.threshold is None:
-            wanted = f"a risk of {self.rule.risk:.0%}"
+            wanted = f"a risk of {100 * self.rule.risk:.4g}%"
             return Ranked(order, False, f"{NO_ANSWER}: on the dev split no threshold kept {wanted}")
         if scored.confidence is None:
             return Ranked(order, False, f"{NO_ANSWER}: there is nothing to compare it with")
-        if scored.confidence < self.rule.threshold:
-            chances = f"chance of being right {scored.confidence:.0%}, {self.rule.threshold:.0%} is asked for"
-            return Ranked(order, False, f"{NO_ANSWER}: {chances}")
+        if not scored.confidence >= self.rule.threshold:  # NaN is no confidence either
+            chance, wanted = _told_apart(scored.confidence, self.rule.threshold)
+            return Ranked(order, False, f"{NO_ANSWER}: chance of being right {chance}, {wanted} is asked for")
         return Ranked(order)
 
 
@@ -123,6 +123,20 @@ def choose_policy(name: str, calibration: DirectionCalibration | None) -> Policy
     if name == "lcb":
         return LowerBound(calibration.lcb)
     return Abstain(calibration.answer) if name == "abstain" else Missed(calibration.missed, depth=calibration.depth)
+
+
+def _told_apart(low: float, high: float) -> tuple[str, str]:
+    """Two chances in as few digits as tell them from each other, and from never and always.
+
+    >>> _told_apart(0.5, 0.6), _told_apart(0.9481, 0.952), _told_apart(0.994, 0.9961)
+    (('50%', '60%'), ('94.8%', '95.2%'), ('99.4%', '99.6%'))
+    """
+    for digits in range(16):
+        first, second = f"{low:.{digits}%}", f"{high:.{digits}%}"
+        ends = {f"{end:.{digits}%}" for end in (0, 1) if end not in (low, high)}
+        if first != second and not {first, second} & ends:
+            break
+    return first, second
 
 
 def _reordered(value: Array, count: int) -> NDArray[np.int64]:

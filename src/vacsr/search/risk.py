@@ -11,7 +11,7 @@ from vacsr.config import Config
 from vacsr.errors import DataError
 from vacsr.evaluate.uncertainty import Array, aurc
 from vacsr.search.candidates import Candidates
-from vacsr.search.certify import FEW, Outcomes, Trial, certify, countable_level, trial_order
+from vacsr.search.certify import FEW, Outcomes, Trial, certify, countable_level, images_needed, trial_order
 from vacsr.search.logistic import Logistic, fit_logistic
 from vacsr.search.signals import signal_names, signals
 
@@ -79,8 +79,7 @@ def fit_answer_rule(
     measures: tuple[str, ...] = tuple(MEASURES),
 ) -> AnswerRule:
     """Choose on the queries [Q] where ``choose``, certify on the others; no image may have queries in both."""
-    if choose.sum() < FEW or (~choose).sum() < FEW:
-        raise DataError(f"{len(choose)} queries are too few to fit and to certify a risk — give more pairs")
+    check_enough(found, choose, risk=risk, confidence=confidence)
     spread, near = float(found.score[choose].std()) or 1.0, float(found.cosine[choose].std()) or 1.0
     plan = _chosen(found.take(choose), spread, near, risk=risk, measures=measures, generator=generator)
     rest = found.take(~choose)
@@ -91,6 +90,15 @@ def fit_answer_rule(
         measure=plan.measure, signals=plan.names, logistic=plan.logistic, spread=spread, cosine_spread=near,
         risk=risk, confidence=confidence, level=level, certified=len(value), **tested._asdict(),
     )  # fmt: skip
+
+
+def check_enough(found: Candidates, choose: NDArray[np.bool_], *, risk: float, confidence: float) -> None:
+    """Refuse what has too few queries, in one part or the other [Q], to say anything."""
+    if min(choose.sum(), (~choose).sum()) >= FEW:
+        return
+    message = f"{len(choose):,} queries of {len(np.unique(found.image)):,} images are too few to fit and to certify"
+    needed = images_needed(risk=risk, level=countable_level(confidence))
+    raise DataError(f"{message} a risk of {100 * risk:.4g}% — give about {needed:,} images or more")
 
 
 def _chosen(
