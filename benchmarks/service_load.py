@@ -1,18 +1,20 @@
 """Many clients at once against the service: errors, times, throughput, memory.
 
-    python benchmarks/service_load.py --seconds 60 --clients 64 [--json FILE]
+    python benchmarks/service_load.py --seconds 60 --clients 64 [--rest MS] [--json FILE]
 
 It trains small towers on drawn pictures for a few steps, fills an exact index, starts `vacsr serve` as a process of its
-own, and asks it from this one: three texts to one photo of the index and, now and then, a score. The figures are the
-service's with a small model: what is measured is HTTP, queue and batches.
+own, and asks it from this one: three texts to one photo of the index and, now and then, a score or a similar photo. The
+figures are the service's with a small model: what is measured is HTTP, queue and batches. Memory is the service's own
+(anonymous pages: without the files that it maps), at ten moments of the load, and once more after a rest.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
+import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+LOOKS = 10
 PHOTOS = "scenes:images=400,held_out=50,per_image=5,size=64"
 
 
@@ -35,6 +38,8 @@ class Ready(NamedTuple):
     index: str
     ids: tuple[str, ...]
     captions: tuple[str, ...]
+    picture: str
+    """In base64."""
 
 
 class Tally(NamedTuple):
@@ -45,6 +50,8 @@ class Tally(NamedTuple):
     statuses: Counter[str]
     faults: Counter[str]
     """Connections that broke."""
+    mib: list[float]
+    """Of the service, as time goes on."""
 
 
 def prepare(folder: Path) -> Ready:
@@ -64,13 +71,16 @@ def prepare(folder: Path) -> Ready:
     index = open_index(name, dim=run.model.dim, provenance=embedding_provenance(run.model), create=True)
     fill_index(index, scorer, photos, source=PHOTOS)
     index.close()
-    return Ready(folder / "model", name, photos.image_ids, photos.captions or ())
+    kept = io.BytesIO()
+    photos.photos.open(0).save(kept, "PNG")
+    picture = base64.b64encode(kept.getvalue()).decode()
+    return Ready(folder / "model", name, photos.image_ids, photos.captions or (), picture)
 
 
 def start(ready: Ready) -> tuple[subprocess.Popen[str], int]:
     """The service, and its port."""
     command = [sys.executable, "-c", "from vacsr.cli import main; main()", "serve", str(ready.model)]
-    command += ["--index", ready.index, "--photos", PHOTOS, "--port", "0", "--device", "cpu"]
+    command += ["--index", ready.index, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     said = re.search(r":(\d+)\s*$", process.stdout.readline())
@@ -96,7 +106,7 @@ async def ask(port: int, streams: list, method: str, path: str, body: bytes) -> 
     return int(answer.split()[1])
 
 
-async def client(number: int, port: int, ready: Ready, tally: Tally, until: float) -> None:
+async def client(number: int, port: int, ready: Ready, tally: Tally, *, until: float, rest: float) -> None:
     """One after the other, until the time is over."""
     chance, streams = np.random.default_rng(number), []
     while time.perf_counter() < until:
@@ -108,6 +118,8 @@ async def client(number: int, port: int, ready: Ready, tally: Tally, until: floa
             method, path, body = "GET", f"/photo/{name}", b""
         elif pick < 0.30:
             path, body = "/score", json.dumps({"texts": [text], "ids": [name]}).encode()
+        elif pick < 0.35:
+            body = json.dumps({"image": ready.picture, "k": 10}).encode()
         started = time.perf_counter()
         try:
             status = await asyncio.wait_for(ask(port, streams, method, path, body), 60)
@@ -118,28 +130,39 @@ async def client(number: int, port: int, ready: Ready, tally: Tally, until: floa
         tally.statuses[str(status)] += 1
         if status == 200:
             tally.seconds.setdefault(path.partition("/photo/")[1] or path, []).append(time.perf_counter() - started)
+        if rest:
+            await asyncio.sleep(rest)
 
 
-async def load(port: int, ready: Ready, *, clients: int, seconds: float) -> Tally:
-    """All clients at once."""
-    tally = Tally({}, Counter(), Counter())
-    until = time.perf_counter() + seconds
-    await asyncio.gather(*(client(number, port, ready, tally, until) for number in range(clients)))
+async def load(port: int, ready: Ready, *, clients: int, seconds: float, rest: float, pid: int) -> Tally:
+    """All clients at once, while memory is looked at ten times."""
+    tally = Tally({}, Counter(), Counter(), [])
+    began = time.perf_counter()
+    until = began + seconds
+
+    async def watch() -> None:
+        for moment in range(1, LOOKS + 1):
+            await asyncio.sleep(max(0.0, began + seconds * moment / LOOKS - time.perf_counter()))
+            tally.mib.append(memory(pid))
+
+    asked = (client(number, port, ready, tally, until=until, rest=rest) for number in range(clients))
+    await asyncio.gather(watch(), *asked)
     return tally
 
 
 def memory(pid: int) -> float:
-    """Resident MiB of a process, by Linux."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    """MiB that a process holds of its own, by Linux."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) / 1024
 
 
-def summary(tally: Tally, *, seconds: float, clients: int, first: float, last: float) -> dict[str, object]:
+def summary(tally: Tally, *, seconds: float, clients: int, rest: float, memory: dict[str, object]) -> dict[str, object]:
     """The figures."""
     times = {path: np.percentile(found, [50, 95, 99]) * 1000 for path, found in tally.seconds.items()}
     total = sum(len(found) for found in tally.seconds.values())
     return {
         "clients": clients,
+        "rest_ms": rest * 1000,
         "seconds": seconds,
         "answers": total,
         "per_second": round(total / seconds, 1),
@@ -148,7 +171,7 @@ def summary(tally: Tally, *, seconds: float, clients: int, first: float, last: f
         "ms": {
             path: dict(zip(("p50", "p95", "p99"), row.round(1).tolist(), strict=True)) for path, row in times.items()
         },
-        "mib": {"after_warm_up": round(first), "end": round(last)},
+        "mib": memory,
         "torch_threads": torch.get_num_threads(),
     }
 
@@ -159,19 +182,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--rest", type=float, default=0, metavar="MS", help="a client's pause between two requests")
     given = parser.parse_args()
+    how = {"clients": given.clients, "rest": given.rest / 1000}
     with tempfile.TemporaryDirectory() as folder:
         ready = prepare(Path(folder))
         process, port = start(ready)
         try:
-            asyncio.run(load(port, ready, clients=given.clients, seconds=2))
+            asyncio.run(load(port, ready, **how, seconds=5, pid=process.pid))
             first = memory(process.pid)
-            tally = asyncio.run(load(port, ready, clients=given.clients, seconds=given.seconds))
+            tally = asyncio.run(load(port, ready, **how, seconds=given.seconds, pid=process.pid))
+            time.sleep(5)
             last = memory(process.pid)
         finally:
             process.terminate()
             code = process.wait(60)
-    found = summary(tally, seconds=given.seconds, clients=given.clients, first=first, last=last)
+    mib = {"warm": round(first, 1), "load": [round(value, 1) for value in tally.mib], "rested": round(last, 1)}
+    found = summary(tally, seconds=given.seconds, **how, memory=mib)
     print(json.dumps({**found, "exit_code": code}, indent=2))
     if given.json:
         given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,18 +16,22 @@ from vacsr.methods.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.search.calibrate import CalibrateSettings, calibrate, search_lists
 from vacsr.search.calibration import Calibration
-from vacsr.search.engine import Searcher, is_exact
-from vacsr.search.index import AddResult, Hits, IndexInfo
-from vacsr.search.milvus import MilvusIndex
+from vacsr.search.engine import Searcher
+from vacsr.search.index import Hits
+from vacsr.search.ondemand import OnDemand
 from vacsr.search.provenance import embedding_provenance
 from vacsr.search.rerank import Abstain, Ranked, Scored
 
 
 class Shelf:
-    """The plainest index."""
+    """The plainest index, of what a search needs."""
+
+    exact = True
+    sources = ()
 
     def __init__(self, ids: Sequence[str], vectors: torch.Tensor, provenance: str) -> None:
         self.ids, self.vectors, self.provenance, self.dim = list(ids), vectors, provenance, vectors.shape[1]
+        self.holds = provenance.partition(":")[0]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -38,25 +43,6 @@ class Shelf:
         ids = [[self.ids[place] for place in row] for row in near.tolist()]
         return Hits(ids, found.values[:, :k], self.vectors[near], [[{"n": p} for p in row] for row in near.tolist()])
 
-    def add(self, ids: Sequence[str], vectors: torch.Tensor, metadata: object = None) -> AddResult:
-        """Never."""
-        raise AssertionError
-
-    def delete(self, ids: Sequence[str]) -> int:
-        """Never."""
-        raise AssertionError
-
-    def known(self, ids: Sequence[str]) -> list[bool]:
-        """Never."""
-        raise AssertionError
-
-    def info(self) -> IndexInfo:
-        """Never."""
-        raise AssertionError
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
 
 def build(method: VacsrConfig | PcmeppConfig, pairs: PairSet, seed: int = 0) -> PairScorer:
     config = BackboneConfig(spec="features:", head=HeadConfig(dim=16))
@@ -66,7 +52,7 @@ def build(method: VacsrConfig | PcmeppConfig, pairs: PairSet, seed: int = 0) -> 
 
 @pytest.fixture(scope="module")
 def pairs() -> PairSet:
-    found = load_pairs("synthetic:images=60,seed=3", split="train")
+    found = load_pairs("synthetic:images=120,seed=3", split="train")
     assert isinstance(found, PairSet)
     return found
 
@@ -149,7 +135,7 @@ def test_a_promise_is_for_the_size_it_was_fitted_at(
     scorer: PairScorer, pairs: PairSet, calibration: Calibration
 ) -> None:
     one, sure = pairs.texts[:1], with_threshold(calibration, 0.0)
-    for count, promised in ((60, True), (48, True), (47, False), (10, False)):
+    for count, promised in ((120, True), (96, True), (95, False), (10, False)):
         shelf = images(scorer, pairs.subset(range(count)))
         found = Searcher(scorer, shelf, sure).search_texts(one, policy="abstain")[0]
         assert (found.answered, found.promised) == (True, promised)
@@ -177,12 +163,11 @@ def test_an_index_that_may_miss_the_nearest_has_no_promise(
     scorer: PairScorer, pairs: PairSet, calibration: Calibration
 ) -> None:
     shelf, sure = images(scorer, pairs), with_threshold(calibration, 0.0)
-    shelf.exact = False  # type: ignore[attr-defined]
+    shelf.exact = False
     found = Searcher(scorer, shelf, sure).search_texts(pairs.texts[:1], policy="abstain")[0]
     assert (found.answered, found.promised) == (True, False)
     assert "exact:FOLDER" in found.note
     assert Searcher(scorer, shelf, sure).search_texts(pairs.texts[:1])[0].note == ""
-    assert not is_exact(MilvusIndex.__new__(MilvusIndex))  # it cannot tell
 
 
 def test_probably_also_is_never_the_first(scorer: PairScorer, pairs: PairSet, calibration: Calibration) -> None:
@@ -194,6 +179,32 @@ def test_probably_also_is_never_the_first(scorer: PairScorer, pairs: PairSet, ca
         assert found.probably_also == [hit.id for hit in found.hits[1:8]]
         assert found.to_json()["probably_also"] == found.probably_also
         assert found.to_json()["hits"][0]["rank"] == 1
+
+
+@pytest.mark.parametrize("ask_own_kind", [False, True])
+def test_only_what_is_shown_is_read(scorer: PairScorer, pairs: PairSet, ask_own_kind: bool) -> None:
+    shelf, read = images(scorer, pairs), list[tuple[str, object]]()
+
+    class Recorded(Shelf):
+        def search(self, queries: torch.Tensor, k: int) -> Hits:
+            """As the other, and what is read of it is noted."""
+            plain = super().search(queries, k)
+
+            def noted(what: str, row: Sequence[object]) -> OnDemand[Any]:
+                return OnDemand(lambda place: (read.append((what, row[place])), row[place])[1], range(len(row)))
+
+            ids, metadata = ([noted(what, row) for row in getattr(plain, what)] for what in ("ids", "metadata"))
+            return plain._replace(ids=ids, metadata=metadata)
+
+    searcher = Searcher(scorer, Recorded(shelf.ids, shelf.vectors, shelf.provenance))
+    if ask_own_kind:
+        found = searcher.search_images(pairs.images[:3], k=7)
+    else:
+        found = searcher.search_texts(pairs.texts[:3], k=7)
+    shown = [hit for one in found for hit in one.hits]
+    assert len(read) == 2 * 3 * 7
+    assert [name for what, name in read if what == "ids"] == [hit.id for hit in shown]
+    assert [facts for what, facts in read if what == "metadata"] == [hit.metadata for hit in shown]
 
 
 def test_a_policy_of_ones_own(scorer: PairScorer, pairs: PairSet) -> None:
@@ -220,12 +231,44 @@ def test_one_item_is_an_answer_that_nobody_vouches_for(
     assert (found.answered, found.confidence) == (False, None)
 
 
+@pytest.mark.parametrize("way", ["i2i", "t2t"])
+def test_its_own_kind_is_found_by_cosine_alone(
+    way: str, scorer: PairScorer, pairs: PairSet, calibration: Calibration
+) -> None:
+    shelf = (images if way == "i2i" else texts)(scorer, pairs)
+    searcher = Searcher(scorer, shelf, calibration)
+    asked = (pairs.images if way == "i2i" else pairs.texts)[3:6]
+    ask = searcher.search_images if way == "i2i" else searcher.search_texts
+    for query, found in enumerate(ask(asked, k=7)):
+        mine = shelf.vectors[3 + query]
+        near = sorted(range(len(shelf)), key=lambda row, mine=mine: -float(shelf.vectors[row] @ mine))[:7]
+        assert [hit.id for hit in found.hits] == [shelf.ids[row] for row in near]
+        np.testing.assert_allclose([hit.cosine for hit in found.hits], shelf.vectors[near] @ mine, atol=1e-5)
+        assert [hit.rank for hit in found.hits] == list(range(1, 8))
+        assert found.hits[0].cosine == pytest.approx(1, abs=1e-5)  # itself
+        assert {(hit.score, hit.grade, hit.uncertainty, hit.probably_also) for hit in found.hits} == {
+            (None, None, None, False)
+        }
+        assert (found.direction, found.graded, found.answered, found.promised) == (way, False, True, False)
+        assert (found.calibrated, found.confidence, found.reason) == (False, None, "")
+        assert "no grade, no uncertainty, no promise" in found.note
+    for policy in ("lcb", "abstain", "missed", "nonsense"):
+        with pytest.raises(UsageError, match="leave the policy out"):
+            ask(asked, policy=policy)
+
+
+def test_another_index_of_the_same_model_can_take_its_place(scorer: PairScorer, pairs: PairSet) -> None:
+    searcher = Searcher(scorer, images(scorer, pairs))
+    searcher.use(images(scorer, pairs.subset([4])))
+    assert [hit.id for hit in searcher.search_texts(pairs.texts[:1])[0].hits] == [pairs.image_ids[4]]
+    for wrong in (texts(scorer, pairs), images(build(VacsrConfig(), pairs, seed=1), pairs)):
+        with pytest.raises(ProvenanceMismatch):
+            searcher.use(wrong)
+    assert len(searcher.index) == 1
+
+
 def test_what_cannot_be_searched_is_refused(scorer: PairScorer, pairs: PairSet) -> None:
-    photos, words = Searcher(scorer, images(scorer, pairs)), Searcher(scorer, texts(scorer, pairs))
-    with pytest.raises(UsageError, match="with a text"):
-        photos.search_images(pairs.images[:1])
-    with pytest.raises(UsageError, match="with an image"):
-        words.search_texts(pairs.texts[:1])
+    photos = Searcher(scorer, images(scorer, pairs))
     with pytest.raises(UsageError, match="k is 0"):
         photos.search_texts(pairs.texts[:1], k=0)
     with pytest.raises(ProvenanceMismatch):

@@ -117,8 +117,10 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 def _eight_bits(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Grey of 16 bits (0 to 65535) or floats (0 to 1, or 0 to 255) as [H, W] uint8; Pillow's own way would clip it."""
-    whole = image.mode.startswith("I")
-    scale = 1 / 257 if whole else (255.0 if max((strip.max() for _, strip in _strips(image)), default=0.0) <= 1 else 1.0)
+    if image.mode.startswith("I"):
+        scale = 1 / 257
+    else:
+        scale = 255.0 if max((strip.max() for _, strip in _strips(image)), default=0.0) <= 1 else 1.0
     grey = np.empty((image.height, image.width), dtype=np.uint8)
     for top, strip in _strips(image):
         grey[top : top + len(strip)] = np.clip(np.rint(strip * scale), 0, 255)
@@ -126,7 +128,7 @@ def _eight_bits(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.u
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]]:
-    """First row and values of a few rows at a time: as float64 a whole photo would take ten times its own memory."""
+    """First row and values of a few rows at a time: as float64 a whole photo takes many times its own memory."""
     rows = max(1, _STRIP // max(1, image.width))
     for top in range(0, image.height, rows):
         part = image.crop((0, top, image.width, min(top + rows, image.height)))

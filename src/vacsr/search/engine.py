@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,11 +18,14 @@ from vacsr.scoring.topk import Direction
 from vacsr.search.calibration import Calibration, DirectionCalibration, load_calibration
 from vacsr.search.candidates import CANDIDATES, DEPTH
 from vacsr.search.index import Hits, VectorIndex, check_same
-from vacsr.search.milvus import MilvusIndex
+from vacsr.search.ondemand import OnDemand
 from vacsr.search.provenance import embedding_provenance, model_digest
 from vacsr.search.rerank import Abstain, Policy, Ranked, Scored, choose_policy
 from vacsr.search.rescore import Rescored, rescore
-from vacsr.search.results import Hit, Results
+from vacsr.search.results import Hit, Results, Way
+from vacsr.search.similar import check_policy, similar
+
+T = TypeVar("T")
 
 _HELD: dict[Direction, str] = {"t2i": "images", "i2t": "texts"}
 
@@ -28,20 +33,16 @@ _HELD: dict[Direction, str] = {"t2i": "images", "i2t": "texts"}
 class Searcher:
     """A model, an index of its embeddings, and what a dev split said about both.
 
-    An index of images takes texts, one of texts takes images: the method scores pairs of the two kinds only.
+    An index of images asked with a text, and one of texts asked with an image, answers with scores and grades. Asked
+    with its own kind, it answers by cosine alone: the method scores pairs of the two kinds only.
     """
 
     def __init__(self, scorer: PairScorer, index: VectorIndex, calibration: Calibration | None = None) -> None:
         self.scorer, self.index, self.calibration = scorer, index, calibration
-        kind = index.provenance.partition(":")[0] or "images"
-        self.direction: Direction = "i2t" if kind == "texts" else "t2i"
-        check_same(
-            "the index",
-            dim=index.dim,
-            provenance=index.provenance,
-            wanted_dim=scorer.model.dim,
-            wanted_provenance=embedding_provenance(scorer.model, _HELD[self.direction]),
-        )
+        self.direction: Direction = "i2t" if index.holds == "texts" else "t2i"
+        """In which it gives grades."""
+        self._provenance = embedding_provenance(scorer.model, _HELD[self.direction])
+        self.use(index)
 
     @classmethod
     def from_pretrained(cls, run: str | Path, index: VectorIndex, *, device: str = "auto") -> Searcher:
@@ -49,35 +50,48 @@ class Searcher:
         scorer = PairScorer.from_pretrained(run, device=device)
         return cls(scorer, index, load_calibration(Path(run), model=model_digest(scorer.model)))
 
+    def use(self, index: VectorIndex) -> None:
+        """Search this one from now on: of the same model and of the same kind."""
+        check_same(
+            "the index",
+            dim=index.dim,
+            provenance=index.provenance,
+            wanted_dim=self.scorer.model.dim,
+            wanted_provenance=self._provenance,
+        )
+        self.index = index
+
     @property
     def fitted(self) -> DirectionCalibration | None:
         """What is known about this direction."""
         return None if self.calibration is None else self.calibration.of(self.direction)
 
     def search_texts(self, texts: Texts, *, k: int = 10, policy: str | Policy = "score") -> list[Results]:
-        """The images for each text: words for a model with towers, else features [Q, D_text]."""
-        if self.direction != "t2i":
-            raise UsageError("the index holds texts, which a text cannot be matched with — search it with an image")
-        size = self._checked_size(k)
-        return self._search(self.scorer.embed_texts(texts), k=k, policy=policy, size=size)
+        """The images for each text, or similar texts: words for a model with towers, else features [Q, D_text]."""
+        way: Way = "t2i" if self.direction == "t2i" else "t2t"
+        size = self._checked_size(k, policy, way=way)
+        return self._search(self.scorer.embed_texts(texts), way=way, k=k, policy=policy, size=size)
 
     def search_images(self, images: Images, *, k: int = 10, policy: str | Policy = "score") -> list[Results]:
-        """The texts for each image: photos for a model with towers, else features [Q, D_image]."""
-        if self.direction != "i2t":
-            raise UsageError("the index holds images, which an image cannot be matched with — search it with a text")
-        size = self._checked_size(k)
-        return self._search(self.scorer.embed_images(images), k=k, policy=policy, size=size)
+        """The texts for each image, or similar images: photos for a model with towers, else features [Q, D_image]."""
+        way: Way = "i2t" if self.direction == "i2t" else "i2i"
+        size = self._checked_size(k, policy, way=way)
+        return self._search(self.scorer.embed_images(images), way=way, k=k, policy=policy, size=size)
 
-    def _checked_size(self, k: int) -> int:
+    def _checked_size(self, k: int, policy: str | Policy, *, way: Way) -> int:
         """Of the index, asked for once a search: it may lie on a server."""
         if k < 1:
             raise UsageError(f"k is {k}, expected 1 or more — try -k 10")
+        if way != self.direction:
+            check_policy(policy, way)
         size = len(self.index)
         if not size:
             raise UsageError("the index is empty — fill it: vacsr index add INDEX --run RUN --pairs SPEC")
         return size
 
-    def _search(self, queries: Embedding, *, k: int, policy: str | Policy, size: int) -> list[Results]:
+    def _search(self, queries: Embedding, *, way: Way, k: int, policy: str | Policy, size: int) -> list[Results]:
+        if way != self.direction:
+            return similar(self.index.search(queries.mean, k), way, size=size)
         chosen = choose_policy(policy, self.fitted) if isinstance(policy, str) else policy
         candidates, depth = (CANDIDATES, DEPTH) if self.fitted is None else (self.fitted.candidates, self.fitted.depth)
         hits = self.index.search(queries.mean, max(candidates, k))
@@ -92,8 +106,8 @@ class Searcher:
         sigma = None if found.sigma is None else _floats(found.sigma[row])
         order = found.place[row].tolist()
         return Scored(
-            ids=[hits.ids[row][place] for place in order],
-            metadata=[hits.metadata[row][place] for place in order],
+            ids=_reordered(hits.ids[row], order),
+            metadata=_reordered(hits.metadata[row], order),
             cosine=cosine,
             score=score,
             grade=self._grade(found.score[row]),
@@ -149,14 +163,9 @@ class Searcher:
                 message = f"no promise at this size: the index holds {size:,}, thresholds were fitted at {fitted:,}"
                 message += ", grades and confidence too"
             return f"{message} — fit them again: {again}"
-        if isinstance(policy, Abstain) and not is_exact(self.index):
+        if isinstance(policy, Abstain) and not self.index.exact:
             return "no promise: the index may miss the nearest, which the fit did not — search an index of exact:FOLDER"
         return ""
-
-
-def is_exact(index: VectorIndex) -> bool:
-    """Does a search find the very nearest? Milvus may not, so one of its indexes has to say so: ``index.exact``."""
-    return bool(getattr(index, "exact", not isinstance(index, MilvusIndex)))
 
 
 def _also(fitted: DirectionCalibration | None, scored: Scored) -> set[int]:
@@ -181,6 +190,11 @@ def _hit(scored: Scored, place: int, rank: int, *, also: bool) -> Hit:
         probably_also=also,
         metadata=scored.metadata[place],
     )
+
+
+def _reordered(items: Sequence[T], order: Sequence[int]) -> Sequence[T]:
+    """Read as late as the index allows: most are never shown, and a policy seldom looks at them."""
+    return OnDemand(items.__getitem__, order)
 
 
 def _floats(values: Tensor) -> Array:

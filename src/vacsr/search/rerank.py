@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
@@ -22,8 +23,8 @@ NO_ANSWER = "no answer I would vouch for"
 class Scored(NamedTuple):
     """One query's candidates, best score first."""
 
-    ids: list[str]  # [m]
-    metadata: list[dict[str, Any]]  # [m]
+    ids: Sequence[str]  # [m]
+    metadata: Sequence[dict[str, Any]]  # [m]
     cosine: Array  # [m]
     score: Array  # [m]
     grade: Array  # [m], calibrated where there is a calibration

@@ -51,7 +51,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     captions = open_index(
         f"exact:{root / 'texts'}", dim=8, provenance=embedding_provenance(scorer.model, "texts"), create=True
     )
-    captions.add(photos.caption_ids, scorer.embed_texts(list(photos.captions)).mean)
+    fill_index(captions, scorer, photos, source=PHOTOS, texts=True)
     return World(root / "model", f"exact:{root / 'index'}", photos, Searcher(scorer, index), Searcher(scorer, captions))
 
 
@@ -65,7 +65,7 @@ def opened(world: World) -> Iterator[Opened]:
 
     def make(searcher: Searcher | None = None, *, photos: bool = True, **settings: Any) -> TestClient:
         app = create_app(
-            searcher or world.searcher, ServiceSettings(**settings), photos=world.photos if photos else None
+            searcher or world.searcher, ServiceSettings(**settings), photos=[world.photos] if photos else []
         )
         client = TestClient(app)
         client.__enter__()
@@ -80,7 +80,7 @@ def opened(world: World) -> Iterator[Opened]:
 @pytest.fixture(scope="session")
 def client(world: World) -> Iterator[TestClient]:
     """Of a service as it comes."""
-    with TestClient(create_app(world.searcher, photos=world.photos)) as made:
+    with TestClient(create_app(world.searcher, photos=[world.photos])) as made:
         yield made
 
 
@@ -138,9 +138,9 @@ def live(world: World) -> Iterator[Callable[..., Live]]:
 
     started: list[Live] = []
 
-    def start(searcher: Searcher | None = None, **settings: Any) -> Live:
+    def start(searcher: Searcher | None = None, *, photos: PhotoSet | None = None, **settings: Any) -> Live:
         limits = ServiceSettings(**settings)
-        app = create_app(searcher or world.searcher, limits, photos=world.photos)
+        app = create_app(searcher or world.searcher, limits, photos=[photos or world.photos])
         listening = bind("127.0.0.1", 0)
         server = uvicorn.Server(server_config(app, limits))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

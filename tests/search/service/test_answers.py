@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema_rs
 import pytest
 import torch
 from PIL import Image
@@ -33,7 +34,7 @@ def test_search_by_text_is_the_searchers(client: TestClient, world: Any) -> None
     answer = client.post("/search", json={"text": "a red circle", "k": 5})
     assert answer.status_code == 200
     found, expected = answer.json(), world.searcher.search_texts(["a red circle"], k=5)[0]
-    SearchAnswer.model_validate(found)
+    jsonschema_rs.validate(SearchAnswer.model_json_schema(mode="serialization"), found)
     assert [hit["id"] for hit in found["hits"]] == [hit.id for hit in expected.hits]
     for hit, wanted in zip(found["hits"], expected.hits, strict=True):
         for name in ("score", "grade", "uncertainty", "cosine"):
@@ -56,13 +57,46 @@ def test_search_by_image_is_the_searchers(image_client: TestClient, world: Any, 
         assert answer.json()["hits"][0]["photo"] is None
 
 
-def test_kinds_of_queries_that_the_index_cannot_take(
-    client: TestClient, image_client: TestClient, picture: Picture
-) -> None:
-    answer = client.post("/search", content=picture(), headers={"content-type": "image/png"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "wrong_direction")
-    answer = image_client.post("/search", json={"text": "a dog"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "refused")
+def test_an_image_finds_similar_images_by_cosine_alone(client: TestClient, world: Any, picture: Picture) -> None:
+    data = picture()
+    vectors = world.searcher.scorer.embed_images([world.photos.photos.open(row) for row in range(32)]).mean
+    mine = world.searcher.scorer.embed_images([Image.open(io.BytesIO(data))]).mean[0]
+    cosine = dict(
+        zip(world.photos.image_ids, (vectors @ mine / (vectors.norm(dim=1) * mine.norm())).tolist(), strict=True)
+    )
+    for answer in (
+        client.post("/search?k=4", content=data, headers={"content-type": "image/png"}),
+        client.post("/search", json={"image": base64.b64encode(data).decode(), "k": 4, "policy": "score"}),
+    ):
+        found = answer.json()
+        shown = [hit["cosine"] for hit in found["hits"]]
+        assert shown == pytest.approx(sorted(cosine.values(), reverse=True)[:4], abs=1e-4)
+        for hit in found["hits"]:
+            assert hit["cosine"] == pytest.approx(cosine[hit["id"]], abs=1e-4)
+            assert [hit[name] for name in ("score", "grade", "uncertainty")] == [None] * 3
+            assert client.get(f"/{hit['photo']}").status_code == 200
+        assert (found["direction"], found["promised"], found["confidence"]) == ("i2i", False, None)
+        assert "by cosine alone" in found["note"]
+
+
+def test_a_text_finds_similar_texts_by_cosine_alone(image_client: TestClient, world: Any) -> None:
+    words = world.photos.captions[5]
+    found = image_client.post("/search", json={"text": words, "k": 3}).json()
+    vectors = world.texts.scorer.embed_texts(list(world.photos.captions)).mean
+    cosine = (vectors @ vectors[5]).tolist()
+    best = sorted(range(len(cosine)), key=lambda row: (-cosine[row], row))[:3]
+    assert found["direction"] == "t2t"
+    assert [hit["cosine"] for hit in found["hits"]] == pytest.approx([cosine[row] for row in best], abs=1e-4)
+    assert [hit["grade"] for hit in found["hits"]] == [None] * 3
+
+
+def test_what_is_similar_has_no_policy(client: TestClient, image_client: TestClient, picture: Picture) -> None:
+    data = base64.b64encode(picture()).decode()
+    for asked, body in ((client, {"image": data}), (image_client, {"text": "a dog"})):
+        for policy in ("lcb", "abstain", "missed"):
+            answer = asked.post("/search", json={**body, "policy": policy})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (422, "refused")
+            assert "leave the policy out" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("policy", ["lcb", "abstain", "missed"])
@@ -127,6 +161,31 @@ def test_photos_are_shown_by_id_and_without_what_their_files_tell(client: TestCl
     assert "no-store" not in answer.headers["cache-control"]
 
 
+def test_a_hit_without_a_photo_says_so(world: Any) -> None:
+    some = world.photos.subset(range(5))
+    with TestClient(create_app(world.searcher, photos=[some])) as client:
+        hits = client.post("/search", json={"text": "a dog", "k": 100}).json()["hits"]
+        assert {hit["id"] for hit in hits if hit["photo"] is not None} == set(some.image_ids)
+        for hit in hits:
+            assert hit["photo"] is None or client.get(f"/{hit['photo']}").status_code == 200
+
+
+def test_large_counts_keep_their_digits(opened: Opened) -> None:
+    client = opened()
+    metrics = client.app.state.service.metrics  # type: ignore[attr-defined]
+    metrics.requests.add((("path", "/x"),), 12_345_678)
+    metrics.work.add(1_234_567.890625)
+    said = client.get("/metrics").text
+    assert '\nvacsr_requests_total{path="/x"} 12345678\n' in said
+    assert "\nvacsr_batch_seconds_sum 1234567.890625\n" in said
+
+
+def test_head_of_health(client: TestClient) -> None:
+    answer = client.head("/healthz")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert client.head("/info").status_code == 405
+
+
 def test_without_photos_nothing_is_shown(opened: Opened, world: Any) -> None:
     client = opened(photos=False)
     assert client.post("/search", json={"text": "a dog"}).json()["hits"][0]["photo"] is None
@@ -138,7 +197,7 @@ def test_a_photo_that_left_the_index_is_not_shown(world: Any, tmp_path: Any) -> 
     scorer, names = world.searcher.scorer, world.photos.image_ids[:2]
     index = open_index(f"exact:{tmp_path / 'i'}", dim=8, create=True)
     index.add(names, torch.eye(8)[:2])
-    with TestClient(create_app(Searcher(scorer, index), photos=world.photos)) as client:
+    with TestClient(create_app(Searcher(scorer, index), photos=[world.photos])) as client:
         assert client.get(f"/photo/{names[0]}").status_code == 200
         assert client.get(f"/photo/{world.photos.image_ids[2]}").status_code == 404
         index.delete([names[0]])

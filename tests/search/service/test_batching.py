@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from vacsr.search.service.batching import Batch, Batcher, Gone
 from vacsr.search.service.bodies import Room
 from vacsr.search.service.problems import ClientGone, Problem
+from vacsr.search.service.upkeep import IndexWatch
 from vacsr.search.service.work import ScoreJob, SearchJob, Worker, weight
 
 
@@ -186,7 +187,7 @@ def test_one_bad_query_does_not_spoil_the_others(world: Any, monkeypatch: pytest
 
     monkeypatch.setattr(world.searcher, "search_texts", search)
     jobs = [SearchJob(text, k, "score") for text, k in (("a", 2), ("bad", 2), ("b", 3), ("c", 2))]
-    found = Worker(world.searcher, refresh_seconds=60)(jobs)
+    found = Worker(world.searcher, IndexWatch(world.searcher, every=60))(jobs)
     assert isinstance(found[1], RuntimeError)
     assert calls[0] == ["a", "bad", "c"], "alike queries go together"
     for place, text, k in ((0, "a", 2), (2, "b", 3), (3, "c", 2)):
@@ -204,7 +205,7 @@ def test_no_work_for_those_who_left(world: Any, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(world.searcher, "search_texts", search)
     jobs = [SearchJob(text, k, "score") for text, k in (("a", 2), ("b", 2), ("c", 2), ("d", 3))]
-    found = Worker(world.searcher, refresh_seconds=60)(jobs, left.__contains__)
+    found = Worker(world.searcher, IndexWatch(world.searcher, every=60))(jobs, left.__contains__)
     assert calls == [["a", "c"]]
     assert [isinstance(one, ClientGone) for one in found] == [False, True, False, True]
 

@@ -24,7 +24,7 @@ OPERATIONS = [
 
 def _check(world: Any, *, direction: str, method: str, path: str, examples: int) -> None:
     searcher = world.searcher if direction == "t2i" else world.texts
-    app = create_app(searcher, ServiceSettings(max_k=20, max_text=50, batch_ms=0), photos=world.photos)
+    app = create_app(searcher, ServiceSettings(max_k=20, max_text=50, batch_ms=0), photos=[world.photos])
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     operation = schema[path][method]
     modes = list(schemathesis.GenerationMode) if method == "POST" else [schemathesis.GenerationMode.POSITIVE]
@@ -47,7 +47,7 @@ def _check(world: Any, *, direction: str, method: str, path: str, examples: int)
     no_fault()
     if method == "GET" and "{id}" not in path:
         assert set(answered) == {200}
-    if (path, direction) == ("/search", "t2i") and examples > 100:  # few tries may all ask for what was not fitted
+    if path == "/search" and examples > 100:  # few tries may all ask for what was not fitted
         assert answered[200], answered
 
 

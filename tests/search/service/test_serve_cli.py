@@ -42,17 +42,77 @@ def test_it_starts_on_loopback_with_the_settings_given(vacsr: Command, world: An
     assert "127.0.0.1" in limits.hosts
 
 
+def test_photos_are_those_that_the_index_was_filled_from(
+    vacsr: Command, world: Any, run: list[Any], tmp_path: Path
+) -> None:
+    def serve(index: str, *more: object) -> Any:
+        answer = vacsr("serve", world.model, "--index", index, "--port", 0, "--device", "cpu", *more)
+        assert answer.code == 0, answer.err
+        return answer.err
+
+    def shown() -> bool:
+        return run[-1][0].state.service.shelf is not None
+
+    said = serve(world.index)
+    assert "hits show photos of scenes:images=24" in said
+    assert "--no-photos" in said
+    assert shown()
+    assert "photos" not in serve(world.index, "--no-photos")
+    assert not shown()
+    assert "hits show photos of scenes:images=3" in serve(world.index, "--photos", "scenes:images=3,size=32")
+    assert shown()
+    own = f"exact:{tmp_path / 'own'}"
+    made = open_index(own, dim=8, create=True)
+    made.add(["a"], torch.eye(8)[:1])
+    assert "hits show no photos" in serve(own)
+    assert not shown()
+    made.note_source(f"folder:{tmp_path / 'gone'}")
+    said = serve(own)
+    assert f"warning: hits show no photos of folder:{tmp_path / 'gone'}: " in said
+    assert not shown()
+    made.note_source("scenes:images=3,size=32")
+    assert "hits show photos of scenes:images=3" in serve(own)
+    assert shown()
+    assert "photos" not in serve(f"exact:{world.texts.index.folder}")
+    both = vacsr("serve", world.model, "--index", own, "--photos", "scenes:", "--no-photos")
+    assert both.refused(2, "leave one out")
+
+
 def test_elsewhere_without_a_token_it_warns(
     vacsr: Command, world: Any, run: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = ("serve", world.model, "--index", world.index, "--port", 0, "--host", "0.0.0.0", "--device", "cpu")
-    assert "VACSR_TOKEN" in vacsr(*start).err
+    said = vacsr(*start).err
+    assert "may search and see the photos — set VACSR_TOKEN" in said
     monkeypatch.setenv("VACSR_TOKEN", "abc")
     answer = vacsr(*start)
     assert "warning" not in answer.err
     assert "abc" not in answer.err + answer.out
     assert [limits.token for _, limits in run] == [None, "abc"]
     assert run[0][1].hosts is None
+
+
+def test_an_empty_token_is_a_mistake_and_what_is_asked_for_is_said(
+    vacsr: Command, world: Any, run: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ("serve", world.model, "--index", world.index, "--port", 0, "--device", "cpu", "--no-photos")
+    assert "; no token is asked for;" in vacsr(*start).err
+    assert vacsr(*start, "--token", "").refused(2, "--token is empty")
+    monkeypatch.setenv("VACSR_TOKEN", "")
+    assert vacsr(*start).refused(2, "VACSR_TOKEN is set and empty", "unset VACSR_TOKEN")
+    assert "; a token is asked for;" in vacsr(*start, "--token", "abc").err
+    monkeypatch.setenv("VACSR_TOKEN", "abc")
+    assert "; a token is asked for;" in vacsr(*start).err
+    assert [limits.token for _, limits in run] == [None, "abc", "abc"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_names_that_are_given_come_beside_this_machines(vacsr: Command, world: Any, run: list[Any], host: str) -> None:
+    start = ("serve", world.model, "--index", world.index, "--port", 0, "--device", "cpu", "--no-photos")
+    vacsr(*start, "--host", host, "--set", "hosts=[Photos.example.org]")
+    assert set(run[0][1].hosts) == {"localhost", "127.0.0.1", "::1", "photos.example.org"}
+    vacsr(*start, "--host", host, "--set", "hosts=null")
+    assert run[1][1].hosts is None
 
 
 def test_refusals(vacsr: Command, world: Any, tmp_path: Path, run: list[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vacsr.data import PhotoSet
@@ -16,11 +17,18 @@ __all__ = ["ServiceSettings", "create_app"]
 
 
 def create_app(
-    searcher: Searcher, settings: ServiceSettings | None = None, *, photos: PhotoSet | None = None
+    searcher: Searcher,
+    settings: ServiceSettings | None = None,
+    *,
+    photos: Sequence[PhotoSet] = (),
+    find_photos: Callable[[], Sequence[PhotoSet]] | None = None,
 ) -> FastAPI:
-    """The service as an ASGI application; ``photos`` are what hits may show, by their ids and in no other way."""
+    """The service as an ASGI application; ``photos`` are what hits may show, by their ids and in no other way.
+
+    ``find_photos`` gives them anew; it is called, in a thread, when the index has changed.
+    """
     try:
         from vacsr.search.service.app import build_app
     except ModuleNotFoundError as error:
         raise MissingExtra(error.name or "fastapi", "serve") from error
-    return build_app(searcher, settings or ServiceSettings(), photos=photos)
+    return build_app(searcher, settings or ServiceSettings(), photos=photos, find_photos=find_photos)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from vacsr import __version__
 from vacsr.data import PhotoSet
 from vacsr.search.engine import Searcher
+from vacsr.search.rerank import PolicyName
 from vacsr.search.service.contract import IMAGE_TYPES, problems, score_body, search_body
 from vacsr.search.service.guard import Guard
 from vacsr.search.service.images import from_base64
@@ -22,7 +23,6 @@ from vacsr.search.service.problems import Problem
 from vacsr.search.service.schemas import (
     Health,
     Info,
-    PolicyName,
     ScoreAnswer,
     SearchAnswer,
     parse_score,
@@ -32,18 +32,25 @@ from vacsr.search.service.service import Service
 from vacsr.search.service.settings import ServiceSettings
 
 
-def build_app(searcher: Searcher, settings: ServiceSettings, *, photos: PhotoSet | None = None) -> FastAPI:
+def build_app(
+    searcher: Searcher,
+    settings: ServiceSettings,
+    *,
+    photos: Sequence[PhotoSet] = (),
+    find_photos: Callable[[], Sequence[PhotoSet]] | None = None,
+) -> FastAPI:
     """See :func:`vacsr.search.service.create_app`."""
-    service = Service(searcher, settings, photos=photos)
+    service = Service(searcher, settings, photos=photos, find_photos=find_photos)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        service.start()
         yield
         await service.close()
 
     app = FastAPI(
         title="vacsr", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False,
-        description="Search images by text, or texts by image, with a grade and an uncertainty.",
+        description="Search images by text, or texts by image, with a grade and an uncertainty; or find similar ones.",
     )  # fmt: skip
     app.state.service = service
     app.add_middleware(Guard, settings=settings, metrics=service.metrics)
@@ -66,7 +73,10 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         k: int = Query(10, ge=1, le=limits.max_k, description="How many hits, unless the body says it."),
         policy: Annotated[PolicyName, Query(description="The policy, unless the body says it.")] = "score",
     ) -> Response:
-        """Images for a text, or texts for an image: JSON, or the image's own bytes."""
+        """Images for a text, or texts for an image; with the index's own kind, similar ones by cosine, without grade.
+
+        The body is JSON, or an image's own bytes.
+        """
         body, kind = await request.body(), _media_type(request)
         if kind in IMAGE_TYPES:
             return _as_json(await service.search_image(body, k=k, policy=policy))
@@ -105,10 +115,11 @@ def _add_pictures(app: FastAPI, service: Service) -> None:
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_model=Health, responses=problems())
     async def healthz() -> Response:
-        """Is it there? Needs no token."""
-        return _as_json({"status": "ok"})
+        """Is it there, and can it search? Needs no token."""
+        return _as_json(service.health())
 
     @app.get("/info", response_model=Info, responses=problems())
     async def info() -> Response:

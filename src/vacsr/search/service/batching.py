@@ -71,6 +71,10 @@ class Batcher(Generic[Job, Outcome]):
             self._full.set()
         return await future
 
+    async def aside(self, work: Callable[[], None]) -> None:
+        """Run something between two batches, in their thread."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
     async def close(self) -> None:
         """Finish what waits, take nothing new."""
         self._closing = True

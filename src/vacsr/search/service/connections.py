@@ -1,4 +1,4 @@
-"""Connections: how many there may be, and how long one may take to begin a request."""
+"""Connections: how many there may be, and how long one may take to begin a request, and to take its answer."""
 
 from __future__ import annotations
 
@@ -25,15 +25,21 @@ def bounded(settings: ServiceSettings) -> type[H11Protocol]:
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's own waits for a request's head for ever, and a few hundred such clients keep all others out."""
+    """uvicorn's own waits for a request's head for ever, and for a client to take its answer.
+
+    A few hundred such clients would keep all others out.
+    """
 
     limits: ClassVar[ServiceSettings]
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _watching: asyncio.TimerHandle | None = None
     _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Counted."""
         super().connection_made(transport)
+        self._see_closing(False)
         if len(self.connections) > self.limits.connections:
             self._refuse(busy("too many connections", status=503))
         else:
@@ -48,12 +54,28 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody to wait for."""
         self._stop()
+        for timer in (self._unread, self._watching):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """The next head is awaited; while nothing of it is there, uvicorn's shorter time for idle ones counts."""
         super().on_response_complete()
         self._watch()
+
+    def pause_writing(self) -> None:
+        """More waits for the client than it takes; if that lasts, it is cut off, and so does not hold what waits."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(self.limits.write_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def send_400_response(self, msg: str) -> None:
         """For what is not HTTP, in our form."""
@@ -68,6 +90,17 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
         else:
             super().shutdown()
+
+    def _see_closing(self, before: bool) -> None:
+        """A closed connection ends when the client has taken what was written; one that does not is cut off.
+
+        uvicorn closes in many places, so this looks now and then, and cuts off what was closed a look ``before``.
+        """
+        if before:
+            self.transport.abort()
+        else:
+            closing = self.transport.is_closing()
+            self._watching = self.loop.call_later(self.limits.write_seconds, self._see_closing, closing)
 
     def _watch(self) -> None:
         """A timer runs exactly while a head is awaited, and bytes do not wind it up again."""

@@ -21,7 +21,7 @@ _PROBLEMS = {
     422: "the request cannot be served as it is",
     429: "too much at once; see Retry-After",
     500: "the service failed",
-    503: "no answer in time, or the service is stopping; see Retry-After",
+    503: "no answer in time, the service stops, or the index is empty or not the model's any more; see Retry-After",
 }
 
 

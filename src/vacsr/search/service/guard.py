@@ -46,12 +46,14 @@ class Answer:
 
     async def send(self, message: Message) -> None:
         """Pass a message on."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
+        begins = message["type"] == "http.response.start"
+        if begins:
             own = {name.lower() for name, _ in message.get("headers", ())}
             ours = [(name.encode(), value.encode()) for name, value in _HEADERS.items() if name.encode() not in own]
             message = {**message, "headers": [*message.get("headers", ()), *ours]}
-        await self._send(message)
+        await self._send(message)  # may wait for a client that does not read
+        if begins:
+            self.status = message["status"]
 
     async def problem(self, problem: Problem) -> None:
         """Say what is wrong."""
@@ -95,27 +97,26 @@ class Guard:
         except ClientGone:
             raise
         except Exception as error:
-            if answer.status:
-                raise  # the answer has begun; the server can only cut it off
             if not isinstance(error, Problem):
                 log.error("%s %s failed", scope["method"], _counted(scope["path"]), exc_info=error)
                 error = Problem(500, "internal", "the service failed; its log says why")
-            await answer.problem(error)
+            if not answer.status:  # one that has begun can only be cut off, which the server does
+                await answer.problem(error)
 
     async def _checked(self, scope: Message, receive: Receive, answer: Answer) -> None:
-        """Strangers and what is refused unread take no place from others."""
+        """Strangers, what is refused unread, and who is still sending take no place from others."""
         headers, limits, read = _headers(scope), self.settings, False
         bare = scope["method"] in ("GET", "HEAD")
         try:
             self._check(scope["path"], headers)
-            place = nullcontext() if bare and scope["path"] in UNLIMITED else self._place()
-            with place, self.room.held() as share:
+            with self.room.held() as share:
                 body = await read_body(
                     receive, declared=headers.get("content-length"), limit=0 if bare else limits.max_body,
                     seconds=limits.body_seconds, share=share,
                 )  # fmt: skip
                 read = True
-                await self._served(scope, replayed(body, receive), answer)
+                with nullcontext() if bare and scope["path"] in UNLIMITED else self._place():
+                    await self._served(scope, replayed(body, receive), answer)
         except Problem as problem:
             if not read:  # so the connection is of no more use
                 problem.headers["connection"] = "close"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -28,7 +29,7 @@ class Counter:
     def lines(self) -> Iterator[str]:
         """One for each set of labels."""
         for labels, value in sorted(self._values.items()):
-            yield f"{self.name}{_written(labels)} {value:g}"
+            yield f"{self.name}{_written(labels)} {_number(value)}"
 
 
 class Histogram:
@@ -54,8 +55,17 @@ class Histogram:
             for bound, count in zip((*(f"{bound:g}" for bound in self.bounds), "+Inf"), counts, strict=True):
                 total += count
                 yield f"{self.name}_bucket{_written((*labels, ('le', bound)))} {total}"
-            yield f"{self.name}_sum{_written(labels)} {self._sums[labels]:.9g}"
+            yield f"{self.name}_sum{_written(labels)} {_number(self._sums[labels])}"
             yield f"{self.name}_count{_written(labels)} {total}"
+
+
+class Reading(NamedTuple):
+    """A number that somebody else keeps."""
+
+    name: str
+    about: str
+    value: float
+    kind: str = "gauge"
 
 
 class ServiceMetrics:
@@ -68,14 +78,27 @@ class ServiceMetrics:
         self.work = Histogram("vacsr_batch_seconds", "Time of the model for a batch.", SECONDS)
         self.unanswered = Counter("vacsr_abstained_total", "Searches whose first hit was not vouched for.")
 
-    def text(self, now: Mapping[str, tuple[str, float]]) -> str:
-        """``now``: gauges, as name → (what it is, value)."""
+    def text(self, *now: Reading) -> str:
+        """All that was counted, then what is ``now``."""
         parts: list[str] = []
         for metric in (self.requests, self.seconds, self.batches, self.work, self.unanswered):
-            parts += [f"# HELP {metric.name} {metric.about}", f"# TYPE {metric.name} {metric.kind}", *metric.lines()]
-        for name, (about, value) in now.items():
-            parts += [f"# HELP {name} {about}", f"# TYPE {name} gauge", f"{name} {value:g}"]
+            parts += [*_head(metric.name, metric.about, metric.kind), *metric.lines()]
+        for reading in now:
+            parts += [*_head(reading.name, reading.about, reading.kind), f"{reading.name} {_number(reading.value)}"]
         return "\n".join(parts) + "\n"
+
+
+def _head(name: str, about: str, kind: str) -> tuple[str, str]:
+    return f"# HELP {name} {about}", f"# TYPE {name} {kind}"
+
+
+def _number(value: float) -> str:
+    """With all its digits: a rate is the difference of two of them.
+
+    >>> _number(12345678.0), _number(True), _number(0.1)
+    ('12345678', '1', '0.1')
+    """
+    return str(int(value)) if value == int(value) else repr(float(value))
 
 
 def _written(labels: Labels) -> str:

@@ -33,5 +33,6 @@ def stopping() -> Problem:
 
 
 def too_large(limit: int) -> Problem:
-    """A body over the limit."""
-    return Problem(413, "body_too_large", f"a request may have {limit:,} bytes")
+    """A body over the limit, which is 0 for a GET."""
+    allowed = f"a request may have {limit:,} bytes" if limit else "a request of this method has no body"
+    return Problem(413, "body_too_large", allowed)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic_core import from_json
 
-from vacsr.search.results import Results
+from vacsr.search.items import KEPT
+from vacsr.search.rerank import PolicyName
+from vacsr.search.results import Hit, Results
 from vacsr.search.service.problems import Problem
 from vacsr.search.service.settings import ServiceSettings
 
-PolicyName = Literal["score", "lcb", "abstain", "missed"]
-_HIDDEN = ("source",)  # of an image's metadata: where its file lies is nobody's business
+Texts = Annotated[list[str], FailFast()]
+"""A list of which the first wrong item is told: a body has room for millions, and an error each fills the memory."""
 
 
 class _Request(BaseModel):
@@ -23,66 +27,43 @@ class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, serialize_by_alias=True)
 
 
+Asked = TypeVar("Asked", bound=_Request)
+
+
 class SearchRequest(_Request):
     """A text, or an image."""
 
     text: str = ""
-    """Words, to find images."""
+    """Words, to find images; or, in an index of texts, similar texts, by cosine alone."""
     image: str = ""
-    """An image in base64, to find texts."""
+    """An image in base64, to find texts; or, in an index of images, similar images, by cosine alone."""
     k: int = 10
     """How many hits."""
     policy: PolicyName = "score"
-    """How hits are ordered, and whether there is an answer."""
+    """How hits are ordered, and whether there is an answer. Similar images and similar texts take score only."""
 
 
 class ScoreRequest(_Request):
     """Texts, and images by their ids in the index, or in base64."""
 
-    texts: list[str]
-    ids: list[str] = []
-    images: list[str] = []
+    texts: Texts
+    ids: Texts = []
+    images: Texts = []
     """In base64."""
 
 
-class HitAnswer(_Answer):
-    """One item of the index."""
+class HitAnswer(Hit):
+    """One item of the index, and where it is shown."""
 
-    rank: int
-    id: str
-    cosine: float
-    score: float
-    grade: float
-    """In 0–1: with a calibration the chance of a match, else the method's own grade."""
-    uncertainty: float | None
-    """σ; null where the method has none."""
-    probably_also: bool
-    """Looks like a match beside the first."""
-    metadata: dict[str, Any]
     photo: str | None
     """Where its photo is shown, relative to the service; null where it has none."""
 
 
-class SearchAnswer(_Answer):
+class SearchAnswer(Results):
     """Hits, best first, and whether the first is vouched for."""
 
-    schema_version: int = Field(1, alias="schema")
-    direction: Literal["t2i", "i2t"]
-    policy: str
-    hits: list[HitAnswer]
-    answered: bool
-    """False only where the policy abstains."""
-    reason: str
-    """Why there is no answer."""
-    confidence: float | None
-    """Chance that the first by score is right; null without a calibration."""
-    promised: bool
-    """Does the risk that was asked for hold for this index?"""
-    note: str
-    """What of the calibration does not hold for this index."""
-    calibrated: bool
-    index_size: int
-    probably_also: list[str]
+    hits: tuple[HitAnswer, ...]
+    """As many as were asked for, or as the index holds."""
 
 
 class ScoreAnswer(_Answer):
@@ -106,7 +87,8 @@ class Info(_Answer):
 
     version: str
     direction: Literal["t2i", "i2t"]
-    """t2i: a text finds images. i2t: an image finds texts."""
+    """t2i: the index holds images, and a text finds them. i2t: it holds texts, and an image finds them. Asked
+    with its own kind, it finds similar ones, by cosine alone."""
     index_size: int
     policies: list[PolicyName]
     photos: bool
@@ -139,10 +121,7 @@ class ErrorAnswer(_Answer):
 
 def parse_search(body: bytes) -> SearchRequest:
     """From JSON, with a text or an image."""
-    try:
-        asked = SearchRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise bad_request(error) from error
+    asked = _parsed(SearchRequest, body)
     if len(asked.model_fields_set & {"text", "image"}) != 1:
         raise Problem(422, "bad_query", "a search has either a text or an image")
     return asked
@@ -150,8 +129,21 @@ def parse_search(body: bytes) -> SearchRequest:
 
 def parse_score(body: bytes) -> ScoreRequest:
     """From JSON."""
+    return _parsed(ScoreRequest, body)
+
+
+def _parsed(kind: type[Asked], body: bytes) -> Asked:
+    """In steps of which each ends at the first thing that is wrong: this runs between everybody's answers."""
     try:
-        return ScoreRequest.model_validate_json(body)
+        fields = from_json(body)
+    except ValueError as error:
+        raise Problem(400, "bad_json", "the body is not JSON") from error
+    if not isinstance(fields, dict):
+        raise Problem(422, "bad_field", "the body: Input should be an object")
+    if any(name not in kind.model_fields for name in fields):
+        raise Problem(422, "bad_field", f"the body has a field that is not known — use {', '.join(kind.model_fields)}")
+    try:
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise bad_request(error) from error
 
@@ -159,11 +151,8 @@ def parse_score(body: bytes) -> ScoreRequest:
 def bad_request(error: ValidationError) -> Problem:
     """The first thing that is wrong, without repeating what was sent."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return Problem(400, "bad_json", "the body is not JSON")
-    known = {"text", "image", "k", "policy", "texts", "ids", "images"}
-    where = ".".join(str(part) if isinstance(part, int) or part in known else "…" for part in first["loc"])
-    return Problem(422, "bad_field", f"{where or 'the body'}: {first['msg']}")
+    where = ".".join(str(part) for part in first["loc"])
+    return Problem(422, "bad_field", f"{where}: {first['msg']}")
 
 
 def check_text(text: str, limits: ServiceSettings) -> str:
@@ -182,12 +171,12 @@ def check_k(k: int, limits: ServiceSettings) -> int:
     return k
 
 
-def search_answer(found: Results, *, shown: bool) -> dict[str, Any]:
-    """As JSON. ``shown``: hits have photos."""
+def search_answer(found: Results, *, shown: Callable[[str], bool]) -> dict[str, Any]:
+    """As JSON, without where an item's file lies: that is nobody's business. ``shown``: has an id a photo?"""
     answer = found.to_json()
     for hit in answer["hits"]:
-        hit["metadata"] = {name: value for name, value in hit["metadata"].items() if name not in _HIDDEN}
-        hit["photo"] = photo_path(hit["id"]) if shown else None
+        hit["metadata"] = {name: value for name, value in hit["metadata"].items() if name not in KEPT}
+        hit["photo"] = photo_path(hit["id"]) if shown(hit["id"]) else None
     return answer
 
 

@@ -33,9 +33,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def own_names(host: str) -> tuple[str, ...] | None:
-    """By which a service that only this machine reaches may be called; None for any other."""
-    return ("localhost", "127.0.0.1", "::1", host.lower()) if is_loopback(host) else None
+def own_names(host: str, *, more: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
+    """By which a service may be called: this machine's own, and ``more``. None for any, where others reach it.
+
+    >>> own_names("0.0.0.0"), own_names("0.0.0.0", more=("photos.example.org",))
+    (None, ('localhost', '127.0.0.1', '::1', 'photos.example.org'))
+    """
+    if more is None and not is_loopback(host):
+        return None
+    here = (host.lower(),) if is_loopback(host) else ()
+    return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", *here, *(more or ()))))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -13,8 +13,8 @@ class ServiceSettings(Config):
     token: str | None = Field(default=None, repr=False)
     """Asked for as ``Authorization: Bearer TOKEN``, except for the page and ``/healthz``; None asks for nothing."""
     hosts: tuple[str, ...] | None = None
-    """Names under which it may be called, without port; None for any. A web page that points its own name to this
-    machine is refused by it."""
+    """Names under which it may be called, without port, in any case; None for any. A web page that points its own name
+    to this machine is refused by it."""
     max_body: int = Field(default=10 * 2**20, ge=1024)
     """Bytes of a request."""
     max_buffered: int = Field(default=256 * 2**20, ge=1024)
@@ -37,6 +37,8 @@ class ServiceSettings(Config):
     """For a client to send a request's head."""
     body_seconds: float = Field(default=20.0, gt=0)
     """For a client to send a request's body."""
+    write_seconds: float = Field(default=30.0, gt=0)
+    """For a client to take what is sent to it, once that waits."""
     deadline_seconds: float = Field(default=30.0, gt=0)
     """For an answer, once the request is there."""
     batch: int = Field(default=32, ge=1)
@@ -47,6 +49,12 @@ class ServiceSettings(Config):
     """How often it looks for what other processes have added to an exact index."""
     photo_side: int = Field(default=512, ge=16, le=4096)
     """Longest side of a photo that is shown."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _lowered(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """As the names that are called are compared."""
+        return None if hosts is None else tuple(host.lower() for host in hosts)
 
     @field_validator("token")
     @classmethod

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,14 +9,11 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from vacsr.errors import VacsrError
 from vacsr.search.engine import Searcher
-from vacsr.search.exact import ExactIndex
 from vacsr.search.results import Results
 from vacsr.search.service.batching import Gone
 from vacsr.search.service.problems import ClientGone
-
-log = logging.getLogger("vacsr.service")
+from vacsr.search.service.upkeep import IndexWatch, empty_index, stale_index
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +53,12 @@ def weight(job: Job) -> int:
 class Worker:
     """Runs jobs with a searcher; queries that ask for the same go through the model together."""
 
-    def __init__(self, searcher: Searcher, *, refresh_seconds: float) -> None:
-        self.searcher, self._every = searcher, refresh_seconds
-        self._next = time.monotonic() + refresh_seconds
-        self.index_size = len(searcher.index)
-        """As of the last batch; asking the index may take a while, so others read it here."""
+    def __init__(self, searcher: Searcher, watch: IndexWatch) -> None:
+        self.searcher, self._watch = searcher, watch
 
     def __call__(self, jobs: Sequence[Job], gone: Gone = lambda _place: False) -> list[Outcome | Exception]:
         """One outcome or one exception for each; jobs whose askers have ``gone`` are left out."""
-        self._refresh()
+        self._watch.look()
         outcomes: list[Outcome | Exception] = [ClientGone() for _ in jobs]
         for places in _alike(jobs):
             for place, outcome in self._together({place: jobs[place] for place in places}, gone).items():
@@ -92,6 +84,10 @@ class Worker:
         first = jobs[0]
         if isinstance(first, ScoreJob):
             return [self._score(first)]
+        if self._watch.foreign:
+            raise stale_index()
+        if not self._watch.size and not len(self.searcher.index):
+            raise empty_index()
         queries = [job.query for job in jobs if isinstance(job, SearchJob)]
         words = [query for query in queries if isinstance(query, str)]
         if words:
@@ -109,17 +105,6 @@ class Worker:
         score, grade = (value.double().view(shape).tolist() for value in (found.score, found.grade))
         sigma = None if found.uncertainty is None else found.uncertainty.double().view(shape).tolist()
         return ScoreTable(score, grade, sigma)
-
-    def _refresh(self) -> None:
-        """See what other processes have added, now and then; an index that cannot be read again stays as it is."""
-        index = self.searcher.index
-        try:
-            if isinstance(index, ExactIndex) and time.monotonic() >= self._next:
-                self._next = time.monotonic() + self._every
-                index.refresh()
-            self.index_size = len(index)
-        except (VacsrError, OSError) as error:
-            log.warning("the index could not be read again: %s", error)
 
 
 def _alike(jobs: Sequence[Job]) -> list[list[int]]:

@@ -220,7 +220,7 @@ def tab(browser: Browser) -> Iterator[Tab]:
 @pytest.fixture(scope="session")
 def calibration(world: Any) -> Calibration:
     """Fitted to more pictures than the index holds, then said to be of its size."""
-    pairs = load_pairs("scenes:images=96,held_out=4,per_image=1,size=32,seed=7", split="train")
+    pairs = load_pairs("scenes:images=128,held_out=4,per_image=1,size=32,seed=7", split="train")
     found = calibrate(world.searcher.scorer, pairs, CalibrateSettings(candidates=20, depth=10))
     part = found.t2i.model_copy(update={"gallery": len(world.searcher.index)})
     return found.model_copy(update={"t2i": part})

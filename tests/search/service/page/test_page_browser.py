@@ -136,6 +136,18 @@ def test_a_screen_reader_is_told(live: Start, searcher: Any, tab: Any) -> None:
     assert tab.text("#status").startswith(f"10 hits for “{QUERY}”.")
 
 
+def test_an_index_of_texts_begins_with_the_image(live: Start, world: Any, tab: Any) -> None:
+    tab.open(live(world.texts).port)
+    order = []
+    for _ in range(6):
+        tab.press("Tab")
+        order.append(tab.focus())
+    assert order == ["A", "file", "text", "BUTTON", "score", "k"]
+    told = tab.reads()
+    assert ("searchbox", "Or words, to find similar texts") in told
+    assert ("button", "Choose an image") in told, told
+
+
 def as_file(picture: Callable[..., bytes], folder: Path) -> Path:
     file = folder / "mine.png"
     file.write_bytes(picture())
@@ -146,7 +158,7 @@ def test_an_image_finds_texts_chosen_dropped_or_pasted(
     live: Start, world: Any, tab: Any, picture: Callable[..., bytes], tmp_path: Path
 ) -> None:
     tab.open(live(world.texts).port)
-    assert tab.text("h1") == "Find texts by an image"
+    assert tab.text("h1") == "Find texts"
     tab.choose("#file", as_file(picture, tmp_path))
     tab.until(f"{DONE} && {HITS} == 10")
     first = tab.ids()
@@ -169,11 +181,57 @@ def test_an_image_beside_words_is_graded_with_them(
 ) -> None:
     tab.open(live(searcher).port)
     tab.choose("#file", as_file(picture, tmp_path))
-    tab.until("at('preview').naturalWidth == 40")
+    tab.until(f"at('preview').naturalWidth == 40 && {DONE} && {HITS} == 10")
     tab.ask()
     assert tab.text(".own h2") == "Your image with these words"
     assert "By score it would come" in tab.text(".own")
     assert tab.js(HITS) == 10
+
+
+def test_an_image_alone_finds_similar_ones_by_cosine(
+    live: Start, world: Any, searcher: Any, tab: Any, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.png"
+    world.photos.photos.open(5).save(mine)
+    tab.open(live(searcher).port)
+    tab.js("document.querySelector('input[value=abstain]').click()")
+    tab.choose("#file", mine)
+    tab.until(f"{DONE} && {HITS} == 10")
+    wanted = searcher.search_images([world.photos.photos.open(5)], k=10)[0]
+    assert tab.ids()[0] == world.photos.image_ids[5]
+    assert tab.text("#status") == "10 images similar to yours, by cosine."
+    assert tab.text("#found .note") == "Similar images, by cosine alone: no grade, no uncertainty, no promise."
+    shown = tab.js("[...document.querySelectorAll('.hit dl')].map(list => list.innerText.split(/\\s+/))")
+    assert shown == [["cosine", f"{hit.cosine:.3f}"] for hit in wanted.hits]
+    bars = tab.js("[...document.querySelectorAll('.hit .track i')].map(bar => parseFloat(bar.style.width))")
+    assert bars == pytest.approx([100 * hit.cosine for hit in wanted.hits], abs=0.1)
+    assert tab.js("document.querySelector('.verdict, .mark, .doubt')") is None
+    assert tab.js("at('policies').hidden && at('promise').hidden && !at('alike').hidden")
+    tab.until(SEEN)
+    tab.ask()  # words beside it: the chosen policy again, and the image graded
+    assert tab.text(".verdict h2") == "I vouch for the first hit"
+    assert tab.text(".own h2") == "Your image with these words"
+    assert not tab.js("at('policies').hidden || at('promise').hidden || !at('alike').hidden")
+    tab.js("at('text').value = ''; at('text').dispatchEvent(new Event('input')); at('remove').click()")
+    assert tab.js(f"[{HITS}, at('status').textContent, at('policies').hidden]") == [0, "", False]
+    assert tab.violations() == []
+    assert tab.complaints() == []
+
+
+def test_words_find_similar_texts_in_an_index_of_texts(
+    live: Start, world: Any, tab: Any, picture: Callable[..., bytes], tmp_path: Path
+) -> None:
+    tab.open(live(world.texts).port)
+    tab.ask("a red boat")
+    assert tab.text("#status") == "10 texts similar to “a red boat”, by cosine."
+    wanted = world.texts.search_texts(["a red boat"], k=10)[0]
+    assert sorted(tab.ids()) == sorted(hit.id for hit in wanted.hits)
+    tab.js("at('found').replaceChildren()")
+    tab.choose("#file", as_file(picture, tmp_path))
+    tab.until(f"{DONE} && {HITS} == 10")
+    assert tab.text(".own h2") == "Your words with this image"
+    assert tab.text("#status") == "10 hits for the image."
+    assert tab.complaints() == []
 
 
 def test_an_image_that_is_too_large_is_sent_smaller(
