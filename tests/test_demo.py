@@ -312,6 +312,7 @@ def test_its_own_folder_is_taken_again(done: Done) -> None:
     assert {path: path.read_bytes() for path in done.out.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_is_the_callers(tmp_path: Path) -> None:
     recipe = short_recipes()["sigmoid"]
     broken = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_size": 4096})})
@@ -322,6 +323,7 @@ def test_an_error_in_a_worker_is_the_callers(tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_stops_the_workers() -> None:
     """It does not wait for the 30,000 steps that are left."""
 
@@ -349,6 +351,7 @@ def test_a_worker_that_dies_and_one_that_breaks_are_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_control_c_at_the_terminal_ends_all_with_130(tmp_path: Path) -> None:
     code = "import sys; from vacsr.cli import main; sys.argv[0] = 'vacsr'; main()"
     command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "out")]

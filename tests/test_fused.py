@@ -33,6 +33,7 @@ from .interpreter import GPU, INTERPRETED, interpreted, run_interpreted
 DEFAULT = Reading(clamp=10.0, bounded=False, squash=True, free_bits=0.0)
 
 
+@pytest.mark.slow
 def test_the_kernels_in_the_interpreter() -> None:
     run_interpreted(__file__)
 

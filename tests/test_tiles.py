@@ -356,6 +356,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_equal_tiles_are_compiled_once_and_keep_little_of_a_pair(kept: list[int]) -> None:
     """The trunk's output and the heads', in float32; without the request for it: twice that."""
     method = make({"latent": 8, "hidden": 8})

@@ -21,11 +21,13 @@ from ..interpreter import GPU, interpreted, run_interpreted
 SIZES = [(128, 257, 512), (128, 50, 1024), (16, 197, 1024), (7, 33, 65), (3, 1, 1)]
 
 
+@pytest.mark.slow
 def test_the_kernels_in_the_interpreter() -> None:
     run_interpreted(__file__)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_operators_in_the_interpreter() -> None:
     run_interpreted(__file__, marks="slow and not gpu")
 

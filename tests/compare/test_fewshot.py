@@ -170,6 +170,7 @@ def killed() -> None:
     raise Killed
 
 
+@pytest.mark.slow
 def test_killed_interrupted_and_run_again(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the second epoch of the first cell that trains, then of the next; two workers go on to the same table."""
     file, out = write(tmp_path), tmp_path / "out"

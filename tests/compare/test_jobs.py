@@ -57,6 +57,7 @@ def cell(row: str, method: str = "infonce", *, epochs: int = 1, folder: Path = P
     return Cell(row, "clean", 0, recipe, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="asks Linux for a process's children")
 def test_two_jobs_killed_half_way(tmp_path: Path) -> None:
     """SIGKILL of the parent alone: its workers end too, and the next run goes on to the same table."""

@@ -30,6 +30,7 @@ def method(name: str, **fields: Any) -> dict[str, Any]:
     return {"method": {"name": name, **fields}}
 
 
+@pytest.mark.slow
 def test_tolerance_of_trained_cells(tmp_path: Path) -> None:
     table = {
         "title": "Tolerance",

@@ -149,6 +149,7 @@ def check_kills(host: Host, model: Path, folder: Path, *, kills: int, seed: int)
     assert files - {"manifest.json", "writer.lock"} == read_manifest(folder / "i").files(), "nothing is left over"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_five_kills(host: Host, model: Path, tmp_path: Path) -> None:
     check_kills(host, model, tmp_path, kills=5, seed=0)

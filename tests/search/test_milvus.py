@@ -16,6 +16,7 @@ from vacsr.search.milvus_client import MilvusName
 
 DIM = 16
 REASON = "needs the extra milvus: pip install 'vacsr[milvus]'"
+pytestmark = pytest.mark.slow  # a second for each collection
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,7 @@ def check_run(place: Path, out: Path, done: Any) -> None:
     assert [row["epoch"] for row in rows if "dev_rsum" in row] == list(range(1, config["train"]["epochs"] + 1))
 
 
+@pytest.mark.slow
 def test_the_recipe_with_two_overrides(launch: Any, place: Path, tmp_path: Path) -> None:
     """Three epochs: two in which the image tower rests, and the one that wakes it."""
     out = tmp_path / "run"
@@ -126,7 +127,8 @@ def test_the_recipe_with_two_overrides(launch: Any, place: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stop", [1, 2])
 def test_the_recipe_stopped_in_a_resting_epoch(
     launch: Any, place: Path, outcome: Any, tmp_path: Path, stop: int
 ) -> None:

@@ -33,7 +33,7 @@ STREAMED = ["--set", "data.cache_gb=0", "--set", "data.workers=2"]
     ("case", "streamed"),
     [
         ("adamw", True),
-        ("adamp", False),
+        pytest.param("adamp", False, marks=pytest.mark.slow),
         pytest.param("adamw", False, marks=pytest.mark.slow),
         pytest.param("adamp", True, marks=pytest.mark.slow),
     ],
