@@ -90,6 +90,21 @@ def test_training_mode_draws_nothing_of_its_own(clip_checkpoint: Path, photos: t
     assert torch.equal(backbone.train().encode_image(photos).values, backbone.eval().encode_image(photos).values)
 
 
+@pytest.mark.parametrize("capturing", [False, True])
+def test_blocks_get_no_mask_also_while_a_graph_is_captured(
+    clip_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capturing: bool
+) -> None:
+    """A mask that appears only then would have a compiled block compiled anew in the middle of the capture."""
+    backbone, seen = load(clip_checkpoint), []
+    for block in backbone.text.blocks():
+        block.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    backbone.encode_text(backbone.tokenize(CAPTIONS))
+    assert len(seen) == len(backbone.text.blocks())
+    assert all(sum(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values())) == 1 for args, kwargs in seen)
+
+
 def test_padding_never_matters(clip_checkpoint: Path) -> None:
     backbone = load(clip_checkpoint)
     texts = backbone.tokenize(CAPTIONS)

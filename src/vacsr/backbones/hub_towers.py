@@ -15,6 +15,7 @@ from vacsr.errors import UsageError
 
 Output = Literal["hidden", "norm", "projected"]
 
+_MASKLESS = "vacsr_causal"  # an attention of transformers' register: sdpa, told by a flag that it is causal
 _FINAL_NORMS = ("post_layernorm", "final_layer_norm", "final_norm", "layernorm", "ln_f", "norm")
 
 
@@ -57,7 +58,8 @@ class HubTextTower(TextTower):
     """The tokens of a text model.
 
     Padding is kept out of attention by a mask that is ready for use: handed a plain one, transformers would look
-    whether it masks anything, and wait for the device. A causal tower needs none, for its padding comes last.
+    whether it masks anything, and wait for the device. A causal tower needs none, for its padding comes last; it never
+    gets one, either: some versions of transformers write it out while a CUDA graph is captured, and only then.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class HubTextTower(TextTower):
         self.causal = config.model_type == "clip_text_model" or any(
             getattr(module, "is_causal", False) for module in self.model.modules()
         )
+        if self.causal and config._attn_implementation == "sdpa":
+            config._attn_implementation = maskless()
         drop_unused(self.model)
         if self.fills:
             projection = self.model.head if output == "projected" else None
@@ -117,6 +121,16 @@ class HubTextTower(TextTower):
         projection = self.dim if self.projection and not self.fills else 0
         read = {"pad": self.pad, "summary": self.summary}
         return {"output": self.output, "projection": projection, **read, "config": plain_config(config)}
+
+
+def maskless() -> str:
+    """The name of an attention that is causal by its flag alone, made known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register(_MASKLESS, sdpa_attention_forward)
+    AttentionMaskInterface.register(_MASKLESS, lambda *args, **kwargs: None)
+    return _MASKLESS
 
 
 def side_of(model: Any, side: str) -> Any:
