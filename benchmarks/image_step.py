@@ -1,14 +1,15 @@
 """Time and memory of one step with towers: training and inference, with the adapter and with other heads.
 
     python benchmarks/image_step.py --backbone clip:vit-b32 --dim 1024 [--precision fp32,tf32,bf16] [--tile 0,64]
-                                    [--methods sigmoid,vacsr,pcmepp] [--no-optimizer] [--json FILE]
+                                    [--methods sigmoid,vacsr,pcmepp] [--fused] [--no-optimizer] [--json FILE]
     python benchmarks/image_step.py --backbone towers:IMAGE,TEXT --dim 512 --precision bf16 --no-optimizer
 
 Random weights, random photos of 224×224 on the device, captions that fill the context; everything in one run, so that
 the ratios compare like with like. `towers` is forward and backward of the two towers alone, without pooling, loss and
 optimiser: one after the other, and with --beside also with the text tower on a stream of its own as a step has it. With
---no-optimizer a step ends with its gradients. Memory is the peak of a step that is not replayed: for a graph, of the
-one that is captured. Under the table stand the ratios: what the adapter adds to the sigmoid loss beside its own matrix
+--no-optimizer a step ends with its gradients. `vacsr, fused` has hand-written kernels between heads and decoder. Memory
+is the peak of a step that is not replayed (for a graph, of the one that is captured), above what was held before its
+model was built. Under the table stand the ratios: what the adapter adds to the sigmoid loss beside its own matrix
 products, and to PCME++'s inference; each step over the towers alone. Without a GPU it says so and leaves. The paper's
 table of the same steps: `vacsr compare tables/efficiency.yaml`.
 """
@@ -16,6 +17,7 @@ table of the same steps: `vacsr compare tables/efficiency.yaml`.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -29,7 +31,7 @@ import torch
 
 from _adapter_cost import adapter_flops, product_rate
 from _graphs import captured
-from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.config import BackboneConfig, DataConfig, HeadConfig, MethodConfig, TowersConfig, TrainConfig, VacsrConfig
 from vacsr.efficiency import inference_step, random_photos, training_step
 from vacsr.methods.vacsr import Vacsr
 from vacsr.recipes import method_config
@@ -42,13 +44,23 @@ MODES: dict[str, dict[str, Any]] = {
     "graph": {"cuda_graph": True},
     "compiled": {"cuda_graph": True, "compile": True},
 }
+FUSED = ", fused"  # how the name of vacsr with its kernels ends
 _WARM, _GROUPS = 3, 5  # a graphed step is captured after three
 Step = Callable[[], object]
 Row = dict[str, Any]
 
 
-def measured(step: Step, *, steps: int, replayed: Callable[[Step], Step] = lambda step: step) -> Row:
-    """Peak of one step after a warm-up that compiles, then the median time over groups of steps."""
+def held() -> int:
+    """Bytes that earlier rows have left behind, workspaces and compiled constants, and that no row must answer for."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
+
+
+def measured(step: Step, *, steps: int, before: int, replayed: Callable[[Step], Step] = lambda step: step) -> Row:
+    """Peak of one step after a warm-up that compiles, above ``before``; then the median time over groups of steps."""
     for _ in range(_WARM):
         step()
     torch.cuda.synchronize()
@@ -56,7 +68,7 @@ def measured(step: Step, *, steps: int, replayed: Callable[[Step], Step] = lambd
     torch.cuda.reset_peak_memory_stats()
     step()
     torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() / 2**30
+    peak = (torch.cuda.max_memory_allocated() - before) / 2**30
     step, times = replayed(step), []
     for _ in range(_WARM):
         step()
@@ -107,23 +119,37 @@ def built(args: argparse.Namespace, method: str, *, tile: int | str, mode: str, 
     resting = TowersConfig(freeze_image=0, ramp=False)
     config = TrainConfig.model_validate({**given, "towers": resting, **MODES[mode]})
     photos, reading = random_photos(args.batch, words=args.words), DataConfig(cache_gb=64)
-    return assemble(method_config(method), photos, config, backbone=backbone, dev=None, reading=reading)
+    return assemble(settings(method), photos, config, backbone=backbone, dev=None, reading=reading)
+
+
+def settings(method: str) -> MethodConfig:
+    """The default preset of a method; of vacsr, with or without its kernels."""
+    config = method_config(method.removesuffix(FUSED))
+    if not isinstance(config, VacsrConfig):
+        return config
+    return config.model_copy(
+        update={"objective": config.objective.model_copy(update={"fused": method.endswith(FUSED)})}
+    )
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """One row for each precision, mode, method, tile and kind of step."""
     for precision in args.precision:
         for mode in args.modes:
-            runs = [(method, tile) for method in args.methods for tile in (args.tile if method == "vacsr" else [0])]
+            methods = [*args.methods, *(["vacsr" + FUSED] if args.fused else [])]
+            runs = [(method, tile) for method in methods for tile in (args.tile if "vacsr" in method else [0])]
+            first = next((number for number, (method, _) in enumerate(runs) if "vacsr" in method), None)
             for number, (method, tile) in enumerate(runs):
-                started = time.perf_counter()
+                started, before = time.perf_counter(), held()
                 parts = built(args, method, tile=tile, mode=mode, precision=precision)
                 known = {"method": method, "tile": tile, "mode": mode, "precision": precision}
                 with matmul_precision(precision):
-                    for step, found in steps_of(args, parts, mode=mode, precision=precision, first=number == 0):
+                    for step, found in steps_of(
+                        args, parts, mode=mode, precision=precision, before=before, first=number == 0
+                    ):
                         alone = step.startswith("towers")
                         yield {"step": step, **known, **({"method": "–", "tile": 0} if alone else {}), **found}
-                    if isinstance(parts.model.method, Vacsr) and tile == args.tile[0]:
+                    if isinstance(parts.model.method, Vacsr) and number == first:
                         yield {"step": "products", **known, **products(parts.model.method, args.batch, precision)}
                 print(f"({method}, {mode}: {time.perf_counter() - started:.0f} s in all)", file=sys.stderr)
                 del parts
@@ -132,10 +158,11 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def steps_of(
-    args: argparse.Namespace, parts: Parts, *, mode: str, precision: str, first: bool
+    args: argparse.Namespace, parts: Parts, *, mode: str, precision: str, before: int, first: bool
 ) -> Iterator[tuple[str, Row]]:
     """The towers alone for the first of a mode, then training, and inference where nothing is captured."""
-    again = {"steps": args.steps} if mode == "eager" else {"steps": args.steps, "replayed": captured}
+    plain = {"steps": args.steps, "before": before}
+    again = plain if mode == "eager" else {**plain, "replayed": captured}
     if first:
         for beside in (False, True) if args.beside else (False,):
             alone = towers(parts, args.batch, precision, beside=beside)
@@ -143,10 +170,10 @@ def steps_of(
     if args.no_optimizer:
         yield "training", measured(gradients(parts, args.batch), **again)
     else:  # it is captured by itself
-        yield "training", measured(training_step(parts, args.batch), steps=args.steps)
+        yield "training", measured(training_step(parts, args.batch), **plain)
     if mode == "eager" and parts.step.config.tile in (0, args.tile[0]):
         parts.step.optimizer.state.clear()
-        yield "inference", measured(inference_step(parts, args.batch, precision=precision), steps=args.steps)
+        yield "inference", measured(inference_step(parts, args.batch, precision=precision), **plain)
 
 
 def products(method: Vacsr, batch: int, precision: str) -> Row:
@@ -162,7 +189,7 @@ def ratios(rows: list[Row]) -> Iterator[str]:
     for (precision, mode, step, method, tile), row in known.items():
         named = f"{precision}, {mode}: {step} of {method}" + (f" in tiles of {tile}" if tile else "")
         plain = known.get((precision, mode, step, "sigmoid", 0))
-        if step == "training" and method == "vacsr" and plain is not None:
+        if step == "training" and method.startswith("vacsr") and plain is not None:
             added, own = row["ms"] - plain["ms"], products[precision]
             more = row["peak_gib"] / plain["peak_gib"] - 1
             yield (
@@ -212,6 +239,7 @@ def main() -> int:
     parser.add_argument("--no-optimizer", action="store_true", help="a step ends with its gradients")
     parser.add_argument("--methods", type=listed, default=["sigmoid", "vacsr"])
     parser.add_argument("--modes", type=listed, default=list(MODES), help="some of eager,graph,compiled")
+    parser.add_argument("--fused", action="store_true", help="also vacsr with fused kernels")
     parser.add_argument("--tile", type=tiles, default=[0], help="of vacsr's loss: 0 (whole), numbers, auto")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--json", type=Path)

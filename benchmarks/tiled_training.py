@@ -1,15 +1,15 @@
 """Time and peak memory of the adapter's step, dense and in tiles, over batch sizes; the sigmoid loss for comparison.
 
     python benchmarks/tiled_training.py [--dim 1024] [--batches 128,512,...] [--tile auto] [--precision bf16]
-                                        [--compile] [--graph] [--fused] [--json FILE]
+                                        [--compile] [--graph] [--ways plain,fused] [--json FILE]
 
 Adapter only: the embeddings are random leaves, there are no towers and no optimiser. A step is loss and backward.
 ``ratio`` is the step's time over that of its matrix products at the rate of one large product in the same run. Where a
 batch does not fit, or by the memory of a smaller one cannot, its row says so. Memory is CUDA's peak of allocated bytes
 above what was held before the step. The last lines compare tiles with the dense loss: at the largest batch where it
-fits, and the largest batch in tiles with that one, its time by the pair. ``--fused`` adds rows with what lies between
-heads and decoder in hand-written kernels, and says what these have to move at least, at the rate of a copy in the same
-run. Without a GPU a small run shows that it works (with TRITON_INTERPRET=1 also ``--fused``, very slowly).
+fits, and the largest batch in tiles with that one, its time by the pair. The way ``fused`` has what lies between heads
+and decoder in hand-written kernels; what these have to move at least is told too, at the rate of a copy in the same
+run. Without a GPU a small run shows that it works (with TRITON_INTERPRET=1 also ``fused``, very slowly).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from vacsr.config import ObjectiveConfig, SigmoidConfig, VacsrConfig
 from vacsr.methods.base import Embedding
 from vacsr.methods.compiled import compile_pairs
 from vacsr.methods.sigmoid import Sigmoid
-from vacsr.methods.tiled import PairLoss, TiledLoss, tile_shape
+from vacsr.methods.tile_shape import tile_shape
+from vacsr.methods.tiled import PairLoss, TiledLoss
 from vacsr.methods.vacsr import Vacsr
 from vacsr.pairwise import batch_block
 from vacsr.train.precision import matmul_precision
@@ -106,12 +107,14 @@ def losses(args: argparse.Namespace, batch: int, *, device: str) -> dict[str, tu
     """By name; one compilation serves one batch size."""
     sigmoid = Sigmoid(SigmoidConfig()).to(device)
     found: dict[str, tuple[nn.Module, PairLoss]] = {"sigmoid": (sigmoid, sigmoid.loss)}
-    for kernels in (False, True) if args.fused else (False,):
+    for kernels in (way == "fused" for way in args.ways):
         torch.manual_seed(0)
         vacsr = Vacsr(args.dim, VacsrConfig(objective=ObjectiveConfig(fused=kernels))).to(device)
         way = FUSED if kernels else ""
         found["dense" + way] = vacsr, vacsr.loss
-        shape = tile_shape(vacsr, args.tile, rows=batch, columns=batch)
+        shape = tile_shape(
+            vacsr, args.tile, rows=batch, columns=batch, itemsize=ITEM[args.precision], graphed=args.graph
+        )
         if shape is not None:
             found[f"tiles {shape.rows}×{shape.cols}{way}"] = vacsr, TiledLoss(vacsr, shape)
     if not args.compile:
@@ -205,11 +208,13 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="bf16" if device == "cuda" else "fp32")
     parser.add_argument("--compile", action="store_true", help="torch.compile the loss, or its tile")
     parser.add_argument("--graph", action="store_true", help="time the step replayed as a CUDA graph")
-    parser.add_argument("--fused", action="store_true", help="also with fused kernels")
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=["plain"], help="some of plain,fused")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if args.fused and not fused.available(device):
-        parser.error("--fused needs Triton and a CUDA GPU — leave it out")
+    if set(args.ways) - {"plain", "fused"}:
+        parser.error(f"--ways {','.join(args.ways)}: expected some of plain,fused")
+    if "fused" in args.ways and not fused.available(device):
+        parser.error("the way 'fused' needs Triton and a CUDA GPU — leave it out")
     if device == "cpu":
         print("no CUDA GPU: a small run in place of the real one, without memory\n")
         args.graph = False

@@ -358,6 +358,18 @@ def test_fields_without_effect_keep_a_cell_finished(whole: Path, tmp_path: Path,
     assert all(cell.finished() and cell.outdated() is None for cell in cells(table, whole))
 
 
+def test_how_a_loss_is_walked_keeps_a_cell_finished(whole: Path, tmp_path: Path) -> None:
+    out = copy(whole, tmp_path / "out")
+    for config in out.rglob("config.yaml"):
+        raw = yaml.safe_load(config.read_text(encoding="utf-8"))
+        raw["train"]["tile"] = 0
+        if raw["method"]["name"] == "vacsr":
+            raw["method"]["objective"]["fused"] = False
+        config.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    assert any("fused: false" in config.read_text(encoding="utf-8") for config in out.rglob("config.yaml"))
+    assert all(cell.finished() and cell.outdated() is None for cell in cells(read_table(write(tmp_path)), out))
+
+
 def test_a_recipe_of_an_older_release_has_the_defaults_of_new_fields(whole: Path, tmp_path: Path) -> None:
     out = copy(whole, tmp_path / "out")
     for config in out.rglob("config.yaml"):

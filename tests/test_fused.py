@@ -23,7 +23,8 @@ from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.fused import PairLatents, Reading
 from vacsr.methods.base import Embedding
 from vacsr.methods.compiled import compile_pairs
-from vacsr.methods.tiled import PairLoss, TiledLoss, TileShape
+from vacsr.methods.tile_shape import TileShape
+from vacsr.methods.tiled import PairLoss, TiledLoss
 from vacsr.methods.vacsr import Vacsr
 from vacsr.objective import LossTerms
 from vacsr.pairwise import AlignedNoise, batch_block
@@ -203,13 +204,24 @@ def make(
     return made
 
 
-def run(method: Vacsr, loss: PairLoss, *, count: int = 3, device: str = "cpu", step: int | Tensor = 5) -> Result:
+def run(method: Vacsr, loss: PairLoss, *, count: int = 3, device: str = "cpu") -> Result:
+    return make_run(method, loss, count=count, device=device)(5)
+
+
+def make_run(
+    method: Vacsr, loss: PairLoss, *, count: int, device: str, seed: int | Tensor = 2
+) -> Callable[[int | Tensor], Result]:
+    """Loss and gradients of a step, with all that comes from the host brought over beforehand."""
     generator = torch.Generator().manual_seed(count)
     sides = functional.normalize(torch.randn(2, count, method.adapter.dim, generator=generator), dim=-1).to(device)
     v, t = (side.clone().requires_grad_() for side in sides)
     ids = (torch.arange(count) // 2).to(device)
-    terms = loss(Embedding(v), Embedding(t), batch_block(ids, seed=2, step=step))
-    return Result(terms, torch.autograd.grad(terms.total, [v, t, *method.parameters()], allow_unused=True))
+
+    def once(step: int | Tensor) -> Result:
+        terms = loss(Embedding(v), Embedding(t), batch_block(ids, seed=seed, step=step))
+        return Result(terms, torch.autograd.grad(terms.total, [v, t, *method.parameters()], allow_unused=True))
+
+    return once
 
 
 def assert_same(found: Result, expected: Result, *, within: float) -> None:
@@ -294,12 +306,12 @@ def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     hidden, adapter = torch.zeros(1, 4), AdapterConfig()
     assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(fused="auto"), latent=4)
-    assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(), latent=4)
+    assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(fused=False), latent=4)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     asked = ObjectiveConfig(fused="auto")
     there = importlib.util.find_spec("triton") is not None
     assert fused.runs(hidden, adapter, objective=asked, latent=4) == there
-    assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(), latent=4)
+    assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(fused=False), latent=4)
     assert not fused.runs(hidden.double(), adapter, objective=asked, latent=4)
     assert not fused.runs(hidden.to("meta"), adapter, objective=asked, latent=4)
 
@@ -446,10 +458,11 @@ def test_half_precision_is_as_far_from_float32_as_torchs_own(tiled: bool, compil
 def test_a_graph_draws_the_next_steps_noise(tiled: bool) -> None:
     method = make(True, dim=64).cuda()
     loss: PairLoss = TiledLoss(method, TileShape(8, 8)) if tiled else method.loss
-    step = torch.tensor(5, device="cuda")
+    step, seed = torch.tensor(5, device="cuda"), torch.tensor(2, device="cuda")
+    whole = make_run(method, loss, count=16, device="cuda", seed=seed)
 
     def once() -> list[Tensor]:
-        result = run(method, loss, count=16, device="cuda", step=step)
+        result = whole(step)
         return [result.terms.total.detach(), *(x for x in result.grads if x is not None)]
 
     results, replay = _captured(once)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from torch.nn import functional
 
 from vacsr.config import AdapterConfig, InfoNCEConfig, ObjectiveConfig, PcmeConfig, SigmoidConfig, VacsrConfig
 from vacsr.errors import UsageError
+from vacsr.methods import tile_shape as shapes
 from vacsr.methods.base import Embedding
 from vacsr.methods.infonce import InfoNCE
 from vacsr.methods.pcme import Pcme
 from vacsr.methods.running import RunningTop
 from vacsr.methods.sigmoid import Sigmoid
-from vacsr.methods.tiled import Tileable, TiledLoss, TileShape, tile_shape
+from vacsr.methods.tile_shape import Tileable, TileShape, tile_shape
+from vacsr.methods.tiled import TiledLoss
 from vacsr.methods.vacsr import Vacsr
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, batch_block
@@ -232,9 +235,32 @@ def test_the_shape_of_tiles() -> None:
     assert tile_shape(method, 32, rows=100, columns=100) == (25, 25)
     paper = Vacsr(1024, VacsrConfig())
     assert tile_shape(paper, "auto", rows=128, columns=128) is None
-    assert tile_shape(paper, "auto", rows=4096, columns=4096) == (128, 128)
+    assert tile_shape(paper, "auto", rows=4096, columns=4096) == (256, 128)
+    assert tile_shape(paper, "auto", rows=512, columns=4096) == (256, 128), "a rank's rows"
     assert tile_shape(Sigmoid(SigmoidConfig()), "auto", rows=4096, columns=4096) is None
-    assert tile_shape(Sigmoid(SigmoidConfig()), "auto", rows=16384, columns=16384) == (2048, 16384)
+    assert tile_shape(Sigmoid(SigmoidConfig()), "auto", rows=16384, columns=16384) == (4096, 16384)
+    assert tile_shape(method, 64, rows=0, columns=0) is None, "nothing has no tiles"
+    with pytest.raises(UsageError, match=r"train\.tile=-1"):
+        tile_shape(method, -1, rows=4, columns=4)
+
+
+def test_tiles_of_a_graph_are_smaller() -> None:
+    paper, small = Vacsr(1024, VacsrConfig()), Vacsr(256, VacsrConfig())
+    shape = partial(tile_shape, tile="auto", graphed=True)
+    assert shape(paper, rows=128, columns=128) == (64, 64)
+    assert shape(paper, rows=128, columns=128, itemsize=2) == (128, 64)
+    assert shape(small, rows=128, columns=128) is None, "what is small stays whole"
+    assert shape(paper, rows=1024, columns=1024) == (128, 128)
+    assert shape(paper, rows=4096, columns=4096) == (256, 128), "nor may there be too many"
+
+
+@given(rows=st.integers(1, 300), columns=st.integers(1, 300), most=st.integers(1, 50_000))
+def test_chosen_tiles_hold_no_more_than_they_may(rows: int, columns: int, most: int) -> None:
+    shape = shapes._largest(rows, columns, most=most)
+    assert 1 <= shape.rows <= rows
+    assert 1 <= shape.cols <= columns
+    assert shape.rows * shape.cols <= most
+    assert (shape == (rows, columns)) == (rows * columns <= most)
 
 
 def test_who_is_tileable() -> None:

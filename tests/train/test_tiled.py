@@ -78,7 +78,7 @@ def test_a_method_without_tiles_refuses_a_number(pairs: PairSet) -> None:
 def test_the_field() -> None:
     assert recipe_from({"train": {"tile": "auto"}}).train.tile == "auto"
     assert recipe_from({"train": {"tile": 64}}).train.tile == 64
-    assert recipe_from({}).train.tile == 0
+    assert recipe_from({}).train.tile == "auto"
     for wrong in (-1, "some", 2.5):
         with pytest.raises(ConfigError, match="tile"):
             recipe_from({"train": {"tile": wrong}})

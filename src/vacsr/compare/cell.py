@@ -59,13 +59,19 @@ class Cell(NamedTuple):
             before = fewshot_from(raw) if self.task == "fewshot" else recipe_from(raw)
         except ConfigError as error:
             return f"its recipe cannot be read: {error}"
-        left_out = set() if self.task == "efficiency" else set(NO_EFFECT)  # a step's time depends on where it runs
-        return first_difference(_fields(before, left_out, report=report), _fields(self.recipe, left_out, report=report))
+        timed = self.task == "efficiency"
+        old, new = (_fields(recipe, report=report, timed=timed) for recipe in (before, self.recipe))
+        return first_difference(old, new)
 
 
-def _fields(recipe: Recipe | FewshotRecipe, left_out: set[str], *, report: bool) -> dict[str, Any]:
-    """What decides the weights, and with ``report`` also the figures."""
+def _fields(recipe: Recipe | FewshotRecipe, *, report: bool, timed: bool) -> dict[str, Any]:
+    """What decides the weights, up to rounding, and with ``report`` also the figures.
+
+    ``timed``: a step's time depends on where it runs, and on how its loss is walked.
+    """
+    left_out = set() if timed else {*NO_EFFECT, "tile"}
     excluded: dict[str, Any] = {"train": left_out} | ({} if report else {"evaluate": True})
+    excluded |= {} if timed else {"method": {"objective": {"fused"}}}
     if isinstance(recipe, FewshotRecipe):
         excluded["train"] = left_out | _READING
         excluded |= {} if report else {"data": {"targets"}}

@@ -55,7 +55,7 @@ class TrainConfig(Config):
     """Gradient norm bound; 0 for none."""
     accumulate: Annotated[int, Field(ge=1)] = 1
     """Batches per optimiser step; each keeps its own pair matrix."""
-    tile: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
+    tile: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Walk the pair matrix in tiles of so many rows and columns: the same gradients (to rounding) in the memory of one
     tile. 0 takes it whole; `auto` chooses, and takes it whole where it is small or the method's loss has no tiles."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"

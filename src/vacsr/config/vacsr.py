@@ -89,7 +89,7 @@ class ObjectiveConfig(Config):
     """Sigmoid loss on the residual's own a·cos+b (ours): the cosine stays a grade by itself."""
     correction: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Share by which a label gives way to the residual's own detached score (ours): wrong labels pull less."""
-    fused: bool | Literal["auto"] = False
+    fused: bool | Literal["auto"] = "auto"
     """Draw z and its KL in one kernel, the same loss; `auto`: where Triton, a CUDA GPU and the settings allow it."""
 
 

@@ -10,85 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from math import isqrt
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method
 from vacsr.methods.compiled import compile_pairs
 from vacsr.methods.running import RunningTop, SideGradient
+from vacsr.methods.tile_shape import Tileable, TileShape
 from vacsr.objective import LossTerms
 from vacsr.pairwise import AlignedNoise, PairBlock, PairTile
 from vacsr.tiles import ChosenPairs, Pick, TileTerms
 
-_NUMBERS = 1 << 25  # of pairs × width alive in a tile by ``auto``: 128 × 128 pairs of two components at d = 1024
-_STEP = 16  # edges that ``auto`` chooses are multiples of this, as matrix units like them
-
 PairLoss = Callable[[Embedding, Embedding, PairBlock], LossTerms]
-
-
-@runtime_checkable
-class Tileable(Protocol):
-    """A method whose loss is a sum over pairs, up to pairs that it chooses among all: any tile will do.
-
-    Methods that are only ``pairwise`` need whole rows; they are walked in strips of rows, and need none of this.
-    """
-
-    pair_width: int
-    """Numbers that the loss keeps of a pair, for the choice of a tile."""
-
-    def picks(self) -> tuple[Pick, ...]:
-        """Pairs that the loss chooses."""
-
-    def tile_terms(self, v: Embedding, t: Embedding, tile: PairTile) -> TileTerms:
-        """All terms but those of chosen pairs. [R, d], [C, d]"""
-
-    def chosen_terms(self, v: Embedding, t: Embedding, pairs: ChosenPairs) -> LossTerms:
-        """The terms of one pick's pairs, aligned. [G·n, d], [G·n, d]"""
-
-
-class TileShape(NamedTuple):
-    """Rows and columns of a tile; those at the edges of the matrix may be smaller."""
-
-    rows: int
-    cols: int
-
-
-def tile_shape(method: Method, tile: int | Literal["auto"], *, rows: int, columns: int) -> TileShape | None:
-    """The tiles of a [rows, columns] matrix, as equal as can be; None where it is taken whole.
-
-    >>> from vacsr.config import SigmoidConfig
-    >>> from vacsr.methods.sigmoid import Sigmoid
-    >>> tile_shape(Sigmoid(SigmoidConfig()), 64, rows=100, columns=100)
-    TileShape(rows=50, cols=100)
-    """
-    if tile == 0:
-        return None
-    if not isinstance(method, Tileable) and not method.pairwise:
-        if tile == "auto":
-            return None
-        name = type(method).__name__.lower()
-        raise UsageError(
-            f"train.tile={tile}: the loss of '{name}' compares each pair with the whole batch, so it has no tiles, "
-            "and keeps only one number a pair — set train.tile=0 or auto"
-        )
-    width = int(getattr(method, "pair_width", 1))
-    if isinstance(method, Tileable):
-        edge = max(_STEP, isqrt(_NUMBERS // width) // _STEP * _STEP) if tile == "auto" else tile
-        shape = TileShape(_even(rows, edge), _even(columns, edge))
-    else:
-        shape = TileShape(_even(rows, max(1, _NUMBERS // (width * columns)) if tile == "auto" else tile), columns)
-    return None if shape == (rows, columns) else shape
-
-
-def _even(length: int, edge: int) -> int:
-    """The edge of as many parts as ``edge`` makes, all of one length but perhaps the last."""
-    parts = -(-length // edge)
-    return -(-length // parts)
 
 
 class TiledLoss:

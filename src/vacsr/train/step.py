@@ -14,7 +14,8 @@ from vacsr.config import TrainConfig
 from vacsr.methods.base import Embedding
 from vacsr.methods.compiled import compile_pairs
 from vacsr.methods.model import MatchingModel
-from vacsr.methods.tiled import PairLoss, TiledLoss, tile_shape
+from vacsr.methods.tile_shape import tile_shape
+from vacsr.methods.tiled import PairLoss, TiledLoss
 from vacsr.objective import LossTerms
 from vacsr.pairwise import batch_block
 from vacsr.train.distributed import World, gather_rows, sum_gradients, sum_over_ranks
@@ -25,6 +26,8 @@ from vacsr.train.mixing import mixer_of
 
 class TrainStep:
     """Turns a batch of caption rows into an update; returns loss, its parts and the gradient norm as one tensor."""
+
+    _GRAPHED = False
 
     def __init__(
         self, model: MatchingModel, optimizer: Optimizer, data: TrainTensors, *, config: TrainConfig, world: World
@@ -50,7 +53,11 @@ class TrainStep:
         """The method's loss, uncompiled, whole or in tiles."""
         method, batch = self.model.method, self.config.batch_size
         own = self.world.rows(batch) if method.pairwise else slice(0, batch)
-        shape = tile_shape(method, self.config.tile, rows=own.stop - own.start, columns=batch)
+        itemsize = 2 if self.config.precision == "bf16" else 4
+        shape = tile_shape(
+            method, self.config.tile,
+            rows=own.stop - own.start, columns=batch, itemsize=itemsize, graphed=self._GRAPHED,
+        )  # fmt: skip
         return method.loss if shape is None else TiledLoss(method, shape)
 
     def _compile(self) -> None:
@@ -173,6 +180,7 @@ class TrainStep:
 class GraphedStep(TrainStep):
     """The same step captured once and replayed: one launch instead of hundreds. Needs full batches and one rank."""
 
+    _GRAPHED = True
     _WARM = 3  # real steps taken eagerly on the side stream before capture, as CUDA graphs ask for
 
     def __init__(
