@@ -168,6 +168,35 @@ def test_fewer_candidates_than_asked_for() -> None:
         scores_of(METHODS[0]).topk(5, prefilter=4)
 
 
+def test_more_asked_for_than_there_is() -> None:
+    scores = scores_of(METHODS[0])
+    with pytest.raises(UsageError, match=r"prefilter is 50, .* — leave it out: all 90 are scored then"):
+        scores.topk(10**6, prefilter=50)
+    with pytest.raises(UsageError, match=r"prefilter is 50, .* — leave it out: all 60 are scored then"):
+        scores.topk(10**6, prefilter=50, direction="t2i")
+    assert scores.topk(10**6, prefilter=90).index.shape == (IMAGES, TEXTS)
+
+
+@both_ways
+@pytest.mark.parametrize(("images", "texts"), [(0, TEXTS), (IMAGES, 0), (0, 0)])
+def test_there_is_no_recall_of_nothing(direction: Direction, images: int, texts: int) -> None:
+    full = scores_of(METHODS[0])
+    some = [side._replace(mean=side.mean[:n]) for side, n in ((full.images, images), (full.texts, texts))]
+    scores = PairScores(full.scorer, *some)
+    for call in (
+        lambda: choose_prefilter(scores, 1, recall=0.5, direction=direction),
+        lambda: recall_of_prefilter(scores, 1, [5], direction=direction),
+    ):
+        with pytest.raises(UsageError, match=f"here are {images} images and {texts} texts — score some of both"):
+            call()
+
+
+@pytest.mark.parametrize("sample", [0, -1, 7.5])
+def test_a_sample_is_a_whole_number(sample: float) -> None:
+    with pytest.raises(UsageError, match=f"sample is {sample}, expected a whole number from 1 on — use sample=1000"):
+        choose_prefilter(scores_of(METHODS[0]), 1, recall=0.5, sample=sample)  # type: ignore[arg-type]
+
+
 def test_no_queries() -> None:
     scores = scores_of(METHODS[0])
     none = PairScores(scores.scorer, scores.images._replace(mean=scores.images.mean[:0]), scores.texts)

@@ -14,9 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional
 
-from vacsr.adapter import VariationalAdapter
 from vacsr.config import AdapterConfig, InfoNCEConfig, VacsrConfig
 from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding
@@ -32,6 +30,7 @@ from vacsr.scoring.kernel_tiles import SMALL
 from vacsr.scoring.topk import stable_topk
 
 from ..interpreter import GPU, interpreted, run_interpreted
+from .adapters import exact, method, spread_error, units
 
 HALF = torch.float16
 ROUNDINGS = {torch.bfloat16: 2.0**-8, HALF: 2.0**-11, FP8: 2.0**-4}
@@ -43,46 +42,6 @@ STATED_INTERPRETED = {torch.bfloat16: 1.2e-2, HALF: 1.2e-3, FP8: 0.2}
 
 def test_the_kernel_in_the_interpreter() -> None:
     run_interpreted(__file__)
-
-
-def method(dim: int, *, hidden: int = 0, width: int = 16, residual: bool = True, device: str = "cpu") -> Vacsr:
-    """Random weights, none of them zero."""
-    config = AdapterConfig(hidden=hidden, decoder_hidden=width, residual="cosine" if residual else "none")
-    made = Vacsr(dim, VacsrConfig(adapter=config)).eval()
-    generator = torch.Generator().manual_seed(dim + hidden + width)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / max(1, parameter.shape[-1]) ** 0.5)
-    return made.to(device)
-
-
-def units(count: int, dim: int, *, seed: int, device: str = "cpu") -> Tensor:
-    rows = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
-    return functional.normalize(rows, dim=1).to(device)
-
-
-def exact(adapter: VariationalAdapter, v: Tensor, t: Tensor, *, absolute: bool = False) -> Tensor:
-    """The test-time logit in float64, unfolded; or what it would be if every number in it were positive and every ReLU
-    open, to which rounding errors are proportional."""
-    p = {name: x.detach().double() for name, x in adapter.state_dict().items()}
-    v, t = v.double(), t.double()
-    relu = torch.relu
-    if absolute:
-        p = {name: x if name == "mixing_logits" else x.abs() for name, x in p.items()}
-        v, t = v.abs(), t.abs()
-    hidden = relu((v[:, None] * t[None]) * adapter.scale @ p["trunk.weight"].T + p["trunk.bias"])
-    means = hidden @ p["mean_heads.weight"].T + p["mean_heads.bias"]
-    alpha = torch.softmax(p["mixing_logits"], dim=0)
-    z = sum(a * part for a, part in zip(alpha, means.chunk(len(alpha), dim=-1), strict=True))
-    logit = z @ p["decoder.0.weight"].T + p["decoder.0.bias"]
-    if "decoder.2.weight" in p:
-        logit = relu(logit) @ p["decoder.2.weight"].T + p["decoder.2.bias"]
-    logit = logit[..., 0]
-    return logit + p["residual"][0] * (v @ t.T) + p["residual"][1] if "residual" in p else logit
-
-
-def spread_error(scores: Tensor, reference: Tensor) -> float:
-    return float((scores - reference).square().mean().sqrt() / reference.std())
 
 
 @interpreted
@@ -162,6 +121,51 @@ def test_interpreted_outputs_are_fully_overwritten_and_nothing_else(width: int, 
 
 
 @interpreted
+def test_interpreted_images_of_another_shape_are_refused() -> None:
+    scorer = PairKernel(method(20).adapter.fold(), dtype=HALF)
+    texts = scorer.texts(units(37, 20, seed=2))
+    for shape in ([3, 21], [3, 32], [3, 19], [20]):
+        for call in (scorer.scores, lambda v, texts: list(scorer.blocks(v, texts))):
+            with pytest.raises(
+                ShapeMismatch, match="the adapter expects dimension 20 — pass one row per image"
+            ) as error:
+                call(torch.ones(shape), texts)
+            assert str(shape) in str(error.value)
+    with pytest.raises(ShapeMismatch, match="text embeddings have shape"):
+        scorer.texts(torch.ones(3, 21))
+
+
+@interpreted
+def test_interpreted_texts_of_another_kernel_are_refused() -> None:
+    scorer, v = PairKernel(method(20).adapter.fold(), dtype=HALF), units(3, 20, seed=1)
+    wide = PairKernel(method(20).adapter.fold(), dtype=HALF, tile=SMALL._replace(depth=64))
+    for other in (PairKernel(method(20).adapter.fold(), dtype=torch.bfloat16), wide):
+        with pytest.raises(ShapeMismatch, match=r"packed as .* for another kernel, .* pack them: kernel\.texts"):
+            scorer.scores(v, other.texts(units(37, 20, seed=2)))
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("out", "given"),
+    [
+        (torch.zeros(3, 38), "[3, 38]"),
+        (torch.zeros(4, 37), "[4, 37]"),
+        (torch.zeros(2, 37), "[2, 37]"),
+        (torch.zeros(3, 37, dtype=torch.float64), "torch.float64"),
+        (torch.zeros(37, 3).T, "not contiguous"),
+        (torch.zeros(3, 74)[:, ::2], "not contiguous"),
+        (torch.zeros(3, 37, device="meta"), "meta"),
+    ],
+    ids=["wide", "tall", "short", "double", "turned", "strided", "elsewhere"],
+)
+def test_interpreted_outputs_that_do_not_fit_are_refused(out: Tensor, given: str) -> None:
+    scorer = PairKernel(method(20).adapter.fold(), dtype=HALF)
+    with pytest.raises(ShapeMismatch, match=r"expected contiguous torch\.float32 \[3, 37\] on cpu — ") as error:
+        scorer.scores(units(3, 20, seed=1), scorer.texts(units(37, 20, seed=2)), out=out)
+    assert given in str(error.value)
+
+
+@interpreted
 @pytest.mark.parametrize("width", [0, 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("worst", [float("nan"), float("inf")])
@@ -238,6 +242,19 @@ def test_interpreted_streams_have_the_kernels_blocks() -> None:
     assert torch.equal(few[0], whole.T)
     for direction, matrix in (("i2t", whole), ("t2i", whole.T)):
         assert torch.equal(scorer.topk(v, t, k=3, direction=direction).index, stable_topk(matrix, 3).index)
+
+
+@interpreted
+def test_interpreted_long_rows_come_in_smaller_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    v, t = Embedding(units(5, 20, seed=1)), Embedding(units(66, 20, seed=2))
+    scorer = KernelScorer(method(20), dtype=HALF)
+    whole, best = scorer.block(v, t), scorer.topk_both(v, t, k=3)
+    monkeypatch.setattr("vacsr.scoring.topk._PAIRS", 140)
+    assert [block.shape for block in scorer.stream(v, t)] == [(2, 66), (2, 66), (1, 66)]
+    assert [block.shape for block in scorer.stream(t, v)] == [(28, 5), (28, 5), (10, 5)]
+    torch.testing.assert_close(torch.cat(list(scorer.stream(t, v))), whole.T, atol=1e-6, rtol=1e-6)
+    for one, other in zip(scorer.topk_both(v, t, k=3), best, strict=True):
+        assert torch.equal(one.index, other.index)
 
 
 @interpreted

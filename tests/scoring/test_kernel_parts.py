@@ -25,8 +25,7 @@ from vacsr.scoring.kernel_tiles import (
     shared_bytes,
     text_tiles_together,
 )
-from vacsr.scoring.kernel_topk import from_keys, order_keys, rescored, topk_both
-from vacsr.scoring.topk import TopK
+from vacsr.scoring.kernel_topk import from_keys, order_keys, topk_both
 
 PROPERTY = settings(max_examples=60, deadline=None, derandomize=True)
 HARD = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3e38, -3e38, math.inf, -math.inf, math.nan, -math.nan]
@@ -65,16 +64,6 @@ def test_keys_hold_score_and_index(scores: Tensor, index: int) -> None:
     back = from_keys(order_keys(scores, torch.full(scores.shape, index)))
     assert back.index.eq(index).all()
     torch.testing.assert_close(back.score, scores, atol=0, rtol=0, equal_nan=True)
-
-
-def test_candidates_are_ordered_by_the_new_score() -> None:
-    table = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
-    found = TopK(torch.zeros(4, 6), torch.stack([torch.randperm(30)[:6] for _ in range(4)]))
-    best = rescored(found, 2, score=lambda query, item: table[query, item])
-    for row, (items, scores) in enumerate(zip(best.index.tolist(), best.score.tolist(), strict=True)):
-        expected = sorted(found.index[row].tolist(), key=lambda item, row=row: -float(table[row, item]))[:2]
-        assert items == expected
-        assert scores == [float(table[row, item]) for item in expected]
 
 
 def test_ranking_error_is_kendalls_tau_and_overlap() -> None:

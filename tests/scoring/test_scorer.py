@@ -104,6 +104,37 @@ def test_topk_is_the_full_sort(raw: dict[str, Any], cached: bool) -> None:
 
 
 @every_method
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("images", "texts"), [(IMAGES, TEXTS), (TEXTS, IMAGES), (0, 3), (3, 0), (0, 0)])
+def test_topk_both_is_topk_twice(
+    raw: dict[str, Any], images: int, texts: int, cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = inputs(images, texts)
+    x[70:75], y[40:44] = x[3:4], y[2:3]
+    scorer = PairScorer(build(raw), device="cpu")
+    scores, asked, stream = scorer.score_all(x, y), [], scorer.blocks.stream
+    expected = [(scores.topk(k), scores.topk(k, direction="t2i")) for k in (1, 10, 1000)]
+    if cached:
+        _ = scores.score
+    monkeypatch.setattr(scorer.blocks, "stream", lambda v, t: asked.append(1) or stream(v, t))
+    for k, both in zip((1, 10, 1000), expected, strict=True):
+        for got, right in zip(scores.topk_both(k), both, strict=True):
+            assert torch.equal(got.index, right.index)
+            assert torch.equal(got.score, right.score)
+    assert len(asked) == (0 if cached else 3)  # one pass each
+    assert ("score" in vars(scores)) == cached
+
+
+def test_long_rows_come_in_smaller_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = PairScorer(build({"name": "vacsr"}), device="cpu").score_all(*inputs())
+    whole = torch.cat(list(scores.blocks()))
+    monkeypatch.setattr("vacsr.scoring.topk._PAIRS", 40 * TEXTS)
+    blocks = list(scores.blocks())
+    assert [len(block) for block in blocks] == [40, 40, 40, 30]
+    torch.testing.assert_close(torch.cat(blocks), whole, atol=1e-5, rtol=1e-5)
+
+
+@every_method
 def test_uncertainty_of_the_pairs_asked_for(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model, (images, texts) = build(raw), inputs()
     scorer = PairScorer(model, device="cpu")
@@ -281,9 +312,16 @@ def test_topk_refuses_what_it_does_not_know() -> None:
     for direction in ("I2T", "t2t", ""):
         with pytest.raises(UsageError, match=f"no direction '{direction}' — use i2t .* or t2i"):
             scores.topk(3, direction=direction)  # type: ignore[arg-type]
-    for k in (0, -1):
-        with pytest.raises(UsageError, match=f"k is {k}, expected 1 or more — "):
-            scores.topk(k)
+    for k in (0, -1, 2.5, 1e6, "3", None):
+        for call in (scores.topk, scores.topk_both):
+            with pytest.raises(
+                UsageError, match=f"k is {k!r}, expected a whole number from 1 on — ask for {call.__name__}"
+            ):
+                call(k)  # type: ignore[operator]
+    assert scores.topk(np.int64(3)).index.shape == (IMAGES, 3)  # type: ignore[arg-type]
+    for m in (0, -7, 20.5):
+        with pytest.raises(UsageError, match=f"prefilter is {m}, expected a whole number from 1 on — use prefilter=30"):
+            scores.topk(3, prefilter=m)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------------- from files

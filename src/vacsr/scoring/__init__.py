@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,23 +12,25 @@ from vacsr.backbones.base import TowerBackbone
 from vacsr.backbones.inputs import PhotoReader, Reader, TowerInputs, tower_inputs
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.listed import ListedPhotos
-from vacsr.errors import DataError, ShapeMismatch, UsageError
+from vacsr.errors import DataError, ShapeMismatch
 from vacsr.methods.base import Embedding, take
 from vacsr.methods.model import MatchingModel
 from vacsr.scoring.cascade import (
     PrefilterChoice,
     PrefilterRecall,
     choose_prefilter,
-    prefiltered_topk,
     recall_of_prefilter,
 )
 from vacsr.scoring.device import choose_device
 from vacsr.scoring.engine import Precision, choose_scorer
 from vacsr.scoring.inputs import Features, Images, Texts, checked_features, words_of
-from vacsr.scoring.topk import Direction, TopK, stable_topk
+from vacsr.scoring.kernel_topk import BothTopK
+from vacsr.scoring.pair_scores import PairScores
+from vacsr.scoring.topk import TopK
 
 __all__ = [
     "AlignedScores",
+    "BothTopK",
     "Features",
     "Images",
     "PairScorer",
@@ -46,7 +45,6 @@ __all__ = [
     "recall_of_prefilter",
 ]
 
-_ROWS = 64  # images a block of a matrix that is there
 _ENCODE = {"cpu": 32, "cuda": 256}  # photos or captions that towers take at a time
 
 
@@ -56,57 +54,6 @@ class AlignedScores(NamedTuple):
     score: Tensor  # [N]
     grade: Tensor  # [N], in (0, 1)
     uncertainty: Tensor | None  # [N]
-
-
-@dataclass(frozen=True)
-class PairScores:
-    """All pairs of some images and texts, computed when asked for: ``blocks`` and ``topk`` never hold the matrix."""
-
-    scorer: PairScorer
-    images: Embedding
-    texts: Embedding
-
-    def blocks(self) -> Iterator[Tensor]:
-        """Consecutive row blocks [b, T] of the score matrix; without images one block [0, T]."""
-        if "score" in vars(self):  # someone has asked for the whole matrix: do not compute it twice
-            yield from torch.split(self.score, _ROWS)
-        else:
-            yield from self.scorer.blocks.stream(self.images, self.texts)
-
-    @cached_property
-    def score(self) -> Tensor:
-        """The whole matrix. [I, T]"""
-        return torch.cat(list(self.blocks()))
-
-    def topk(self, k: int, *, direction: Direction = "i2t", prefilter: int | None = None) -> TopK:
-        """Best texts of each image, or best images of each text, by (−score, index), streamed.
-
-        Exact, unless ``prefilter`` says how many items of the highest cosine are scored for each query: see
-        :func:`choose_prefilter`. [I, min(k, T)] or [T, min(k, I)]
-        """
-        if k < 1:
-            raise UsageError(f"k is {k}, expected 1 or more — ask for topk(10)")
-        if direction not in ("i2t", "t2i"):
-            raise UsageError(f"no direction {direction!r} — use i2t (texts of an image) or t2i (images of a text)")
-        if prefilter is not None and prefilter < len(self.texts.mean if direction == "i2t" else self.images.mean):
-            return prefiltered_topk(self, k, candidates=prefilter, direction=direction)
-        if "score" in vars(self):
-            return stable_topk(self.score if direction == "i2t" else self.score.T, k)
-        return self.scorer.blocks.topk(self.images, self.texts, k=k, direction=direction)
-
-    @torch.inference_mode()
-    def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
-        """Of the pairs (rows[n], cols[n]) only. [N], [N] -> [N]"""
-        return self.scorer.uncertainty_of(self.images, self.texts, rows=rows, cols=cols)
-
-    def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Of the pairs (rows[n], cols[n]) only, without the matrix. [N], [N] -> [N]"""
-        return self.scorer.score_of(self.images, self.texts, rows=rows, cols=cols)
-
-    @torch.inference_mode()
-    def grade(self, score: Tensor) -> Tensor:
-        """Scores as the method's grade in (0, 1). [...] -> [...]"""
-        return self.scorer.model.method.grade(score)
 
 
 class PairScorer:

@@ -17,6 +17,7 @@ from torch import Tensor
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, take
 from vacsr.scoring.bounds import mean_level, miss_rate_bound
+from vacsr.scoring.counts import counted
 from vacsr.scoring.topk import Direction, TopK, stable_topk
 
 if TYPE_CHECKING:
@@ -46,8 +47,13 @@ class PrefilterChoice(NamedTuple):
 
 def prefiltered_topk(scores: PairScores, k: int, *, candidates: int, direction: Direction) -> TopK:
     """Best k by (−score, index) among the candidates with the highest cosine. [Q, min(k, N)]"""
-    if candidates < k:
-        raise UsageError(f"prefilter is {candidates}, k is {k}: too few to choose from — use prefilter={10 * k}")
+    items = len(scores.texts.mean if direction == "i2t" else scores.images.mean)
+    wanted = min(k, items)
+    if candidates < wanted:
+        enough = (
+            f"use prefilter={10 * wanted}" if 10 * wanted < items else f"leave it out: all {items:,} are scored then"
+        )
+        raise UsageError(f"prefilter is {candidates}, k is {k}: too few to choose from — {enough}")
     parts = []
     for queries, cosine in _cosine_blocks(scores, direction):
         chosen = stable_topk(cosine, candidates).index.sort(dim=1).values  # in index order: so ties go by index
@@ -60,6 +66,7 @@ def recall_of_prefilter(
     scores: PairScores, k: int, candidates: Sequence[int], *, direction: Direction = "i2t"
 ) -> PrefilterRecall:
     """How much of the exact top-k so many candidates hold, measured on all queries. Needs all scores once."""
+    _check_some(scores)
     ranks = prefilter_ranks(scores, k, direction=direction)
     found = ranks.unsqueeze(0) < torch.tensor(list(candidates), device=ranks.device).view(-1, 1, 1)
     recall, complete = found.double().mean(dim=(1, 2)), found.all(dim=2).double().mean(dim=1)
@@ -83,6 +90,8 @@ def choose_prefilter(
     """
     if not (0 < recall < 1 and 0 < confidence < 1):
         raise UsageError(f"recall={recall}, confidence={confidence}: both lie between 0 and 1 — for all, leave it out")
+    sample = counted(sample, "sample", ask="use sample=1000")
+    _check_some(scores)
     total = len(scores.images.mean if direction == "i2t" else scores.texts.mean)
     rows = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:sample].sort().values
     ranks = prefilter_ranks(_some_queries(scores, rows, direction), k, direction=direction).cpu()
@@ -113,9 +122,17 @@ def prefilter_ranks(scores: PairScores, k: int, *, direction: Direction = "i2t")
     return torch.cat(parts)
 
 
+def _check_some(scores: PairScores) -> None:
+    """A share of nothing is no number."""
+    images, texts = len(scores.images.mean), len(scores.texts.mean)
+    if not images or not texts:
+        message = f"a recall is a share of what queries should find, here are {images:,} images and {texts:,} texts"
+        raise UsageError(f"{message} — score some of both: PairScorer.score_all(images, texts)")
+
+
 def _allowed_misses(queries: int, *, recall: float, level: float) -> int:
     """The most whole queries that a sample may miss and still show the recall."""
-    if not queries or miss_rate_bound(0, queries, level=level) > 1 - recall:
+    if miss_rate_bound(0, queries, level=level) > 1 - recall:
         need = ceil(log(level) / log(recall))
         message = f"{queries} queries cannot show a recall of {recall}, even without a miss; {need} can"
         raise UsageError(f"{message} — pass sample={need} or more with as many queries, or ask for less recall")

@@ -13,7 +13,8 @@ from vacsr.methods.base import Embedding, Method, take
 from vacsr.methods.vacsr import Vacsr
 from vacsr.scoring.cpu import arithmetic
 from vacsr.scoring.int8 import Int8Adapter
-from vacsr.scoring.topk import Direction, TopK, columns_topk, rows_topk
+from vacsr.scoring.kernel_topk import BothTopK, topk_both
+from vacsr.scoring.topk import Direction, TopK, columns_topk, rows_topk, streamed_rows
 
 _ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # trunk outputs alive at a time: cache-sized on a CPU, 0.5 GB on a GPU
 
@@ -26,6 +27,9 @@ class BlockScorer:
 
     ``dtype``: float32, bfloat16, or int8 on a CPU, which only a folded method has: others then take float32.
     """
+
+    own_order = True
+    """What it calls best is by the scores that it gives, so that a matrix of them will do."""
 
     def __init__(self, method: Method, *, dtype: torch.dtype = torch.float32) -> None:
         self.method, self.dtype = method, dtype
@@ -65,12 +69,17 @@ class BlockScorer:
 
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
         """Consecutive row blocks [b, T] of the scores; without images one block [0, T]. [I, d], [T, d]"""
-        for start in range(0, max(1, len(v.mean)), _ROWS):
-            yield self.block(take(v, slice(start, start + _ROWS)), t)
+        rows = streamed_rows(_ROWS, len(t.mean))
+        for start in range(0, max(1, len(v.mean)), rows):
+            yield self.block(take(v, slice(start, start + rows)), t)
 
     def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction) -> TopK:
         """Best texts of each image, or images of each text, by (−score, index). [I, min(k, T)] or [T, min(k, I)]"""
         return (rows_topk if direction == "i2t" else columns_topk)(self.stream(v, t), k)
+
+    def topk_both(self, v: Embedding, t: Embedding, *, k: int) -> BothTopK:
+        """The best texts of each image and the best images of each text, in one pass. [I, min(k, T)], [T, min(k, I)]"""
+        return topk_both(self.stream(v, t), k)
 
     def _tile(self, v: Embedding, t: Embedding) -> Tensor:
         if self.folded is not None:

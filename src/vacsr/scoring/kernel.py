@@ -23,6 +23,7 @@ from vacsr.adapter import FoldedAdapter
 from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.scoring.kernel_pack import FP8, PackedAdapter, PackedTexts, pack_adapter, pack_images, pack_texts, pass_width
 from vacsr.scoring.kernel_tiles import Tile, candidates, fastest, images_at_a_time, text_tiles_together
+from vacsr.scoring.topk import streamed_rows
 
 DTYPES = (torch.bfloat16, torch.float16, FP8)
 _WORTH_TUNING = 3e12  # operations of a call above which tiles are tried out first
@@ -67,23 +68,43 @@ class PairKernel:
     @torch.inference_mode()
     def texts(self, t: Tensor) -> PackedTexts:
         """Texts [T, d] in the kernel's layout, to be scored with any number of images."""
-        if t.shape[-1] != self.packed.dim:
-            raise ShapeMismatch(f"the adapter expects dimension {self.packed.dim}, the embeddings have {t.shape[-1]}")
+        self._check_rows(t, "text")
         return pack_texts(t, dtype=self.dtype, tile=self.shape)
 
     def blocks(self, v: Tensor, texts: PackedTexts) -> Iterator[Tensor]:
         """Consecutive row blocks [b, T] of the scores; without images one block [0, T]."""
-        for start in range(0, max(1, len(v)), self.rows):
-            here = v[start : start + self.rows]
+        self._check_pairs(v, texts)
+        rows = streamed_rows(self.rows, len(texts.exact))
+        for start in range(0, max(1, len(v)), rows):
+            here = v[start : start + rows]
             yield self._fitted(here, texts, torch.empty(len(here), len(texts.exact), device=self.device), of=len(v))
 
     def scores(self, v: Tensor, texts: PackedTexts, *, out: Tensor | None = None) -> Tensor:
         """[I, d], T texts -> [I, T] float32, into ``out`` where given."""
-        out = torch.empty(len(v), len(texts.exact), device=self.device) if out is None else out
+        self._check_pairs(v, texts)
+        if out is None:
+            out = torch.empty(len(v), len(texts.exact), device=self.device)
+        else:
+            _check_out(out, (len(v), len(texts.exact)), self.device)
         for start in range(0, len(v), self.rows):
             here = slice(start, start + self.rows)
             self._fitted(v[here], texts, out[here], of=len(v))
         return out
+
+    def _check_rows(self, x: Tensor, kind: str) -> None:
+        if x.ndim != 2 or x.shape[1] != self.packed.dim:
+            message = f"{kind} embeddings have shape {list(x.shape)}, the adapter expects dimension {self.packed.dim}"
+            raise ShapeMismatch(f"{message} — pass one row per {kind}: [N, {self.packed.dim}]")
+
+    def _check_pairs(self, v: Tensor, texts: PackedTexts) -> None:
+        """Images of the right dimension, and texts in this kernel's own layout."""
+        self._check_rows(v, "image")
+        depth, (count, width) = self.packed.trunk.shape[1], texts.rows.shape
+        if texts.rows.dtype != self.dtype or width != depth or count % self.shape.texts:
+            message = f"these texts are packed as {texts.rows.dtype} [{count}, {width}] for another kernel"
+            raise ShapeMismatch(
+                f"{message}, this one reads {self.dtype} with {depth} columns — pack them: kernel.texts(t)"
+            )
 
     def _fitted(self, v: Tensor, texts: PackedTexts, out: Tensor, *, of: int) -> Tensor:
         """A block of ``of`` images; a tile that the GPU has no room for after all is not tried again."""
@@ -169,6 +190,14 @@ def _check(device: torch.device, dtype: torch.dtype) -> None:
         raise UsageError(f"the scoring kernel has no {dtype} — use torch.bfloat16, torch.float16 or {FP8}")
     if dtype == FP8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise EnvironmentProblem("this GPU has no float8 — use dtype=torch.bfloat16")
+
+
+def _check_out(out: Tensor, shape: tuple[int, int], device: torch.device) -> None:
+    """The kernel writes row after row of float32, and asks nobody."""
+    if out.shape != shape or out.dtype != torch.float32 or out.device != device or not out.is_contiguous():
+        given = f"{out.dtype} {list(out.shape)} on {out.device}{'' if out.is_contiguous() else ', not contiguous'}"
+        expected = f"contiguous torch.float32 {list(shape)} on {device}"
+        raise ShapeMismatch(f"out is {given}, expected {expected} — pass such a tensor, or leave out away")
 
 
 def _scaled_tile(tile: Tile) -> tuple[int, int, int]:

@@ -14,12 +14,13 @@ from vacsr.scoring.kernel_tiles import WIDEST, Tile
 FP8 = torch.float8_e4m3fn
 _TOP = 448.0  # the largest e4m3 number
 _LEAST = 1e-6  # what a vector of zeros is divided by
+_FAINT = 2.0**-40  # a decoder unit with smaller weights is not scaled up further: its bias must stay finite
 
 
 class DecoderPass(NamedTuple):
     """Some of the decoder's units; the passes of a wide decoder add up in the output."""
 
-    decoder: Tensor  # [H'] float32 if linear, else [H', width]
+    decoder: Tensor  # [H'] float32 if linear, else [H', width], every unit divided by a power of two near its largest
     last: Tensor  # [2, width] float32: bias and weight of the units' own layer; empty if linear
     width: int  # 0 if linear
     constant: float
@@ -76,13 +77,19 @@ def pass_width(units: int) -> int:
 
 
 def _wide_passes(folded: FoldedAdapter, scaled: Tensor, dtype: torch.dtype) -> list[DecoderPass]:
-    """Units in passes of at most WIDEST; all but the first add to what is there."""
+    """Units in passes of at most WIDEST; all but the first add to what is there.
+
+    p·relu(x/p) = relu(x): a unit's weights are brought to at most 1, which every precision holds, and its own layer
+    takes the rest. A power of two changes no digit.
+    """
     assert folded.last is not None
     width, passes = pass_width(len(scaled)), []
+    scale = torch.exp2(_peaks(scaled).clamp_min(_FAINT).log2().ceil())
+    scaled, bias, weight = scaled / scale.unsqueeze(1), folded.small_bias / scale, folded.last * scale
     for start in range(0, len(scaled), width):
         here = slice(start, start + width)
         missing = width - len(scaled[here])
-        last = functional.pad(torch.stack([folded.small_bias[here], folded.last[here]]).float(), (0, missing))
+        last = functional.pad(torch.stack([bias[here], weight[here]]).float(), (0, missing))
         decoder = functional.pad(scaled[here], (0, 0, 0, missing)).T.to(dtype).contiguous()
         passes.append(DecoderPass(decoder, last, width, 0.0, 1.0))
     return passes
@@ -93,7 +100,7 @@ def pack_texts(texts: Tensor, *, dtype: torch.dtype, tile: Tile) -> PackedTexts:
     exact = texts.float()
     gain: float | Tensor = 1.0
     rows = functional.pad(exact, (0, -exact.shape[1] % tile.depth, 0, -len(exact) % tile.texts))
-    if dtype == FP8:
+    if dtype == FP8 and len(exact):
         gain = exact.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(_LEAST) / _TOP
         rows = rows / gain
     return PackedTexts(rows.to(dtype).contiguous(), exact, gain)
@@ -108,7 +115,7 @@ def pack_images(images: Tensor, texts: PackedTexts, *, dtype: torch.dtype) -> Pa
     return PackedImages((rows / gain.unsqueeze(1)).contiguous(), gain * texts.gain)
 
 
-def _peaks(trunk: Tensor) -> Tensor:
+def _peaks(rows: Tensor) -> Tensor:
     """The largest entry of each row; 1 for a row of zeros. [H, d] -> [H]"""
-    peak = trunk.abs().amax(dim=1)
+    peak = rows.abs().amax(dim=1)
     return torch.where(peak > 0, peak, 1.0)

@@ -6,7 +6,7 @@ of ties open, finds exactly the stable answer, and nothing waits for the GPU in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from vacsr.scoring.topk import TopK
 
 _LOW = 0xFFFFFFFF
-_CHUNK = 1 << 15  # pairs scored again at a time
 
 
 class BothTopK(NamedTuple):
@@ -56,17 +55,6 @@ def topk_both(blocks: Iterable[Tensor], k: int) -> BothTopK:
         seen += len(block)
     assert best is not None, "no blocks"
     return BothTopK(from_keys(torch.cat(rows)), from_keys(best))
-
-
-def rescored(found: TopK, k: int, *, score: Callable[[Tensor, Tensor], Tensor]) -> TopK:
-    """The k best of the candidates found, by ``score(query, item)`` of aligned pairs. [Q, m] -> [Q, min(k, m)]"""
-    queries, m = found.index.shape
-    query = torch.arange(queries, device=found.index.device).repeat_interleave(m)
-    item = found.index.flatten()
-    parts = [score(query[at : at + _CHUNK], item[at : at + _CHUNK]) for at in range(0, len(item), _CHUNK)]
-    fresh = torch.cat(parts) if parts else found.score.flatten()
-    keys = order_keys(fresh, item).view(queries, m)
-    return from_keys(keys.topk(min(k, m), dim=1).values)
 
 
 def _high(score: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 Direction = Literal["i2t", "t2i"]
 """Texts of images, or images of texts."""
+_PAIRS = 1 << 25  # of a streamed block at most: while the best are chosen a pair takes 36 bytes, these 1.2 GB
 
 
 class TopK(NamedTuple):
@@ -22,6 +23,8 @@ class TopK(NamedTuple):
 def stable_topk(scores: Tensor, k: int) -> TopK:
     """The first k of each row by (−score, index). [Q, T] -> [Q, min(k, T)]
 
+    NaN counts as the highest score, as in torch.topk.
+
     >>> stable_topk(torch.tensor([[1.0, 3.0, 3.0, 3.0]]), 2).index
     tensor([[1, 2]])
     """
@@ -31,16 +34,33 @@ def stable_topk(scores: Tensor, k: int) -> TopK:
     top = scores.topk(k, dim=1)
     lowest = top.values[:, -1:]
     index = top.indices
-    at_least = scores >= lowest
-    if bool((at_least.sum(dim=1) > k).any()):  # a tie across the border: take its smallest indices
-        above = scores > lowest
-        tied = at_least & ~above
-        room = k - above.sum(dim=1, keepdim=True)
-        chosen = above | (tied & (tied.cumsum(dim=1) <= room))
-        index = chosen.nonzero()[:, 1].view(len(scores), k)
+    if bool(((scores < lowest).sum(dim=1) < scores.shape[1] - k).any()):  # a tie across the border, or only NaN
+        index = _first_of_ties(scores, lowest, k)
     index = index.sort(dim=1).values
     order = scores.gather(1, index).sort(dim=1, descending=True, stable=True)
     return TopK(order.values, index.gather(1, order.indices))
+
+
+def _first_of_ties(scores: Tensor, lowest: Tensor, k: int) -> Tensor:
+    """The k of each row where its k-th score, ``lowest``, has equals: of these the smallest indices.
+
+    [Q, T], [Q, 1] -> [Q, k]
+    """
+    nan, low = scores.isnan(), lowest.isnan()
+    above = ((scores > lowest) | nan) & ~low
+    tied = torch.where(low, nan, scores == lowest)
+    room = k - above.sum(dim=1, keepdim=True)
+    chosen = above | (tied & (tied.cumsum(dim=1) <= room))
+    return chosen.nonzero()[:, 1].view(len(scores), k)
+
+
+def streamed_rows(rows: int, texts: int) -> int:
+    """So many rows a block, or fewer where a row is so long that the memory to choose its best would not be small.
+
+    >>> streamed_rows(264, 25_000), streamed_rows(264, 1_000_000)
+    (264, 33)
+    """
+    return max(1, min(rows, _PAIRS // max(1, texts)))
 
 
 def rows_topk(blocks: Iterable[Tensor], k: int) -> TopK:

@@ -1,0 +1,51 @@
+"""Random adapters and vectors to score, and their scores written out in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vacsr.adapter import VariationalAdapter
+from vacsr.config import AdapterConfig, VacsrConfig
+from vacsr.methods.vacsr import Vacsr
+
+
+def method(dim: int, *, hidden: int = 0, width: int = 16, residual: bool = True, device: str = "cpu") -> Vacsr:
+    """Random weights, none of them zero."""
+    config = AdapterConfig(hidden=hidden, decoder_hidden=width, residual="cosine" if residual else "none")
+    made = Vacsr(dim, VacsrConfig(adapter=config)).eval()
+    generator = torch.Generator().manual_seed(dim + hidden + width)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / max(1, parameter.shape[-1]) ** 0.5)
+    return made.to(device)
+
+
+def units(count: int, dim: int, *, seed: int, device: str = "cpu") -> Tensor:
+    rows = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+    return functional.normalize(rows, dim=1).to(device)
+
+
+def exact(adapter: VariationalAdapter, v: Tensor, t: Tensor, *, absolute: bool = False) -> Tensor:
+    """The test-time logit in float64, unfolded; or what it would be if every number in it were positive and every ReLU
+    open, to which rounding errors are proportional."""
+    p = {name: x.detach().double() for name, x in adapter.state_dict().items()}
+    v, t = v.double(), t.double()
+    relu = torch.relu
+    if absolute:
+        p = {name: x if name == "mixing_logits" else x.abs() for name, x in p.items()}
+        v, t = v.abs(), t.abs()
+    hidden = relu((v[:, None] * t[None]) * adapter.scale @ p["trunk.weight"].T + p["trunk.bias"])
+    means = hidden @ p["mean_heads.weight"].T + p["mean_heads.bias"]
+    alpha = torch.softmax(p["mixing_logits"], dim=0)
+    z = sum(a * part for a, part in zip(alpha, means.chunk(len(alpha), dim=-1), strict=True))
+    logit = z @ p["decoder.0.weight"].T + p["decoder.0.bias"]
+    if "decoder.2.weight" in p:
+        logit = relu(logit) @ p["decoder.2.weight"].T + p["decoder.2.bias"]
+    logit = logit[..., 0]
+    return logit + p["residual"][0] * (v @ t.T) + p["residual"][1] if "residual" in p else logit
+
+
+def spread_error(scores: Tensor, reference: Tensor) -> float:
+    return float((scores - reference).square().mean().sqrt() / reference.std())
