@@ -71,7 +71,7 @@ def bench_metrics(size: Size, device: torch.device, say: Callable[[str], None]) 
             ours[protocol] = timed(partial(our_figures, scores, pairs, protocol))
         rows, notes = _rows(scores, pairs, ours, say=say)
     settings = {"images": len(pairs.image_ids), "captions": len(pairs)}
-    return BenchResult("metrics", where_it_runs(torch.device("cpu")), settings, rows, COLUMNS, "seconds", notes)
+    return BenchResult("metrics", where_it_runs(torch.device("cpu")), settings, rows, COLUMNS, ("seconds",), notes)
 
 
 def _rows(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vacsr.bench.figure import Bar, bars
+from vacsr.bench.figure import Mark, Row, dots
 from vacsr.report.svg import number
 
 Cell = str | float | None
@@ -25,11 +25,11 @@ class BenchResult:
     """One a way; ``way`` names it, ``problem`` says why it has no figures."""
     columns: Mapping[str, str]
     """Keys that the table shows, with their heads."""
-    drawn: str
-    """The key that the figure shows."""
+    drawn: Sequence[str]
+    """The keys that the figure shows, a panel each."""
     notes: Sequence[str] = ()
     label: str = "way"
-    """The key that names a bar of the figure."""
+    """The key that names a row of the figure."""
 
     def to_json(self) -> dict[str, Any]:
         """Everything but how it is shown."""
@@ -44,14 +44,13 @@ class BenchResult:
         return "\n".join([*table, "", self._told(), *self.notes])
 
     def to_svg(self) -> str:
-        """Bars of one figure, as a file of its own."""
-        head = self.columns[self.drawn]
-        found = [
-            Bar(str(row[self.label]), value, _figure(value))
+        """The drawn figures, as a file of its own. A way that failed says why; one without any of them is left out."""
+        rows = [
+            Row(str(row[self.label]), [_mark(row, key) for key in self.drawn])
             for row in self.rows
-            if isinstance(value := row.get(self.drawn), float)
+            if row.get("problem") or any(isinstance(row.get(key), float) for key in self.drawn)
         ]
-        return bars(found, title=f"{self.bench}: {head}", note=self._told())
+        return dots(rows, panels=[self.columns[key] for key in self.drawn], title=self.bench, note=self._told())
 
     def _told(self) -> str:
         sizes = ", ".join(f"{name} {_figure(value)}" for name, value in self.settings.items())
@@ -68,6 +67,14 @@ def _shown(row: Mapping[str, Cell], key: str) -> str:
     if key == "way" and row.get("problem"):
         return f"{value} ({row['problem']})"
     return "–" if value is None else _figure(value)
+
+
+def _mark(row: Mapping[str, Cell], key: str) -> Mark:
+    """Of the figure: a value, or why there is none."""
+    value = row.get(key)
+    if isinstance(value, float):
+        return Mark(value, _figure(value))
+    return Mark(None, str(row.get("problem") or "–"))
 
 
 def _figure(value: Any) -> str:

@@ -13,6 +13,7 @@ from torch.autograd.profiler import profile
 _BUDGET_S = 4.0  # for the rounds of one way; the first always runs
 _ROUNDS = 9
 _MIB = 2**20
+_SAID = 200  # letters of what went wrong
 
 
 class Timed(NamedTuple):
@@ -24,21 +25,35 @@ class Timed(NamedTuple):
     rounds: int
 
 
-def timed_in_turn(ways: Mapping[str, Callable[[], object]], *, device: torch.device) -> dict[str, Timed]:
+class InTurn(NamedTuple):
+    """Of all ways."""
+
+    found: dict[str, Timed]
+    problems: dict[str, str]
+    """Why a way has no time."""
+
+
+def timed_in_turn(ways: Mapping[str, Callable[[], object]], *, device: torch.device) -> InTurn:
     """One round of each after the other, so that a slow spell of the machine meets all of them.
 
-    Each call is timed right after one of the same kind that is not: caches hold what it left there. A way takes part
-    in up to nine rounds, until it has used four seconds.
+    All are warm. A quick call is timed right after one of the same kind that is not: caches hold what it
+    left there. A way takes part in up to nine rounds, until it has used four seconds; one that fails is left out.
     """
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(_ROUNDS):
+    problems: dict[str, str] = {}
+    for _ in range(_ROUNDS):
         for name, work in ways.items():
-            if number and sum(times[name]) > _BUDGET_S:
+            if name in problems or sum(times[name]) > _BUDGET_S:
                 continue
-            if not number or times[name][0] < _BUDGET_S / _ROUNDS:
-                once(work, device=device)
-            times[name].append(once(work, device=device))
-    return {name: Timed(min(each), statistics.median(each), len(each)) for name, each in times.items()}
+            try:
+                took = once(work, device=device)
+                times[name].append(once(work, device=device) if took < _BUDGET_S / _ROUNDS else took)
+            except Exception as error:  # one way must not end the run
+                problems[name] = what_failed(error)
+    known = {name: each for name, each in times.items() if each and name not in problems}
+    return InTurn(
+        {name: Timed(min(each), statistics.median(each), len(each)) for name, each in known.items()}, problems
+    )
 
 
 def once(work: Callable[[], object], *, device: torch.device) -> float:
@@ -84,7 +99,12 @@ def _wait(device: torch.device) -> None:
 
 
 def what_failed(error: Exception) -> str:
-    """For a table: a GPU that is full, or the first line of what went wrong."""
-    if isinstance(error, torch.OutOfMemoryError):
+    """For a cell of a table: memory that is full, or the first line of what went wrong.
+
+    >>> what_failed(RuntimeError("DefaultCPUAllocator: can't allocate memory")), what_failed(ValueError("a | b"))
+    ('out of memory', 'a / b')
+    """
+    said = str(error).strip() or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in said:
         return "out of memory"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return said.splitlines()[0].replace("|", "/")[:_SAID]

@@ -52,6 +52,7 @@ def bench(
     from vacsr.files import write_json, write_text
     from vacsr.scoring.device import choose_device
 
+    _check_files(json, figure)
     if threads is not None:
         torch.set_num_threads(threads)
     found = run_bench(
@@ -60,8 +61,27 @@ def bench(
         size=None if size is None else size.value,
         say=lambda what: typer.echo(f"timing {what}", err=True),
     )
+    typer.echo(found.to_markdown())
     if json is not None:
         write_json(json, found.to_json())
     if figure is not None:
         write_text(figure, found.to_svg())
-    typer.echo(found.to_markdown())
+
+
+def _check_files(json: Path | None, figure: Path | None) -> None:
+    """Before minutes of timing: can both be written where they are asked for?"""
+    from vacsr.errors import EnvironmentProblem, UsageError
+    from vacsr.files import make_folder
+
+    for option, path in (("--json", json), ("--figure", figure)):
+        if path is None:
+            continue
+        if path.is_dir():
+            raise UsageError(f"{option} {path} is a folder — name a file in it")
+        if option == "--figure" and path.suffix.lower() != ".svg":
+            raise UsageError(f"--figure {path}: figures are drawn as SVG — name it {path.with_suffix('.svg')}")
+        make_folder(path.parent)
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise EnvironmentProblem(f"{option} {path}: nothing can be written into its folder — choose another place")
+    if json is not None and json == figure:
+        raise UsageError(f"--json and --figure both name {json} — give each a file of its own")
