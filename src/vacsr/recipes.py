@@ -103,17 +103,41 @@ def _problem(kind: type[Config], item: Mapping[str, Any]) -> str:
     """What pydantic says, but a field that does not exist is called that, with the one that may be meant."""
     if item["type"] != "extra_forbidden":
         return str(item["msg"])
-    return f"no such field{_nearest(str(item['loc'][-1]), _field_names(kind))}"
+    *place, name = item["loc"]
+    known = _fields_below(_configs_at(kind, place))
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"no such field (did you mean '{known[close[0]]}'?)" if close else "no such field"
 
 
-def _field_names(kind: type[Config]) -> set[str]:
-    """Of a configuration and of those inside it."""
-    found = set(kind.model_fields)
-    for field in kind.model_fields.values():
-        inner = [field.annotation, *get_args(field.annotation)]
-        for part in inner:
-            if isinstance(part, type) and issubclass(part, Config):
-                found |= _field_names(part)
+def _configs_at(kind: type[Config], place: Iterable[int | str]) -> list[type[Config]]:
+    """The configuration that pydantic means by a place in another; the method's name tells a union apart."""
+    found = [kind]
+    for part in place:
+        inner = [each.model_fields[str(part)].annotation for each in found if str(part) in each.model_fields]
+        named = [each for each in found if "name" in each.model_fields and each.model_fields["name"].default == part]
+        # A place in a list, or a key of a mapping, leads to no other kind.
+        found = [config for annotation in inner for config in _configs_in(annotation)] or named or found
+    return found
+
+
+def _configs_in(annotation: Any) -> list[type[Config]]:
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [config for part in get_args(annotation) for config in _configs_in(part)]
+
+
+def _fields_below(configs: Iterable[type[Config]]) -> dict[str, str]:
+    """Field names and how they are written from here, those of inner configurations last.
+
+    Of a union nothing is offered: another method's field would be no help.
+    """
+    found: dict[str, str] = {}
+    for config in configs:
+        found |= {name: name for name in config.model_fields}
+        for outer, field in config.model_fields.items():
+            inner = _configs_in(field.annotation)
+            below = _fields_below(inner) if len(inner) == 1 else {}
+            found = {name: f"{outer}.{path}" for name, path in below.items()} | found
     return found
 
 

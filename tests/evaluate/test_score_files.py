@@ -130,6 +130,18 @@ def transposed(files: Files) -> None:
     files.score = np.ascontiguousarray(files.score.T)
 
 
+def image_unscored(files: Files) -> None:
+    files.score = files.score[:9]
+
+
+def captions_unscored(files: Files) -> None:
+    files.score = files.score[:, :20]
+
+
+def rows_unnamed(files: Files) -> None:
+    files.score = np.vstack((files.score, files.score))
+
+
 def flat(files: Files) -> None:
     files.score = files.score.ravel()
 
@@ -170,6 +182,10 @@ def short_labels(files: Files) -> None:
     files.ids["caption_image"].pop()
 
 
+def long_labels(files: Files) -> None:
+    files.ids["caption_image"] += [103, 104]
+
+
 def odd_id(files: Files) -> None:
     files.ids["images"][2] = 1.5
 
@@ -185,9 +201,16 @@ def a_list(files: Files) -> None:
 BROKEN: dict[Callable[[Files], None], list[str]] = {
     nan: ["holds nan for image '103' and caption 'c7'"],
     infinite: ["holds -inf for image '111' and caption 'c0'"],
-    transposed: ["has shape [24, 12]", "save it as [images, captions], [12, 24]"],
-    flat: ["has shape [288]"],
-    whole_numbers: ["int32, expected floats"],
+    transposed: [
+        "has shape [24, 12]",
+        "first caption without a column: 'c12'",
+        "save it as [images, captions], [12, 24]",
+    ],
+    image_unscored: ["has shape [9, 24]", "12 images and 24 captions; first image without a row: '109' —"],
+    captions_unscored: ["has shape [12, 20]", "first caption without a column: 'c20' —"],
+    rows_unnamed: ["has shape [24, 24]", "first row without image id: 12, counted from 0 —"],
+    flat: ["has shape [288]", "12 images and 24 captions —"],
+    whole_numbers: ["int32, expected floats — where more is better", "ranks and distances are the reverse"],
     image_missing: ["caption 'c8' belongs to image '104', which", "does not list"],
     image_repeated: ["image id '102' is given 2 times"],
     caption_repeated: ["caption id 'c3' is given 2 times"],
@@ -195,7 +218,8 @@ BROKEN: dict[Callable[[Files], None], list[str]] = {
     no_captions: ["no list 'captions'"],
     no_labels: ["does not say which image a caption belongs to — add caption_image"],
     rows_for_ids: ["caption 'c0' belongs to image '0'", "not row numbers"],
-    short_labels: ["caption_image has 23 entries for 24 captions"],
+    short_labels: ["caption_image has 23 entries for 24 captions, first without one 'c23'"],
+    long_labels: ["caption_image has 26 entries for 24 captions, first too many '103'"],
     odd_id: ["images[2] is 1.5, expected an id"],
     nothing: ["names no images"],
     a_list: ["holds a list"],
@@ -252,6 +276,15 @@ def test_unreadable_files(vacsr: Command, files: Files) -> None:
     whole = (files.folder / "m.npy").read_bytes()
     (files.folder / "m.npy").write_bytes(whole[:-8])
     assert vacsr("evaluate", *options).refused(4, "m.npy is not a whole .npy array")
+    for begin in (b"1.0 2.0\n", b"PK\x03\x04", b""):  # text, an archive, nothing
+        (files.folder / "m.npy").write_bytes(begin)
+        answer = vacsr("evaluate", *options)
+        assert answer.refused(4, f"m.npy begins with {begin[:6]!r}", "write the matrix with numpy.save")
+        assert "pickle" not in answer.err
+    np.save(files.folder / "m.npy", files.score.astype(object))
+    answer = vacsr("evaluate", *options)
+    assert answer.refused(4, "m.npy")
+    assert "pickle" not in answer.err
     (files.folder / "m.npy").unlink()
     assert vacsr("evaluate", *options).refused(4, "no such file", "m.npy")
     assert vacsr("evaluate", "--scores", files.folder / "m.txt", *options[2:]).refused(4, "no .npy or .safetensors")
@@ -261,6 +294,9 @@ def test_unreadable_files(vacsr: Command, files: Files) -> None:
     save_file({"a": torch.ones(1), "b": torch.ones(1)}, files.folder / "two.safetensors")
     files.write()
     assert vacsr("evaluate", "--scores", files.folder / "two.safetensors", *options[2:]).refused(4, "a, b")
+    save_file({"scores": torch.ones(12, 24, dtype=torch.int64)}, files.folder / "whole.safetensors")
+    answer = vacsr("evaluate", "--scores", files.folder / "whole.safetensors", *options[2:])
+    assert answer.refused(4, "torch.int64, expected floats", "ranks and distances are the reverse")
 
 
 def test_what_does_not_go_together(vacsr: Command, files: Files) -> None:

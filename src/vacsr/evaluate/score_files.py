@@ -26,6 +26,8 @@ from vacsr.evaluate.scored import MatrixScores
 from vacsr.files import read_tensors
 
 _ROWS = 256  # images checked at a time
+_NPY = b"\x93NUMPY"  # how such a file begins
+_WHOLE = "where more is better save it as floats; ranks and distances are the reverse: save their negative, as floats"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +66,10 @@ def read_ids(path: Path) -> IdFile:
         check_unique(ids, kind=kind)
     owners = _ids(given, "caption_image", path=path) if given.get("caption_image") is not None else None
     if owners is not None and len(owners) != len(captions):
-        raise ShapeMismatch(
-            f"{path}: caption_image has {len(owners):,} entries for {len(captions):,} captions — give one image id each"
-        )
+        few = len(owners) < len(captions)
+        first = f"first without one {captions[len(owners)]!r}" if few else f"first too many {owners[len(captions)]!r}"
+        message = f"{path}: caption_image has {len(owners):,} entries for {len(captions):,} captions, {first}"
+        raise ShapeMismatch(f"{message} — give one image id each")
     return IdFile(path, images, captions, owners)
 
 
@@ -119,7 +122,8 @@ def _checked(path: Path, ids: IdFile) -> Tensor:
     expected = [len(ids.images), len(ids.captions)]
     if list(matrix.shape) != expected:
         message = f"{path} has shape {list(matrix.shape)}, {ids.path} names {expected[0]:,} images"
-        raise ShapeMismatch(f"{message} and {expected[1]:,} captions — save it as [images, captions], {expected}")
+        message = f"{message} and {expected[1]:,} captions{_first_offenders(matrix, ids)}"
+        raise ShapeMismatch(f"{message} — save it as [images, captions], {expected}")
     for start in range(0, len(matrix), _ROWS):
         finite = torch.isfinite(matrix[start : start + _ROWS])
         if not bool(finite.all()):
@@ -129,6 +133,20 @@ def _checked(path: Path, ids: IdFile) -> Tensor:
                 f"{path} holds {value} for {where} and caption {ids.captions[col]!r}, expected numbers — score the pair"
             )
     return matrix
+
+
+def _first_offenders(matrix: Tensor, ids: IdFile) -> str:
+    """The first image and caption that a matrix of another shape leaves out, or what of it has no name."""
+    if matrix.ndim != 2:
+        return ""
+    found = ""
+    sides = (("image", "row", ids.images), ("caption", "column", ids.captions))
+    for (kind, line, names), length in zip(sides, matrix.shape, strict=True):
+        if length < len(names):
+            found += f"; first {kind} without a {line}: {names[length]!r}"
+        elif length > len(names):
+            found += f"; first {line} without {kind} id: {len(names)}, counted from 0"
+    return found
 
 
 def _read_matrix(path: Path) -> Tensor:
@@ -149,19 +167,23 @@ def _one_tensor(path: Path) -> Tensor:
         names = ", ".join(sorted(tensors)) or "nothing"
         raise DataError(f"{path} holds {names}, expected one tensor or one called scores — rename it")
     if not tensors[name].is_floating_point():
-        raise DataError(f"{name} in {path} is {tensors[name].dtype}, expected floats — convert it with .float()")
+        raise DataError(f"{name} in {path} is {tensors[name].dtype}, expected floats — {_WHOLE}")
     return tensors[name]
 
 
 def _mapped(path: Path) -> Tensor:
     if not path.is_file():
         raise DataError(f"no such file: {path} — check the path")
+    with path.open("rb") as file:
+        begins = file.read(len(_NPY))
+    if begins != _NPY:
+        raise DataError(f"{path} begins with {begins!r}, which is no .npy array — write the matrix with numpy.save")
     try:  # copy-on-write, for torch knows no read-only memory; nothing is ever written
         array = np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"{path} is not a whole .npy array ({error}) — write or copy it again") from error
     if array.dtype.kind != "f":
-        raise DataError(f"{path} holds {array.dtype}, expected floats — save it with .astype('float32')")
+        raise DataError(f"{path} holds {array.dtype}, expected floats — {_WHOLE}")
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(native if native.dtype.itemsize <= 8 else native.astype(np.float64))
 
