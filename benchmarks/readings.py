@@ -1,0 +1,163 @@
+"""What the readings of the paper that need no training are worth, on models that are there already.
+
+    python benchmarks/readings.py runs/cells/*/vacsr-paper/seed-* --json docs/results/readings.json
+    python benchmarks/readings.py NAME=RUN … --pairs SPEC --judgments FILE FILE --split test
+
+Each run of the method `vacsr` is evaluated with the default of every switch, and again with one of them changed: how z
+is decoded, what the uncertainty of a pair is, how its bins are cut, and who goes first among equal scores
+(docs/decisions.md: 15, 16, 19 and "rankings of equal scores"). Runs of one name are averaged; unless given, the name is
+that of the two folders that the run lies in, `clean/vacsr-paper`. Data and human grades are the run's own unless given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from vacsr.adapter import VariationalAdapter
+from vacsr.cli.runs import run_pairs, run_section
+from vacsr.data import PairSet, PhotoSet, load_pairs
+from vacsr.errors import UsageError
+from vacsr.evaluate.judgments import Judgments, read_judgments
+from vacsr.evaluate.ranks import Ties
+from vacsr.evaluate.retrieval import evaluate_scores
+from vacsr.evaluate.uncertainty import Width
+from vacsr.files import write_json
+from vacsr.methods.model import MatchingModel
+from vacsr.methods.vacsr import Vacsr
+from vacsr.scoring import PairScorer, PairScores
+
+
+class Reading(NamedTuple):
+    """The defaults, or one switch turned."""
+
+    decode: str = "mean"
+    uncertainty: str = "variance"
+    ties: Ties = "stable"
+    bins: Width = "count"
+
+
+READINGS = {
+    "defaults": Reading(),
+    "decode: argmax": Reading(decode="argmax"),
+    "uncertainty: std": Reading(uncertainty="std"),
+    "uncertainty: exp": Reading(uncertainty="exp"),
+    "bins: equal": Reading(bins="equal"),
+    "ties: pessimistic": Reading(ties="pessimistic"),
+}
+FIGURES = {
+    "RSUM": ("rsum",),
+    "mAP@R i2t": ("i2t", "map_at_r"),
+    "mAP@R t2i": ("t2i", "map_at_r"),
+    "σ–R@1 i2t": ("uncertainty", "corr_r1_i2t"),
+    "σ–R@1 t2i": ("uncertainty", "corr_r1_t2i"),
+    "AURC i2t": ("uncertainty", "aurc_i2t"),
+    "AURC t2i": ("uncertainty", "aurc_t2i"),
+    "FN AUROC σ": ("uncertainty", "auroc_false_negative"),
+    "τ-c experts": ("judgments", "expert_tau_c"),
+}
+
+
+class Data(NamedTuple):
+    """What a model is judged on."""
+
+    pairs: PairSet | PhotoSet
+    judgments: Sequence[Judgments]
+
+
+def read_data(run: Path, given: argparse.Namespace) -> Data:
+    """As the command line says, or the run's own."""
+    files = given.judgments or run_section(run, "evaluate").get("judgments") or ()
+    pairs = load_pairs(given.pairs or run_pairs(run), split=given.split)
+    return Data(pairs, [read_judgments(Path(file)) for file in files])
+
+
+def read_model(run: Path) -> tuple[MatchingModel, VariationalAdapter]:
+    """A run's model, and the part of it that the switches belong to."""
+    model = MatchingModel.from_pretrained(run)
+    if not isinstance(model.method, Vacsr):
+        raise UsageError(f"{run} is of another method — give runs of vacsr")
+    return model, model.method.adapter
+
+
+def records(name: str, run: Path, data: Data) -> Iterator[dict[str, Any]]:
+    """One for each reading; scores are computed once for those that share them. Weights depend on none of these."""
+    model, adapter = read_model(run)
+    logits = adapter.mixing_logits  # argmax takes the component of the largest α
+    alpha = None if logits is None else logits.detach().softmax(-1).tolist()
+    head = {"name": name, "seed": run_section(run, "train").get("seed"), "images": len(data.pairs.image_ids)}
+    kept: dict[tuple[str, str], PairScores] = {}
+    for title, reading in READINGS.items():
+        switches = {"decode": reading.decode, "uncertainty": reading.uncertainty}
+        adapter.config = adapter.config.model_copy(update=switches)
+        key = (reading.decode, reading.uncertainty)
+        if key not in kept:
+            kept[key] = PairScorer(model).score_set(data.pairs)
+        (found,) = evaluate_scores(
+            kept[key], data.pairs, judgments=data.judgments, ties=reading.ties, bins=reading.bins
+        ).results
+        figures = {figure: at(found, place) for figure, place in FIGURES.items()}
+        yield {**head, "alpha": alpha, "reading": title, "figures": figures}
+
+
+def at(result: Mapping[str, Any], place: Sequence[str]) -> float | None:
+    """A figure of a report; None where it has none."""
+    value: Any = result
+    for part in place:
+        value = (value or {}).get(part)
+    return value
+
+
+def markdown(found: Sequence[Mapping[str, Any]]) -> str:
+    """Mean ± standard deviation over runs of one name."""
+    lines = [["model", "runs", "reading", *FIGURES], ["---"] * (3 + len(FIGURES))]
+    for name in dict.fromkeys(record["name"] for record in found):
+        for title in READINGS:
+            chosen = [record for record in found if (record["name"], record["reading"]) == (name, title)]
+            shown = [spread([record["figures"][figure] for record in chosen], figure) for figure in FIGURES]
+            lines.append([name, str(len(chosen)), title, *shown])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def spread(values: Sequence[float | None], figure: str) -> str:
+    """``395.0 ± 1.2``, correlations with one digit more."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    digits = 3 if "R@1" in figure else 1
+    mean = f"{statistics.fmean(known):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
+
+
+def main() -> None:
+    """Evaluate each run under each reading; print the means and keep every figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", metavar="[NAME=]RUN")
+    parser.add_argument("--pairs", metavar="SPEC", help="data; default: each run's own")
+    parser.add_argument("--judgments", nargs="+", metavar="FILE", help="human grades; default: each run's own")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    if not given.runs:
+        print("give run folders that hold their models; nothing to do without them")
+        return
+    found: list[dict[str, Any]] = []
+    for item in given.runs:
+        label, _, place = item.rpartition("=")
+        run = Path(place)
+        name = label or "/".join(run.resolve().parts[-3:-1])
+        found += records(name, run, read_data(run, given))
+        print(f"{name}: {run.name}", file=sys.stderr, flush=True)
+    print(markdown(found))
+    if given.json:
+        write_json(given.json, {"schema": 1, "split": given.split, "torch": torch.__version__, "records": found})
+
+
+if __name__ == "__main__":
+    main()
