@@ -112,6 +112,24 @@ def test_unknown_methods_and_presets() -> None:
 
 
 @pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"method": {"name": "vacsr", "margin": 0.2}}, "method.margin: no such field"),  # vse has it
+        ({"method": {"name": "vse", "margn": 0.2}}, "method.margn: no such field (did you mean 'margin'?)"),
+        ({"method": {"kl_weight": 0.0}}, "method.kl_weight: no such field (did you mean 'objective.kl_weight'?)"),
+        ({"method": {"adapter": {"component": 1}}}, "adapter.component: no such field (did you mean 'components'?)"),
+        ({"epochs": 3}, "epochs: no such field (did you mean 'train.epochs'?)"),
+        ({"data": {"ratio": 0.5}}, "data.ratio: no such field (did you mean 'noise.ratio'?)"),
+        ({"train": {"protocols": []}}, "train.protocols: no such field"),  # evaluate has it
+    ],
+)
+def test_a_hint_is_a_field_that_would_fit_there(raw: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe_from(raw)
+    assert str(caught.value).endswith(said)
+
+
+@pytest.mark.parametrize(
     ("raw", "field"),
     [
         ({"train": {"epoch": 3}}, "train.epoch:"),

@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 import yaml
 
-from vacsr.compare import cells, collect, read_table
+from vacsr.compare import Table, cells, collect, read_table
 from vacsr.config.fewshot import FEWSHOT_METHODS, FewshotRecipe
 from vacsr.data.scenes.classes import ClassOptions, class_source
 from vacsr.errors import UsageError
 from vacsr.recipes import read_recipe, recipe_from
 from vacsr.report.formats import to_markdown
+from vacsr.report.tables import Published
 from vacsr.train.fewshot import read_fewshot
 from vacsr.train.fewshot.search import candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "tables").glob("*.yaml"))
 COCO = ROOT / "tables/parts/coco.yaml"
+COCO_B16 = COCO.with_name("coco-vitb16.yaml")
 BELOW: dict[str, Any] = {
     "title": "Below",
     "about": "small data",
@@ -86,6 +88,53 @@ def test_published_figures_come_from_a_group(below: Path) -> None:
     assert [entry.name for entry in collect(table, []).published] == ["A", "inline"], "other data than theirs"
     same = read_table(below, ["data.pairs=coco:data/coco"])
     assert "| A (published) | – | 6.0 | 7.0 |" in to_markdown(collect(same, [])), "a row of its own on the same data"
+
+
+def published_names(table: Table) -> list[str]:
+    return [entry.name for entry in collect(table, []).published]
+
+
+def test_published_figures_stand_beside_their_towers(below: Path) -> None:
+    """A row of their own needs both the data and the towers; a setting may have towers of its own."""
+    given = [
+        {"name": "both", "source": "s", "values": {"test.rsum": 1.0}, "data": "synthetic:", "backbone": "clip:*16"},
+        {"name": "towers", "source": "s", "values": {"test.rsum": 2.0}, "backbone": "clip:*16", "setting": "b16"},
+        {"name": "any", "source": "s", "values": {"test.rsum": 3.0}, "data": "synthetic:"},
+        {"name": "beside", "source": "s", "values": {"x": 4.0}, "beside": "a", "data": "coco:", "backbone": "clip:*16"},
+    ]
+    path = write(below, {**BELOW, "published": given})
+    assert published_names(read_table(path)) == ["any", "beside"]
+    assert published_names(read_table(path, ["backbone.spec=clip:x/vit-base-patch32"])) == ["any", "beside"]
+    assert published_names(read_table(path, ["backbone.spec=clip:./CLIP-B16"])) == ["both", "towers", "any", "beside"]
+    own = {"name": "b16", "set": {"backbone": {"spec": "clip:vit-b16"}}}
+    table = read_table(write(below, {**BELOW, "published": given, "settings": [{"name": "clean"}, own]}))
+    assert published_names(table) == ["towers", "any", "beside"]
+    theirs = {entry.name: entry for entry in collect(table, []).published}
+    assert theirs["beside"].beside == "a"
+    assert theirs["towers"] == Published(name="towers", source="s", values={"test.rsum": 2.0}, setting="b16")
+
+
+@pytest.mark.parametrize("name", ["retrieval", "noise", "ablation", "sensitivity", "tolerance"])
+def test_rows_of_other_towers_are_left_out_on_coco(name: str) -> None:
+    path, b16 = ROOT / f"tables/{name}.yaml", "clip:openai/clip-vit-base-patch16"
+    assert "(published)" in to_markdown(collect(read_table(path, layers=[COCO]), []))
+    other = collect(read_table(path, [f"backbone.spec={b16}"], layers=[COCO]), [])
+    shown = [entry for setting in other.settings for entry in other.published_rows(setting)]
+    assert [entry.name for entry in shown if "B/16" not in entry.source] == []
+    theirs = read_table(path, layers=[COCO, COCO_B16])
+    assert {cell.recipe.backbone.spec for cell in cells(theirs, Path("x"))} == {b16}
+    assert published_names(theirs) == ["P2RM", "DAA", "PCME", "PCME++", "VACSR"]
+    assert "ViT-B/16" in theirs.heading()
+
+
+@pytest.mark.parametrize("layers", [[COCO], [COCO, COCO_B16]], ids=["b32", "b16"])
+def test_published_rsums_are_the_sums_of_the_printed_recalls(layers: list[Path]) -> None:
+    entries = collect(read_table(ROOT / "tables/retrieval.yaml", layers=layers), []).published
+    assert len(entries) == 5
+    for entry in entries:
+        recalls = [entry.values[f"test/coco-1k.{way}.r{k}"] or 0 for way in ("i2t", "t2i") for k in (1, 5, 10)]
+        assert entry.values["test/coco-1k.rsum"] == pytest.approx(sum(recalls), abs=0.01)
+        assert all(entry.values.values())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from vacsr.report.comparison import comparison_page, write_comparison
+from vacsr.report.curves import all_pairs
 from vacsr.report.gallery import Gallery
 from vacsr.report.records import RunRecord, SweepPoint
 from vacsr.report.sections import Look, row_styles
@@ -90,11 +93,11 @@ def test_every_part_that_has_data_is_there() -> None:
     assert links == [f"#{name}" for name in page.sections()]
     assert "A &lt;title&gt; &amp; more" in whole
     assert "2 rows × 2 settings × 2 seeds: 8 runs" in whole
-    assert "300.1 ± 0.1" in whole  # of 300.0 and 300.1, rounded
+    assert '300.1</strong><span class="rest"> ± 0.1</span>' in whole  # of 300.0 and 300.1, rounded
     for said in ("vacsr, r = -0.50", "vacsr, area 12.0", "vacsr, binned", "vacsr, raw", "-0.83", "-0.31"):
         assert said in whole, said
-    assert "mean 0.25 · median 0.125 · std 0.062" in whole
-    assert "All pairs: mean 0.25 · median 0.125 · std 0.062." in whole
+    assert "mean 0.250 · median 0.125 · std 0.062" in whole
+    assert "All pairs: mean 0.250 · median 0.125 · std 0.062." in whole
     assert whole.count("vacsr: grades") == 2  # once a setting
     assert "from 100.0 to 200.0" in whole  # dev RSUM
     assert "from 100.0 to 50.0" in whole  # loss, percent of its first value
@@ -152,16 +155,33 @@ def test_stored_reports_of_real_runs_are_drawn() -> None:
 
 
 def test_sweeps_are_sorted_marked_and_beside_the_papers() -> None:
-    points = [SweepPoint("K", 4, False, 383.0, 1.0, 40.2), SweepPoint("K", 2, True, 386.0, 1.0, 40.7),
-              SweepPoint("alpha", 0.1, True, 1.0, 0.0)]  # fmt: skip
-    first, second = sweep_figures(Sweeps(points, "RSUM", "mAP@R"))
-    assert (first.name, second.name, second.paper) == ("K", "alpha", None)
+    points = [SweepPoint("K", 4, False, 383.0, None, (31.0, None), 36.7),
+              SweepPoint("K", 2, True, 386.0, 1.0, (31.5, 0.2), 40.7),
+              SweepPoint("alpha", 0.1, True, 1.0, None)]  # fmt: skip
+    swept = Sweeps(points, "RSUM", "mAP@R, EC", "mAP@R, both")
+    first, second = sweep_figures(swept)
+    assert (first.name, second.name, second.alike, second.paper) == ("K", "alpha", None, None)
     assert "RSUM by K. RSUM: from 386.0 to 383.0." in first.ours
+    assert first.ours.count("hollow") == 1  # K=4 has one seed
+    assert "ring: one seed" in first.ours
+    assert ">one seed<" in second.ours
+    assert first.alike is not None
+    assert "mAP@R, both by K. mAP@R, both: from 31.5 to 31.0." in first.alike
     assert first.paper is not None
-    assert "from 40.7 to 40.2" in first.paper
+    assert "paper: mAP@R, EC by K. paper: mAP@R, EC: 40.7, 36.7." in first.paper
+    assert "<path" not in first.paper  # nobody knows what lies between
     assert ">default<" in first.ours
-    whole = comparison_page(table_of(runs()), runs(), swept=[Sweeps(points, "RSUM", "mAP@R")])
+    heights = [_unit(figure, low, high) for figure, low, high in ((first.alike, 31.0, 31.5), (first.paper, 36.7, 40.7))]
+    assert heights[0] == pytest.approx(heights[1], rel=0.02)  # equal changes look equal
+    whole = comparison_page(table_of(runs()), runs(), swept=[swept])
     assert "sweeps" in Page(whole).sections()
+    assert "paper: paper:" not in whole
+
+
+def _unit(figure: str, low: float, high: float) -> float:
+    """How far apart the two points of a figure are, for a difference of 1."""
+    at = [float(y) for y in re.findall(r'<circle class="[^"]*" cx="[\d.]+" cy="([\d.]+)"', figure)][-2:]
+    return abs(at[0] - at[1]) / (high - low)
 
 
 def test_sweeps_come_from_the_table_itself() -> None:
@@ -174,10 +194,65 @@ def test_sweeps_come_from_the_table_itself() -> None:
     table = table_of(found, sweeps=sweeps, published=published)
     (swept,) = sweeps_of(table)
     assert (swept.figure, swept.paper_figure) == ("RSUM", "mAP@R (paper)")
-    assert swept.points[0] == ("K", 1.0, False, 300.5, pytest.approx(0.7071, abs=1e-3), 39.6)
+    assert swept.points[0] == ("K", 1.0, False, 300.5, pytest.approx(0.7071, abs=1e-3), None, 39.6)
     assert [point.paper for point in swept.points] == [39.6, 40.7, None]
     assert [point.default for point in swept.points] == [False, True, False]
     assert sweeps_of(table_of(found)) == []
+
+
+def test_sweeps_by_the_papers_measure_are_of_our_own_data() -> None:
+    """Both directions averaged; a printed range stands at its middle; one seed has no deviation."""
+    figures = {("K=1", 0): (20.0, 30.0), ("K=1", 1): (22.0, 34.0), ("paper", 0): (24.0, 36.0)}
+    found = [RunRecord(row, "clean", seed, {"test": {"i2t": {"map_at_r": i2t}, "t2i": {"map_at_r": t2i}}})
+             for (row, seed), (i2t, t2i) in figures.items()]  # fmt: skip
+    key = "test/eccv.mean.map_at_r"
+    columns = (
+        Column(key="test.i2t.map_at_r", name="mAP@R i2t"),
+        Column(key=key, name="paper: mAP@R, EC", published=True),
+    )
+    sweeps = tuple((row, Sweep(name="K", value=at, default=at == 2)) for row, at in (("K=1", 1), ("paper", 2)))
+    published = (
+        Published(name="V", values={key: 40.2}, upper={key: 40.3}, source="s", beside="K=1"),
+        Published(name="V", values={key: 40.7}, source="s", beside="paper"),
+    )
+    table = replace(table_of(found, sweeps=sweeps, published=published), columns=columns)
+    (swept,) = sweeps_of(table)
+    assert (swept.paper_figure, swept.alike_figure) == ("mAP@R, EC", "mAP@R, mean of both directions")
+    first, second = swept.points
+    assert first.alike == (pytest.approx(26.5), pytest.approx(statistics.stdev([25.0, 28.0])))
+    assert (first.paper, second.paper, second.std, second.alike) == (pytest.approx(40.25), 40.7, None, (30.0, None))
+
+
+def test_the_lead_counts_what_was_run() -> None:
+    whole = runs()
+    assert "2 rows × 2 settings × 2 seeds: 8 runs under one protocol." in comparison_page(table_of(whole), [])
+    fewer = comparison_page(table_of(whole[:-1]), [])
+    assert "7 runs under one protocol: 2 rows, 2 settings, 1 to 2 seeds each." in fewer
+    gap = comparison_page(table_of(whole[:-2]), [])
+    assert "6 runs under one protocol: 2 rows, 2 settings, 2 seeds each; not every row in every setting." in gap
+
+
+def test_a_page_without_answers_says_why(feature_runs: list[RunRecord]) -> None:
+    table = table_of(feature_runs)
+    gone = [run._replace(folder=None) for run in feature_runs]
+    plan = Gallery("clean", ("vacsr",), captions=1, images=1)
+    assert "names no rows for them, under page.gallery" in comparison_page(table, gone)
+    assert "they need the trained models and the photos" in comparison_page(table, gone, gallery=plan)
+    assert "are not shown" not in comparison_page(table, feature_runs, gallery=plan)
+
+
+@pytest.mark.parametrize(
+    ("stats", "said"),
+    [
+        ({"mean": 0.0, "median": 0.03, "std": 0.1}, "mean 0.000 · median 0.030 · std 0.100"),
+        ({"mean": 2e-4, "median": -2e-4, "std": None}, "mean <0.001 · median >-0.001"),
+        ({"mean": -12.3, "median": 4e-3, "std": 100.0}, "mean -12.30 · median <0.01 · std 100.00"),
+        ({}, ""),
+    ],
+)
+def test_statistics_keep_their_zeros(stats: dict[str, float | None], said: str) -> None:
+    run = RunRecord("a", "clean", 0, {"test": {"scores": {"score": {"all_stats": stats}}}})
+    assert all_pairs(run, "test", "score") == (f"All pairs: {said}." if said else "")
 
 
 def test_figures_show_some_rows_and_say_how_many_are_left_out() -> None:

@@ -50,13 +50,33 @@ def test_markdown_with_marks_and_what_others_published() -> None:
     assert lines[6:10] == [
         "| P2RM & co (published) | – | 999.9 | – | – |",
         "| a | 2 | 305.0 ± 7.1 | **3.05** ± 0.07 | 541.4 |",
-        "| b | 1 | **320.0**† | – | – |",
+        "| b | 1 | 320.0† | – | – |",
         "| c | 1 | 100.0‡ | – | – |",
     ]
     told = "\n".join(lines[10:])
+    assert "where a row with fewer than 2 seeds is ahead, none is." in told
     assert "† better, ‡ worse than the best baseline" in told
     assert "Published: theirs." in told
     assert "Published, on other data than ours: their table 1 (COCO)." in told
+
+
+def test_a_printed_range_is_shown_as_a_range_and_counted_at_its_middle() -> None:
+    ranged = QUOTED.model_copy(update={"upper": {"test.theirs": 541.9}})
+    own = OWN.model_copy(update={"upper": {"test.rsum": 1001.9}})
+    found = table(published=(ranged, own))
+    assert "| 541.4–541.9 |" in to_markdown(found)
+    assert "| 999.9–1001.9 |" in to_markdown(found)
+    assert "541.4--541.9" in to_latex(found)
+    theirs, ours, *_ = csv.DictReader(io.StringIO(to_csv(found)))
+    assert (float(theirs["R|SUM_%"]), float(ours["paper: RSUM"])) == (pytest.approx(1000.9), pytest.approx(541.65))
+    assert table_from_json(table_to_json(found)).published == (ranged, own)
+
+
+def test_a_spread_may_be_set_below_its_mean_a_mark_alone_may_not() -> None:
+    found = to_html(table())
+    assert '<td>305.0<span class="rest"> ± 7.1</span></td>' in found
+    assert '<td><strong>3.05</strong><span class="rest"> ± 0.07</span></td>' in found
+    assert "<td>320.0†</td>" in found
 
 
 def test_a_mark_needs_a_clear_interval_and_an_end_that_is_better() -> None:
@@ -88,8 +108,8 @@ def test_latex_escapes_and_sets_the_best_in_bold() -> None:
     assert r"\caption{Small \& \textless{}good\textgreater{}, clean." in found
     assert r"method & seeds & R\textbar{}SUM\_\% & $\sigma$ error & paper: RSUM \\" in found
     assert r"P2RM \& co (published) & -- & 999.9 & -- & -- \\" in found
-    assert r"b & 1 & \textbf{320.0}$^\dagger$ & -- & -- \\" in found
-    assert r"305.0 $\pm$ 7.1" in found
+    assert r"b & 1 & 320.0$^\dagger$ & -- & -- \\" in found
+    assert r"305.0 $\pm$ 7.1 & \textbf{3.05} $\pm$ 0.07" in found
     odd = replace(table(), note="a_b ≥ [1]", title="x")
     assert r"\caption{x, clean. a\_b $\ge$ {[}1{]} " in to_latex(odd)
     greek = replace(table(), note="λ = 0.1, Δ ≠ ω", title="x")

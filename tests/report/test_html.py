@@ -89,6 +89,21 @@ def test_a_table_names_rows_and_columns_and_the_best() -> None:
     assert '<td colspan="2">what b is</td>' in made
 
 
+@pytest.mark.parametrize(
+    ("columns", "rows", "rest", "style"),
+    [
+        (10, 1, "± 1", "table"), (11, 1, "± 1", "table wide"), (11, 1, "", "table"), (12, 1, "", "table wide"),
+        (3, 19, "± 1", "table long"), (11, 19, "± 1", "table wide long"),
+    ],
+)  # fmt: skip
+def test_tables_with_many_columns_are_set_narrow_and_long_ones_may_break(
+    columns: int, rows: int, rest: str, style: str
+) -> None:
+    made = table(["x"] * columns, [Row("a", [Cell("1", rest=rest)] * (columns - 1))] * rows, caption="c")
+    assert made.startswith(f'<div class="{style}"')
+    assert made.count("± 1") == (rows * (columns - 1) if rest else 0)
+
+
 @pytest.mark.parametrize(("value", "share"), [(-1.0, 0.0), (0.2, 0.0), (0.3, 50.0), (0.4, 100.0), (9.0, 100.0)])
 def test_a_gauge_stays_within_its_ends(value: float, share: float) -> None:
     assert f"width:{share:.1f}%" in gauge("σ", value, ends=(0.2, 0.4), shown="")

@@ -54,6 +54,36 @@ def test_a_band_lies_around_its_line() -> None:
     assert line[1, 1] - band[1, 1] == pytest.approx(5 * unit, abs=0.2)
 
 
+def test_a_band_is_open_where_the_spread_is_unknown() -> None:
+    """Four points with a spread, a gap, one alone: a band, and an upright stroke."""
+    spread = np.array([1.0, 1.0, np.nan, 2.0, np.nan])
+    hollow = np.isnan(spread)
+    drawn = [Line("a", np.arange(5.0), np.full(5, 10.0), "vacsr", dots=True, spread=spread, hollow=hollow)]
+    root = parsed(lines(drawn, x_label="", y_label="", title=""))
+    band, line = (points(path) for path in root.iter("path"))
+    assert band[:, 0].tolist() == pytest.approx([*line[:2, 0], *line[1::-1, 0]])
+    (stroke,) = (one for one in root.iter("line") if one.attrib["class"].startswith("whisker"))
+    assert float(stroke.attrib["x1"]) == pytest.approx(line[3, 0], abs=0.1)
+    height = float(stroke.attrib["y2"]) - float(stroke.attrib["y1"])
+    assert height == pytest.approx(2 * (band[2, 1] - band[1, 1]), abs=0.3)
+    rings = ["hollow" in circle.attrib["class"] for circle in root.iter("circle")]
+    assert rings == hollow.tolist()
+
+
+def test_points_that_are_not_joined_have_no_line() -> None:
+    y = np.array([40.1, np.nan, 40.7])
+    root = parsed(lines([Line("a", np.arange(3.0), y, "x", joined=False)], x_label="", y_label="", title="T"))
+    assert list(root.iter("path")) == []
+    assert len(list(root.iter("circle"))) == 3  # two points, and one beside the name
+    assert root.attrib["aria-label"] == "T. a: 40.1, 40.7."
+
+
+def test_an_axis_may_be_longer_than_its_line_needs() -> None:
+    flat = Line("a", np.arange(2.0), np.array([10.0, 11.0]), "x")
+    assert fitted([flat], least=5.0) == (pytest.approx(8.0), pytest.approx(13.0))
+    assert fitted([flat], least=0.5) == fitted([flat])
+
+
 def test_marks_have_names_and_one_is_chosen() -> None:
     marks = Marks([0.0, 1.0, 2.0], ["5e-05", "0.0005", "0.01"], chosen=1.0, chosen_name="default")
     drawn = [Line("a", np.arange(3.0), np.arange(3.0), "vacsr")]

@@ -52,6 +52,7 @@ def test_markdown_against_plain_computation() -> None:
         "| a | 2 | **305.0** ± 7.1 | 5.50 ± 0.71 |\n"
         "| b | 2 | 300.0 ± 28.3 | **4.25** ± 0.35 |\n"
         "| c | 1 | 100.0 | – |\n\n"
+        "Bold is the best mean; where a row with fewer than 2 seeds is ahead, none is.\n\n"
         "## noisy\n\n"
         "| method | seeds | RSUM | test.uncertainty.aurc |\n"
         "| --- | --- | --- | --- |\n"
@@ -60,8 +61,25 @@ def test_markdown_against_plain_computation() -> None:
 
 def test_bold_is_a_choice() -> None:
     assert "**" not in to_markdown(table(Column(key="test.rsum", best="none")))
-    assert "| **100.0** |" in to_markdown(table(Column(key="test.rsum", best="low")))
+    assert "| **4.2** ± 0.4 |" in to_markdown(table(Column(key="test.uncertainty.aurc", best="low")))
     assert "**" not in to_markdown(table(Column(key="test.nothing")))
+
+
+def test_one_seed_ahead_of_several_takes_no_bold_and_leaves_none() -> None:
+    found = table(Column(key="test.rsum", best="low"))
+    assert "**" not in to_markdown(found)  # c is ahead, with one seed
+    assert found.best("clean", found.columns[0], among=("a", "b", "c")) == "c"  # and yet the one to be measured against
+    assert found.leading("clean", Column(key="test.rsum")) == ["a"]
+
+
+def test_all_of_exact_ties_lead() -> None:
+    seeds = {"a": (0.1, 0.2, 0.3), "b": (0.3, 0.2, 0.1), "c": (0.2, 0.2, 0.1), "one": (0.2,)}
+    values = [CellValues(row, "clean", n, {"x": value}) for row, own in seeds.items() for n, value in enumerate(own)]
+    tied = ComparisonTable("T", (Column(key="x"),), tuple(seeds), ("clean",), tuple(values))
+    assert tied.leading("clean", Column(key="x")) == ["a", "b"]
+    assert tied.leading("clean", Column(key="x", best="low")) == ["c"]
+    assert tied.leading("clean", Column(key="x", published=True)) == []
+    assert tied.leading("noisy", Column(key="x")) == []
 
 
 def test_json_has_every_value_of_every_seed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from vacsr.compare.cell import Cell, cells, read_report
 from vacsr.compare.jobs import run_cells
 from vacsr.compare.page import RECORDS, read_records, run_records, write_page, write_records
 from vacsr.compare.photo_tests import tested_photos
+from vacsr.compare.published import placed
 from vacsr.compare.recognition import averaged_cells
 from vacsr.compare.significance import tested
 from vacsr.compare.start import refuse_other_start, start_cell, train_start
@@ -21,7 +22,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.files import make_folder, write_json, write_text
 from vacsr.report.formats import FILES, FORMATS
 from vacsr.report.stored import read_results, table_to_json
-from vacsr.report.tables import CellValues, ComparisonTable, Published, look_up
+from vacsr.report.tables import CellValues, ComparisonTable, look_up
 from vacsr.train.folder import check_place
 
 
@@ -115,22 +116,12 @@ def collect(table: Table, done: Sequence[Cell]) -> ComparisonTable:
         settings=tuple(settings),
         values=tuple(values),
         baselines=table.baselines(),
-        published=tuple(_placed(table)),
+        published=tuple(placed(table.published, data=table.data_spec(), backbone=table.backbone_spec)),
         sweeps=tuple((row.name, point) for row in table.rows for point in row.sweep),
         note=table.note,
     )
     find = tested_photos if table.task == "fewshot" else tested
     return replace(result, comparisons=find(table, result, done))
-
-
-def _placed(table: Table) -> Iterator[Published]:
-    """On the data that they are of, published figures have rows of their own; elsewhere only those beside ours stay."""
-    data = table.data_spec()
-    for entry in table.published:
-        if entry.data and data.startswith(entry.data):
-            yield entry.model_copy(update={"beside": ""})
-        elif entry.beside or not entry.data:
-            yield entry
 
 
 def redraw(table: Table, stored: Path, out: Path | None = None, *, page: bool = False) -> ComparisonTable:

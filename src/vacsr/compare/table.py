@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from vacsr.compare.published import TablePublished
 from vacsr.config import Config, DataConfig, Recipe
 from vacsr.config.fewshot import FewshotRecipe
 from vacsr.recipes import layered_recipe
-from vacsr.report.tables import Column, Published, Sweep
+from vacsr.report.tables import Column, Sweep
 from vacsr.train.fewshot import layered_fewshot
 
 
@@ -99,7 +100,7 @@ class Table(Config):
     """One run each."""
     columns: tuple[Column, ...] = ()
     """Figures of the reports."""
-    published: tuple[Published, ...] = ()
+    published: tuple[TablePublished, ...] = ()
     """Figures of others, told apart from ours."""
     page: PageConfig = PageConfig()
     """For --page."""
@@ -147,6 +148,11 @@ class Table(Config):
         """Where the pairs, or the photos with classes, of all cells come from."""
         data = self._layered(self.base, self.overrides).data
         return data.pairs if isinstance(data, DataConfig) else data.spec
+
+    def backbone_spec(self, setting: str = "") -> str:
+        """The towers of all cells, or of those of one setting."""
+        changes = next((one.set for one in self.settings if one.name == setting), {})
+        return self._layered(self.base, changes, self.overrides).backbone.spec
 
     def heading(self) -> str:
         """Title and data."""

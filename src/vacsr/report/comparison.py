@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,13 @@ from vacsr.report.records import RunRecord
 from vacsr.report.sections import Look, histograms, model, sigma, sweeps, training
 from vacsr.report.sweeps import Sweeps, sweeps_of
 from vacsr.report.tables import ComparisonTable
+
+_NO_MODELS = (
+    "Queries with their answers and pairs from low grades to high are not shown: they need the trained models and the "
+    "photos, which are not stored with this page (of most data sets photos may not be passed on). Where both are at "
+    "hand, vacsr compare TABLE.yaml --page shows them."
+)
+_NOT_ASKED = "Queries with their answers are not shown: the table file names no rows for them, under page.gallery."
 
 
 class Part(NamedTuple):
@@ -69,10 +77,12 @@ def comparison_page(
         ("training", "Training", "How training went", training(look)),
     ):
         parts += [] if body is None else [Part(name, link, title, body)]
-    parts += [] if gallery is None else _gallery(runs, gallery)
+    answers = [] if gallery is None else _gallery(runs, gallery)
+    parts += answers
     parts.append(Part("model", "The model", "The model and its loss", model()))
     main = [section(part.title, part.body, name=part.name) for part in parts]
-    body = join(_header(table, parts), tag("main", join(*main)), _footer(look))
+    missing = "" if answers else _NO_MODELS if gallery is not None else _NOT_ASKED
+    body = join(_header(table, parts), tag("main", join(*main)), _footer(look, missing))
     return page(f"vacsr · {table.title}", body, description=_lead(table))
 
 
@@ -84,11 +94,18 @@ def _header(table: ComparisonTable, parts: Sequence[Part]) -> Html:
 
 
 def _lead(table: ComparisonTable) -> str:
+    """A product only where every row was run in every setting with every seed."""
     runs = len(table.values)
     rows, settings = len({v.row for v in table.values}), len({v.setting for v in table.values})
-    seeds = len({v.seed for v in table.values})
-    counted = [_counted(rows, "row"), _counted(settings, "setting"), _counted(seeds, "seed")]
-    return f"{' × '.join(counted)}: {_counted(runs, 'run')} under one protocol."
+    seeds = Counter((v.row, v.setting) for v in table.values)
+    most = max(seeds.values(), default=0)
+    counted = [_counted(rows, "row"), _counted(settings, "setting")]
+    if rows * settings * most == runs:
+        return f"{' × '.join([*counted, _counted(most, 'seed')])}: {_counted(runs, 'run')} under one protocol."
+    least = min(seeds.values())
+    each = _counted(most, "seed") if least == most else f"{least} to {_counted(most, 'seed')}"
+    gaps = "; not every row in every setting" if len(seeds) < rows * settings else ""
+    return f"{_counted(runs, 'run')} under one protocol: {', '.join(counted)}, {each} each{gaps}."
 
 
 def _counted(number: int, noun: str) -> str:
@@ -120,8 +137,10 @@ def _gallery(runs: Sequence[RunRecord], plan: Gallery) -> list[Part]:
     ]
 
 
-def _footer(look: Look) -> Html:
+def _footer(look: Look, missing: str) -> Html:
+    """How to read the figures, and why there are no ``missing`` answers."""
     words = f"Figures are of the {look.split} split. Lines are means over seeds, bands one standard deviation."
     if look.left_out:
         words += f" Figures show {_counted(len(look.styles), 'row')}; {look.left_out} more are in the tables."
-    return tag("footer", paragraph(words, style="note"))
+    said = [words, missing] if missing else [words]
+    return tag("footer", join(*(paragraph(line, style="note") for line in said)))

@@ -11,7 +11,6 @@ from vacsr.report.figures import Array, Counts, histograms
 from vacsr.report.html import Html
 from vacsr.report.lines import Line, Marks, fitted, lines
 from vacsr.report.records import Curve, RunRecord, entry, mean_curve, runs_of
-from vacsr.report.svg import number
 
 Direction = Literal["i2t", "t2i"]
 DIRECTIONS: dict[Direction, str] = {"i2t": "image to text", "t2i": "text to image"}
@@ -184,5 +183,18 @@ def all_pairs(run: RunRecord, split: str, kind: Literal["grade", "score"]) -> st
 
 
 def _stats(stats: Mapping[str, Any]) -> str:
-    known = [f"{key} {number(round(stats[key], 3))}" for key in ("mean", "median", "std") if stats.get(key) is not None]
-    return " · ".join(known)
+    """All with the same digits, zeros too; what would round to nothing is told to be less than the last digit.
+
+    >>> _stats({"mean": 0.03, "median": 0.0001, "std": 0.25})
+    'mean 0.030 · median <0.001 · std 0.250'
+    """
+    known = {key: float(stats[key]) for key in ("mean", "median", "std") if stats.get(key) is not None}
+    digits = 3 if max(map(abs, known.values()), default=0.0) < 10 else 2
+    return " · ".join(f"{key} {_rounded(value, digits)}" for key, value in known.items())
+
+
+def _rounded(value: float, digits: int) -> str:
+    least = 10.0**-digits
+    if 0 < abs(value) < least / 2:
+        return f"<{least:g}" if value > 0 else f">-{least:g}"
+    return f"{value:.{digits}f}"

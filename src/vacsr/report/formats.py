@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vacsr.report import html
-from vacsr.report.tables import Column, ComparisonTable, Published
+from vacsr.report.tables import Column, ComparisonTable, Printed, Published
 
 _ABSENT = "–"
 _BETTER, _WORSE = "†", "‡"
@@ -68,11 +68,11 @@ class Grid(NamedTuple):
 def grid(table: ComparisonTable, setting: str) -> Grid:
     """The rows of one setting: what others published first, then ours; the best mean of ours in bold."""
     rows, columns = table.shown_rows(setting), table.columns_of(setting)
-    best = {column: table.best(setting, column, among=rows) for column in columns}
+    best = {column: table.leading(setting, column) for column in columns}
     theirs = table.published_rows(setting)
     lines = [_published_line(entry, columns) for entry in theirs]
     for row in rows:
-        cells = [_shown(table, setting, row, column, bold=best[column] == row) for column in columns]
+        cells = [_shown(table, setting, row, column, bold=row in best[column]) for column in columns]
         lines.append(Line(row, str(table.seeds(setting, row)), cells))
     head = ["method", "seeds", *(column.head for column in columns)]
     return Grid(setting, head, lines, _notes(table, setting, lines, theirs))
@@ -80,8 +80,7 @@ def grid(table: ComparisonTable, setting: str) -> Grid:
 
 def _shown(table: ComparisonTable, setting: str, row: str, column: Column, *, bold: bool) -> Shown:
     if column.published:
-        value = table.beside(setting, row, column.key)
-        return Shown(_ABSENT if value is None else f"{value:.{column.digits}f}")
+        return _printed(table.beside(setting, row, column.key), column)
     found = table.summary(setting, row, column.key)
     if found is None:
         return Shown(_ABSENT)
@@ -97,16 +96,20 @@ def _mark(table: ComparisonTable, setting: str, row: str, column: Column) -> str
 
 
 def _published_line(entry: Published, columns: tuple[Column, ...]) -> Line:
-    values = [None if column.published else entry.figure(column.key) for column in columns]
-    shown = [
-        Shown(_ABSENT if value is None else f"{value:.{c.digits}f}") for value, c in zip(values, columns, strict=True)
-    ]
+    shown = [_printed(None if column.published else entry.printed(column.key), column) for column in columns]
     return Line(f"{entry.name} (published)", _ABSENT, shown)
 
 
+def _printed(found: Printed | None, column: Column) -> Shown:
+    return Shown(_ABSENT if found is None else found.text(column.digits))
+
+
 def _notes(table: ComparisonTable, setting: str, lines: list[Line], theirs: list[Published]) -> list[str]:
-    """Marks explained, and where others' figures stand."""
+    """Marks and bold explained, and where others' figures stand."""
     notes = [_LEGEND] if any(cell.mark for line in lines for cell in line.cells) else []
+    seeds = {table.seeds(setting, row) for row in table.shown_rows(setting)}
+    if len(seeds) > 1 and any(column.best != "none" for column in table.columns_of(setting)):
+        notes.append(f"Bold is the best mean; where a row with fewer than {max(seeds)} seeds is ahead, none is.")
     keys = [column.key for column in table.columns_of(setting) if column.published]
     quoted = [
         entry
@@ -148,17 +151,19 @@ def to_csv(table: ComparisonTable) -> str:
     writer.writerow(["setting", "method", "whose", "seeds", *figures])
     for setting in table.settings:
         for entry in table.published_rows(setting):
-            found = [None if c.published else entry.figure(c.key) for c in table.columns]
-            writer.writerow([setting, entry.name, "published", "", *(v for value in found for v in (value, None))])
+            found = [None if c.published else entry.printed(c.key) for c in table.columns]
+            values = [part for one in found for part in (None if one is None else one.middle, None)]
+            writer.writerow([setting, entry.name, "published", "", *values])
         for row in table.shown_rows(setting):
-            values = [part for column in table.columns for part in _numbers(table, setting, row, column)]
-            writer.writerow([setting, row, "ours", table.seeds(setting, row), *values])
+            numbers = [part for column in table.columns for part in _numbers(table, setting, row, column)]
+            writer.writerow([setting, row, "ours", table.seeds(setting, row), *numbers])
     return text.getvalue()
 
 
 def _numbers(table: ComparisonTable, setting: str, row: str, column: Column) -> tuple[float | None, float | None]:
     if column.published:
-        return table.beside(setting, row, column.key), None
+        printed = table.beside(setting, row, column.key)
+        return None if printed is None else printed.middle, None
     found = table.summary(setting, row, column.key)
     return (None, None) if found is None else (found.mean, found.std if found.seeds > 1 else None)
 
@@ -203,16 +208,18 @@ def to_html(table: ComparisonTable) -> html.Html:
     parts = [html.paragraph(table.note, style="note")] if table.note else []
     for setting in table.settings:
         shown = grid(table, setting)
-        rows = [
-            html.Row(line.name, [html.Cell(line.seeds), *(html.Cell(c.mean + c.rest, c.bold) for c in line.cells)])
-            for line in shown.lines
-        ]
+        rows = [html.Row(line.name, [html.Cell(line.seeds), *map(_html_cell, line.cells)]) for line in shown.lines]
         parts += [
             html.tag("h3", html.text(setting)),
             html.table(shown.head, rows, caption=f"{table.title}, {setting}"),
             *(html.paragraph(note, style="note") for note in shown.notes),
         ]
     return html.join(*parts)
+
+
+def _html_cell(cell: Shown) -> html.Cell:
+    """A spread may stand below its mean, a mark alone may not."""
+    return html.Cell(cell.mean, cell.bold, cell.rest) if cell.spread else html.Cell(cell.mean + cell.mark, cell.bold)
 
 
 FORMATS: dict[str, Callable[[ComparisonTable], str]] = {

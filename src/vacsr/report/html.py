@@ -21,6 +21,8 @@ class Cell(NamedTuple):
     text: str
     best: bool = False
     """Set in bold."""
+    rest: str = ""
+    """Spread and marks: behind the figure, in wide tables below it."""
 
 
 class Row(NamedTuple):
@@ -30,6 +32,9 @@ class Row(NamedTuple):
     cells: Sequence[Cell]
     note: str = ""
     """What the row means, in small print across the whole table."""
+
+
+_WIDE, _LONG = 11, 18  # more columns are set narrow, more rows may be printed on two pages
 
 
 def text(value: str) -> Html:
@@ -90,12 +95,17 @@ def section(title: str, body: Html, *, name: str) -> Html:
 
 
 def table(head: Sequence[str], rows: Sequence[Row], *, caption: str) -> Html:
-    """A table of figures; ``head`` names the column of the rows' names too."""
+    """A table of figures; ``head`` names the column of the rows' names too. One with many columns is set narrow."""
     top = Html("".join(tag("th", text(name), {"scope": "col"}) for name in head))
     lines = [line for row in rows for line in _rows(row, columns=len(head))]
-    inner = join(tag("caption", text(caption)), tag("thead", tag("tr", top)), tag("tbody", join(*lines)))
+    said = tag("caption", tag("span", text(caption)))  # stays in view while the table scrolls
+    inner = join(said, tag("thead", tag("tr", top)), tag("tbody", join(*lines)))
+    spread = any(cell.rest for row in rows for cell in row.cells)
+    wide = " wide" if len(head) + spread > _WIDE else ""
+    long = " long" if len(rows) > _LONG else ""
     # A table too wide for the screen scrolls by itself, by keyboard too.
-    return tag("div", tag("table", inner), {"class": "table", "role": "region", "aria-label": caption, "tabindex": "0"})
+    box = {"class": f"table{wide}{long}", "role": "region", "aria-label": caption, "tabindex": "0"}
+    return tag("div", tag("table", inner), box)
 
 
 def _rows(row: Row, *, columns: int) -> list[Html]:
@@ -107,8 +117,9 @@ def _rows(row: Row, *, columns: int) -> list[Html]:
 
 
 def _cell(cell: Cell) -> Html:
-    inner = text(cell.text)
-    return tag("td", tag("strong", inner) if cell.best else inner)
+    figure = tag("strong", text(cell.text)) if cell.best else text(cell.text)
+    rest = tag("span", text(cell.rest), {"class": "rest"}) if cell.rest else ""
+    return tag("td", Html(figure + rest))
 
 
 def figure(picture: Html, caption: str, *, title: str = "") -> Html:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from vacsr.report import svg
 from vacsr.report.figures import Array
 from vacsr.report.html import Html
 from vacsr.report.svg import WIDTH, Scale
 
+Mask = npt.NDArray[np.bool_]
 _LEFT, _RIGHT = 36.0, WIDTH - 10.0
 _ENTRY = 17.0  # height of a line's name
 
@@ -28,7 +30,11 @@ class Line(NamedTuple):
     """Classes of page.css."""
     dots: bool = False
     spread: Array | None = None
-    """[P]; a band reaches this far above and below the line."""
+    """[P]; a band reaches this far above and below the line, and is open where this is NaN."""
+    joined: bool = True
+    """Whether there is a line; without it points stand alone."""
+    hollow: Mask | None = None
+    """[P]; which dots are only a ring."""
 
 
 class Marks(NamedTuple):
@@ -76,16 +82,21 @@ def lines(
     return svg.picture(parts, height=top + height + 38, label=f"{title}. {_told(known, digits=digits)}")
 
 
-def fitted(drawn: Sequence[Line], *, room: float = 0.08) -> tuple[float, float]:
-    """Ends of a y axis that holds the lines with their bands and little else."""
+def fitted(drawn: Sequence[Line], *, room: float = 0.08, least: float = 0.0) -> tuple[float, float]:
+    """Ends of a y axis that holds the lines with their bands and little else, but spans ``least`` or more."""
     low = min(float(np.nanmin(entry.y - _band(entry))) for entry in drawn if not np.isnan(entry.y).all())
     high = max(float(np.nanmax(entry.y + _band(entry))) for entry in drawn if not np.isnan(entry.y).all())
     size = (high - low) or abs(high) or 1.0
-    return low - room * size, high + room * size
+    more = max(room * size, (least - (high - low)) / 2)
+    return low - more, high + more
+
+
+def _spread(entry: Line) -> Array:
+    return np.full_like(entry.y, np.nan) if entry.spread is None else entry.spread
 
 
 def _band(entry: Line) -> Array:
-    return np.zeros_like(entry.y) if entry.spread is None else np.nan_to_num(entry.spread)
+    return np.nan_to_num(_spread(entry))
 
 
 def _x_ends(drawn: Sequence[Line], marks: Marks | None) -> tuple[float, float]:
@@ -106,8 +117,9 @@ def _y_ends(drawn: Sequence[Line]) -> tuple[float, float]:
 
 def _key(entry: Line, *, y: float) -> list[str]:
     """What a line is called."""
+    sign = svg.line(4, y - 4, 30, y - 4, style=f"line {entry.style}")
     return [
-        svg.line(4, y - 4, 30, y - 4, style=f"line {entry.style}"),
+        sign if entry.joined else svg.dot(17, y - 4, style=entry.style),
         svg.words(entry.name, 38, y, style="entry"),
     ]
 
@@ -125,22 +137,39 @@ def _chosen(marks: Marks | None, x: Scale, *, top: float, bottom: float) -> list
 
 def _line(entry: Line, x: Scale, y: Scale) -> list[str]:
     known = ~np.isnan(entry.y)
-    across = [x(value) for value in entry.x[known]]
-    points = list(zip(across, [y(value) for value in entry.y[known]], strict=True))
+    points = [(x(a), y(b)) for a, b in zip(entry.x[known], entry.y[known], strict=True)]
+    parts = _bands(entry, known, x, y) if entry.spread is not None and len(points) > 1 else []
+    parts += [svg.path(points, style=f"line {entry.style}")] if entry.joined else []
+    if not (entry.dots or not entry.joined or len(points) == 1):
+        return parts
+    rings = np.zeros(len(points), dtype=bool) if entry.hollow is None else entry.hollow[known]
+    return parts + [
+        svg.dot(a, b, style=f"{entry.style}{' hollow' if ring else ''}")
+        for (a, b), ring in zip(points, rings, strict=True)
+    ]
+
+
+def _bands(entry: Line, known: Mask, x: Scale, y: Scale) -> list[str]:
+    """One where points with a spread follow each other, an upright stroke where one stands alone."""
     parts = []
-    if entry.spread is not None and len(points) > 1:
-        band = _band(entry)[known]
-        upper = zip(across, [y(value) for value in entry.y[known] + band], strict=True)
-        lower = zip(across, [y(value) for value in entry.y[known] - band], strict=True)
-        parts.append(svg.path([*upper, *reversed(list(lower))], style=f"band {entry.style}", closed=True))
-    parts.append(svg.path(points, style=f"line {entry.style}"))
-    return parts + ([svg.dot(a, b, style=entry.style) for a, b in points] if entry.dots or len(points) == 1 else [])
+    places = np.flatnonzero(known & ~np.isnan(_spread(entry)))
+    for group in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
+        band = _band(entry)[group]
+        across = [x(value) for value in entry.x[group]]
+        upper = list(zip(across, [y(value) for value in entry.y[group] + band], strict=True))
+        lower = list(zip(across, [y(value) for value in entry.y[group] - band], strict=True))
+        if len(group) == 1:
+            parts.append(svg.line(*upper[0], *lower[0], style=f"whisker {entry.style}"))
+        elif len(group):
+            parts.append(svg.path([*upper, *reversed(lower)], style=f"band {entry.style}", closed=True))
+    return parts
 
 
 def _told(drawn: Sequence[Line], *, digits: int) -> str:
-    """The ends of each line in words."""
+    """The ends of each line in words, or every point that stands alone."""
     parts = []
     for entry in drawn:
-        known = entry.y[~np.isnan(entry.y)]
-        parts.append(f"{entry.name}: from {known[0]:.{digits}f} to {known[-1]:.{digits}f}")
+        known = [f"{value:.{digits}f}" for value in entry.y[~np.isnan(entry.y)]]
+        said = f"from {known[0]} to {known[-1]}" if entry.joined else ", ".join(known)
+        parts.append(f"{entry.name}: {said}")
     return "; ".join(parts) + "."

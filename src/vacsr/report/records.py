@@ -38,9 +38,12 @@ class SweepPoint(NamedTuple):
     value: float
     default: bool
     mean: float
-    std: float
+    std: float | None
+    """None of a single seed."""
+    alike: tuple[float, float | None] | None = None
+    """Mean and deviation of the figure of ours that is of the paper's kind."""
     paper: float | None = None
-    """The paper's own figure at this value, where it gives one; its data and its measure may be others."""
+    """The paper's own figure at this value, where it gives one, on its data."""
 
 
 class Curve(NamedTuple):

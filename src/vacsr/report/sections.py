@@ -152,17 +152,27 @@ def histograms(look: Look) -> Html | None:
 
 
 def sweeps(swept: Sequence[Sweeps]) -> Html | None:
-    """A figure a parameter; the paper's beside ours, where it gives one."""
-    drawn = []
+    """A figure a parameter; where the paper gives one, beside ours by the same measure."""
+    drawn, beside = [], False
     for found in swept:
         for made in sweep_figures(found):
             drawn.append(figure(made.ours, f"Ours: {found.figure}.", title=made.name))
+            if made.alike is not None:
+                said = f"Ours: {found.alike_figure}."
+                drawn.append(figure(made.alike, said, title=f"{made.name}, the paper's measure"))
             if made.paper is not None:
-                drawn.append(figure(made.paper, f"The paper's own: {found.paper_figure}.", title=f"{made.name}, paper"))
+                beside = True
+                said = f"The paper's own: {found.paper_figure}. Only these points are printed."
+                drawn.append(figure(made.paper, said, title=f"{made.name}, paper"))
     if not drawn:
         return None
     words = "All other parameters keep their defaults. The values stand in even steps; the y axis does not begin at 0."
-    return join(paragraph(words), _grid(drawn, two=any(point.paper is not None for s in swept for point in s.points)))
+    if beside:
+        words += (
+            " The paper's points are of other data than ours. The figure beside them is of ours by the same measure, "
+            "and both have a y axis of the same length, so that equal changes look equal."
+        )
+    return join(paragraph(words), _grid(drawn))
 
 
 def training(look: Look) -> Html | None:
@@ -171,7 +181,7 @@ def training(look: Look) -> Html | None:
     for setting in look.settings:
         drawn = look.drawn(setting)
         rsum, loss = dev_by_epoch(drawn), loss_by_step(drawn)
-        found = [] if rsum is None else [figure(rsum, "The y axis does not begin at 0.", title="Dev RSUM")]
+        found = [] if rsum is None else [figure(rsum, "The y axis need not begin at 0.", title="Dev RSUM")]
         found += [] if loss is None else [figure(loss, "First seed. Losses are of unequal kinds.", title="Loss")]
         parts += [_heading(setting, look), _grid(found, two=True)] if found else []
     return join(*parts) if parts else None

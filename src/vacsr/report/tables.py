@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from pydantic import Field
+
 from vacsr.config import Config
 
 
@@ -44,6 +46,28 @@ class Sweep(Config):
     """The value that the method has unless told otherwise."""
 
 
+class Printed(NamedTuple):
+    """A figure of others as they printed it."""
+
+    low: float
+    high: float
+    """The same, unless they printed a range."""
+
+    @property
+    def middle(self) -> float:
+        """Where it is drawn."""
+        return (self.low + self.high) / 2
+
+    def text(self, digits: int) -> str:
+        """As it stands in a table.
+
+        >>> Printed(40.7, 40.7).text(1), Printed(40.2, 40.3).text(1)
+        ('40.7', '40.2–40.3')
+        """
+        ends = dict.fromkeys(f"{end:.{digits}f}" for end in self)
+        return "–".join(ends)
+
+
 class Published(Config):
     """Figures that others printed; shown as theirs, never bold, never tested."""
 
@@ -51,6 +75,8 @@ class Published(Config):
     """What they call the method."""
     values: dict[str, float | None]
     """By column key; None where they printed none."""
+    upper: dict[str, float] = Field(default_factory=dict)
+    """By column key, where they printed a range: its upper end, of which the value is the lower."""
     source: str
     """Where they stand."""
     setting: str = ""
@@ -68,6 +94,11 @@ class Published(Config):
             return self.values.get(key)
         both = [self.values.get(key.replace(".mean.", f".{direction}.")) for direction in ("i2t", "t2i")]
         return None if None in both else statistics.fmean(v for v in both if v is not None)
+
+    def printed(self, key: str) -> Printed | None:
+        """The figure, or the range, that was printed under a column's key."""
+        value = self.figure(key)
+        return None if value is None else Printed(value, self.upper.get(key, value))
 
 
 class CellValues(NamedTuple):
@@ -174,13 +205,25 @@ class ComparisonTable:
         return len({v.seed for v in self.values if v.row == row and v.setting == setting})
 
     def best(self, setting: str, column: Column, *, among: Sequence[str]) -> str | None:
-        """The row with the best mean."""
+        """The row with the best mean, however many seeds it has; the first of equals."""
         if column.best == "none" or column.published:
             return None
         means = {row: found.mean for row in among if (found := self.summary(setting, row, column.key))}
         if not means:
             return None
         return (max if column.best == "high" else min)(means, key=lambda row: means[row])
+
+    def leading(self, setting: str, column: Column) -> list[str]:
+        """What is set in bold: the rows with the best mean, all of equals, or none where these have fewer seeds.
+
+        One lucky seed beats a mean over several too easily to be called the best.
+        """
+        found = {row: one for row in self.shown_rows(setting) if (one := self.summary(setting, row, column.key))}
+        first = self.best(setting, column, among=list(found))
+        if first is None:
+            return []
+        most = max(one.seeds for one in found.values())
+        return [row for row, one in found.items() if one.seeds == most and math.isclose(one.mean, found[first].mean)]
 
     def comparison(self, setting: str, row: str, key: str) -> Comparison | None:
         """What was tested of one figure."""
@@ -189,10 +232,10 @@ class ComparisonTable:
                 return found
         return None
 
-    def beside(self, setting: str, row: str, key: str) -> float | None:
+    def beside(self, setting: str, row: str, key: str) -> Printed | None:
         """What others published of the row that ours is."""
-        found = [e.figure(key) for e in self.published if e.beside == row and e.setting in ("", setting)]
-        return next((value for value in found if value is not None), None)
+        found = [e.printed(key) for e in self.published if e.beside == row and e.setting in ("", setting)]
+        return next((printed for printed in found if printed is not None), None)
 
     def published_rows(self, setting: str) -> list[Published]:
         """Published figures with a row of their own."""
