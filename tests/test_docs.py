@@ -272,14 +272,32 @@ def table_rows(text: str, last: str) -> list[str]:
     ],
 )
 def test_figures_of_the_decisions_are_those_of_the_stored_data(said: str, row: str) -> None:
-    cells = json.loads((DOCS / "results/flickr8k-features.json").read_text(encoding="utf-8"))["cells"]
     found = re.search(said, (DOCS / "decisions.md").read_text(encoding="utf-8"))
     assert found is not None
     for shown, setting in zip(found.groups(), ("clean", "noise-50"), strict=True):
-        chosen = [c for c in cells if (c["setting"], c["row"]) == (setting, row) and c["seed"] in range(3)]
-        values = [c["values"]["test.rsum"] for c in chosen]
-        assert len(values) == 3
-        assert float(shown) == pytest.approx(statistics.fmean(values), abs=0.0501)
+        assert float(shown) == pytest.approx(ablation_mean(setting, row, "test.rsum"), abs=0.0501)
+
+
+@pytest.mark.parametrize(
+    ("said", "key", "row"),
+    [
+        (r"`exp` .* FN AUROC (\S+) for (\d+\.\d)\.", "uncertainty.auroc_false_negative", "paper-no-sigmoid"),
+        (r"`literal_max` .* FN AUROC (\S+) for (\d+\.\d)\.", "uncertainty.auroc_false_negative", "paper-literal-max"),
+        (r"α=0: .* τ-c (\S+) for (\d+\.\d)\.", "judgments.expert_tau_c", "paper-no-kl"),
+    ],
+)
+def test_what_else_the_decisions_say_of_a_row(said: str, key: str, row: str) -> None:
+    found = re.search(said, (DOCS / "decisions.md").read_text(encoding="utf-8"))
+    assert found is not None
+    for shown, name in zip(found.groups(), (row, "vacsr-paper"), strict=True):
+        assert float(shown) == pytest.approx(ablation_mean("clean", name, f"test.{key}"), abs=0.0501)
+
+
+def ablation_mean(setting: str, row: str, key: str) -> float:
+    cells = json.loads((DOCS / "results/ablation/results.json").read_text(encoding="utf-8"))["cells"]
+    values = [c["values"][key] for c in cells if (c["setting"], c["row"]) == (setting, row)]
+    assert len(values) == 3
+    return statistics.fmean(values)
 
 
 # ------------------------------------------------------------------------------------------------------------ runs

@@ -57,6 +57,7 @@ def put(table: Table, root: Path, figures: dict[tuple[str, int], float], *, epoc
         result = {"split": "test", "protocol": "flickr", "rsum": rsum, "uncertainty": {"corr_r1_i2t": -rsum / 1000}}
         write_text(cell.folder / "config.yaml", dump_yaml(recipe))
         write_text(cell.folder / "report.json", json.dumps({"schema": 1, "results": [result]}))
+        write_text(cell.folder / "metrics.jsonl", '{"step": 1, "loss": 2.0}\n{"epoch": 1, "dev_rsum": 1.0}\n')
 
 
 def test_a_cell_comes_from_the_first_folder_that_has_it(refresh: Any, table: Table, tmp_path: Path) -> None:
@@ -85,6 +86,55 @@ def test_stored_cells_are_not_lost_unseen(refresh: Any, table: Table, tmp_path: 
     assert [v.row for v in read_results(out / "results.json").values] == ["infonce"]
     with pytest.raises(DataError, match="no cell of 'Try' is finished"):
         refresh.gather(table, [tmp_path / "none"], out)
+
+
+def test_cells_are_added_to_kept_reports_and_drawn_with_them(refresh: Any, table: Table, tmp_path: Path) -> None:
+    kept, out = tmp_path / "kept.json", tmp_path / "out"
+    old = {"report": {"schema": 1, "results": [{"split": "test", "rsum": 250.0}]}, "epochs": []}
+    write_text(kept, json.dumps({"schema": 1, "runs": {"clean/sigmoid/seed-1": old, "clean/infonce/seed-0": old}}))
+    put(table, tmp_path / "runs", {("infonce", 0): 300.0, ("infonce", 1): 310.0})
+    assert refresh.keep(table, [tmp_path / "none"], kept) == 0
+    assert refresh.keep(table, [tmp_path / "runs"], kept) == 2
+    raw = json.loads(kept.read_text(encoding="utf-8"))["runs"]
+    assert list(raw) == ["clean/infonce/seed-0", "clean/infonce/seed-1", "clean/sigmoid/seed-1"]
+    assert raw["clean/infonce/seed-1"]["epochs"] == [{"epoch": 1, "dev_rsum": 1.0}]
+    assert refresh.draw_kept(table, kept, out) == "out: 3 kept cells of 4"
+    found = {(v.row, v.seed): v.report["test"]["rsum"] for v in read_results(out / "results.json").values}
+    assert found == {("infonce", 0): 300.0, ("infonce", 1): 310.0, ("sigmoid", 1): 250.0}
+    assert {path.name for path in out.iterdir()} == {
+        "results.json", "records.json", "page.html", "table.md", "table.csv", "table.tex", "table.html"
+    }  # fmt: skip
+    write_text(kept, json.dumps({"schema": 1, "runs": {"clean/sigmoid/seed-7": old}}))
+    with pytest.raises(DataError, match=r"kept.json has clean/sigmoid/seed-7, which 'Try' has not — add its row"):
+        refresh.draw_kept(table, kept, out)
+
+
+def test_a_page_may_count_seeds_and_one_seed_ahead_takes_no_bold(refresh: Any, table: Table, tmp_path: Path) -> None:
+    put(table, tmp_path, {("infonce", 0): 300.0, ("infonce", 1): 310.0, ("sigmoid", 0): 400.0})
+    refresh.gather(table, [tmp_path], tmp_path / "out")
+    columns = (refresh.Quoted("RSUM", ("test.rsum",), spread=True, bold=True),)
+    page = refresh.Page("p.md", "out", columns, {"clean": "plain"}, seeds=True)
+    shown = refresh.quoted("| plain |\n", page, read_results(tmp_path / "out/results.json"))
+    assert shown == "| plain | seeds | RSUM |\n|---|---|---|\n| infonce | 2 | 305.0 ± 7.1 |\n| sigmoid | 1 | 400.0 |\n"
+
+
+def test_folders_are_drawn_again_from_what_is_stored(
+    refresh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tolerance", "scenes-plans"):
+        for file in (ROOT / "docs/results" / name).iterdir():
+            if file.suffix == ".json":
+                write_text(tmp_path / name / file.name, file.read_text(encoding="utf-8"))
+    monkeypatch.setattr(refresh, "RESULTS", tmp_path)
+    monkeypatch.setattr(refresh, "refresh_pages", lambda docs, *, write: [])
+    assert refresh.main(["--draw", "--only", "tolerance", "--only", "scenes-plans"]) == 0
+    assert "tolerance: drawn again" in capsys.readouterr().err
+    assert not (tmp_path / "scenes-plans/page.html").exists()
+    for name in ("tolerance/page.html", "tolerance/table.md", "scenes-plans/table.html"):
+        assert (tmp_path / name).read_bytes() == (ROOT / "docs/results" / name).read_bytes(), (
+            f"{name}: refresh.py --draw"
+        )
+    assert refresh.main(["--runs", str(tmp_path / "none"), "--only", "scenes-plans"]) == 4
 
 
 def test_a_page_s_table_is_replaced_and_nothing_else(refresh: Any, table: Table, tmp_path: Path) -> None:
@@ -120,3 +170,4 @@ def test_the_pages_quote_what_is_stored(refresh: Any) -> None:
     assert refresh.refresh_pages(ROOT / "docs", write=False) == []
     assert refresh.main(["--check"]) == 0
     assert refresh.main(["--check", "--runs", "runs"]) == 2
+    assert refresh.main(["--check", "--draw"]) == 2

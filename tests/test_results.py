@@ -6,8 +6,12 @@ import json
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from vacsr.report.tables import look_up
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = json.loads((ROOT / "docs/results/flickr8k-features.json").read_text(encoding="utf-8"))["cells"]
@@ -93,7 +97,7 @@ def test_the_readme() -> None:
         check(cells[6], values("noise-50", row, "test.judgments.expert_tau_c", range(5)))
 
 
-TRAINED = json.loads((ROOT / "docs/results/flickr8k.json").read_text(encoding="utf-8"))["cells"]
+TRAINED = json.loads((ROOT / "docs/results/flickr8k/results.json").read_text(encoding="utf-8"))["cells"]
 TRAINED_PAGE = (ROOT / "docs/results-flickr8k.md").read_text(encoding="utf-8")
 TRAINED_KEYS = {
     "i2t R@1/5/10": ("test.i2t.r1", "test.i2t.r5", "test.i2t.r10"),
@@ -103,24 +107,42 @@ TRAINED_KEYS = {
     "τ-c experts": ("test.judgments.expert_tau_c",),
     "τ-b crowd": ("test.judgments.crowd_tau_b",),
     "σ–R@1 i2t / t2i": ("test.uncertainty.corr_r1_i2t", "test.uncertainty.corr_r1_t2i"),
+    "AURC i2t / t2i": ("test.uncertainty.aurc_i2t", "test.uncertainty.aurc_t2i"),
+    "FN AUROC of σ": ("test.uncertainty.auroc_false_negative",),
+    "of score": ("test.judgments.auroc_false_negative_score",),
     "RSUM dev": ("dev.rsum",),
 }
 
 
+def trained_reports(setting: str, row: str) -> list[dict[str, Any]]:
+    """The stored reports of a row's seeds, by split."""
+    runs = json.loads((ROOT / "docs/results/flickr8k-reports.json").read_text(encoding="utf-8"))["runs"]
+    found = [run["report"] for name, run in runs.items() if name.startswith(f"{setting}/{row}/seed-")]
+    results = [report["results"] if isinstance(report, dict) else report for report in found]  # stored in both forms
+    return [{result["split"]: result for result in one} for one in results]
+
+
 @pytest.mark.parametrize(
-    ("head", "setting", "rows"),
-    [("clean", "clean", 5), ("20% caption noise", "noise-20", 4), ("50% caption noise", "noise-50", 4)],
+    ("head", "setting"),
+    [("clean", "clean"), ("20% caption noise", "noise-20"), ("50% caption noise", "noise-50")],
 )
-def test_trained_towers(head: str, setting: str, rows: int) -> None:
+def test_trained_towers(head: str, setting: str) -> None:
     names, shown = table(TRAINED_PAGE, head)
-    assert len(shown) == rows
+    assert [row[0] for row in shown] == list(dict.fromkeys(c["row"] for c in TRAINED if c["setting"] == setting))
+    assert len(shown) >= 4
     for row in shown:
         cells = [c["values"] for c in TRAINED if (c["setting"], c["row"]) == (setting, row[0])]
-        assert int(row[1]) == len(cells) > 0
+        reports = trained_reports(setting, row[0])
+        assert int(row[1]) == len(cells) == len(reports) > 0
+        for cell, report in zip(cells, reports, strict=True):
+            assert all(value is None or look_up(report, key) == value for key, value in cell.items())
         for name, text in zip(names[2:], row[2:], strict=True):
             for part, key in zip(text.split(" / "), TRAINED_KEYS[name], strict=text != "–"):
+                found = [look_up(report, key) for report in reports]
                 if text != "–":
-                    check_number(part, [cell[key] for cell in cells])
+                    check_number(part, [value for value in found if value is not None])
+                else:
+                    assert found == [None] * len(reports)
 
 
 def test_the_readme_on_trained_towers() -> None:
@@ -223,6 +245,72 @@ def test_pages_of_comparisons(page: str, folder: str, head: str, setting: str) -
                     check_number(part, [cell[key] for cell in cells])
                 else:
                     assert all(cell[key] is None for cell in cells)
+
+
+METHODS_PAGE = (ROOT / "docs/results-methods.md").read_text(encoding="utf-8")
+RSUM, I2T, T2I, TAU = "test.rsum", "test.i2t.map_at_r", "test.t2i.map_at_r", "test.judgments.expert_tau_c"
+
+
+def stored_values(folder: str, setting: str, row: str, key: str) -> list[float]:
+    cells = json.loads((ROOT / "docs/results" / folder / "results.json").read_text(encoding="utf-8"))["cells"]
+    found = [c["values"][key] for c in cells if (c["setting"], c["row"]) == (setting, row)]
+    assert found
+    return found
+
+
+def test_the_parts_of_the_default() -> None:
+    _, rows = table(METHODS_PAGE, "parts")
+    assert [row[0] for row in rows] == ["vacsr-default", "default-no-correction", "default-no-cosine-loss"]
+    places = [(setting, key) for setting in ("clean", "noise-50") for key in (RSUM, I2T, TAU)]
+    for row, *shown in rows:
+        for text, (setting, key) in zip(shown, places, strict=True):
+            check_number(text.removesuffix("†"), stored_values("ablation", setting, row, key))
+
+
+def test_the_points_of_the_sweeps_that_the_paper_tells_of() -> None:
+    _, rows = table(METHODS_PAGE, "point")
+    names = {"γ": "gamma", "β": "beta", "α": "alpha"}
+    for point, _, here, _ in rows:
+        said = re.match(r"([\d.]+)‡? / ([\d.]+)‡?, RSUM ([\d.]+)( \(one seed\))?$", here)
+        assert said is not None
+        row = names.get(point[0], point[0]) + point[1:]
+        for text, key in zip(said.groups()[:3], (I2T, T2I, RSUM), strict=True):
+            found = stored_values("sensitivity", "clean", row, key)
+            check_number(text, found)
+            assert len(found) == (1 if said[4] else 3)
+    assert len(rows) == 7
+
+
+@pytest.mark.parametrize(
+    ("section", "folders", "elsewhere"),
+    [
+        ("Where the paper's order holds, and where not", ["noise"], {"408.4", "389.5", "379.6", "364.2"}),  # averaged
+        ("Ablations", ["ablation"], set()),
+        ("Sweeps", ["sensitivity"], set()),
+    ],
+)
+def test_every_rsum_in_the_text_is_stored_or_published(section: str, folders: list[str], elsewhere: set[str]) -> None:
+    text = METHODS_PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    known = set(elsewhere)
+    for folder in folders:
+        stored = json.loads((ROOT / "docs/results" / folder / "results.json").read_text(encoding="utf-8"))
+        means = [row for rows in stored["summaries"].values() for row in rows.values()]
+        known |= {f"{row[key]['mean']:.1f}" for row in means for key in (RSUM, "dev.rsum")}
+    groups = yaml.safe_load((ROOT / "tables/parts/published.yaml").read_text(encoding="utf-8"))
+    for name in ("coco-b32", "coco-b32-noise"):
+        known |= {f"{entry['values'][-1]:.1f}" for entry in groups[name]["entries"]}
+    said = re.findall(r"(?<![\d.])\d{3}\.\d(?!\d)", text)
+    assert [figure for figure in said if figure not in known] == []
+    assert said
+
+
+def test_the_how_to_on_label_noise() -> None:
+    _, rows = table((ROOT / "docs/how-to/label-noise.md").read_text(encoding="utf-8"), "method")
+    for row, networks, *shown in rows:
+        assert int(networks) == (2 if row in ("ncr", "bicro") else 1)
+        for text, setting in zip(shown, ("noise-20", "noise-50"), strict=True):
+            check_number(text, stored_values("noise", setting, row, RSUM))
+    assert len(rows) == 7
 
 
 def fewshot_rows(setting: str) -> dict[str, dict[str, str]]:

@@ -1,34 +1,46 @@
 """Draw docs/results/ again from run folders, and from docs/results/ the tables that pages of docs/ quote.
 
-    python docs/results/refresh.py --runs runs/new --runs runs/cells    # everything, from the checkout
+    python docs/results/refresh.py --runs runs/new --runs runs/cells    # everything that they hold, from the checkout
     python docs/results/refresh.py --only noise --runs runs/cells       # one folder
+    python docs/results/refresh.py --draw                               # all folders again, from what is stored
     python docs/results/refresh.py                                      # only what the pages quote
     python docs/results/refresh.py --check                              # write nothing, say which pages are behind
 
 A cell comes from the first --runs folder that holds it finished, by the recipe that the table has now. Run folders are
 those of `vacsr compare`: SETTING/ROW/seed-N. Pages have no photos, which are not part of the project.
+
+Of flickr8k, whose runs were made one by one, the whole reports are kept in flickr8k-reports.json: --runs adds cells to
+them or replaces some, and the folder is drawn from all that are there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from vacsr.compare import Cell, Table, cells, collect, read_table, write_results
+from vacsr.compare import Cell, Table, cells, collect, read_table, redraw, write_results
 from vacsr.compare.page import RECORDS, read_records, run_records, write_page, write_records
 from vacsr.errors import DataError, UsageError, VacsrError
 from vacsr.files import write_text
+from vacsr.report.records import RunRecord
 from vacsr.report.stored import read_results
-from vacsr.report.tables import ComparisonTable
+from vacsr.report.tables import CellValues, Column, ComparisonTable
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-FOLDERS = {"noise": True, "ablation": False, "sensitivity": True, "tolerance": False}
+FOLDERS = {
+    **dict.fromkeys(("noise", "ablation", "sensitivity", "tolerance", "flickr8k", "scenes"), True),
+    **dict.fromkeys(("scenes-plans", "scenes-fewshot"), False),
+}
 """Each is drawn from the table of its name; True where it has a page."""
+KEPT = {"flickr8k": "flickr8k-reports.json"}
+"""Folders drawn from whole reports: `{"schema": 1, "runs": {"SETTING/ROW/seed-N": {"report", "epochs"}}}`."""
 
 
 class Quoted(NamedTuple):
@@ -40,7 +52,7 @@ class Quoted(NamedTuple):
     """Digits, or r: a correlation without its zero."""
     spread: bool = False
     bold: bool = False
-    """Mark the highest."""
+    """Mark the highest, of several keys by the first."""
 
 
 class Page(NamedTuple):
@@ -52,9 +64,13 @@ class Page(NamedTuple):
     columns: tuple[Quoted, ...]
     heads: Mapping[str, str]
     """What the first column is called, by setting."""
+    seeds: bool = False
+    """Whether the second column is how many there are."""
 
 
 _SIGMA = Quoted("σ–R@1 i2t / t2i", ("test.uncertainty.corr_r1_i2t", "test.uncertainty.corr_r1_t2i"), "r")
+_AURC = Quoted("AURC i2t / t2i", ("test.uncertainty.aurc_i2t", "test.uncertainty.aurc_t2i"))
+_NOISE = {"clean": "clean", "noise-20": "20% caption noise", "noise-50": "50% caption noise"}
 PAGES = (
     Page(
         "results-methods.md",
@@ -65,11 +81,11 @@ PAGES = (
             Quoted("τ-c experts", ("test.judgments.expert_tau_c",), spread=True, bold=True),
             Quoted("τ-b crowd", ("test.judgments.crowd_tau_b",), spread=True, bold=True),
             _SIGMA,
-            Quoted("AURC i2t / t2i", ("test.uncertainty.aurc_i2t", "test.uncertainty.aurc_t2i")),
+            _AURC,
             Quoted("FN AUROC of σ", ("test.uncertainty.auroc_false_negative",)),
             Quoted("of score", ("test.judgments.auroc_false_negative_score",)),
         ),
-        {"clean": "clean", "noise-20": "20% caption noise", "noise-50": "50% caption noise"},
+        _NOISE,
     ),
     Page(
         "results-scenes.md",
@@ -83,6 +99,25 @@ PAGES = (
             _SIGMA,
         ),
         {"4000-scenes-20-epochs": "4,000 scenes, 20 epochs", "1000-scenes-20-epochs": "1,000 scenes, 20 epochs"},
+    ),
+    Page(
+        "results-flickr8k.md",
+        "flickr8k",
+        (
+            Quoted("i2t R@1/5/10", ("test.i2t.r1", "test.i2t.r5", "test.i2t.r10")),
+            Quoted("t2i R@1/5/10", ("test.t2i.r1", "test.t2i.r5", "test.t2i.r10")),
+            Quoted("RSUM", ("test.rsum",), spread=True, bold=True),
+            Quoted("mAP@R i2t / t2i", ("test.i2t.map_at_r", "test.t2i.map_at_r"), bold=True),
+            Quoted("τ-c experts", ("test.judgments.expert_tau_c",), spread=True, bold=True),
+            Quoted("τ-b crowd", ("test.judgments.crowd_tau_b",), spread=True, bold=True),
+            _SIGMA,
+            _AURC,
+            Quoted("FN AUROC of σ", ("test.uncertainty.auroc_false_negative",)),
+            Quoted("of score", ("test.judgments.auroc_false_negative_score",)),
+            Quoted("RSUM dev", ("dev.rsum",), spread=True, bold=True),
+        ),
+        _NOISE,
+        seeds=True,
     ),
 )
 
@@ -114,6 +149,41 @@ def gather(table: Table, roots: Sequence[Path], out: Path, *, page: bool = False
     return f"{out.name}: {len(done)} of {len(found)} cells ({taken}){rest}"
 
 
+def keep(table: Table, roots: Sequence[Path], path: Path) -> int:
+    """Take the reports of finished cells over into a file of whole reports; how many."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    done = [cell for cell, root in finished(table, roots) if root is not None]
+    for cell in done:
+        log = (cell.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        raw["runs"][f"{cell.setting}/{cell.row}/seed-{cell.seed}"] = {
+            "report": json.loads((cell.folder / "report.json").read_text(encoding="utf-8")),
+            "epochs": [row for row in map(json.loads, log) if "dev_rsum" in row],
+        }
+    if done:
+        write_text(path, json.dumps({**raw, "runs": dict(sorted(raw["runs"].items()))}, indent=1) + "\n")
+    return len(done)
+
+
+def draw_kept(table: Table, path: Path, out: Path) -> str:
+    """Write a folder of docs/results/ from whole reports; how many cells, in a line."""
+    kept: dict[str, Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    places = {f"{cell.setting}/{cell.row}/seed-{cell.seed}": cell for cell in cells(table, out)}
+    homeless = next((name for name in kept if name not in places), None)
+    if homeless is not None:
+        raise DataError(f"{path.name} has {homeless}, which '{table.title}' has not — add its row or seed to the table")
+    records = []
+    for name, cell in places.items():
+        if name in kept:
+            report = {result["split"]: result for result in kept[name]["report"]["results"]}
+            records.append(RunRecord(cell.row, cell.setting, cell.seed, report, kept[name]["epochs"]))
+    values = tuple(CellValues(run.row, run.setting, run.seed, dict(run.report)) for run in records)
+    result = replace(collect(table, ()), values=values)
+    write_results(result, out)
+    write_records(out / RECORDS, records)
+    write_page(table, result, read_records(out / RECORDS), out=out)
+    return f"{out.name}: {len(records)} kept cells of {len(places)}"
+
+
 def _refuse_losses(out: Path, kept: set[tuple[str, str, int]], *, partial: bool) -> None:
     if partial or not (out / "results.json").is_file():
         return
@@ -133,16 +203,18 @@ def quoted(text: str, page: Page, stored: ComparisonTable) -> str:
         if start is None:
             raise DataError(f"{page.name} has no table that begins with '| {head} |' — put the line where it belongs")
         end = next((n for n in range(start, len(lines)) if not lines[n].startswith("|")), len(lines))
-        text = "\n".join([*lines[:start], *_rows(head, page.columns, stored, setting), *lines[end:]])
+        text = "\n".join([*lines[:start], *_rows(head, page, stored, setting), *lines[end:]])
     return text
 
 
-def _rows(head: str, columns: Sequence[Quoted], stored: ComparisonTable, setting: str) -> list[str]:
+def _rows(head: str, page: Page, stored: ComparisonTable, setting: str) -> list[str]:
     """The lines of one table."""
-    rows = stored.shown_rows(setting)
-    body = [[row, *(_cell(column, stored, setting, row) for column in columns)] for row in rows]
-    lines = [f"| {' | '.join(cells)} |" for cells in ([head, *(column.name for column in columns)], *body)]
-    return [lines[0], "|" + "---|" * (len(columns) + 1), *lines[1:]]
+    first = [[head, *(["seeds"] if page.seeds else []), *(column.name for column in page.columns)]]
+    for row in stored.shown_rows(setting):
+        seeds = [str(stored.seeds(setting, row))] if page.seeds else []
+        first.append([row, *seeds, *(_cell(column, stored, setting, row) for column in page.columns)])
+    lines = [f"| {' | '.join(cells)} |" for cells in first]
+    return [lines[0], "|" + "---|" * len(first[0]), *lines[1:]]
 
 
 def _cell(column: Quoted, stored: ComparisonTable, setting: str, row: str) -> str:
@@ -150,10 +222,8 @@ def _cell(column: Quoted, stored: ComparisonTable, setting: str, row: str) -> st
     if len(found) < len(column.keys):
         return "–"
     shown = " / ".join(_number(summary.mean, column.form) for summary in found)
-    if column.bold:
-        others = [stored.summary(setting, other, column.keys[0]) for other in stored.shown_rows(setting)]
-        best = max(other.mean for other in others if other)
-        shown = f"**{shown}**" if found[0].mean == best else shown
+    if column.bold and row in stored.leading(setting, Column(key=column.keys[0])):
+        shown = f"**{shown}**"
     if column.spread and found[0].seeds > 1:
         shown += f" ± {_number(found[0].std, column.form)}"
     return shown
@@ -180,21 +250,34 @@ def refresh_pages(docs: Path, *, write: bool) -> list[str]:
     return behind
 
 
+def _folder(name: str, roots: Sequence[Path], *, partial: bool, named: bool) -> str:
+    """Draw one folder, from runs where some are given; one that is not ``named`` and has none in them stays."""
+    table, out = read_table(ROOT / "tables" / f"{name}.yaml"), RESULTS / name
+    if roots and not named and not any(root for _, root in finished(table, roots)):
+        return f"{name}: no cell in these runs, left as it is"
+    if name in KEPT:
+        added = keep(table, roots, RESULTS / KEPT[name]) if roots else 0
+        return f"{draw_kept(table, RESULTS / KEPT[name], out)}, {added} of them now from runs"
+    if roots:
+        return gather(table, roots, out, page=FOLDERS[name], partial=partial)
+    redraw(table, out / "results.json", out, page=FOLDERS[name])
+    return f"{name}: drawn again"
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """What the options ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, action="append", default=[], help="repeatable; the first is asked first")
     parser.add_argument("--only", action="append", choices=FOLDERS, help="folders to draw; repeatable")
+    parser.add_argument("--draw", action="store_true", help="draw folders again, from their own results and records")
     parser.add_argument("--partial", action="store_true", help="drop cells that have no run any more")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is behind")
     options = parser.parse_args(given)
     try:
-        if options.check and options.runs:
-            raise UsageError("--check compares what is stored and reads no runs — leave one of the two out")
-        for name in (options.only or FOLDERS) if options.runs else ():
-            table = read_table(ROOT / "tables" / f"{name}.yaml")
-            page, partial = FOLDERS[name], options.partial
-            print(gather(table, options.runs, RESULTS / name, page=page, partial=partial), file=sys.stderr)
+        if options.check and (options.runs or options.draw):
+            raise UsageError("--check compares what is stored, reads no runs and draws nothing — leave one of them out")
+        for name in (options.only or FOLDERS) if options.runs or options.draw else ():
+            print(_folder(name, options.runs, partial=options.partial, named=bool(options.only)), file=sys.stderr)
         behind = refresh_pages(ROOT / "docs", write=not options.check)
     except VacsrError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
