@@ -27,6 +27,7 @@ def run_interpreted(file: str, *, marks: str = "not slow and not gpu") -> None:
     if INTERPRETED:
         pytest.skip("the interpreter is on already")
     command = [sys.executable, "-m", "pytest", file, "-k", "interpreted", "-m", marks, "-p", "no:cacheprovider"]
+    command += ["-n", "0"]  # one process: this one runs beside others
     done = subprocess.run(
         command,
         env={**os.environ, "TRITON_INTERPRET": "1"},
