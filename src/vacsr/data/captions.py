@@ -77,7 +77,7 @@ def choose_split(table: CaptionTable, split: str | None) -> CaptionTable:
     if table.splits is None:
         raise NoSuchSplit(
             f"split {split!r} was asked for, {table.source} has no splits — "
-            "name one for every image, or train on all with data.train=all and data.dev_share=0.1"
+            "name one for every image, or take all: --split all; to train, data.train=all and data.dev_share=0.1"
         )
     check_split(split, Counter(table.splits), source=table.source)
     return take_images(table, [row for row, name in enumerate(table.splits) if name == split])
