@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vacsr.backbones import TowerBackbone, load_backbone
+from vacsr.backbones.hub_towers import HubTextTower
 from vacsr.config import BackboneConfig
 from vacsr.errors import DataError, UsageError
 
@@ -177,3 +178,24 @@ def test_real_dinov2_and_minilm() -> None:
         text = backbone.encode_text(texts)
         wanted = auto(minilm)(**given).last_hidden_state
         torch.testing.assert_close(text.values[real], wanted[real], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "falcon"])
+def test_other_causal_towers_keep_their_own_attention(kind: str) -> None:
+    """A window is more than a causal flag, and some models look for the name of their attention."""
+    heads = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
+    config: Any = (
+        transformers.MistralConfig(
+            **heads, vocab_size=99, intermediate_size=64, num_key_value_heads=1, sliding_window=4
+        )
+        if kind == "mistral"
+        else transformers.FalconConfig(**heads, vocab_size=99, alibi=False)
+    )
+    model = transformers.AutoModel.from_config(config).eval()
+    ids = torch.randint(3, 99, (3, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(input_ids=ids).last_hidden_state
+        found = HubTextTower(model, output="norm", pad=0, summary="last").eval()(
+            ids, torch.ones_like(ids, dtype=torch.bool)
+        )
+    torch.testing.assert_close(found, expected)

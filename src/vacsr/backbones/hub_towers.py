@@ -58,8 +58,8 @@ class HubTextTower(TextTower):
     """The tokens of a text model.
 
     Padding is kept out of attention by a mask that is ready for use: handed a plain one, transformers would look
-    whether it masks anything, and wait for the device. A causal tower needs none, for its padding comes last; it never
-    gets one, either: some versions of transformers write it out while a CUDA graph is captured, and only then.
+    whether it masks anything, and wait for the device. A causal tower needs none, for its padding comes last. CLIP's
+    never gets one, either: some versions of transformers write it out while a CUDA graph is captured, and only then.
     """
 
     def __init__(
@@ -76,10 +76,9 @@ class HubTextTower(TextTower):
         config: Any = self.model.config
         self.context = context_of(self.model)
         self.fills = config.model_type == "siglip_text_model"
-        self.causal = config.model_type == "clip_text_model" or any(
-            getattr(module, "is_causal", False) for module in self.model.modules()
-        )
-        if self.causal and config._attn_implementation == "sdpa":
+        clip = config.model_type == "clip_text_model"
+        self.causal = clip or any(getattr(module, "is_causal", False) for module in self.model.modules())
+        if clip and config._attn_implementation == "sdpa":  # others may have a window, or look for the name
             config._attn_implementation = maskless()
         drop_unused(self.model)
         if self.fills:
