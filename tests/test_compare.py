@@ -19,10 +19,11 @@ import yaml
 
 import vacsr.compare.cell
 from vacsr.cli import main
-from vacsr.compare import cells, compare, first_difference, read_table
+from vacsr.compare import cells, compare, read_table
 from vacsr.errors import DataError, EnvironmentProblem, NonFiniteLoss, UsageError
 from vacsr.files import read_tensors
 from vacsr.report.formats import to_markdown
+from vacsr.train.difference import first_difference
 from vacsr.train.recipe import RecipeRun, run_recipe
 
 TABLE: dict[str, Any] = {
@@ -367,7 +368,17 @@ def test_how_a_loss_is_walked_keeps_a_cell_finished(whole: Path, tmp_path: Path)
             raw["method"]["objective"]["fused"] = False
         config.write_text(yaml.safe_dump(raw), encoding="utf-8")
     assert any("fused: false" in config.read_text(encoding="utf-8") for config in out.rglob("config.yaml"))
-    assert all(cell.finished() and cell.outdated() is None for cell in cells(read_table(write(tmp_path)), out))
+    table = read_table(write(tmp_path))
+    assert all(cell.finished() and cell.outdated() is None for cell in cells(table, out))
+    for report in out.rglob("report.json"):
+        report.unlink()
+    unfinished = [cell for cell in cells(table, out) if (cell.folder / "checkpoint/state.safetensors").is_file()]
+    assert unfinished
+    assert {cell.outdated() for cell in unfinished} == {"train.tile was 0 and is now 'auto'"} | {
+        "method.objective.fused was False and is now 'auto'"
+        for cell in unfinished
+        if cell.recipe.method.name == "vacsr"
+    }
 
 
 def test_a_recipe_of_an_older_release_has_the_defaults_of_new_fields(whole: Path, tmp_path: Path) -> None:

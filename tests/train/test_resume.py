@@ -170,6 +170,8 @@ def test_another_recipe_is_refused_and_changes_nothing(
     done = launch("train", file, "--out", tmp_path, "--resume", "--set", change)
     assert (done.code, done.out) == (4, "")
     assert "another configuration or data" in done.err
+    field, _, value = change.partition("=")
+    assert field.startswith("data") or (f"{field} was" in done.err and value in done.err)
     assert snapshot(tmp_path) == before
 
 

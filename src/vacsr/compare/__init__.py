@@ -1,6 +1,6 @@
 """Methods × settings × seeds from a table file: each cell a run folder, finished cells are never repeated."""
 
-from vacsr.compare.cell import Cell, cells, first_difference, run_cell
+from vacsr.compare.cell import Cell, cells, run_cell
 from vacsr.compare.reading import read_table
 from vacsr.compare.run import collect, compare, redraw, write_results
 from vacsr.compare.table import Table, TableRow, Variant
@@ -13,7 +13,6 @@ __all__ = [
     "cells",
     "collect",
     "compare",
-    "first_difference",
     "read_table",
     "redraw",
     "run_cell",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from vacsr.errors import ConfigError, DataError
 from vacsr.files import write_json, write_text
 from vacsr.recipes import dump_yaml, read_yaml, recipe_from
 from vacsr.train.checkpoint import NO_EFFECT
+from vacsr.train.difference import first_difference
 from vacsr.train.fewshot import fewshot_from, run_fewshot
 from vacsr.train.folder import check_folder, holds_run
 from vacsr.train.recipe import run_recipe
@@ -49,8 +50,11 @@ class Cell(NamedTuple):
         return self.reported() and all((self.folder / f"{name}.json").is_file() for name in self.measures)
 
     def outdated(self) -> str | None:
-        """In what its folder's run was trained by another recipe; None where it was not, or where there is no run."""
-        return self._difference(report=False) if holds_run(self.folder) else None
+        """In what its folder's run was trained by another recipe; None where it was not, or there is nothing to train.
+
+        A report counts however its loss was walked; a checkpoint is one for the very same walk.
+        """
+        return self._difference(report=False) if holds_run(self.folder) and not self.reported() else None
 
     def _difference(self, *, report: bool) -> str | None:
         """The first field that differs. The old recipe is read anew, so that fields it did not know have defaults."""
@@ -59,40 +63,21 @@ class Cell(NamedTuple):
             before = fewshot_from(raw) if self.task == "fewshot" else recipe_from(raw)
         except ConfigError as error:
             return f"its recipe cannot be read: {error}"
-        timed = self.task == "efficiency"
+        timed = self.task == "efficiency"  # a step's time depends on where it runs, and on how its loss is walked
         old, new = (_fields(recipe, report=report, timed=timed) for recipe in (before, self.recipe))
         return first_difference(old, new)
 
 
 def _fields(recipe: Recipe | FewshotRecipe, *, report: bool, timed: bool) -> dict[str, Any]:
-    """What decides the weights, up to rounding, and with ``report`` also the figures.
-
-    ``timed``: a step's time depends on where it runs, and on how its loss is walked.
-    """
-    left_out = set() if timed else {*NO_EFFECT, "tile"}
+    """What decides the weights; with ``report`` up to rounding, and also the figures."""
+    alike = report and not timed
+    left_out = set() if timed else {*NO_EFFECT, *(("tile",) if alike else ())}
     excluded: dict[str, Any] = {"train": left_out} | ({} if report else {"evaluate": True})
-    excluded |= {} if timed else {"method": {"objective": {"fused"}}}
+    excluded |= {"method": {"objective": {"fused"}}} if alike else {}
     if isinstance(recipe, FewshotRecipe):
         excluded["train"] = left_out | _READING
         excluded |= {} if report else {"data": {"targets"}}
     return recipe.model_dump(mode="json", exclude=excluded)
-
-
-def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], place: str = "") -> str | None:
-    """The first dotted field in which two configurations differ, with both values.
-
-    >>> first_difference({"train": {"epochs": 20, "lr": 0.1}}, {"train": {"epochs": 1, "lr": 0.2}})
-    'train.epochs was 20 and is now 1'
-    """
-    for key in dict.fromkeys((*now, *before)):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found = first_difference(old, new, f"{place}{key}.")
-            if found is not None:
-                return found
-        elif old != new:
-            return f"{place}{key} was {old!r} and is now {new!r}"
-    return None
 
 
 def cells(table: Table, out: Path, *, seeds: Sequence[int] = ()) -> Iterator[Cell]:

@@ -22,7 +22,7 @@ def placed(entries: Iterable[TablePublished], *, data: str, backbone: Callable[[
     """
     for entry in entries:
         bound = bool(entry.data or entry.backbone)
-        towers = not entry.backbone or fnmatchcase(backbone(entry.setting).lower(), entry.backbone)
+        towers = not entry.backbone or fnmatchcase(backbone(entry.setting).lower(), entry.backbone.lower())
         same = bound and towers and data.startswith(entry.data)
         if same or entry.beside or not bound:
             found = Published(**entry.model_dump(exclude={"backbone"}))

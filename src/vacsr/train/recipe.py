@@ -23,6 +23,7 @@ from vacsr.recipes import dump_yaml
 from vacsr.scoring import PairScorer
 from vacsr.scoring.distance import CosineDistanceScorer
 from vacsr.scoring.posthoc import POSTHOC_FILE, PostHocScorer, PostHocUncertainty, check_posthoc
+from vacsr.train.difference import check_same_training
 from vacsr.train.distributed import barrier, leaving_world
 from vacsr.train.folder import check_folder
 from vacsr.train.loop import Run, Trainer
@@ -64,6 +65,8 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
     writes, and a process group that the run joined is left again.
     """
     check_folder(out, resume=resume)
+    if resume:
+        check_same_training(recipe, out)
     check_protocols(recipe.evaluate.protocols)
     with leaving_world():
         return _run(recipe, out, resume=resume, progress=progress)

@@ -1,0 +1,53 @@
+"""In what two recipes differ, said so that one can act on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vacsr.config import Recipe
+from vacsr.errors import ConfigError, DataError
+from vacsr.recipes import read_yaml, recipe_from
+from vacsr.train.checkpoint import NO_EFFECT, has_checkpoint
+
+
+def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], place: str = "") -> str | None:
+    """The first dotted field in which two configurations differ, with both values.
+
+    >>> first_difference({"train": {"epochs": 20, "lr": 0.1}}, {"train": {"epochs": 1, "lr": 0.2}})
+    'train.epochs was 20 and is now 1'
+    """
+    for key in dict.fromkeys((*now, *before)):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found = first_difference(old, new, f"{place}{key}.")
+            if found is not None:
+                return found
+        elif old != new:
+            return f"{place}{key} was {old!r} and is now {new!r}"
+    return None
+
+
+def check_same_training(recipe: Recipe, out: Path) -> None:
+    """Before a run goes on: refuse a recipe that trains otherwise than ``out/config.yaml``, and name the field.
+
+    Other data are seen later, by their contents.
+    """
+    file = out / "config.yaml"
+    if not has_checkpoint(out / "checkpoint") or not file.is_file():
+        return
+    try:
+        before = recipe_from(read_yaml(file))
+    except ConfigError:
+        return  # the checkpoint's own mark decides
+    reason = first_difference(_training(before), _training(recipe))
+    if reason is not None:
+        raise DataError(
+            f"{out} belongs to a run with another configuration or data: {reason} — go on with its own recipe: "
+            f"vacsr train {file} --out {out} --resume, or choose a new --out"
+        )
+
+
+def _training(recipe: Recipe) -> dict[str, Any]:
+    return recipe.model_dump(mode="json", include={"method", "backbone", "train"}, exclude={"train": set(NO_EFFECT)})
