@@ -26,7 +26,7 @@ run() { # NAME COMMAND…: writes NAME.log, and NAME.json by the command itself
 
 for stage in ${*:-$known}; do
   case $stage in
-    tests) run tests "$python" -m pytest -m gpu -n 0 -q -p no:cacheprovider tests/test_fused.py tests/scoring/test_kernel.py ;;
+    tests) run tests "$python" -m pytest -m gpu -n 0 -q -p no:cacheprovider tests ;;
     image) # what the adapter adds to a training step, dense and in tiles
       run image "$python" benchmarks/image_step.py --backbone clip:vit-b32 --precision fp32 --modes compiled \
         --methods sigmoid,vacsr --fused --tile 0,auto --steps 20 --json "$out/image.json" ;;

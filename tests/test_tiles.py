@@ -254,6 +254,13 @@ def test_tiles_of_a_graph_are_smaller() -> None:
     assert shape(paper, rows=4096, columns=4096) == (256, 128), "nor may there be too many"
 
 
+@pytest.mark.parametrize("batch", [600, 1000, 2000, 3000])
+def test_chosen_tiles_are_no_slivers(batch: int) -> None:
+    shape = shapes._largest(batch, batch, most=192 * 192)
+    assert max(shape) <= 2 * min(shape)
+    assert shape.rows * shape.cols >= 192 * 192 // 2
+
+
 @given(rows=st.integers(1, 300), columns=st.integers(1, 300), most=st.integers(1, 50_000))
 def test_chosen_tiles_hold_no_more_than_they_may(rows: int, columns: int, most: int) -> None:
     shape = shapes._largest(rows, columns, most=most)

@@ -174,11 +174,11 @@ def _one_tensor(path: Path) -> Tensor:
 def _mapped(path: Path) -> Tensor:
     if not path.is_file():
         raise DataError(f"no such file: {path} — check the path")
-    with path.open("rb") as file:
-        begins = file.read(len(_NPY))
-    if begins != _NPY:
-        raise DataError(f"{path} begins with {begins!r}, which is no .npy array — write the matrix with numpy.save")
     try:  # copy-on-write, for torch knows no read-only memory; nothing is ever written
+        with path.open("rb") as file:
+            begins = file.read(len(_NPY))
+        if begins != _NPY:
+            raise DataError(f"{path} begins with {begins!r}, which is no .npy array — write the matrix with numpy.save")
         array = np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"{path} is not a whole .npy array ({error}) — write or copy it again") from error

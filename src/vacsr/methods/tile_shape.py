@@ -101,7 +101,7 @@ def _largest(rows: int, columns: int, *, most: int) -> TileShape:
     whole = [
         TileShape(r, c)
         for r, c in product(_divisors(rows), _divisors(columns))
-        if r * c <= most and (max(r, c) <= 2 * min(r, c) or r == rows or c == columns)
+        if r * c <= most and (max(r, c) <= 2 * min(r, c) or (r == rows < c) or (c == columns < r))
     ]
     best = max(whole, key=lambda shape: (shape.rows * shape.cols, -abs(shape.rows - shape.cols), shape.rows))
     ragged = TileShape(_even(rows, edge), _even(columns, edge))

@@ -152,7 +152,7 @@ def to_csv(table: ComparisonTable) -> str:
     for setting in table.settings:
         for entry in table.published_rows(setting):
             found = [None if c.published else entry.printed(c.key) for c in table.columns]
-            values = [part for one in found for part in (None if one is None else one.middle, None)]
+            values = [part for one in found for part in (None if one is None else one.whole, None)]
             writer.writerow([setting, entry.name, "published", "", *values])
         for row in table.shown_rows(setting):
             numbers = [part for column in table.columns for part in _numbers(table, setting, row, column)]
@@ -160,10 +160,10 @@ def to_csv(table: ComparisonTable) -> str:
     return text.getvalue()
 
 
-def _numbers(table: ComparisonTable, setting: str, row: str, column: Column) -> tuple[float | None, float | None]:
+def _numbers(table: ComparisonTable, setting: str, row: str, column: Column) -> tuple[float | str | None, float | None]:
     if column.published:
         printed = table.beside(setting, row, column.key)
-        return None if printed is None else printed.middle, None
+        return None if printed is None else printed.whole, None
     found = table.summary(setting, row, column.key)
     return (None, None) if found is None else (found.mean, found.std if found.seeds > 1 else None)
 

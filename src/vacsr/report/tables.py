@@ -58,6 +58,11 @@ class Printed(NamedTuple):
         """Where it is drawn."""
         return (self.low + self.high) / 2
 
+    @property
+    def whole(self) -> float | str:
+        """All that was printed: a number, or both ends."""
+        return self.low if self.low == self.high else f"{self.low}–{self.high}"
+
     def text(self, digits: int) -> str:
         """As it stands in a table.
 

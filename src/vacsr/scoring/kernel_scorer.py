@@ -127,7 +127,7 @@ class FinderScorer(BlockScorer):
     @torch.inference_mode()
     def topk_both(self, v: Embedding, t: Embedding, *, k: int) -> BothTopK:
         """[I, min(k, T)], [T, min(k, I)], found in one pass of the kernel."""
-        if not self._worth_finding(v, t) or _wanted(k) >= max(len(v.mean), len(t.mean)):
+        if not self._worth_finding(v, t) or _wanted(k) >= min(len(v.mean), len(t.mean)):
             return super().topk_both(v, t, k=k)
         found = self.finder.topk_both(v, t, k=_wanted(k))
         return BothTopK(self._exact(found.texts, v, t, k=k), self._exact(found.images, t, v, k=k))
