@@ -124,7 +124,7 @@ def test_folders_and_flags_that_do_not_fit(vacsr: Command, recipe: Path, tmp_pat
     assert vacsr("fewshot", recipe, "--out", run).code == 0
     assert vacsr("fewshot", recipe, "--out", run).refused(2, "already holds a run", "--resume")
     other = vacsr("fewshot", recipe, "--out", run, "--resume", "--set", "train.lr=0.1")
-    assert other.refused(4, "another configuration or data")
+    assert other.refused(4, "another configuration or data", "train.lr was", "is now 0.1", "vacsr fewshot")
     assert vacsr("fewshot", recipe, "--out", run, "--resume", "--evaluate-only").refused(2, "leave one out")
     assert vacsr("fewshot", tmp_path / "none.yaml").refused(2, "no such file")
     (tmp_path / "file").write_text("")

@@ -160,7 +160,8 @@ def step_cost(step: Step, *, batch: int, device: torch.device, steps: int = 100,
 
 def where_it_runs(device: torch.device) -> str:
     """For people."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    threads = f"{torch.get_num_threads()} thread{'' if torch.get_num_threads() == 1 else 's'}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {threads}"
     return f"{name}, torch {torch.__version__}"
 
 

@@ -18,13 +18,11 @@ from vacsr.scoring.cpu import offered_dtypes
 from vacsr.scoring.folded import BlockScorer
 from vacsr.scoring.kernel import available
 from vacsr.scoring.kernel_scorer import KernelScorer
-from vacsr.scoring.kernel_topk import topk_both
 from vacsr.train.precision import matmul_precision
 
 BARE, SQUARE, PAPERS = "bare product", "square products", "the paper's"
 """How the names of ceilings and of the paper's way begin."""
 _CHUNK = 128  # images and texts at a time in the paper's way
-_ROWS = 64  # images a block where scores are streamed
 _OUT = {"cpu": 1, "cuda": 1 << 29}  # numbers of the bare product alive at a time: on a CPU those of one image
 
 
@@ -157,7 +155,7 @@ def scorer_way(of: Problem, kind: type[BlockScorer], dtype: torch.dtype) -> Runn
 def streamed(of: Problem) -> Runner:
     """Top-10 of both sides in one pass without the matrix."""
     scorer = BlockScorer(of.method)
-    return Runner(lambda: topk_both((scorer.block(Embedding(v), of.t) for v in _parts(of.v.mean, _ROWS)), 10))
+    return Runner(lambda: scorer.topk_both(of.v, of.t, k=10))
 
 
 def kernel_topk(of: Problem) -> Runner:

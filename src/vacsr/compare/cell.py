@@ -15,13 +15,11 @@ from vacsr.config.fewshot import FewshotRecipe
 from vacsr.errors import ConfigError, DataError
 from vacsr.files import write_json, write_text
 from vacsr.recipes import dump_yaml, read_yaml, recipe_from
-from vacsr.train.checkpoint import NO_EFFECT
+from vacsr.train.checkpoint import NO_EFFECT, READING
 from vacsr.train.difference import first_difference
 from vacsr.train.fewshot import fewshot_from, run_fewshot
 from vacsr.train.folder import check_folder, holds_run
 from vacsr.train.recipe import run_recipe
-
-_READING = {"workers", "cache_gb"}  # how few-shot runs read photos, which changes nothing either
 
 
 class Cell(NamedTuple):
@@ -75,7 +73,7 @@ def _fields(recipe: Recipe | FewshotRecipe, *, report: bool, timed: bool) -> dic
     excluded: dict[str, Any] = {"train": left_out} | ({} if report else {"evaluate": True})
     excluded |= {"method": {"objective": {"fused"}}} if alike else {}
     if isinstance(recipe, FewshotRecipe):
-        excluded["train"] = left_out | _READING
+        excluded["train"] = {*left_out, *READING}
         excluded |= {} if report else {"data": {"targets"}}
     return recipe.model_dump(mode="json", exclude=excluded)
 

@@ -25,6 +25,8 @@ from vacsr.methods.hooks import BetweenEpochs
 FILE = "state.safetensors"
 NO_EFFECT = frozenset({"device", "log_every", "checkpoint_every", "checkpoint_epochs", "trackers"})
 """Training fields that a run may change on its way: what comes out is the same."""
+READING = frozenset({"workers", "cache_gb"})
+"""Few-shot runs have how photos are read among them."""
 
 
 @dataclass

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vacsr.config import Recipe
+from vacsr.config import Config, Recipe
+from vacsr.config.fewshot import FewshotRecipe
 from vacsr.errors import ConfigError, DataError
-from vacsr.recipes import read_yaml, recipe_from
-from vacsr.train.checkpoint import NO_EFFECT, has_checkpoint
+from vacsr.recipes import read_yaml
+from vacsr.train.checkpoint import NO_EFFECT, READING, has_checkpoint
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], place: str = "") -> str | None:
@@ -29,7 +30,9 @@ def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], place: s
     return None
 
 
-def check_same_training(recipe: Recipe, out: Path) -> None:
+def check_same_training(
+    recipe: Recipe | FewshotRecipe, out: Path, *, read: Callable[[dict[str, Any]], Config], command: str
+) -> None:
     """Before a run goes on: refuse a recipe that trains otherwise than ``out/config.yaml``, and name the field.
 
     Other data are seen later, by their contents.
@@ -38,16 +41,18 @@ def check_same_training(recipe: Recipe, out: Path) -> None:
     if not has_checkpoint(out / "checkpoint") or not file.is_file():
         return
     try:
-        before = recipe_from(read_yaml(file))
+        before = read(read_yaml(file))
     except ConfigError:
         return  # the checkpoint's own mark decides
     reason = first_difference(_training(before), _training(recipe))
     if reason is not None:
         raise DataError(
             f"{out} belongs to a run with another configuration or data: {reason} — go on with its own recipe: "
-            f"vacsr train {file} --out {out} --resume, or choose a new --out"
+            f"{command} {file} --out {out} --resume, or choose a new --out"
         )
 
 
-def _training(recipe: Recipe) -> dict[str, Any]:
-    return recipe.model_dump(mode="json", include={"method", "backbone", "train"}, exclude={"train": set(NO_EFFECT)})
+def _training(recipe: Config) -> dict[str, Any]:
+    """What a checkpoint stands for, but for the data."""
+    parts = {"method", "backbone", "train", "search"}
+    return recipe.model_dump(mode="json", include=parts, exclude={"train": {*NO_EFFECT, *READING}})

@@ -19,7 +19,7 @@ from vacsr.evaluate.protocols import check_protocols, protocol_galleries
 from vacsr.evaluate.retrieval import RetrievalReport, evaluate_retrieval
 from vacsr.files import write_json, write_text
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import dump_yaml
+from vacsr.recipes import dump_yaml, recipe_from
 from vacsr.scoring import PairScorer
 from vacsr.scoring.distance import CosineDistanceScorer
 from vacsr.scoring.posthoc import POSTHOC_FILE, PostHocScorer, PostHocUncertainty, check_posthoc
@@ -66,7 +66,7 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
     """
     check_folder(out, resume=resume)
     if resume:
-        check_same_training(recipe, out)
+        check_same_training(recipe, out, read=recipe_from, command="vacsr train")
     check_protocols(recipe.evaluate.protocols)
     with leaving_world():
         return _run(recipe, out, resume=resume, progress=progress)

@@ -16,7 +16,8 @@ from vacsr.data.fewshot import save_shots
 from vacsr.evaluate.fewshot import Answers, fewshot_result, harmonic_mean
 from vacsr.files import write_json, write_tensors, write_text
 from vacsr.recipes import dump_yaml
-from vacsr.train.checkpoint import NO_EFFECT, TrainState
+from vacsr.train.checkpoint import NO_EFFECT, READING, TrainState
+from vacsr.train.difference import check_same_training
 from vacsr.train.distributed import take_device
 from vacsr.train.fewshot.again import check_recipe, check_shots, chosen
 from vacsr.train.fewshot.build import Built, build
@@ -24,6 +25,7 @@ from vacsr.train.fewshot.examine import examine
 from vacsr.train.fewshot.feed import ShotFeed
 from vacsr.train.fewshot.learned import check_checkpoint
 from vacsr.train.fewshot.loop import ShotRun, ShotTrainer
+from vacsr.train.fewshot.reading import fewshot_from
 from vacsr.train.fewshot.saved import load_fewshot, save_fewshot
 from vacsr.train.fewshot.search import FILE as SEARCH_FILE
 from vacsr.train.fewshot.search import Choice, Searched, ShotSets, candidates, check_search, search
@@ -33,7 +35,6 @@ from vacsr.train.progress import PhotoProgress
 from vacsr.train.trackers import check_trackers
 
 ANSWERS = "answers.safetensors"
-_NO_EFFECT = set(NO_EFFECT) | {"workers", "cache_gb"}
 
 
 class FewshotRecipeRun(NamedTuple):
@@ -56,6 +57,8 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
     can be refused is refused before the first file is written, but for photos, which are decoded when they are used.
     """
     check_folder(out, resume=resume)
+    if resume:
+        check_same_training(recipe, out, read=fewshot_from, command="vacsr fewshot")
     check_trackers(recipe.train.trackers)
     device = take_device(recipe.train.device)
     task = load_task(recipe.data)
@@ -103,7 +106,7 @@ def fingerprint(recipe: FewshotRecipe, task: FewshotTask, *, origin: Mapping[str
         "method": recipe.method.model_dump(mode="json"),
         "backbone": recipe.backbone.model_dump(mode="json"),
         "origin": dict(origin),
-        "train": recipe.train.model_dump(mode="json", exclude=_NO_EFFECT),
+        "train": recipe.train.model_dump(mode="json", exclude={*NO_EFFECT, *READING}),
         "shots": [task.shots.hash, task.train.digest()],
         "classes": task.classes,
         "search": recipe.search.model_dump(mode="json"),
