@@ -100,4 +100,40 @@ def test_the_front_page() -> None:
     (products,) = [row for row in rows if row["step"] == "products"]
     shows(said[1], 100 * (whole["ms"] / plain["ms"] - 1))
     shows(said[2], (whole["ms"] - plain["ms"]) / products["ms"])
-    shows(said[3], 100 * (whole["peak_gib"] / plain["peak_gib"] - 1))
+    apart = {
+        cell["row"]: cell["values"]
+        for cell in stored("efficiency/results.json")["cells"]
+        if "compiled" in cell["setting"]
+    }
+    peaks = [apart[row]["step.training.peak_gib"] for row in ("vacsr-default", "sigmoid")]
+    shows(said[3], 100 * (peaks[0] / peaks[1] - 1))
+
+
+def test_what_is_said_of_the_efficiency_of_a_step() -> None:
+    """By setting in the order of the page: eager, compiled, ViT-B/16."""
+    text = (ROOT / "docs/results-efficiency.md").read_text(encoding="utf-8")
+    cells = stored("efficiency/results.json")["cells"]
+    values = {(cell["setting"], cell["row"]): cell["values"] for cell in cells}
+
+    def more(key: str, than: str) -> list[float]:
+        settings = ("vit-b32", "vit-b32-compiled", "vit-b16")
+        return [100 * (values[s, "vacsr-paper"][f"step.{key}"] / values[s, than][f"step.{key}"] - 1) for s in settings]
+
+    claims = {
+        r"adds ([\d.]+)% of time to cosine scores \(compiled ([\d.]+)%, ViT-B/16 ([\d.]+)%\)": (
+            "inference.ms",
+            "sigmoid",
+        ),
+        r"stays ([\d.]+)% \*\*below\*\* PCME\+\+ \(([\d.]+)%, ([\d.]+)%\)": ("inference.ms", "pcmepp"),
+        r"([\d.]+)% more than the sigmoid loss \(compiled ([\d.]+)%, ViT-B/16 ([\d.]+)%\)": ("training.ms", "sigmoid"),
+        r"([\d.]+)% less than PCME\+\+ \(([\d.]+)%, ([\d.]+)%\)": ("training.ms", "pcmepp"),
+        r"Memory \+([\d.]+)% over the sigmoid loss \(([\d.]+)%, ([\d.]+)%\)": ("training.peak_gib", "sigmoid"),
+    }
+    for said, (key, than) in claims.items():
+        (found,) = re.findall(said, text)
+        for shown, value in zip(found, more(key, than), strict=True):
+            shows(shown, abs(value))
+    eager, compiled, large = more("inference.peak_gib", "pcmepp")
+    assert (round(eager), round(compiled), round(large)) == (17, 17, -1)
+    assert 2 * values["vit-b32", "pcmepp"]["step.parameters"] == pytest.approx(327.07, abs=0.01)
+    shows("3.9", -more("parameters", "pcmepp")[0])

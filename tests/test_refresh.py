@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,22 @@ columns: [{key: test.rsum, name: RSUM}, {key: test.uncertainty.corr_r1_i2t, name
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def beside() -> Iterator[None]:
+    """As when a file of docs/results/ runs as a script: its own folder is where it imports from."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs/results"))
+        yield
+
+
 @pytest.fixture(scope="module")
-def refresh() -> Any:
-    spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs/results/refresh.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["refresh"] = module  # typing looks the annotations up there
-    spec.loader.exec_module(module)
-    return module
+def refresh(beside: None) -> Any:
+    return importlib.import_module("refresh")
+
+
+@pytest.fixture(scope="module")
+def quoting(beside: None) -> Any:
+    return importlib.import_module("quoting")
 
 
 @pytest.fixture
@@ -109,12 +116,14 @@ def test_cells_are_added_to_kept_reports_and_drawn_with_them(refresh: Any, table
         refresh.draw_kept(table, kept, out)
 
 
-def test_a_page_may_count_seeds_and_one_seed_ahead_takes_no_bold(refresh: Any, table: Table, tmp_path: Path) -> None:
+def test_a_page_may_count_seeds_and_one_seed_ahead_takes_no_bold(
+    refresh: Any, quoting: Any, table: Table, tmp_path: Path
+) -> None:
     put(table, tmp_path, {("infonce", 0): 300.0, ("infonce", 1): 310.0, ("sigmoid", 0): 400.0})
     refresh.gather(table, [tmp_path], tmp_path / "out")
-    columns = (refresh.Quoted("RSUM", ("test.rsum",), spread=True, bold=True),)
-    page = refresh.Page("p.md", "out", columns, {"clean": "plain"}, seeds=True)
-    shown = refresh.quoted("| plain |\n", page, read_results(tmp_path / "out/results.json"))
+    columns = (quoting.Quoted("RSUM", ("test.rsum",), spread=True, bold=True),)
+    page = quoting.Page("p.md", "out", columns, {"clean": "plain"}, seeds=True)
+    shown = quoting.quoted("| plain |\n", page, read_results(tmp_path / "out/results.json"))
     assert shown == "| plain | seeds | RSUM |\n|---|---|---|\n| infonce | 2 | 305.0 ± 7.1 |\n| sigmoid | 1 | 400.0 |\n"
 
 
@@ -137,37 +146,37 @@ def test_folders_are_drawn_again_from_what_is_stored(
     assert refresh.main(["--runs", str(tmp_path / "none"), "--only", "scenes-plans"]) == 4
 
 
-def test_a_page_s_table_is_replaced_and_nothing_else(refresh: Any, table: Table, tmp_path: Path) -> None:
+def test_a_page_s_table_is_replaced_and_nothing_else(refresh: Any, quoting: Any, table: Table, tmp_path: Path) -> None:
     put(table, tmp_path, {("infonce", 0): 300.0, ("infonce", 1): 310.0, ("sigmoid", 0): 207.25})
     refresh.gather(table, [tmp_path], tmp_path / "out")
     columns = (
-        refresh.Quoted("RSUM", ("test.rsum",), spread=True, bold=True),
-        refresh.Quoted("r", ("test.uncertainty.corr_r1_i2t", "test.uncertainty.corr_r1_i2t"), "r"),
-        refresh.Quoted("none", ("test.exact.tau_b",)),
+        quoting.Quoted("RSUM", ("test.rsum",), spread=True, bold=True),
+        quoting.Quoted("r", ("test.uncertainty.corr_r1_i2t", "test.uncertainty.corr_r1_i2t"), "r"),
+        quoting.Quoted("none", ("test.exact.tau_b",)),
     )
-    page = refresh.Page("p.md", "out", columns, {"clean": "plain labels"})
+    page = quoting.Page("p.md", "out", columns, {"clean": "plain labels"})
     text = "# A\n\n| other | x |\n|---|---|\n\n| plain labels | y |\n|---|---|\n| old | 1 |\n\nWords | here.\n"
     expected = (
         "# A\n\n| other | x |\n|---|---|\n\n| plain labels | RSUM | r | none |\n|---|---|---|---|\n"
         "| infonce | **305.0** ± 7.1 | −.30 / −.30 | – |\n| sigmoid | 207.2 | −.21 / −.21 | – |\n\nWords | here.\n"
     )
     stored = read_results(tmp_path / "out/results.json")
-    assert refresh.quoted(text, page, stored) == expected
-    assert refresh.quoted(expected, page, stored) == expected
+    assert quoting.quoted(text, page, stored) == expected
+    assert quoting.quoted(expected, page, stored) == expected
     with pytest.raises(DataError, match=r"no table that begins with '\| plain labels \|'"):
-        refresh.quoted("# A\n", page, stored)
+        quoting.quoted("# A\n", page, stored)
 
 
 @pytest.mark.parametrize(
     ("value", "form", "shown"),
     [(-0.604, "r", "−.60"), (0.39, "r", ".39"), (-1.0, "r", "−1.00"), (-0.001, "r", ".00"), (10.85, "2", "10.85")],
 )
-def test_figures_are_written_as_on_the_pages(refresh: Any, value: float, form: str, shown: str) -> None:
-    assert refresh._number(value, form) == shown
+def test_figures_are_written_as_on_the_pages(quoting: Any, value: float, form: str, shown: str) -> None:
+    assert quoting._number(value, form) == shown
 
 
-def test_the_pages_quote_what_is_stored(refresh: Any) -> None:
-    assert refresh.refresh_pages(ROOT / "docs", write=False) == []
+def test_the_pages_quote_what_is_stored(refresh: Any, quoting: Any) -> None:
+    assert quoting.refresh_pages(ROOT / "docs", write=False) == []
     assert refresh.main(["--check"]) == 0
     assert refresh.main(["--check", "--runs", "runs"]) == 2
     assert refresh.main(["--check", "--draw"]) == 2

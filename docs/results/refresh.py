@@ -22,7 +22,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
+
+from quoting import refresh_pages
 
 from vacsr.compare import Cell, Table, cells, collect, read_table, redraw, write_results
 from vacsr.compare.page import RECORDS, read_records, run_records, write_page, write_records
@@ -30,96 +32,17 @@ from vacsr.errors import DataError, UsageError, VacsrError
 from vacsr.files import write_text
 from vacsr.report.records import RunRecord
 from vacsr.report.stored import read_results
-from vacsr.report.tables import CellValues, Column, ComparisonTable
+from vacsr.report.tables import CellValues
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 FOLDERS = {
-    **dict.fromkeys(("noise", "ablation", "sensitivity", "tolerance", "flickr8k", "scenes"), True),
-    **dict.fromkeys(("scenes-plans", "scenes-fewshot"), False),
+    **dict.fromkeys(("noise", "ablation", "sensitivity", "tolerance", "readings", "flickr8k", "scenes"), True),
+    **dict.fromkeys(("efficiency", "scenes-plans", "scenes-fewshot"), False),
 }
 """Each is drawn from the table of its name; True where it has a page."""
 KEPT = {"flickr8k": "flickr8k-reports.json"}
 """Folders drawn from whole reports: `{"schema": 1, "runs": {"SETTING/ROW/seed-N": {"report", "epochs"}}}`."""
-
-
-class Quoted(NamedTuple):
-    """A column of a table in docs/; two keys stand as `i2t / t2i`."""
-
-    name: str
-    keys: tuple[str, ...]
-    form: Literal["1", "2", "r"] = "1"
-    """Digits, or r: a correlation without its zero."""
-    spread: bool = False
-    bold: bool = False
-    """Mark the highest, of several keys by the first."""
-
-
-class Page(NamedTuple):
-    """A page of docs/ and what it quotes."""
-
-    name: str
-    folder: str
-    """Of docs/results/."""
-    columns: tuple[Quoted, ...]
-    heads: Mapping[str, str]
-    """What the first column is called, by setting."""
-    seeds: bool = False
-    """Whether the second column is how many there are."""
-
-
-_SIGMA = Quoted("σ–R@1 i2t / t2i", ("test.uncertainty.corr_r1_i2t", "test.uncertainty.corr_r1_t2i"), "r")
-_AURC = Quoted("AURC i2t / t2i", ("test.uncertainty.aurc_i2t", "test.uncertainty.aurc_t2i"))
-_NOISE = {"clean": "clean", "noise-20": "20% caption noise", "noise-50": "50% caption noise"}
-PAGES = (
-    Page(
-        "results-methods.md",
-        "noise",
-        (
-            Quoted("RSUM", ("test.rsum",), spread=True, bold=True),
-            Quoted("mAP@R i2t / t2i", ("test.i2t.map_at_r", "test.t2i.map_at_r")),
-            Quoted("τ-c experts", ("test.judgments.expert_tau_c",), spread=True, bold=True),
-            Quoted("τ-b crowd", ("test.judgments.crowd_tau_b",), spread=True, bold=True),
-            _SIGMA,
-            _AURC,
-            Quoted("FN AUROC of σ", ("test.uncertainty.auroc_false_negative",)),
-            Quoted("of score", ("test.judgments.auroc_false_negative_score",)),
-        ),
-        _NOISE,
-    ),
-    Page(
-        "results-scenes.md",
-        "scenes",
-        (
-            Quoted("exact mAP@R", ("test.exact.map_at_r",), "2", spread=True, bold=True),
-            Quoted("exact τ-b", ("test.exact.tau_b",), "2", spread=True, bold=True),
-            Quoted("RSUM", ("test.rsum",), spread=True, bold=True),
-            Quoted("FN AUROC of σ", ("test.exact.auroc_false_negative",), bold=True),
-            Quoted("of score", ("test.exact.auroc_false_negative_score",), bold=True),
-            _SIGMA,
-        ),
-        {"4000-scenes-20-epochs": "4,000 scenes, 20 epochs", "1000-scenes-20-epochs": "1,000 scenes, 20 epochs"},
-    ),
-    Page(
-        "results-flickr8k.md",
-        "flickr8k",
-        (
-            Quoted("i2t R@1/5/10", ("test.i2t.r1", "test.i2t.r5", "test.i2t.r10")),
-            Quoted("t2i R@1/5/10", ("test.t2i.r1", "test.t2i.r5", "test.t2i.r10")),
-            Quoted("RSUM", ("test.rsum",), spread=True, bold=True),
-            Quoted("mAP@R i2t / t2i", ("test.i2t.map_at_r", "test.t2i.map_at_r"), bold=True),
-            Quoted("τ-c experts", ("test.judgments.expert_tau_c",), spread=True, bold=True),
-            Quoted("τ-b crowd", ("test.judgments.crowd_tau_b",), spread=True, bold=True),
-            _SIGMA,
-            _AURC,
-            Quoted("FN AUROC of σ", ("test.uncertainty.auroc_false_negative",)),
-            Quoted("of score", ("test.judgments.auroc_false_negative_score",)),
-            Quoted("RSUM dev", ("dev.rsum",), spread=True, bold=True),
-        ),
-        _NOISE,
-        seeds=True,
-    ),
-)
 
 
 def finished(table: Table, roots: Sequence[Path]) -> Iterator[tuple[Cell, Path | None]]:
@@ -193,61 +116,6 @@ def _refuse_losses(out: Path, kept: set[tuple[str, str, int]], *, partial: bool)
         setting, row, seed = lost[0]
         first = f"{len(lost)} cells of {out.name} have no finished run, the first {setting} / {row} / seed {seed}"
         raise DataError(f"{first} — add the --runs folder that has them, or leave them out with --partial")
-
-
-def quoted(text: str, page: Page, stored: ComparisonTable) -> str:
-    """A page's text with its tables as the stored results have them."""
-    for setting, head in page.heads.items():
-        lines = text.split("\n")
-        start = next((n for n, line in enumerate(lines) if line.startswith(f"| {head} |")), None)
-        if start is None:
-            raise DataError(f"{page.name} has no table that begins with '| {head} |' — put the line where it belongs")
-        end = next((n for n in range(start, len(lines)) if not lines[n].startswith("|")), len(lines))
-        text = "\n".join([*lines[:start], *_rows(head, page, stored, setting), *lines[end:]])
-    return text
-
-
-def _rows(head: str, page: Page, stored: ComparisonTable, setting: str) -> list[str]:
-    """The lines of one table."""
-    first = [[head, *(["seeds"] if page.seeds else []), *(column.name for column in page.columns)]]
-    for row in stored.shown_rows(setting):
-        seeds = [str(stored.seeds(setting, row))] if page.seeds else []
-        first.append([row, *seeds, *(_cell(column, stored, setting, row) for column in page.columns)])
-    lines = [f"| {' | '.join(cells)} |" for cells in first]
-    return [lines[0], "|" + "---|" * len(first[0]), *lines[1:]]
-
-
-def _cell(column: Quoted, stored: ComparisonTable, setting: str, row: str) -> str:
-    found = [summary for key in column.keys if (summary := stored.summary(setting, row, key))]
-    if len(found) < len(column.keys):
-        return "–"
-    shown = " / ".join(_number(summary.mean, column.form) for summary in found)
-    if column.bold and row in stored.leading(setting, Column(key=column.keys[0])):
-        shown = f"**{shown}**"
-    if column.spread and found[0].seeds > 1:
-        shown += f" ± {_number(found[0].std, column.form)}"
-    return shown
-
-
-def _number(value: float, form: str) -> str:
-    """In the style of the pages: −.60 for -0.604 as a correlation."""
-    if form != "r":
-        return f"{value:.{form}f}"
-    shown = f"{abs(value):.2f}"
-    return ("−" if round(value, 2) < 0 else "") + (shown[1:] if shown.startswith("0") else shown)
-
-
-def refresh_pages(docs: Path, *, write: bool) -> list[str]:
-    """Names of the pages whose tables were not those of the stored results; with ``write`` they are now."""
-    behind = []
-    for page in PAGES:
-        text = (docs / page.name).read_text(encoding="utf-8")
-        fresh = quoted(text, page, read_results(docs / "results" / page.folder / "results.json"))
-        if fresh != text:
-            behind.append(page.name)
-            if write:
-                write_text(docs / page.name, fresh)
-    return behind
 
 
 def _folder(name: str, roots: Sequence[Path], *, partial: bool, named: bool) -> str:
