@@ -7,6 +7,7 @@ Each run of the method `vacsr` is evaluated with the default of every switch, an
 is decoded, what the uncertainty of a pair is, how its bins are cut, and who goes first among equal scores
 (docs/decisions.md: 15, 16, 19 and "rankings of equal scores"). Runs of one name are averaged; unless given, the name is
 that of the two folders that the run lies in, `clean/vacsr-paper`. Data and human grades are the run's own unless given.
+Each record has the mixing weights too, and how far log σ² goes before it is clamped (8).
 """
 
 from __future__ import annotations
@@ -86,6 +87,14 @@ def read_model(run: Path) -> tuple[MatchingModel, VariationalAdapter]:
     return model, model.method.adapter
 
 
+@torch.inference_mode()
+def log_var_range(scores: PairScores, adapter: VariationalAdapter) -> list[float]:
+    """Lowest and highest log σ², unclamped, of the first hundred images with the first hundred captions."""
+    hidden = adapter.features(scores.images.mean[:100, None], scores.texts.mean[None, :100])
+    raw = adapter.log_var_heads(hidden)
+    return [raw.min().item(), raw.max().item()]
+
+
 def records(name: str, run: Path, data: Data) -> Iterator[dict[str, Any]]:
     """One for each reading; scores are computed once for those that share them. Weights depend on none of these."""
     model, adapter = read_model(run)
@@ -103,7 +112,8 @@ def records(name: str, run: Path, data: Data) -> Iterator[dict[str, Any]]:
             kept[key], data.pairs, judgments=data.judgments, ties=reading.ties, bins=reading.bins
         ).results
         figures = {figure: at(found, place) for figure, place in FIGURES.items()}
-        yield {**head, "alpha": alpha, "reading": title, "figures": figures}
+        reach = log_var_range(kept[key], adapter)
+        yield {**head, "alpha": alpha, "log_var": reach, "reading": title, "figures": figures}
 
 
 def at(result: Mapping[str, Any], place: Sequence[str]) -> float | None:

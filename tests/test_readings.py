@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -149,3 +150,64 @@ def turned(run: Path, method: Mapping[str, Any]) -> MatchingModel:
     )
     model.load_state_dict(trained.state_dict())
     return model
+
+
+DECISIONS = (ROOT / "docs/decisions.md").read_text(encoding="utf-8")
+BATCH = json.loads((ROOT / "docs/results/readings/results.json").read_text(encoding="utf-8"))["summaries"]
+
+
+@pytest.mark.parametrize(
+    ("said", "row"),
+    [
+        (r"\*\*(\S+) clean and (\S+) with noise\*\* of the preset `paper`", "vacsr-paper"),
+        (r"Batch: √d (\S+), noise ([\d.]+);", "paper-scale-sqrt-d"),
+        (r"`layernorm` (\S+), noise (\S+) \(better", "paper-scale-layernorm"),
+        (r"`none` (\S+), noise (\S+) \(both worse", "paper-scale-none"),
+        (r"`head` (\S+), noise ([\d.]+):", "paper-mixing-head"),
+        (r"τ=0\.5 (\S+), noise ([\d.]+);", "paper-gumbel-0.5"),
+        (r"hard (\S+), noise ([\d.]+):", "paper-gumbel-hard"),
+        (r"gradient is the same, (\S+), and with noise (\S+) as `ste`", "paper-bce"),
+        (r"Batch, everywhere: (\S+), noise ([\d.]+);", "paper-variance-sigmoid"),
+        (r"`sum` (\S+), noise ([\d.]+):", "paper-sigma-sum"),
+        (r"`alpha` (\S+), noise ([\d.]+):", "paper-sigma-alpha"),
+        (r"`both` (\S+), noise ([\d.]+):", "paper-negatives-both"),
+        (r"0 has (\S+) \(worse\), noise ([\d.]+);", "paper-negative-target-0"),
+        (r"`diagonal` (\S+), noise ([\d.]+):", "paper-diagonal"),
+    ],
+)
+def test_the_decisions_quote_the_batch(said: str, row: str) -> None:
+    (found,) = re.findall(said, DECISIONS)
+    for shown, setting in zip(found, ("clean", "noise-50"), strict=True):
+        assert shown.rstrip(",") == f"{BATCH[setting][row]['test.rsum']['mean']:.1f}"
+
+
+def test_what_the_decisions_call_better_or_worse_is_so() -> None:
+    """And nothing else is, by the stored bootstrap."""
+    comparisons = json.loads((ROOT / "docs/results/readings/results.json").read_text(encoding="utf-8"))["comparisons"]
+    apart = {
+        (found["setting"], found["row"]): "better" if found["low"] > 0 else "worse"
+        for found in comparisons
+        if found["key"] == "test.rsum" and not found["low"] <= 0 <= found["high"]
+    }
+    assert apart == {
+        ("noise-50", "paper-scale-layernorm"): "better",
+        **{(setting, row): "worse" for setting in BATCH for row in ("paper-scale-none", "paper-sigma-sum")},
+        ("clean", "paper-negative-target-0"): "worse",
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "key", "setting", "row"),
+    [
+        (r"τ-c is higher \((\S+) for (\S+)\)", "judgments.expert_tau_c", "clean", "paper-scale-none"),
+        (r"AURC t2i (\S+) for ([\d.]+)", "uncertainty.aurc_t2i", "noise-50", "paper-mixing-head"),
+        (r"FN AUROC (36\.5) for ([\d.]+)", "uncertainty.auroc_false_negative", "noise-50", "paper-mixing-head"),
+        (r"FN AUROC (8\.0) for ([\d.]+)", "uncertainty.auroc_false_negative", "clean", "paper-variance-sigmoid"),
+        (r"FN AUROC (21\.4) for ([\d.]+)", "uncertainty.auroc_false_negative", "clean", "paper-negative-target-0"),
+        (r"τ-c (41\.4) for ([\d.]+)", "judgments.expert_tau_c", "clean", "paper-variance-sigmoid"),
+    ],
+)
+def test_what_else_the_decisions_quote(said: str, key: str, setting: str, row: str) -> None:
+    (found,) = re.findall(said, DECISIONS)
+    for shown, name in zip(found, (row, "vacsr-paper"), strict=True):
+        assert shown == f"{BATCH[setting][name][f'test.{key}']['mean']:.1f}"
