@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from vacsr.config import AdapterConfig, ObjectiveConfig, VacsrConfig
 from vacsr.data import load_pairs
 from vacsr.evaluate.retrieval import evaluate_retrieval
 from vacsr.methods.model import MatchingModel
+from vacsr.methods.vacsr import Vacsr
 from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer
 
@@ -129,6 +131,7 @@ def test_figures_are_those_of_a_model_with_that_switch(
         switch, _, value = record["reading"].partition(": ")
         adapter = {**config["method"]["adapter"], **({switch: value} if switch in ("decode", "uncertainty") else {})}
         scorer = PairScorer(turned(run, {**config["method"], "adapter": adapter}), device="cpu")
+        assert record["log_var"] == pytest.approx(log_var_of_all(scorer, pairs), rel=1e-4)
         options = {switch: value} if switch in ("ties", "bins") else {}
         (expected,) = evaluate_retrieval(scorer, pairs, **options).results  # type: ignore[arg-type]
         assert record["figures"]["RSUM"] == expected["rsum"]
@@ -136,6 +139,16 @@ def test_figures_are_those_of_a_model_with_that_switch(
         assert record["figures"]["σ–R@1 t2i"] == pytest.approx(expected["uncertainty"]["corr_r1_t2i"], nan_ok=True)
         assert f"| {record['reading']} | {expected['rsum']:.1f} |" in printed
     assert len({json.dumps(record["figures"]) for record in records}) > 3, "some switch must tell"
+
+
+def log_var_of_all(scorer: PairScorer, pairs: Any) -> list[float]:
+    """Lowest and highest, pair by pair; fewer than a hundred images and captions."""
+    assert isinstance(scorer.model.method, Vacsr)
+    adapter = scorer.model.method.adapter
+    images, texts = scorer.embed_images(pairs.images).mean, scorer.embed_texts(pairs.texts).mean
+    assert max(len(images), len(texts)) <= 100
+    found = [adapter.log_var(adapter.features(v, t)).flatten().tolist() for v in images for t in texts]
+    return [min(map(min, found)), max(map(max, found))]
 
 
 def turned(run: Path, method: Mapping[str, Any]) -> MatchingModel:
@@ -211,3 +224,29 @@ def test_what_else_the_decisions_quote(said: str, key: str, setting: str, row: s
     (found,) = re.findall(said, DECISIONS)
     for shown, name in zip(found, (row, "vacsr-paper"), strict=True):
         assert shown == f"{BATCH[setting][name][f'test.{key}']['mean']:.1f}"
+
+
+def test_what_the_decisions_say_of_models_tested_again() -> None:
+    records = json.loads((ROOT / "docs/results/readings.json").read_text(encoding="utf-8"))["records"]
+
+    def mean(setting: str, reading: str, figure: str) -> float:
+        name = f"{setting}/vacsr-paper"
+        chosen = [r["figures"][figure] for r in records if (r["name"], r["reading"]) == (name, reading)]
+        assert len(chosen) == 3
+        return statistics.fmean(chosen)
+
+    argmax = re.search(r"`argmax` (\S+) for (\S+) clean, (\S+) for (\S+) with noise", DECISIONS)
+    equal = re.search(r"`equal` −(\S+) ± \S+ for −(\S+) ± \S+ clean, −(\S+) ± \S+ for −(\S+) ±", DECISIONS)
+    assert argmax is not None
+    assert equal is not None
+    places = [(setting, turned) for setting in ("clean", "noise-50") for turned in (True, False)]
+    for rsum, width, (setting, turned) in zip(argmax.groups(), equal.groups(), places, strict=True):
+        assert rsum == f"{mean(setting, 'decode: argmax' if turned else 'defaults', 'RSUM'):.1f}"
+        assert f"0{width}" == f"{-mean(setting, 'bins: equal' if turned else 'defaults', 'σ–R@1 i2t'):.2f}"
+    assert len(records) == 16 * 6
+    assert min(record["log_var"][0] for record in records) == pytest.approx(-7.7, abs=0.05)
+    assert max(record["log_var"][1] for record in records) == pytest.approx(4.2, abs=0.05)
+    assert all(0.475 < alpha < 0.525 for record in records for alpha in record["alpha"])
+    plain = [r["figures"]["RSUM"] for r in records if r["reading"] == "defaults"]
+    ties = [r["figures"]["RSUM"] for r in records if r["reading"] == "ties: pessimistic"]
+    assert [round(one - other, 2) for one, other in zip(plain, ties, strict=True) if one != other] == [0.2, 0.2]
