@@ -74,7 +74,10 @@ def resolve_method(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
         raise ConfigError(f"unknown method '{name}'{_nearest(name, PRESETS)} — choose one of: {', '.join(PRESETS)}")
     if preset not in PRESETS[name]:
         raise ConfigError(f"method '{name}' has no preset '{preset}' — choose one of: {', '.join(PRESETS[name])}")
-    return {**merge(PRESETS[name][preset], fields), "name": name}
+    below = dict(PRESETS[name][preset])
+    if isinstance(fields.get("base"), Mapping) and "base" in below:  # a method within: another one starts afresh too
+        fields["base"] = layer_method(below.pop("base"), fields["base"])
+    return {**merge(below, fields), "name": name}
 
 
 def method_config(method: str | Mapping[str, Any] | Config) -> AnyMethodConfig:

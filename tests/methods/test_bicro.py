@@ -85,6 +85,32 @@ def test_anchors_keep_their_label_and_wrong_pairs_lose_it() -> None:
     assert float(found[:, 12:].mean()) < 0.5
 
 
+def test_anchors_of_one_image_all_have_label_1() -> None:
+    """Of two captions of the same image the nearest anchor by image is a tie; an anchor answers for itself."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.tensor([0, 0, 0, 1, 2, 3])
+    things = functional.normalize(torch.randn(4, 8, generator=generator), dim=-1)[images]
+    words = functional.normalize(things + 0.25 * torch.randn(6, 8, generator=generator), dim=-1)
+    v, t = (torch.cat((x, x), dim=-1) / 2**0.5 for x in (things, words))
+    method = Bicro(BicroConfig(anchors=1.0))
+    trust = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.9, 0.1]).expand(2, -1)
+    found = method.labels(split_networks(v, t), trust, same_image(images, images))
+    torch.testing.assert_close(found[:, :5], torch.ones(2, 5), atol=1e-6, rtol=0)
+    assert float(found[:, 5].max()) < 1
+
+
+def test_labels_are_those_of_float32_also_under_autocast() -> None:
+    v, t = both_networks(5, 16, dim=64)
+    method, places = Bicro(BicroConfig(anchors=0.3)), torch.arange(16)
+    trust = torch.rand(2, 16, generator=torch.Generator().manual_seed(5))
+    halves, relevance = split_networks(v, t), same_image(places, places)
+    plain = method.labels(halves, trust, relevance)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = method.labels(halves, trust, relevance)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, plain)
+
+
 @pytest.mark.parametrize(("mixture", "fit"), [("beta", fit_betas), ("gaussian", fit_gaussians)])
 def test_the_chosen_mixture_never_trusts_a_larger_loss_more(mixture: Any, fit: Any) -> None:
     loss = rescaled(torch.rand(80, generator=torch.Generator().manual_seed(0)).pow(3))

@@ -108,6 +108,14 @@ def test_relevance_is_the_mean_cosine_with_the_images_captions(rarity: Any) -> N
             assert found[row, col].item() == pytest.approx(likeness(i, j, rarity), abs=1e-6), (i, j)
 
 
+def test_relevance_is_that_of_float32_also_under_autocast() -> None:
+    table, batch = word_table(CAPTIONS, IMAGES), torch.tensor([4, 2, 0, 1, 5])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = word_relevance(table, batch)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, word_relevance(table, batch))
+
+
 def test_a_word_of_all_images_weighs_nothing_where_images_are_counted() -> None:
     table = word_table(("a", "a dog", "a"), torch.tensor([0, 1, 2]), rarity="images")
     torch.testing.assert_close(word_relevance(table, torch.arange(3)), torch.diag(torch.tensor([0.0, 1.0, 0.0])))
@@ -233,4 +241,14 @@ def test_the_table_moves_with_the_model() -> None:
 def test_the_papers_settings() -> None:
     config: Any = method_config("daa-paper")
     assert (config.weight, config.temperature) == (1000.0, 0.01)
-    assert (config.base.name, config.base.samples, config.base.vib_weight) == ("pcme", 5, 1e-5)
+    base = config.base
+    assert (base.name, base.samples, base.scale, base.shift) == ("pcme", 5, 15.0, 15.0)
+    assert (base.vib_weight, base.vib_reduction) == (1e-5, "sum")
+
+
+def test_the_papers_settings_with_another_base() -> None:
+    """Whose fields are its own: those of the preset's base do not fit."""
+    config: Any = method_config({"name": "daa", "preset": "paper", "base": {"name": "vse", "margin": 0.1}})
+    assert config.base == VseConfig(margin=0.1)
+    same: Any = method_config({"name": "daa", "preset": "paper", "base": {"vib_weight": 0.5}})
+    assert (same.base.name, same.base.samples, same.base.vib_weight) == ("pcme", 5, 0.5)

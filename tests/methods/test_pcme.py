@@ -90,6 +90,21 @@ def test_blocks_of_rows_add_up_to_the_batch(reduction: str) -> None:
     torch.testing.assert_close(whole.parts["match"], plain / divisor)
 
 
+def test_the_bottleneck_may_be_a_sum() -> None:
+    """Over all items and dimensions, as a plain sum of both sides' divergences."""
+    v, t, block = items(5, seed=1), items(5, seed=2), batch_block(torch.arange(5), seed=5, step=3)
+    terms = pcme(vib_weight=1e-2, vib_reduction="sum").loss(v, t, block)
+    normal = torch.distributions.Normal(0.0, 1.0)
+    expected = sum(
+        torch.distributions.kl_divergence(torch.distributions.Normal(x.mean, (0.5 * x.log_var).exp()), normal).sum()
+        for x in (v, t)
+    )
+    torch.testing.assert_close(terms.parts["vib"], expected.detach())
+    torch.testing.assert_close(terms.total, terms.parts["match"] + 1e-2 * expected)
+    parts = [pcme(vib_reduction="sum").loss(take(v, rows), t, block.rows(rows)) for rows in (slice(0, 2), slice(2, 5))]
+    torch.testing.assert_close(parts[0].parts["vib"] + parts[1].parts["vib"], expected.detach())
+
+
 def test_far_away_pairs_stay_finite() -> None:
     """exp of a logit of −1000 is 0 in any precision; its logarithm is not."""
     method = Pcme(PcmeConfig(scale=500.0, samples=2))

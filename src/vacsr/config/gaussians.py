@@ -36,7 +36,9 @@ class PcmeConfig(Config):
     learnable: bool = True
     """Fixed scales are the paper's loss-tolerance experiment."""
     vib_weight: Annotated[float, Field(ge=0)] = 1e-3
-    """Weight of the KL to N(0, I), averaged over items and dimensions."""
+    """Weight of the KL to N(0, I)."""
+    vib_reduction: Literal["mean", "sum"] = "mean"
+    """Of the KL, over items and dimensions; PCME's and DAA's own code has sums."""
     reduction: Literal["sum", "rows", "mean"] = "sum"
     """Over pairs: summed, summed and divided by B, or averaged."""
     log_var_start: float = -8.0

@@ -81,6 +81,11 @@ AnyMethodConfig = (
 MethodConfig = Annotated[AnyMethodConfig, Field(discriminator="name")]
 
 
+_DAA_BASE = {
+    **{"name": "pcme", "samples": 5, "scale": 15.0, "shift": 15.0},
+    **{"vib_weight": 1e-5, "vib_reduction": "sum"},
+}
+"""PCME as DAA's own code has it."""
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "vacsr": {
         "default": {},
@@ -91,7 +96,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "vse": {"default": {}, "paper": {"warmup_epochs": 2}},
     "pcme": {"default": {}, "paper": {}},
     "pcmepp": {"default": {}, "paper": {"reduction": "mean"}},
-    "daa": {"default": {}, "paper": {"base": {"name": "pcme", "samples": 5, "vib_weight": 1e-5}}},
+    "daa": {"default": {}, "paper": {"base": _DAA_BASE}},
     "ncr": {"default": {}, "paper": {"warmup": 0.35, "noisy_from": 0.5}},
     "bicro": {
         "default": {},

@@ -50,7 +50,9 @@ class Bicro(CoTeaching):
         best = torch.where(trusted, quality + 2.0 * self.config.margin, quality)  # quality lies within the margin
         count = anchor_count(quality.shape[1], share=self.config.anchors)
         anchors = best.argsort(dim=1, descending=True, stable=True)[:, :count]  # many have no cost and tie
-        y = two_sided_ratio(other, anchors, usable=trusted.gather(1, anchors))
+        usable = trusted.gather(1, anchors)
+        y = two_sided_ratio(other, anchors, usable=usable)
+        y = y.scatter(1, anchors, torch.where(usable, 1.0, y.gather(1, anchors)))  # another may show the same image
         y = torch.where(trusted, 0.5 + 0.5 * y, y)
         return torch.where(y > self.config.label_threshold, y, 0.0)
 
@@ -60,13 +62,18 @@ def two_sided_ratio(halves: Halves, anchors: Tensor, *, usable: Tensor) -> Tenso
 
     [2, A] rows of the batch, [2, A] bool -> [2, B]
     """
-    rows = anchors.unsqueeze(-1).expand(-1, -1, halves.v.shape[-1])
-    image = torch.einsum("kid,kad->kia", halves.v.float(), halves.v.float().gather(1, rows))
-    text = torch.einsum("kid,kad->kia", halves.t.float(), halves.t.float().gather(1, rows))
+    image, text = _to_anchors(halves.v, anchors), _to_anchors(halves.t, anchors)
     away = torch.where(usable, 0.0, -4.0).unsqueeze(1)  # beyond any cosine
     by_image = (image + away).argmax(dim=-1, keepdim=True)
     by_text = (text + away).argmax(dim=-1, keepdim=True)
     return 0.5 * (_ratio(image, text, by_image) + _ratio(image, text, by_text))
+
+
+def _to_anchors(x: Tensor, anchors: Tensor) -> Tensor:
+    """Cosines of all items with the anchors, in float32 also under autocast. [2, B, d], [2, A] -> [2, B, A]"""
+    chosen = x.gather(1, anchors.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.einsum("kid,kad->kia", x.float(), chosen.float())
 
 
 def _ratio(image: Tensor, text: Tensor, anchor: Tensor) -> Tensor:

@@ -46,6 +46,8 @@ class Pcme(nn.Module):
         nll = match_nll(logit, pairs.relevance).sum()
         counts = {"sum": 1, "rows": pairs.batch, "mean": pairs.pairs}
         match, vib = 2.0 * nll / counts[self.config.reduction], bottleneck(v, t, pairs)
+        if self.config.vib_reduction == "sum":
+            vib = vib * (pairs.batch * v.mean.shape[-1])
         total = match + self.config.vib_weight * vib
         return LossTerms(total, {"match": match.detach(), "vib": vib.detach()})
 

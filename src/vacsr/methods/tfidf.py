@@ -87,4 +87,7 @@ def word_relevance(table: WordTable, captions: Tensor) -> Tensor:
     known, rows = mates >= 0, mates.clamp_min(0)
     share = table.weights[rows] * (known / known.sum(dim=1, keepdim=True)).unsqueeze(-1)  # [B, P, L]
     found = dense.T[table.words[rows].flatten(1)]  # [B, P·L, B]
-    return torch.bmm(share.flatten(1).unsqueeze(1), found).squeeze(1)
+    with torch.autocast(
+        found.device.type, enabled=False
+    ):  # likenesses of captions are small, their order is what counts
+        return torch.bmm(share.flatten(1).unsqueeze(1), found).squeeze(1)
