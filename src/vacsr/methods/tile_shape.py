@@ -72,8 +72,8 @@ def tile_shape(
             return None
         name = type(method).__name__.lower()
         raise UsageError(
-            f"train.tile={tile}: the loss of '{name}' compares each pair with the whole batch, so it has no tiles, "
-            "and keeps only one number a pair — set train.tile=0 or auto"
+            f"train.tile={tile}: the loss of '{name}' compares each pair with the whole batch, so it has no tiles "
+            "— set train.tile=0 or auto"
         )
     width = int(getattr(method, "pair_width", 1))
     most = _NUMBERS // width
