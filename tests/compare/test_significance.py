@@ -33,6 +33,7 @@ TABLE: dict[str, Any] = {
         {"key": "test.i2t.map_at_r"},
         {"key": "test.mean.r1"},
         {"key": "test/eccv.t2i.r5"},
+        {"key": "test/eccv.mean.r_precision"},
         {"key": "test.i2t.median_rank", "best": "low"},
     ],
 }
@@ -42,9 +43,9 @@ GOOD = {"infonce": 0.2, "sigmoid": 0.5, "ours": 0.6, "variant": 0.9}
 
 def direction(generator: np.random.Generator, count: int, good: float, *, missing: int = 0) -> QueryOutcomes:
     rank = torch.from_numpy(np.where(generator.random(count) < good, 1, generator.integers(1, 30, count))).double()
-    precision = torch.from_numpy(generator.random(count)) * good
-    rank[:missing] = precision[:missing] = torch.nan
-    return QueryOutcomes(rank, precision)
+    average, within = torch.from_numpy(generator.random((2, count))) * good
+    rank[:missing] = average[:missing] = within[:missing] = torch.nan
+    return QueryOutcomes(rank, average, within)
 
 
 def outcomes(cell: Cell, queries: str = "same") -> list[Outcomes]:
@@ -60,10 +61,14 @@ def outcomes(cell: Cell, queries: str = "same") -> list[Outcomes]:
 
 def plain(found: QueryOutcomes) -> dict[str, float]:
     """The report's figures, query by query."""
-    asked = [(rank, value) for rank, value in zip(*(tensor.tolist() for tensor in found), strict=True) if rank == rank]
-    shares = {f"r{k}": 100 * statistics.fmean(rank <= k for rank, _ in asked) for k in (1, 5, 10)}
-    median = statistics.median(rank for rank, _ in asked)
-    return {**shares, "map_at_r": 100 * statistics.fmean(value for _, value in asked), "median_rank": median}
+    assert found.r_precision is not None
+    rank, average, within = (
+        [value for value in tensor.tolist() if value == value]
+        for tensor in (found.best_rank, found.average_precision, found.r_precision)
+    )
+    shares = {f"r{k}": 100 * statistics.fmean(value <= k for value in rank) for k in (1, 5, 10)}
+    shares |= {"map_at_r": 100 * statistics.fmean(average), "r_precision": 100 * statistics.fmean(within)}
+    return {**shares, "median_rank": statistics.median(rank)}
 
 
 def fill(cell: Cell, given: list[Outcomes]) -> None:
@@ -95,7 +100,7 @@ def test_each_row_against_the_best_baseline_or_its_own(table: Table, tmp_path: P
         fill(cell, outcomes(cell))
     result = collect(table, done)
     found = named(result.comparisons)
-    keys = ["test.rsum", "test.i2t.map_at_r", "test.mean.r1", "test/eccv.t2i.r5"]
+    keys = ["test.rsum", "test.i2t.map_at_r", "test.mean.r1", "test/eccv.t2i.r5", "test/eccv.mean.r_precision"]
     assert set(found) == {(row, key) for row in ("ours", "variant") for key in keys}, "a median is no mean"
     for (row, key), one in found.items():
         means = {name: result.summary("clean", name, key) for name in METHODS}
@@ -161,7 +166,7 @@ def test_tests_over_several_data_stand_side_by_side(table: Table, tmp_path: Path
     for cell in done:
         given = outcomes(cell, "few" if cell.row in ("ours", "variant") else "same")
         if cell.row in ("ours", "variant"):
-            cut = [QueryOutcomes(*(tensor[:9] for tensor in one.t2i)) for one in given]
+            cut = [QueryOutcomes(*(tensor[:9] for tensor in one.t2i if tensor is not None)) for one in given]
             given = [replace(one, t2i=t2i, caption_image=OWNERS[:9]) for one, t2i in zip(given, cut, strict=True)]
         fill(cell, given)
     found = named(collect(read_table(path), done).comparisons)
@@ -177,6 +182,22 @@ def test_without_outcomes_of_every_seed_nothing_is_tested(table: Table, tmp_path
     assert named(collect(table, done).comparisons) == {}, "neither ours nor what varies it"
 
 
+def test_with_a_file_from_before_r_precision_was_kept_the_rest_is_tested(table: Table, tmp_path: Path) -> None:
+    """One seed of `ours` is older: its R-precision has no partner, nor has that of what varies it."""
+    done = list(cells(table, tmp_path / "out"))
+    for cell in done:
+        given = outcomes(cell)
+        fill(cell, given)
+        if (cell.row, cell.seed) == ("ours", 1):
+            older = [replace(one, i2t=one.i2t._replace(r_precision=None), t2i=one.t2i._replace(r_precision=None))
+                     for one in given]  # fmt: skip
+            write_outcomes(cell.folder / "outcomes.safetensors", older)
+    found = collect(table, done)
+    keys = ["test.rsum", "test.i2t.map_at_r", "test.mean.r1", "test/eccv.t2i.r5"]
+    assert set(named(found.comparisons)) == {(row, key) for row in ("ours", "variant") for key in keys}
+    assert found.summary("clean", "ours", "test/eccv.mean.r_precision") is not None, "shown, and not tested"
+
+
 def test_a_figure_that_its_queries_do_not_give_is_left_untested(table: Table, tmp_path: Path) -> None:
     done = list(cells(table, tmp_path / "out"))
     for cell in done:
@@ -190,7 +211,7 @@ def test_a_figure_that_its_queries_do_not_give_is_left_untested(table: Table, tm
 
 def test_contributions_by_hand() -> None:
     i2t = QueryOutcomes(torch.tensor([1.0, 6.0, torch.nan]).double(), torch.tensor([0.5, 0.0, torch.nan]).double())
-    t2i = QueryOutcomes(torch.tensor([2.0]).double(), torch.tensor([0.25]).double())
+    t2i = QueryOutcomes(torch.tensor([2.0]).double(), torch.tensor([0.25]).double(), torch.tensor([0.75]).double())
     one = Outcomes("flickr", "test", i2t, t2i, "", torch.tensor([1]))
     rsum = contributions(one, "test.rsum")
     assert rsum is not None
@@ -199,6 +220,10 @@ def test_contributions_by_hand() -> None:
     both = contributions(one, "test.mean.map_at_r")
     assert both is not None
     np.testing.assert_array_equal(both["i2t"], [25.0, 0.0, np.nan])
-    assert contributions(one, "test.i2t.r_precision") is None
+    within = contributions(one, "test.t2i.r_precision")
+    assert within is not None
+    np.testing.assert_array_equal(within["t2i"], [75.0])
+    for key in ("test.i2t.r_precision", "test.mean.r_precision", "test.sideways.r1", "test.i2t.median_rank"):
+        assert contributions(one, key) is None, key
     assert contributions(one, "test.uncertainty.aurc_i2t") is None
     assert contributions(one, "test.judgments.expert_tau_c") is None

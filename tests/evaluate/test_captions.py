@@ -20,6 +20,7 @@ from vacsr.evaluate.protocols import fitting_protocols, protocol_galleries
 from vacsr.evaluate.retrieval import evaluate_scores, mean_result
 from vacsr.evaluate.score_files import MatrixIds
 from vacsr.evaluate.scored import MatrixScores
+from vacsr.report.queries import contributions
 
 eccv_caption = pytest.importorskip("eccv_caption")
 KINDS = ("random", "perfect", "adversarial", "tied", "constant")
@@ -182,6 +183,26 @@ def test_the_uncertainty_of_folds_is_that_of_their_queries(small: Small, monkeyp
     means = [part.mean() for part in np.array_split(hits, 10)]
     assert result["uncertainty"]["bins_t2i"]["r1"] == pytest.approx(means)
     assert result["uncertainty"]["risk_t2i"]["risk"][-1] == pytest.approx(100 * np.mean(wrong))
+
+
+@pytest.mark.parametrize("kind", ["random", "tied"])
+@pytest.mark.parametrize("further", [0, 7])
+def test_what_queries_add_is_what_is_reported(
+    small: Small, kind: str, further: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every figure that is a mean over queries, in every protocol, folds too."""
+    monkeypatch.setattr(captions, "coco_test", lambda: small.known)
+    pairs = small.pairs(further=further)
+    scores = draw_scores(kind, pairs.caption_image, images=len(pairs.image_ids))
+    report = evaluate_scores(MatrixScores(scores), pairs, protocols=["flickr", *PROTOCOLS])
+    for result, outcomes in zip(report.results, report.outcomes, strict=True):
+        for figure in ("r_precision", "map_at_r", "r1", "r5", "r10"):
+            means = {way: float(result[way][figure]) for way in ("i2t", "t2i")}
+            for way, expected in {**means, "mean": sum(means.values()) / 2}.items():
+                added = contributions(outcomes, f"test/{result['protocol']}.{way}.{figure}")
+                assert added is not None
+                total = sum(float(np.nanmean(values)) for values in added.values())
+                assert total == pytest.approx(expected, abs=1e-9), (result["protocol"], way, figure)
 
 
 def captions_of(pairs: MatrixIds, row: int) -> list[str]:

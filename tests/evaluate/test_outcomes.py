@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from vacsr.errors import DataError
-from vacsr.evaluate.outcomes import Outcomes, read_outcomes, write_outcomes
+from vacsr.evaluate.outcomes import Outcomes, QueryOutcomes, read_outcomes, write_outcomes
 from vacsr.evaluate.retrieval import evaluate_scores
 from vacsr.evaluate.score_files import MatrixIds
 from vacsr.evaluate.scored import MatrixScores
-from vacsr.files import write_tensors
+from vacsr.files import read_tensors, write_tensors
+from vacsr.report.queries import contributions
 
 OWNER = torch.tensor([0, 0, 1, 1, 1, 3])  # image 2 has no caption
 
@@ -33,25 +36,27 @@ def found(score: Tensor) -> Outcomes:
     return outcomes
 
 
-def plain(row: list[float], relevant: set[int]) -> tuple[float, float]:
-    """Best rank and mAP@R of one query."""
+def plain(row: list[float], relevant: set[int]) -> tuple[float, float, float]:
+    """Best rank, mAP@R and R-precision of one query."""
     order = sorted(range(len(row)), key=lambda item: (-row[item], item))
     ranks = sorted(1 + order.index(item) for item in relevant)
     within = [(number + 1) / rank for number, rank in enumerate(ranks) if rank <= len(ranks)]
-    return ranks[0], sum(within) / len(ranks)
+    return ranks[0], sum(within) / len(ranks), len(within) / len(ranks)
+
+
+def outcome(found: QueryOutcomes, query: int) -> tuple[float, float, float]:
+    assert found.r_precision is not None
+    return float(found.best_rank[query]), float(found.average_precision[query]), float(found.r_precision[query])
 
 
 def test_against_plain_loops(score: Tensor, found: Outcomes) -> None:
     assert (found.protocol, found.split) == ("flickr", "test")
     for image in (0, 1, 3):
         own = {caption for caption, owner in enumerate(OWNER.tolist()) if owner == image}
-        outcome = float(found.i2t.best_rank[image]), float(found.i2t.average_precision[image])
-        assert outcome == pytest.approx(plain(score[image].tolist(), own))
-    assert found.i2t.best_rank[2].isnan()
-    assert found.i2t.average_precision[2].isnan()
+        assert outcome(found.i2t, image) == pytest.approx(plain(score[image].tolist(), own))
+    assert all(value != value for value in outcome(found.i2t, 2)), "NaN: it is not asked"
     for caption, owner in enumerate(OWNER.tolist()):
-        outcome = float(found.t2i.best_rank[caption]), float(found.t2i.average_precision[caption])
-        assert outcome == pytest.approx(plain(score[:, caption].tolist(), {owner}))
+        assert outcome(found.t2i, caption) == pytest.approx(plain(score[:, caption].tolist(), {owner}))
 
 
 def test_the_averages_are_the_results(score: Tensor) -> None:
@@ -80,6 +85,29 @@ def test_a_file_gives_back_what_it_was_given(score: Tensor, tmp_path: Path) -> N
                 assert torch.equal(old.nan_to_num(-1), new.nan_to_num(-1))
     write_outcomes(tmp_path / "none.safetensors", [])
     assert read_outcomes(tmp_path / "none.safetensors") == ()
+
+
+def test_a_file_from_before_r_precision_was_kept(score: Tensor, tmp_path: Path) -> None:
+    new, old = tmp_path / "new.safetensors", tmp_path / "old.safetensors"
+    write_outcomes(new, evaluate_scores(MatrixScores(score), pairs()).outcomes)
+    tensors, metadata = read_tensors(new)
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(".r_precision")}
+    assert len(kept) == len(tensors) - 2
+    write_tensors(old, kept, metadata=metadata)
+    (before,), (now,) = read_outcomes(old), read_outcomes(new)
+    assert (before.i2t.r_precision, before.t2i.r_precision) == (None, None)
+    for key in ("test.mean.r_precision", "test.i2t.r_precision", "test.t2i.r_precision"):
+        assert contributions(before, key) is None
+        assert contributions(now, key) is not None
+        assert contributions(replace(now, t2i=before.t2i), key) is None or key == "test.i2t.r_precision"
+    for key in ("test.rsum", "test.mean.map_at_r", "test.i2t.r1"):
+        same, expected = contributions(before, key), contributions(now, key)
+        assert same is not None
+        assert expected is not None
+        assert same.keys() == expected.keys()
+        assert all(np.array_equal(same[way], expected[way], equal_nan=True) for way in same)
+    write_outcomes(tmp_path / "again.safetensors", [before])
+    assert set(read_tensors(tmp_path / "again.safetensors")[0]) == set(kept), "what is not known is not written"
 
 
 def test_the_digest_tells_other_queries_apart(score: Tensor, found: Outcomes) -> None:

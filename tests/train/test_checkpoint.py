@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ from torch import nn
 import vacsr.files
 from vacsr.cli import main
 from vacsr.config import BackboneConfig, InfoNCEConfig, SigmoidConfig, TrainConfig
-from vacsr.data import load_pairs
+from vacsr.data import PairSet, load_pairs
 from vacsr.errors import DataError, EnvironmentProblem
 from vacsr.methods.base import ParamGroup
 from vacsr.methods.sigmoid import Sigmoid
+from vacsr.train import fit
 from vacsr.train.checkpoint import FILE, TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
 from vacsr.train.optim import build_optimizer
 
@@ -122,6 +125,93 @@ def test_the_fingerprint_tells_runs_apart() -> None:
         mark(method=Wide(4)),
     ]
     assert len(set(others)) == len(others)
+
+
+def worded(split: str, *words: str) -> PairSet:
+    """Pairs of features, with words for the first captions and the same for the rest; none without words."""
+    pairs = load_pairs(SPEC, split=split)
+    rest = ("a dog",) * (len(pairs) - len(words))
+    return replace(pairs, captions=(*words, *rest) if words else None)
+
+
+def refusal(folder: Path, *, before: str, now: str) -> str:
+    """What a run marked ``now`` says of a checkpoint marked ``before``."""
+    model, optimizer = trained("adamw", steps=1)
+    save_checkpoint(folder, model, optimizer, state=TrainState(), fingerprint=before)
+    with pytest.raises(DataError) as refused:
+        load_checkpoint(folder, model, optimizer, fingerprint=now)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words", [("a cat",), ("a dog", "a dog "), ("a do", "ga dog"), ("ein Hündchen",), ("\ud800",), ()]
+)
+def test_other_words_are_another_run(words: tuple[str, ...], tmp_path: Path) -> None:
+    """The same features and labels: a method that reads words learns another thing."""
+    before = {"pairs": worded("train", "a dog"), "dev": worded("dev", "a dog")}
+    now = {"pairs": worded("train", *words), "dev": worded("dev", *words)}
+    for part, named in (("pairs", "other words of the training captions"), ("dev", "other words of the dev captions")):
+        message = refusal(tmp_path / part, before=mark(**before), now=mark(**before | {part: now[part]}))
+        assert f"another configuration or data: {named} — " in message, "and nothing else is named"
+        assert mark(**before | {part: now[part]}) == mark(**before | {part: replace(now[part])}), "the same words"
+
+
+def test_daa_does_not_go_on_with_other_words(tmp_path: Path) -> None:
+    config = TrainConfig(epochs=2, batch_size=8, device="cpu")
+    given = {"backbone": BackboneConfig(head={"dim": 8}), "out": tmp_path, "progress": False}
+    pairs = worded("train", "two cats", "a red kite")
+    run = fit("daa", pairs, config, **given)
+    assert (
+        fit("daa", worded("train", "two cats", "a red kite"), config, resume=True, **given).state.step == run.state.step
+    )
+    with pytest.raises(DataError, match="data: other words of the training captions — resume with"):
+        fit("daa", worded("train", "two dogs", "a red kite"), config, resume=True, **given)
+
+
+def test_features_without_words_are_resumed(tmp_path: Path) -> None:
+    config = TrainConfig(epochs=2, batch_size=8, device="cpu")
+    given = {"backbone": BackboneConfig(head={"dim": 8}), "out": tmp_path, "progress": False}
+    run = fit("sigmoid", worded("train"), config, **given)
+    again = fit("sigmoid", worded("train"), config, resume=True, **given)
+    assert again.state.step == run.state.step == 4
+    assert all(torch.equal(tensor, again.model.state_dict()[name]) for name, tensor in run.model.state_dict().items())
+
+
+def test_captions_that_are_cut_elsewhere_are_other_words() -> None:
+    pairs = worded("train")
+    words = [f"{number}" for number in range(len(pairs))]
+    for between in ("\0", "\n", '", "', " "):
+        moved = [f"{words[0]}{between}{words[1]}", *words[2:]]
+        one, other = ([*moved, "x"], [*words[:-1], f"{words[-1]}{between}x"])
+        assert mark(pairs=replace(pairs, captions=tuple(one))) != mark(pairs=replace(pairs, captions=tuple(other)))
+
+
+def test_a_refusal_names_every_part_that_differs(tmp_path: Path) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "method": {"method": InfoNCEConfig()},
+        "backbone": {"backbone": BackboneConfig(spec="tiny:")},
+        "training fields": {"config": TrainConfig(lr=0.1)},
+        "training data": {"pairs": worded("test")},
+        "data.photo_size": {"photo_size": 64},
+        "dev data": {"dev": None},
+    }
+    given = {"pairs": worded("train"), "dev": worded("dev")}
+    for number, (name, change) in enumerate(changes.items()):
+        message = refusal(tmp_path / str(number), before=mark(**given), now=mark(**given | change))
+        assert f"data: other {name} — " in message
+    both = mark(**given | changes["method"] | changes["dev data"])
+    assert "data: other method, other dev data — " in refusal(tmp_path, before=mark(**given), now=both)
+    older = refusal(tmp_path, before="0" * 64, now=mark())
+    assert "it is of an earlier version, which did not look at the words of captions — " in older
+    assert "choose a new --out" in older
+
+
+def test_a_fingerprint_is_the_same_tomorrow() -> None:
+    """Each part by itself, so that no order and no process is in it."""
+    found = json.loads(mark(pairs=worded("train", "ein Hündchen"), dev=worded("dev")))
+    text = '["ein H\\u00fcndchen"' + ', "a dog"' * (len(worded("train")) - 1) + "]"
+    assert found["words of the training captions"] == hashlib.sha256(text.encode()).hexdigest()
+    assert found["words of the dev captions"] == hashlib.sha256(b"null").hexdigest(), "features without words"
 
 
 def test_the_fingerprint_does_not_mind_what_changes_nothing() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vacsr.data.labelled import LabelledPairs
 from vacsr.errors import DataError
 from vacsr.evaluate.galleries import DIRECTIONS, Direction, Gallery
-from vacsr.evaluate.metrics import average_precisions_at_r, best_ranks
+from vacsr.evaluate.metrics import average_precisions_at_r, best_ranks, r_precisions
 from vacsr.evaluate.ranks import BothRanks
 from vacsr.files import read_tensors, write_tensors
 
@@ -27,6 +27,8 @@ class QueryOutcomes(NamedTuple):
     """The rank of the best relevant item, from 1."""
     average_precision: Tensor
     """mAP@R of the query alone, a share."""
+    r_precision: Tensor | None = None
+    """R-precision of the query alone, a share; None in a file from before it was kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +55,11 @@ def query_outcomes(
     """Collect every gallery's queries in the order of the data. ``ranks``: one for each gallery"""
     found: dict[Direction, QueryOutcomes] = {}
     for direction, count in zip(DIRECTIONS, (len(pairs.image_ids), len(pairs.caption_ids)), strict=True):
-        best, precision = (torch.full((count,), torch.nan, dtype=torch.float64) for _ in range(2))
+        best, average, within = (torch.full((count,), torch.nan, dtype=torch.float64) for _ in range(3))
         for gallery, both in zip(galleries, ranks, strict=True):
             rows, own = gallery.rows_of(direction), both.i2t if direction == "i2t" else both.t2i
-            best[rows], precision[rows] = best_ranks(own), average_precisions_at_r(own)
-        found[direction] = QueryOutcomes(best, precision)
+            best[rows], average[rows], within[rows] = best_ranks(own), average_precisions_at_r(own), r_precisions(own)
+        found[direction] = QueryOutcomes(best, average, within)
     ids = "\0".join((*pairs.image_ids, "", *pairs.caption_ids)).encode(errors="surrogatepass")
     digest, owner = hashlib.sha256(ids).hexdigest(), pairs.caption_image.cpu()
     return Outcomes(protocol, pairs.split, found["i2t"], found["t2i"], queries=digest, caption_image=owner)
@@ -70,6 +72,7 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcomes]) -> None:
         for number, found in enumerate(outcomes)
         for direction in DIRECTIONS
         for name, tensor in found.of(direction)._asdict().items()
+        if tensor is not None
     }
     tensors |= {f"{number}.caption_image": found.caption_image.clone() for number, found in enumerate(outcomes)}
     named = [{"protocol": one.protocol, "split": one.split, "queries": one.queries} for one in outcomes]
@@ -96,4 +99,8 @@ def read_outcomes(path: Path) -> tuple[Outcomes, ...]:
 
 
 def _direction(tensors: dict[str, Tensor], prefix: str) -> QueryOutcomes:
-    return QueryOutcomes(*(tensors[f"{prefix}.{name}"] for name in QueryOutcomes._fields))
+    return QueryOutcomes(
+        best_rank=tensors[f"{prefix}.best_rank"],
+        average_precision=tensors[f"{prefix}.average_precision"],
+        r_precision=tensors.get(f"{prefix}.r_precision"),
+    )

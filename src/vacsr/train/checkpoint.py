@@ -74,9 +74,10 @@ def load_checkpoint(
     path = folder / FILE
     tensors, metadata = read_tensors(path)
     if metadata.get("fingerprint") != fingerprint:
+        other = _differing(metadata.get("fingerprint", ""), fingerprint)
         raise DataError(
-            f"{path} belongs to a run with another configuration or data — resume with the recipe of that run, "
-            "or choose a new --out"
+            f"{path} belongs to a run with another configuration or data{': ' if other else ''}{other} — resume with "
+            "the recipe and the data of that run, or choose a new --out"
         )
     model.load_state_dict(_under(tensors, "model."))
     saved = _unflatten(_under(tensors, "optimizer."), json.loads(metadata["optimizer"]))
@@ -145,15 +146,38 @@ def fingerprint(
     backbone: BackboneConfig,
     photo_size: int = 0,
 ) -> str:
-    """What must be equal for a checkpoint to fit: method, backbone, training fields, data and dev set."""
-    whole = {
+    """What must be equal for a checkpoint to fit: method, backbone, training fields, data and dev set.
+
+    A digest for each part, as JSON: where two fingerprints differ, the parts have names.
+    """
+    parts = {
         "method": _describe(method),
         "backbone": backbone.model_dump(mode="json"),
-        "train": config.model_dump(mode="json", exclude=set(NO_EFFECT)),
-        "data": [_digest(pairs), photo_size],
-        "dev": "" if dev is None else _digest(dev),
+        "training fields": config.model_dump(mode="json", exclude=set(NO_EFFECT)),
+        "training data": _digest(pairs),
+        "words of the training captions": pairs.captions,
+        "data.photo_size": photo_size,
+        "dev data": None if dev is None else _digest(dev),
+        "words of the dev captions": None if dev is None else dev.captions,
     }
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    return json.dumps({name: _sha256(part) for name, part in parts.items()})
+
+
+def _sha256(part: Any) -> str:
+    """Of anything that JSON can hold, independent of the order of keys."""
+    return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()
+
+
+def _differing(before: str, now: str) -> str:
+    """The parts in which two fingerprints differ; nothing where the run's own is one digest of everything."""
+    old, new = _parts(before), _parts(now)
+    if new and not old:
+        return "it is of an earlier version, which did not look at the words of captions"
+    return ", ".join(f"other {name}" for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name))
+
+
+def _parts(fingerprint: str) -> dict[str, str]:
+    return json.loads(fingerprint) if fingerprint.startswith("{") else {}
 
 
 def _describe(method: Any) -> Any:
@@ -165,6 +189,7 @@ def _describe(method: Any) -> Any:
 
 
 def _digest(pairs: PairSet | PhotoSet) -> str:
+    """Of features, or photos, and labels."""
     if isinstance(pairs, PhotoSet):
         return pairs.digest()
     data = hashlib.sha256()
