@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,12 +41,21 @@ def retrieval(score: torch.Tensor, pairs: PairSet | PhotoSet) -> Retrieval:
     return Retrieval(found["rsum"], found["i2t"]["map_at_r"], found["t2i"]["map_at_r"])
 
 
-def score_matrices(runs: Sequence[Path], pairs: PairSet | PhotoSet) -> Iterator[torch.Tensor]:
-    """Of each run's network, the first where there are two. [I, T]"""
-    for run in runs:
-        scorer = PairScorer.from_pretrained(run, device="cpu")
-        scorer.model.second = None
-        yield scorer.score_set(pairs).score
+class Scores(NamedTuple):
+    """Of one run. [I, T] each"""
+
+    first: torch.Tensor
+    """Of its network, the first where there are two."""
+    both: torch.Tensor | None
+    """As it scores with two; None where it has one."""
+
+
+def read_scores(run: Path, pairs: PairSet | PhotoSet) -> Scores:
+    """Score all pairs with what a run has kept."""
+    scorer = PairScorer.from_pretrained(run, device="cpu")
+    both = None if scorer.model.second is None else scorer.score_set(pairs).score
+    scorer.model.second = None
+    return Scores(scorer.score_set(pairs).score, both)
 
 
 def keep(path: Path, name: str, found: dict[str, list[Retrieval]]) -> None:
@@ -71,12 +79,16 @@ def main() -> None:
     if (options.json is None) != (options.name is None):
         parser.error("--json and --name go together — give both")
     pairs = load_pairs(read_yaml(options.runs[0] / "config.yaml")["data"]["pairs"], split=options.split)
-    scores = list(score_matrices(options.runs, pairs))
+    scores = [read_scores(run, pairs) for run in options.runs]
+    apart = [(one.first + other.first) / 2 for one, other in itertools.combinations(scores, 2)]
     found = {
-        "one": [retrieval(score, pairs) for score in scores],
-        "two": [retrieval((one + other) / 2, pairs) for one, other in itertools.combinations(scores, 2)],
+        "one network": [retrieval(score.first, pairs) for score in scores],
+        "its own two": [retrieval(score.both, pairs) for score in scores if score.both is not None],
+        "two trained apart": [retrieval(score, pairs) for score in apart],
     }
-    for name, figures in (("one network", found["one"]), ("two of them averaged", found["two"])):
+    for name, figures in found.items():
+        if not figures:
+            continue
         shown = ", ".join(f"{figure.rsum:.1f}" for figure in figures)
         means = [statistics.fmean(column) for column in zip(*figures, strict=True)]
         print(f"{name}: RSUM {means[0]:.1f} ({shown}), mAP@R {means[1]:.1f} / {means[2]:.1f}")
