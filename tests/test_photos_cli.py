@@ -324,8 +324,8 @@ def test_a_photo_that_breaks_while_training(
     [
         ("backbone.spec=open_clip:vit", 2, "unknown backbone 'open_clip:vit' — write features:"),
         ("backbone.spec=tiny:wdith=8", 2, "did you mean 'width'?"),
-        ("backbone.spec=features:", 2, "takes cached embeddings, these data are photos — set backbone.spec"),
-        ("data.pairs=synthetic:images=20,held_out=5", 2, "reads photos, these data are cached features — set"),
+        ("backbone.spec=features:", 2, "are photos — set backbone.spec to clip:…, towers:… or tiny:"),
+        ("data.pairs=synthetic:images=20,held_out=5", 2, "are cached features — set backbone.spec=features:"),
         ("data.pairs=folder:nowhere", 4, "nowhere is no folder"),
         ("data.pairs=coco:nowhere", 4, "nowhere is no folder; expected annotations/dataset_coco.json"),
         ("data.pairs=csv:nowhere.csv", 4, "nowhere.csv"),

@@ -71,6 +71,20 @@ def test_a_file_laid_over_a_table_may_bring_a_recipe(below: Path) -> None:
     assert table.heading() == "Below: other data"
 
 
+def test_a_file_laid_over_a_table_may_drop_rows(below: Path) -> None:
+    """Those that the table has; what it then misses elsewhere is refused."""
+    layer = write(below.with_name("layer.yaml"), {"drop": ["a", "of another table"], "about": "other data"})
+    assert [row.name for row in read_table(below, layers=[layer]).rows] == ["b"]
+    above = write(below.with_name("above.yaml"), {"extends": "below.yaml", "rows": ["b", "a"], "drop": ["b"]})
+    assert [row.name for row in read_table(above).rows] == ["a"], "its own rows too"
+    again = write(below.with_name("again.yaml"), {"rows": ["a"]})
+    with pytest.raises(UsageError, match=r"rows names 'a', which is not among those it extends \(b\)"):
+        read_table(below, layers=[layer, again])
+    write(below, {**BELOW, "rows": [BELOW["rows"][0], {**BELOW["rows"][1], "against": "a"}]})
+    with pytest.raises(UsageError, match="'b' is against 'a', which is no row"):
+        read_table(below, layers=[layer])
+
+
 def test_baselines_are_all_but_vacsr_unless_told(below: Path) -> None:
     assert read_table(below).baselines() == ("a",)
     rows = [{**BELOW["rows"][0], "baseline": False}, {**BELOW["rows"][1], "baseline": True}]
@@ -147,6 +161,7 @@ def test_published_rsums_are_the_sums_of_the_printed_recalls(layers: list[Path])
         ({**BELOW, "published": ["published.yaml#x"]}, r"published.yaml has no group 'x' — choose one of: main"),
         ({**BELOW, "published": ["published.yaml#main"]}, r"values are not one for each of its keys"),
         ({**BELOW, "rows": [{"name": "a", "against": "z"}]}, r"'a' is against 'z', which is no row"),
+        ({**BELOW, "drop": "a"}, r"drop is 'a', expected names of rows — write drop: \[ROW\]"),
         ({"data": {"pairs": "x:"}, "method": {"name": "vacsr"}}, r"self.yaml is a recipe, .* vacsr train .*self.yaml"),
         ({**BELOW, "page": {"drawn": ["z"]}}, r"page names the row 'z' — choose from: a, b"),
         ({**BELOW, "page": {"gallery": {"setting": "z", "rows": ["a"]}}}, r"page names the setting 'z'"),

@@ -320,6 +320,7 @@ def test_a_protocol_is_reported_where_it_fits(recipes: Any, tmp_path: Path, monk
         return PROTOCOLS["flickr"](pairs)
 
     monkeypatch.setattr("vacsr.evaluate.protocols.PROTOCOLS", {**PROTOCOLS, "coco-5k": only_test})
+    monkeypatch.setattr("vacsr.train.plans._NOT_COCO", ())
     changes = {"method.name": "sigmoid", "train.epochs": 1, "evaluate.protocols": ["flickr", "coco-5k"]}
     report = run_recipe(recipes.recipe(changes), tmp_path / "run", progress=False).report
     assert report is not None

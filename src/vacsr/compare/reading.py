@@ -18,8 +18,9 @@ def read_table(path: Path, overrides: Sequence[str] = (), *, layers: Sequence[Pa
     """A table file; ``layers`` are files whose fields are laid over it, and overrides change every cell.
 
     ``extends: FILE`` starts from another table. ``base`` merges field by field, unless ``recipe: FILE`` starts it
-    afresh; all else replaces. In rows, settings and columns a bare name stands for the entry of that name below, and
-    ``like: NAME`` for it with changes. A recipe that says ``task: fewshot`` says so for the table too.
+    afresh; ``drop: [ROW]`` leaves out the rows of these names, where there are any; all else replaces. In rows,
+    settings and columns a bare name stands for the entry of that name below, and ``like: NAME`` for it with changes. A
+    recipe that says ``task: fewshot`` says so for the table too.
     """
     raw = _read(path, ())
     for layer in layers:
@@ -57,7 +58,7 @@ def _refuse_recipe(fields: Mapping[str, Any], path: Path) -> None:
 
 def _lay(below: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """One file's fields over others."""
-    result = {key: value for key, value in {**below, **fields}.items() if key != "recipe"}
+    result = {key: value for key, value in {**below, **fields}.items() if key not in ("recipe", "drop")}
     layers = recipe_layers(path.parent / fields["recipe"]) if "recipe" in fields else [below.get("base") or {}]
     result["base"] = reduce(merge, [*layers, fields.get("base") or {}])
     if isinstance(fields.get("start"), Mapping):
@@ -65,6 +66,8 @@ def _lay(below: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> dic
     for kind in _LISTS:
         if isinstance(fields.get(kind), list):
             result[kind] = [_named(item, below.get(kind) or (), kind, path) for item in fields[kind]]
+    if "drop" in fields:
+        result["rows"] = _without(result.get("rows"), fields["drop"], path)
     if isinstance(fields.get("published"), list):
         result["published"] = [entry for item in fields["published"] for entry in _published(item, path)]
     return result
@@ -87,6 +90,15 @@ def _named(item: Any, below: Sequence[Mapping[str, Any]], kind: str, path: Path)
             return {**entry, **changes}
     known = ", ".join(str(entry.get("name") or entry.get("key")) for entry in below) or "none"
     raise UsageError(f"{path}: {kind} names '{name}', which is not among those it extends ({known}) — write it out")
+
+
+def _without(rows: Any, names: Any, path: Path) -> Any:
+    """The rows but for these. A file may be laid over several tables, so a row that is not there is no slip."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{path}: drop is {names!r}, expected names of rows — write drop: [ROW]")
+    if not isinstance(rows, list):
+        return rows
+    return [row for row in rows if not (isinstance(row, Mapping) and row.get("name") in names)]
 
 
 def _published(item: Any, path: Path) -> list[Any]:

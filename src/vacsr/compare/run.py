@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vacsr.compare.cell import Cell, cells, read_report
+from vacsr.compare.checks import check_cells
 from vacsr.compare.jobs import run_cells
 from vacsr.compare.page import RECORDS, read_records, run_records, write_page, write_records
 from vacsr.compare.photo_tests import tested_photos
@@ -41,9 +42,9 @@ def compare(
     """Run what is missing (of ``rows`` only, if given), then write the table in every format and as results.json.
 
     Run folders lie in ``runs``, which several tables may share, or in ``out``. What the cells start from is trained
-    first, where the table says how and it is not there. Runs of another recipe are in the way: they are refused before
-    anything runs, or with ``fresh`` deleted. ``only_collect`` takes what is finished. ``page`` adds page.html with
-    figures, and what these are drawn from as records.json.
+    first, where the table says how and it is not there. Rows that can never finish are refused before anything runs.
+    So are runs of another recipe, which are in the way, or with ``fresh`` they are deleted. ``only_collect`` takes what
+    is finished. ``page`` adds page.html with figures, and what these are drawn from as records.json.
     """
     check_place(out)
     unknown = [name for name in rows if name not in {row.name for row in table.rows}]
@@ -54,6 +55,7 @@ def compare(
     every = list(cells(table, runs or out, seeds=seeds))
     todo = [] if only_collect else [cell for cell in every if not rows or cell.row in rows]
     missing = [cell for cell in todo if not cell.finished()]
+    check_cells(table, missing)
     start = start_cell(table, missing)
     if not fresh:
         _refuse_outdated(missing)
@@ -141,7 +143,9 @@ def redraw(table: Table, stored: Path, out: Path | None = None, *, page: bool = 
     if out is not None:
         write_results(result, out)
     if page and out is not None:
-        write_page(table, result, read_records(stored.with_name(RECORDS)), out=out)
+        records = read_records(stored.with_name(RECORDS))
+        write_records(out / RECORDS, records)  # so that what is drawn can be drawn again
+        write_page(table, result, records, out=out)
     return result
 
 

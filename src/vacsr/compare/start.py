@@ -6,12 +6,19 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from vacsr.compare.cell import Cell, run_cell
 from vacsr.compare.table import Table
+from vacsr.config import BackboneConfig, Recipe
+from vacsr.config.fewshot import FewshotRecipe
 from vacsr.errors import UsageError
+from vacsr.methods import build_method
+from vacsr.methods.hooks import networks_of
 from vacsr.recipes import recipe_from
+
+_FREE = ("start", "weights", "augment", "checkpointing")  # in these a cell may differ from what it starts from
 
 
 def start_cell(table: Table, missing: Sequence[Cell]) -> Cell | None:
@@ -22,6 +29,38 @@ def start_cell(table: Table, missing: Sequence[Cell]) -> Cell | None:
     found = Cell("start", "first", recipe.train.seed, recipe, folder)
     needed = any(cell.recipe.backbone.start == table.start.folder for cell in missing)
     return found if needed and not found.reported() else None
+
+
+def check_started(table: Table, recipe: Recipe | FewshotRecipe) -> None:
+    """Refuse a cell that the table's own start, once trained, would not fit."""
+    if table.start is None or recipe.backbone.start != table.start.folder:
+        return
+    start, where = recipe_from(table.start.recipe), f"{table.start.folder}, which it starts from,"
+    if isinstance(recipe, FewshotRecipe):
+        _check_prompted(recipe, start, where)
+        return
+    theirs = start.backbone
+    for name in BackboneConfig.model_fields:
+        own, other = getattr(recipe.backbone, name), getattr(theirs, name)
+        if name not in _FREE and own != other:
+            message = f"backbone.{name} is {own!r}, {where} has {other!r}"
+            raise UsageError(f"{message} — set it the same, or start from another model")
+
+
+def _check_prompted(recipe: FewshotRecipe, start: Recipe, where: str) -> None:
+    """Few-shot methods need one network with towers, and one token of each that speaks for all."""
+    own, theirs = recipe.backbone.spec, start.backbone
+    if theirs.spec.startswith("features:"):
+        raise UsageError(f"{where} reads cached features — start from a run with clip: or tiny: towers")
+    if own not in (BackboneConfig().spec, theirs.spec):
+        raise UsageError(f"backbone.spec is {own!r}, {where} has {theirs.spec!r} — leave backbone.spec out")
+    if theirs.pooling == "gpo":
+        message = f"{where} pools with gpo, which has no one token that prompts could speak through"
+        raise UsageError(f"{message} — train it with backbone.pooling=cls or mean")
+    with torch.random.fork_rng(devices=[]):
+        networks = networks_of(build_method(start.method, dim=theirs.head.dim))
+    if networks > 1:
+        raise UsageError(f"{where} has two networks — start from a method with one, such as infonce")
 
 
 def refuse_other_start(start: Cell) -> None:

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones.inputs import TowerInputs
+from vacsr.config import BackboneConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
 from vacsr.files import read_tensors, write_tensors
-from vacsr.methods.base import Embedding, take
+from vacsr.methods.base import Embedding, Method, take
+from vacsr.methods.hooks import networks_of
 from vacsr.methods.model import MatchingModel
 from vacsr.pairwise import same_image
 from vacsr.scoring import Images, PairScorer, PairScores, Texts
@@ -186,12 +188,27 @@ class PostHocScorer(PairScorer):
 def check_posthoc(model: MatchingModel, kind: PostHoc = "laplace") -> None:
     """Raise where it would not be sound: no cosines, or for Laplace two networks or more than a norm after a head."""
     check_cosine(model.method, dim=model.dim, device=model.image_head.last.weight.device)
-    if kind == "cosine":
-        return
-    if len(model.networks) > 1:
-        message = f"a Laplace approximation is for one network, {type(model.method).__name__} trains two"
+    if kind != "cosine":
+        _check_laplace(
+            model.method, networks=len(model.networks), pooling=model.config.pooling if model.has_towers else ""
+        )
+
+
+def check_posthoc_plan(method: Method, backbone: BackboneConfig, *, kind: PostHoc) -> None:
+    """The same before there is a model: a fresh method, and the backbone that it would be trained on."""
+    networks = networks_of(method)
+    check_cosine(method, dim=backbone.head.dim * networks, device=torch.device("cpu"))
+    if kind != "cosine":
+        pooling = "" if backbone.spec.startswith("features:") else backbone.pooling
+        _check_laplace(method, networks=networks, pooling=pooling)
+
+
+def _check_laplace(method: Method, *, networks: int, pooling: str) -> None:
+    """``pooling``: of the towers' tokens, empty where there are no towers."""
+    if networks > 1:
+        message = f"a Laplace approximation is for one network, {type(method).__name__} trains two"
         raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=cosine")
-    if model.has_towers and model.config.pooling == "gpo":
+    if pooling == "gpo":
         message = (
             "a Laplace approximation needs the embedding from a head's last layer, pooling 'gpo' sorts its outputs"
         )

@@ -14,7 +14,7 @@ from vacsr.errors import UsageError
 from vacsr.methods.hooks import Studies
 from vacsr.methods.model import MatchingModel
 from vacsr.train.distributed import World, join_world, take_device
-from vacsr.train.feed import Feed, build_feed
+from vacsr.train.feed import Feed, build_feed, how_to_keep
 from vacsr.train.optim import build_optimizer
 from vacsr.train.progress import PhotoProgress
 from vacsr.train.step import GraphedStep, TrainStep
@@ -46,9 +46,7 @@ def assemble(
     device = take_device(config.device)
     world = join_world(device)
     world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
-    graphed = config.cuda_graph and device.type == "cuda"
-    if graphed and (world.size > 1 or config.accumulate > 1):
-        raise UsageError("train.cuda_graph needs one rank and accumulate=1 — set train.cuda_graph=false")
+    graphed = is_graphed(config, device, ranks=world.size)
     model = _model(method, pairs, backbone, seed=config.seed)
     if isinstance(model.method, Studies):
         model.method.study(pairs.captions, pairs.caption_image)
@@ -59,9 +57,19 @@ def assemble(
         feed = build_feed(model, pairs, config=reading, device=device, world=world, progress=told)
         dev_inputs = _dev_inputs(model, dev, reading)
     if graphed and feed.reader is not None:
-        raise UsageError("train.cuda_graph needs all photos on the GPU — raise data.cache_gb, or turn it off")
+        raise UsageError(
+            f"train.cuda_graph needs all photos on the GPU: {how_to_keep(feed.reader)}, or train.cuda_graph=false"
+        )
     step = (GraphedStep if graphed else TrainStep)(model, optimizer, feed.data, config=config, world=world)
     return Parts(model, feed, step, dev_inputs, world, device)
+
+
+def is_graphed(config: TrainConfig, device: torch.device, *, ranks: int = 1) -> bool:
+    """Are steps replayed as a CUDA graph? A plan that none can hold is refused."""
+    graphed = config.cuda_graph and device.type == "cuda"
+    if graphed and (ranks > 1 or config.accumulate > 1):
+        raise UsageError("train.cuda_graph needs one rank and accumulate=1 — set train.cuda_graph=false")
+    return graphed
 
 
 def _model(method: Any, pairs: PairSet | PhotoSet, backbone: BackboneConfig, *, seed: int) -> MatchingModel:

@@ -10,14 +10,13 @@ from torch.func import functional_call
 
 from vacsr.backbones.tokens import Tokens
 from vacsr.config import TrainConfig
-from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method
 from vacsr.methods.hooks import LooksAhead, Neighbours
 from vacsr.methods.model import MatchingModel
 from vacsr.methods.network import Network
 from vacsr.pairwise import same_image
 from vacsr.train.distributed import World, gather_rows, sum_over_ranks
-from vacsr.train.feed import TrainTensors
+from vacsr.train.feed import Batch, TrainTensors
 
 
 class _Read(NamedTuple):
@@ -33,38 +32,45 @@ class LookAhead:
 
     Towers learn a hundred times more slowly, so they stay where they are: their tokens are computed once, without
     gradient. On cached features this costs seven passes through the heads; on towers three forward passes more, which
-    about doubles a step.
+    about doubles a step. Photos that are not on the device come with the batch, its neighbours' too.
     """
 
     def __init__(self, model: MatchingModel, data: TrainTensors, *, config: TrainConfig, world: World) -> None:
         assert isinstance(model.method, LooksAhead), "asked for by methods that look ahead"
-        if data.images is None:
-            name = type(model.method).__name__.lower()
-            raise UsageError(f"'{name}' looks photos up by itself, these do not fit — raise data.cache_gb")
         self.model, self.data, self.world = model, data, world
         self.method: LooksAhead = model.method
         self.heads = _Heads(model)
         self.half = config.precision == "bf16"
 
-    def __call__(self, captions: Tensor) -> Tensor:
-        """Tell the method about this batch; returns what its loss gains from the trusted pairs. [B] -> 0-d"""
-        batch = self._read(captions)
-        near = Neighbours(*(self.method.neighbours(captions)))
-        read = [self._read(rows) for rows in near]
-        trial = self._stepped(batch)
+    def __call__(self, batch: Batch) -> Tensor:
+        """Tell the method about this batch; returns what its loss gains from the trusted pairs. -> 0-d"""
+        captions = batch.captions
+        own = self._read(captions, batch.photos)
+        read = self._read_neighbours(batch)
+        trial = self._stepped(own)
         before = Neighbours(*(self._losses(pairs, {}) for pairs in read))
         with torch.no_grad():
             after = Neighbours(*(self._losses(pairs, trial) for pairs in read))
         return self.method.weigh(captions, before, after)
 
+    def _read_neighbours(self, batch: Batch) -> list[_Read]:
+        """Those that the batch brought along, or else those that the method names."""
+        if batch.near is None:
+            return [self._read(rows, None) for rows in self.method.neighbours(batch.captions)]
+        return [self._read(rows, photos) for rows, photos in zip(*batch.near, strict=True)]
+
     @torch.no_grad()
-    def _read(self, captions: Tensor) -> _Read:
-        """These pairs through the backbone, without augmentation."""
+    def _read(self, captions: Tensor, photos: Tensor | None) -> _Read:
+        """These pairs through the backbone, without augmentation; ``photos`` are this rank's, None to look them up."""
         own = captions[self.world.rows(len(captions))]
-        assert self.data.images is not None
         with self._autocast():
-            images = self.model.backbone_images(self.data.images[self.data.caption_image[own]])
+            images = self.model.backbone_images(self._looked_up(own) if photos is None else photos)
             return _Read(captions, images, self.model.backbone_texts(self.data.texts[own]))
+
+    def _looked_up(self, captions: Tensor) -> Tensor:
+        """Their images on the device. [R] -> [R, ...]"""
+        assert self.data.images is not None, "images are on the device or come with the batch"
+        return self.data.images[self.data.caption_image[captions]]
 
     def _losses(self, pairs: _Read, weights: dict[str, Tensor]) -> Tensor:
         """Each pair's loss with these weights in the heads' place. -> [B]"""
@@ -74,10 +80,10 @@ class LookAhead:
             image = self.data.caption_image[pairs.captions]
             return self.method.pair_losses(v, t, same_image(image, image))
 
-    def _stepped(self, batch: _Read) -> dict[str, Tensor]:
-        """The heads after a step down the batch's gradient, ``look_ahead`` times as long as they are themselves."""
+    def _stepped(self, pairs: _Read) -> dict[str, Tensor]:
+        """The heads after a step down these pairs' gradient, ``look_ahead`` times as long as they are themselves."""
         named = {f"network.{name}": parameter for name, parameter in self.model.head_params()}
-        loss = self._losses(batch, {}).mean() / self.world.size
+        loss = self._losses(pairs, {}).mean() / self.world.size
         grads = torch.autograd.grad(loss, list(named.values()))
         flat = sum_over_ranks(torch.cat([grad.reshape(-1) for grad in grads]), self.world)
         with torch.no_grad():

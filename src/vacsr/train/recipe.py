@@ -15,7 +15,7 @@ from vacsr.errors import DataError, NoSuchSplit
 from vacsr.evaluate.exact import scene_truth
 from vacsr.evaluate.judgments import Judgments, read_judgments
 from vacsr.evaluate.outcomes import Outcomes, write_outcomes
-from vacsr.evaluate.protocols import check_protocols, protocol_galleries
+from vacsr.evaluate.protocols import protocol_galleries
 from vacsr.evaluate.retrieval import RetrievalReport, evaluate_retrieval
 from vacsr.files import write_json, write_text
 from vacsr.methods.model import MatchingModel
@@ -27,6 +27,7 @@ from vacsr.train.difference import check_same_training
 from vacsr.train.distributed import barrier, leaving_world
 from vacsr.train.folder import check_folder
 from vacsr.train.loop import Run, Trainer
+from vacsr.train.plans import check_plan
 from vacsr.train.precision import matmul_precision
 
 
@@ -67,7 +68,7 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
     check_folder(out, resume=resume)
     if resume:
         check_same_training(recipe, out, read=recipe_from, command="vacsr train")
-    check_protocols(recipe.evaluate.protocols)
+    check_plan(recipe)
     with leaving_world():
         return _run(recipe, out, resume=resume, progress=progress)
 

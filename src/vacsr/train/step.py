@@ -134,7 +134,7 @@ class TrainStep:
 
     def accumulate(self, batch: Batch, step: Tensor) -> Tensor:
         """Add one batch's gradient; returns the loss and its parts, summed over ranks."""
-        trusted = None if self.look_ahead is None else self.look_ahead(batch.captions)  # before the loss: it weighs
+        trusted = None if self.look_ahead is None else self.look_ahead(batch)  # before the loss: it weighs
         terms = self.loss(batch, step)
         if trusted is not None:
             share = trusted / self.world.size

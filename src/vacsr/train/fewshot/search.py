@@ -71,14 +71,19 @@ def with_choice(recipe: FewshotRecipe, choice: Mapping[str, Any]) -> FewshotReci
 
 def check_search(recipe: FewshotRecipe, val: LabelledPhotos) -> None:
     """Refuse a search that the method or the data have no place for."""
+    check_searched(recipe)
+    if candidates(recipe) and not len(val):
+        raise UsageError("a search needs validation shots, the draw has none — lower data.shots or take search out")
+
+
+def check_searched(recipe: FewshotRecipe) -> None:
+    """Refuse a search that the method has no place for."""
     asked = [name for choice in candidates(recipe)[:1] for name in choice]
     unknown = [name for name in asked if name != "epochs" and name not in type(recipe.method).model_fields]
     if unknown:
         raise UsageError(f"method '{recipe.method.name}' has no {unknown[0]} to search — take search.{unknown[0]} out")
     if asked and isinstance(recipe.method, ZeroshotConfig):
         raise UsageError("method 'zeroshot' does not train, there is nothing to search — take search out")
-    if asked and not len(val):
-        raise UsageError("a search needs validation shots, the draw has none — lower data.shots or take search out")
 
 
 def search(

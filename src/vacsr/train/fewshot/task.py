@@ -53,11 +53,7 @@ def load_task(config: FewshotDataConfig) -> FewshotTask:
     on all classes and tests the ``source`` and every target over the target's own classes, all its photos where it has
     no splits; ``all`` tests the source.
     """
-    if (config.protocol == "domain") != bool(config.targets):
-        wrong = "needs data.targets" if config.protocol == "domain" else "has no use for data.targets"
-        raise UsageError(
-            f"protocol {config.protocol!r} {wrong} — write e.g. targets: {{sketch: SPEC}} with domain only"
-        )
+    check_targets(config)
     source = load_classes(config.spec)
     shots = load_shots(config.shots_file, source) if config.shots_file else _drawn(source, config)
     taken = take_shots(source, shots)
@@ -80,6 +76,17 @@ def load_task(config: FewshotDataConfig) -> FewshotTask:
     return FewshotTask(source, shots, train, val, classes, tuple(report))
 
 
+def check_targets(config: FewshotDataConfig) -> None:
+    """Targets are there where the protocol tests them, under names that the report does not need itself."""
+    if (config.protocol == "domain") != bool(config.targets):
+        wrong = "needs data.targets" if config.protocol == "domain" else "has no use for data.targets"
+        raise UsageError(
+            f"protocol {config.protocol!r} {wrong} — write e.g. targets: {{sketch: SPEC}} with domain only"
+        )
+    if "source" in config.targets:
+        raise UsageError("a target is called 'source', as the report calls data.spec itself — give it another name")
+
+
 def _drawn(source: FewshotSource, config: FewshotDataConfig) -> Shots:
     return draw_shots(source, shots=config.shots, seed=config.seed)
 
@@ -90,8 +97,6 @@ def class_set(photos: LabelledPhotos, source: FewshotSource, config: FewshotData
 
 
 def _target(name: str, spec: str, config: FewshotDataConfig) -> ReportSet:
-    if name == "source":
-        raise UsageError("a target is called 'source', as the report calls data.spec itself — give it another name")
     target = load_classes(spec, whole=True)
     return ReportSet(name, target.test, class_set(target.test, target, config)._replace(shifted=True))
 

@@ -1,0 +1,113 @@
+"""Which recipes can never finish, whatever the data and the weights turn out to be: refused before either is read."""
+
+from __future__ import annotations
+
+import torch
+
+from vacsr.backbones import load_backbone
+from vacsr.config import BackboneConfig, Recipe
+from vacsr.config.fewshot import FewshotRecipe
+from vacsr.data import parse_spec
+from vacsr.data.fewshot.specs import parse_class_spec
+from vacsr.errors import UsageError
+from vacsr.evaluate.protocols import check_protocols
+from vacsr.methods import build_method
+from vacsr.methods.hooks import Studies
+from vacsr.methods.tile_shape import tile_shape
+from vacsr.scoring import choose_device
+from vacsr.scoring.posthoc import check_posthoc_plan
+from vacsr.train.assemble import is_graphed
+from vacsr.train.fewshot.search import check_searched
+from vacsr.train.fewshot.task import check_targets
+
+_CACHED = ("features", "synthetic")  # the others are photos
+_NOT_COCO = ("flickr8k", "scenes", "synthetic")  # files of one's own may hold COCO's images
+
+
+def check_plan(recipe: Recipe | FewshotRecipe, *, timed: bool = False) -> None:
+    """Refuse a recipe that would be refused later, as far as it alone shows that.
+
+    ``timed``: its steps are measured only. Nothing is reported then, and towers read photos made for the purpose.
+    """
+    device = choose_device(recipe.train.device)
+    if isinstance(recipe, FewshotRecipe):
+        _check_fewshot(recipe)
+        return
+    is_graphed(recipe.train, device)
+    _check_backbone(recipe.backbone)
+    towers = not recipe.backbone.spec.startswith("features:")
+    if not (timed and towers):
+        _check_data(recipe, towers=towers)
+    if not timed:
+        _check_protocols(recipe)
+    _check_method(recipe, timed=timed)
+
+
+def _check_backbone(config: BackboneConfig) -> None:
+    """Whatever can be built without files is built; of other towers there is only the name to look at."""
+    scheme, _, rest = config.spec.partition(":")
+    names = [part.strip() for part in rest.split(",")]
+    if scheme == "features" or (scheme == "clip" and rest):
+        return
+    if scheme == "towers" and len(names) == 2 and all(names):
+        if "projected" in (config.image_output, config.text_output):
+            raise UsageError("towers: project no tokens — set image_output and text_output to norm or hidden")
+        return
+    with torch.random.fork_rng(devices=[]):
+        load_backbone(config)
+
+
+def _check_data(recipe: Recipe, *, towers: bool) -> None:
+    """Photos for towers, cached features without them."""
+    spec, backbone = recipe.data.pairs, recipe.backbone.spec
+    scheme = parse_spec(spec).scheme
+    if scheme == "photos":
+        raise UsageError(f"{spec} are photos without captions — write captions beside them, then folder:DIR")
+    if towers and scheme in _CACHED:
+        message = f"backbone '{backbone}' reads photos, {spec} are cached features"
+        raise UsageError(f"{message} — set backbone.spec=features:, or give photos such as data.pairs=folder:DIR")
+    if not towers and scheme not in _CACHED:
+        message = f"backbone 'features:' takes cached embeddings, {spec} are photos"
+        raise UsageError(f"{message} — set backbone.spec to clip:…, towers:… or tiny:, or embed them: vacsr embed")
+
+
+def _check_protocols(recipe: Recipe) -> None:
+    """All but one are about COCO's test images."""
+    check_protocols(recipe.evaluate.protocols)
+    theirs = [name for name in recipe.evaluate.protocols if name != "flickr"]
+    if theirs and parse_spec(recipe.data.pairs).scheme in _NOT_COCO:
+        message = f"protocol '{theirs[0]}' is about COCO's test images, {recipe.data.pairs} has others"
+        raise UsageError(f"{message} — set evaluate.protocols=[flickr]")
+
+
+def _check_method(recipe: Recipe, *, timed: bool) -> None:
+    """The method is asked itself, and built only where there is something to ask."""
+    plan, kind = recipe.train, "none" if timed else recipe.evaluate.posthoc
+    wordless = recipe.backbone.spec.startswith("features:") and _wordless(recipe.data.pairs)
+    if plan.tile in (0, "auto") and kind == "none" and not wordless:
+        return
+    with torch.random.fork_rng(devices=[]):
+        method = build_method(recipe.method, dim=recipe.backbone.head.dim)
+    tile_shape(method, plan.tile, rows=plan.batch_size, columns=plan.batch_size)
+    if wordless and isinstance(method, Studies):
+        method.study(None, torch.zeros(1, dtype=torch.int64))
+    if kind != "none":
+        check_posthoc_plan(method, recipe.backbone, kind=kind)
+
+
+def _wordless(spec: str) -> bool:
+    """Features whose captions no file tells."""
+    parsed = parse_spec(spec)
+    return parsed.scheme == "features" and "captions" not in parsed.options
+
+
+def _check_fewshot(recipe: FewshotRecipe) -> None:
+    """Names, targets and what is searched; towers must match photos with sentences already."""
+    check_targets(recipe.data)
+    for spec in (recipe.data.spec, *recipe.data.targets.values()):
+        parse_class_spec(spec)
+    check_searched(recipe)
+    backbone = recipe.backbone
+    if not backbone.start and not backbone.spec.startswith("clip:"):
+        message = f"backbone {backbone.spec!r} has no weights that match photos and sentences"
+        raise UsageError(f"{message} — write clip:ID_OR_FOLDER, or set backbone.start to a trained run")

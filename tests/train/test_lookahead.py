@@ -1,0 +1,184 @@
+"""Looking ahead at photos that are read batch by batch: the same run as with all of them in memory."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vacsr.backbones.inputs import KeptPhotos, PhotoReader
+from vacsr.backbones.preprocess import PhotoTransform
+from vacsr.config import BackboneConfig, DataConfig, HeadConfig, SigmoidConfig, TowersConfig, TrainConfig
+from vacsr.data import PhotoSet, load_pairs
+from vacsr.data.noise import apply_noise, make_noise
+from vacsr.methods.hooks import Neighbours
+from vacsr.methods.model import MatchingModel
+from vacsr.recipes import method_config
+from vacsr.train.distributed import ALONE, World
+from vacsr.train.feed import Batch, Feed, TrainTensors, build_feed, how_to_keep
+from vacsr.train.loop import Trainer
+
+TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
+SPEC = "scenes:images=16,held_out=6,per_image=2,size=32"
+NPC = {"name": "npc", "warmup": 0.25, "threshold": 0.6, "look_ahead": 0.1}
+CPU = torch.device("cpu")
+CHANGES: dict[str, Any] = {
+    "data.pairs": SPEC,
+    "data.noise.ratio": 0.5,
+    "backbone.spec": TINY.spec,
+    "method": NPC,
+    "train.epochs": 4,
+    "train.towers": {"image_lr": 0.5, "text_lr": 0.5, "freeze_image": 1},
+    "train.checkpoint_every": 5,
+}
+STREAMED = ["--set", "data.cache_gb=0", "--set", "data.workers=2"]
+
+
+@pytest.fixture(scope="module")
+def noisy() -> PhotoSet:
+    clean = load_pairs(SPEC, split="train")
+    found = apply_noise(clean, make_noise("derange-captions", clean.caption_image, ratio=0.5, seed=0))
+    assert isinstance(found, PhotoSet)
+    return found
+
+
+def make(pairs: PhotoSet, *, cache: float) -> Trainer:
+    """Four epochs of four steps, the first of them to warm up; photos are cropped and flipped from 40 pixels."""
+    towers = TowersConfig(image_lr=0.5, text_lr=0.5, freeze_image=1)
+    config = TrainConfig(batch_size=8, device="cpu", epochs=4, log_every=1, towers=towers, lr=3e-3)
+    reading = DataConfig(cache_gb=cache, photo_size=40, workers=2)
+    return Trainer.create(method_config(NPC), pairs, config, backbone=TINY, dev=None, out=None, reading=reading)
+
+
+def watched(trainer: Trainer) -> list[Batch]:
+    """The batches that the run will have been fed with."""
+    seen: list[Batch] = []
+    original = Feed.batches
+
+    class Watching(Feed):
+        def batches(self, order: Any) -> Iterator[Batch]:
+            for batch in original(self, order):
+                seen.append(batch)
+                yield batch
+
+    feed = trainer.parts.feed
+    looking = Watching(feed.data, feed.reader, feed.world, feed.looks)
+    trainer.parts = trainer.parts._replace(feed=looking)
+    return seen
+
+
+def test_streamed_photos_train_the_same_weights(noisy: PhotoSet) -> None:
+    kept, streamed = make(noisy, cache=1.0), make(noisy, cache=0.0)
+    assert kept.parts.feed.reader is None
+    assert streamed.parts.feed.reader is not None
+    fed = watched(streamed)
+    one, other = kept.run(progress=False), streamed.run(progress=False)
+    for name, tensor in one.model.state_dict().items():
+        assert torch.equal(tensor, other.model.state_dict()[name]), name
+    rows = [[{**row, "steps_per_second": 0} for row in run.history] for run in (one, other)]
+    assert rows[0] == rows[1]
+    assert torch.equal(one.model.method.weight, other.model.method.weight)  # type: ignore[arg-type]
+    assert bool((other.model.method.weight < 1).any()), "the neighbours made a difference"  # type: ignore[operator]
+    apart = [set(torch.cat(batch.near.captions).tolist()) - set(batch.captions.tolist()) for batch in fed if batch.near]
+    assert len(apart) == 16
+    assert sum(map(bool, apart[4:])) >= 2, "neighbours of other batches"
+    assert not any(apart[:4]), "while it warms up, everybody is his own"
+
+
+@pytest.mark.parametrize("moment", [("after step", 6), ("ctrl-c", 11)], ids=["kill", "ctrl-c"])
+def test_a_streamed_run_resumes_exactly(
+    launch: Any, reference: Any, outcome: Any, tmp_path: Path, moment: tuple[str, int]
+) -> None:
+    """In the middle of an epoch, with the bank of its beginning; the reference has its photos in memory."""
+    file, expected = reference(CHANGES)
+    command = ["train", file, "--out", tmp_path / "run", "--resume", *STREAMED]
+    done = launch(*command, kill=moment)
+    assert done.code == (-signal.SIGKILL if moment[0] == "after step" else 130), done
+    assert launch(*command).code == 0
+    assert outcome.of(tmp_path / "run").same(expected)
+
+
+def test_two_ranks_that_stream_are_one_run(launch: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:
+    file, expected = reference(CHANGES)
+    commands = [["train", file, "--out", tmp_path / f"rank-{rank}", *STREAMED] for rank in (0, 1)]
+    first, second = launch.ranks(commands)
+    assert (first.code, second.code) == (0, 0), (first.err, second.err)
+    for name, tensor in outcome.of(tmp_path / "rank-0").weights.items():
+        torch.testing.assert_close(tensor, expected.weights[name], rtol=0, atol=1e-4, msg=name)
+
+
+class Fixed:
+    """A method whose neighbours are given."""
+
+    look_ahead = 0.1
+
+    def __init__(self, by_image: Tensor, by_text: Tensor) -> None:
+        self.near, self.asked = Neighbours(by_image, by_text), 0
+
+    def neighbours(self, captions: Tensor) -> Neighbours:
+        self.asked += 1
+        return Neighbours(*(kind[captions] for kind in self.near))
+
+    def pair_losses(self, v: Any, t: Any, relevance: Tensor) -> Tensor:
+        raise AssertionError("a feed has no losses")
+
+    def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:
+        raise AssertionError("a feed weighs nothing")
+
+
+class Numbered:
+    """A reader whose photo of row n is full of n."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def stream(self, batches: Any, *, ahead: int = 2) -> Iterator[Tensor]:
+        for rows in batches:
+            self.asked.append(list(rows))
+            yield torch.tensor(rows, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2)
+
+
+@pytest.mark.parametrize("world", [ALONE, World(0, 2), World(1, 2)])
+def test_a_batch_brings_its_neighbours_and_reads_each_photo_once(world: World) -> None:
+    generator = torch.Generator().manual_seed(3)
+    image = torch.arange(20) // 2
+    method = Fixed(*(torch.randint(20, (20,), generator=generator) for _ in range(2)))
+    reader = Numbered()
+    feed = Feed(TrainTensors(None, torch.zeros(20, 4, dtype=torch.int32), image), reader, world, method)
+    order = [torch.randperm(20, generator=generator)[:8] for _ in range(3)]
+    found = list(feed.batches(order))
+    assert method.asked == 1, "once an epoch"
+    for batch, captions, asked in zip(found, order, reader.asked, strict=True):
+        assert batch.photos is not None
+        assert batch.near is not None
+        assert torch.equal(batch.captions, captions)
+        needed = set()
+        kinds = [(captions, batch.photos), *zip(batch.near.captions, batch.near.photos, strict=True)]
+        for kind, (rows, photos) in enumerate(kinds):
+            assert torch.equal(rows, captions if kind == 0 else method.near[kind - 1][captions])
+            mine = image[rows[world.rows(8)]]
+            assert torch.equal(photos[:, 0, 0, 0].long(), mine)
+            needed |= set(mine.tolist())
+        assert sorted(asked) == sorted(needed)
+
+
+def test_other_methods_read_their_batches_alone(noisy: PhotoSet) -> None:
+    model = MatchingModel.build(SigmoidConfig(), TINY, fit=noisy)
+    feed = build_feed(model, noisy, config=DataConfig(cache_gb=0), device=CPU, world=ALONE)
+    assert feed.looks is None
+    assert [batch.near for batch in feed.batches([torch.arange(4)])] == [None]
+
+
+def test_what_to_do_depends_on_where_photos_do_not_fit(noisy: PhotoSet) -> None:
+    """A larger cache is of no use to a GPU that is too small."""
+    reader = PhotoReader(noisy.photos, PhotoTransform(size=32), size=4096)
+    size = 16 * 3 * 4096**2 / 2**30
+    assert how_to_keep(reader) == f"they take {size:.1f} GiB, data.cache_gb allows less — set data.cache_gb=1"
+    told = how_to_keep(KeptPhotos(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)))
+    assert "more than half of the GPU's free memory — set a smaller data.photo_size" in told
+    assert "cache_gb" not in told
