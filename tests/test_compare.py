@@ -480,5 +480,9 @@ def test_the_page_is_drawn_with_and_without_the_runs(whole: Path, tmp_path: Path
     drawn = (again / "page.html").read_text(encoding="utf-8")
     assert 'id="training"' in drawn
     assert 'id="answers"' not in drawn, "the models are not part of the data"
+    assert (again / "records.json").read_bytes() == (out / "records.json").read_bytes()
+    third = tmp_path / "third"
+    assert vacsr("compare", file, "--from", again / "results.json", "--page", "--out", third).code == 0
+    assert (third / "page.html").read_text(encoding="utf-8") == drawn
     (out / "records.json").write_text("{", encoding="utf-8")
     assert vacsr(*options, "--out", again).refused(4, "does not hold what runs left behind")

@@ -126,6 +126,67 @@ def test_what_is_missing_is_left_out() -> None:
     assert Page(asked).sections() == ["tables", "sigma", "scores", "model"]
 
 
+def without(found: list[RunRecord], row: str, setting: str, *, part: str) -> list[RunRecord]:
+    """The same runs, one row of one setting without a part of its report."""
+    return [
+        run._replace(report={"test": {key: value for key, value in run.report["test"].items() if key != part}})
+        if (run.row, run.setting) == (row, setting)
+        else run
+        for run in found
+    ]
+
+
+def test_rows_that_a_figure_leaves_out_are_named() -> None:
+    whole = comparison_page(table_of(runs()), runs())
+    assert not re.search(r"for want of|Not run|Not shown, as", whole)  # infonce has no σ: said once, above the figures
+    lacking = without(runs(), "infonce", "noisy", part="scores")
+    page = comparison_page(table_of(lacking), lacking)
+    assert page.count("Not drawn, for want of stored scores: infonce.") == 1
+    assert page.count("for want of") == 1
+    lacking = without(runs(), "vacsr", "clean", part="scores")
+    gone = [run for run in lacking if (run.row, run.setting) != ("vacsr", "noisy")]
+    page = comparison_page(table_of(gone), gone)
+    assert page.count("Not drawn, for want of stored scores: vacsr.") == 1
+    # σ: nothing is drawn of noisy, but said; scores; training: one note for both figures
+    assert page.count("Not run in noisy: vacsr.") == 3
+    clean, noisy = page.split('id="scores"')[1].split("</section>")[0].split(">noisy<")
+    assert "Not drawn, for want of stored scores: vacsr.</p>" in clean
+    assert "Not run in noisy: vacsr.</p>" in noisy
+
+
+def test_a_figure_that_lacks_more_than_its_neighbours_says_so_itself() -> None:
+    found = runs() + [run._replace(row="pcmepp") for run in runs() if run.row == "vacsr"]
+    for run in found:
+        if (run.row, run.setting) == ("pcmepp", "clean"):
+            del run.report["test"]["uncertainty"]["risk_i2t"], run.report["test"]["uncertainty"]["risk_t2i"]
+    page = comparison_page(table_of(found), found)
+    captions = re.findall(r"<figcaption>([^<]*)</figcaption>", page)
+    named = [caption for caption in captions if "Not drawn, for want of stored risks: pcmepp." in caption]
+    assert len(named) == page.count("for want of") == 2  # one a direction, of clean alone
+    assert all(caption.startswith("On the right all queries are answered") for caption in named)
+
+
+def test_a_figure_that_no_row_has_is_named_below_the_others() -> None:
+    found = [run._replace(history=[row for row in run.history if "dev_rsum" in row]) for run in runs()]
+    page = comparison_page(table_of(found), found)
+    assert page.count("No figure “Loss”, for want of stored losses.") == 2  # once a setting
+    assert "Loss</h3>" not in page
+    bare = [run._replace(history=()) for run in runs()]
+    page = comparison_page(table_of(bare), bare, drawn=["vacsr", "pcme"])
+    assert "as no run has stored what it is drawn from: “How training went”." in page
+    assert "Not run, and so in no figure: pcme." in page
+
+
+def test_rows_without_grades_are_not_said_to_lack_scores() -> None:
+    found = runs()
+    for run in found:
+        if run.row == "infonce":
+            run.report["test"]["scores"]["grade"] = None
+    page = comparison_page(table_of(found), found)
+    assert page.count("Without grades: infonce.") == 2
+    assert "for want of" not in page
+
+
 def test_a_gallery_comes_from_run_folders(feature_runs: list[RunRecord]) -> None:
     plan = Gallery("clean", ("vacsr", "infonce"), captions=2, images=1)
     whole = comparison_page(table_of(feature_runs), feature_runs, gallery=plan)
@@ -135,6 +196,7 @@ def test_a_gallery_comes_from_run_folders(feature_runs: list[RunRecord]) -> None
     assert whole.count('<article class="query') == 3
     assert whole.count("official match at rank") == 6
     assert "of all labelled pairs" in whole
+    assert "dots compare answers of one method only" in whole
 
 
 def test_stored_reports_of_real_runs_are_drawn() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -64,6 +65,31 @@ def test_answers_are_the_best_by_score(feature_runs: list[RunRecord]) -> None:
             assert all((answer.verdict.kind == "official") == (answer.place in right) for answer in answers)
             assert all((answer.uncertainty is None) == (row == "infonce") for answer in answers)
             assert all(0 <= answer.grade <= 1 for answer in answers)
+
+
+def test_a_dot_lies_between_the_ends_of_its_own_method(feature_runs: list[RunRecord]) -> None:
+    """Two methods whose σ are of other sizes: each fills its own range, over all queries of the page."""
+    material = loaded(feature_runs)
+    sizes = {"vacsr": (0.6, 0.7), "infonce": (0.02, 0.05)}
+    made, given = torch.Generator().manual_seed(0), []
+    queries = []
+    for query in ask(material, PLAN):
+        answers = {}
+        for row, (low, high) in sizes.items():
+            sigmas = (low + (high - low) * torch.rand(len(query.answers[row]), generator=made)).tolist()
+            answers[row] = tuple(a._replace(uncertainty=s) for a, s in zip(query.answers[row], sigmas, strict=True))
+            given += [(row, sigma) for sigma in sigmas]
+        queries.append(query._replace(answers=answers))
+    pattern = (
+        r'σ</span><span class="track"[^>]*><span style="width:([\d.]+)%"></span></span><span class="value">([\d.]+)<'
+    )
+    shown = re.findall(pattern, Pictures(material).queries(queries))
+    assert [value for _, value in shown] == [f"{sigma:.3f}" for _, sigma in given]
+    for row in sizes:
+        own = [sigma for name, sigma in given if name == row]
+        places = [float(width) for (width, _), (name, _) in zip(shown, given, strict=True) if name == row]
+        assert places == pytest.approx([100 * (s - min(own)) / (max(own) - min(own)) for s in own], abs=0.06)
+        assert (min(places), max(places)) == (0.0, 100.0)
 
 
 def test_queries_do_not_depend_on_scores(feature_runs: list[RunRecord]) -> None:

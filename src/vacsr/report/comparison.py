@@ -15,7 +15,7 @@ from vacsr.report.gallery import Gallery, ask, load_material
 from vacsr.report.html import Html, join, page, paragraph, section, tag, text
 from vacsr.report.intervals import SAMPLE, pick_intervals
 from vacsr.report.pictures import Pictures
-from vacsr.report.records import RunRecord
+from vacsr.report.records import RunRecord, entry
 from vacsr.report.sections import Look, histograms, model, sigma, sweeps, training
 from vacsr.report.sweeps import Sweeps, sweeps_of
 from vacsr.report.tables import ComparisonTable
@@ -70,20 +70,31 @@ def comparison_page(
     """
     look = Look.of(table, runs, drawn=drawn, split=split)
     parts = [Part("tables", "Tables", "The tables", to_html(table))]
+    expected, absent = _expected(look), []
     for name, link, title, body in (
         ("sigma", "Uncertainty", "What the uncertainty is worth", sigma(look)),
         ("scores", "Scores", "How scores lie", histograms(look)),
         ("sweeps", "Sweeps", "One parameter at a time", sweeps(sweeps_of(table) if swept is None else swept)),
         ("training", "Training", "How training went", training(look)),
     ):
-        parts += [] if body is None else [Part(name, link, title, body)]
+        if body is not None:
+            parts.append(Part(name, link, title, body))
+        elif name in expected:
+            absent.append(f"“{title}”")
     answers = [] if gallery is None else _gallery(runs, gallery)
     parts += answers
     parts.append(Part("model", "The model", "The model and its loss", model()))
     main = [section(part.title, part.body, name=part.name) for part in parts]
-    missing = "" if answers else _NO_MODELS if gallery is not None else _NOT_ASKED
+    missing = [f"Not shown, as no run has stored what it is drawn from: {' and '.join(absent)}."] if absent else []
+    missing += [] if answers else [_NO_MODELS if gallery is not None else _NOT_ASKED]
     body = join(_header(table, parts), tag("main", join(*main)), _footer(look, missing))
     return page(f"vacsr · {table.title}", body, description=_lead(table))
+
+
+def _expected(look: Look) -> set[str]:
+    """Sections that a page has unless the runs have not stored what they are drawn from."""
+    unsure = any(entry(run, look.split, "uncertainty") for run in look.runs)
+    return {"scores", "training", "sigma"} if unsure else {"scores", "training"}
 
 
 def _header(table: ComparisonTable, parts: Sequence[Part]) -> Html:
@@ -121,8 +132,9 @@ def _gallery(runs: Sequence[RunRecord], plan: Gallery) -> list[Part]:
     shown = list(material.scores)
     rule = (
         f"The {plan.split} split, {plan.setting}, one run of each row. The queries were chosen by labels and judgments "
-        "alone, before any score was seen. Grades run from 0 to 1; the dot places σ between the lowest and the highest "
-        "among the answers to a query."
+        "alone, before any score was seen. Grades run from 0 to 1. The dot places σ between the lowest and the highest "
+        "of all answers here by the same method. Methods measure σ in different ways, so dots compare answers of one "
+        "method only."
     )
     answers = join(paragraph(rule), drawn.legend(), drawn.queries(ask(material, plan)))
     found = pick_intervals(material, shown[0], generator=torch.Generator().manual_seed(0))
@@ -137,10 +149,11 @@ def _gallery(runs: Sequence[RunRecord], plan: Gallery) -> list[Part]:
     ]
 
 
-def _footer(look: Look, missing: str) -> Html:
-    """How to read the figures, and why there are no ``missing`` answers."""
+def _footer(look: Look, missing: Sequence[str]) -> Html:
+    """How to read the figures, and what is ``missing`` and why."""
     words = f"Figures are of the {look.split} split. Lines are means over seeds, bands one standard deviation."
     if look.left_out:
         words += f" Figures show {_counted(len(look.styles), 'row')}; {look.left_out} more are in the tables."
-    said = [words, missing] if missing else [words]
-    return tag("footer", join(*(paragraph(line, style="note") for line in said)))
+    if look.unrun:
+        words += f" Not run, and so in no figure: {', '.join(look.unrun)}."
+    return tag("footer", join(*(paragraph(line, style="note") for line in (words, *missing))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,6 +15,9 @@ from vacsr.report.records import Curve, RunRecord, entry, mean_curve, runs_of
 Direction = Literal["i2t", "t2i"]
 DIRECTIONS: dict[Direction, str] = {"i2t": "image to text", "t2i": "text to image"}
 """As a person would say it."""
+Kind = Literal["grade", "score"]
+KINDS: tuple[Kind, ...] = ("grade", "score")
+"""Of numbers whose distribution is stored."""
 _SMOOTH = 40  # points of a loss curve
 
 
@@ -27,18 +30,25 @@ class Drawn(NamedTuple):
     """Classes of page.css by row; only these rows are drawn."""
     split: str
 
+    def seeds(self, row: str) -> list[RunRecord]:
+        """The runs of a row in this setting."""
+        return runs_of(self.runs, row=row, setting=self.setting)
+
+    def without_sigma(self, row: str) -> bool:
+        """Whether every report of a row, in any setting, says that its method has no σ."""
+        found = [run.report.get(self.split) or {} for run in self.runs if run.row == row]
+        return bool(found) and all("uncertainty" in report and report["uncertainty"] is None for report in found)
+
     def curves(self, *keys: str) -> Iterator[tuple[str, Curve]]:
         """A list of the reports, averaged over seeds, by row."""
         for row in self.styles:
-            seeds = runs_of(self.runs, row=row, setting=self.setting)
-            found = mean_curve([entry(run, self.split, *keys) for run in seeds])
+            found = mean_curve([entry(run, self.split, *keys) for run in self.seeds(row)])
             if found is not None:
                 yield row, found
 
     def figure(self, row: str, *keys: str) -> float:
         """A figure of the reports, averaged over seeds; NaN where there is none."""
-        seeds = runs_of(self.runs, row=row, setting=self.setting)
-        found = mean_curve([[entry(run, self.split, *keys)] for run in seeds])
+        found = mean_curve([[entry(run, self.split, *keys)] for run in self.seeds(row)])
         return float("nan") if found is None else float(found.mean[0])
 
     def line(self, row: str, x: Array, curve: Curve, *, scale: float = 1.0, extra: str = "") -> Line:
@@ -49,8 +59,16 @@ class Drawn(NamedTuple):
         return Line(name, x, scale * curve.mean, style, dots=len(x) <= 12, spread=spread)
 
 
-def accuracy_by_sigma(drawn: Drawn, direction: Direction) -> Html | None:
+class Made(NamedTuple):
+    """A figure, and whose curves are in it."""
+
+    picture: Html
+    rows: Collection[str]
+
+
+def accuracy_by_sigma(drawn: Drawn, direction: Direction) -> Made | None:
     """R@1 in equal groups of queries, from low σ of the best answer to high; None where no row has a σ."""
+    curves = dict(drawn.curves("uncertainty", f"bins_{direction}", "r1"))
     found = [
         drawn.line(
             row,
@@ -59,20 +77,21 @@ def accuracy_by_sigma(drawn: Drawn, direction: Direction) -> Html | None:
             scale=100.0,
             extra=f"r = {drawn.figure(row, 'uncertainty', f'corr_r1_{direction}'):.2f}",
         )
-        for row, curve in drawn.curves("uncertainty", f"bins_{direction}", "r1")
+        for row, curve in curves.items()
     ]
     if not found:
         return None
-    return lines(
+    picture = lines(
         found,
         x_label="equal groups of queries, from low σ to high σ",
         y_label="R@1, percent",
         title=f"R@1 by the uncertainty of the best answer, {DIRECTIONS[direction]}, {drawn.setting}",
         marks=Marks(max((entry.x for entry in found), key=len).tolist()),
     )
+    return Made(picture, curves)
 
 
-def sigma_by_rank(drawn: Drawn, direction: Direction) -> Html | None:
+def sigma_by_rank(drawn: Drawn, direction: Direction) -> Made | None:
     """Pearson's r between the mean σ of the first K answers and mAP@R, K = 1…10; None where no row has a σ."""
     binned = list(drawn.curves("uncertainty", f"topk_{direction}", "binned"))
     raw = list(drawn.curves("uncertainty", f"topk_{direction}", "raw")) if len(binned) <= 3 else []
@@ -83,7 +102,7 @@ def sigma_by_rank(drawn: Drawn, direction: Direction) -> Html | None:
     ]
     if not found:
         return None
-    return lines(
+    picture = lines(
         found,
         x_label="K: σ is the mean over the first K answers",
         y_label="Pearson's r with mAP@R",
@@ -92,12 +111,17 @@ def sigma_by_rank(drawn: Drawn, direction: Direction) -> Html | None:
         ends=(-1.0, max(0.1, fitted(found)[1])),
         digits=2,
     )
+    return Made(picture, dict(binned))
 
 
-def risk_by_coverage(drawn: Drawn, direction: Direction) -> Html | None:
+def risk_by_coverage(drawn: Drawn, direction: Direction) -> Made | None:
     """Mistakes among the answers kept when the least uncertain are kept first; None where no row has a σ."""
     coverage = dict(drawn.curves("uncertainty", f"risk_{direction}", "coverage"))
-    risk = drawn.curves("uncertainty", f"risk_{direction}", "risk")
+    risk = {
+        row: curve
+        for row, curve in drawn.curves("uncertainty", f"risk_{direction}", "risk")
+        if row in coverage and len(coverage[row].mean) == len(curve.mean)
+    }
     found = [
         drawn.line(
             row,
@@ -105,24 +129,24 @@ def risk_by_coverage(drawn: Drawn, direction: Direction) -> Html | None:
             curve,
             extra=f"area {drawn.figure(row, 'uncertainty', f'aurc_{direction}'):.1f}",
         )
-        for row, curve in risk
-        if row in coverage and len(coverage[row].mean) == len(curve.mean)
+        for row, curve in risk.items()
     ]
     if not found:
         return None
-    return lines(
+    picture = lines(
         found,
         x_label="share of the queries kept, lowest σ first (percent)",
         y_label="best answer is no labelled match, percent of those kept",
         title=f"Mistakes among the surest answers, {DIRECTIONS[direction]}, {drawn.setting}",
     )
+    return Made(picture, risk)
 
 
-def dev_by_epoch(drawn: Drawn) -> Html | None:
+def dev_by_epoch(drawn: Drawn) -> Made | None:
     """What model choice saw: dev RSUM after each epoch; None where nobody has logged it."""
     found = []
     for row in drawn.styles:
-        logs = [_logged(run, "dev_rsum", "epoch") for run in runs_of(drawn.runs, row=row, setting=drawn.setting)]
+        logs = [_logged(run, "dev_rsum", "epoch") for run in drawn.seeds(row)]
         curve = mean_curve([values for _, values in logs])
         if curve is not None:
             epochs = next(np.array(at) for at, values in logs if len(values) == len(curve.mean))
@@ -130,14 +154,15 @@ def dev_by_epoch(drawn: Drawn) -> Html | None:
     if not found:
         return None
     title = f"Dev RSUM by epoch, {drawn.setting}"
-    return lines(found, x_label="epoch", y_label="dev RSUM", title=title, ends=fitted(found))
+    picture = lines(found, x_label="epoch", y_label="dev RSUM", title=title, ends=fitted(found))
+    return Made(picture, [line.name for line in found])
 
 
-def loss_by_step(drawn: Drawn) -> Html | None:
+def loss_by_step(drawn: Drawn) -> Made | None:
     """The training loss of the first seed, in percent of where it began: losses themselves are of unequal kinds."""
     found = []
     for row in drawn.styles:
-        for run in runs_of(drawn.runs, row=row, setting=drawn.setting)[:1]:
+        for run in drawn.seeds(row)[:1]:
             at, values = _logged(run, "loss", "step")
             if len(values) > 1 and values[0] > 0:
                 step, loss = _thinned(np.array(at), np.array(values))
@@ -145,7 +170,8 @@ def loss_by_step(drawn: Drawn) -> Html | None:
     if not found:
         return None
     title = f"Training loss by step, {drawn.setting}"
-    return lines(found, x_label="step", y_label="loss, percent of its first value", title=title)
+    picture = lines(found, x_label="step", y_label="loss, percent of its first value", title=title)
+    return Made(picture, [line.name for line in found])
 
 
 def _logged(run: RunRecord, key: str, place: str) -> tuple[list[float], list[float]]:
@@ -162,7 +188,7 @@ def _thinned(x: Array, y: Array) -> tuple[Array, Array]:
     return thin[0], thin[1]
 
 
-def score_histogram(run: RunRecord, split: str, kind: Literal["grade", "score"]) -> Html | None:
+def score_histogram(run: RunRecord, split: str, kind: Kind) -> Html | None:
     """How a run's scores lie for labelled pairs and for all others; None where it was not counted."""
     found = entry(run, split, "scores", kind)
     if not isinstance(found, Mapping):
@@ -176,7 +202,7 @@ def score_histogram(run: RunRecord, split: str, kind: Literal["grade", "score"])
     return histograms(groups, edges=edges, label=label, title=f"{kind.capitalize()}s of {run.row}, {run.setting}")
 
 
-def all_pairs(run: RunRecord, split: str, kind: Literal["grade", "score"]) -> str:
+def all_pairs(run: RunRecord, split: str, kind: Kind) -> str:
     """Mean, median and deviation over all pairs, labelled or not, in words; empty where unknown."""
     said = _stats(entry(run, split, "scores", kind, "all_stats") or {})
     return f"All pairs: {said}." if said else ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from vacsr.report.cards import Shown, caption_answers, method_line, picture_answers, sigma_ends
+from vacsr.report.cards import Ends, Shown, caption_answers, method_line, picture_answers, sigma_ends
 from vacsr.report.gallery import Material, Query
 from vacsr.report.html import Html, badge, card, gauge, image, join, paragraph, tag, text
 from vacsr.report.images import photo_uri
@@ -51,21 +51,20 @@ class Pictures:
 
     def queries(self, queries: Sequence[Query]) -> Html:
         """Captions with their best images, then images with their best captions."""
-        return join(*(self._captioned(q) if q.direction == "t2i" else self._pictured(q) for q in queries))
+        ends = self._ends(queries)
+        return join(*(self._captioned(q, ends) if q.direction == "t2i" else self._pictured(q, ends) for q in queries))
 
-    def _captioned(self, query: Query) -> Html:
+    def _captioned(self, query: Query, ends: Mapping[str, Ends]) -> Html:
         parts = [tag("h3", text(f"“{self.caption(query.place)}”")), _known(query, "images")]
-        ends = self._ends(query)
         for row in query.answers:
-            found = picture_answers(self._shown(query, row), ends=ends)
+            found = picture_answers(self._shown(query, row), ends=ends[row])
             parts += [method_line(row, rank=query.official[row]), found]
         return tag("article", join(*parts), {"class": "query"})
 
-    def _pictured(self, query: Query) -> Html:
-        ends = self._ends(query)
+    def _pictured(self, query: Query, ends: Mapping[str, Ends]) -> Html:
         sides = [
             tag("div", join(method_line(row, rank=query.official[row]),
-                            caption_answers(self._shown(query, row), ends=ends)))
+                            caption_answers(self._shown(query, row), ends=ends[row])))
             for row in query.answers
         ]  # fmt: skip
         beside = tag("div", join(*sides), {"class": "beside"})
@@ -84,9 +83,10 @@ class Pictures:
             for answer in query.answers[row]
         ]
 
-    def _ends(self, query: Query) -> tuple[float, float]:
-        """Of each query its own: rows may measure σ in other ways."""
-        return sigma_ends(shown for row in query.answers for shown in self._shown(query, row))
+    def _ends(self, queries: Sequence[Query]) -> dict[str, Ends]:
+        """Of each row its own, over all its answers: rows measure σ in different ways."""
+        rows = dict.fromkeys(row for query in queries for row in query.answers)
+        return {row: sigma_ends(shown for query in queries for shown in self._shown(query, row)) for row in rows}
 
     def legend(self) -> Html:
         """What the frames mean."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from vacsr.report.curves import (
     DIRECTIONS,
+    KINDS,
     Drawn,
     accuracy_by_sigma,
     all_pairs,
@@ -19,7 +20,8 @@ from vacsr.report.curves import (
 from vacsr.report.diagram import model_diagram
 from vacsr.report.gradient import gradient_figure, largest_plain_gradient
 from vacsr.report.html import Cell, Html, Row, figure, join, paragraph, table, tag, text
-from vacsr.report.records import RunRecord, runs_of
+from vacsr.report.panels import Panel, grid, left_out, note, panels_to_html
+from vacsr.report.records import RunRecord
 from vacsr.report.sweeps import Sweeps, sweep_figures
 from vacsr.report.tables import ComparisonTable
 
@@ -39,6 +41,8 @@ class Look(NamedTuple):
     split: str
     left_out: int
     """Rows that have reports and no place in the figures."""
+    unrun: Sequence[str] = ()
+    """Rows that were to be drawn and have no report at all."""
 
     @classmethod
     def of(cls, compared: ComparisonTable, runs: Sequence[RunRecord], *, drawn: Sequence[str], split: str) -> Look:
@@ -49,7 +53,8 @@ class Look(NamedTuple):
         plain = [row for row in rows if row not in swept] or rows
         shown = [row for row in drawn if row in present] or plain[:MOST]
         settings = [name for name in compared.settings if any(run.setting == name for run in runs)]
-        return cls(runs, settings, row_styles(shown), split, len(rows) - len(shown))
+        unrun = [row for row in drawn if row not in present]
+        return cls(runs, settings, row_styles(shown), split, len(rows) - len(shown), unrun)
 
     def drawn(self, setting: str) -> Drawn:
         """One setting."""
@@ -74,36 +79,50 @@ def row_styles(rows: Sequence[str]) -> dict[str, str]:
 
 
 _SIGMA_FIGURES = (
-    ("σ and R@1", accuracy_by_sigma, "If σ is worth something, the line falls. r is the correlation over the groups."),
+    (
+        "σ and R@1",
+        accuracy_by_sigma,
+        "If σ is worth something, the line falls. r is the correlation over the groups.",
+        "stored R@1 by σ",
+    ),
     (
         "Surest answers only",
         risk_by_coverage,
         "On the right all queries are answered; a good σ makes the line fall to the left. The area is that below it.",
+        "stored risks",
     ),
-    ("σ of the first K and mAP@R", sigma_by_rank, "Near −1: a low σ of the first answers tells of a good ranking."),
+    (
+        "σ of the first K and mAP@R",
+        sigma_by_rank,
+        "Near −1: a low σ of the first answers tells of a good ranking.",
+        "stored correlations",
+    ),
 )
 
 
 def sigma(look: Look) -> Html | None:
     """σ and R@1, σ and mAP@R, and what is gained by answering only where σ is low."""
-    parts = []
-    for setting in look.settings:
-        drawn = look.drawn(setting)
-        found = [
-            figure(made, said, title=f"{name}, {DIRECTIONS[direction]}")
-            for name, draw, said in _SIGMA_FIGURES
-            for direction in DIRECTIONS
-            if (made := draw(drawn, direction)) is not None
-        ]
-        if found:
-            parts += [_heading(setting, look), _grid(found, two=True), *_topk_tables(drawn)]
-    if not parts:
+    found = {setting: _sigma_panels(look.drawn(setting)) for setting in look.settings}
+    if not any(panel.made for panels in found.values() for panel in panels):
         return None
     words = (
         "σ is how unsure a method is of a pair. Queries are sorted by the σ of their best answer. Methods without a σ "
         "are not drawn."
     )
-    return join(paragraph(words), *parts)
+    parts = [paragraph(words)]
+    for setting, panels in found.items():
+        drawn = look.drawn(setting)
+        body = [*panels_to_html(drawn, panels, sigma=True), *_topk_tables(drawn)]
+        parts += _headed(setting, look, body)
+    return join(*parts)
+
+
+def _sigma_panels(drawn: Drawn) -> list[Panel]:
+    return [
+        Panel(f"{name}, {said}", draw(drawn, direction), caption, wants)
+        for name, draw, caption, wants in _SIGMA_FIGURES
+        for direction, said in DIRECTIONS.items()
+    ]
 
 
 def _topk_tables(drawn: Drawn) -> list[Html]:
@@ -130,19 +149,28 @@ def _topk_tables(drawn: Drawn) -> list[Html]:
 
 def histograms(look: Look) -> Html | None:
     """Grades and scores of labelled pairs and of all others, a figure a row."""
-    parts = []
+    parts, any_drawn = [], False
     for setting in look.settings:
-        first = [found[0] for row in look.styles if (found := runs_of(look.runs, row=row, setting=setting))]
-        for kind in ("grade", "score"):
-            drawn = [
-                figure(made, all_pairs(run, look.split, kind), title=f"{run.row}: {kind}s")
+        drawn = look.drawn(setting)
+        first = [found[0] for row in look.styles if (found := drawn.seeds(row))]
+        grades, scores = (
+            {
+                run.row: figure(made, all_pairs(run, look.split, kind), title=f"{run.row}: {kind}s")
                 for run in first
                 if (made := score_histogram(run, look.split, kind)) is not None
-            ]
-            if drawn:
-                parts += [_heading(setting, look)] if kind == "grade" else []
-                parts.append(_grid(drawn))
-    if not parts:
+            }
+            for kind in KINDS
+        )
+        any_drawn = any_drawn or bool(grades or scores)
+        lines = left_out(drawn, look.styles, shown={**grades, **scores}, wants="stored scores")
+        ungraded = [row for row in scores if row not in grades]
+        lines += [f"Without grades: {', '.join(ungraded)}."] if ungraded else []
+        kinds = [list(figures.values()) for figures in (grades, scores) if figures]
+        if all(len(figures) == 1 for figures in kinds):  # of a lone row both kinds stand beside each other
+            kinds = [[figures[0] for figures in kinds]] if kinds else []
+        grids = [grid(figures) for figures in kinds]
+        parts += _headed(setting, look, [*grids, *note(lines)])
+    if not any_drawn:
         return None
     words = (
         "How the scores of labelled pairs and of all other pairs lie, for the first seed of each row. Each histogram "
@@ -172,19 +200,25 @@ def sweeps(swept: Sequence[Sweeps]) -> Html | None:
             " The paper's points are of other data than ours. The figure beside them is of ours by the same measure, "
             "and both have a y axis of the same length, so that equal changes look equal."
         )
-    return join(paragraph(words), _grid(drawn))
+    return join(paragraph(words), grid(drawn))
 
 
 def training(look: Look) -> Html | None:
     """Dev RSUM and loss."""
+    found = {setting: _training_panels(look.drawn(setting)) for setting in look.settings}
+    if not any(panel.made for panels in found.values() for panel in panels):
+        return None
     parts = []
-    for setting in look.settings:
-        drawn = look.drawn(setting)
-        rsum, loss = dev_by_epoch(drawn), loss_by_step(drawn)
-        found = [] if rsum is None else [figure(rsum, "The y axis need not begin at 0.", title="Dev RSUM")]
-        found += [] if loss is None else [figure(loss, "First seed. Losses are of unequal kinds.", title="Loss")]
-        parts += [_heading(setting, look), _grid(found, two=True)] if found else []
-    return join(*parts) if parts else None
+    for setting, panels in found.items():
+        parts += _headed(setting, look, panels_to_html(look.drawn(setting), panels))
+    return join(*parts)
+
+
+def _training_panels(drawn: Drawn) -> list[Panel]:
+    return [
+        Panel("Dev RSUM", dev_by_epoch(drawn), "The y axis need not begin at 0.", "a stored dev RSUM"),
+        Panel("Loss", loss_by_step(drawn), "First seed. Losses are of unequal kinds.", "stored losses"),
+    ]
 
 
 def model() -> Html:
@@ -212,15 +246,11 @@ def model() -> Html:
         tag("div", model_diagram(), box),
         tag("h3", text("The gradient of the squared error"), {"class": "part"}),
         paragraph(why),
-        _grid(drawn, two=True),
+        grid(drawn, two=True),
     )
 
 
-def _heading(setting: str, look: Look) -> Html:
-    """Of a setting, where there are several."""
-    return tag("h3", text(setting), {"class": "part"}) if len(look.settings) > 1 else Html("")
-
-
-def _grid(figures: Sequence[Html], *, two: bool = False) -> Html:
-    """Figures beside each other: two in a line, or three where that leaves no single one behind."""
-    return tag("div", join(*figures), {"class": "figures two" if two or len(figures) in (1, 2, 4) else "figures"})
+def _headed(setting: str, look: Look, body: Sequence[Html]) -> list[Html]:
+    """What a setting has to show, under its name where there are several."""
+    named = [tag("h3", text(setting), {"class": "part"})] if body and len(look.settings) > 1 else []
+    return [*named, *body]
