@@ -310,11 +310,68 @@ def test_a_number_that_yaml_takes_for_text(tmp_path: Path) -> None:
     assert recipe_from(read_yaml(path)).train.lr == 0.001
 
 
-@pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"", b"- 1\n- 2\n", b"just text"])
+@pytest.mark.parametrize(
+    "content",
+    [b"a: [", b"\xff\xfe\x00", b"", b"- 1\n- 2\n", b"text", b"a: 2024-13-01", pytest.param(b"[" * 100_000, id="deep")],
+)
 def test_yaml_that_is_no_recipe(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(content)
     assert_refused(lambda: read_yaml(path), "recipe.yaml")
+
+
+REPEATED = """\
+data:
+  pairs: "synthetic:"
+train: {epochs: 3}
+evaluate:
+  protocols: [flickr]
+"train": {lr: 0.1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "lines"),
+    [
+        (REPEATED, "'train'", "lines 3 and 6"),
+        ("train:\n  lr: 1\n  epochs: 2\n  lr: 1\n", "'lr'", "lines 2 and 4"),
+        ("train: {lr: 1, lr: 2}", "'lr'", "line 1"),
+        ("a: &x {b: 1}\nc:\n  <<: *x\n  d: 2\n  d: 3\n", "'d'", "lines 4 and 5"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(text: str, key: str, lines: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert_refused(lambda: read_yaml(path), str(path), key, lines, "keep one")
+    own = written(tmp_path, "own.yaml", {"base": "recipe.yaml"})
+    assert_refused(lambda: read_recipe(own), "own.yaml", str(path), key)
+
+
+MERGED = """\
+shared: &shared {a: 1, b: 2}
+more: &more
+  <<: *shared
+  b: 3
+last:
+  <<: [*more, *shared]
+  c: *shared
+again: {<<: *more, a: 4}
+"""
+
+
+def test_merge_keys_still_bring_in_others(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text(MERGED, encoding="utf-8")
+    shared = {"a": 1, "b": 2}
+    more = {"a": 1, "b": 3}
+    last = {**more, "c": shared}
+    assert read_yaml(path) == {"shared": shared, "more": more, "last": last, "again": {"a": 4, "b": 3}}
+    assert read_yaml(path) == yaml.safe_load(MERGED)
+
+
+@pytest.mark.parametrize("text", ["{lr: 1, lr: 2}", "[e", "2024-13-01"])
+def test_a_value_that_is_no_yaml(text: str) -> None:
+    assert_refused(lambda: parse_overrides([f"train={text}"]), f"cannot read the value '{text}'")
 
 
 def test_yaml_that_is_not_there(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -12,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from vacsr.config import PRESETS, AnyMethodConfig, Config, Recipe
+from vacsr.config.strict_yaml import RepeatedKey, load_yaml
 from vacsr.errors import ConfigError
 
 C = TypeVar("C", bound=Config)
@@ -176,11 +178,12 @@ def _scalar(text: str) -> Any:
         return ""
     if re.fullmatch(r"\S+:", text):
         return text
+    if "e" in text.lower():
+        with suppress(ValueError):
+            return float(text)
     try:
-        return float(text) if "e" in text.lower() else yaml.safe_load(text)
-    except ValueError:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return load_yaml(text)
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError: a day that no month has
         raise ConfigError(f"cannot read the value '{text}': {error}") from error
 
 
@@ -244,12 +247,14 @@ def _base_of(fields: Mapping[str, Any], path: Path) -> Path | None:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that must hold a mapping."""
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"no such file: {path} — give the path of a YAML file") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror} — give the path of a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RepeatedKey as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path} is not readable YAML: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} should hold sections such as data, method and train, not {type(value).__name__}")

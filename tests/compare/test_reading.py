@@ -165,6 +165,31 @@ def test_published_rsums_are_the_sums_of_the_printed_recalls(layers: list[Path])
         ({"data": {"pairs": "x:"}, "method": {"name": "vacsr"}}, r"self.yaml is a recipe, .* vacsr train .*self.yaml"),
         ({**BELOW, "page": {"drawn": ["z"]}}, r"page names the row 'z' — choose from: a, b"),
         ({**BELOW, "page": {"gallery": {"setting": "z", "rows": ["a"]}}}, r"page names the setting 'z'"),
+        ({"extends": "none.yaml"}, r"what .*self.yaml extends: no such file: .*none.yaml"),
+        ({**BELOW, "recipe": "none.yaml"}, r"the recipe of .*self.yaml: no such file: .*none.yaml"),
+        ({**BELOW, "recipe": 3}, r"self.yaml: recipe is 3, expected a recipe beside it"),
+        ({**BELOW, "published": ["none.yaml#x"]}, r"what .*self.yaml quotes: no such file: .*none.yaml"),
+        ({**BELOW, "rows": []}, r"self.yaml has no rows.* — give at least one"),
+        ({**BELOW, "drop": ["a", "b"]}, r"self.yaml has no rows.* — give at least one"),
+        ({**BELOW, "settings": []}, r"self.yaml has no settings"),
+        ({**BELOW, "seeds": []}, r"self.yaml has no seeds"),
+        (
+            {**BELOW, "columns": [{"key": "x.y"}, {"key": "x.y", "name": "again"}]},
+            r"self.yaml has two columns .* 'x.y'",
+        ),
+        ({**BELOW, "settings": [{"name": "table.md"}]}, r"the setting 'table.md' .* a file of the table is called so"),
+        ({**BELOW, "settings": [{"name": "Results.json"}]}, r"the setting 'Results.json' .* — rename it"),
+        ({**BELOW, "rows": [{"name": "page.html"}]}, r"self.yaml: the row 'page.html' becomes a folder's name"),
+        ({**BELOW, "title": 3}, r"self.yaml: the configuration does not fit:\n  title"),
+        (
+            {**BELOW, "rows": [*BELOW["rows"], {"name": "c", "set": {"train": {"epoch": 3}}}]},
+            r"self.yaml, row 'c' in setting 'clean': .*\n  train.epoch: no such field \(did you mean 'epochs'\?\)",
+        ),
+        (
+            {**BELOW, "settings": [{"name": "n", "set": {"data": {"noise": {"rate": 1}}}}]},
+            r"self.yaml, row 'a' in setting 'n': .*\n  data.noise.rate: no such field",
+        ),
+        ({**BELOW, "base": {"train": {"lrr": 1}}}, r"self.yaml: the configuration does not fit:\n  train.lrr"),
         (
             {**BELOW, "published": [{"name": "A", "source": "s", "values": {}, "beside": "z"}]},
             r"no row 'z' that 'A' could stand beside",
@@ -176,6 +201,29 @@ def test_what_does_not_fit_is_refused(below: Path, fields: dict[str, Any], messa
     write(below.with_name("published.yaml"), {"main": broken})
     with pytest.raises(UsageError, match=message):
         read_table(write(below.with_name("self.yaml"), fields))
+
+
+def test_files_laid_over_a_table_are_named_with_it(below: Path) -> None:
+    layer = write(below.with_name("layer.yaml"), {"rows": [{"like": "b", "set": {"method": {"nam": "x"}}}]})
+    with pytest.raises(UsageError, match=r"below.yaml with .*layer.yaml, row 'b' in setting 'clean': "):
+        read_table(below, layers=[layer])
+    layer.write_text("about: x\nrows: [a]\nseeds: [1]\nrows: [b]\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"layer.yaml: 'rows' stands twice, in lines 2 and 4"):
+        read_table(below, layers=[layer])
+
+
+def test_a_key_may_stand_beside_what_others_published_and_in_tables_of_other_settings(below: Path) -> None:
+    columns = [
+        {"key": "x.y", "settings": ["n"]},
+        {"key": "x.y", "settings": ["m"], "digits": 2},
+        {"key": "x.y", "published": True},
+    ]
+    settings = [{"name": "n"}, {"name": "m"}]
+    table = read_table(write(below, {**BELOW, "columns": columns, "settings": settings}))
+    assert len(table.columns) == 3
+    columns[1]["settings"] = ["m", "n"]
+    with pytest.raises(UsageError, match="two columns"):
+        read_table(write(below, {**BELOW, "columns": columns, "settings": settings}))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,49 @@ def test_without_outcomes_of_every_seed_nothing_is_tested(table: Table, tmp_path
         fill(cell, outcomes(cell))
         if (cell.row, cell.seed) == ("ours", 1):
             (cell.folder / "outcomes.safetensors").unlink()
-    assert named(collect(table, done).comparisons) == {}, "neither ours nor what varies it"
+    with pytest.warns(UserWarning, match="no such file") as told:
+        assert named(collect(table, done).comparisons) == {}, "neither ours nor what varies it"
+    (message,) = [str(one.message) for one in told]
+    folder = tmp_path / "out/clean/ours/seed-1"
+    assert (
+        f"row 'ours' gets no † or ‡, and no row does against it, where its queries are lost: no such file: {folder}"
+        in message
+    )
+    assert message.endswith(f"delete {folder} and run the table")
+
+
+def test_each_row_without_outcomes_is_told_of_once(table: Table, tmp_path: Path) -> None:
+    """Broken files too; the rest is tested."""
+    done = list(cells(table, tmp_path / "out"))
+    for cell in done:
+        fill(cell, outcomes(cell))
+        if cell.row == "variant":
+            (cell.folder / "outcomes.safetensors").write_bytes(b"broken")
+        if cell.row == "infonce":
+            write_outcomes(cell.folder / "outcomes.safetensors", [])
+    with pytest.warns(UserWarning, match="variant") as told:
+        found = named(collect(table, done).comparisons)
+    assert {row for row, _ in found} == {"ours"}
+    (message,) = [str(one.message) for one in told]
+    assert "'variant'" in message
+    assert "seed-0/outcomes.safetensors is not a whole safetensors file" in message
+    assert "(and 1 more)" in message
+
+
+def test_nothing_is_told_where_no_figure_could_be_tested(tmp_path: Path) -> None:
+    """Medians and uncertainties are not means over queries; a baseline alone has nothing to be tested against."""
+    columns = [{"key": "test.i2t.median_rank", "best": "low"}, {"key": "test.uncertainty.aurc_i2t", "best": "low"}]
+    shown = {**TABLE["columns"][0], "best": "none"}
+    for number, fields in enumerate(({"columns": columns}, {"columns": [shown]}, {"rows": TABLE["rows"][:1]})):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(yaml.safe_dump({**TABLE, **fields}), encoding="utf-8")
+        done = list(cells(read_table(path), tmp_path / str(number)))
+        for cell in done:
+            fill(cell, outcomes(cell))
+            (cell.folder / "outcomes.safetensors").unlink()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert collect(read_table(path), done).comparisons == ()
 
 
 def test_with_a_file_from_before_r_precision_was_kept_the_rest_is_tested(table: Table, tmp_path: Path) -> None:

@@ -55,6 +55,15 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
+def test_the_report_does_not_replace_what_was_judged(vacsr: Command, files: Files) -> None:
+    options = [*files.write(), "--uncertainty", str(files.folder / "u.npy")]
+    before = {path.name: path.read_bytes() for path in files.folder.iterdir()}
+    for name in ("m.npy", "u.npy", "ids.json"):
+        assert vacsr("evaluate", *options, "--json", files.folder / name).refused(2, f"{name} would replace what")
+    assert vacsr("evaluate", *options, "--json", files.folder).refused(2, "is a folder — name a file in it")
+    assert {path.name: path.read_bytes() for path in files.folder.iterdir()} == before
+
+
 def result(vacsr: Command, files: Files, *options: object) -> dict[str, Any]:
     out = files.folder / "out.json"
     answer = vacsr("evaluate", *options, "--json", out)
@@ -288,8 +297,9 @@ def test_unreadable_files(vacsr: Command, files: Files) -> None:
     (files.folder / "m.npy").unlink()
     assert vacsr("evaluate", *options).refused(4, "no such file", "m.npy")
     assert vacsr("evaluate", "--scores", files.folder / "m.txt", *options[2:]).refused(4, "no .npy or .safetensors")
-    (files.folder / "ids.json").write_text("{", encoding="utf-8")
-    assert vacsr("evaluate", *options).refused(4, "ids.json is not JSON")
+    for text in ("{", "[" * 100_000, '{"images":' * 100_000):
+        (files.folder / "ids.json").write_text(text, encoding="utf-8")
+        assert vacsr("evaluate", *options).refused(4, "ids.json is not JSON")
     assert vacsr("evaluate", *options[:3], files.folder / "none.json").refused(4, "no such file")
     save_file({"a": torch.ones(1), "b": torch.ones(1)}, files.folder / "two.safetensors")
     files.write()
@@ -315,3 +325,14 @@ def test_coco_protocols_need_coco(vacsr: Command, files: Files) -> None:
     no_labels(files)
     answer = vacsr("evaluate", *files.write(), "--protocol", "eccv")
     assert answer.refused(4, "caption 'c0' is not one of COCO's test captions")
+
+
+def test_masked_scores_are_judged(vacsr: Command, files: Files) -> None:
+    """The lowest number of float64 leaves the range of float32, and nothing to be seen of the other scores' range."""
+    options = files.write()
+    masked = files.score.astype(np.float64)
+    masked[0, 1] = np.finfo(np.float64).min
+    np.save(files.folder / "m.npy", masked)
+    found = result(vacsr, files, *options)["scores"]["score"]["all_stats"]
+    assert found["median"] == np.median(masked)
+    assert np.isfinite(list(found.values())).all()

@@ -26,6 +26,7 @@ from vacsr.cli import (
     serve,
     train,
 )
+from vacsr.cli.stdout import checked_stdout
 from vacsr.errors import VacsrError
 
 __all__ = ["app", "main"]
@@ -88,7 +89,7 @@ def _show_warning(
 def main() -> None:
     """Entry point: a VacsrError becomes one message and its exit code, a warning one line, Ctrl-C becomes 130."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), checked_stdout():
             warnings.showwarning = _show_warning
             app()
     except VacsrError as error:

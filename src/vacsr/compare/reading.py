@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from vacsr.compare.table import Table
-from vacsr.errors import UsageError
+from vacsr.compare.table_checks import check_page, check_table
+from vacsr.errors import ConfigError, UsageError
 from vacsr.recipes import merge, parse, parse_overrides, read_yaml, recipe_layers
 
 _LISTS = ("rows", "settings", "columns")
@@ -27,18 +29,30 @@ def read_table(path: Path, overrides: Sequence[str] = (), *, layers: Sequence[Pa
         raw = _lay(raw, read_yaml(layer), layer)
     if raw["base"].get("task") == "fewshot":
         raw.setdefault("task", "fewshot")
-    table = parse(Table, {**raw, "overrides": parse_overrides(overrides)})
-    _check_names(table, path)
+    changes, where = parse_overrides(overrides), " with ".join(map(str, (path, *layers)))
+    with _told(where):
+        table = parse(Table, {**raw, "overrides": changes})
+    check_table(table, where)
     if "page" in read_yaml(path):  # what a page that was taken over misses is left out
-        _check_page(table, path)
+        check_page(table, where)
     return table
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Say of what is wrong which file it is about, or which file asks for it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     """A file on top of what it extends."""
     if path.resolve() in above:
         raise UsageError(f"{path} extends itself, by way of {above[-1].name} — take extends: out of one of them")
-    fields = read_yaml(path)
+    with _told(f"what {above[-1]} extends") if above else nullcontext():
+        fields = read_yaml(path)
     _refuse_recipe(fields, path)
     parent = fields.pop("extends", None)
     if parent is not None and not isinstance(parent, str):
@@ -59,7 +73,7 @@ def _refuse_recipe(fields: Mapping[str, Any], path: Path) -> None:
 def _lay(below: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """One file's fields over others."""
     result = {key: value for key, value in {**below, **fields}.items() if key not in ("recipe", "drop")}
-    layers = recipe_layers(path.parent / fields["recipe"]) if "recipe" in fields else [below.get("base") or {}]
+    layers = _recipe(fields["recipe"], path) if "recipe" in fields else [below.get("base") or {}]
     result["base"] = reduce(merge, [*layers, fields.get("base") or {}])
     if isinstance(fields.get("start"), Mapping):
         result["start"] = _start(fields["start"], path)
@@ -76,7 +90,15 @@ def _lay(below: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> dic
 def _start(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """With the fields of its recipe in place of the recipe's name."""
     name = fields.get("recipe")
-    return {**fields, "recipe": reduce(merge, recipe_layers(path.parent / name)) if isinstance(name, str) else name}
+    return {**fields, "recipe": reduce(merge, _recipe(name, path)) if isinstance(name, str) else name}
+
+
+def _recipe(name: Any, path: Path) -> list[dict[str, Any]]:
+    """The fields of the recipe that a table names, in layers."""
+    if not isinstance(name, str):
+        raise UsageError(f"{path}: recipe is {name!r}, expected a recipe beside it — write recipe: other.yaml")
+    with _told(f"the recipe of {path}"):
+        return recipe_layers(path.parent / name)
 
 
 def _named(item: Any, below: Sequence[Mapping[str, Any]], kind: str, path: Path) -> Any:
@@ -109,7 +131,8 @@ def _published(item: Any, path: Path) -> list[Any]:
     if not isinstance(item, str):
         return [item]
     name, _, group = item.partition("#")
-    groups = read_yaml(path.parent / name)
+    with _told(f"what {path} quotes"):
+        groups = read_yaml(path.parent / name)
     if group not in groups:
         raise UsageError(f"{path}: {name} has no group '{group}' — choose one of: {', '.join(groups)}")
     shared = dict(groups[group])
@@ -128,34 +151,3 @@ def _by_setting(entry: Mapping[str, Any], settings: Sequence[str]) -> list[dict[
     notes = {setting: {"note": note} for setting, note in entry.get("notes", {}).items()}
     found = zip(settings, entry["values"], strict=True)
     return [{**rest, **notes.get(setting, {}), "setting": setting, "values": values} for setting, values in found]
-
-
-def _check_names(table: Table, path: Path) -> None:
-    """Names become folders, so they are told apart and can be one."""
-    for kind, variants in (("row", table.rows), ("setting", table.settings)):
-        names = [variant.name for variant in variants]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise UsageError(f"{path} has two {kind}s named '{twice}', which would share their folders — rename one")
-        slash = next((name for name in names if "/" in name or name in ("", ".", "..")), None)
-        if slash is not None:
-            raise UsageError(f"{path}: the {kind} '{slash}' becomes a folder's name — leave out '/' and give it a word")
-    rows = [row.name for row in table.rows]
-    lost = next((row for row in table.rows if row.against and row.against not in rows), None)
-    if lost is not None:
-        raise UsageError(f"{path}: '{lost.name}' is against '{lost.against}', which is no row — name one of them")
-    for entry in table.published:
-        if entry.beside and entry.beside not in rows:
-            message = f"{path}: no row '{entry.beside}' that '{entry.name}' could stand beside"
-            raise UsageError(f"{message} — name a row, or leave beside: out")
-
-
-def _check_page(table: Table, path: Path) -> None:
-    """The page shows rows and settings that are there; a slip would leave a part of it out."""
-    asked, known = table.page.gallery, {"row": table.rows, "setting": table.settings}
-    named = [("row", name) for name in (*table.page.drawn, *(asked.rows if asked else ()))]
-    named += [("setting", asked.setting)] if asked else []
-    for kind, name in named:
-        names = [variant.name for variant in known[kind]]
-        if name not in names:
-            raise UsageError(f"{path}: page names the {kind} '{name}' — choose from: {', '.join(names)}")

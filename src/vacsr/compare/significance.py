@@ -5,20 +5,34 @@ Seeds are averaged query by query first: the test is about the choice of queries
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vacsr.compare.cell import Cell
 from vacsr.compare.table import Table
-from vacsr.evaluate.outcomes import Outcomes, read_outcomes
+from vacsr.errors import DataError
+from vacsr.evaluate.outcomes import Outcomes, QueryOutcomes, read_outcomes
 from vacsr.report.bootstrap import Array, Part, paired_bootstrap
 from vacsr.report.queries import contributions, outcomes_of
 from vacsr.report.tables import Column, Comparison, ComparisonTable
 
 _AGREE = 1e-6  # a figure is what its queries say, or it is left untested
+_NO_QUERIES = QueryOutcomes(*(torch.empty(0) for _ in range(3)))
+_NONE = Outcomes("", "", _NO_QUERIES, _NO_QUERIES, queries="", caption_image=torch.empty(0))  # asks what is kept at all
+
+
+class _Run(NamedTuple):
+    """A finished cell, and how its queries fared."""
+
+    cell: Cell
+    outcomes: tuple[Outcomes, ...] = ()
+    lost: str = ""
+    """Why there are none."""
 
 
 class _Side(NamedTuple):
@@ -42,24 +56,46 @@ class _Test(NamedTuple):
 def tested(table: Table, result: ComparisonTable, done: Sequence[Cell]) -> tuple[Comparison, ...]:
     """Every figure that is a mean over queries, of every row that is no baseline or names another row."""
     found: list[Comparison] = []
+    lost: dict[str, list[_Run]] = {}
     for setting in result.settings:
-        runs = [(cell, _outcomes(cell)) for cell in done if cell.setting == setting]
+        runs = [_read(cell) for cell in done if cell.setting == setting]
+        needed = _needed(table, result, setting)
+        for run in runs:
+            if run.lost and run.cell.row in needed:
+                lost.setdefault(run.cell.row, []).append(run)
         groups: dict[tuple[str, str], list[_Test]] = {}
         for test in _tests(table, result, runs, setting):
             groups.setdefault((test.key.partition(".")[0], test.difference.queries), []).append(test)
         for group in groups.values():
             found += _bootstrap(group, setting, draws=table.draws)
+    _tell_of_lost(lost)
     return tuple(found)
 
 
-def _outcomes(cell: Cell) -> tuple[Outcomes, ...]:
-    path = cell.folder / "outcomes.safetensors"
-    return read_outcomes(path) if path.is_file() else ()
+def _read(cell: Cell) -> _Run:
+    try:
+        return _Run(cell, read_outcomes(cell.folder / "outcomes.safetensors"))
+    except DataError as error:
+        return _Run(cell, lost=str(error).partition(" — ")[0])
 
 
-def _tests(
-    table: Table, result: ComparisonTable, runs: Sequence[tuple[Cell, tuple[Outcomes, ...]]], setting: str
-) -> Iterator[_Test]:
+def _needed(table: Table, result: ComparisonTable, setting: str) -> set[str]:
+    """Rows that are tested, or tested against, in a figure that is a mean over queries."""
+    columns = [column for column in tested_columns(result, setting) if contributions(_NONE, column.key) is not None]
+    return {name for column in columns for pair in references(table, result, setting, column) for name in pair}
+
+
+def _tell_of_lost(lost: Mapping[str, Sequence[_Run]]) -> None:
+    """A row without marks looks like one that differs from nothing."""
+    for row, (run, *others) in lost.items():
+        more = f" (and {len(others)} more)" if others else ""
+        message = (
+            f"row '{row}' gets no † or ‡, and no row does against it, where its queries are lost: {run.lost}{more}"
+        )
+        warnings.warn(f"{message} — to train the cell again, delete {run.cell.folder} and run the table", stacklevel=4)
+
+
+def _tests(table: Table, result: ComparisonTable, runs: Sequence[_Run], setting: str) -> Iterator[_Test]:
     """One for each row and column that have a reference and per-query outcomes on both sides."""
     for column in tested_columns(result, setting):
         shown = result.shown_rows(setting)
@@ -86,14 +122,12 @@ def references(table: Table, result: ComparisonTable, setting: str, column: Colu
             yield row.name, against
 
 
-def _averaged(
-    result: ComparisonTable, runs: Sequence[tuple[Cell, tuple[Outcomes, ...]]], row: str, setting: str, key: str
-) -> _Side | None:
+def _averaged(result: ComparisonTable, runs: Sequence[_Run], row: str, setting: str, key: str) -> _Side | None:
     """What each query adds to the row's figure, averaged over seeds; None where some seed cannot say."""
     seeds: list[dict[str, Array]] = []
     queries: set[str] = set()
     owners: list[NDArray[np.int64]] = []
-    for cell, outcomes in runs:
+    for cell, outcomes, _ in runs:
         one = outcomes_of(outcomes, key) if cell.row == row else None
         added = None if one is None else contributions(one, key)
         if one is not None and added is not None:

@@ -193,7 +193,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         raise DataError(f"no such file: {path} — check the path")
     try:
         given = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (UnicodeDecodeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:  # a RecursionError: lists within lists, thousands deep
         raise DataError(f"{path} is not JSON ({error}) — write or copy it again") from error
     if not isinstance(given, dict):
         message = f'{path} holds a {type(given).__name__}, expected {{"images": […], "captions": […]}}'

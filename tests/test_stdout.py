@@ -1,0 +1,84 @@
+"""Data that cannot be printed: one line on stderr and exit code 3, however Python holds its output back."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vacsr
+from vacsr.cli.stdout import checked_stdout
+
+
+def command(*argv: str) -> list[str]:
+    return [sys.executable, *argv[:-1], "-m", "vacsr", argv[-1]]
+
+
+def refused(done: subprocess.CompletedProcess[str], reason: str) -> bool:
+    return (done.returncode, done.stderr) == (
+        3,
+        f"EnvironmentProblem: cannot write all to stdout: {reason} — send it where there is room, then run it again\n",
+    )
+
+
+def no_room() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+@pytest.mark.parametrize("held_back", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_no_room_for_stdout(held_back: list[str], tmp_path: Path) -> None:
+    with (tmp_path / "out.txt").open("w") as file:
+        done = subprocess.run(
+            command("-B", *held_back, "--version"), stdout=file, stderr=subprocess.PIPE, text=True, preexec_fn=no_room
+        )
+    assert refused(done, "File too large"), done
+
+
+def test_no_room_for_what_was_held_back(tmp_path: Path) -> None:
+    """Printed without a flush, it is lost only at the end; Python itself then has nothing to add."""
+    script = """
+import sys
+from vacsr.cli.stdout import checked_stdout
+from vacsr.errors import EnvironmentProblem
+try:
+    with checked_stdout():
+        print("data")
+        sys.exit(0)
+except EnvironmentProblem as error:
+    sys.exit(str(error))
+"""
+    with (tmp_path / "out.txt").open("w") as file:
+        words = [sys.executable, "-B", "-c", script]
+        done = subprocess.run(words, stdout=file, stderr=subprocess.PIPE, text=True, preexec_fn=no_room)
+    assert done.returncode == 1
+    assert done.stderr.startswith("cannot write all to stdout: File too large")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_error_about_another_file_is_left_alone() -> None:
+    with pytest.raises(FileNotFoundError), checked_stdout():
+        Path("no/such/file").read_bytes()
+
+
+@pytest.mark.parametrize("held_back", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_nobody_reads_stdout(held_back: list[str]) -> None:
+    """As in `vacsr … | head`: no complaint."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command(*held_back, "--version"), stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, ""), done
+
+
+def test_stdout_is_closed() -> None:
+    done = subprocess.run(command("--version"), capture_output=True, text=True, preexec_fn=lambda: os.close(1))
+    assert refused(done, "it is closed"), done
+
+
+def test_with_a_reader_all_is_as_ever() -> None:
+    done = subprocess.run(command("--version"), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"vacsr {vacsr.__version__}\n", "")
