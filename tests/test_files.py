@@ -4,6 +4,9 @@ import errno
 import json
 import math
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 
-from vacsr.errors import DataError, DiskFull
-from vacsr.files import atomic_path, disk_errors, read_tensors, write_json, write_tensors, write_text
+from vacsr.errors import DataError, DiskFull, EnvironmentProblem, UsageError
+from vacsr.files import (
+    atomic_path,
+    atomic_paths,
+    check_output,
+    disk_errors,
+    read_tensors,
+    write_json,
+    write_tensors,
+    write_text,
+)
 
 PROPERTY = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -74,6 +86,180 @@ def test_a_failing_writer_leaves_no_new_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         half_written(tmp_path / "a.txt", RuntimeError())
     assert names(tmp_path) == []
+
+
+# ---------------------------------------------------------------------------------------------- not a plain file
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_its_target_is_replaced(there: bool, tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    target, second, link = tmp_path / "far" / "a.txt", tmp_path / "second", tmp_path / "link"
+    if there:
+        target.write_text("old")
+    second.symlink_to(Path("far") / "a.txt")
+    link.symlink_to(second)
+    write_text(link, "new")
+    assert (link.is_symlink(), second.is_symlink(), target.is_symlink()) == (True, True, False)
+    assert target.read_text() == "new"
+    assert (names(tmp_path), names(tmp_path / "far")) == (["far", "link", "second"], ["a.txt"])
+
+
+def test_the_target_of_a_link_is_replaced_at_once(tmp_path: Path) -> None:
+    target, link = tmp_path / "a.txt", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    with target.open() as reader:
+        write_text(link, "new")
+        assert reader.read() == "old", "who reads keeps the old file"
+    with pytest.raises(RuntimeError):
+        half_written(link, RuntimeError())
+    assert (target.read_text(), names(tmp_path)) == ("new", ["a.txt", "link"])
+
+
+@pytest.mark.parametrize("kind", list(WRITERS))
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_pipe_is_sent_what_a_file_would_hold(kind: str, linked: bool, tmp_path: Path) -> None:
+    pipe, got = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    if linked:
+        (tmp_path / "link").symlink_to(pipe)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    WRITERS[kind](tmp_path / "link" if linked else pipe)
+    reader.join(30)
+    WRITERS[kind](tmp_path / "plain")
+    assert got == [(tmp_path / "plain").read_bytes()]
+    assert pipe.is_fifo()
+    assert names(tmp_path) == sorted(["pipe", "plain", *(["link"] if linked else [])])
+
+
+def test_a_pipe_beside_a_file_gets_nothing_if_one_fails(tmp_path: Path) -> None:
+    pipe, plain = tmp_path / "pipe", tmp_path / "plain"
+    os.mkfifo(pipe)
+    plain.write_text("old")
+
+    def fail() -> None:
+        with atomic_paths(plain, pipe) as (first, second):
+            first.write_text("new")
+            second.write_text("new")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert (plain.read_text(), names(tmp_path)) == ("old", ["pipe", "plain"])  # nobody waited for a reader
+
+
+def test_a_reader_that_leaves(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: pipe.open("rb").close())
+    reader.start()
+    with pytest.raises(EnvironmentProblem, match=r"cannot write .*pipe"):
+        write_text(pipe, "x" * 10_000_000)
+    reader.join(30)
+
+
+STDOUT = """
+import sys
+from pathlib import Path
+from vacsr.files import write_text
+print("before")
+write_text(Path(sys.argv[1]), "written\\n" * 3)
+print("after")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd/1").exists(), reason="needs a name for stdout")
+@pytest.mark.parametrize("where", ["pipe", "file", "named file"])
+def test_stdout_keeps_what_was_printed(where: str, tmp_path: Path) -> None:
+    """Also where it goes to a file, of which a rename would cut it off."""
+    link = tmp_path / "stdout"
+    link.symlink_to("/proc/self/fd/1")  # as /dev/stdout is
+    command = [sys.executable, "-c", STDOUT, str(tmp_path / "out" if where == "named file" else link)]
+    if where == "pipe":
+        found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    else:
+        with (tmp_path / "out").open("w") as file:
+            subprocess.run(command, stdout=file, check=True)
+        found = (tmp_path / "out").read_text()
+    assert found == "before\n" + "written\n" * 3 + "after\n"
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("kind", list(WRITERS))
+def test_a_folder_is_no_file(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    for name in ("folder", "link"):
+        with pytest.raises(UsageError, match=f"{name} is a folder.* — name a file in it"):
+            WRITERS[kind](tmp_path / name)
+    assert (names(tmp_path), names(tmp_path / "folder")) == (["folder", "link"], [])
+
+
+# ----------------------------------------------------------------------------------------- before there is any work
+
+
+def test_what_a_command_reads_is_not_its_output(tmp_path: Path) -> None:
+    own, model = tmp_path / "own.npy", tmp_path / "model"
+    own.write_text("mine")
+    (model / "deep").mkdir(parents=True)
+    (model / "deep" / "a.json").write_text("mine")
+    (tmp_path / "link").symlink_to(own)
+    (tmp_path / "other").write_text("old")
+    os.link(own, tmp_path / "hard")
+    inputs = [tmp_path / "absent", own, model]
+    for name in ("own.npy", "link", "hard", "model/deep/a.json", "model/../own.npy"):
+        with pytest.raises(UsageError, match=r"--json .* would replace what the command reads.* — name another file"):
+            check_output("--json", tmp_path / name, inputs=inputs)
+    for name in ("other", "new", "model/new.json", "new/deep/a.json", "absent"):
+        check_output("--json", tmp_path / name, inputs=inputs)
+    assert names(tmp_path) == ["hard", "link", "model", "other", "own.npy"], "nothing is made"
+
+
+@pytest.mark.parametrize(
+    ("own", "command"),
+    [
+        ("wrong.csv", ("audit", "absent", "--pairs", "csv:wrong.csv", "--out", ".")),
+        ("index.html", ("audit", "absent", "--pairs", "csv:index.html", "--out", ".")),
+        ("a.safetensors", ("embed", "--backbone", "clip:.", "--pairs", "folder:photos", "--out", "a.safetensors")),
+        ("a-captions.jsonl", ("embed", "--backbone", "clip:absent", "--pairs", "jsonl:a-captions.jsonl",
+                              "--out", "a.safetensors")),
+        ("query.jpg", ("search", "absent", "--index", "exact:absent", "--image", "query.jpg", "--json", "query.jpg")),
+        ("i/x", ("search", "absent", "--index", "exact:i", "--text", "a dog", "--json", "i/x")),
+        ("run/config.yaml", ("evaluate", "run", "--json", "run/config.yaml")),
+        ("run/model/model.safetensors", ("evaluate", "run", "--json", "run/model/model.safetensors")),
+        ("f.csv", ("evaluate", "run", "--json", "f.csv")),
+        ("g.csv", ("evaluate", "run", "--judgments", "g.csv", "--json", "g.csv")),
+    ],
+)  # fmt: skip
+def test_commands_do_not_replace_what_they_read(
+    own: str, command: tuple[str, ...], vacsr: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They say so first: nothing else that these name is there."""
+    monkeypatch.chdir(tmp_path)
+    write_text(Path("run/config.yaml"), "data: {pairs: 'csv:f.csv'}\n")
+    if not Path(own).exists():
+        write_text(Path(own), "mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert vacsr(*command).refused(2, f"{own} would replace what the command reads")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_pipe_may_be_read_and_written(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # as a terminal, which is stdin and stdout
+    check_output("--json", tmp_path / "pipe", inputs=[tmp_path / "pipe"])
+
+
+def test_a_place_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a folder — name a file in it"):
+        check_output("--json", tmp_path)
+    with pytest.raises(EnvironmentProblem, match="cannot make the folder"):
+        check_output("--json", tmp_path / "file" / "deep" / "a.json")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(EnvironmentProblem, match="nothing can be written into"):
+        check_output("--json", tmp_path / "new" / "a.json")
 
 
 # ------------------------------------------------------------------------------------------------------- full disk

@@ -80,7 +80,7 @@ def embed_pairs(
     work = _Work(backbone.to(choose_device(device)).eval(), data, out, pooling=pooling, dtype=dtype, workers=workers)
     image = work.images(None if progress is None else progress("photos"))
     text = work.texts(None if progress is None else progress("captions"))
-    captions = out.with_name(f"{out.stem}-captions.jsonl")
+    captions = captions_beside(out)
     provenance = backbone.provenance().as_metadata() | {"pooling": work.pooling}
     tensors = {"image": image, "text": text, "caption_image": data.caption_image}
     lines = _caption_lines(data, _split_names(pairs, data, split=split, on_error=on_error))
@@ -90,6 +90,11 @@ def embed_pairs(
     shutil.rmtree(work.folder, ignore_errors=True)
     spec = f"features:{out},captions={captions}"
     return Embedded(spec, len(data.image_ids), len(data), data.skipped)
+
+
+def captions_beside(out: Path) -> Path:
+    """Where the words of the features in ``out`` go."""
+    return out.with_name(f"{out.stem}-captions.jsonl")
 
 
 def _check_request(config: BackboneConfig, out: Path, *, pooling: Pooling) -> None:

@@ -1,4 +1,7 @@
-"""Writing files so that a reader never sees half of one: write to a temporary name, flush, then rename."""
+"""Writing files so that a reader never sees half of one: write to a temporary name, flush, then rename.
+
+What cannot be renamed over, a pipe or a terminal, is sent the whole content at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from vacsr.errors import DataError, DiskFull, EnvironmentProblem
+from vacsr.errors import DataError, DiskFull, EnvironmentProblem, UsageError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # How safetensors' own writer reports the same: no space, file too large, over quota.
@@ -51,20 +57,94 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
-    """The same for files that belong together: all are whole on the disk before the first takes its name."""
-    temporaries = tuple(target.with_name(f".{target.name}.{os.getpid()}.tmp") for target in targets)
-    for target in targets:
-        make_folder(target.parent)
-    try:
+    """The same for files that belong together: all are whole on the disk before the first takes its name.
+
+    A link stays, and what it points to is replaced.
+    """
+    with ExitStack() as stack:
+        places = [_place(target, stack) for target in targets]
         with disk_errors(targets[0]):
-            yield temporaries
-            for temporary in temporaries:
-                _sync(temporary)
-            for temporary, target in zip(temporaries, targets, strict=True):
-                os.replace(temporary, target)
-    finally:
-        for temporary in temporaries:
-            temporary.unlink(missing_ok=True)
+            yield tuple(place.temporary for place in places)
+            for place in places:
+                _sync(place.temporary)
+            for place in places:
+                if place.streams:
+                    _send(place.temporary, place.target)
+                else:
+                    os.replace(place.temporary, place.target)
+
+
+class _Place(NamedTuple):
+    """Where a file goes, links followed, and where it is written first."""
+
+    target: Path
+    temporary: Path
+    streams: bool
+
+
+def _place(target: Path, stack: ExitStack) -> _Place:
+    """``stack`` removes what is left of the temporary file."""
+    if os.path.isdir(target):
+        raise UsageError(f"{target} is a folder, expected a file's name — name a file in it")
+    if _streams(target):  # nothing can be made beside it
+        folder = stack.enter_context(TemporaryDirectory(prefix="vacsr-"))
+        return _Place(target, Path(folder) / "content", streams=True)
+    target = _followed(target)
+    make_folder(target.parent)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    stack.callback(temporary.unlink, missing_ok=True)
+    return _Place(target, temporary, streams=False)
+
+
+def _followed(path: Path) -> Path:
+    """The file that a link points to, there or not yet."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _streams(path: Path) -> bool:
+    """Neither a plain file nor one to be made: a pipe, a device, or the file that stdout or stderr goes to."""
+    return os.path.exists(path) and (not os.path.isfile(path) or _own_stream(path) is not None)
+
+
+def _own_stream(path: Path) -> int | None:
+    """The number of this process's stdout or stderr, if the path is another name of it."""
+    there = path.stat()
+    for number in (1, 2):
+        with suppress(OSError):  # closed
+            if os.path.samestat(there, os.fstat(number)):
+                return number
+    return None
+
+
+def _send(content: Path, target: Path) -> None:
+    """Write it straight. Of our own streams the descriptor is used, since it knows how far the file has come."""
+    own = _own_stream(target)
+    if own is not None:
+        (sys.stdout if own == 1 else sys.stderr).flush()
+    with content.open("rb") as source, open(target if own is None else os.dup(own), "wb") as sink:
+        shutil.copyfileobj(source, sink)
+
+
+def check_output(option: str, out: Path, *, inputs: Iterable[Path] = ()) -> None:
+    """Before any work: refuse a file that cannot be written where it is asked for, or that the command itself reads.
+
+    An input that is a folder stands for all files in it.
+    """
+    if os.path.isdir(out):  # unlike pathlib's it says no where nobody may look
+        raise UsageError(f"{option} {out} is a folder — name a file in it")
+    if _streams(out):
+        return
+    real = Path(os.path.realpath(out))
+    if os.path.isfile(out):
+        for path in inputs:
+            if os.path.exists(path) and (os.path.samefile(out, path) or path.resolve() in real.parents):
+                message = f"{option} {out} would replace what the command reads, {path}"
+                raise UsageError(f"{message} — name another file")
+    place = next(parent for parent in real.parents if os.path.exists(parent))
+    if not place.is_dir():
+        raise EnvironmentProblem(f"{option} {out}: cannot make the folder {out.parent} — choose another place")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise EnvironmentProblem(f"{option} {out}: nothing can be written into {place} — choose another place")
 
 
 def make_folder(folder: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,108 @@ def test_two_jobs_killed_half_way(tmp_path: Path) -> None:
     compare(read_table(file), tmp_path / "whole")  # by one job, never killed
     for name in FILES:
         assert (out / name).read_text(encoding="utf-8") == (tmp_path / "whole" / name).read_text(encoding="utf-8")
+
+
+LONG = {"epochs": 100_000, "batch_size": 8, "device": "cpu", "log_every": 1, "checkpoint_epochs": 0}
+"""Training that saves only when it is asked to stop."""
+MAIN = "from vacsr.cli import main; main()"
+
+
+@contextmanager
+def started(folder: Path, *options: str, code: str = MAIN) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs TABLE with one seed, for longer than anybody waits."""
+    table = {**TABLE, "base": {**TABLE["base"], "train": LONG}, "seeds": [0]}
+    (folder / "table.yaml").write_text(yaml.safe_dump(table), encoding="utf-8")
+    command = [sys.executable, "-c", code, "compare", str(folder / "table.yaml"), "--out", str(folder / "out")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()  # its workers end with it
+        process.wait()
+
+
+def rows_of(folder: Path) -> int:
+    log = folder / "metrics.jsonl"
+    return len(log.read_text(encoding="utf-8").splitlines()) if log.is_file() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["the parent", "all processes"])
+def test_sigterm_saves_the_cells_in_progress(to: str, tmp_path: Path) -> None:
+    """Some send it to the parent, some to every process; in both cases one step is finished and saved."""
+    folders = [tmp_path / "out" / "clean" / row / "seed-0" for row in ("infonce", "ours")]
+    with started(tmp_path, "--jobs", "2") as process:
+        until(lambda: all(rows_of(folder) >= 3 for folder in folders))
+        (os.kill if to == "the parent" else os.killpg)(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 130
+    for folder in folders:
+        assert (folder / "checkpoint" / "state.safetensors").is_file()
+        assert not (folder / "report.json").exists()
+    now = [rows_of(folder) for folder in folders]
+    time.sleep(0.3)
+    assert [rows_of(folder) for folder in folders] == now, "nobody trains on"
+
+
+DEAF = """
+import signal, time
+
+def deaf(channel, threads, fresh):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    cell = channel.recv()
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "deaf").touch()
+    time.sleep(600)
+"""
+CALL = """
+import sys
+sys.path.insert(0, {folder!r})
+import deaf_worker, vacsr.compare.jobs as jobs
+if __name__ == "__main__":
+    jobs._PATIENCE, jobs._work = 500.0, deaf_worker.deaf
+    from vacsr.cli import main
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
+    """Though no worker listens, and there would be patience with them."""
+    (tmp_path / "deaf_worker.py").write_text(DEAF, encoding="utf-8")
+    with started(tmp_path, "--jobs", "2", code=CALL.format(folder=str(tmp_path))) as process:
+        until(lambda: len(list((tmp_path / "out").rglob("deaf"))) == 2)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_cell_that_another_process_trains_is_left_to_it(jobs: int, vacsr: Any, tmp_path: Path) -> None:
+    cell = tmp_path / "out" / "clean" / "infonce" / "seed-0"
+    with started(tmp_path, "--row", "infonce") as process:
+        until(lambda: rows_of(cell) >= 3)
+        before = rows_of(cell)
+        table = yaml.safe_load((tmp_path / "table.yaml").read_text(encoding="utf-8"))
+        table["rows"][1]["set"]["train"] = {"epochs": 1}
+        (tmp_path / "table.yaml").write_text(yaml.safe_dump(table), encoding="utf-8")
+        answer = vacsr("compare", tmp_path / "table.yaml", "--out", tmp_path / "out", "--jobs", jobs)
+        assert (answer.code, answer.out) == (3, "")
+        held = f"clean / infonce / seed 0: {cell} is being trained by process {process.pid} — wait until it is done"
+        assert f"FolderInUse: {held}" in answer.err
+        assert ("left: clean" if jobs == 1 else "seed 0, left: another process is training it") in answer.err
+        assert "Traceback" not in answer.err
+        assert (tmp_path / "out" / "clean" / "ours" / "seed-0" / "report.json").is_file(), "the others go on"
+        until(lambda: rows_of(cell) > before)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+    steps = [json.loads(line)["step"] for line in (cell / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert steps == sorted(steps), "one run's log"
 
 
 def dies(given: Cell, *, progress: bool, fresh: bool) -> None:

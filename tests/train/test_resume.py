@@ -145,7 +145,8 @@ def test_ctrl_c_in_the_last_step_changes_nothing(launch: Any, reference: Any, ou
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    """All files but the lock that a killed run leaves, and that the next one takes away."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 

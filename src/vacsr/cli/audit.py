@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vacsr.cli.options import Device
+from vacsr.cli.runs import spec_files
 from vacsr.errors import NoSuchSplit
 
 if TYPE_CHECKING:
@@ -42,11 +43,14 @@ def audit(
     device: Device = "auto",
 ) -> None:
     """Find labelled pairs that are probably wrong, and matches that are probably missing."""
+    from vacsr.files import check_output
     from vacsr.scoring import PairScorer
     from vacsr.search.audit import audit as audit_pairs
-    from vacsr.search.audit_files import write_audit
+    from vacsr.search.audit_files import MISSING, PAGE, WRONG, write_audit
     from vacsr.train.progress import PhotoProgress
 
+    for name in (WRONG, MISSING, PAGE):
+        check_output("--out", out / name, inputs=spec_files(pairs))
     data = _read(pairs, split, skip=skip)
     shown = None if photos is None else _pictures(photos, data.image_ids, skip=skip)
     scorer = PairScorer.from_pretrained(run, device=device)

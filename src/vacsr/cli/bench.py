@@ -70,18 +70,14 @@ def bench(
 
 def _check_files(json: Path | None, figure: Path | None) -> None:
     """Before minutes of timing: can both be written where they are asked for?"""
-    from vacsr.errors import EnvironmentProblem, UsageError
-    from vacsr.files import make_folder
+    from vacsr.errors import UsageError
+    from vacsr.files import check_output
 
     for option, path in (("--json", json), ("--figure", figure)):
         if path is None:
             continue
-        if path.is_dir():
-            raise UsageError(f"{option} {path} is a folder — name a file in it")
+        check_output(option, path)
         if option == "--figure" and path.suffix.lower() != ".svg":
             raise UsageError(f"--figure {path}: figures are drawn as SVG — name it {path.with_suffix('.svg')}")
-        make_folder(path.parent)
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise EnvironmentProblem(f"{option} {path}: nothing can be written into its folder — choose another place")
-    if json is not None and json == figure:
+    if json is not None and figure is not None and os.path.realpath(json) == os.path.realpath(figure):
         raise UsageError(f"--json and --figure both name {json} — give each a file of its own")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from vacsr.cli.options import Device
+from vacsr.cli.runs import spec_files
 
 
 class PoolingChoice(StrEnum):
@@ -42,10 +43,14 @@ def embed(
     import torch
 
     from vacsr.config import BackboneConfig
-    from vacsr.embed import embed_pairs, embedding_config
+    from vacsr.embed import captions_beside, embed_pairs, embedding_config
+    from vacsr.files import check_output
     from vacsr.recipes import merge, parse, parse_overrides
     from vacsr.train.progress import PhotoProgress
 
+    towers = [Path(text).expanduser() for text in backbone.partition(":")[2].split(",") if text]
+    for path in (out, captions_beside(out)):
+        check_output("--out", path, inputs=[*spec_files(pairs), *towers])
     base = embedding_config(backbone, pooling=pooling.value)
     config = parse(BackboneConfig, merge(base.model_dump(mode="json"), parse_overrides(overrides or [])))
     with PhotoProgress("reading", show=True) as bar:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from vacsr.cli.options import Device
-from vacsr.cli.runs import run_pairs, run_section
+from vacsr.cli.runs import run_files, run_pairs, run_section, spec_files
 from vacsr.errors import NoSuchSplit, UsageError
 
 if TYPE_CHECKING:
@@ -111,10 +111,13 @@ def evaluate(
 
     What is not given is as in the run (of its protocols, those that fit the split), unless --pairs names other data.
     """
-    from vacsr.files import write_json
+    from vacsr.files import check_output, write_json
 
     given = _given(protocol, judgments, pessimistic=pessimistic, bins=bins, posthoc=posthoc)
     judged = _judged(run, scores, ids=ids, uncertainty=uncertainty, posthoc=posthoc)
+    if json is not None:
+        own = run_files(judged) if isinstance(judged, Path) else [path for path in judged if path is not None]
+        check_output("--json", json, inputs=[*own, *spec_files(pairs), *(judgments or ())])
     if isinstance(judged, ScoreFiles):
         report = _judge_matrix(judged, pairs, split=split, given=given)
     else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vacsr.cli.options import Device
+from vacsr.cli.runs import run_files
 from vacsr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def search(
     Policies other than score need `vacsr calibrate` first. Where there is no
     answer, the output says so; the exit code is 0.
     """
-    from vacsr.files import write_json
+    from vacsr.files import check_output, write_json
     from vacsr.search import open_index
     from vacsr.search.engine import Searcher
 
@@ -67,6 +68,9 @@ def search(
         raise UsageError('search takes either --text or --image — e.g. --text "a dog on a beach"')
     if text is not None and not text.strip():
         raise UsageError('--text is blank — give words, e.g. --text "a dog on a beach"')
+    if json is not None:
+        place = Path(index.partition(":")[2])
+        check_output("--json", json, inputs=[*run_files(run), place, *([] if image is None else [image])])
     opened = open_index(index)
     try:
         searcher = Searcher.from_pretrained(run, opened, device=device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from vacsr.recipes import dump_yaml, read_yaml, recipe_from
 from vacsr.train.checkpoint import NO_EFFECT, READING
 from vacsr.train.difference import first_difference
 from vacsr.train.fewshot import fewshot_from, run_fewshot
-from vacsr.train.folder import check_folder, holds_run
+from vacsr.train.folder import check_folder, clear_folder, holds_run, run_lock
 from vacsr.train.recipe import run_recipe
 
 
@@ -89,9 +88,18 @@ def cells(table: Table, out: Path, *, seeds: Sequence[int] = ()) -> Iterator[Cel
 
 
 def run_cell(cell: Cell, *, progress: bool, fresh: bool = False) -> None:
-    """Train and report one cell: go on with its own checkpoint; with ``fresh``, a run of another recipe goes first."""
-    if fresh and cell.outdated() is not None:
-        shutil.rmtree(cell.folder)
+    """Train and report one cell: go on with its own checkpoint; with ``fresh``, a run of another recipe goes first.
+
+    A cell that another process is training is refused.
+    """
+    with run_lock(cell.folder):
+        if fresh and cell.outdated() is not None:
+            clear_folder(cell.folder)
+        _fill(cell, progress=progress)
+
+
+def _fill(cell: Cell, *, progress: bool) -> None:
+    """Do what is missing; another process may have done some since this one looked."""
     if not cell.reported():
         for name in cell.measures:
             (cell.folder / f"{name}.json").unlink(missing_ok=True)

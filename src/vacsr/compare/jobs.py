@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import statistics
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -21,6 +24,7 @@ from rich.console import Console
 
 from vacsr.compare.cell import Cell, run_cell
 from vacsr.errors import EnvironmentProblem, MissingExtra, VacsrError
+from vacsr.locks import FolderInUse
 from vacsr.processes import Worker, died, start_worker, stop_workers
 
 _PATIENCE = 30.0  # seconds to finish the step in hand and save before a worker is killed
@@ -41,11 +45,21 @@ class Finished(NamedTuple):
 
 
 def run_cells(missing: Sequence[Cell], *, jobs: int, console: Console, fresh: bool) -> Iterator[Exception]:
-    """Run every cell; errors come out, the other cells go on. Steps are timed in a fresh process each."""
+    """Run every cell; errors come out, the other cells go on. Steps are timed in a fresh process each.
+
+    Ctrl-C or SIGTERM ends it when each cell in progress has saved its step; a second one ends it at once.
+    """
+    with _terminated_as_interrupted():
+        yield from _run_cells(missing, jobs=jobs, console=console, fresh=fresh)
+
+
+def _run_cells(missing: Sequence[Cell], *, jobs: int, console: Console, fresh: bool) -> Iterator[Exception]:
     if jobs <= 1 and all(cell.task != "efficiency" for cell in missing):
         for number, cell in enumerate(missing, start=1):
             console.print(f"{number} of {len(missing)}: {cell.name}", highlight=False)
             error = _attempt(cell, progress=True, fresh=fresh)
+            if isinstance(error, FolderInUse):
+                console.print(f"left: {error}", highlight=False, markup=False)
             if error is not None:
                 yield error
         return
@@ -53,7 +67,24 @@ def run_cells(missing: Sequence[Cell], *, jobs: int, console: Console, fresh: bo
     try:
         yield from pool.run()
     finally:
-        stop_workers([worker for worker, _ in pool.busy.values()] + pool.idle, patience=_PATIENCE)
+        pool.stop()
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM as Ctrl-C: workers never get it from who sends it to the parent, which has to be alive to pass it on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _attempt(cell: Cell, *, progress: bool, fresh: bool) -> VacsrError | None:
@@ -91,6 +122,16 @@ class _Pool:
                 if error is not None:
                     yield error
 
+    def stop(self) -> None:
+        """Ask all workers to save and end; who is asked again meanwhile does not wait for them."""
+        workers = [worker for worker, _ in self.busy.values()] + self.idle
+        try:
+            stop_workers(workers, patience=_PATIENCE)
+        except KeyboardInterrupt:
+            for worker in workers:
+                worker.process.kill()
+            raise
+
     def _give(self) -> None:
         """The longest cell left to a worker that is free, or to a new one."""
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
@@ -119,6 +160,7 @@ class _Pool:
 
     def _tell(self, cell: Cell, said: Finished) -> None:
         end = "failed" if said.error is not None else f"{said.seconds:.0f} s"
+        end = "left: another process is training it" if isinstance(said.error, FolderInUse) else end
         left = sum(map(self._expected, [*self.waiting, *(cell for _, cell in self.busy.values())])) / self.jobs
         more = f", about {left / 60:.0f} min left" if self.timed and left >= 60 else ""
         self.console.print(f"{self.done} of {self.total}: {cell.name}, {end}{more}", highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from vacsr.errors import UsageError
 from vacsr.methods import build_method
 from vacsr.methods.hooks import networks_of
 from vacsr.recipes import recipe_from
+from vacsr.train.folder import clear_folder, run_lock
 
 _FREE = ("start", "weights", "augment", "checkpointing")  # in these a cell may differ from what it starts from
 
@@ -78,6 +78,7 @@ def train_start(start: Cell, every: Sequence[Cell], *, console: Console) -> None
     if start.outdated() is not None:
         for cell in every:
             if Path(cell.recipe.backbone.start).expanduser() == start.folder and cell.folder.exists():
-                shutil.rmtree(cell.folder)
+                with run_lock(cell.folder):
+                    clear_folder(cell.folder)
     console.print(f"first: what the cells start from, into {start.folder}", highlight=False)
     run_cell(start, progress=True, fresh=True)

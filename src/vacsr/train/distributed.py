@@ -56,6 +56,13 @@ def take_device(name: str) -> torch.device:
     return device
 
 
+def is_first_rank() -> bool:
+    """The one that writes files, known before the others are met."""
+    if dist.is_initialized():
+        return dist.get_rank() == 0
+    return int(os.environ.get("WORLD_SIZE", "1")) == 1 or int(os.environ.get("RANK", "0")) == 0
+
+
 def join_world(device: torch.device) -> World:
     """The world that torchrun set up (nccl on CUDA, gloo otherwise), or a world of one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():

@@ -1,12 +1,27 @@
-"""What a run folder holds, and whether another run may have it."""
+"""What a run folder holds, whether another run may have it, and who fills it now."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from vacsr.errors import EnvironmentProblem, UsageError
+from vacsr.files import make_folder
+from vacsr.locks import Purpose, file_lock
 from vacsr.train.checkpoint import has_checkpoint
+from vacsr.train.distributed import is_first_rank
+
+LOCK = ".lock"
+_TRAINING = Purpose(
+    doing="trained",
+    wait="wait until it is done or stop it, then run the same again, or choose another --out",
+    elsewhere="choose another --out, or change its permissions",
+)
+_HELD: ContextVar[frozenset[Path]] = ContextVar("run folders held", default=frozenset())
 
 
 def holds_run(out: Path) -> bool:
@@ -30,3 +45,45 @@ def check_folder(out: Path, *, resume: bool) -> None:
     check_place(out)
     if not resume and holds_run(out):
         raise UsageError(f"{out} already holds a run — continue it with --resume, or choose another --out")
+
+
+@contextmanager
+def run_lock(out: Path) -> Iterator[None]:
+    """Have the run folder to oneself, or refuse: two runs in one folder would mix their logs and checkpoints.
+
+    Who holds it may ask again, and of several ranks the first holds it for all. A folder that was made for it and got
+    nothing goes again. To read a run nobody needs it.
+    """
+    check_place(out)
+    place = out.resolve()
+    if place in _HELD.get() or not is_first_rank():
+        yield
+        return
+    with _made(place), file_lock(place / LOCK, _TRAINING, stays=False):
+        before = _HELD.set(_HELD.get() | {place})
+        try:
+            yield
+        finally:
+            _HELD.reset(before)
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """The folder, made if need be; what was made and is still empty is removed."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder)
+    try:
+        yield
+    finally:
+        for path in new:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def clear_folder(out: Path) -> None:
+    """Remove all that a run left; only for who holds its lock, which stays."""
+    for path in out.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()

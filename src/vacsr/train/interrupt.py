@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -21,8 +22,9 @@ class Interrupt:
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked and not (number == signal.SIGTERM and multiprocessing.parent_process() is not None):
             raise KeyboardInterrupt
+        # A worker may be told twice of one wish, by its parent and by who ends all processes. It can still be killed.
         self.asked = True
 
     def __exit__(

@@ -25,7 +25,7 @@ from vacsr.scoring.distance import CosineDistanceScorer
 from vacsr.scoring.posthoc import POSTHOC_FILE, PostHocScorer, PostHocUncertainty, check_posthoc
 from vacsr.train.difference import check_same_training
 from vacsr.train.distributed import barrier, leaving_world
-from vacsr.train.folder import check_folder
+from vacsr.train.folder import check_folder, run_lock
 from vacsr.train.loop import Run, Trainer
 from vacsr.train.plans import check_plan
 from vacsr.train.precision import matmul_precision
@@ -63,13 +63,13 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
 
     Everything that can be refused is refused before the first file is written, but for photos of the report's splits,
     which are decoded when they are scored: `--resume` then reports without training again. Of several ranks the first
-    writes, and a process group that the run joined is left again.
+    writes, and a process group that the run joined is left again. A folder that another process fills is refused.
     """
-    check_folder(out, resume=resume)
-    if resume:
-        check_same_training(recipe, out, read=recipe_from, command="vacsr train")
-    check_plan(recipe)
-    with leaving_world():
+    with run_lock(out), leaving_world():
+        check_folder(out, resume=resume)
+        if resume:
+            check_same_training(recipe, out, read=recipe_from, command="vacsr train")
+        check_plan(recipe)
         return _run(recipe, out, resume=resume, progress=progress)
 
 

@@ -16,6 +16,7 @@ import yaml
 from vacsr.config.fewshot import FEWSHOT_METHODS
 from vacsr.errors import DataError, ProvenanceMismatch, UsageError
 from vacsr.files import read_tensors, write_tensors
+from vacsr.locks import FolderInUse, Purpose, file_lock
 from vacsr.methods.fewshot.clipood import Clipood
 from vacsr.methods.saved import config_digest
 from vacsr.train.fewshot import evaluate_fewshot, fewshot_from, load_fewshot, read_fewshot, run_fewshot
@@ -35,6 +36,17 @@ def coop_run(raw: dict[str, Any], tmp_path: Path) -> Path:
     """A finished run."""
     run(raw, tmp_path / "coop", "train.epochs=1")
     return tmp_path / "coop"
+
+
+def test_a_folder_that_another_process_fills_is_refused(raw: dict[str, Any], coop_run: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in coop_run.rglob("*") if path.is_file()}
+    with file_lock(coop_run / ".lock", Purpose("trained", "", ""), stays=False):
+        for resume in (False, True):
+            with pytest.raises(FolderInUse, match=f"coop is being trained by process {os.getpid()}"):
+                run(raw, coop_run, "train.epochs=1", resume=resume)
+        with pytest.raises(FolderInUse):
+            evaluate_fewshot(fewshot_from(raw, ["train.epochs=1"]), coop_run)
+    assert {path: path.stat().st_mtime_ns for path in coop_run.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("method", sorted(FEWSHOT_METHODS))

@@ -30,7 +30,7 @@ from vacsr.train.fewshot.saved import load_fewshot, save_fewshot
 from vacsr.train.fewshot.search import FILE as SEARCH_FILE
 from vacsr.train.fewshot.search import Choice, Searched, ShotSets, candidates, check_search, search
 from vacsr.train.fewshot.task import FewshotTask, load_task
-from vacsr.train.folder import check_folder, check_place
+from vacsr.train.folder import check_folder, run_lock
 from vacsr.train.progress import PhotoProgress
 from vacsr.train.trackers import check_trackers
 
@@ -55,7 +55,13 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
 
     Also answers.safetensors, how each test photo was answered, and search.json where something was searched. All that
     can be refused is refused before the first file is written, but for photos, which are decoded when they are used.
+    A folder that another process fills is refused.
     """
+    with run_lock(out):
+        return _run(recipe, out, resume=resume, progress=progress)
+
+
+def _run(recipe: FewshotRecipe, out: Path, *, resume: bool, progress: bool) -> FewshotRecipeRun:
     check_folder(out, resume=resume)
     if resume:
         check_same_training(recipe, out, read=fewshot_from, command="vacsr fewshot")
@@ -91,13 +97,13 @@ def evaluate_fewshot(recipe: FewshotRecipe, out: Path, *, progress: bool = True)
 
     The recipe may have other ``data.targets`` and another ``evaluate`` than the run; other data is refused.
     """
-    check_place(out)
-    check_recipe(recipe, out)
-    task = load_task(recipe.data)
-    check_shots(task.shots, out)
-    loaded = load_fewshot(out, device=recipe.train.device)
-    built = Built(loaded.method, loaded.transform, {})
-    return _report(recipe, task, built, out=out, choice=chosen(out), progress=progress)
+    with run_lock(out):
+        check_recipe(recipe, out)
+        task = load_task(recipe.data)
+        check_shots(task.shots, out)
+        loaded = load_fewshot(out, device=recipe.train.device)
+        built = Built(loaded.method, loaded.transform, {})
+        return _report(recipe, task, built, out=out, choice=chosen(out), progress=progress)
 
 
 def fingerprint(recipe: FewshotRecipe, task: FewshotTask, *, origin: Mapping[str, str]) -> str:
