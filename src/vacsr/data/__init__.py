@@ -25,6 +25,7 @@ __all__ = [
     "PairSet",
     "PhotoSet",
     "Provenance",
+    "check_captioned",
     "check_photos",
     "images_spec",
     "load_images",
@@ -55,13 +56,19 @@ def load_pairs(
     """
     given = {"captions": None if captions is None else str(captions), "split": split}
     parsed = parse_spec(spec).with_options(given)
+    check_captioned(spec)
+    return _LOADERS[parsed.scheme](parsed, on_error)
+
+
+def check_captioned(spec: str) -> None:
+    """Refuse a SPEC of photos without captions, where these are needed."""
+    parsed = parse_spec(spec)
     if parsed.scheme == "photos":
         message = f"{spec} are photos without captions, and captions are needed here"
         action = f"write them beside the photos (a.jpg, a.txt), then folder:{parsed.path}"
         raise UsageError(
             f"{message} — {action}; photos: is for an index: vacsr index add INDEX --run RUN --pairs {spec}"
         )
-    return _LOADERS[parsed.scheme](parsed, on_error)
 
 
 def load_images(spec: str, *, split: str | None = None, on_error: OnError = "fail") -> PairSet | PhotoSet:

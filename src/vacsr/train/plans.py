@@ -7,7 +7,7 @@ import torch
 from vacsr.backbones import load_backbone
 from vacsr.config import BackboneConfig, Recipe
 from vacsr.config.fewshot import FewshotRecipe
-from vacsr.data import parse_spec
+from vacsr.data import check_captioned, parse_spec
 from vacsr.data.fewshot.specs import parse_class_spec
 from vacsr.errors import UsageError
 from vacsr.evaluate.protocols import check_protocols
@@ -60,9 +60,8 @@ def _check_backbone(config: BackboneConfig) -> None:
 def _check_data(recipe: Recipe, *, towers: bool) -> None:
     """Photos for towers, cached features without them."""
     spec, backbone = recipe.data.pairs, recipe.backbone.spec
+    check_captioned(spec)
     scheme = parse_spec(spec).scheme
-    if scheme == "photos":
-        raise UsageError(f"{spec} are photos without captions — write captions beside them, then folder:DIR")
     if towers and scheme in _CACHED:
         message = f"backbone '{backbone}' reads photos, {spec} are cached features"
         raise UsageError(f"{message} — set backbone.spec=features:, or give photos such as data.pairs=folder:DIR")
