@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +67,22 @@ def test_a_killed_holder_blocks_nobody(tmp_path: Path) -> None:
     with file_lock(path, NEEDED, stays=False):
         pass
     assert not path.exists()
+
+
+def test_an_ending_holder_leaves_the_lock_of_a_new_folder_alone(tmp_path: Path) -> None:
+    """Somebody removed the folder meanwhile and another holder began there."""
+    place = tmp_path / "run"
+    place.mkdir()
+    first = file_lock(place / "lock", NEEDED, stays=False)
+    first.__enter__()
+    shutil.rmtree(place)
+    place.mkdir()
+    with file_lock(place / "lock", NEEDED, stays=False):
+        first.__exit__(None, None, None)
+        assert (place / "lock").exists()
+        with pytest.raises(FolderInUse), file_lock(place / "lock", NEEDED):
+            raise AssertionError
+    assert not (place / "lock").exists()
 
 
 def test_the_machine_is_named_if_it_is_another(tmp_path: Path) -> None:

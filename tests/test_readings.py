@@ -173,7 +173,7 @@ BATCH = json.loads((ROOT / "docs/results/readings/results.json").read_text(encod
     ("said", "row"),
     [
         (r"\*\*(\S+) clean and (\S+) with noise\*\* of the preset `paper`", "vacsr-paper"),
-        (r"Batch: √d (\S+), noise ([\d.]+);", "paper-scale-sqrt-d"),
+        (r"Batch: √d (\S+), noise (\S+) \(no diff", "paper-scale-sqrt-d"),
         (r"`layernorm` (\S+), noise (\S+) \(better", "paper-scale-layernorm"),
         (r"`none` (\S+), noise (\S+) \(both worse", "paper-scale-none"),
         (r"`head` (\S+), noise ([\d.]+):", "paper-mixing-head"),

@@ -56,10 +56,18 @@ def file_lock(path: Path, purpose: Purpose, *, patience: float = 0.0, stays: boo
         try:
             yield
         finally:
-            if not stays:
+            if not stays and _is_named(descriptor, path):  # the folder may be another one by now
                 path.unlink(missing_ok=True)
+            _let_go(descriptor)
     finally:
-        os.close(descriptor)  # which unlocks
+        os.close(descriptor)  # which unlocks too, unless a forked child has it open
+
+
+def _let_go(descriptor: int) -> None:
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _open(path: Path, purpose: Purpose) -> int:

@@ -202,8 +202,8 @@ def test_a_refusal_names_every_part_that_differs(tmp_path: Path) -> None:
     both = mark(**given | changes["method"] | changes["dev data"])
     assert "data: other method, other dev data — " in refusal(tmp_path, before=mark(**given), now=both)
     older = refusal(tmp_path, before="0" * 64, now=mark())
-    assert "it is of an earlier version, which did not look at the words of captions — " in older
-    assert "choose a new --out" in older
+    assert "is of an earlier version, which did not look at the words of captions — " in older
+    assert f"or delete {tmp_path} to train anew" in older
 
 
 def test_a_fingerprint_is_the_same_tomorrow() -> None:

@@ -20,8 +20,9 @@ def load_towers(config: BackboneConfig) -> TowerBackbone:
     """The backbone of ``towers:IMAGE,TEXT``: folders or ids of a vision and of a text transformer.
 
     ``hidden`` and ``norm`` are tokens before and after the final norm where the architecture has one (ViT, DINOv2);
-    where the blocks themselves end in a norm (BERT) both are the same. Nothing projects tokens here. Dropout and
-    stochastic depth are off: what training drops is drawn by seed, outside the towers.
+    where the blocks themselves end in a norm (BERT) both are the same. Tokens are projected only by a text tower
+    that has a head of its own (SigLIP). Dropout and stochastic depth are off: what training drops is drawn by seed,
+    outside the towers.
     """
     sources = [part.strip() for part in config.spec.partition(":")[2].split(",")]
     if len(sources) != 2 or not all(sources):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from vacsr.errors import EnvironmentProblem
 
-_LOST = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+_LOST = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
@@ -20,8 +20,10 @@ def checked_stdout() -> Iterator[None]:
     A reader that has seen enough, as in `vacsr … | head`, is told nothing: the command ends with 1, as typer has it.
     """
     out = sys.stdout
-    if out is None:
-        raise _problem("it is closed")
+    if out is None:  # closed, as by >&-: who wants no words gets none
+        sys.stdout = io.StringIO()
+        yield
+        return
     try:
         try:
             yield

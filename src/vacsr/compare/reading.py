@@ -15,6 +15,8 @@ from vacsr.recipes import merge, parse, parse_overrides, read_yaml, recipe_layer
 
 _LISTS = ("rows", "settings", "columns")
 
+_TOLD_BY = {"rows": "name", "published": "beside"}  # which field names the row
+
 
 def read_table(path: Path, overrides: Sequence[str] = (), *, layers: Sequence[Path] = ()) -> Table:
     """A table file; ``layers`` are files whose fields are laid over it, and overrides change every cell.
@@ -80,11 +82,9 @@ def _lay(below: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> dic
     for kind in _LISTS:
         if isinstance(fields.get(kind), list):
             result[kind] = [_named(item, below.get(kind) or (), kind, path) for item in fields[kind]]
-    if "drop" in fields:
-        result["rows"] = _without(result.get("rows"), fields["drop"], path)
     if isinstance(fields.get("published"), list):
         result["published"] = [entry for item in fields["published"] for entry in _published(item, path)]
-    return result
+    return _without(result, fields["drop"], path) if "drop" in fields else result
 
 
 def _start(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -114,13 +114,38 @@ def _named(item: Any, below: Sequence[Mapping[str, Any]], kind: str, path: Path)
     raise UsageError(f"{path}: {kind} names '{name}', which is not among those it extends ({known}) — write it out")
 
 
-def _without(rows: Any, names: Any, path: Path) -> Any:
-    """The rows but for these. A file may be laid over several tables, so a row that is not there is no slip."""
+def _without(raw: dict[str, Any], names: Any, path: Path) -> dict[str, Any]:
+    """The table but for these rows, and for what speaks of them: page, tests against them, what stands beside them.
+
+    A file may be laid over several tables, so a row that is not there is no slip.
+    """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"{path}: drop is {names!r}, expected names of rows — write drop: [ROW]")
-    if not isinstance(rows, list):
-        return rows
-    return [row for row in rows if not (isinstance(row, Mapping) and row.get("name") in names)]
+
+    def kept(items: Any, key: str) -> Any:
+        if not isinstance(items, list):
+            return items
+        return [item for item in items if (item.get(key) if isinstance(item, Mapping) else item) not in names]
+
+    result = {**raw, **{kind: kept(raw[kind], key) for kind, key in _TOLD_BY.items() if kind in raw}}
+    if isinstance(result.get("rows"), list):
+        result["rows"] = [_untested(row, names) for row in result["rows"]]
+    if isinstance(raw.get("page"), Mapping):
+        page = dict(raw["page"])
+        if "drawn" in page:
+            page["drawn"] = kept(page["drawn"], "name")
+        if isinstance(page.get("gallery"), Mapping):
+            left = kept(page["gallery"].get("rows"), "name")
+            page["gallery"] = {**page["gallery"], "rows": left} if left else None
+        result["page"] = page
+    return result
+
+
+def _untested(row: Any, names: Sequence[str]) -> Any:
+    """A row that was tested against one of these is tested against the best baseline."""
+    if not isinstance(row, Mapping) or row.get("against") not in names:
+        return row
+    return {key: value for key, value in row.items() if key != "against"}
 
 
 def _published(item: Any, path: Path) -> list[Any]:

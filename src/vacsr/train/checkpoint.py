@@ -74,11 +74,7 @@ def load_checkpoint(
     path = folder / FILE
     tensors, metadata = read_tensors(path)
     if metadata.get("fingerprint") != fingerprint:
-        other = _differing(metadata.get("fingerprint", ""), fingerprint)
-        raise DataError(
-            f"{path} belongs to a run with another configuration or data{': ' if other else ''}{other} — resume with "
-            "the recipe and the data of that run, or choose a new --out"
-        )
+        raise DataError(f"{path} {_misfit(metadata.get('fingerprint', ''), fingerprint, folder)}")
     model.load_state_dict(_under(tensors, "model."))
     saved = _unflatten(_under(tensors, "optimizer."), json.loads(metadata["optimizer"]))
     optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -168,12 +164,15 @@ def _sha256(part: Any) -> str:
     return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()
 
 
-def _differing(before: str, now: str) -> str:
-    """The parts in which two fingerprints differ; nothing where the run's own is one digest of everything."""
+def _misfit(before: str, now: str, folder: Path) -> str:
+    """What is wrong with a checkpoint, by the parts in which fingerprints differ, and what to do."""
     old, new = _parts(before), _parts(now)
     if new and not old:
-        return "it is of an earlier version, which did not look at the words of captions"
-    return ", ".join(f"other {name}" for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name))
+        message = "is of an earlier version, which did not look at the words of captions"
+        return f"{message} — finish the run with that version, or delete {folder} to train anew"
+    other = [f"other {name}" for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name)]
+    message = f"belongs to a run with another configuration or data{': ' if other else ''}{', '.join(other)}"
+    return f"{message} — resume with the recipe and the data of that run, or choose a new --out"
 
 
 def _parts(fingerprint: str) -> dict[str, str]:

@@ -50,8 +50,8 @@ def _check_backbone(config: BackboneConfig) -> None:
     if scheme == "features" or (scheme == "clip" and rest):
         return
     if scheme == "towers" and len(names) == 2 and all(names):
-        if "projected" in (config.image_output, config.text_output):
-            raise UsageError("towers: project no tokens — set image_output and text_output to norm or hidden")
+        if config.image_output == "projected":  # a text tower may have a head of its own (SigLIP)
+            raise UsageError("towers: projects no image tokens — set image_output to norm or hidden")
         return
     with torch.random.fork_rng(devices=[]):
         load_backbone(config)
