@@ -70,6 +70,18 @@ def compare(found: dict[str, Any], expected: dict[str, Any], *, exact: bool = Tr
         assert found[name] == pytest.approx(expected[name], rel=1e-9, abs=0)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+def test_cuda_equals_cpu(score: Tensor, kind: torch.dtype) -> None:
+    expected = score_curves(Graded(score.to(kind)), PAIRS)
+    found = score_curves(Graded(score.to("cuda", kind)), PAIRS)
+    for name, curve in expected.items():
+        for part in ("positive", "negative"):
+            assert np.abs(np.subtract(found[name][part], curve[part])).max() <= 1, "on an edge it may fall either way"
+        for part in ("positive_stats", "negative_stats", "all_stats"):
+            assert found[name][part] == pytest.approx(curve[part], rel=1e-5)
+
+
 def test_a_foreign_score_has_no_grade(score: Tensor) -> None:
     found = score_curves(MatrixScores(score), PAIRS)
     assert found["grade"] is None
