@@ -70,6 +70,19 @@ def test_a_score_is_the_mean_of_both_networks_cosines(pairs: PairSet, method: st
     torch.testing.assert_close(found, (apart[0] + apart[1]) / 2, atol=1e-5, rtol=0)
 
 
+def test_runs_of_neighbouring_seeds_share_no_weights(pairs: PairSet) -> None:
+    """Drawn from seed + 1, the second network of one run began as the first of the next."""
+    begun = [
+        {name: value for name, value in network.named_parameters() if not name.startswith("second.")}
+        for seed in range(4)
+        for network in make(pairs, "ncr", seed=seed).model.networks
+    ]
+    drawn = [name for name, value in begun[0].items() if value.ndim > 1]
+    assert drawn
+    for n, one in enumerate(begun):
+        assert not any(torch.equal(one[name], other[name]) for other in begun[:n] for name in drawn)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_saved_model_scores_the_same_and_carries_no_ledger(pairs: PairSet, method: str, tmp_path: Path) -> None:
     run = make(pairs, method).run(progress=False)

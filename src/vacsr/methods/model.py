@@ -95,13 +95,13 @@ class MatchingModel(Network):
                 raise UsageError(f"{type(head).__name__} is not a method: {needs}")
             model = cls(first, head, config=config, provenance=provenance)
         if networks_of(head) == 2:
-            with _drawn_from(seed + 1):
+            with _drawn_from(seed, "second"):
                 model.second = Network(backbone(), config)
         if start is not None:
             take_over(model, start)
         variance = getattr(head, "log_var_start", None)
         if variance is not None:  # after what is taken over: a branch begins as a copy of its tower's last block
-            with _drawn_from(seed + 2):
+            with _drawn_from(seed, "variance"):
                 model.add_variance(variance)
         return model
 
@@ -224,10 +224,14 @@ class MatchingModel(Network):
 
 
 @contextmanager
-def _drawn_from(seed: int) -> Iterator[None]:
-    """Fresh weights come from this seed; torch's own generator stays where it was."""
+def _drawn_from(seed: int, part: str = "") -> Iterator[None]:
+    """Fresh weights come from this seed; torch's own generator stays where it was.
+
+    A named ``part`` has a stream that no seed's main draws have: seed + 1 would make neighbouring runs share weights.
+    """
+    own = int.from_bytes(hashlib.sha256(f"{part} {seed}".encode()).digest()[:8]) >> 1 if part else seed
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
+        torch.default_generator.manual_seed(own)  # torch.manual_seed would reseed the GPUs too
         yield
 
 
