@@ -69,17 +69,35 @@ def test_which_methods_are_folded() -> None:
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
-@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 200), st.sampled_from(METHODS))
-def test_any_tiling_gives_the_same(images: int, texts: int, room: int, raw: dict[str, Any]) -> None:
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 200), st.integers(1, 300), st.sampled_from(METHODS))
+def test_any_tiling_gives_the_same(images: int, texts: int, room: int, weights: int, raw: dict[str, Any]) -> None:
     method, v, t = build(raw), unit(images), unit(texts, seed=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folded_module, "_ELEMENTS", {"cpu": room})
+        patch.setattr(folded_module, "_WEIGHTS", {"cpu": weights})
         scorer = BlockScorer(method)
-        rows, columns = scorer.tile(texts, torch.device("cpu"))
+        rows, columns = scorer.tile(images, texts, torch.device("cpu"))
         assert 1 <= columns <= texts
-        assert rows >= 1
+        assert 1 <= rows <= images
         assert rows * columns * scorer.width <= max(room, scorer.width)
+        if scorer.folded is not None:
+            assert min(rows, columns) <= max(1, weights // 36)  # a trunk of 6×6
         torch.testing.assert_close(scorer.block(v, t), dense(method, v, t), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("images", "texts", "expected"),
+    [
+        (128, 128, (128, 64)),  # a batch: as many texts as the bound on scaled weights allows
+        (64, 128, (64, 128)),
+        (128, 5000, (26, 5000)),  # many pairs: the outputs bound it
+        (5000, 100, (1310, 64)),  # the smaller side scales the weights, and is cut
+        (3, 1_000_000, (1, 131_072)),
+    ],
+)
+def test_tiles_on_a_gpu(images: int, texts: int, expected: tuple[int, int]) -> None:
+    scorer = BlockScorer(build_method(method_config("vacsr"), dim=1024))
+    assert scorer.tile(images, texts, torch.device("cuda")) == expected
 
 
 @pytest.mark.parametrize("raw", METHODS, ids=str)

@@ -17,6 +17,7 @@ from vacsr.scoring.kernel_topk import BothTopK, topk_both
 from vacsr.scoring.topk import Direction, TopK, columns_topk, rows_topk, streamed_rows
 
 _ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # trunk outputs alive at a time: cache-sized on a CPU, 0.5 GB on a GPU
+_WEIGHTS = {"cuda": 1 << 26}  # scaled trunk weights alive at a time: 0.25 GB; they outgrow the outputs of small batches
 
 _ROWS = 64  # images of a streamed block; `tile` cuts it further where memory asks for it
 _DIAGONAL = 64  # a method without an aligned form scores small square tiles, of which the diagonal is kept
@@ -44,22 +45,33 @@ class BlockScorer:
         if self.folded is None and dtype == torch.int8:
             self.dtype = torch.float32
 
-    def tile(self, texts: int, device: torch.device) -> tuple[int, int]:
-        """Images and texts to take at a time so that the trunk's output stays within bounds."""
+    def tile(self, images: int, texts: int, device: torch.device) -> tuple[int, int]:
+        """Images and texts to take at a time so that the trunk's output, and its weights times the items of the
+        smaller side, stay within bounds."""
         room = self._room(device)
         columns = max(1, min(texts, room))
-        return max(1, room // columns), columns
+        rows = max(1, min(images, room // columns))
+        most = self._scaled(device)
+        if min(rows, columns) > most:
+            rows, columns = (most, columns) if rows < columns else (rows, most)
+        return rows, columns
 
     def _room(self, device: torch.device) -> int:
         """Pairs at a time."""
         return max(1, _ELEMENTS.get(device.type, 1 << 20) // self.width)
+
+    def _scaled(self, device: torch.device) -> int:
+        """Items whose scaled weights fit; as many as there may be where nothing bounds them."""
+        if not isinstance(self.folded, FoldedAdapter) or device.type not in _WEIGHTS:
+            return self._room(device)
+        return max(1, _WEIGHTS[device.type] // self.folded.trunk.numel())
 
     @torch.inference_mode()
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         """[I, d], [T, d] -> [I, T] float32"""
         if isinstance(self.folded, Int8Adapter):  # it cuts tiles of its own
             return self.folded.logits(v.mean, t.mean)
-        rows, columns = self.tile(len(t.mean), t.mean.device)
+        rows, columns = self.tile(len(v.mean), len(t.mean), t.mean.device)
         out = torch.empty(len(v.mean), len(t.mean), device=v.mean.device)
         for i in range(0, len(v.mean), rows):
             for j in range(0, len(t.mean), columns):

@@ -1,0 +1,82 @@
+"""The tile of the plain-torch scorer: time and memory of a block of scores, by how much may be alive at a time.
+
+    python benchmarks/score_tiles.py [--rounds 20] [--device cuda]
+
+Every image scales the trunk's weights (W·diag v), so a block of few texts needs more for the weights than for what
+comes out. `outputs` bounds the latter (vacsr.scoring.folded._ELEMENTS, float32) with nothing bounding the former; `as
+it is` has both bounds of the package. Medians, the bounds taking turns; memory is the peak above what was there before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from unittest.mock import patch
+
+import torch
+from torch.nn import functional
+
+from vacsr.methods import Embedding, build_method
+from vacsr.recipes import method_config
+from vacsr.scoring import folded
+
+SHAPES = ((1024, 128, 128), (1024, 1000, 5000), (512, 500, 2500), (256, 128, 128), (256, 1000, 5000))
+"""d, images, texts."""
+OUTPUTS = (1 << 21, 1 << 22, 1 << 23, 1 << 24, 1 << 25, 1 << 27)
+AS_IT_IS = 0
+
+
+def unit(count: int, dim: int, device: str) -> Embedding:
+    """Random unit vectors. [N, d]"""
+    return Embedding(functional.normalize(torch.randn(count, dim, device=device), dim=-1))
+
+
+def once(scorer: folded.BlockScorer, v: Embedding, t: Embedding, *, outputs: int, device: str) -> tuple[float, float]:
+    """Milliseconds and MiB of one block."""
+    cuda = device.startswith("cuda")
+    with ExitStack() as stack:
+        if outputs != AS_IT_IS:
+            stack.enter_context(patch.dict(folded._ELEMENTS, {torch.device(device).type: outputs}))
+            stack.enter_context(patch.dict(folded._WEIGHTS, clear=True))
+        before = 0
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        start = time.perf_counter()
+        scorer.block(v, t)
+        if cuda:
+            torch.cuda.synchronize()
+        taken = (time.perf_counter() - start) * 1e3
+        return taken, (torch.cuda.max_memory_allocated() - before) / 2**20 if cuda else float("nan")
+
+
+def main() -> int:
+    """A line for every shape and bound."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    for dim, images, texts in SHAPES:
+        scorer = folded.BlockScorer(build_method(method_config("vacsr"), dim=dim).to(options.device).eval())
+        v, t = unit(images, dim, options.device), unit(texts, dim, options.device)
+        times: dict[int, list[float]] = {}
+        peaks: dict[int, float] = {}
+        for turn in range(options.rounds + 1):  # the first warms up
+            for outputs in (AS_IT_IS, *OUTPUTS):
+                taken, peaks[outputs] = once(scorer, v, t, outputs=outputs, device=options.device)
+                if turn:
+                    times.setdefault(outputs, []).append(taken)
+        print(f"d={dim}, {images} images, {texts} texts")
+        for outputs, found in times.items():
+            name = f"outputs 2^{outputs.bit_length() - 1}" if outputs else "as it is"
+            print(f"  {name:13} {statistics.median(found):10.3f} ms {peaks[outputs]:7.0f} MiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
