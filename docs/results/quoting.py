@@ -25,6 +25,8 @@ class Quoted(NamedTuple):
     spread: bool = False
     bold: bool = False
     """Mark the highest, of several keys by the first."""
+    marks: bool = False
+    """† and ‡ as the comparison has them; the higher figure must be the better one."""
 
 
 class Page(NamedTuple):
@@ -92,6 +94,17 @@ PAGES = (
         seeds=True,
     ),
     Page(
+        "results-flickr8k.md",
+        "frame",
+        (
+            Quoted("RSUM", ("test.rsum",), marks=True),
+            Quoted("mAP@R i2t / t2i", ("test.i2t.map_at_r", "test.t2i.map_at_r"), marks=True),
+            Quoted("τ-c experts", ("test.judgments.expert_tau_c",)),
+            Quoted("RSUM dev", ("dev.rsum",), marks=True),
+        ),
+        {"clean": "frame"},
+    ),
+    Page(
         "results-efficiency.md",
         "efficiency",
         (
@@ -139,12 +152,20 @@ def _cell(column: Quoted, stored: ComparisonTable, setting: str, row: str) -> st
     found = [summary for key in column.keys if (summary := stored.summary(setting, row, key))]
     if len(found) < len(column.keys):
         return "–"
-    shown = " / ".join(_number(summary.mean, column.form) for summary in found)
+    shown = " / ".join(
+        _number(summary.mean, column.form) + (_mark(stored, setting, row, key) if column.marks else "")
+        for summary, key in zip(found, column.keys, strict=True)
+    )
     if column.bold and row in stored.leading(setting, Column(key=column.keys[0])):
         shown = f"**{shown}**"
     if column.spread and found[0].seeds > 1:
         shown += f" ± {_number(found[0].std, column.form)}"
     return shown
+
+
+def _mark(stored: ComparisonTable, setting: str, row: str, key: str) -> str:
+    tested = stored.comparison(setting, row, key)
+    return "" if tested is None or not tested.clear else "†" if tested.difference > 0 else "‡"
 
 
 def _number(value: float, form: str) -> str:
