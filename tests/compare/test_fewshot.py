@@ -333,11 +333,21 @@ def test_rows_of_other_photos_are_not_paired(whole: Path, tmp_path: Path) -> Non
     assert compare(read_table(file, [f"backbone.start={whole / 'start'}"]), tmp_path / "out").comparisons == ()
 
 
-def test_without_answers_nothing_is_tested(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", [False, True])
+def test_without_answers_nothing_is_tested_and_that_is_told(whole: Path, tmp_path: Path, broken: bool) -> None:
     out = Path(shutil.copytree(whole / "out", tmp_path / "out"))
-    (out / "4/ours/seed-2/answers.safetensors").unlink()
-    found = compare(read_table(whole / "table.yaml"), out).comparisons
+    lost = out / "4/ours/seed-2/answers.safetensors"
+    if broken:
+        lost.write_bytes(b"broken")
+    else:
+        lost.unlink()
+    with pytest.warns(UserWarning, match="row 'ours' gets no † or ‡") as told:
+        found = compare(read_table(whole / "table.yaml"), out).comparisons
     assert {one.setting for one in found} == {"7"}, "nor of the average"
+    (message,) = [str(one.message) for one in told]
+    assert "where its answers are lost: " in message
+    assert str(lost) in message
+    assert message.endswith(f"delete {lost.parent} and run the table")
 
 
 # ----------------------------------------------------------------------------------------------------------- rules

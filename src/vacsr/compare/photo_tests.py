@@ -14,9 +14,10 @@ import numpy as np
 
 from vacsr.compare.cell import Cell
 from vacsr.compare.recognition import Figures, averaged_figures, joint_figures
-from vacsr.compare.significance import references, tested_columns
+from vacsr.compare.significance import references, tell_of_lost, tested_columns
 from vacsr.compare.table import Table
 from vacsr.config.fewshot import FewshotRecipe
+from vacsr.errors import DataError
 from vacsr.files import read_tensors
 from vacsr.report.bootstrap import Array, Part, drawn_figures, interval
 from vacsr.report.tables import Comparison, ComparisonTable
@@ -50,21 +51,37 @@ def tested_photos(table: Table, result: ComparisonTable, done: Sequence[Cell]) -
     """Every accuracy and what is made of them, of every row that is no baseline or names another row."""
     names = [setting.name for setting in table.settings]
     runs: dict[Place, _Drawn] = {}
+    lost: dict[str, list[tuple[Cell, str]]] = {}
     for number, setting in enumerate(names):
-        own = [cell for cell in done if cell.setting == setting]
-        answered = {(setting, cell.row, cell.seed): found for cell in own if (found := _answers(cell))}
+        needed = _needed(table, result, setting)
+        answered: dict[Place, dict[str, _Answered]] = {}
+        for cell in (cell for cell in done if cell.setting == setting):
+            try:
+                answered[setting, cell.row, cell.seed] = _answers(cell)
+            except DataError as error:
+                if cell.row in needed:
+                    lost.setdefault(cell.row, []).append((cell, str(error).partition(" — ")[0]))
         runs |= _draw(answered, draws=table.draws, seed=number)
+    tell_of_lost(lost, what="answers")
     if table.average:
         runs |= _averaged(runs, names, name=table.average)
     return tuple(one for setting in result.settings for one in _compared(table, result, runs, setting))
 
 
+def _needed(table: Table, result: ComparisonTable, setting: str) -> set[str]:
+    """Rows that are tested, or tested against, in a figure that photos make up."""
+    columns = [column for column in tested_columns(result, setting) if _counted(column.key)]
+    return {name for column in columns for pair in references(table, result, setting, column) for name in pair}
+
+
+def _counted(key: str) -> bool:
+    """Whether a figure is an accuracy or made of these."""
+    return key.endswith(".accuracy") or key in ("hm", "mean_hm", "mean_target")
+
+
 def _answers(cell: Cell) -> dict[str, _Answered]:
-    """By test set; empty where a run kept none."""
-    path = cell.folder / ANSWERS
-    if not path.is_file():
-        return {}
-    tensors, _ = read_tensors(path)
+    """By test set."""
+    tensors, _ = read_tensors(cell.folder / ANSWERS)
     found = {}
     for split in (name.removesuffix(".label") for name in tensors if name.endswith(".label")):
         label, predicted = (tensors[f"{split}.{name}"].numpy() for name in ("label", "predicted"))

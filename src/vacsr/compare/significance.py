@@ -68,7 +68,7 @@ def tested(table: Table, result: ComparisonTable, done: Sequence[Cell]) -> tuple
             groups.setdefault((test.key.partition(".")[0], test.difference.queries), []).append(test)
         for group in groups.values():
             found += _bootstrap(group, setting, draws=table.draws)
-    _tell_of_lost(lost)
+    tell_of_lost({row: [(run.cell, run.lost) for run in runs] for row, runs in lost.items()}, what="queries")
     return tuple(found)
 
 
@@ -85,14 +85,12 @@ def _needed(table: Table, result: ComparisonTable, setting: str) -> set[str]:
     return {name for column in columns for pair in references(table, result, setting, column) for name in pair}
 
 
-def _tell_of_lost(lost: Mapping[str, Sequence[_Run]]) -> None:
-    """A row without marks looks like one that differs from nothing."""
-    for row, (run, *others) in lost.items():
+def tell_of_lost(lost: Mapping[str, Sequence[tuple[Cell, str]]], *, what: str) -> None:
+    """Cells of each row and why they cannot be tested: a row without marks looks like one that differs from nothing."""
+    for row, ((cell, reason), *others) in lost.items():
         more = f" (and {len(others)} more)" if others else ""
-        message = (
-            f"row '{row}' gets no † or ‡, and no row does against it, where its queries are lost: {run.lost}{more}"
-        )
-        warnings.warn(f"{message} — to train the cell again, delete {run.cell.folder} and run the table", stacklevel=4)
+        message = f"row '{row}' gets no † or ‡, and no row does against it, where its {what} are lost: {reason}{more}"
+        warnings.warn(f"{message} — to train the cell again, delete {cell.folder} and run the table", stacklevel=5)
 
 
 def _tests(table: Table, result: ComparisonTable, runs: Sequence[_Run], setting: str) -> Iterator[_Test]:
