@@ -29,7 +29,7 @@ from vacsr.report.html import (
     tag,
     text,
 )
-from vacsr.report.images import data_uri
+from vacsr.report.images import data_uri, photo_uri
 
 HOSTILE = st.text(alphabet="<>&\"' ab=/é", min_size=1, max_size=12)
 
@@ -133,3 +133,17 @@ def test_a_picture_is_data_and_stays_what_it_was() -> None:
     assert np.abs(back - pixels)[:, 5:15].max() < 20
     assert data_uri(pixels) == uri
     assert Reader(image(uri, "half red", size=40)).attributes[:2] == [("src", uri), ("alt", "half red")]
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [((400, 200), (100, 50)), ((30, 60), (50, 100)), ((64, 64), (100, 100)), ((900, 1), (100, 1))]
+)
+def test_photos_are_shown_whole(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    """What stands at an edge may be what a caption speaks of."""
+    photo = Image.new("RGB", size, (255, 255, 255))
+    photo.paste((200, 0, 0), (0, 0, max(1, size[0] // 10), size[1]))
+    uri = photo_uri(photo, side=100)
+    shown = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGB")
+    assert shown.size == expected
+    red, green, _ = shown.getpixel((0, shown.height // 2))  # type: ignore[misc]
+    assert (red > 150, green < 120) == (True, True)

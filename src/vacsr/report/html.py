@@ -130,7 +130,7 @@ def figure(picture: Html, caption: str, *, title: str = "") -> Html:
 
 
 def image(uri: str, alt: str, *, size: int) -> Html:
-    """A square picture; ``alt`` says what it shows to those who cannot see it."""
+    """A picture within a square; ``alt`` says what it shows to those who cannot see it."""
     sizes = f'width="{size}" height="{size}"'
     return Html(f'<img src="{html.escape(uri)}" alt="{html.escape(alt)}" {sizes} loading="lazy" decoding="async">')
 

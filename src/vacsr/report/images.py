@@ -7,7 +7,7 @@ import io
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, features
+from PIL import Image, features
 
 _QUALITY = 82  # of WebP: a tenth of PNG's size, and no fault that a person would see
 
@@ -25,5 +25,6 @@ def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
 
 
 def photo_uri(photo: Image.Image, *, side: int) -> str:
-    """A photo cut to a square around its middle, small enough for a page."""
-    return data_uri(np.asarray(ImageOps.fit(photo.convert("RGB"), (side, side), Image.Resampling.LANCZOS)))
+    """The whole photo, its longer side as long as this: small enough for a page, which shows it within a square."""
+    shown = [max(1, round(length * side / max(photo.size))) for length in photo.size]
+    return data_uri(np.asarray(photo.convert("RGB").resize(shown, Image.Resampling.LANCZOS)))
