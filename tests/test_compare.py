@@ -21,8 +21,9 @@ import vacsr.compare.cell
 from vacsr.cli import main
 from vacsr.compare import cells, compare, read_table
 from vacsr.errors import DataError, EnvironmentProblem, NonFiniteLoss, UsageError
-from vacsr.files import read_tensors
+from vacsr.files import read_tensors, write_tensors
 from vacsr.report.formats import to_markdown
+from vacsr.train.checkpoint import FILE
 from vacsr.train.difference import first_difference
 from vacsr.train.recipe import RecipeRun, run_recipe
 
@@ -238,6 +239,35 @@ def test_one_ctrl_c_stops_the_whole_table(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         compare(read_table(write(tmp_path)), tmp_path / "out")
     assert [path.parent.name for path in (tmp_path / "out").rglob("config.yaml")] == ["seed-0"]
+
+
+def test_a_checkpoint_of_other_data_is_refused_or_with_fresh_forgotten(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vacsr.train.step import TrainStep
+
+    original, file, out = TrainStep.__call__, write(tmp_path, seeds=[0]), tmp_path / "out"
+
+    def interrupting(self: TrainStep, batch: Any, step: int, **options: Any) -> torch.Tensor:
+        if step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, batch, step, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "__call__", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            compare(read_table(file), out)
+    (path,) = out.rglob(FILE)
+    tensors, metadata = read_tensors(path)
+    other = {**json.loads(metadata["fingerprint"]), "training data": "of yesterday"}
+    write_tensors(path, tensors, metadata={**metadata, "fingerprint": json.dumps(other)})
+    with pytest.raises(DataError, match=r"belongs to a run with another configuration or data"):
+        compare(read_table(file), out)
+    assert read_tensors(path)[1]["fingerprint"] == json.dumps(other), "left as it is"
+    compare(read_table(file), out, fresh=True)
+    for name in (name for name in NAMES if name.endswith("seed-0")):
+        found, expected = (read_tensors(root / name / "model/model.safetensors")[0] for root in (out, whole))
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 @pytest.mark.slow

@@ -54,6 +54,10 @@ class NoSuchSplit(DataError):
     """The data are fine and have no split of this name; who can do without it may go on, unlike after other errors."""
 
 
+class OtherRun(DataError):
+    """A checkpoint is whole and belongs to another run; who may start that run again can go on."""
+
+
 class ShapeMismatch(DataError):
     """Two arrays, or an array and a model, disagree on a dimension."""
 

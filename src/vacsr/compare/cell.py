@@ -11,7 +11,7 @@ from vacsr.compare.recognition import joint_figures
 from vacsr.compare.table import Table
 from vacsr.config import Recipe
 from vacsr.config.fewshot import FewshotRecipe
-from vacsr.errors import ConfigError, DataError
+from vacsr.errors import ConfigError, DataError, OtherRun
 from vacsr.files import write_json, write_text
 from vacsr.recipes import dump_yaml, read_yaml, recipe_from
 from vacsr.train.checkpoint import NO_EFFECT, READING
@@ -90,12 +90,18 @@ def cells(table: Table, out: Path, *, seeds: Sequence[int] = ()) -> Iterator[Cel
 def run_cell(cell: Cell, *, progress: bool, fresh: bool = False) -> None:
     """Train and report one cell: go on with its own checkpoint; with ``fresh``, a run of another recipe goes first.
 
-    A cell that another process is training is refused.
+    So does one whose checkpoint is of other data. A cell that another process is training is refused.
     """
     with run_lock(cell.folder):
         if fresh and cell.outdated() is not None:
             clear_folder(cell.folder)
-        _fill(cell, progress=progress)
+        try:
+            _fill(cell, progress=progress)
+        except OtherRun:
+            if not fresh:
+                raise
+            clear_folder(cell.folder)
+            _fill(cell, progress=progress)
 
 
 def _fill(cell: Cell, *, progress: bool) -> None:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from vacsr.config import BackboneConfig, Config, TrainConfig
 from vacsr.data import PairSet, PhotoSet
-from vacsr.errors import DataError
+from vacsr.errors import OtherRun
 from vacsr.files import read_tensors, write_tensors
 from vacsr.methods.hooks import BetweenEpochs
 
@@ -74,7 +74,7 @@ def load_checkpoint(
     path = folder / FILE
     tensors, metadata = read_tensors(path)
     if metadata.get("fingerprint") != fingerprint:
-        raise DataError(f"{path} {_misfit(metadata.get('fingerprint', ''), fingerprint, folder)}")
+        raise OtherRun(f"{path} {_misfit(metadata.get('fingerprint', ''), fingerprint, folder)}")
     model.load_state_dict(_under(tensors, "model."))
     saved = _unflatten(_under(tensors, "optimizer."), json.loads(metadata["optimizer"]))
     optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})

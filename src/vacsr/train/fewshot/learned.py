@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vacsr.errors import DataError
+from vacsr.errors import DataError, OtherRun
 from vacsr.methods.fewshot import FewshotMethod
 from vacsr.train.checkpoint import FILE
 
@@ -52,4 +52,4 @@ def check_checkpoint(folder: Path, *, fingerprint: str) -> None:
         ) from error
     if found != fingerprint:
         message = f"{path} belongs to a run with another configuration or data"
-        raise DataError(f"{message} — resume with the recipe of that run, or choose a new --out")
+        raise OtherRun(f"{message} — resume with the recipe of that run, or choose a new --out")
