@@ -127,6 +127,26 @@ def test_what_is_called_better_or_worse_is_so_and_nothing_else() -> None:
     }
 
 
+def test_decisions_quote_the_pairs_of_few_shot_training() -> None:
+    results = stored("scenes-fewshot-pairs/results")
+    row = next(line for line in DECISIONS.splitlines() if line.startswith("| 20 |"))
+    said = re.findall(r"\d\d\.\d", row)
+    places = [
+        (setting, key, f"{preset}-pairs-batch" if batch else f"vacsr-{preset}")
+        for setting, key in (("base-to-novel", "hm"), ("outline", "hm"), ("domain", "mean_target"))
+        for preset in ("paper", "default")
+        for batch in (True, False)
+    ]
+    assert said == [f"{results['summaries'][setting][name][key]['mean']:.1f}" for setting, key, name in places]
+    worse = {(c["setting"], c["row"]) for c in results["comparisons"] if c["key"] == "hm" and c["high"] < 0}
+    better = [c for c in results["comparisons"] if c["key"] in ("hm", "mean_target") and c["low"] > 0]
+    assert (worse, better) == (
+        {("base-to-novel", "default-pairs-batch")}
+        | {("outline", f"{preset}-pairs-batch") for preset in ("paper", "default")},
+        [],
+    )
+
+
 def test_the_second_seed_of_two_rows() -> None:
     (said,) = re.findall(r"says the same: (\S+) against (\S+) \(\[data\]\(results/flickr8k-second-seed", TRAINED_PAGE)
     runs = stored("flickr8k-second-seed")["runs"]
