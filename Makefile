@@ -51,7 +51,10 @@ lint: $(FULL) ## style, format, one-way imports and types
 
 bench: $(FULL) ## run every script of benchmarks/ in turn
 	@test -n "$(BENCHMARKS)" || { echo "benchmarks/ holds no script; add one, such as benchmarks/folded_scoring.py" >&2; exit 1; }
-	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in $(BENCHMARKS); do \
+	  echo "== $$script"; $(BIN)/python "$$script"; code=$$?; \
+	  [ $$code -eq 0 ] || [ $$code -eq 3 ] || exit $$code; \
+	done # 3: this machine cannot, as without a GPU
 
 clean: ## remove caches, builds and demo/ (.venv and runs/ stay)
 	rm -rf build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

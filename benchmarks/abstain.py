@@ -239,12 +239,15 @@ def main() -> None:
     """Print a line for each record, and keep them."""
     ways = {"check": check, "halves": halves, "sizes": sizes}
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=(*ways, "simulate"))
+    parser.add_argument("kind", nargs="?", choices=(*ways, "simulate"))
     parser.add_argument("runs", nargs="*", metavar="NAME=RUN")
     parser.add_argument("--gallery", type=int, nargs="+", default=[50, 100])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.kind is None:
+        print("give what to measure, and run folders; nothing to do without them")
+        return
     if given.kind == "simulate":
         keep(given.json, simulate(rounds=given.rounds))
         return

@@ -50,8 +50,11 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--figure", type=Path, help="draw the curves of what --json holds")
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--json", type=Path, help="what is found is added to this file")
     args = parser.parse_args()
+    if args.json is None:
+        print("give --json and what to measure; nothing to do without them")
+        return
     torch.set_num_threads(args.threads)
     for part in (noisy, judged, scenes):
         keep(args.json, part(args))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -74,7 +75,8 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("there is no CUDA GPU to time — tests/test_fused.py runs the kernels without one")
+        print("there is no CUDA GPU to time — tests/test_fused.py runs the kernels without one", file=sys.stderr)
+        raise SystemExit(3)
     dtype, rate = torch.bfloat16 if args.precision == "bf16" else torch.float32, copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {args.precision}, {rate / 1e12:.2f} TB/s\n")
     print("| pairs×K×D | a warp | forward ms | ideal | backward ms | ideal |\n|---|---|---|---|---|---|")
