@@ -20,7 +20,7 @@ import yaml
 import vacsr.compare.cell
 from vacsr.cli import main
 from vacsr.compare import cells, compare, read_table
-from vacsr.errors import DataError, EnvironmentProblem, NonFiniteLoss, UsageError
+from vacsr.errors import DataError, EnvironmentProblem, NonFiniteLoss, OtherRun, UsageError
 from vacsr.files import read_tensors, write_tensors
 from vacsr.report.formats import to_markdown
 from vacsr.train.checkpoint import FILE
@@ -261,13 +261,20 @@ def test_a_checkpoint_of_other_data_is_refused_or_with_fresh_forgotten(
     tensors, metadata = read_tensors(path)
     other = {**json.loads(metadata["fingerprint"]), "training data": "of yesterday"}
     write_tensors(path, tensors, metadata={**metadata, "fingerprint": json.dumps(other)})
-    with pytest.raises(DataError, match=r"belongs to a run with another configuration or data"):
+    with pytest.raises(OtherRun, match=r"belongs to a run with another .*: other training data — .* add --fresh"):
         compare(read_table(file), out)
     assert read_tensors(path)[1]["fingerprint"] == json.dumps(other), "left as it is"
     compare(read_table(file), out, fresh=True)
     for name in (name for name in NAMES if name.endswith("seed-0")):
         found, expected = (read_tensors(root / name / "model/model.safetensors")[0] for root in (out, whole))
         assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"torchrun has started 2 ranks — start it without torchrun"):
+        compare(read_table(write(tmp_path)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -16,10 +16,11 @@ import yaml
 from vacsr.compare import Cell, cells, compare, read_table, redraw
 from vacsr.compare.recognition import averaged_figures, joint_figures
 from vacsr.config.fewshot import FewshotRecipe
-from vacsr.errors import UsageError
+from vacsr.errors import OtherRun, UsageError
 from vacsr.evaluate.fewshot import BaseNewScore, harmonic_mean, hm_of_averages, mean_of_hms
-from vacsr.files import read_tensors
+from vacsr.files import read_tensors, write_tensors
 from vacsr.report.formats import FILES
+from vacsr.train.checkpoint import FILE
 from vacsr.train.fewshot import loop
 
 START: dict[str, Any] = {
@@ -229,6 +230,43 @@ def test_another_start_is_refused_or_trained_with_all_that_stands_on_it(whole: P
     after = written(tmp_path)
     assert (len(before), len(after)) == (2, 3)
     assert not {path for path, time in before.items() if after[path] == time}, "also the cell that was finished"
+
+
+def test_a_start_of_other_data_goes_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells that were begun from another start likewise."""
+    from vacsr.train.step import TrainStep
+
+    original, file, out = (
+        TrainStep.__call__,
+        write(tmp_path, settings=[{"name": "4"}], rows=TABLE["rows"][1:2], seeds=[1]),
+        tmp_path / "out",
+    )
+
+    def interrupting(self: TrainStep, batch: Any, step: int, **options: Any) -> Any:
+        if step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, batch, step, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "__call__", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            compare(read_table(file), out)
+    (path,) = (tmp_path / "start").rglob(FILE)
+    tensors, metadata = read_tensors(path)
+    other = {**json.loads(metadata["fingerprint"]), "training data": "of yesterday"}
+    write_tensors(path, tensors, metadata={**metadata, "fingerprint": json.dumps(other)})
+    with pytest.raises(OtherRun, match=r"other training data — .* add --fresh"):
+        compare(read_table(file), out)
+    assert read_tensors(path)[1]["fingerprint"] == json.dumps(other), "left as it is"
+    compare(read_table(file), out, fresh=True)
+    (cell,) = cells(read_table(file), out)
+    assert cell.finished()
+    (cell.folder / "report.json").unlink()
+    write_tensors(cell.folder / "checkpoint" / FILE, tensors, metadata={**metadata, "fingerprint": "other"})
+    with pytest.raises(OtherRun, match=r"belongs to a run with another .* add --fresh"):
+        compare(read_table(file), out)
+    compare(read_table(file), out, fresh=True)
+    assert cell.finished()
 
 
 def test_a_start_that_no_cell_needs_is_not_trained(whole: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import vacsr.files
 from vacsr.cli import main
 from vacsr.config import BackboneConfig, InfoNCEConfig, SigmoidConfig, TrainConfig
 from vacsr.data import PairSet, load_pairs
-from vacsr.errors import DataError, EnvironmentProblem
+from vacsr.errors import DataError, EnvironmentProblem, OtherRun
 from vacsr.methods.base import ParamGroup
 from vacsr.methods.sigmoid import Sigmoid
 from vacsr.train import fit
@@ -75,7 +75,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     model, optimizer = trained("adamw", steps=1)
     save_checkpoint(tmp_path, model, optimizer, state=TrainState(), fingerprint="one")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(DataError, match="another configuration or data"):
+    with pytest.raises(OtherRun, match="another configuration or data"):
         load_checkpoint(tmp_path, model, optimizer, fingerprint="two")
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 

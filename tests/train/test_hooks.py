@@ -27,6 +27,7 @@ from vacsr.train.feed import Batch
 from vacsr.train.loop import Trainer
 from vacsr.train.survey import embed_training_set, take_stock
 
+PCMES = [("pcmepp", seed) for seed in range(4)]
 METHODS = ["ncr", "bicro", "npc"]
 TWO = ["ncr", "bicro"]
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
@@ -81,6 +82,21 @@ def test_runs_of_neighbouring_seeds_share_no_weights(pairs: PairSet) -> None:
     assert drawn
     for n, one in enumerate(begun):
         assert not any(torch.equal(one[name], other[name]) for other in begun[:n] for name in drawn)
+
+
+def test_a_variance_head_begins_with_draws_of_its_own(pairs: PairSet) -> None:
+    """And leaves those of the heads as they are without it."""
+    plain, *begun = [dict(make(pairs, name, seed=n).model.named_parameters()) for name, n in (("infonce", 0), *PCMES)]
+    first = begun[0]
+    assert all(torch.equal(first[name], value) for name, value in plain.items() if name in first)
+    own = [name for name in first if "variance" in name and first[name].ndim > 1]
+    assert own
+    elsewhere = [v for one in begun for name, v in one.items() if name not in own and v.ndim > 1]
+    for n, one in enumerate(begun):
+        for name in own:
+            assert not any(torch.equal(one[name], other[name]) for other in begun[:n])
+            taken = [v for v in elsewhere if v.shape == one[name].shape]
+            assert not any(torch.allclose(one[name], v) for v in taken)
 
 
 @pytest.mark.parametrize("method", METHODS)

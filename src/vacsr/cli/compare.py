@@ -31,7 +31,12 @@ Against = Annotated[
     str | None,
     typer.Option(metavar="ROW", help="Also print every row's difference from this one, in standard errors too."),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Delete runs of another recipe and start them again.")]
+Fresh = Annotated[
+    bool,
+    typer.Option(
+        "--fresh", help="Delete runs of another recipe, and unfinished ones of other data, and start them again."
+    ),
+]
 OnlyCollect = Annotated[bool, typer.Option("--only-collect", help="Run nothing; take what is finished.")]
 Stored = Annotated[
     Path | None, typer.Option("--from", metavar="FILE", help="Draw the table from a results.json, without runs.")

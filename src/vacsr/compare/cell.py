@@ -95,13 +95,21 @@ def run_cell(cell: Cell, *, progress: bool, fresh: bool = False) -> None:
     with run_lock(cell.folder):
         if fresh and cell.outdated() is not None:
             clear_folder(cell.folder)
-        try:
-            _fill(cell, progress=progress)
-        except OtherRun:
-            if not fresh:
-                raise
+        if not _filled(cell, progress=progress, fresh=fresh):
             clear_folder(cell.folder)
             _fill(cell, progress=progress)
+
+
+def _filled(cell: Cell, *, progress: bool, fresh: bool) -> bool:
+    """False where a checkpoint of other data is in the way and may go: what was loaded for it is let go first."""
+    try:
+        _fill(cell, progress=progress)
+    except OtherRun as error:
+        if not fresh:
+            hint = "bring back what that run had, or add --fresh to start the cell again"
+            raise OtherRun(f"{str(error).partition(' — ')[0]} — {hint}") from error
+        return False
+    return True
 
 
 def _fill(cell: Cell, *, progress: bool) -> None:

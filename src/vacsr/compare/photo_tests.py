@@ -52,8 +52,9 @@ def tested_photos(table: Table, result: ComparisonTable, done: Sequence[Cell]) -
     names = [setting.name for setting in table.settings]
     runs: dict[Place, _Drawn] = {}
     lost: dict[str, list[tuple[Cell, str]]] = {}
+    of_average = _needed(table, result, table.average) if table.average else set()
     for number, setting in enumerate(names):
-        needed = _needed(table, result, setting)
+        needed = _needed(table, result, setting) | of_average
         answered: dict[Place, dict[str, _Answered]] = {}
         for cell in (cell for cell in done if cell.setting == setting):
             try:

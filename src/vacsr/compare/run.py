@@ -24,6 +24,7 @@ from vacsr.files import make_folder, write_json, write_text
 from vacsr.report.formats import FILES, FORMATS
 from vacsr.report.stored import read_results, table_to_json
 from vacsr.report.tables import CellValues, ComparisonTable, look_up
+from vacsr.train.distributed import ranks
 from vacsr.train.folder import check_place
 
 
@@ -43,15 +44,12 @@ def compare(
 
     Run folders lie in ``runs``, which several tables may share, or in ``out``. What the cells start from is trained
     first, where the table says how and it is not there. Rows that can never finish are refused before anything runs.
-    So are runs of another recipe, which are in the way, or with ``fresh`` they are deleted. ``only_collect`` takes what
-    is finished. ``page`` adds page.html with figures, and what these are drawn from as records.json.
+    So are runs of another recipe, which are in the way, or with ``fresh`` they are deleted, as are unfinished ones of
+    other data. ``only_collect`` takes what is finished. ``page`` adds page.html with figures, and what these are drawn
+    from as records.json.
     """
     check_place(out)
-    unknown = [name for name in rows if name not in {row.name for row in table.rows}]
-    if unknown:
-        raise UsageError(f"no row '{unknown[0]}' — the table has: {', '.join(row.name for row in table.rows)}")
-    if table.task == "efficiency" and jobs > 1:
-        raise UsageError(f"--jobs {jobs}: steps timed side by side slow each other — leave --jobs out for this table")
+    _check_call(table, rows, jobs=jobs)
     every = list(cells(table, runs or out, seeds=seeds))
     todo = [] if only_collect else [cell for cell in every if not rows or cell.row in rows]
     missing = [cell for cell in todo if not cell.finished()]
@@ -66,7 +64,7 @@ def compare(
         console.print(f"{len(todo)} cells, {len(todo) - len(missing)} already done", highlight=False)
         make_folder(out)  # hours of work should not end where nothing can be written
     if start is not None:
-        train_start(start, every, console=console)
+        train_start(start, every, console=console, fresh=fresh)
         missing = [cell for cell in todo if not cell.finished()]
     failures = list(run_cells(missing, jobs=jobs, console=console, fresh=fresh))
     done = [cell for cell in every if cell.finished()]
@@ -82,6 +80,18 @@ def compare(
     if failures:
         raise failures[0]
     return result
+
+
+def _check_call(table: Table, rows: Sequence[str], *, jobs: int) -> None:
+    if ranks() > 1:
+        raise UsageError(
+            f"a table runs its cells in --jobs, and torchrun has started {ranks()} ranks — start it without torchrun"
+        )
+    unknown = [name for name in rows if name not in {row.name for row in table.rows}]
+    if unknown:
+        raise UsageError(f"no row '{unknown[0]}' — the table has: {', '.join(row.name for row in table.rows)}")
+    if table.task == "efficiency" and jobs > 1:
+        raise UsageError(f"--jobs {jobs}: steps timed side by side slow each other — leave --jobs out for this table")
 
 
 def _refuse_outdated(missing: Sequence[Cell]) -> None:

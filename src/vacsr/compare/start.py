@@ -73,12 +73,12 @@ def refuse_other_start(start: Cell) -> None:
         )
 
 
-def train_start(start: Cell, every: Sequence[Cell], *, console: Console) -> None:
-    """Train it, by all cores. A run of another recipe goes first, and with it the cells that stood on it."""
-    if start.outdated() is not None:
+def train_start(start: Cell, every: Sequence[Cell], *, console: Console, fresh: bool) -> None:
+    """Train it, by all cores. With ``fresh`` a run of another recipe goes first, and the cells that stood on it."""
+    if fresh and start.outdated() is not None:
         for cell in every:
             if Path(cell.recipe.backbone.start).expanduser() == start.folder and cell.folder.exists():
                 with run_lock(cell.folder):
                     clear_folder(cell.folder)
     console.print(f"first: what the cells start from, into {start.folder}", highlight=False)
-    run_cell(start, progress=True, fresh=True)
+    run_cell(start, progress=True, fresh=fresh)

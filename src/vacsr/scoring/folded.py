@@ -52,8 +52,11 @@ class BlockScorer:
         columns = max(1, min(texts, room))
         rows = max(1, min(images, room // columns))
         most = self._scaled(device)
-        if min(rows, columns) > most:
-            rows, columns = (most, columns) if rows < columns else (rows, most)
+        if min(rows, columns) > most and rows < columns:
+            rows = most
+        elif min(rows, columns) > most:
+            columns = most
+            rows = max(1, min(images, room // columns))
         return rows, columns
 
     def _room(self, device: torch.device) -> int:

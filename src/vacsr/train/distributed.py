@@ -60,12 +60,17 @@ def is_first_rank() -> bool:
     """The one that writes files, known before the others are met."""
     if dist.is_initialized():
         return dist.get_rank() == 0
-    return int(os.environ.get("WORLD_SIZE", "1")) == 1 or int(os.environ.get("RANK", "0")) == 0
+    return ranks() == 1 or int(os.environ.get("RANK", "0")) == 0
+
+
+def ranks() -> int:
+    """How many processes torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def join_world(device: torch.device) -> World:
     """The world that torchrun set up (nccl on CUDA, gloo otherwise), or a world of one."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
+    if ranks() == 1 and not dist.is_initialized():
         return World()
     if not dist.is_initialized():
         if device.type == "cuda" and device.index is None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vacsr.errors import DataError, NonFiniteLoss
+from vacsr.errors import DataError, NonFiniteLoss, OtherRun
 from vacsr.files import read_tensors
 from vacsr.train.fewshot.examine import examine
 from vacsr.train.fewshot.learned import check_checkpoint
@@ -159,7 +159,7 @@ def test_a_checkpoint_holds_what_learns_and_buffers(make_trainer: Make, tmp_path
     assert json.loads(metadata["state"])["step"] == 9
     check_checkpoint(tmp_path / "checkpoint", fingerprint="toy")
     check_checkpoint(tmp_path / "nothing", fingerprint="toy")
-    with pytest.raises(DataError, match="another configuration or data"):
+    with pytest.raises(OtherRun, match="another configuration or data"):
         check_checkpoint(tmp_path / "checkpoint", fingerprint="other")
     (tmp_path / "checkpoint" / "state.safetensors").write_bytes(b"torn")
     with pytest.raises(DataError, match="not a whole checkpoint"):
