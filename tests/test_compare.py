@@ -22,7 +22,8 @@ from vacsr.cli import main
 from vacsr.compare import cells, compare, read_table
 from vacsr.errors import DataError, EnvironmentProblem, NonFiniteLoss, OtherRun, UsageError
 from vacsr.files import read_tensors, write_tensors
-from vacsr.report.formats import to_markdown
+from vacsr.report.formats import FILES, to_markdown
+from vacsr.report.stored import read_results
 from vacsr.train.checkpoint import FILE
 from vacsr.train.difference import first_difference
 from vacsr.train.recipe import RecipeRun, run_recipe
@@ -102,8 +103,20 @@ def test_every_format_is_written_and_printed(whole: Path, tmp_path: Path, vacsr:
     out, file = copy(whole, tmp_path / "out"), write(tmp_path)
     for name, written in (("md", "table.md"), ("csv", "table.csv"), ("latex", "table.tex"), ("html", "table.html")):
         shown = vacsr("compare", file, "--out", out, "--format", name)
-        assert shown.out == (whole / written).read_text(encoding="utf-8") + "\n"
+        assert shown.out == (whole / written).read_text(encoding="utf-8")
     assert vacsr("compare", file, "--out", out, "--format", "pdf").refused(2, "choose one of: md, csv, latex, html")
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_differences_are_not_mixed_with_what_programs_read(
+    whole: Path, tmp_path: Path, vacsr: Callable[..., Any], form: str
+) -> None:
+    stored = whole / "results.json"
+    shown = vacsr("compare", write(tmp_path), "--from", stored, "--against", "infonce", "--format", form)
+    table, told = (whole / FILES[form]).read_text(encoding="utf-8"), read_results(stored).differences("infonce")
+    assert "| ours | " in told
+    expected = (f"{table}\n{told}", "") if form == "md" else (table, told)
+    assert (shown.code, shown.out, shown.err) == (0, *expected)
 
 
 def test_rows_are_tested_by_the_outcomes_of_their_runs(whole: Path) -> None:
@@ -148,7 +161,7 @@ def test_a_seed_given_twice_counts_once(whole: Path, tmp_path: Path, vacsr: Call
 def test_the_table_is_drawn_again_from_its_data(whole: Path, tmp_path: Path, vacsr: Callable[..., Any]) -> None:
     file, again = write(tmp_path), tmp_path / "again"
     shown = vacsr("compare", file, "--from", whole / "results.json", "--out", again)
-    assert shown.out == (whole / "table.md").read_text(encoding="utf-8") + "\n"
+    assert shown.out == (whole / "table.md").read_text(encoding="utf-8")
     for name in ("table.md", "table.csv", "table.tex", "table.html", "results.json"):
         assert (again / name).read_text(encoding="utf-8") == (whole / name).read_text(encoding="utf-8")
     other = write(tmp_path, rows=[{"name": "other"}])

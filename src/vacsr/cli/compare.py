@@ -29,7 +29,10 @@ Rows = Annotated[
 ]
 Against = Annotated[
     str | None,
-    typer.Option(metavar="ROW", help="Also print every row's difference from this one, in standard errors too."),
+    typer.Option(
+        metavar="ROW",
+        help="Also print every row's difference from this one, in standard errors too; on stderr unless as md.",
+    ),
 ]
 Fresh = Annotated[
     bool,
@@ -86,9 +89,11 @@ def compare(
         result = redraw(plan, stored, out, page=page)
     else:
         result = run_table(plan, out or Path("runs") / table.stem, page=page, **work._asdict())
-    typer.echo(FORMATS[form](result))
-    if against is not None:
-        typer.echo(result.differences(against))
+    typer.echo(FORMATS[form](result), nl=False)
+    if against is not None and form == "md":
+        typer.echo(f"\n{result.differences(against)}", nl=False)
+    elif against is not None:  # Markdown, which would spoil the table for a program that reads it
+        typer.echo(result.differences(against), nl=False, err=True)
 
 
 def _check(plan: Table, work: Work, *, against: str | None, stored: Path | None) -> None:
