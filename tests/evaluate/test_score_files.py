@@ -309,6 +309,17 @@ def test_unreadable_files(vacsr: Command, files: Files) -> None:
     assert answer.refused(4, "torch.int64, expected floats", "ranks and distances are the reverse")
 
 
+@pytest.mark.parametrize("key", ["images", "captions", "caption_image"])
+def test_a_list_of_ids_stands_once(vacsr: Command, files: Files, key: str) -> None:
+    """Either of the two may be the one that is meant."""
+    options = files.write()
+    text = (files.folder / "ids.json").read_text(encoding="utf-8")
+    (files.folder / "ids.json").write_text(f'{{"{key}": [1], {text[1:]}', encoding="utf-8")
+    answer = vacsr("evaluate", *options, "--json", files.folder / "out.json")
+    assert answer.refused(4, f"ids.json: '{key}' stands twice in one object — keep one of them")
+    assert not (files.folder / "out.json").exists()
+
+
 def test_what_does_not_go_together(vacsr: Command, files: Files) -> None:
     options = files.write()
     assert vacsr("evaluate").refused(2, "takes a RUN alone, or --scores with --ids")
