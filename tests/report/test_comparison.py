@@ -115,6 +115,19 @@ def test_the_page_stands_alone_and_can_be_read_by_all(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_what_rounds_to_zero_has_no_minus() -> None:
+    found = runs()
+    for run in found:
+        sigma = run.report["test"]["uncertainty"]
+        if sigma is not None:
+            sigma |= {"corr_r1_i2t": -0.004}
+            sigma["topk_i2t"]["raw"] = sigma["topk_t2i"]["raw"] = [-0.004] * 10
+    whole = comparison_page(table_of(found), found)
+    for said in ("vacsr, r = 0.00", "vacsr, raw</th><td>0.00</td>", "vacsr, raw: from 0.00 to 0.00"):
+        assert said in whole, said
+    assert "-0.00" not in whole
+
+
 def test_what_is_missing_is_left_out() -> None:
     bare = [RunRecord("infonce", "clean", 0, {"test": {"rsum": 1.0, "uncertainty": None}})]
     page = Page(comparison_page(table_of(bare), bare, gallery=Gallery("clean", ("infonce",))))
@@ -307,6 +320,7 @@ def test_a_page_without_answers_says_why(feature_runs: list[RunRecord]) -> None:
     ("stats", "said"),
     [
         ({"mean": 0.0, "median": 0.03, "std": 0.1}, "mean 0.000 · median 0.030 · std 0.100"),
+        ({"mean": -0.0, "median": 0.03, "std": 0.1}, "mean 0.000 · median 0.030 · std 0.100"),
         ({"mean": 2e-4, "median": -2e-4, "std": None}, "mean <0.001 · median >-0.001"),
         ({"mean": -12.3, "median": 4e-3, "std": 100.0}, "mean -12.30 · median <0.01 · std 100.00"),
         ({}, ""),

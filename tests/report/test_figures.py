@@ -73,6 +73,12 @@ def test_distributions_share_one_axis_and_mark_their_medians() -> None:
         assert points(area)[:, 0].max() <= WIDTH
 
 
+def test_a_median_that_rounds_to_zero_has_no_minus() -> None:
+    drawn = distributions([Group("a", np.array([-1.0, -1e-4, 1.0]), "easy")], label="score", title="T")
+    assert "Medians: a 0.000." in drawn
+    assert "median 0.000 · 3 pairs" in drawn
+
+
 def test_a_group_of_nothing_and_a_group_of_one_value_are_drawn() -> None:
     root = parsed(
         distributions([Group("none", np.empty(0), "easy"), Group("one", np.ones(4), "hard")], label="σ", title="T")

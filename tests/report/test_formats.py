@@ -103,6 +103,22 @@ def test_csv_has_the_full_numbers() -> None:
     assert rows[2]["R|SUM_% std"] == rows[2]["σ error"] == ""
 
 
+def test_what_rounds_to_zero_has_no_minus() -> None:
+    """In full, as CSV has it, -0.004 is no zero; what others printed may be -0.0."""
+    values = (CellValues("a", "clean", 0, {"test": {"error": -0.004}}),)
+    theirs = Published(name="p", values={"test.error": -0.0}, upper={"test.error": 0.004}, source="theirs")
+    beside = Published(name="q", values={"test.theirs": -0.0}, source="theirs", beside="a")
+    small = ComparisonTable("t", (ERROR, PAPER), ("a",), ("clean",), values, published=(theirs, beside))
+    lines = to_markdown(small).splitlines()
+    assert lines[6:8] == ["| p (published) | – | 0.00 | – |", "| a | 1 | **0.00** | 0.0 |"]
+    assert r"a & 1 & \textbf{0.00} & 0.0 \\" in to_latex(small)
+    assert "<td><strong>0.00</strong></td><td>0.0</td>" in to_html(small)
+    printed, ours = csv.DictReader(io.StringIO(to_csv(small)))
+    assert (printed["σ error"], ours["σ error"], ours["paper: RSUM"]) == ("0.0–0.004", "-0.004", "0.0")
+    below = replace(small, values=(values[0]._replace(report={"test": {"error": -0.006}}),))
+    assert "| **-0.01** |" in to_markdown(below)
+
+
 def test_latex_escapes_and_sets_the_best_in_bold() -> None:
     found = to_latex(table(published=(OWN,)))
     assert r"\caption{Small \& \textless{}good\textgreater{}, clean." in found

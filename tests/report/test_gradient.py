@@ -29,7 +29,7 @@ def test_the_plain_gradient_never_exceeds_four_27ths() -> None:
 def test_both_are_drawn(label: int) -> None:
     root = ET.fromstring(gradient_figure(label))
     assert len([path for path in root.iter("path") if path.attrib["class"].startswith("line")]) == 2
-    ends = "from -1.00 to -0.00" if label else "from 0.00 to 1.00"
+    ends = "from -1.00 to 0.00" if label else "from 0.00 to 1.00"
     assert f"straight-through (as trained): {ends}" in root.attrib["aria-label"]
 
 

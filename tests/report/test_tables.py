@@ -105,6 +105,16 @@ def test_a_column_has_no_other_fields() -> None:
         parse(Column, {"key": "test.rsum", "higher": True})
 
 
+def test_a_difference_that_rounds_to_zero_has_no_sign() -> None:
+    values = [
+        CellValues(row, "clean", seed, {"rsum": value})
+        for row, both in {"a": (1.0, 3.0), "b": (0.98, 2.98), "c": (1.02, 3.02), "d": (0.0, 2.0)}.items()
+        for seed, value in enumerate(both)
+    ]
+    lines = ComparisonTable("t", (Column(key="rsum"),), ("a", "b", "c", "d"), ("clean",), tuple(values))
+    assert lines.differences("a").splitlines()[6:] == ["| b | 0.0 (0.0) |", "| c | 0.0 (0.0) |", "| d | -1.0 (-0.7) |"]
+
+
 def test_differences_count_standard_errors() -> None:
     shown = table(Column(key="test.rsum", name="RSUM"), Column(key="test.uncertainty.aurc", digits=2)).differences("a")
     error = (statistics.variance([300.0, 310.0]) / 2 + statistics.variance([320.0, 280.0]) / 2) ** 0.5

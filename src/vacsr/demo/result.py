@@ -54,8 +54,12 @@ class Figure(NamedTuple):
         return f"{self.name} {'↑' if self.best == 'high' else '↓'}"
 
     def show(self, value: float | None) -> str:
-        """A dash where there is none."""
-        return "–" if value is None or math.isnan(value) else f"{value:.{self.digits}f}"
+        """A dash where there is none.
+
+        >>> Figure("r", "r", "low", 2, "").show(-0.504), Figure("r", "r", "low", 2, "").show(-0.004)
+        ('-0.50', '0.00')
+        """
+        return "–" if value is None or math.isnan(value) else f"{value:z.{self.digits}f}"
 
 
 FIGURES = (

@@ -75,7 +75,7 @@ def accuracy_by_sigma(drawn: Drawn, direction: Direction) -> Made | None:
             np.arange(1.0, len(curve.mean) + 1),
             curve,
             scale=100.0,
-            extra=f"r = {drawn.figure(row, 'uncertainty', f'corr_r1_{direction}'):.2f}",
+            extra=f"r = {drawn.figure(row, 'uncertainty', f'corr_r1_{direction}'):z.2f}",
         )
         for row, curve in curves.items()
     ]
@@ -223,4 +223,4 @@ def _rounded(value: float, digits: int) -> str:
     least = 10.0**-digits
     if 0 < abs(value) < least / 2:
         return f"<{least:g}" if value > 0 else f">-{least:g}"
-    return f"{value:.{digits}f}"
+    return f"{value:z.{digits}f}"

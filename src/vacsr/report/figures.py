@@ -42,7 +42,7 @@ def distributions(groups: Sequence[Group], *, label: str, title: str) -> Html:
     parts = svg.x_axis(scale, top=_GAP, bottom=bottom, label=label)
     for place, group in enumerate(groups):
         parts += _ridge(group, scale, base=(place + 1) * (_RIDGE + _GAP))
-    medians = ", ".join(f"{group.name} {np.median(group.values):.3f}" for group in groups if len(group.values))
+    medians = ", ".join(f"{group.name} {np.median(group.values):z.3f}" for group in groups if len(group.values))
     return svg.picture(parts, height=bottom + 38, label=f"{title}. Medians: {medians}.")
 
 
@@ -105,7 +105,7 @@ def _ridge(group: Group, scale: Scale, *, base: float) -> list[str]:
     at, height = density(group.values, low=scale.low, high=scale.high)
     curve = [(scale(x), base - _RIDGE * y) for x, y in zip(at, height, strict=True)]
     median = float(np.median(group.values))
-    shown = f"median {median:.3f} · {count}"
+    shown = f"median {median:z.3f} · {count}"
     return [
         *head,
         svg.words(shown, scale.stop, base - _RIDGE - 6, style="tick", anchor="end"),

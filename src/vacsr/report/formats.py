@@ -85,7 +85,7 @@ def _shown(table: ComparisonTable, setting: str, row: str, column: Column, *, bo
     if found is None:
         return Shown(_ABSENT)
     spread = f"{found.std:.{column.digits}f}" if found.seeds > 1 else ""
-    return Shown(f"{found.mean:.{column.digits}f}", spread, bold, _mark(table, setting, row, column))
+    return Shown(f"{found.mean:z.{column.digits}f}", spread, bold, _mark(table, setting, row, column))
 
 
 def _mark(table: ComparisonTable, setting: str, row: str, column: Column) -> str:

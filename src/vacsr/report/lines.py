@@ -169,7 +169,7 @@ def _told(drawn: Sequence[Line], *, digits: int) -> str:
     """The ends of each line in words, or every point that stands alone."""
     parts = []
     for entry in drawn:
-        known = [f"{value:.{digits}f}" for value in entry.y[~np.isnan(entry.y)]]
+        known = [f"{value:z.{digits}f}" for value in entry.y[~np.isnan(entry.y)]]
         said = f"from {known[0]} to {known[-1]}" if entry.joined else ", ".join(known)
         parts.append(f"{entry.name}: {said}")
     return "; ".join(parts) + "."

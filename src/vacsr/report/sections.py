@@ -135,7 +135,7 @@ def _topk_tables(drawn: Drawn) -> list[Html]:
             for row, curve in drawn.curves("uncertainty", f"topk_{direction}", kind)
         ]
         rows = [
-            Row(f"{row}, {kind}", [Cell("–" if value != value else f"{value:.2f}") for value in mean])
+            Row(f"{row}, {kind}", [Cell("–" if value != value else f"{value:z.2f}") for value in mean])
             for row, kind, mean in sorted(curves, key=lambda found: list(drawn.styles).index(found[0]))
         ]
         if rows:

@@ -61,7 +61,8 @@ class Printed(NamedTuple):
     @property
     def whole(self) -> float | str:
         """All that was printed: a number, or both ends."""
-        return self.low if self.low == self.high else f"{self.low}–{self.high}"
+        low, high = self.low + 0.0, self.high + 0.0  # -0.0 becomes 0.0
+        return low if low == high else f"{low}–{high}"
 
     def text(self, digits: int) -> str:
         """As it stands in a table.
@@ -69,7 +70,7 @@ class Printed(NamedTuple):
         >>> Printed(40.7, 40.7).text(1), Printed(40.2, 40.3).text(1)
         ('40.7', '40.2–40.3')
         """
-        ends = dict.fromkeys(f"{end:.{digits}f}" for end in self)
+        ends = dict.fromkeys(f"{end:z.{digits}f}" for end in self)
         return "–".join(ends)
 
 
@@ -271,5 +272,15 @@ def _difference(ours: Summary | None, theirs: Summary | None, column: Column) ->
         return "–"
     gap = ours.mean - theirs.mean
     error = math.sqrt(ours.std**2 / ours.seeds + theirs.std**2 / theirs.seeds)
-    counted = f" ({gap / error:+.1f})" if error > 0 and min(ours.seeds, theirs.seeds) > 1 else ""
-    return f"{gap:+.{column.digits}f}{counted}"
+    counted = f" ({_signed(gap / error, 1)})" if error > 0 and min(ours.seeds, theirs.seeds) > 1 else ""
+    return f"{_signed(gap, column.digits)}{counted}"
+
+
+def _signed(value: float, digits: int) -> str:
+    """With its sign, which what rounds to zero has not.
+
+    >>> _signed(1.25, 1), _signed(-0.04, 1), _signed(0.04, 1)
+    ('+1.2', '0.0', '0.0')
+    """
+    shown = f"{value:+z.{digits}f}"
+    return shown if float(shown) else shown[1:]
