@@ -69,7 +69,7 @@ def comparison_page(
     results the figures show.
     """
     look = Look.of(table, runs, drawn=drawn, split=split)
-    parts = [Part("tables", "Tables", "The tables", to_html(table))]
+    parts = [Part("tables", "Tables", "The tables", to_html(table, tested=True))]
     expected, absent = _expected(look), []
     for name, link, title, body in (
         ("sigma", "Uncertainty", "What the uncertainty is worth", sigma(look)),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from vacsr.report import html
 from vacsr.report.tables import Column, ComparisonTable, Printed, Published
+from vacsr.report.tested import differences_to_html
 
 _ABSENT = "–"
 _BETTER, _WORSE = "†", "‡"
@@ -203,8 +204,8 @@ def latex(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
-def to_html(table: ComparisonTable) -> html.Html:
-    """A fragment for a page: a heading, a table and its notes for each setting."""
+def to_html(table: ComparisonTable, *, tested: bool = False) -> html.Html:
+    """A fragment for a page: a heading, a table and its notes for each setting; folded below what was ``tested``."""
     parts = [html.paragraph(table.note, style="note")] if table.note else []
     for setting in table.settings:
         shown = grid(table, setting)
@@ -213,6 +214,7 @@ def to_html(table: ComparisonTable) -> html.Html:
             html.tag("h3", html.text(setting)),
             html.table(shown.head, rows, caption=f"{table.title}, {setting}"),
             *(html.paragraph(note, style="note") for note in shown.notes),
+            *(differences_to_html(table, setting) if tested else []),
         ]
     return html.join(*parts)
 
