@@ -208,7 +208,7 @@ def test_a_gallery_comes_from_run_folders(feature_runs: list[RunRecord]) -> None
     assert "Queries and the best answers of vacsr and infonce" in whole
     assert whole.count('<article class="query') == 3
     assert whole.count("official match at rank") == 6
-    assert "of all labelled pairs" in whole
+    assert "The pairs: all labelled ones and up to 40,000 others" in whole
     assert "dots compare answers of one method only" in whole
 
 

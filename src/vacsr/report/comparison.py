@@ -13,7 +13,7 @@ from vacsr.files import write_text
 from vacsr.report.formats import to_html
 from vacsr.report.gallery import Gallery, ask, load_material
 from vacsr.report.html import Html, join, page, paragraph, section, tag, text
-from vacsr.report.intervals import SAMPLE, pick_intervals
+from vacsr.report.intervals import SAMPLE, Interval, Words, pick_intervals
 from vacsr.report.pictures import Pictures
 from vacsr.report.records import RunRecord, entry
 from vacsr.report.sections import Look, histograms, model, sigma, sweeps, training
@@ -138,15 +138,24 @@ def _gallery(runs: Sequence[RunRecord], plan: Gallery) -> list[Part]:
     )
     answers = join(paragraph(rule), drawn.legend(), drawn.queries(ask(material, plan)))
     found = pick_intervals(material, shown[0], generator=torch.Generator().manual_seed(0))
-    words = (
-        f"The grades of {shown[0]} in eight equal parts, and one pair drawn at random from each: of all labelled pairs "
-        f"and of up to {SAMPLE:,} others of the {plan.split} split, {plan.setting}."
-    )
-    intervals = join(paragraph(words), drawn.intervals(found))
+    intervals = join(paragraph(_graded(shown[0], found, plan)), drawn.intervals(found))
     return [
         Part("answers", "Answers", f"Queries and the best answers of {' and '.join(shown)}", answers),
         Part("intervals", "Grades", "Pairs from low grades to high", intervals),
     ]
+
+
+def _graded(row: str, found: Sequence[Interval], plan: Gallery) -> str:
+    """Between which grades a row's pairs lie, and which pairs these are."""
+    words, low, high = Words.of(found), found[0].low, found[-1].high
+    pairs = f"The pairs: all labelled ones and up to {SAMPLE:,} others of the {plan.split} split, {plan.setting}."
+    if low == high:
+        return f"{row} gives every pair the same grade, {words.grade(low)}; one was drawn at random. {pairs}"
+    return (
+        f"Grades could run from 0 to 1; those that {row} gives run from {words.grade(low)} to {words.grade(high)}. "
+        "This range is cut into eight equal parts, and one pair was drawn at random from each part that has any. "
+        f"{pairs}"
+    )
 
 
 def _footer(look: Look, missing: Sequence[str]) -> Html:

@@ -8,7 +8,7 @@ from vacsr.report.cards import Ends, Shown, caption_answers, method_line, pictur
 from vacsr.report.gallery import Material, Query
 from vacsr.report.html import Html, badge, card, gauge, image, join, paragraph, tag, text
 from vacsr.report.images import photo_uri
-from vacsr.report.intervals import Chosen, Interval
+from vacsr.report.intervals import Chosen, Interval, Words
 
 SIDE = 176
 """Of a picture in the file, in pixels; it is shown a little smaller."""
@@ -98,22 +98,23 @@ class Pictures:
 
     def intervals(self, found: Sequence[Interval]) -> Html:
         """One card an interval, from low grades to high; of those without a pair only their ends are told."""
-        cards = [_interval(self, interval, interval.chosen) for interval in found if interval.chosen is not None]
-        empty = [f"{interval.low:g} to {interval.high:g}" for interval in found if interval.chosen is None]
+        words = Words.of(found)
+        cards = [_interval(self, interval, interval.chosen, words) for interval in found if interval.chosen is not None]
+        empty = [words.ends(interval) for interval in found if interval.chosen is None]
         drawn = tag("ol", join(*cards), {"class": "answers eight", "tabindex": "0"})
         if not empty:
             return drawn
         return join(drawn, paragraph(f"No pair has a grade of {', '.join(empty)}.", style="note"))
 
 
-def _interval(pictures: Pictures, interval: Interval, pair: Chosen) -> Html:
+def _interval(pictures: Pictures, interval: Interval, pair: Chosen, words: Words) -> Html:
     count = f"{interval.pairs:,} pair{'' if interval.pairs == 1 else 's'}"
     lines = [
-        tag("b", text(f"Grade {interval.low:g} to {interval.high:g}")),
+        tag("b", text(f"Grade {words.ends(interval)}")),
         tag("span", text(count), {"class": "small count"}),
         paragraph(pictures.caption(pair.col), style="said"),
         badge(pair.verdict.words, kind=pair.verdict.kind),
-        gauge("grade", pair.grade, ends=(0.0, 1.0), shown=f"{pair.grade:.2f}"),
+        gauge("grade", pair.grade, ends=(0.0, 1.0), shown=words.grade(pair.grade)),
     ]
     if pair.uncertainty is not None:
         lines.append(tag("span", text(f"σ {pair.uncertainty:.3f}"), {"class": "small count"}))
