@@ -66,7 +66,11 @@ def test_decisions_quote_towers_with_dev(said: str, row: str) -> None:
     ("said", "key", "rows"),
     [
         (r"`mean` (\S+), `cls` ([\d.]+):", "test.rsum", ["paper-pooling-mean", "paper-pooling-cls"]),
-        (r"dev (\S+) and (\S+) \(both worse\): GPO", "dev.rsum", ["paper-pooling-mean", "paper-pooling-cls"]),
+        (
+            r"dev (\S+) and (\S+) \(both worse, in one seed\): GPO",
+            "dev.rsum",
+            ["paper-pooling-mean", "paper-pooling-cls"],
+        ),
         (r"towers: AdamW ([\d.]+)\.", "test.rsum", ["paper-adamw"]),
         (r"by depth (\S+), image tower at ×0.1 (\S+) ", "test.rsum", ["paper-no-layer-decay", "paper-image-lr-0.1"]),
         (r"none of them (\S+) \(worse\)", "test.rsum", ["paper-no-augmentation"]),
@@ -82,7 +86,7 @@ def test_decisions_quote_towers(said: str, key: str, rows: list[str]) -> None:
     ("said", "row"),
     [
         (r"\*\*(\S+) clean and (\S+) with noise\*\* in the same batch", "vacsr-paper"),
-        (r"Xavier (\S+), noise (\S+) \(worse\)", "paper-head-xavier"),
+        (r"Xavier (\S+) \(worse on dev and in mAP@R\), noise (\S+) \(worse\)", "paper-head-xavier"),
         (r"one linear layer (\S+), noise (\S+) \(both worse\)", "paper-head-linear"),
         (r"Features: AdamP (\S+), noise ([\d.]+);", "paper-adamp"),
         (r"with decay 1e-4 (\S+), noise ([\d.]+):", "paper-adamp-decay-1e-4"),
@@ -103,7 +107,7 @@ def test_decisions_quote_the_other_noise() -> None:
     own = FEATURES["summaries"]
     rows = ("paper-deranged-noise", "vacsr-paper")
     assert list(found) == [f"{own['noise-50'][row]['test.rsum']['mean']:.1f}" for row in rows]
-    (again,) = re.findall(r"(\S+) of the same recipe once more", DECISIONS)
+    (again,) = re.findall(r"the same recipe trained a second time has (\S+) clean", DECISIONS)
     assert again == f"{own['clean']['paper-deranged-noise']['test.rsum']['mean']:.1f}"
 
 
@@ -124,6 +128,19 @@ def test_what_is_called_better_or_worse_is_so_and_nothing_else() -> None:
     assert apart(FEATURES, "test.rsum") == {
         ("clean", "paper-head-linear"): "worse",
         **{("noise-50", f"paper-{name}"): "worse" for name in ("no-clipping", "head-xavier", "head-linear")},
+    }
+    assert apart(FEATURES, "dev.rsum") == {
+        **{("clean", f"paper-{name}"): "worse" for name in ("head-xavier", "head-linear")},
+        **{("noise-50", f"paper-{name}"): "worse" for name in ("no-clipping", "head-xavier", "head-linear")},
+        ("noise-50", "paper-cosine-schedule"): "better",
+    }
+    assert apart(FEATURES, "test.i2t.map_at_r").keys() - apart(FEATURES, "test.rsum").keys() == {
+        ("clean", "paper-head-xavier"),
+        ("clean", "paper-cosine-schedule"),
+    }
+    assert apart(FEATURES, "test.t2i.map_at_r").keys() - apart(FEATURES, "test.rsum").keys() == {
+        ("clean", "paper-head-xavier"),
+        ("clean", "paper-adamp-decay-1e-4"),
     }
 
 

@@ -38,8 +38,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 FOLDERS = {
     **dict.fromkeys(("noise", "ablation", "sensitivity", "tolerance", "readings", "flickr8k", "scenes"), True),
-    **dict.fromkeys(("efficiency", "frame", "frame-features", "presets"), False),
-    **dict.fromkeys(("scenes-plans", "scenes-fewshot", "scenes-fewshot-pairs"), False),
+    **dict.fromkeys(("frame", "frame-features", "presets"), True),
+    **dict.fromkeys(("efficiency", "scenes-plans", "scenes-fewshot", "scenes-fewshot-pairs"), False),
 }
 """Each is drawn from the table of its name; True where it has a page."""
 KEPT = {"flickr8k": "flickr8k-reports.json"}
