@@ -272,14 +272,14 @@ def _difference(ours: Summary | None, theirs: Summary | None, column: Column) ->
         return "–"
     gap = ours.mean - theirs.mean
     error = math.sqrt(ours.std**2 / ours.seeds + theirs.std**2 / theirs.seeds)
-    counted = f" ({_signed(gap / error, 1)})" if error > 0 and min(ours.seeds, theirs.seeds) > 1 else ""
-    return f"{_signed(gap, column.digits)}{counted}"
+    counted = f" ({signed(gap / error, 1)})" if error > 0 and min(ours.seeds, theirs.seeds) > 1 else ""
+    return f"{signed(gap, column.digits)}{counted}"
 
 
-def _signed(value: float, digits: int) -> str:
+def signed(value: float, digits: int) -> str:
     """With its sign, which what rounds to zero has not.
 
-    >>> _signed(1.25, 1), _signed(-0.04, 1), _signed(0.04, 1)
+    >>> signed(1.25, 1), signed(-0.04, 1), signed(0.04, 1)
     ('+1.2', '0.0', '0.0')
     """
     shown = f"{value:+z.{digits}f}"

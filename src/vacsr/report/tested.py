@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vacsr.report import html
-from vacsr.report.tables import Column, Comparison, ComparisonTable
+from vacsr.report.tables import Column, Comparison, ComparisonTable, signed
 
 _HEAD = ("row", "figure", "against", "difference", "95% interval", "p")
 _MORE = 3  # digits beyond the column's, at most
@@ -37,14 +37,9 @@ def _counted(number: int) -> str:
 
 def _row(column: Column, tested: Comparison) -> html.Row:
     digits = _digits(tested, column.digits)
-    difference, low, high = (_signed(value, digits) for value in (tested.difference, tested.low, tested.high))
+    difference, low, high = (signed(value, digits) for value in (tested.difference, tested.low, tested.high))
     cells = (column.head, tested.against, difference, f"{low} to {high}", p_text(tested.p))
     return html.Row(tested.row, [html.Cell(cell) for cell in cells])
-
-
-def _signed(value: float, digits: int) -> str:
-    shown = f"{value:+z.{digits}f}"
-    return shown if float(shown) else shown[1:]
 
 
 def _digits(tested: Comparison, least: int) -> int:
