@@ -171,7 +171,7 @@ def _mark(stored: ComparisonTable, setting: str, row: str, key: str) -> str:
 def _number(value: float, form: str) -> str:
     """In the style of the pages: −.60 for -0.604 as a correlation."""
     if form != "r":
-        return f"{value:.{form}f}"
+        return f"{value:z.{form}f}"
     shown = f"{abs(value):.2f}"
     return ("−" if round(value, 2) < 0 else "") + (shown[1:] if shown.startswith("0") else shown)
 
