@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -25,16 +24,20 @@ def refused(done: subprocess.CompletedProcess[str], reason: str) -> bool:
     )
 
 
-def no_room() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+def in_shell(line: str, words: list[str]) -> list[str]:
+    """A command as a shell would start it; a child that is forked from here may inherit threads of other tests."""
+    return ["sh", "-c", line, "sh", *words]
+
+
+def no_room(words: list[str]) -> list[str]:
+    return in_shell('ulimit -f 0; exec "$@"', words)
 
 
 @pytest.mark.parametrize("held_back", [[], ["-u"]], ids=["buffered", "unbuffered"])
 def test_no_room_for_stdout(held_back: list[str], tmp_path: Path) -> None:
     with (tmp_path / "out.txt").open("w") as file:
-        done = subprocess.run(
-            command("-B", *held_back, "--version"), stdout=file, stderr=subprocess.PIPE, text=True, preexec_fn=no_room
-        )
+        words = no_room(command("-B", *held_back, "--version"))
+        done = subprocess.run(words, stdout=file, stderr=subprocess.PIPE, text=True)
     assert refused(done, "File too large"), done
 
 
@@ -52,8 +55,8 @@ except EnvironmentProblem as error:
     sys.exit(str(error))
 """
     with (tmp_path / "out.txt").open("w") as file:
-        words = [sys.executable, "-B", "-c", script]
-        done = subprocess.run(words, stdout=file, stderr=subprocess.PIPE, text=True, preexec_fn=no_room)
+        words = no_room([sys.executable, "-B", "-c", script])
+        done = subprocess.run(words, stdout=file, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("cannot write all to stdout: File too large")
     assert done.stderr.count("\n") == 1
@@ -76,7 +79,8 @@ def test_nobody_reads_stdout(held_back: list[str]) -> None:
 
 def test_stdout_is_closed() -> None:
     """As by `>&-`: the work is done without words."""
-    done = subprocess.run(command("--version"), capture_output=True, text=True, preexec_fn=lambda: os.close(1))
+    words = in_shell('exec "$@" >&-', command("--version"))
+    done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done
 
 
