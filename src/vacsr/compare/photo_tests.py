@@ -14,7 +14,7 @@ import numpy as np
 
 from vacsr.compare.cell import Cell
 from vacsr.compare.recognition import Figures, averaged_figures, joint_figures
-from vacsr.compare.significance import references, tell_of_lost, tested_columns
+from vacsr.compare.significance import references, tell_of_lost, tested_columns, tested_rows
 from vacsr.compare.table import Table
 from vacsr.config.fewshot import FewshotRecipe
 from vacsr.errors import DataError
@@ -52,9 +52,9 @@ def tested_photos(table: Table, result: ComparisonTable, done: Sequence[Cell]) -
     names = [setting.name for setting in table.settings]
     runs: dict[Place, _Drawn] = {}
     lost: dict[str, list[tuple[Cell, str]]] = {}
-    of_average = _needed(table, result, table.average) if table.average else set()
+    of_average = tested_rows(table, result, table.average, _counted) if table.average else set()
     for number, setting in enumerate(names):
-        needed = _needed(table, result, setting) | of_average
+        needed = tested_rows(table, result, setting, _counted) | of_average
         answered: dict[Place, dict[str, _Answered]] = {}
         for cell in (cell for cell in done if cell.setting == setting):
             try:
@@ -67,12 +67,6 @@ def tested_photos(table: Table, result: ComparisonTable, done: Sequence[Cell]) -
     if table.average:
         runs |= _averaged(runs, names, name=table.average)
     return tuple(one for setting in result.settings for one in _compared(table, result, runs, setting))
-
-
-def _needed(table: Table, result: ComparisonTable, setting: str) -> set[str]:
-    """Rows that are tested, or tested against, in a figure that photos make up."""
-    columns = [column for column in tested_columns(result, setting) if _counted(column.key)]
-    return {name for column in columns for pair in references(table, result, setting, column) for name in pair}
 
 
 def _counted(key: str) -> bool:

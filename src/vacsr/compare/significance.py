@@ -6,7 +6,7 @@ Seeds are averaged query by query first: the test is about the choice of queries
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,7 +59,7 @@ def tested(table: Table, result: ComparisonTable, done: Sequence[Cell]) -> tuple
     lost: dict[str, list[_Run]] = {}
     for setting in result.settings:
         runs = [_read(cell) for cell in done if cell.setting == setting]
-        needed = _needed(table, result, setting)
+        needed = tested_rows(table, result, setting, lambda key: contributions(_NONE, key) is not None)
         for run in runs:
             if run.lost and run.cell.row in needed:
                 lost.setdefault(run.cell.row, []).append(run)
@@ -79,9 +79,9 @@ def _read(cell: Cell) -> _Run:
         return _Run(cell, lost=str(error).partition(" — ")[0])
 
 
-def _needed(table: Table, result: ComparisonTable, setting: str) -> set[str]:
-    """Rows that are tested, or tested against, in a figure that is a mean over queries."""
-    columns = [column for column in tested_columns(result, setting) if contributions(_NONE, column.key) is not None]
+def tested_rows(table: Table, result: ComparisonTable, setting: str, testable: Callable[[str], bool]) -> set[str]:
+    """Rows that are tested, or tested against, in a figure whose key is ``testable``."""
+    columns = [column for column in tested_columns(result, setting) if testable(column.key)]
     return {name for column in columns for pair in references(table, result, setting, column) for name in pair}
 
 
