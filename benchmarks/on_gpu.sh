@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every figure of docs/performance.md that needs a GPU, stage by stage, as JSON in a folder:
 #
-#   bash benchmarks/on_gpu.sh OUT [STAGE …]      STAGE: tests image inference tiled eager fused scoring towers efficiency; default: all
+#   bash benchmarks/on_gpu.sh OUT [STAGE …]      STAGE: tests image inference strips eager fused scoring towers efficiency; default: all
 #
 # A stage whose file is there is left out, so that a run which was stopped goes on. A stage that fails does not stop the
 # others; each says how long it took. PYTHON names the interpreter. TOWERS=IMAGE,TEXT are the folders of two towers for
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?an output folder is missing: bash benchmarks/on_gpu.sh OUT [STAGE …]}" && cd "$1" && pwd)
 shift
 python=${PYTHON:-python}
-known="tests image inference tiled eager fused scoring towers efficiency"
+known="tests image inference strips eager fused scoring towers efficiency"
 failed=""
 
 run() { # NAME COMMAND…: writes NAME.log, and NAME.json by the command itself
@@ -27,17 +27,17 @@ run() { # NAME COMMAND…: writes NAME.log, and NAME.json by the command itself
 for stage in ${*:-$known}; do
   case $stage in
     tests) run tests "$python" -m pytest -m gpu -n 0 -q -p no:cacheprovider tests ;;
-    image) # what the adapter adds to a training step, dense and in tiles
+    image) # what the adapter adds to a training step, dense and in strips
       run image "$python" benchmarks/image_step.py --backbone clip:vit-b32 --precision fp32 --modes compiled \
         --methods sigmoid,vacsr --fused --tile 0,auto --steps 20 --json "$out/image.json" ;;
     inference) # against PCME++'s head
       run inference "$python" benchmarks/image_step.py --backbone clip:vit-b32 --precision fp32 --modes eager \
         --methods pcmepp,sigmoid,vacsr --steps 30 --json "$out/inference.json" ;;
-    tiled) # memory of large batches
-      run tiled "$python" benchmarks/tiled_training.py --compile --graph --ways plain,fused --batches 1024,4096 \
-        --json "$out/tiled.json" ;;
+    strips) # memory of large batches
+      run strips "$python" benchmarks/strip_training.py --compile --graph --ways plain,fused --batches 1024,4096 \
+        --json "$out/strips.json" ;;
     eager) # the same without a graph
-      run eager "$python" benchmarks/tiled_training.py --compile --ways plain,fused --batches 128,1024,4096 \
+      run eager "$python" benchmarks/strip_training.py --compile --ways plain,fused --batches 128,1024,4096 \
         --json "$out/eager.json" ;;
     fused) run fused-kernels "$python" benchmarks/fused_latents.py ;;
     scoring) run scoring "$python" benchmarks/scoring.py --json "$out/scoring.json" ;;

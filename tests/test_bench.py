@@ -108,28 +108,25 @@ def test_a_way_that_fails_while_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("tiny")
 def test_training_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_TILE", {"cpu": 8})
+    monkeypatch.setattr(training, "_PAIRS", {"cpu": 64})
     found = bench.run_bench("training", device=CPU)
     rows = {(row["way"], row["batch"]): row for row in found.rows}
     assert len(rows) == 6
-    dense, tiled, plain = (rows[way, 40] for way in ("adapter, dense", "adapter in tiles", "sigmoid"))
+    dense, strips, plain = (rows[way, 40] for way in ("adapter, dense", "adapter in strips", "sigmoid"))
     assert dense["peak_mib"] > 40 * 40 * 2 * 16 * 4 / 2**20  # type: ignore[operator]  # the means of all pairs
-    assert tiled["peak_mib"] < dense["peak_mib"] / 2  # type: ignore[operator]
+    assert strips["peak_mib"] < dense["peak_mib"] / 2  # type: ignore[operator]
     assert plain["peak_mib"] < dense["peak_mib"]  # type: ignore[operator]
-    assert tiled["of_dense_mib"] == pytest.approx(tiled["peak_mib"] / dense["peak_mib"])  # type: ignore[operator]
+    assert strips["of_dense_mib"] == pytest.approx(strips["peak_mib"] / dense["peak_mib"])  # type: ignore[operator]
     assert dense["of_dense_ms"] == 1
 
 
-def test_a_batch_of_one_tile_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_one_strip_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "SIZES", {"small": (8, (6, 8, 9))})
-    monkeypatch.setattr(training, "_TILE", {"cpu": 8})
+    monkeypatch.setattr(training, "_PAIRS", {"cpu": 64})
     monkeypatch.setattr("vacsr.bench.timing._ROUNDS", 1)
     found = bench.run_bench("training", device=CPU)
     ways = [row["way"] for row in found.rows]
-    assert ways[2::3] == ["adapter in one tile: dense"] * 2 + ["adapter in tiles"]
-    for batch, named in ((8, True), (9, False)):
-        shape = training.tile_shape(training.Vacsr(8, training.VacsrConfig()), 8, rows=batch, columns=batch)
-        assert (shape is None) == named
+    assert ways[2::3] == ["adapter in one strip: dense"] * 2 + ["adapter in strips"]
 
 
 def test_a_step_without_room_is_named_in_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:

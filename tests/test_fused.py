@@ -22,12 +22,10 @@ from vacsr.draws import PairNoise
 from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.fused import PairLatents, Reading
 from vacsr.methods.base import Embedding
-from vacsr.methods.compiled import compile_pairs
-from vacsr.methods.tile_shape import TileShape
-from vacsr.methods.tiled import PairLoss, TiledLoss
 from vacsr.methods.vacsr import Vacsr
 from vacsr.objective import LossTerms
-from vacsr.pairwise import AlignedNoise, batch_block
+from vacsr.pairwise import batch_block
+from vacsr.strips import PairLoss, StripLoss, compile_pairs
 
 from .interpreter import GPU, INTERPRETED, interpreted, run_interpreted
 
@@ -252,10 +250,9 @@ def test_interpreted_loss_and_gradients_are_those_of_torch(case: tuple[dict[str,
 
 
 @interpreted
-@pytest.mark.parametrize("objective", [{}, {"negative_direction": "both", "kl_pairs": "informative"}])
-def test_interpreted_tiles_are_those_of_torch(objective: dict[str, Any]) -> None:
-    ours, theirs = make("auto", {}, objective), make(False, {}, objective)
-    found = run(ours, TiledLoss(ours, TileShape(2, 2)))
+def test_interpreted_strips_are_those_of_torch() -> None:
+    ours, theirs = make("auto"), make(False)
+    found = run(ours, StripLoss(ours.loss, ours, 2))
     assert_same(found, run(theirs, theirs.loss), within=1e-5)
 
 
@@ -268,8 +265,8 @@ def test_interpreted_settings_without_a_kernel_take_the_other_path() -> None:
 @interpreted
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("tiled", [False, True])
-def test_interpreted_kernels_are_opaque_to_the_compiler(tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strips", [False, True])
+def test_interpreted_kernels_are_opaque_to_the_compiler(strips: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph forward, one backward, and no kernel that runs twice."""
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
@@ -284,11 +281,11 @@ def test_interpreted_kernels_are_opaque_to_the_compiler(tiled: bool, monkeypatch
     plain = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **rest: plain(f, backend=backend, fullgraph=True, **rest))
     method = make(True)
-    loss: PairLoss = TiledLoss(method, TileShape(1, 3)) if tiled else method.loss
-    compiled: PairLoss = loss.compiled() if isinstance(loss, TiledLoss) else compile_pairs(loss)
+    loss: PairLoss = StripLoss(method.loss, method, 1) if strips else method.loss
+    compiled: PairLoss = loss.compiled() if isinstance(loss, StripLoss) else compile_pairs(loss)
     assert_same(run(method, compiled), run(method, loss), within=1e-6)
     one = ["vacsr.pair_latents.default", "vacsr.pair_latents_backward.default"]
-    assert kernels == (one * 2 if tiled else one), "tiles and chosen pairs are two graphs"
+    assert kernels == one
 
 
 # ------------------------------------------------------------------------------------------------------- what is asked
@@ -346,12 +343,6 @@ def test_both_heads_in_one_product() -> None:
     heads = adapter.heads(hidden).view(2, 4, 2, 3, 5)
     torch.testing.assert_close(heads[:, :, 0], adapter.mean(hidden))
     torch.testing.assert_close(heads[:, :, 1], adapter.log_var(hidden))
-
-
-def test_single_pairs_have_the_keys_of_their_places() -> None:
-    noise = PairNoise.create(seed=1, step=2, rows=4, cols=5)
-    rows, cols = torch.tensor([3, 0, 2]), torch.tensor([4, 1, 1])
-    assert torch.equal(AlignedNoise.of(noise, rows, cols).normal_keys(), noise.normal_keys()[rows, cols])
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
@@ -422,10 +413,10 @@ def test_noise_on_a_gpu_is_that_of_the_contract() -> None:
 @pytest.mark.gpu
 @GPU
 @pytest.mark.parametrize("case", CASES, ids=["default", "one", "head", "bounded", "hard"])
-@pytest.mark.parametrize("tiled", [False, True])
-def test_loss_on_a_gpu_is_that_of_torch(case: tuple[dict[str, Any], dict[str, Any]], tiled: bool) -> None:
+@pytest.mark.parametrize("strips", [False, True])
+def test_loss_on_a_gpu_is_that_of_torch(case: tuple[dict[str, Any], dict[str, Any]], strips: bool) -> None:
     ours, theirs = make(True, *case, dim=64).cuda(), make(False, *case, dim=64).cuda()
-    loss: PairLoss = TiledLoss(ours, TileShape(7, 9)) if tiled else ours.loss
+    loss: PairLoss = StripLoss(ours.loss, ours, 7) if strips else ours.loss
     expected = run(theirs, theirs.loss, count=24, device="cuda")
     assert_same(run(ours, loss, count=24, device="cuda"), expected, within=1e-4)
 
@@ -433,14 +424,14 @@ def test_loss_on_a_gpu_is_that_of_torch(case: tuple[dict[str, Any], dict[str, An
 @pytest.mark.gpu
 @GPU
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("tiled", [False, True])
-def test_half_precision_is_as_far_from_float32_as_torchs_own(tiled: bool, compiled: bool) -> None:
+@pytest.mark.parametrize("strips", [False, True])
+def test_half_precision_is_as_far_from_float32_as_torchs_own(strips: bool, compiled: bool) -> None:
     every = {"hard_negatives": 32}  # which are hardest is for rounding to decide
     ours, theirs = make(True, {}, every, dim=128).cuda(), make(False, {}, every, dim=128).cuda()
     exact = run(theirs, theirs.loss, count=32, device="cuda")
-    loss: PairLoss = TiledLoss(ours, TileShape(16, 16)) if tiled else ours.loss
+    loss: PairLoss = StripLoss(ours.loss, ours, 16) if strips else ours.loss
     if compiled:
-        loss = loss.compiled() if isinstance(loss, TiledLoss) else compile_pairs(loss)
+        loss = loss.compiled() if isinstance(loss, StripLoss) else compile_pairs(loss)
     with torch.autocast("cuda", torch.bfloat16):
         found = run(ours, loss, count=32, device="cuda")
         plain = run(theirs, theirs.loss, count=32, device="cuda")
@@ -454,10 +445,10 @@ def test_half_precision_is_as_far_from_float32_as_torchs_own(tiled: bool, compil
 
 @pytest.mark.gpu
 @GPU
-@pytest.mark.parametrize("tiled", [False, True])
-def test_a_graph_draws_the_next_steps_noise(tiled: bool) -> None:
+@pytest.mark.parametrize("strips", [False, True])
+def test_a_graph_draws_the_next_steps_noise(strips: bool) -> None:
     method = make(True, dim=64).cuda()
-    loss: PairLoss = TiledLoss(method, TileShape(8, 8)) if tiled else method.loss
+    loss: PairLoss = StripLoss(method.loss, method, 8) if strips else method.loss
     step, seed = torch.tensor(5, device="cuda"), torch.tensor(2, device="cuda")
     whole = make_run(method, loss, count=16, device="cuda", seed=seed)
 

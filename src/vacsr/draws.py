@@ -2,7 +2,7 @@
 
 A training step needs noise for every pair of the batch. Drawing it from a stateful generator would tie the numbers to
 the order of evaluation; here each pair owns a SplitMix64 stream keyed by its place in the batch. One process, two ranks
-and a tile that is recomputed in the backward pass therefore see the same draw, and resuming needs no generator state.
+and a strip of rows therefore see the same draw, and resuming needs no generator state.
 """
 
 from __future__ import annotations

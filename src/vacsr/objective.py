@@ -20,7 +20,7 @@ from vacsr.distributions import (
     ste_sigmoid,
 )
 from vacsr.draws import PairNoise
-from vacsr.pairwise import AlignedNoise, PairBlock, cosines
+from vacsr.pairwise import PairBlock, cosines
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class VacsrObjective:
         return self.draw_from(adapter, hidden, cosine=cosines(v, t), noise=block.noise)
 
     def draw_from(
-        self, adapter: VariationalAdapter, hidden: Tensor, *, cosine: Tensor, noise: PairNoise | AlignedNoise
+        self, adapter: VariationalAdapter, hidden: Tensor, *, cosine: Tensor, noise: PairNoise
     ) -> PairDraw | FusedDraw:
         """The same from the trunk's output, for pairs in any order. [..., H], [...] -> fields [..., K, D] and [...]"""
         if fused.runs(hidden, adapter.config, objective=self.config, latent=adapter.latent):
@@ -166,9 +166,7 @@ class VacsrObjective:
         decoded, residual = adapter.decode(z).float(), adapter.residual_logit(cosine)
         return PairDraw(decoded, residual, posterior, weights, sigma_log_var, bounded)
 
-    def _fused(
-        self, adapter: VariationalAdapter, hidden: Tensor, *, cosine: Tensor, noise: PairNoise | AlignedNoise
-    ) -> FusedDraw:
+    def _fused(self, adapter: VariationalAdapter, hidden: Tensor, *, cosine: Tensor, noise: PairNoise) -> FusedDraw:
         """The same draw by a kernel that keeps little of a pair. [..., H], [...] -> fields [...]"""
         c, log_alpha = self.config, adapter.log_alpha(hidden)
         alpha, weights = log_alpha.exp(), self._gumbel(log_alpha, noise)
@@ -186,7 +184,7 @@ class VacsrObjective:
             found.inverse.view(pairs) / share, found.log_variance.view(pairs) / share,
         )  # fmt: skip
 
-    def _gumbel(self, log_alpha: Tensor, noise: PairNoise | AlignedNoise) -> Tensor:
+    def _gumbel(self, log_alpha: Tensor, noise: PairNoise) -> Tensor:
         """Relaxed one-hot weights of the components. -> [..., K]"""
         gumbel = noise.gumbel(log_alpha.shape[-1])
         c = self.config

@@ -1,7 +1,7 @@
-"""The pair matrix of a batch, whole, in row blocks or in tiles, and what is known about its pairs.
+"""The pair matrix of a batch, whole or in blocks of rows, and what is known about its pairs.
 
-Losses over a :class:`PairBlock` are normalised by the *whole* batch's counts, so that the terms of disjoint row blocks
-add up to the terms of the batch. That is what lets each rank own its rows, and a matrix be walked in tiles.
+Losses over a :class:`PairBlock` are normalised by the counts of the *whole* batch, so the terms of disjoint row blocks
+add up to the terms of the batch. This lets ranks share a batch, and lets a large matrix be walked in strips.
 """
 
 from __future__ import annotations
@@ -42,66 +42,6 @@ class PairBlock:
         """The same pairs with only (i, i) called a match, as a strict reading of binary labels has it."""
         own = same_image(self.noise.rows, self.noise.cols)
         return replace(self, relevance=own, positives=torch.full_like(self.positives, self.batch))
-
-    def tile(self, rows: slice, cols: slice, *, matches: Tensor) -> PairTile:
-        """Some rows and columns of this block, which has all columns; ``matches`` [R]: labelled matches of its rows."""
-        return PairTile(
-            relevance=self.relevance[rows, cols].contiguous(),
-            batch=self.batch,
-            positives=self.positives,
-            noise=self.noise.block(rows, cols),
-            captions=None if self.captions is None else self.captions[cols],
-            epoch=self.epoch,
-            targets=None if self.targets is None else self.targets[rows, cols].contiguous(),
-            columns=self.relevance.shape[1],
-            matches=matches[rows],
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairTile(PairBlock):
-    """A block that lacks columns, with what a loss must know of those it lacks."""
-
-    columns: int  # of the whole batch
-    matches: Tensor  # [R] labelled matches in all of each row
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of the whole batch."""
-        return self.batch * self.columns
-
-    def rows(self, rows: slice) -> Self:
-        """A block of this tile's rows."""
-        return replace(super().rows(rows), matches=self.matches[rows])
-
-    def diagonal(self) -> Self:
-        """The same pairs with only (i, i) called a match."""
-        return replace(super().diagonal(), matches=torch.ones_like(self.matches))
-
-
-@dataclass(frozen=True)
-class AlignedNoise:
-    """The draws of single pairs, the same numbers that a block has at their places."""
-
-    noise: PairNoise
-
-    @classmethod
-    def of(cls, noise: PairNoise, rows: Tensor, cols: Tensor) -> AlignedNoise:
-        """Pairs (rows[n], cols[n]) of a block. [N], [N]"""
-        # A [1, N] list of places makes keys [1, 1, N] where an [N] one would make those of all N² pairs.
-        return cls(replace(noise, rows=noise.rows[rows].unsqueeze(0), cols=noise.cols[cols].unsqueeze(0)))
-
-    def normal_keys(self) -> Tensor:
-        """Where each pair's stream of :meth:`normal` begins. [N] int64"""
-        return self.noise.normal_keys()[0, 0]
-
-    def gumbel(self, lanes: int) -> Tensor:
-        """Standard Gumbel draws. [N, lanes]"""
-        return self.noise.gumbel(lanes)[0, 0]
-
-    def normal(self, lanes: int) -> Tensor:
-        """Standard normal draws. [N, lanes]"""
-        return self.noise.normal(lanes)[0, 0]
 
 
 def same_image(row_ids: Tensor, col_ids: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "laplace on two networks": ({"method": "bicro", "evaluate": {"posthoc": "laplace"}}, "Bicro trains two"),
     "no cosine": ({"method": "pcmepp", "evaluate": {"posthoc": "cosine"}}, "Pcmepp does not score by a cosine"),
-    "no tiles": ({"method": "npc", "train": {"tile": 16}}, "the loss of 'npc' compares each pair"),
+    "no strips": ({"method": "npc", "train": {"tile": 16}}, "set train.tile=0 or auto"),
     "no words": ({"data": {"pairs": "features:x.safetensors"}, "method": "daa"}, "compares the words of captions"),
     "photos for features": ({"data": SCENES, "method": "infonce"}, "takes cached embeddings, scenes: are photos"),
     "features for towers": ({"backbone": TINY, "method": "infonce"}, "reads photos, synthetic: are cached features"),

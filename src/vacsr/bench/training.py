@@ -1,4 +1,4 @@
-"""A training step of the pair loss alone, over batch sizes: dense, in tiles, and the sigmoid loss beside them."""
+"""A training step of the pair loss alone, over batch sizes: dense, in strips, and the sigmoid loss beside them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from vacsr.config import SigmoidConfig, VacsrConfig
 from vacsr.efficiency import Step, where_it_runs
 from vacsr.methods.base import Embedding, Method
 from vacsr.methods.sigmoid import Sigmoid
-from vacsr.methods.tile_shape import tile_shape
-from vacsr.methods.tiled import PairLoss, TiledLoss
 from vacsr.methods.vacsr import Vacsr
 from vacsr.pairwise import batch_block
+from vacsr.strips import PairLoss, StripLoss, strip_rows
 
 if TYPE_CHECKING:
     from vacsr.bench import Size
@@ -29,9 +28,9 @@ COLUMNS = {
     "way": "loss", "batch": "batch", "ms": "ms a step", "peak_mib": "peak MiB", "of_dense_ms": "time / dense",
     "of_dense_mib": "memory / dense",
 }  # fmt: skip
-_TILE = {"cpu": 32, "cuda": 128}  # rows and columns
+_PAIRS = {"cpu": 32**2, "cuda": 128**2}  # of a strip
 _NOTE = "Forward and backward of the loss alone; the fastest round, and the most memory held beyond weights and inputs."
-_TILED, _ONE_TILE = "adapter in tiles", "adapter in one tile: dense"
+_STRIPS, _ONE_STRIP = "adapter in strips", "adapter in one strip: dense"
 
 
 class Loss(NamedTuple):
@@ -42,8 +41,8 @@ class Loss(NamedTuple):
     """d, batch, device -> forward and backward."""
 
     def called(self, batch: int, device: torch.device) -> str:
-        """A batch that is no larger than a tile is taken whole, which is the dense way again."""
-        return _ONE_TILE if self.name == _TILED and batch <= _TILE[device.type] else self.name
+        """A batch that is no larger than a strip is taken whole, which is the dense way again."""
+        return _ONE_STRIP if self.name == _STRIPS and batch**2 <= _PAIRS[device.type] else self.name
 
 
 def bench_training(size: Size, device: torch.device, say: Callable[[str], None]) -> BenchResult:
@@ -54,7 +53,7 @@ def bench_training(size: Size, device: torch.device, say: Callable[[str], None])
         say(f"batch {batch}: {', '.join(loss.called(batch, device) for loss in LOSSES)}")
         rows += _rows(dim, batch, device)
     _compare(rows)
-    settings = {"d": dim, "tile": _TILE[device.type]}
+    settings = {"d": dim, "pairs_per_strip": _PAIRS[device.type]}
     drawn = ("ms", "peak_mib")
     return BenchResult("training", where_it_runs(device), settings, rows, COLUMNS, drawn, (_NOTE,), label="bar")
 
@@ -93,19 +92,18 @@ def dense_step(dim: int, batch: int, device: torch.device) -> Step:
     return _step(method, method.loss, dim=dim, batch=batch, device=device)
 
 
-def tiled_step(dim: int, batch: int, device: torch.device) -> Step:
-    """Tile by tile, with gradients taken on the way."""
+def strip_step(dim: int, batch: int, device: torch.device) -> Step:
+    """Strip by strip, with gradients taken on the way."""
     method = Vacsr(dim, VacsrConfig())
-    shape = tile_shape(method, _TILE[device.type], rows=batch, columns=batch)
-    return _step(
-        method, method.loss if shape is None else TiledLoss(method, shape), dim=dim, batch=batch, device=device
-    )
+    rows = strip_rows(method, max(1, _PAIRS[device.type] // batch), rows=batch, columns=batch)
+    loss = method.loss if rows == batch else StripLoss(method.loss, method, rows)
+    return _step(method, loss, dim=dim, batch=batch, device=device)
 
 
 LOSSES = (
     Loss("sigmoid", sigmoid_step),
     Loss("adapter, dense", dense_step),
-    Loss(_TILED, tiled_step),
+    Loss(_STRIPS, strip_step),
 )
 
 

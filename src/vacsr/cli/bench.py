@@ -42,7 +42,7 @@ def bench(
 ) -> None:
     """Time several ways to the same result, side by side in one run, on random data.
 
-    scoring: the bare product, the paper's way, folded scoring, the kernel. training: the loss dense, in tiles, and the
+    scoring: the bare product, the paper's way, folded scoring, the kernel. training: the loss dense, in strips, and the
     sigmoid loss, over batch sizes. metrics: vacsr, eccv_caption and torchmetrics.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, talks on stderr

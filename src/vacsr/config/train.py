@@ -56,8 +56,8 @@ class TrainConfig(Config):
     accumulate: Annotated[int, Field(ge=1)] = 1
     """Batches per optimiser step; each keeps its own pair matrix."""
     tile: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Walk the pair matrix in tiles of so many rows and columns: the same gradients (to rounding) in the memory of one
-    tile. 0 takes it whole; `auto` chooses, and takes it whole where it is small or the method's loss has no tiles."""
+    """Rows of a strip of the pair matrix. Strips give the same gradients (to rounding) in the memory of one strip; 0
+    takes the matrix whole; `auto` chooses, and takes it whole where it is small or the loss cannot be split by rows."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """`tf32` lets CUDA round matrix products; `bf16` autocasts them."""
     device: str = "auto"

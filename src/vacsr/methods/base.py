@@ -37,7 +37,7 @@ class Method(Protocol):
     """An nn.Module that knows embeddings, not pixels or files."""
 
     pairwise: bool
-    """The loss is a sum over rows of pairs: a rank may own some rows, and a walk in tiles takes some at a time."""
+    """The loss is a sum over rows of pairs: ranks and strips may split it."""
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """[R, d], [C, d] -> the block's share of the batch's loss."""

@@ -8,8 +8,7 @@ from vacsr.adapter import VariationalAdapter
 from vacsr.config import VacsrConfig
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
 from vacsr.objective import LossTerms, VacsrObjective
-from vacsr.pairwise import PairBlock, PairTile
-from vacsr.tiles import ChosenPairs, Pick, TiledObjective, TileTerms
+from vacsr.pairwise import PairBlock
 
 
 class Vacsr(nn.Module):
@@ -22,24 +21,11 @@ class Vacsr(nn.Module):
         self.objective = VacsrObjective(config.objective)
         # Hard negatives per caption look along columns, which a block of rows does not have.
         self.pairwise = config.objective.negative_direction == "rows"
-        self.tiled = TiledObjective(self.objective)
         self.pair_width = self.adapter.components * self.adapter.latent
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """L = α·KL + recon + β(L_P + γ·L_N)."""
         return self.objective(self.adapter, v.mean, t.mean, block=pairs)
-
-    def picks(self) -> tuple[Pick, ...]:
-        """The hard negatives."""
-        return self.tiled.picks()
-
-    def tile_terms(self, v: Embedding, t: Embedding, tile: PairTile) -> TileTerms:
-        """The loss of a tile without hard negatives."""
-        return self.tiled.tile(self.adapter, v.mean, t.mean, tile=tile)
-
-    def chosen_terms(self, v: Embedding, t: Embedding, pairs: ChosenPairs) -> LossTerms:
-        """The loss of hard negatives."""
-        return self.tiled.chosen(self.adapter, v.mean, t.mean, pairs=pairs)
 
     def score(self, v: Embedding, t: Embedding) -> Tensor:
         """Test-time logits, dense. [I, d], [T, d] -> [I, T]"""

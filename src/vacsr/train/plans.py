@@ -13,9 +13,9 @@ from vacsr.errors import UsageError
 from vacsr.evaluate.protocols import check_protocols
 from vacsr.methods import build_method
 from vacsr.methods.hooks import Studies
-from vacsr.methods.tile_shape import tile_shape
 from vacsr.scoring import choose_device
 from vacsr.scoring.posthoc import check_posthoc_plan
+from vacsr.strips import strip_rows
 from vacsr.train.assemble import is_graphed
 from vacsr.train.fewshot.search import check_searched
 from vacsr.train.fewshot.task import check_targets
@@ -87,7 +87,7 @@ def _check_method(recipe: Recipe, *, timed: bool) -> None:
         return
     with torch.random.fork_rng(devices=[]):
         method = build_method(recipe.method, dim=recipe.backbone.head.dim)
-    tile_shape(method, plan.tile, rows=plan.batch_size, columns=plan.batch_size)
+    strip_rows(method, plan.tile, rows=plan.batch_size, columns=plan.batch_size)
     if wordless and isinstance(method, Studies):
         method.study(None, torch.zeros(1, dtype=torch.int64))
     if kind != "none":

@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vacsr.config import TrainConfig
 from vacsr.methods.base import Embedding
-from vacsr.methods.compiled import compile_pairs
 from vacsr.methods.model import MatchingModel
-from vacsr.methods.tile_shape import tile_shape
-from vacsr.methods.tiled import PairLoss, TiledLoss
 from vacsr.objective import LossTerms
 from vacsr.pairwise import batch_block
+from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
 from vacsr.train.distributed import World, gather_rows, sum_gradients, sum_over_ranks
 from vacsr.train.feed import Batch, TrainTensors
 from vacsr.train.lookahead import look_ahead
@@ -50,27 +48,27 @@ class TrainStep:
         self.may_give_up = config.compile == "auto" and config.accumulate == 1
 
     def _plain_pair_loss(self) -> PairLoss:
-        """The method's loss, uncompiled, whole or in tiles."""
+        """The method's loss, uncompiled, whole or in strips of rows."""
         method, batch = self.model.method, self.config.batch_size
-        own = self.world.rows(batch) if method.pairwise else slice(0, batch)
-        itemsize = 2 if self.config.precision == "bf16" else 4
-        shape = tile_shape(
-            method, self.config.tile,
-            rows=own.stop - own.start, columns=batch, itemsize=itemsize, graphed=self._GRAPHED,
-        )  # fmt: skip
-        return method.loss if shape is None else TiledLoss(method, shape)
+        assert isinstance(method, nn.Module), "a method is a module"
+        mine = self.world.rows(batch) if method.pairwise else slice(0, batch)
+        height, itemsize = mine.stop - mine.start, 2 if self.config.precision == "bf16" else 4
+        rows = strip_rows(
+            method, self.config.tile, rows=height, columns=batch, itemsize=itemsize, graphed=self._GRAPHED
+        )
+        return method.loss if rows == height else StripLoss(method.loss, method, rows)
 
     def _compile(self) -> None:
         """On features all of the loss; with towers the blocks, one compilation for all of a kind, and the pairs.
 
-        Of tiles only one is compiled: the walk over them is a loop that a compiler would unroll.
+        Of strips only one is compiled: the compiler would unroll the loop over them.
         """
         plain = self.pair_loss
-        if not self.model.has_towers and not isinstance(plain, TiledLoss):
+        if not self.model.has_towers and not isinstance(plain, StripLoss):
             self.loss = compile_pairs(self._loss)
             return
         self.model.compile_blocks(True)
-        self.pair_loss = plain.compiled() if isinstance(plain, TiledLoss) else compile_pairs(plain)
+        self.pair_loss = plain.compiled() if isinstance(plain, StripLoss) else compile_pairs(plain)
 
     def _uncompile(self, error: Exception) -> None:
         """Where the compiler gives up, say so and go on without it; a step that did not end has changed nothing."""

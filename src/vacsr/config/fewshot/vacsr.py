@@ -41,7 +41,7 @@ class FewshotVacsrConfig(Config):
     text_chunk: Annotated[int, Field(ge=0)] = 0
     """Prompts encoded at a time and recomputed in the backward pass: less memory for many classes; 0 takes all."""
     pair_chunk: Annotated[int, Field(ge=0)] = 0
-    """Pairs of photo and class in the loss at a time, recomputed likewise; 0 takes all."""
+    """Pairs of photo and class in the loss at a time, in strips of whole rows: less memory; 0 takes all."""
 
     @model_validator(mode="after")
     def _fits(self) -> FewshotVacsrConfig:

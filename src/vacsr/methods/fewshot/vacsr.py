@@ -17,11 +17,12 @@ from vacsr.backbones.base import Tower
 from vacsr.config.fewshot.vacsr import FewshotVacsrConfig
 from vacsr.draws import PairNoise
 from vacsr.errors import UsageError
-from vacsr.methods.base import ParamGroup, split_by_decay
+from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
 from vacsr.methods.fewshot.base import ClassSet, FewshotMethod, ShotBatch, drawn_from
 from vacsr.methods.fewshot.clip import ClipModel
 from vacsr.objective import LossTerms, VacsrObjective
 from vacsr.pairwise import PairBlock, cosines, same_image
+from vacsr.strips import PairLoss, StripLoss
 
 _TEST_PAIRS = 16_384  # scored at a time: 64 MiB for each tensor of 1,024 numbers per pair
 
@@ -58,7 +59,7 @@ class FewshotVacsr(FewshotMethod):
                 parameter.zero_()
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
-        """L = α·KL + recon + β(L_P + γ·L_N) over the pair matrix."""
+        """The objective over the pair matrix, whole or in strips of about ``pair_chunk`` pairs."""
         images, labels = self.clip.image(batch.pixels), batch.labels
         if self.config.pairs == "classes":
             texts, own = self._texts(self.sentence_ids(classes)), torch.arange(len(classes.names), device=labels.device)
@@ -72,20 +73,13 @@ class FewshotVacsr(FewshotMethod):
         block = PairBlock(relevance, len(labels), relevance.sum(), noise)
         if not self._is_centred():
             self._centre(images, texts, block)
-        return self._objective(images, texts, block)
-
-    def _objective(self, images: Tensor, texts: Tensor, block: PairBlock) -> LossTerms:
-        """The objective at once, or in blocks of rows that the backward pass works out again; these add up."""
         rows = max(1, self.config.pair_chunk // len(texts)) if self.config.pair_chunk else len(images)
-        if rows >= len(images):
-            return self.objective(self.adapter, images, texts, block=block)
-        terms = []
-        for start in range(0, len(images), rows):
-            some = slice(start, start + rows)
-            given = (self.adapter, images[some], texts)
-            terms.append(checkpoint(self.objective, *given, block=block.rows(some), use_reentrant=False))
-        parts = {name: torch.stack([term.parts[name] for term in terms]).sum() for name in terms[0].parts}
-        return LossTerms(self.objective.total(parts), parts)
+        pair_loss: PairLoss = self._pair_loss if rows >= len(images) else StripLoss(self._pair_loss, self.adapter, rows)
+        return pair_loss(Embedding(images), Embedding(texts), block)
+
+    def _pair_loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+        """L = α·KL + recon + β(L_P + γ·L_N). [R, d], [C, d]"""
+        return self.objective(self.adapter, v.mean, t.mean, block=pairs)
 
     def _is_centred(self) -> bool:
         """Whether b has been set, in this process or before; asked until it has, as every answer waits for a GPU."""

@@ -1,13 +1,13 @@
-"""Time and peak memory of the adapter's step, dense and in tiles, over batch sizes; the sigmoid loss for comparison.
+"""Time and peak memory of the adapter's step, dense and in strips, over batch sizes; the sigmoid loss for comparison.
 
-    python benchmarks/tiled_training.py [--dim 1024] [--batches 128,512,...] [--tile auto] [--precision bf16]
+    python benchmarks/strip_training.py [--dim 1024] [--batches 128,512,...] [--tile auto] [--precision bf16]
                                         [--compile] [--graph] [--ways plain,fused] [--json FILE]
 
 Adapter only: the embeddings are random leaves, there are no towers and no optimiser. A step is loss and backward.
 ``ratio`` is the step's time over that of its matrix products at the rate of one large product in the same run. Where a
 batch does not fit, or by the memory of a smaller one cannot, its row says so. Memory is CUDA's peak of allocated bytes
-above what was held before the step. The last lines compare tiles with the dense loss: at the largest batch where it
-fits, and the largest batch in tiles with that one, its time by the pair. The way ``fused`` has what lies between heads
+above what was held before the step. The last lines compare strips with the dense loss: at the largest batch where it
+fits, and the largest batch in strips with that one, its time by the pair. The way ``fused`` has what lies between heads
 and decoder in hand-written kernels; what these have to move at least is told too, at the rate of a copy in the same
 run. Without a GPU a small run shows that it works (with TRITON_INTERPRET=1 also ``fused``, very slowly).
 """
@@ -30,12 +30,10 @@ from _graphs import captured
 from vacsr import fused
 from vacsr.config import ObjectiveConfig, SigmoidConfig, VacsrConfig
 from vacsr.methods.base import Embedding
-from vacsr.methods.compiled import compile_pairs
 from vacsr.methods.sigmoid import Sigmoid
-from vacsr.methods.tile_shape import tile_shape
-from vacsr.methods.tiled import PairLoss, TiledLoss
 from vacsr.methods.vacsr import Vacsr
 from vacsr.pairwise import batch_block
+from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
 from vacsr.train.precision import matmul_precision
 
 GIB = 2**30
@@ -112,17 +110,17 @@ def losses(args: argparse.Namespace, batch: int, *, device: str) -> dict[str, tu
         vacsr = Vacsr(args.dim, VacsrConfig(objective=ObjectiveConfig(fused=kernels))).to(device)
         way = FUSED if kernels else ""
         found["dense" + way] = vacsr, vacsr.loss
-        shape = tile_shape(
+        rows = strip_rows(
             vacsr, args.tile, rows=batch, columns=batch, itemsize=ITEM[args.precision], graphed=args.graph
         )
-        if shape is not None:
-            found[f"tiles {shape.rows}×{shape.cols}{way}"] = vacsr, TiledLoss(vacsr, shape)
+        if rows < batch:
+            found[f"strips {rows}×{batch}{way}"] = vacsr, StripLoss(vacsr.loss, vacsr, rows)
     if not args.compile:
         return found
     torch._dynamo.reset()
 
     def compiled(loss: PairLoss) -> PairLoss:
-        return loss.compiled() if isinstance(loss, TiledLoss) else compile_pairs(loss)
+        return loss.compiled() if isinstance(loss, StripLoss) else compile_pairs(loss)
 
     return {name: (method, compiled(loss)) for name, (method, loss) in found.items()}
 
@@ -148,14 +146,14 @@ def sweep(args: argparse.Namespace, *, device: str) -> list[dict[str, Any]]:
 
 
 def compared(rows: list[dict[str, Any]], *, way: str = "") -> list[str]:
-    """Tiles beside the dense loss of the largest batch where it fits; empty where there is no such pair."""
+    """Strips beside the dense loss of the largest batch where it fits; empty where there is no such pair."""
     timed = [row for row in rows if row["ms"] is not None and row["loss"].endswith(FUSED) == bool(way)]
     dense = [row for row in timed if row["loss"] == "dense" + way]
-    tiled = [row for row in timed if row["loss"].startswith("tiles")]
-    if not dense or not tiled:
+    strips = [row for row in timed if row["loss"].startswith("strips")]
+    if not dense or not strips:
         return []
     base, found = dense[-1], []
-    for row in [row for row in tiled if row["batch"] == base["batch"]] + tiled[-1:]:
+    for row in [row for row in strips if row["batch"] == base["batch"]] + strips[-1:]:
         share = row["batch"] ** 2 / base["batch"] ** 2
         text = f"{row['loss']}, B={row['batch']:,} beside {base['loss']}, B={base['batch']:,}: "
         text += f"{row['ms'] / base['ms'] / share:.3f} × the time of a pair"
@@ -206,7 +204,7 @@ def main() -> None:
     parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=BATCHES[device])
     parser.add_argument("--tile", type=lambda text: text if text == "auto" else int(text), default=None)
     parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="bf16" if device == "cuda" else "fp32")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the loss, or its tile")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the loss, or its strip")
     parser.add_argument("--graph", action="store_true", help="time the step replayed as a CUDA graph")
     parser.add_argument("--ways", type=lambda text: text.split(","), default=["plain"], help="some of plain,fused")
     parser.add_argument("--json", type=Path)

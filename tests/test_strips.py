@@ -1,4 +1,4 @@
-"""The tiled loss is the dense one: the dense one has its own plain reference in test_objective.py."""
+"""Strips give the loss of the whole matrix, which has its own plain reference in test_objective.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import typing
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,21 +17,17 @@ from torch.nn import functional
 
 from vacsr.config import AdapterConfig, InfoNCEConfig, ObjectiveConfig, PcmeConfig, SigmoidConfig, VacsrConfig
 from vacsr.errors import UsageError
-from vacsr.methods import tile_shape as shapes
 from vacsr.methods.base import Embedding
 from vacsr.methods.infonce import InfoNCE
 from vacsr.methods.pcme import Pcme
-from vacsr.methods.running import RunningTop
 from vacsr.methods.sigmoid import Sigmoid
-from vacsr.methods.tile_shape import Tileable, TileShape, tile_shape
-from vacsr.methods.tiled import TiledLoss
 from vacsr.methods.vacsr import Vacsr
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, batch_block
+from vacsr.strips import StripLoss, _equal_strips, strip_rows
 
 DIM = 5
 IDS = torch.tensor([7, 8, 7, 9, 3, 8, 8, 1, 2, 7, 4])
-SHAPES = [(4, 3), (11, 2)]
 
 
 def make(adapter: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, seed: int = 0) -> Vacsr:
@@ -101,13 +98,13 @@ def switches(config: type[Any]) -> list[dict[str, Any]]:
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     *((change, {}) for change in switches(AdapterConfig)),
-    *(({}, change) for change in switches(ObjectiveConfig)),
+    *(({}, change) for change in switches(ObjectiveConfig) if change != {"negative_direction": "both"}),
     ({"components": 1}, {}),
     ({"components": 3, "mixing": "head"}, {"sigma_detach": True, "sigma_component": "alpha"}),
     ({"decoder_hidden": 0, "residual": "none"}, {"free_bits": 0.4, "gumbel_temperature": 0.3}),
-    ({}, {"hard_negatives": 3, "negative_direction": "both"}),
+    ({}, {"hard_negatives": 3}),
     ({}, {"hard_negatives": 20, "kl_pairs": "informative"}),
-    ({}, {"hard_negatives": 2, "negative_rule": "literal_max", "negative_target": 0, "negative_direction": "both"}),
+    ({}, {"hard_negatives": 2, "negative_rule": "literal_max", "negative_target": 0}),
     ({}, {"hard_negatives": 3, "negative_rule": "literal_max", "kl_pairs": "informative", "positives": "diagonal"}),
 ]
 
@@ -124,55 +121,44 @@ def test_the_cases_cover_what_there_is_to_choose() -> None:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_tiles_have_the_loss_and_the_gradients_of_the_whole(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_strips_have_the_loss_and_gradients_of_the_whole(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
     method = make(*case).double()
     v, t = sides(len(IDS), dtype=torch.float64)
     expected = run(method.loss, method, IDS, v, t)
-    for shape in SHAPES:
-        assert_same(run(TiledLoss(method, TileShape(*shape)), method, IDS, v, t), expected, within=1e-12)
-
-
-@pytest.mark.parametrize("direction", ["rows", "both"])
-def test_in_float32_they_differ_by_rounding(direction: str) -> None:
-    method = make(objective={"negative_direction": direction, "hard_negatives": 2})
-    v, t = sides(len(IDS))
-    found = run(TiledLoss(method, TileShape(4, 4)), method, IDS, v, t)
-    assert_same(found, run(method.loss, method, IDS, v, t), within=2e-6)
+    for rows in (4, 1):
+        assert_same(run(StripLoss(method.loss, method, rows), method, IDS, v, t), expected, within=1e-12)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@example([4, 4, 4], 2, 2, 2)  # no negatives at all
-@example([0, 0, 0, 1, 2], 3, 2, 3)  # rows with fewer negatives than others
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 9), st.integers(1, 9), st.integers(1, 4))
-def test_any_batch_in_any_tiles(ids: list[int], rows: int, cols: int, hard: int) -> None:
-    method = make(objective={"hard_negatives": hard, "negative_direction": "both", "kl_pairs": "informative"})
-    v, t = sides(len(ids))
-    labels = torch.tensor(ids)
-    found = run(TiledLoss(method, TileShape(rows, cols)), method, labels, v, t)
-    assert_same(found, run(method.loss, method, labels, v, t), within=1e-5)
-
-
-@pytest.mark.parametrize("rows", [slice(0, 5), slice(5, 11)])
-def test_a_block_of_rows_in_tiles(rows: slice) -> None:
-    """What a rank of several does."""
-    method = make(objective={"hard_negatives": 2, "kl_pairs": "informative"})
-    v, t = sides(len(IDS))
-    block = batch_block(IDS, seed=2, step=5, rows=rows)
+@example([4, 4, 4], 2, 2, 2, 0)  # no negatives at all
+@example([0, 0, 0, 1, 2], 3, 3, 1, 1)  # rows with fewer negatives than others
+@example([5], 1, 1, 3, 0)  # one pair
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 9), st.integers(1, 4), st.integers(1, 3),
+    st.integers(0, 3),
+)  # fmt: skip
+def test_any_rows_of_any_batch(ids: list[int], rows: int, hard: int, components: int, first: int) -> None:
+    """A rank may own only some rows; the last strip may be shorter."""
+    method = make({"components": components}, {"hard_negatives": hard}).double()
+    v, t = sides(len(ids), dtype=torch.float64)
+    block = batch_block(torch.tensor(ids), seed=2, step=5, rows=slice(min(first, len(ids) - 1), None))
+    mine = Embedding(v.mean[min(first, len(ids) - 1) :])
     results = []
-    for loss in (method.loss, TiledLoss(method, TileShape(3, 4))):
-        terms = loss(Embedding(v.mean[rows]), t, block)
-        results.append(Result(terms, torch.autograd.grad(terms.total, leaves(method, v, t), allow_unused=True)))
-    assert_same(results[1], results[0], within=2e-6)
+    for loss in (StripLoss(method.loss, method, rows), method.loss):
+        with mock.patch.object(Tensor, "float", Tensor.double):
+            terms = loss(mine, t, block)
+        results.append(Result(terms, torch.autograd.grad(terms.total, leaves(method, v, t), retain_graph=True)))
+    assert_same(*results, within=1e-10)
 
 
-def test_half_precision_rounds_tiles_like_the_whole() -> None:
-    """Tiles and the whole round sums differently; both are as far from float32 as bfloat16 has it."""
+def test_half_precision_rounds_strips_like_the_whole() -> None:
+    """Strips and the whole round sums differently; both are as far from float32 as bfloat16 has it."""
     method = make({"latent": 0})
     v, t = sides(len(IDS))
     exact = run(method.loss, method, IDS, v, t)
     with torch.autocast("cpu", torch.bfloat16):
-        found = run(TiledLoss(method, TileShape(4, 4)), method, IDS, v, t)
-    for ours, theirs in zip(found.grads, exact.grads, strict=True):
+        strips = run(StripLoss(method.loss, method, 4), method, IDS, v, t)
+    for ours, theirs in zip(strips.grads, exact.grads, strict=True):
         assert ours is not None
         assert theirs is not None
         assert ours.dtype == torch.float32
@@ -183,13 +169,13 @@ def test_half_precision_rounds_tiles_like_the_whole() -> None:
 
 
 @pytest.mark.parametrize("method", [Sigmoid(SigmoidConfig()), Pcme(PcmeConfig(samples=2))], ids=["sigmoid", "pcme"])
-def test_what_is_pairwise_is_walked_in_strips(method: Any) -> None:
+def test_strips_of_other_pairwise_methods(method: Any) -> None:
     v, t = sides(len(IDS), variance=isinstance(method, Pcme))
-    shape = tile_shape(method, 4, rows=len(IDS), columns=len(IDS))
-    assert shape == (4, len(IDS))
+    rows = strip_rows(method, 4, rows=len(IDS), columns=len(IDS))
+    assert rows == 4
     expected = run(method.loss, method, IDS, v, t)
     assert all(g is not None for g in expected.grads)
-    assert_same(run(TiledLoss(method, shape), method, IDS, v, t), expected, within=3e-6)
+    assert_same(run(StripLoss(method.loss, method, rows), method, IDS, v, t), expected, within=3e-6)
 
 
 class Twins(nn.Module):
@@ -210,69 +196,55 @@ def test_gradients_that_share_memory_are_added_up_apart() -> None:
     method = Twins()
     v, t = sides(6)
     ids = torch.arange(6)
-    found = run(TiledLoss(typing.cast(Any, method), TileShape(2, 6)), method, ids, v, t)
+    found = run(StripLoss(method.loss, method, 2), method, ids, v, t)
     assert found.grads[2] is None
     assert_same(found, run(method.loss, method, ids, v, t), within=1e-5)
 
 
-def test_a_loss_that_needs_the_whole_batch_has_no_tiles() -> None:
-    method = InfoNCE(InfoNCEConfig())
-    assert tile_shape(method, "auto", rows=8192, columns=8192) is None
-    assert tile_shape(method, 0, rows=8192, columns=8192) is None
-    with pytest.raises(UsageError, match=r"train.tile=64: the loss of 'infonce' .* — set train.tile=0 or auto"):
-        tile_shape(method, 64, rows=128, columns=128)
+@pytest.mark.parametrize("method", [InfoNCE(InfoNCEConfig()), make(objective={"negative_direction": "both"})])
+def test_a_loss_across_rows_is_taken_whole(method: Any) -> None:
+    assert strip_rows(method, "auto", rows=8192, columns=8192) == 8192
+    assert strip_rows(method, 0, rows=8192, columns=8192) == 8192
+    with pytest.raises(UsageError, match=r"train.tile=64: .* — set train.tile=0 or auto"):
+        strip_rows(method, 64, rows=128, columns=128)
 
 
-# ----------------------------------------------------------------------------------------------- shapes and memory
+# ------------------------------------------------------------------------------------------------- height and memory
 
 
-def test_the_shape_of_tiles() -> None:
-    method = make()
-    assert tile_shape(method, 0, rows=100, columns=100) is None
-    assert tile_shape(method, 100, rows=100, columns=100) is None, "one tile is the whole"
-    assert tile_shape(method, 64, rows=100, columns=100) == (50, 50), "equal tiles compile once"
-    assert tile_shape(method, 64, rows=50, columns=100) == (50, 50)
-    assert tile_shape(method, 32, rows=100, columns=100) == (25, 25)
-    paper = Vacsr(1024, VacsrConfig())
-    assert tile_shape(paper, "auto", rows=128, columns=128) is None
-    assert tile_shape(paper, "auto", rows=4096, columns=4096) == (256, 128)
-    assert tile_shape(paper, "auto", rows=512, columns=4096) == (256, 128), "a rank's rows"
-    assert tile_shape(Sigmoid(SigmoidConfig()), "auto", rows=4096, columns=4096) is None
-    assert tile_shape(Sigmoid(SigmoidConfig()), "auto", rows=16384, columns=16384) == (4096, 16384)
-    assert tile_shape(method, 64, rows=0, columns=0) is None, "nothing has no tiles"
+def test_the_height_of_a_strip() -> None:
+    method, paper, sigmoid = make(), Vacsr(1024, VacsrConfig()), Sigmoid(SigmoidConfig())
+    assert strip_rows(method, 0, rows=100, columns=100) == 100
+    assert strip_rows(method, 64, rows=100, columns=100) == 50, "equal strips compile once"
+    assert strip_rows(method, 200, rows=50, columns=100) == 50
+    assert strip_rows(paper, "auto", rows=128, columns=128) == 128
+    assert strip_rows(paper, "auto", rows=4096, columns=4096) == 8
+    assert strip_rows(paper, "auto", rows=512, columns=4096) == 8, "a rank's rows"
+    assert strip_rows(paper, "auto", rows=100_000, columns=100_000) == 1
+    assert strip_rows(sigmoid, "auto", rows=4096, columns=4096) == 4096
+    assert strip_rows(sigmoid, "auto", rows=16384, columns=16384) == 4096
+    assert strip_rows(method, 64, rows=0, columns=0) == 0
     with pytest.raises(UsageError, match=r"train\.tile=-1"):
-        tile_shape(method, -1, rows=4, columns=4)
+        strip_rows(method, -1, rows=4, columns=4)
 
 
-def test_tiles_of_a_graph_are_smaller() -> None:
+def test_strips_of_a_graph_are_smaller() -> None:
     paper, small = Vacsr(1024, VacsrConfig()), Vacsr(256, VacsrConfig())
-    shape = partial(tile_shape, tile="auto", graphed=True)
-    assert shape(paper, rows=128, columns=128) == (64, 64)
-    assert shape(paper, rows=128, columns=128, itemsize=2) == (128, 64)
-    assert shape(small, rows=128, columns=128) is None, "what is small stays whole"
-    assert shape(paper, rows=1024, columns=1024) == (128, 128)
-    assert shape(paper, rows=4096, columns=4096) == (256, 128), "nor may there be too many"
+    height = partial(strip_rows, tile="auto", graphed=True)
+    assert height(paper, rows=128, columns=128) == 32
+    assert height(paper, rows=128, columns=128, itemsize=2) == 64
+    assert height(small, rows=128, columns=128) == 128, "what is small stays whole"
+    assert height(paper, rows=1024, columns=1024) == 16
+    assert height(paper, rows=4096, columns=4096) == 8, "nor may there be too many"
 
 
-@pytest.mark.parametrize("batch", [600, 1000, 2000, 3000])
-def test_chosen_tiles_are_no_slivers(batch: int) -> None:
-    shape = shapes._largest(batch, batch, most=192 * 192)
-    assert max(shape) <= 2 * min(shape)
-    assert shape.rows * shape.cols >= 192 * 192 // 2
-
-
-@given(rows=st.integers(1, 300), columns=st.integers(1, 300), most=st.integers(1, 50_000))
-def test_chosen_tiles_hold_no_more_than_they_may(rows: int, columns: int, most: int) -> None:
-    shape = shapes._largest(rows, columns, most=most)
-    assert 1 <= shape.rows <= rows
-    assert 1 <= shape.cols <= columns
-    assert shape.rows * shape.cols <= most
-    assert (shape == (rows, columns)) == (rows * columns <= most)
-
-
-def test_who_is_tileable() -> None:
-    assert isinstance(make(), Tileable)
-    assert not isinstance(Sigmoid(SigmoidConfig()), Tileable)
+@given(rows=st.integers(1, 3000), most=st.integers(1, 3500))
+def test_strips_are_equal_where_that_leaves_them_large(rows: int, most: int) -> None:
+    height = _equal_strips(rows, most=most)
+    assert 1 <= height <= min(rows, most)
+    assert (height == rows) == (rows <= most)
+    assert rows % height == 0 or 2 * height >= most
+    assert 3 * height >= min(rows, most)
 
 
 class Kept:
@@ -301,20 +273,19 @@ class Kept:
         self.hooks.__exit__()
 
 
-def test_memory_is_that_of_a_tile() -> None:
+def test_memory_is_that_of_a_strip() -> None:
     method = make({"latent": 0})
 
-    def kept(count: int, edge: int | None) -> int:
+    def most_bytes(count: int, rows: int) -> int:
         v, t = sides(count)
-        loss: Any = method.loss if edge is None else TiledLoss(method, TileShape(edge, edge))
+        loss: Any = method.loss if rows == count else StripLoss(method.loss, method, rows)
         with Kept() as kept:
             loss(v, t, batch_block(torch.arange(count), seed=0, step=0))
         return kept.most
 
-    tile, own = kept(8, 8), 2 * 4 * DIM  # bytes that the two sides' gradients take per row
-    assert kept(32, 8) <= tile + 24 * own
-    assert kept(64, 8) <= tile + 56 * own
-    assert kept(64, None) > 40 * tile
+    whole = most_bytes(64, 64)
+    assert most_bytes(64, 8) < whole / 6
+    assert most_bytes(64, 1) < whole / 24
 
 
 # --------------------------------------------------------------------------------------------------- use in autograd
@@ -323,7 +294,7 @@ def test_memory_is_that_of_a_tile() -> None:
 def test_backward_scales_and_may_come_twice() -> None:
     method = make()
     v, t = sides(len(IDS))
-    loss = TiledLoss(method, TileShape(4, 4))
+    loss = StripLoss(method.loss, method, 4)
     once = run(loss, method, IDS, v, t)
     terms = loss(v, t, batch_block(IDS, seed=2, step=5))
     (3.0 * terms.total).backward(retain_graph=True)
@@ -335,18 +306,18 @@ def test_backward_scales_and_may_come_twice() -> None:
 
 
 @pytest.mark.parametrize("frozen", ["v", "parameters", "all"])
-def test_what_rests_gets_no_gradient(frozen: str) -> None:
+def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
     method = make().requires_grad_(frozen == "v")
     v, t = sides(len(IDS))
     v.mean.requires_grad_(frozen == "parameters")
     t.mean.requires_grad_(frozen != "all")
     block = batch_block(IDS, seed=2, step=5)
-    dense, tiled = (loss(v, t, block) for loss in (method.loss, TiledLoss(method, TileShape(4, 4))))
-    torch.testing.assert_close(tiled.total, dense.total)
-    assert tiled.total.requires_grad == (frozen != "all")
+    dense, strips = (loss(v, t, block) for loss in (method.loss, StripLoss(method.loss, method, 4)))
+    torch.testing.assert_close(strips.total, dense.total)
+    assert strips.total.requires_grad == (frozen != "all")
     if frozen == "all":
         return
-    ours, theirs = (torch.autograd.grad(terms.total, leaves(method, v, t)) for terms in (tiled, dense))
+    ours, theirs = (torch.autograd.grad(terms.total, leaves(method, v, t)) for terms in (strips, dense))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -357,7 +328,7 @@ def test_without_gradients_none_are_computed(monkeypatch: pytest.MonkeyPatch) ->
     expected = method.loss(v, t, block).total
     monkeypatch.setattr(torch.autograd, "grad", None)
     with torch.no_grad():
-        found = TiledLoss(method, TileShape(4, 4))(v, t, block).total
+        found = StripLoss(method.loss, method, 4)(v, t, block).total
     assert not found.requires_grad
     torch.testing.assert_close(found, expected.detach())
 
@@ -390,32 +361,15 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 @pytest.mark.slow
-def test_equal_tiles_are_compiled_once_and_keep_little_of_a_pair(kept: list[int]) -> None:
+def test_equal_strips_are_compiled_once_and_keep_little_of_a_pair(kept: list[int]) -> None:
     """The trunk's output and the heads', in float32; without the request for it: twice that."""
     method = make({"latent": 8, "hidden": 8})
     v, t = sides(12)
     ids = torch.arange(12) // 2
     expected = run(method.loss, method, ids, v, t)
-    loss = TiledLoss(method, TileShape(6, 4)).compiled()
+    loss = StripLoss(method.loss, method, 3).compiled()
     for _ in range(2):
         assert_same(run(loss, method, ids, v, t), expected, within=2e-6)
-    assert len(kept) == 2, "six tiles and one list of chosen pairs, twice"
+    assert len(kept) == 1, "four strips, twice"
     a_pair = 4 * (8 + 2 * 8 + 2 * 8)
-    assert kept[0] < 1.5 * a_pair * 6 * 4
-
-
-# ------------------------------------------------------------------------------------------------------ running top
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.integers(0, 99))
-def test_the_running_top_is_the_top(rows: int, cols: int, edge: int, count: int, seed: int) -> None:
-    values = torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed))
-    values[torch.rand(rows, cols, generator=torch.Generator().manual_seed(seed + 1)) < 0.3] = -torch.inf
-    top = RunningTop(rows, count, like=values)
-    for start in range(0, cols, edge):
-        top.add(slice(0, rows), values[:, start : start + edge], first=start)
-    for row, found, places, filled in zip(values.tolist(), top.values, top.places, top.filled, strict=True):
-        best = sorted((x for x in row if x > float("-inf")), reverse=True)[:count]
-        assert found[filled].tolist() == pytest.approx(best)
-        assert [row[place] for place in places[filled].tolist()] == found[filled].tolist()
+    assert kept[0] < 1.5 * a_pair * 3 * 12
