@@ -67,7 +67,7 @@ def problem(images: int, texts: int, dim: int, *, device: torch.device) -> Probl
 
     methods = {}
     for name, config in DECODERS.items():
-        method = Vacsr(dim, VacsrConfig(adapter=config)).eval().to(device)
+        method = Vacsr(VacsrConfig(adapter=config), dim=dim).eval().to(device)
         for parameter in method.parameters():
             parameter.copy_(draw(*parameter.shape) / max(1, parameter.shape[-1]) ** 0.5)
         methods[name] = method

@@ -106,7 +106,7 @@ def variants(dim: int, candidates: int) -> tuple[list[Variant], float]:
 @torch.no_grad()
 def random_method(dim: int, config: AdapterConfig, generator: torch.Generator) -> Vacsr:
     """Fresh weights, with none of the zeros that some start from."""
-    method = Vacsr(dim, VacsrConfig(adapter=config)).eval()
+    method = Vacsr(VacsrConfig(adapter=config), dim=dim).eval()
     for parameter in method.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) / max(1, parameter.shape[-1]) ** 0.5)
     return method

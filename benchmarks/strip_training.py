@@ -103,11 +103,11 @@ def measure(step: Step, *, device: str, graph: bool) -> dict[str, float | None]:
 
 def losses(args: argparse.Namespace, batch: int, *, device: str) -> dict[str, tuple[nn.Module, PairLoss]]:
     """By name; one compilation serves one batch size."""
-    sigmoid = Sigmoid(SigmoidConfig()).to(device)
+    sigmoid = Sigmoid(SigmoidConfig(), dim=8).to(device)
     found: dict[str, tuple[nn.Module, PairLoss]] = {"sigmoid": (sigmoid, sigmoid.loss)}
     for kernels in (way == "fused" for way in args.ways):
         torch.manual_seed(0)
-        vacsr = Vacsr(args.dim, VacsrConfig(objective=ObjectiveConfig(fused=kernels))).to(device)
+        vacsr = Vacsr(VacsrConfig(objective=ObjectiveConfig(fused=kernels)), dim=args.dim).to(device)
         way = FUSED if kernels else ""
         found["dense" + way] = vacsr, vacsr.loss
         rows = strip_rows(
@@ -176,7 +176,7 @@ def gains(rows: list[dict[str, Any]]) -> list[str]:
 
 def least(args: argparse.Namespace) -> list[str]:
     """What a step must compute and, with fused kernels, move, in time at the rates of this run."""
-    adapter, found = Vacsr(args.dim, VacsrConfig()).adapter, []
+    adapter, found = Vacsr(VacsrConfig(), dim=args.dim).adapter, []
     products, copies = product_rate(args.precision), copy_rate()
     for batch in args.batches:
         flops, moved = adapter_flops(adapter, batch**2), latent_bytes(adapter, batch**2, ITEM[args.precision])

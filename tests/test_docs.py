@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -21,7 +21,9 @@ import yaml
 
 from vacsr.cli import app
 from vacsr.compare import Table, read_table
-from vacsr.config import PRESETS, AnyMethodConfig, Recipe
+from vacsr.config import Recipe
+from vacsr.config.base import METHODS as REGISTRY
+from vacsr.config.base import method_entry
 from vacsr.config.fewshot import FEWSHOT_METHODS, FewshotRecipe
 from vacsr.recipes import read_recipe
 from vacsr.train.fewshot import read_fewshot
@@ -31,7 +33,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 RUN = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
 QUICK = ("library", "fast-scoring")  # the others take minutes together
-METHODS = sorted(kind.model_fields["name"].default for kind in get_args(AnyMethodConfig))
+method_entry("vacsr")
+METHODS = sorted(REGISTRY["retrieval"])
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEREDOC = re.compile(r"^cat > (\S+) <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
@@ -199,10 +202,6 @@ def test_recipes_and_tables_that_a_page_writes_are_valid(page: Path, tmp_path: P
             assert isinstance(read_fewshot(tmp_path / name), FewshotRecipe)
         else:
             assert isinstance(read_recipe(tmp_path / name), Recipe)
-
-
-def test_every_method_has_presets() -> None:
-    assert sorted(PRESETS) == METHODS
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -194,7 +194,7 @@ def make(
     config = VacsrConfig(
         adapter=AdapterConfig(**(adapter or {})), objective=ObjectiveConfig(**plain | (objective or {}))
     )
-    made = Vacsr(dim, config)
+    made = Vacsr(config, dim=dim)
     generator = torch.Generator().manual_seed(dim)
     with torch.no_grad():
         for parameter in made.parameters():

@@ -37,7 +37,7 @@ def make(adapter: dict[str, Any] | None = None, objective: dict[str, Any] | None
     config = VacsrConfig(adapter=AdapterConfig(**shape), objective=ObjectiveConfig(**{**plain, **(objective or {})}))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        method = Vacsr(DIM, config)
+        method = Vacsr(config, dim=DIM)
         with torch.no_grad():
             for p in method.parameters():
                 p.add_(0.4 * torch.randn_like(p))
@@ -168,7 +168,9 @@ def test_half_precision_rounds_strips_like_the_whole() -> None:
 # ------------------------------------------------------------------------------------------ methods that are not VACSR
 
 
-@pytest.mark.parametrize("method", [Sigmoid(SigmoidConfig()), Pcme(PcmeConfig(samples=2))], ids=["sigmoid", "pcme"])
+@pytest.mark.parametrize(
+    "method", [Sigmoid(SigmoidConfig(), dim=8), Pcme(PcmeConfig(samples=2), dim=8)], ids=["sigmoid", "pcme"]
+)
 def test_strips_of_other_pairwise_methods(method: Any) -> None:
     v, t = sides(len(IDS), variance=isinstance(method, Pcme))
     rows = strip_rows(method, 4, rows=len(IDS), columns=len(IDS))
@@ -201,7 +203,7 @@ def test_gradients_that_share_memory_are_added_up_apart() -> None:
     assert_same(found, run(method.loss, method, ids, v, t), within=1e-5)
 
 
-@pytest.mark.parametrize("method", [InfoNCE(InfoNCEConfig()), make(objective={"negative_direction": "both"})])
+@pytest.mark.parametrize("method", [InfoNCE(InfoNCEConfig(), dim=8), make(objective={"negative_direction": "both"})])
 def test_a_loss_across_rows_is_taken_whole(method: Any) -> None:
     assert strip_rows(method, "auto", rows=8192, columns=8192) == 8192
     assert strip_rows(method, 0, rows=8192, columns=8192) == 8192
@@ -213,7 +215,7 @@ def test_a_loss_across_rows_is_taken_whole(method: Any) -> None:
 
 
 def test_the_height_of_a_strip() -> None:
-    method, paper, sigmoid = make(), Vacsr(1024, VacsrConfig()), Sigmoid(SigmoidConfig())
+    method, paper, sigmoid = make(), Vacsr(VacsrConfig(), dim=1024), Sigmoid(SigmoidConfig(), dim=8)
     assert strip_rows(method, 0, rows=100, columns=100) == 100
     assert strip_rows(method, 64, rows=100, columns=100) == 50, "equal strips compile once"
     assert strip_rows(method, 200, rows=50, columns=100) == 50
@@ -229,7 +231,7 @@ def test_the_height_of_a_strip() -> None:
 
 
 def test_strips_of_a_graph_are_smaller() -> None:
-    paper, small = Vacsr(1024, VacsrConfig()), Vacsr(256, VacsrConfig())
+    paper, small = Vacsr(VacsrConfig(), dim=1024), Vacsr(VacsrConfig(), dim=256)
     height = partial(strip_rows, tile="auto", graphed=True)
     assert height(paper, rows=128, columns=128) == 32
     assert height(paper, rows=128, columns=128, itemsize=2) == 64

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
-from vacsr.config import PRESETS, AnyMethodConfig, Config, Recipe
+from vacsr.config import Config, MethodConfig, Recipe
+from vacsr.config.base import method_entry
 from vacsr.config.strict_yaml import RepeatedKey, load_yaml
 from vacsr.errors import ConfigError
 
@@ -72,86 +72,33 @@ def resolve_method(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """
     fields = method_section(raw)
     name, preset = str(fields.pop("name", None) or "vacsr"), str(fields.pop("preset", None) or "default")
-    if name not in PRESETS:
-        raise ConfigError(f"unknown method '{name}'{_nearest(name, PRESETS)} — choose one of: {', '.join(PRESETS)}")
-    if preset not in PRESETS[name]:
-        raise ConfigError(f"method '{name}' has no preset '{preset}' — choose one of: {', '.join(PRESETS[name])}")
-    below = dict(PRESETS[name][preset])
+    presets = method_entry(name).presets
+    if preset not in presets:
+        raise ConfigError(f"method '{name}' has no preset '{preset}' — choose one of: {', '.join(presets)}")
+    below = dict(presets[preset])
     if isinstance(fields.get("base"), Mapping) and "base" in below:  # a method within: another one starts afresh too
         fields["base"] = layer_method(below.pop("base"), fields["base"])
     return {**merge(below, fields), "name": name}
 
 
-def method_config(method: str | Mapping[str, Any] | Config) -> AnyMethodConfig:
+def method_config(method: str | Mapping[str, Any] | Config) -> MethodConfig:
     """The typed config of a method given by name (`vacsr`, `vacsr-paper`), mapping or config."""
-    if isinstance(method, AnyMethodConfig):
+    if isinstance(method, MethodConfig):
         return method
-    raw = method.model_dump(mode="json") if isinstance(method, Config) else method
-    return parse(Recipe, {"method": resolve_method(raw)}).method
+    if isinstance(method, Config):
+        raise ConfigError(f"{type(method).__name__} is not a method's config — derive it from MethodConfig")
+    fields = resolve_method(method)
+    return parse(method_entry(fields["name"]).config, fields, within="method")
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
-
-
-def parse(kind: type[C], raw: Mapping[str, Any]) -> C:
-    """Validate ``raw`` as ``kind``; every problem is named by its dotted field."""
+def parse(kind: type[C], raw: Mapping[str, Any], *, within: str = "") -> C:
+    """Validate ``raw`` as ``kind``; every problem is named by its dotted field, below the section ``within``."""
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        lines = [f"  {_field(item['loc'])}: {_problem(kind, item)}" for item in error.errors()]
+        above = (within,) if within else ()
+        lines = [f"  {'.'.join(map(str, (*above, *item['loc'])))}: {item['msg']}" for item in error.errors()]
         raise ConfigError("the configuration does not fit:\n" + "\n".join(lines)) from error
-
-
-def _problem(kind: type[Config], item: Mapping[str, Any]) -> str:
-    """What pydantic says, but a field that does not exist is called that, with the one that may be meant."""
-    if item["type"] != "extra_forbidden":
-        return str(item["msg"])
-    *place, name = item["loc"]
-    known = _fields_below(_configs_at(kind, place))
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f"no such field (did you mean '{known[close[0]]}'?)" if close else "no such field"
-
-
-def _configs_at(kind: type[Config], place: Iterable[int | str]) -> list[type[Config]]:
-    """The configuration that pydantic means by a place in another; the method's name tells a union apart."""
-    found = [kind]
-    for part in place:
-        inner = [each.model_fields[str(part)].annotation for each in found if str(part) in each.model_fields]
-        named = [each for each in found if "name" in each.model_fields and each.model_fields["name"].default == part]
-        # A place in a list, or a key of a mapping, leads to no other kind.
-        found = [config for annotation in inner for config in _configs_in(annotation)] or named or found
-    return found
-
-
-def _configs_in(annotation: Any) -> list[type[Config]]:
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        return [annotation]
-    return [config for part in get_args(annotation) for config in _configs_in(part)]
-
-
-def _fields_below(configs: Iterable[type[Config]]) -> dict[str, str]:
-    """Field names and how they are written from here, those of inner configurations last.
-
-    Of a union nothing is offered: another method's field would be no help.
-    """
-    found: dict[str, str] = {}
-    for config in configs:
-        found |= {name: name for name in config.model_fields}
-        for outer, field in config.model_fields.items():
-            inner = _configs_in(field.annotation)
-            below = _fields_below(inner) if len(inner) == 1 else {}
-            found = {name: f"{outer}.{path}" for name, path in below.items()} | found
-    return found
-
-
-def _field(place: tuple[int | str, ...]) -> str:
-    """The dotted name a person would type: the method's name, which tells the union apart, is not part of it."""
-    parts = [str(part) for part in place]
-    if len(parts) > 1 and parts[0] == "method" and parts[1] in PRESETS:
-        del parts[1]
-    return ".".join(parts)
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:

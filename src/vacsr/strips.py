@@ -49,7 +49,7 @@ def strip_rows(
 
     >>> from vacsr.config import SigmoidConfig
     >>> from vacsr.methods.sigmoid import Sigmoid
-    >>> strip_rows(Sigmoid(SigmoidConfig()), 64, rows=100, columns=100)
+    >>> strip_rows(Sigmoid(SigmoidConfig(), dim=8), 64, rows=100, columns=100)
     50
     """
     if tile != "auto" and tile < 0:
@@ -66,7 +66,7 @@ def strip_rows(
         )
     if tile != "auto":
         return _even(rows, tile)
-    width = int(getattr(method, "pair_width", 1))
+    width = method.pair_width
     pairs = _NUMBERS // width
     if graphed:
         pairs = min(pairs, max(_GRAPH_BYTES // (itemsize * width), rows * columns // _GRAPH_STRIPS))

@@ -60,7 +60,7 @@ def slow_labels(
 @given(st.integers(0, 999), st.integers(3, 14), st.sampled_from([0.1, 0.4]), st.sampled_from([MARGIN, 3.0]))
 def test_labels_are_those_written_out(seed: int, size: int, anchors: float, margin: float) -> None:
     v, t = both_networks(seed, size)
-    method = Bicro(BicroConfig(margin=margin, anchors=anchors, threshold=0.5))
+    method = Bicro(BicroConfig(margin=margin, anchors=anchors, threshold=0.5), dim=8)
     trust = torch.rand(2, size, generator=torch.Generator().manual_seed(seed))
     trust[:, 0] = 0.9  # an anchor is needed
     places = torch.arange(size)
@@ -79,7 +79,7 @@ def test_anchors_keep_their_label_and_wrong_pairs_lose_it() -> None:
     v, t = (torch.cat((x, x), dim=-1) / 2**0.5 for x in (things, words))
     trust = torch.tensor([0.95] * 12 + [0.1] * 4).expand(2, -1)
     places = torch.arange(16)
-    method = Bicro(BicroConfig(anchors=1.0))
+    method = Bicro(BicroConfig(anchors=1.0), dim=8)
     found = method.labels(split_networks(v, t), trust, same_image(places, places))
     torch.testing.assert_close(found[:, :12], torch.ones(2, 12), atol=1e-4, rtol=0)
     assert float(found[:, 12:].mean()) < 0.5
@@ -92,7 +92,7 @@ def test_anchors_of_one_image_all_have_label_1() -> None:
     things = functional.normalize(torch.randn(4, 8, generator=generator), dim=-1)[images]
     words = functional.normalize(things + 0.25 * torch.randn(6, 8, generator=generator), dim=-1)
     v, t = (torch.cat((x, x), dim=-1) / 2**0.5 for x in (things, words))
-    method = Bicro(BicroConfig(anchors=1.0))
+    method = Bicro(BicroConfig(anchors=1.0), dim=8)
     trust = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.9, 0.1]).expand(2, -1)
     found = method.labels(split_networks(v, t), trust, same_image(images, images))
     torch.testing.assert_close(found[:, :5], torch.ones(2, 5), atol=1e-6, rtol=0)
@@ -101,7 +101,7 @@ def test_anchors_of_one_image_all_have_label_1() -> None:
 
 def test_labels_are_those_of_float32_also_under_autocast() -> None:
     v, t = both_networks(5, 16, dim=64)
-    method, places = Bicro(BicroConfig(anchors=0.3)), torch.arange(16)
+    method, places = Bicro(BicroConfig(anchors=0.3), dim=8), torch.arange(16)
     trust = torch.rand(2, 16, generator=torch.Generator().manual_seed(5))
     halves, relevance = split_networks(v, t), same_image(places, places)
     plain = method.labels(halves, trust, relevance)
@@ -114,7 +114,7 @@ def test_labels_are_those_of_float32_also_under_autocast() -> None:
 @pytest.mark.parametrize(("mixture", "fit"), [("beta", fit_betas), ("gaussian", fit_gaussians)])
 def test_the_chosen_mixture_never_trusts_a_larger_loss_more(mixture: Any, fit: Any) -> None:
     loss = rescaled(torch.rand(80, generator=torch.Generator().manual_seed(0)).pow(3))
-    found = Bicro(BicroConfig(mixture=mixture)).probability(loss)
+    found = Bicro(BicroConfig(mixture=mixture), dim=8).probability(loss)
     assert bool((found[loss.argsort()].diff() <= 0).all())
     plain = fit(loss).first(loss)
     assert found.max() == plain.max()
@@ -123,11 +123,11 @@ def test_the_chosen_mixture_never_trusts_a_larger_loss_more(mixture: Any, fit: A
 
 def test_warm_up_trains_on_the_smallest_losses() -> None:
     v, t = both_networks(2, 10)
-    method = Bicro(BicroConfig(warmup_keep=0.3))
+    method = Bicro(BicroConfig(warmup_keep=0.3), dim=8)
     loss = torch.tensor([[5.0, 1.0, 4.0, 0.5, 3.0, 9.0, 2.0, 8.0, 7.0, 6.0], list(range(10))])
     kept = [row.nonzero().squeeze(1).tolist() for row in method.warm_weights(loss)]
     assert kept == [[1, 3, 6], [0, 1, 2]]
-    whole = Bicro(BicroConfig(warmup_keep=1.0))
+    whole = Bicro(BicroConfig(warmup_keep=1.0), dim=8)
     pairs = batch_block(torch.arange(10), seed=0, step=0)
     few, all_of_them = (m.loss(Embedding(v), Embedding(t), pairs).total for m in (method, whole))
     assert 0 < float(few) < 0.3 * float(all_of_them)
@@ -135,8 +135,8 @@ def test_warm_up_trains_on_the_smallest_losses() -> None:
 
 def test_without_a_clean_pair_the_best_ones_stand_in() -> None:
     v, t = both_networks(3, 12)
-    method = Bicro(BicroConfig())
-    method.study(None, torch.arange(12))
+    method = Bicro(BicroConfig(), dim=8)
+    method.fit(None, torch.arange(12))
     method.clean.fill_(0.1)
     method.stage.fill_(ALL)
     captions = torch.arange(12)
@@ -154,8 +154,8 @@ def test_pairs_whose_label_became_0_are_left_out_or_keep_a_hinge_without_margin(
     pairs = batch_block(captions, seed=0, step=0, captions=captions)
     totals = {}
     for discard in (True, False):
-        method = Bicro(BicroConfig(discard=discard, label_threshold=1.0))  # no label survives
-        method.study(None, captions)
+        method = Bicro(BicroConfig(discard=discard, label_threshold=1.0), dim=8)  # no label survives
+        method.fit(None, captions)
         method.stage.fill_(ALL)
         totals[discard] = method.loss(Embedding(v), Embedding(t), pairs).total.item()
     halves = split_networks(v, t)

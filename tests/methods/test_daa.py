@@ -126,8 +126,8 @@ def test_a_word_of_all_images_weighs_nothing_where_images_are_counted() -> None:
 def test_the_method_counts_as_its_config_says() -> None:
     found = []
     for rarity in ("captions", "images"):
-        method: Any = Daa(method_config({"name": "daa", "rarity": rarity}))  # type: ignore[arg-type]
-        method.study(CAPTIONS, IMAGES)
+        method: Any = Daa(method_config({"name": "daa", "rarity": rarity}), dim=8)  # type: ignore[arg-type]
+        method.fit(CAPTIONS, IMAGES)
         found.append(method._relevance(block(torch.tensor([0, 3]))))
         assert found[-1][0, 1].item() == pytest.approx(likeness(0, 3, rarity), abs=1e-6)
     assert not torch.allclose(*found)
@@ -164,14 +164,14 @@ def block(captions: torch.Tensor) -> PairBlock:
 
 
 def test_the_loss_is_the_bases_and_both_directions_of_disagreement() -> None:
-    method, captions = Daa(DaaConfig(base=VseConfig(), weight=30.0, temperature=0.2)), torch.tensor([3, 0, 4, 2])
-    method.study(CAPTIONS, IMAGES)
+    method, captions = Daa(DaaConfig(base=VseConfig(), weight=30.0, temperature=0.2), dim=8), torch.tensor([3, 0, 4, 2])
+    method.fit(CAPTIONS, IMAGES)
     v, t = case(4)
     terms = method.loss(v, t, block(captions))
     score = v.mean.double() @ t.mean.double().T
     words = torch.tensor([[likeness(i, j) for j in captions.tolist()] for i in captions.tolist()], dtype=torch.float64)
     rows, cols = 1 - agreement(score, words, 0.2), 1 - agreement(score.T, words.T, 0.2)
-    base = Vse(VseConfig()).loss(v, t, block(captions)).total
+    base = Vse(VseConfig(), dim=8).loss(v, t, block(captions)).total
     expected = base + 30.0 * (rows + cols)
     torch.testing.assert_close(terms.total.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(terms.parts["asp_i2t"].double(), rows.detach(), rtol=1e-5, atol=1e-6)
@@ -202,16 +202,16 @@ def test_everything_else_is_the_bases(base: str) -> None:
 
 def test_without_words_it_says_what_to_give() -> None:
     with pytest.raises(UsageError, match="captions=FILE") as caught:
-        Daa(DaaConfig()).study(None, IMAGES)
+        Daa(DaaConfig(), dim=8).fit(None, IMAGES)
     assert caught.value.exit_code == 2
 
 
-def test_before_its_study_it_has_no_loss() -> None:
-    method = Daa(DaaConfig(base=VseConfig()))
-    with pytest.raises(UsageError, match="study"):
+def test_before_fit_it_has_no_loss() -> None:
+    method = Daa(DaaConfig(base=VseConfig()), dim=8)
+    with pytest.raises(UsageError, match="fit"):
         method.loss(*case(2), block(torch.tensor([0, 2])))
-    method.study(CAPTIONS, IMAGES)
-    with pytest.raises(UsageError, match="study"):
+    method.fit(CAPTIONS, IMAGES)
+    with pytest.raises(UsageError, match="fit"):
         method.loss(*case(2), batch_block(torch.tensor([0, 1]), seed=0, step=0))
 
 
@@ -219,7 +219,7 @@ def test_a_saved_model_carries_no_training_captions(tmp_path: Path) -> None:
     backbone = BackboneConfig(head=HeadConfig(dim=4))
     model = MatchingModel.build(method_config("daa"), backbone, image_dim=3, text_dim=3)
     method: Any = model.method
-    method.study(CAPTIONS, IMAGES)
+    method.fit(CAPTIONS, IMAGES)
     model.save_pretrained(tmp_path)
     again: Any = MatchingModel.from_pretrained(tmp_path)
     assert not any("study" in name for name in again.state_dict())
@@ -232,8 +232,8 @@ def test_a_saved_model_carries_no_training_captions(tmp_path: Path) -> None:
 
 
 def test_the_table_moves_with_the_model() -> None:
-    method: Any = Daa(DaaConfig())
-    method.study(CAPTIONS, IMAGES)
+    method: Any = Daa(DaaConfig(), dim=8)
+    method.fit(CAPTIONS, IMAGES)
     method.to("meta")
     assert {buffer.device.type for buffer in method.buffers()} == {"meta"}
 

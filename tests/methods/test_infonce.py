@@ -21,7 +21,7 @@ def case(seed: int, size: int, dim: int = 5) -> tuple[torch.Tensor, torch.Tensor
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.integers(1, 7), st.floats(0.5, 50), st.integers(0, 99))
 def test_it_is_torchs_cross_entropy(size: int, scale: float, seed: int) -> None:
-    method, (v, t) = InfoNCE(InfoNCEConfig(scale=scale)), case(seed, size)
+    method, (v, t) = InfoNCE(InfoNCEConfig(scale=scale), dim=8), case(seed, size)
     ids = torch.arange(size).remainder(3)  # other captions of the image stay negatives
     terms = method.loss(Embedding(v), Embedding(t), batch_block(ids, seed=0, step=0))
     logit, own = scale * (v @ t.T), torch.arange(size)
@@ -37,7 +37,7 @@ def test_it_is_torchs_cross_entropy(size: int, scale: float, seed: int) -> None:
 
 def test_ids_spread_the_target_over_the_images_captions() -> None:
     ids = [4, 4, 5, 4]
-    method, (v, t) = InfoNCE(InfoNCEConfig(scale=3.0, positives="ids")), case(1, 4)
+    method, (v, t) = InfoNCE(InfoNCEConfig(scale=3.0, positives="ids"), dim=8), case(1, 4)
     got = method.loss(Embedding(v), Embedding(t), batch_block(torch.tensor(ids), seed=0, step=0))
     logit = 3.0 * (v @ t.T)
     total = 0.0
@@ -47,14 +47,14 @@ def test_ids_spread_the_target_over_the_images_captions() -> None:
             own = [j for j in range(4) if ids[j] == ids[i]]
             total -= sum(math.log(math.exp(row[j]) / whole) for j in own) / len(own) / 4 / 2
     assert got.total.item() == pytest.approx(total, rel=1e-5)
-    diagonal = InfoNCE(InfoNCEConfig(scale=3.0))
+    diagonal = InfoNCE(InfoNCEConfig(scale=3.0), dim=8)
     assert diagonal.loss(
         Embedding(v), Embedding(t), batch_block(torch.tensor(ids), seed=0, step=0)
     ).total.item() != pytest.approx(total, rel=1e-3)
 
 
 def test_scale_score_and_uncertainty() -> None:
-    method, (v, t) = InfoNCE(InfoNCEConfig()), case(0, 3)
+    method, (v, t) = InfoNCE(InfoNCEConfig(), dim=8), case(0, 3)
     assert not method.pairwise
     assert method.log_scale.exp().item() == pytest.approx(14.3)
     torch.testing.assert_close(method.score(Embedding(v), Embedding(t)), v @ t.T)
@@ -62,11 +62,11 @@ def test_scale_score_and_uncertainty() -> None:
     (group,) = method.param_groups()
     assert group.params == [method.log_scale]
     assert not group.decay
-    assert InfoNCE(InfoNCEConfig(learnable=False)).param_groups() == []
+    assert InfoNCE(InfoNCEConfig(learnable=False), dim=8).param_groups() == []
 
 
 def test_the_scale_learns_by_its_logarithm() -> None:
-    method, (v, t) = InfoNCE(InfoNCEConfig(scale=2.0)), case(3, 4)
+    method, (v, t) = InfoNCE(InfoNCEConfig(scale=2.0), dim=8), case(3, 4)
     block = batch_block(torch.arange(4), seed=0, step=0)
     (grad,) = torch.autograd.grad(method.loss(Embedding(v), Embedding(t), block).total, [method.log_scale])
 

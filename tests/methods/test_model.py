@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 import vacsr.methods.model as model_module
-from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config import BackboneConfig, HeadConfig, SigmoidConfig
 from vacsr.data.pairs import Provenance
 from vacsr.errors import DataError, ShapeMismatch, UsageError, VacsrError
+from vacsr.methods import Sigmoid
 from vacsr.methods.model import MatchingModel
 from vacsr.recipes import method_config
 
@@ -164,16 +165,13 @@ def test_the_card_tells_what_it_is(tmp_path: Path) -> None:
     assert "images [I, 6], texts [T, 4]" in card
 
 
-class Custom(nn.Module):
-    """A method by its shape alone, without a config."""
-
-    pairwise = True
-    loss = score = grade = uncertainty = param_groups = lambda self, *_: []
+class Unregistered(Sigmoid):
+    """A method that nobody could load again."""
 
 
-def test_a_method_without_config_cannot_be_saved(tmp_path: Path) -> None:
-    model = MatchingModel.build(Custom(), BACKBONE, image_dim=6, text_dim=4)
-    with pytest.raises(UsageError, match="Custom"):
+def test_a_method_that_is_not_registered_cannot_be_saved(tmp_path: Path) -> None:
+    model = MatchingModel.build(Unregistered(SigmoidConfig(), dim=8), BACKBONE, image_dim=6, text_dim=4)
+    with pytest.raises(UsageError, match="@register"):
         model.save_pretrained(tmp_path / "m")
     assert not (tmp_path / "m").exists()
 

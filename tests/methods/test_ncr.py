@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from vacsr.config import NcrConfig
 from vacsr.methods import Embedding, Ncr
+from vacsr.methods.base import SetEmbeddings, TrainingView
 from vacsr.methods.coteaching import ALL, CLEAN, WARM, caption_losses, split_networks
-from vacsr.methods.hooks import SetEmbeddings, TrainingView
 from vacsr.pairwise import PairBlock, batch_block
 
 MARGIN = 0.2
@@ -28,8 +28,8 @@ def both_networks(seed: int, size: int, dim: int = 4) -> tuple[Tensor, Tensor]:
 
 
 def studied(captions: int, *, stage: int, seed: int = 0) -> Ncr:
-    method = Ncr(NcrConfig(margin=MARGIN, warmup=0.35, noisy_from=0.5))
-    method.study(None, torch.zeros(captions, dtype=torch.int64))
+    method = Ncr(NcrConfig(margin=MARGIN, warmup=0.35, noisy_from=0.5), dim=8)
+    method.fit(None, torch.zeros(captions, dtype=torch.int64))
     method.clean.copy_(torch.rand(2, captions, generator=torch.Generator().manual_seed(seed)))
     method.stage.fill_(stage)
     return method
@@ -109,7 +109,7 @@ def test_no_gradient_goes_through_the_labels() -> None:
 def test_outside_of_training_it_is_the_warm_up() -> None:
     v, t = both_networks(1, 5)
     ids = torch.arange(5)
-    found = Ncr(NcrConfig()).loss(Embedding(v), Embedding(t), block(ids, None)).total
+    found = Ncr(NcrConfig(), dim=8).loss(Embedding(v), Embedding(t), block(ids, None)).total
     assert found.item() == pytest.approx(slow_loss(v, t, ids.tolist(), [], WARM), rel=1e-5)
 
 
@@ -135,8 +135,8 @@ def test_stages_of_twenty_epochs(epoch: int, stage: int) -> None:
 
 
 def test_noisy_pairs_may_stay_out_for_good() -> None:
-    method = Ncr(NcrConfig(noisy_from=1.0))
-    method.study(None, torch.zeros(40, dtype=torch.int64))
+    method = Ncr(NcrConfig(noisy_from=1.0), dim=8)
+    method.fit(None, torch.zeros(40, dtype=torch.int64))
     method.start_epoch(view(19))
     assert method.stage.item() == CLEAN
 

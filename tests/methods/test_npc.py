@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from vacsr.config import NpcConfig
 from vacsr.methods import Embedding, Npc
-from vacsr.methods.hooks import Neighbours, SetEmbeddings, TrainingView
+from vacsr.methods.base import Neighbours, SetEmbeddings, TrainingView
 from vacsr.methods.npc import nearest_in_bank, pair_weights
 from vacsr.pairwise import batch_block, same_image
 
@@ -37,8 +37,8 @@ def slow_losses(v: Tensor, t: Tensor, ids: list[int], scale: float) -> list[floa
 def test_losses_and_their_weighted_mean_are_those_written_out(seed: int, size: int, scale: float) -> None:
     v, t = unit(seed, 2, size, 5)
     ids = torch.arange(size) // 2
-    method = Npc(NpcConfig(scale=scale))
-    method.study(None, torch.zeros(20, dtype=torch.int64))
+    method = Npc(NpcConfig(scale=scale), dim=8)
+    method.fit(None, torch.zeros(20, dtype=torch.int64))
     method.weight.copy_(torch.rand(20, generator=torch.Generator().manual_seed(seed)))
     captions = torch.arange(3, 3 + size)
     expected = slow_losses(v, t, ids.tolist(), scale)
@@ -47,7 +47,7 @@ def test_losses_and_their_weighted_mean_are_those_written_out(seed: int, size: i
     terms = method.loss(Embedding(v), Embedding(t), batch_block(ids, seed=0, step=0, captions=captions))
     weighted = sum(w * x for w, x in zip(method.weight[captions].tolist(), expected, strict=True)) / size
     assert terms.total.item() == pytest.approx(weighted, rel=1e-4)
-    plain = Npc(NpcConfig(scale=scale)).loss(Embedding(v), Embedding(t), batch_block(ids, seed=0, step=0))
+    plain = Npc(NpcConfig(scale=scale), dim=8).loss(Embedding(v), Embedding(t), batch_block(ids, seed=0, step=0))
     assert plain.total.item() == pytest.approx(sum(expected) / size, rel=1e-4)
 
 
@@ -100,8 +100,8 @@ def world(epoch: int, *, epochs: int = 10) -> TrainingView:
 
 
 def test_the_bank_holds_right_captions() -> None:
-    method = Npc(NpcConfig(warmup=0.2))
-    method.study(None, world(0).caption_image)
+    method = Npc(NpcConfig(warmup=0.2), dim=8)
+    method.fit(None, world(0).caption_image)
     method.start_epoch(world(1))
     assert method.ready.item() == 0
     assert torch.equal(method.by_text, torch.arange(60))
@@ -114,8 +114,8 @@ def test_the_bank_holds_right_captions() -> None:
 
 @pytest.mark.parametrize("refresh", [True, False])
 def test_the_bank_is_built_anew_only_if_asked(refresh: bool) -> None:
-    method = Npc(NpcConfig(warmup=0.2, refresh=refresh))
-    method.study(None, world(0).caption_image)
+    method = Npc(NpcConfig(warmup=0.2, refresh=refresh), dim=8)
+    method.fit(None, world(0).caption_image)
     method.start_epoch(world(2))
     method.clean.zero_()
     method.start_epoch(world(3))
@@ -123,8 +123,8 @@ def test_the_bank_is_built_anew_only_if_asked(refresh: bool) -> None:
 
 
 def test_weights_stay_1_and_the_bank_silent_before_there_is_a_bank() -> None:
-    method = Npc(NpcConfig(bank_weight=3.0))
-    method.study(None, torch.zeros(6, dtype=torch.int64))
+    method = Npc(NpcConfig(bank_weight=3.0), dim=8)
+    method.fit(None, torch.zeros(6, dtype=torch.int64))
     old = Neighbours(torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 2.0], requires_grad=True))
     new = Neighbours(torch.tensor([2.0, 2.0]), torch.tensor([9.0, 2.0]))
     captions = torch.tensor([4, 1])

@@ -25,7 +25,7 @@ def items(count: int, dim: int = 3, *, seed: int = 0) -> Embedding:
 
 
 def pcme(**fields: Any) -> Pcme:
-    return Pcme(PcmeConfig(**{"samples": 2, **fields})).double()
+    return Pcme(PcmeConfig(**{"samples": 2, **fields}), dim=8).double()
 
 
 def probability(zv: torch.Tensor, zt: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_the_bottleneck_may_be_a_sum() -> None:
 
 def test_far_away_pairs_stay_finite() -> None:
     """exp of a logit of −1000 is 0 in any precision; its logarithm is not."""
-    method = Pcme(PcmeConfig(scale=500.0, samples=2))
+    method = Pcme(PcmeConfig(scale=500.0, samples=2), dim=8)
     v, t = (Embedding(x.mean.detach().float(), x.log_var) for x in (items(4, seed=1), items(4, seed=2)))
     v, t = (Embedding(x.mean.requires_grad_(), torch.full((4, 3), -2.0, requires_grad=True)) for x in (v, t))
     total = method.loss(v, t, batch_block(torch.arange(4), seed=0, step=0)).total
@@ -118,7 +118,7 @@ def test_far_away_pairs_stay_finite() -> None:
 
 def test_items_in_the_same_place_have_a_gradient() -> None:
     """The root of 0 has none; a pair without any spread must not break the run."""
-    method, mean = Pcme(PcmeConfig(samples=2)), torch.ones(2, 3, requires_grad=True)
+    method, mean = Pcme(PcmeConfig(samples=2), dim=8), torch.ones(2, 3, requires_grad=True)
     x = Embedding(mean, torch.full((2, 3), -200.0))
     (grad,) = torch.autograd.grad(method.loss(x, x, batch_block(torch.arange(2), seed=0, step=0)).total, [mean])
     assert grad.isfinite().all()
@@ -150,7 +150,7 @@ def test_scores_do_not_depend_on_who_else_is_scored(monkeypatch: pytest.MonkeyPa
 
 
 def test_sure_and_hopeless_pairs_keep_their_order() -> None:
-    method = Pcme(PcmeConfig(scale=40.0, shift=40.0, samples=2))
+    method = Pcme(PcmeConfig(scale=40.0, shift=40.0, samples=2), dim=8)
     angle = torch.linspace(0.0, math.pi, 9)
     v = Embedding(torch.tensor([[1.0, 0.0]]), torch.full((1, 2), -20.0))
     t = Embedding(torch.stack((angle.cos(), angle.sin()), dim=1), torch.full((9, 2), -20.0))

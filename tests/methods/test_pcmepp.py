@@ -21,7 +21,7 @@ def items(count: int, dim: int = 3, *, seed: int = 0) -> Embedding:
 
 
 def pcmepp(**fields: Any) -> Pcmepp:
-    return Pcmepp(PcmeppConfig(**{"reduction": "mean", **fields})).double()
+    return Pcmepp(PcmeppConfig(**{"reduction": "mean", **fields}), dim=8).double()
 
 
 def soft(block: PairBlock, seed: int) -> PairBlock:

@@ -27,7 +27,7 @@ def case(size: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def test_it_is_the_plain_loop(ids: list[int], scale: float, bias: float) -> None:
     size = len(ids)
     v, t = case(size)
-    method = Sigmoid(SigmoidConfig(scale=scale, bias=bias))
+    method = Sigmoid(SigmoidConfig(scale=scale, bias=bias), dim=8)
     got = method.loss(Embedding(v), Embedding(t), batch_block(torch.tensor(ids), seed=0, step=0))
     cosine = (v @ t.T).tolist()
     total, slope_a, slope_b = 0.0, 0.0, 0.0
@@ -47,7 +47,7 @@ def test_it_is_the_plain_loop(ids: list[int], scale: float, bias: float) -> None
 @given(ids_strategy, st.lists(st.integers(0, 6), max_size=3))
 def test_row_blocks_add_up(ids: list[int], cuts: list[int]) -> None:
     v, t = case(len(ids))
-    method, block = Sigmoid(SigmoidConfig(scale=5.0, bias=-2.0)), batch_block(torch.tensor(ids), seed=0, step=0)
+    method, block = Sigmoid(SigmoidConfig(scale=5.0, bias=-2.0), dim=8), batch_block(torch.tensor(ids), seed=0, step=0)
     assert method.pairwise
     edges = sorted({0, len(ids), *(min(cut, len(ids)) for cut in cuts)})
     rows = [slice(a, b) for a, b in pairwise(edges)]
@@ -62,7 +62,7 @@ def test_row_blocks_add_up(ids: list[int], cuts: list[int]) -> None:
 
 
 def test_score_grade_and_groups() -> None:
-    method, (v, t) = Sigmoid(SigmoidConfig()), case(3)
+    method, (v, t) = Sigmoid(SigmoidConfig(), dim=8), case(3)
     score = method.score(Embedding(v), Embedding(t))
     torch.testing.assert_close(score, v @ t.T)
     torch.testing.assert_close(method.grade(score), torch.sigmoid(10 * score - 10))
@@ -70,4 +70,4 @@ def test_score_grade_and_groups() -> None:
     (group,) = method.param_groups()
     assert group.params == [method.affine]
     assert not group.decay
-    assert Sigmoid(SigmoidConfig(learnable=False)).param_groups() == []
+    assert Sigmoid(SigmoidConfig(learnable=False), dim=8).param_groups() == []

@@ -18,7 +18,7 @@ def build(**fields: Any) -> Vacsr:
         torch.manual_seed(0)
         config = method_config({"name": "vacsr", **fields})
         assert isinstance(config, VacsrConfig)
-        return Vacsr(6, config)
+        return Vacsr(config, dim=6)
 
 
 def case(rows: int, cols: int) -> tuple[Embedding, Embedding]:

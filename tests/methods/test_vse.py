@@ -43,7 +43,7 @@ def reference(v: torch.Tensor, t: torch.Tensor, ids: list[int], *, margin: float
 @given(st.integers(1, 7), st.floats(0.05, 1.5), st.booleans(), st.integers(0, 99))
 def test_it_is_the_hinge_pair_by_pair(size: int, margin: float, warm: bool, seed: int) -> None:
     ids = [number % 4 for number in range(size)]
-    method, (v, t) = Vse(VseConfig(margin=margin, warmup_epochs=3)), case(seed, size)
+    method, (v, t) = Vse(VseConfig(margin=margin, warmup_epochs=3), dim=8), case(seed, size)
     terms = method.loss(Embedding(v), Embedding(t), block(ids, epoch=2 if warm else 3))
     expected = reference(v, t, ids, margin=margin, every=warm)
     torch.testing.assert_close(terms.total.double(), expected, atol=1e-5, rtol=1e-5)
@@ -56,13 +56,13 @@ def test_it_is_the_hinge_pair_by_pair(size: int, margin: float, warm: bool, seed
 
 
 def test_other_captions_of_the_image_are_no_negatives() -> None:
-    method, (v, t) = Vse(VseConfig(margin=2.5, warmup_epochs=0)), case(1, 2)
+    method, (v, t) = Vse(VseConfig(margin=2.5, warmup_epochs=0), dim=8), case(1, 2)
     assert method.loss(Embedding(v), Embedding(t), block([3, 3])).total == 0
     assert method.loss(Embedding(v), Embedding(t), block([3, 4])).total > 0
 
 
 def test_outside_of_training_the_hardest_count() -> None:
-    method, (v, t) = Vse(VseConfig()), case(2, 6)
+    method, (v, t) = Vse(VseConfig(), dim=8), case(2, 6)
     ids = list(range(6))
     found = method.loss(Embedding(v), Embedding(t), block(ids)).total
     torch.testing.assert_close(found, method.loss(Embedding(v), Embedding(t), block(ids, epoch=1)).total)
@@ -74,14 +74,14 @@ def test_mean_divides_by_the_batch(epoch: int) -> None:
     v, t = case(3, 5)
     ids = list(range(5))
     whole, mean = (
-        Vse(VseConfig(reduction=kind)).loss(Embedding(v), Embedding(t), block(ids, epoch)).total
+        Vse(VseConfig(reduction=kind), dim=8).loss(Embedding(v), Embedding(t), block(ids, epoch)).total
         for kind in ("sum", "mean")
     )
     torch.testing.assert_close(mean, whole / 5)
 
 
 def test_score_grade_and_parameters() -> None:
-    method, (v, t) = Vse(VseConfig()), case(0, 3)
+    method, (v, t) = Vse(VseConfig(), dim=8), case(0, 3)
     score = method.score(Embedding(v), Embedding(t))
     torch.testing.assert_close(score, v @ t.T)
     grade = method.grade(score)

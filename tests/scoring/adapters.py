@@ -14,7 +14,7 @@ from vacsr.methods.vacsr import Vacsr
 def method(dim: int, *, hidden: int = 0, width: int = 16, residual: bool = True, device: str = "cpu") -> Vacsr:
     """Random weights, none of them zero."""
     config = AdapterConfig(hidden=hidden, decoder_hidden=width, residual="cosine" if residual else "none")
-    made = Vacsr(dim, VacsrConfig(adapter=config)).eval()
+    made = Vacsr(VacsrConfig(adapter=config), dim=dim).eval()
     generator = torch.Generator().manual_seed(dim + hidden + width)
     with torch.no_grad():
         for parameter in made.parameters():

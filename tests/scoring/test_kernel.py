@@ -332,13 +332,13 @@ def test_interpreted_choice() -> None:
     with torch.no_grad():
         huge.adapter.trunk.weight *= 1e5
     assert chosen(huge, "auto") == (KernelScorer, torch.bfloat16)
-    head = Vacsr(20, VacsrConfig(adapter=AdapterConfig(mixing="head")))
+    head = Vacsr(VacsrConfig(adapter=AdapterConfig(mixing="head")), dim=20)
     assert chosen(head, "auto") == chosen(head, torch.float32) == (BlockScorer, torch.float32)
     assert chosen(head, torch.bfloat16) == (BlockScorer, torch.bfloat16)
     with pytest.raises(UsageError, match="float32"):
         KernelScorer(method(20), dtype=torch.float32)
     with pytest.raises(UsageError, match="InfoNCE"):
-        KernelScorer(InfoNCE(InfoNCEConfig()))
+        KernelScorer(InfoNCE(InfoNCEConfig(), dim=8))
     with pytest.raises(UsageError, match="k=10"):
         KernelScorer(method(20)).topk_both(Embedding(torch.ones(1, 20)), Embedding(torch.ones(1, 20)), k=0)
 

@@ -26,8 +26,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def method_of(likelihood: Likelihood) -> InfoNCE | Sigmoid:
     if likelihood.kind == "softmax":
-        return InfoNCE(InfoNCEConfig(scale=likelihood.scale))
-    return Sigmoid(SigmoidConfig(scale=likelihood.scale, bias=likelihood.bias))
+        return InfoNCE(InfoNCEConfig(scale=likelihood.scale), dim=8)
+    return Sigmoid(SigmoidConfig(scale=likelihood.scale, bias=likelihood.bias), dim=8)
 
 
 def slow_curvature(own: Tensor, other: Tensor, likelihood: Likelihood) -> Tensor:

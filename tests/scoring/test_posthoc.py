@@ -168,7 +168,7 @@ def test_scores_that_are_no_cosines_are_refused(pairs: PairSet) -> None:
 
 
 def test_two_networks_are_refused() -> None:
-    method = Sigmoid(SigmoidConfig())
+    method = Sigmoid(SigmoidConfig(), dim=8)
     method.networks = 2  # type: ignore[assignment]
     config = BackboneConfig(head=HeadConfig(kind="linear", dim=3))
     with pytest.raises(UsageError, match=r"one network.*evaluate\.posthoc=cosine"):

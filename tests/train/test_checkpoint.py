@@ -216,7 +216,7 @@ def test_a_fingerprint_is_the_same_tomorrow() -> None:
 
 def test_the_fingerprint_does_not_mind_what_changes_nothing() -> None:
     free = TrainConfig(device="cuda", log_every=3, checkpoint_every=4, trackers=("csv",))
-    assert mark() == mark(config=free) == mark(method=Sigmoid(SigmoidConfig()))
+    assert mark() == mark(config=free) == mark(method=Sigmoid(SigmoidConfig(), dim=8))
     assert mark(method=Wide(3)) == mark(method=Wide(3))
 
 

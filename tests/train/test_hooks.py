@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from torch import Tensor
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import apply_noise, make_noise
-from vacsr.methods.base import Embedding, ParamGroup
-from vacsr.methods.hooks import SetEmbeddings, TrainingView
+from vacsr.methods.base import Embedding, Method, MethodConfig, SetEmbeddings, TrainingView
 from vacsr.methods.model import MatchingModel
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, same_image
@@ -193,44 +191,26 @@ def test_the_set_is_embedded_as_a_scorer_would(pairs: PairSet, photos: PhotoSet,
     torch.testing.assert_close(found.texts, expected.texts.mean, atol=1e-6, rtol=0)
 
 
-class Diary(torch.nn.Module):
+class Diary(Method):
     """A method that counts its epochs."""
 
-    pairwise = False
+    page: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(MethodConfig(name="diary"), dim=8)
         self.scale = torch.nn.Parameter(torch.ones(()))
-        self.page = torch.zeros((), dtype=torch.int64)
+        self.register_training_state("page", torch.zeros((), dtype=torch.int64))
         self.seen: list[int] = []
 
     def start_epoch(self, view: TrainingView) -> None:
         self.seen.append(view.epoch)
         self.page += 1
 
-    def notes(self) -> dict[str, Tensor]:
-        return {"page": self.page}
-
-    def take_notes(self, notes: Mapping[str, Tensor]) -> None:
-        self.page.copy_(notes["page"])
-
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         return LossTerms(self.scale * (v.mean - t.mean).square().mean(), {"page": self.page.float()})
 
-    def score(self, v: Embedding, t: Embedding) -> Tensor:
-        return v.mean @ t.mean.T
 
-    def grade(self, score: Tensor) -> Tensor:
-        return score.sigmoid()
-
-    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        return None
-
-    def param_groups(self) -> list[ParamGroup]:
-        return [ParamGroup("scale", [self.scale])]
-
-
-def test_any_method_may_take_stock_and_its_notes_are_kept(pairs: PairSet, tmp_path: Path) -> None:
+def test_checkpoints_hold_the_training_state_of_a_method(pairs: PairSet, tmp_path: Path) -> None:
     config = TrainConfig(epochs=3, batch_size=8, device="cpu", checkpoint_every=5, log_every=1)
     whole = fit(Diary(), pairs, config, backbone=BACKBONE, progress=False)
     assert whole.model.method.seen == [0, 1, 2]  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from vacsr.backbones.preprocess import PhotoTransform
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, SigmoidConfig, TowersConfig, TrainConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.noise import apply_noise, make_noise
-from vacsr.methods.hooks import Neighbours
+from vacsr.methods.base import Neighbours
 from vacsr.methods.model import MatchingModel
 from vacsr.recipes import method_config
 from vacsr.train.distributed import ALONE, World

@@ -151,7 +151,7 @@ def test_a_finished_run_is_ready_to_score(pairs: PairSet) -> None:
 def test_a_method_may_be_an_object_or_a_config(pairs: PairSet) -> None:
     by_name, by_config = run(pairs), run(pairs, method=SigmoidConfig())
     assert by_name.history[0]["loss"] == by_config.history[0]["loss"]
-    assert run(pairs, method=Sigmoid(SigmoidConfig())).state.step == 20
+    assert run(pairs, method=Sigmoid(SigmoidConfig(), dim=8)).state.step == 20
 
 
 def test_what_is_refused(pairs: PairSet) -> None:

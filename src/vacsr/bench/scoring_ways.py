@@ -69,7 +69,7 @@ class Problem(NamedTuple):
 def random_problem(images: int, texts: int, dim: int, *, device: torch.device) -> Problem:
     """Fresh weights with none of the zeros that some start from, and unit vectors."""
     generator = torch.Generator().manual_seed(0)
-    method = Vacsr(dim, VacsrConfig(adapter=AdapterConfig())).eval()
+    method = Vacsr(VacsrConfig(adapter=AdapterConfig()), dim=dim).eval()
     with torch.no_grad():
         for weight in method.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator) / max(1, weight.shape[-1]) ** 0.5)

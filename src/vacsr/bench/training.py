@@ -82,19 +82,19 @@ def _rows(dim: int, batch: int, device: torch.device) -> list[dict[str, Cell]]:
 
 def sigmoid_step(dim: int, batch: int, device: torch.device) -> Step:
     """The sigmoid loss on cosines: what a step costs without an adapter."""
-    method = Sigmoid(SigmoidConfig())
+    method = Sigmoid(SigmoidConfig(), dim=8)
     return _step(method, method.loss, dim=dim, batch=batch, device=device)
 
 
 def dense_step(dim: int, batch: int, device: torch.device) -> Step:
     """The whole matrix of pairs at once."""
-    method = Vacsr(dim, VacsrConfig())
+    method = Vacsr(VacsrConfig(), dim=dim)
     return _step(method, method.loss, dim=dim, batch=batch, device=device)
 
 
 def strip_step(dim: int, batch: int, device: torch.device) -> Step:
     """Strip by strip, with gradients taken on the way."""
-    method = Vacsr(dim, VacsrConfig())
+    method = Vacsr(VacsrConfig(), dim=dim)
     rows = strip_rows(method, max(1, _PAIRS[device.type] // batch), rows=batch, columns=batch)
     loss = method.loss if rows == batch else StripLoss(method.loss, method, rows)
     return _step(method, loss, dim=dim, batch=batch, device=device)

@@ -14,7 +14,6 @@ from vacsr.config import BackboneConfig, Recipe
 from vacsr.config.fewshot import FewshotRecipe
 from vacsr.errors import UsageError
 from vacsr.methods import build_method
-from vacsr.methods.hooks import networks_of
 from vacsr.recipes import recipe_from
 from vacsr.train.folder import clear_folder, run_lock
 
@@ -58,7 +57,7 @@ def _check_prompted(recipe: FewshotRecipe, start: Recipe, where: str) -> None:
         message = f"{where} pools with gpo, which has no one token that prompts could speak through"
         raise UsageError(f"{message} — train it with backbone.pooling=cls or mean")
     with torch.random.fork_rng(devices=[]):
-        networks = networks_of(build_method(start.method, dim=theirs.head.dim))
+        networks = build_method(start.method, dim=theirs.head.dim).networks
     if networks > 1:
         raise UsageError(f"{where} has two networks — start from a method with one, such as infonce")
 

@@ -1,15 +1,12 @@
 """Every choice as a typed, frozen field with its reason. How recipes are read is in :mod:`vacsr.recipes`."""
 
 from vacsr.config.backbone import AugmentConfig, BackboneConfig, HeadConfig
-from vacsr.config.base import Config
+from vacsr.config.base import Config, MethodConfig
 from vacsr.config.data import DataConfig, NoiseConfig
 from vacsr.config.gaussians import MixConfig, PcmeConfig, PcmeppConfig
 from vacsr.config.methods import (
-    PRESETS,
-    AnyMethodConfig,
     DaaConfig,
     InfoNCEConfig,
-    MethodConfig,
     SigmoidConfig,
     VseConfig,
 )
@@ -19,9 +16,7 @@ from vacsr.config.train import TowersConfig, TrainConfig
 from vacsr.config.vacsr import AdapterConfig, ObjectiveConfig, VacsrConfig
 
 __all__ = [
-    "PRESETS",
     "AdapterConfig",
-    "AnyMethodConfig",
     "AugmentConfig",
     "BackboneConfig",
     "BicroConfig",

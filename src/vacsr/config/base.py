@@ -1,11 +1,139 @@
-"""What every part of a configuration is."""
+"""The base of every configuration, and the registry of methods: name, class, config class, presets."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from vacsr.errors import ConfigError, UsageError
+
+Task = Literal["retrieval", "fewshot"]
+ENTRY_POINTS = "vacsr.methods"
+"""Entry-point group in which an installed package names its methods: `NAME = "package.module"`."""
+_BUILT_IN: dict[Task, str] = {"retrieval": "vacsr.methods", "fewshot": "vacsr.methods.fewshot"}
+"""Importing these packages registers the built-in methods."""
 
 
 class Config(BaseModel):
-    """Frozen, no unknown fields, attribute docstrings become the descriptions."""
+    """Frozen, unknown fields refused, attribute docstrings serve as descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _suggest_fields(cls, raw: Any, handler: Callable[[Any], Any]) -> Any:
+        """Name the closest field of this configuration beside each unknown one."""
+        try:
+            return handler(raw)
+        except ValidationError as error:
+            lines = [_with_suggestion(dict(line), cls.model_fields) for line in error.errors(include_url=False)]
+            raise ValidationError.from_exception_data(cls.__name__, lines) from None
+
+
+def _with_suggestion(line: dict[str, Any], fields: Iterable[str]) -> InitErrorDetails:
+    kind, message = str(line["type"]), str(line["msg"])
+    if kind == "extra_forbidden":
+        kind, message = "unknown_field", "no such field" + did_you_mean(str(line["loc"][-1]), fields)
+    error = PydanticCustomError(kind, message)
+    return InitErrorDetails(type=error, loc=line["loc"], input=line["input"])
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint to append to a message; empty where nothing is close.
+
+    >>> did_you_mean("vascr", ["vacsr", "vse"])
+    " (did you mean 'vacsr'?)"
+    """
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+class MethodConfig(Config):
+    """Settings of a method; the base of every method's config class, which narrows ``name`` to its own."""
+
+    name: str
+    """The method's name in the registry."""
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """What the registry knows about a method."""
+
+    name: str
+    method: type
+    config: type[MethodConfig]
+    presets: Mapping[str, Mapping[str, Any]]
+    """Fields that a preset sets on top of the config's defaults; `default` sets none unless it says so."""
+
+
+METHODS: dict[Task, dict[str, MethodEntry]] = {"retrieval": {}, "fewshot": {}}
+"""Methods registered so far. Look one up with :func:`method_entry`, which imports the built-in ones first."""
+M = TypeVar("M", bound=type)
+
+
+def register(
+    name: str, config: type[MethodConfig], *, presets: Mapping[str, Mapping[str, Any]] | None = None
+) -> Callable[[M], M]:
+    """Class decorator: make a method known by ``name``, built from ``config``, with these presets.
+
+    The class's attribute ``task`` says whether it is a method of retrieval or of few-shot recognition.
+    """
+    if config.model_fields["name"].default != name or "-" in name:
+        message = f"{config.__name__}.name must default to '{name}', and a name has no dash"
+        raise UsageError(f'{message} — write name: Literal["{name}"] = "{name}" in the config class')
+
+    def add(method: M) -> M:
+        known = METHODS[method.task]  # type: ignore[attr-defined]
+        old = known[name].method if name in known else method
+        if _path(old) != _path(method):  # a notebook cell that runs again registers the same class again
+            raise UsageError(f"method '{name}' is {_path(old)} already — choose another name")
+        known[name] = MethodEntry(name, method, config, {"default": {}, **(presets or {})})
+        return method
+
+    return add
+
+
+def _path(method: type) -> str:
+    return f"{method.__module__}.{method.__qualname__}"
+
+
+def method_entry(name: str, *, task: Task = "retrieval") -> MethodEntry:
+    """A method by its name: built in, from an imported module, or from an installed package's entry point."""
+    import_module(_BUILT_IN[task])
+    known = METHODS[task]
+    if name not in known:
+        for point in entry_points(group=ENTRY_POINTS, name=name):
+            point.load()
+    if name not in known:
+        kind = "few-shot method" if task == "fewshot" else "method"
+        raise ConfigError(
+            f"unknown {kind} '{name}'{did_you_mean(name, known)} — choose one of: {', '.join(known)}; "
+            f"for your own, import its module first or name it in the entry-point group '{ENTRY_POINTS}'"
+        )
+    return known[name]
+
+
+def _as_method(raw: Any, *, task: Task, default: str) -> MethodConfig:
+    """Validate a mapping with the config class that its ``name`` stands for."""
+    if isinstance(raw, MethodConfig):
+        return raw
+    if not isinstance(raw, Mapping):
+        raise ValueError("expected a method's name or its fields")
+    return method_entry(str(raw.get("name") or default), task=task).config.model_validate(raw)
+
+
+RetrievalMethod = Annotated[
+    SerializeAsAny[MethodConfig], BeforeValidator(partial(_as_method, task="retrieval", default="vacsr"))
+]
+"""Type of a recipe's `method` field: validated through the registry."""
+FewshotMethod = Annotated[
+    SerializeAsAny[MethodConfig], BeforeValidator(partial(_as_method, task="fewshot", default="vacsr"))
+]

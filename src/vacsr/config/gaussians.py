@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vacsr.config.base import Config
+from vacsr.config.base import Config, MethodConfig
 
 
 class MixConfig(Config):
@@ -22,11 +22,11 @@ class MixConfig(Config):
     """Mix the labels of all captions of both images, or forget all but the two own ones, as the public code does."""
 
 
-class PcmeConfig(Config):
+class PcmeConfig(MethodConfig):
     """Probabilistic embeddings compared by samples (PCME)."""
 
     name: Literal["pcme"] = "pcme"
-    """Tells the methods apart."""
+    """Of the method."""
     samples: Annotated[int, Field(ge=1, le=64)] = 8
     """J draws of each item; a pair is judged by J² distances."""
     scale: Annotated[float, Field(gt=0)] = 5.0
@@ -45,11 +45,11 @@ class PcmeConfig(Config):
     """logσ² at the start is around this; the public code starts at 0, and short runs do not recover from that."""
 
 
-class PcmeppConfig(Config):
+class PcmeppConfig(MethodConfig):
     """Probabilistic embeddings compared in closed form (PCME++)."""
 
     name: Literal["pcmepp"] = "pcmepp"
-    """Tells the methods apart."""
+    """Of the method."""
     scale: Annotated[float, Field(gt=0)] = 5.0
     """a at the start, of the logit b − a·CSD."""
     shift: float = 5.0

@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vacsr.config.base import Config
+from vacsr.config.base import MethodConfig
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class NcrConfig(Config):
+class NcrConfig(MethodConfig):
     """NCR: two networks, a Gaussian mixture of losses tells clean from noisy, labels become soft margins."""
 
     name: Literal["ncr"] = "ncr"
-    """Tells the methods apart."""
+    """Of the method."""
     margin: Annotated[float, Field(gt=0)] = 0.2
     """m of the hinge, for a pair that is surely right."""
     warmup: Share = 0.1
@@ -28,11 +28,11 @@ class NcrConfig(Config):
     """Soft margin m·(base^y − 1)/(base − 1)."""
 
 
-class BicroConfig(Config):
+class BicroConfig(MethodConfig):
     """BiCro: as NCR, with soft labels from how alike the nearest anchors are on both sides."""
 
     name: Literal["bicro"] = "bicro"
-    """Tells the methods apart."""
+    """Of the method."""
     margin: Annotated[float, Field(gt=0)] = 0.2
     """m of the hinge, for a pair that is surely right."""
     warmup: Share = 0.2
@@ -55,11 +55,11 @@ class BicroConfig(Config):
     """Soft margin m·(base^y − 1)/(base − 1)."""
 
 
-class NpcConfig(Config):
+class NpcConfig(MethodConfig):
     """NPC: each pair weighs as much as a trial step on the batch helps the trusted pairs most like it."""
 
     name: Literal["npc"] = "npc"
-    """Tells the methods apart."""
+    """Of the method."""
     scale: Annotated[float, Field(gt=0)] = 14.3
     """exp(log_scale) at the start, as InfoNCE's."""
     learnable: bool = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from vacsr.config.backbone import BackboneConfig
-from vacsr.config.base import Config
+from vacsr.config.base import Config, RetrievalMethod, method_entry
 from vacsr.config.data import DataConfig
-from vacsr.config.methods import MethodConfig
 from vacsr.config.train import TrainConfig
-from vacsr.config.vacsr import VacsrConfig
 
 
 class EvaluateConfig(Config):
@@ -36,7 +36,7 @@ class Recipe(Config):
     """What to learn from."""
     backbone: BackboneConfig = BackboneConfig()
     """From inputs to the shared space."""
-    method: MethodConfig = VacsrConfig()
+    method: RetrievalMethod = Field(default_factory=lambda: method_entry("vacsr").config(name="vacsr"))
     """Head and loss; in a recipe also `preset`."""
     train: TrainConfig = TrainConfig()
     """How to learn."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vacsr.config.base import Config
+from vacsr.config.base import Config, MethodConfig
 
 
 class AdapterConfig(Config):
@@ -93,11 +93,11 @@ class ObjectiveConfig(Config):
     """Draw z and its KL in one kernel, the same loss; `auto`: where Triton, a CUDA GPU and the settings allow it."""
 
 
-class VacsrConfig(Config):
+class VacsrConfig(MethodConfig):
     """The paper's method: adapter and objective. The field defaults are the preset `default`."""
 
     name: Literal["vacsr"] = "vacsr"
-    """Tells the methods apart."""
+    """Of the method."""
     adapter: AdapterConfig = AdapterConfig()
     """The model."""
     objective: ObjectiveConfig = ObjectiveConfig()

@@ -1,14 +1,33 @@
-"""What a method is: a head on two embeddings, a loss over their pairs, a score and perhaps an uncertainty."""
+"""What a method is: a loss over the pairs of a batch, a score, perhaps an uncertainty, and hooks into training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from vacsr.adapter import FoldedAdapter
+from vacsr.config.base import MethodConfig, Task, register
+from vacsr.config.gaussians import MixConfig
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
+
+__all__ = [
+    "Embedding",
+    "Method",
+    "MethodConfig",
+    "Neighbours",
+    "ParamGroup",
+    "SetEmbeddings",
+    "TrainingView",
+    "register",
+    "split_by_decay",
+    "take",
+]
 
 
 class Embedding(NamedTuple):
@@ -32,29 +51,6 @@ class ParamGroup(NamedTuple):
     decay: bool = True
 
 
-@runtime_checkable
-class Method(Protocol):
-    """An nn.Module that knows embeddings, not pixels or files."""
-
-    pairwise: bool
-    """The loss is a sum over rows of pairs: ranks and strips may split it."""
-
-    def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        """[R, d], [C, d] -> the block's share of the batch's loss."""
-
-    def score(self, v: Embedding, t: Embedding) -> Tensor:
-        """Every pair's score, larger is more alike. [I, d], [T, d] -> [I, T]"""
-
-    def grade(self, score: Tensor) -> Tensor:
-        """Scores mapped to (0, 1), order kept: what a person is shown. [...] -> [...]"""
-
-    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """Of aligned pairs; None where the method has none. [N, d], [N, d] -> [N]"""
-
-    def param_groups(self) -> list[ParamGroup]:
-        """Its parameters with their learning rates and decay."""
-
-
 def split_by_decay(name: str, named: Iterable[tuple[str, nn.Parameter]], *, lr_scale: float = 1.0) -> list[ParamGroup]:
     """Matrices decay; biases, norms and scalars do not."""
     params = [p for _, p in named if p.requires_grad]
@@ -63,3 +59,146 @@ def split_by_decay(name: str, named: Iterable[tuple[str, nn.Parameter]], *, lr_s
         ParamGroup(f"{name}-plain", [p for p in params if p.ndim < 2], lr_scale, False),
     ]
     return [group for group in groups if group.params]
+
+
+class SetEmbeddings(NamedTuple):
+    """The whole training set in the shared space, without augmentation."""
+
+    images: Tensor  # [N, D]
+    texts: Tensor  # [M, D]
+
+
+@dataclass(frozen=True)
+class TrainingView:
+    """What a method sees of the training set between two epochs; the same on all ranks."""
+
+    epoch: int  # the one that starts, from 0
+    epochs: int
+    seed: int
+    batch_size: int
+    caption_image: Tensor  # [M]
+    embed: Callable[[], SetEmbeddings]
+    """A function, since it costs a pass over the training set."""
+
+    def first_epochs(self, share: float) -> int:
+        """The number of epochs that make up this share of the run, rounded; at least one unless the share is 0.
+
+        A short run must not skip its warm-up: the scores of an untrained model are no evidence about a pair.
+        """
+        return max(round(share * self.epochs), int(share > 0))
+
+    def groups(self) -> Tensor:
+        """All captions in random groups of the batch size, different in each epoch. -> [G, B]
+
+        The last group is filled up with captions of the first ones, so that every caption meets as many others.
+        """
+        count = len(self.caption_image)
+        mixed = (self.seed * 1_000_003 + self.epoch + (1 << 62)) % 2**64  # not the order of the epoch's batches
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
+        size = min(self.batch_size, count)
+        order = torch.cat((order, order[: -count % size]))
+        return order.view(-1, size).to(self.caption_image.device)
+
+    def by_caption(self, values: Tensor) -> Tensor:
+        """Values computed along :meth:`groups`, in the captions' order; the padding of the last group is dropped.
+
+        [..., G·B] -> [..., M]
+        """
+        rows = self.groups().flatten()[: len(self.caption_image)]
+        return torch.empty_like(values[..., : len(rows)]).index_copy(-1, rows, values[..., : len(rows)])
+
+
+class Neighbours(NamedTuple):
+    """Two values per caption of a batch: for the trusted pair with the nearest image, and with the nearest text."""
+
+    by_image: Tensor  # [B]
+    by_text: Tensor  # [B]
+
+
+class Method(nn.Module, ABC):
+    """A loss, a score and hooks, on embeddings only. Subclasses override what differs from a plain cosine method.
+
+    Training may replay a step as a CUDA graph. State that changes between epochs therefore lives in tensors that are
+    updated in place, and a loss that depends on it selects with ``torch.where``, never with ``if``.
+    """
+
+    task: ClassVar[Task] = "retrieval"
+    pairwise: bool = False
+    """The loss is a sum over rows of the pair matrix, so that strips and ranks may split it."""
+    networks: int = 1
+    """2 for methods that train two networks on each other's choices; their embeddings are then joined."""
+    log_var_start: float | None = None
+    """Set by methods that give each item a variance: its logarithm at the start."""
+    pair_width: int = 1
+    """Numbers that the loss holds per pair; sets the size of a strip."""
+    mix: MixConfig | None = None
+    """Mixup and cutmix of the batch's images, with soft labels in ``PairBlock.targets``."""
+    look_ahead: float = 0.0
+    """Length of a trial step relative to the heads' weights; above 0 the three look-ahead hooks are called."""
+
+    def __init__(self, config: MethodConfig, *, dim: int) -> None:
+        """``dim``: d of the shared space."""
+        super().__init__()
+        self.config = config
+        self._training_state: list[str] = []
+
+    @abstractmethod
+    def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+        """The block's part of the batch's loss. [R, d], [C, d]"""
+
+    def score(self, v: Embedding, t: Embedding) -> Tensor:
+        """Score of every pair, larger is more similar. By default the cosine. [I, d], [T, d] -> [I, T]"""
+        return v.mean @ t.mean.T
+
+    def grade(self, score: Tensor) -> Tensor:
+        """Scores mapped monotonically to (0, 1), for display. By default (1 + cos)/2. [...] -> [...]"""
+        return 0.5 * (1.0 + score)
+
+    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
+        """Of aligned pairs; None where the method has none. [N, d], [N, d] -> [N]"""
+        return None
+
+    def param_groups(self) -> list[ParamGroup]:
+        """The method's parameters with learning rates and decay; by default scalars and biases do not decay."""
+        return split_by_decay("loss", self.named_parameters())
+
+    def fold(self) -> FoldedAdapter | None:
+        """An exact, cheaper form of :meth:`score`, for scoring at scale; None where there is none."""
+        return None
+
+    def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
+        """Called once before training with the M captions, where they are known, and the image of each [M]."""
+
+    def start_epoch(self, view: TrainingView) -> None:
+        """Called before the first step of each epoch, and not again where a run resumes within an epoch."""
+
+    def register_training_state(self, name: str, value: Tensor) -> None:
+        """A buffer that checkpoints hold and saved models do not. Update it in place."""
+        self.register_buffer(name, value, persistent=False)
+        if name not in self._training_state:
+            self._training_state.append(name)
+
+    def training_state(self) -> dict[str, Tensor]:
+        """What a checkpoint needs beyond parameters and buffers."""
+        return {name: self.get_buffer(name) for name in self._training_state}
+
+    @torch.no_grad()
+    def load_training_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore :meth:`training_state`, in place: a captured CUDA graph reads these tensors."""
+        for name, value in self.training_state().items():
+            value.copy_(state[name])
+
+    def neighbours(self, captions: Tensor) -> Neighbours:
+        """Look-ahead: the trusted pairs nearest to these captions, as rows of the training set. [B] -> [B], [B]"""
+        raise NotImplementedError
+
+    def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
+        """Look-ahead: the loss of each aligned pair against the others. [B, d], [B, d], [B, B] -> [B]"""
+        raise NotImplementedError
+
+    def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:
+        """Look-ahead: take the neighbours' losses before and after the trial step; returns what to add to the loss.
+
+        ``before`` has a gradient to heads and pooling, ``after`` has none. -> 0-d
+        """
+        raise NotImplementedError

@@ -6,12 +6,17 @@ import torch
 from torch import Tensor
 
 from vacsr.config import BicroConfig
+from vacsr.methods.base import register
 from vacsr.methods.coteaching import CoTeaching, Halves, agreement, anchor_count
 from vacsr.methods.mixtures import falling, fit_betas, fit_gaussians
 
 _TINY = 1e-6
 
 
+_PAPER = {"warmup": 0.35, "warmup_keep": 0.3, "noisy_from": 0.5, "mixture": "beta", "discard": False}
+
+
+@register("bicro", BicroConfig, presets={"paper": _PAPER})
 class Bicro(CoTeaching):
     """As NCR, with warm-up on a batch's smallest losses, Betas as the mixture (a switch), and labels of its own kind:
 
@@ -27,8 +32,8 @@ class Bicro(CoTeaching):
 
     config: BicroConfig
 
-    def __init__(self, config: BicroConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: BicroConfig, *, dim: int) -> None:
+        super().__init__(config, dim=dim)
         self.least_label = 1e-6 if config.discard else 0.0
 
     def probability(self, losses: Tensor) -> Tensor:

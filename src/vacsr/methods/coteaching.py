@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from vacsr.config import BicroConfig, NcrConfig
-from vacsr.methods.base import Embedding, ParamGroup
+from vacsr.methods.base import Embedding, Method, TrainingView
 from vacsr.methods.hinge import hinge_costs, soft_margin
-from vacsr.methods.hooks import Remembers, TrainingView
 from vacsr.methods.mixtures import rescaled
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
@@ -36,25 +35,24 @@ class Halves(NamedTuple):
     score: Tensor  # [2, B, B], cosines
 
 
-class CoTeaching(Remembers):
+class CoTeaching(Method):
     """Score = mean of both networks' cosines, which the joined embedding gives by itself."""
 
-    pairwise = False
+    config: NcrConfig | BicroConfig
     networks = 2
     least_label = 0.0
     """Pairs with a smaller label are left out."""
     clean: Tensor
     stage: Tensor
 
-    def __init__(self, config: NcrConfig | BicroConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.remember("clean", torch.ones(2, 0))  # [2, M]: what each network thinks, as a probability
-        self.remember("stage", torch.zeros((), dtype=torch.int64))
+    def __init__(self, config: NcrConfig | BicroConfig, *, dim: int) -> None:
+        super().__init__(config, dim=dim)
+        self.register_training_state("clean", torch.ones(2, 0))  # [2, M]: what each network thinks, as a probability
+        self.register_training_state("stage", torch.zeros((), dtype=torch.int64))
 
-    def study(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
+    def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
         """Room for each caption; all are trusted at first."""
-        self.remember("clean", torch.ones(2, len(caption_image)))
+        self.register_training_state("clean", torch.ones(2, len(caption_image)))
 
     @torch.no_grad()
     def start_epoch(self, view: TrainingView) -> None:
@@ -99,22 +97,6 @@ class CoTeaching(Remembers):
         total = torch.where(self.stage == WARM, warm, taught)
         parts = {"warmup": warm.detach(), "hinge": taught.detach(), "trusted": trusted.float().mean()}
         return LossTerms(total, parts)
-
-    def score(self, v: Embedding, t: Embedding) -> Tensor:
-        """Mean of both networks' cosines. [I, 2d], [T, 2d] -> [I, T]"""
-        return v.mean @ t.mean.T
-
-    def grade(self, score: Tensor) -> Tensor:
-        """(1+cos)/2."""
-        return 0.5 * (1.0 + score)
-
-    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """None: a cosine has no spread."""
-        return None
-
-    def param_groups(self) -> list[ParamGroup]:
-        """None of its own."""
-        return []
 
 
 def split_networks(v: Tensor, t: Tensor) -> Halves:

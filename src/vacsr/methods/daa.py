@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vacsr.config import DaaConfig, InfoNCEConfig, PcmeConfig, SigmoidConfig
+from vacsr.config import DaaConfig
+from vacsr.config.base import method_entry
 from vacsr.errors import UsageError
-from vacsr.methods.base import Embedding, ParamGroup
-from vacsr.methods.infonce import InfoNCE
-from vacsr.methods.pcme import Pcme
-from vacsr.methods.sigmoid import Sigmoid
+from vacsr.methods.base import Embedding, Method, ParamGroup, register
 from vacsr.methods.tfidf import WordTable, word_relevance, word_table
-from vacsr.methods.vse import Vse
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
 
+_PCME = {"name": "pcme", "samples": 5, "scale": 15.0, "shift": 15.0, "vib_weight": 1e-5, "vib_reduction": "sum"}
+"""PCME as DAA's own code has it."""
 
-class Daa(nn.Module):
+
+@register("daa", DaaConfig, presets={"paper": {"base": _PCME}})
+class Daa(Method):
     """loss = base + w(1 − ASP) per image + w(1 − ASP) per caption; score, grade and uncertainty are the base's.
 
     ASP = mean min(R_s, R_c)/max(R_s, R_c) of soft ranks R(x)_j = 1 + Σ_{k≠j} σ((x_k − x_j)/T), over a row's cosines
@@ -27,20 +28,19 @@ class Daa(nn.Module):
     pair with that of another; this is what the paper writes.
     """
 
-    pairwise = False
+    config: DaaConfig
 
     _TABLE = ("words", "weights", "caption_image", "image_captions")
 
-    def __init__(self, config: DaaConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.base = _base(config)
-        self.log_var_start: float | None = getattr(self.base, "log_var_start", None)
+    def __init__(self, config: DaaConfig, *, dim: int) -> None:
+        super().__init__(config, dim=dim)
+        self.base: Method = method_entry(config.base.name).method(config.base, dim=dim)
+        self.log_var_start = self.base.log_var_start
         self.vocabulary = 0
         for name in self._TABLE:  # the training set's words, which are no part of what is saved
             self.register_buffer(f"study_{name}", None, persistent=False)
 
-    def study(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
+    def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
         """Count the words of the training captions."""
         if captions is None:
             raise UsageError(
@@ -67,7 +67,7 @@ class Daa(nn.Module):
         found = {name: getattr(self, f"study_{name}") for name in self._TABLE}
         if pairs.captions is None or any(tensor is None for tensor in found.values()):
             raise UsageError(
-                "method 'daa' has not seen the training captions — train it with vacsr.fit, or call its study() first"
+                "method 'daa' has not seen the training captions — train it with vacsr.fit, or call its fit() first"
             )
         return word_relevance(WordTable(**found, size=self.vocabulary), pairs.captions)
 
@@ -86,15 +86,6 @@ class Daa(nn.Module):
     def param_groups(self) -> list[ParamGroup]:
         """The base's."""
         return self.base.param_groups()
-
-
-def _base(config: DaaConfig) -> Pcme | Vse | InfoNCE | Sigmoid:
-    base = config.base
-    if isinstance(base, PcmeConfig):
-        return Pcme(base)
-    if isinstance(base, InfoNCEConfig):
-        return InfoNCE(base)
-    return Sigmoid(base) if isinstance(base, SigmoidConfig) else Vse(base)
 
 
 def soft_ranks(x: Tensor, *, temperature: float) -> Tensor:

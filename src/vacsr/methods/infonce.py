@@ -8,19 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.config import InfoNCEConfig
-from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
+from vacsr.methods.base import Embedding, Method, register
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
 
 
-class InfoNCE(nn.Module):
-    """Score = cosine. The softmax over columns needs the whole batch, so blocks of rows are not allowed."""
+@register("infonce", InfoNCEConfig, presets={"paper": {"scale": 1.0}})
+class InfoNCE(Method):
+    """Score = cosine, grade = (1+cos)/2: a softmax gives one pair no probability of its own.
 
-    pairwise = False
+    The softmax over columns needs the whole batch, so blocks of rows are not allowed.
+    """
 
-    def __init__(self, config: InfoNCEConfig) -> None:
-        super().__init__()
-        self.config = config
+    config: InfoNCEConfig
+
+    def __init__(self, config: InfoNCEConfig, *, dim: int) -> None:
+        super().__init__(config, dim=dim)
         self.log_scale = nn.Parameter(torch.tensor(math.log(config.scale)), config.learnable)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
@@ -29,22 +32,6 @@ class InfoNCE(nn.Module):
         logit = self.log_scale.exp() * cosines(v.mean, t.mean)
         rows, cols = _cross_entropy(logit, relevance), _cross_entropy(logit.T, relevance.T)
         return LossTerms(0.5 * (rows + cols), {"i2t": rows.detach(), "t2i": cols.detach()})
-
-    def score(self, v: Embedding, t: Embedding) -> Tensor:
-        """Cosine. [I, d], [T, d] -> [I, T]"""
-        return v.mean @ t.mean.T
-
-    def grade(self, score: Tensor) -> Tensor:
-        """(1+cos)/2: a softmax gives one pair no probability of its own."""
-        return 0.5 * (1.0 + score)
-
-    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """None: a cosine has no spread."""
-        return None
-
-    def param_groups(self) -> list[ParamGroup]:
-        """The scale, without decay."""
-        return split_by_decay("loss", self.named_parameters())
 
 
 def _cross_entropy(logit: Tensor, relevance: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from vacsr.backbones import FeatureBackbone, TowerBackbone, load_backbone
 from vacsr.backbones.mixing import Partners
-from vacsr.config import AnyMethodConfig, BackboneConfig, Config, TowersConfig
+from vacsr.config import BackboneConfig, MethodConfig, TowersConfig
+from vacsr.config.base import method_entry
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.provenance import UNKNOWN, Provenance
 from vacsr.draws import RowNoise
@@ -21,7 +22,6 @@ from vacsr.errors import DataError, UsageError
 from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
 from vacsr.methods import build_method
 from vacsr.methods.base import Embedding, Method, ParamGroup, split_by_decay
-from vacsr.methods.hooks import networks_of
 from vacsr.methods.network import Network
 from vacsr.methods.saved import (
     ASSETS,
@@ -60,7 +60,7 @@ class MatchingModel(Network):
     @classmethod
     def build(
         cls,
-        method: AnyMethodConfig | nn.Module,
+        method: MethodConfig | Method,
         config: BackboneConfig,
         *,
         image_dim: int = 0,
@@ -89,20 +89,20 @@ class MatchingModel(Network):
 
         with _drawn_from(seed):
             first = backbone()
-            head = build_method(method, dim=config.head.dim) if isinstance(method, Config) else method
+            head = build_method(method, dim=config.head.dim) if isinstance(method, MethodConfig) else method
             if not isinstance(head, Method):
-                needs = "it needs loss, score, uncertainty, param_groups"
-                raise UsageError(f"{type(head).__name__} is not a method: {needs}")
+                raise UsageError(f"{type(head).__name__} is not a method — derive it from vacsr.methods.Method")
             model = cls(first, head, config=config, provenance=provenance)
-        if networks_of(head) == 2:
+        if head.networks == 2:
             with _drawn_from(seed, "second"):
                 model.second = Network(backbone(), config)
         if start is not None:
             take_over(model, start)
-        variance = getattr(head, "log_var_start", None)
-        if variance is not None:  # after what is taken over: a branch begins as a copy of its tower's last block
+        if (
+            head.log_var_start is not None
+        ):  # after what is taken over: a branch begins as a copy of its tower's last block
             with _drawn_from(seed, "variance"):
-                model.add_variance(variance)
+                model.add_variance(head.log_var_start)
         return model
 
     @property
@@ -178,9 +178,9 @@ class MatchingModel(Network):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json, model.safetensors and a model card; a reader never sees half of them."""
         folder = Path(folder)
-        method = getattr(self.method, "config", None)
-        if not isinstance(method, Config):
-            raise UsageError(f"{type(self.method).__name__} has no `config`, so it cannot be saved and built again")
+        method = self.method.config
+        if method_entry(method.name).method is not type(self.method):
+            raise UsageError(f"{type(self.method).__name__} cannot be loaded again — put @register above the class")
         assets = assets_of(self.backbone)
         described = {
             "schema": SCHEMA,

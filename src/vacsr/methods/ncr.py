@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from vacsr.config import NcrConfig
+from vacsr.methods.base import register
 from vacsr.methods.coteaching import CoTeaching, Halves, agreement, anchor_count
 from vacsr.methods.mixtures import fit_gaussians
 
 
+@register("ncr", NcrConfig, presets={"paper": {"warmup": 0.35, "noisy_from": 0.5}})
 class Ncr(CoTeaching):
     """Before each epoch after warm-up: each network's mean-negative losses → [0, 1] → two Gaussians → p(clean).
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from vacsr.config import InfoNCEConfig, NpcConfig
-from vacsr.methods.base import Embedding, ParamGroup
-from vacsr.methods.hooks import Neighbours, Remembers, SetEmbeddings, TrainingView
+from vacsr.methods.base import Embedding, Method, Neighbours, SetEmbeddings, TrainingView, register
 from vacsr.methods.infonce import InfoNCE
 from vacsr.methods.mixtures import fit_gaussians, rescaled
 from vacsr.objective import LossTerms
@@ -18,7 +17,8 @@ from vacsr.pairwise import PairBlock, cosines
 _TINY = 1e-6  # a loss in float32 knows no smaller differences
 
 
-class Npc(Remembers):
+@register("npc", NpcConfig, presets={"paper": {"refresh": False, "look_ahead": 0.02}})
+class Npc(Method):
     """Score = cosine. L = mean_i w_i·ℓ_i + mean of the neighbours' ℓ, with ℓ the two-way cross entropy of one pair.
 
     Before an epoch two Gaussians are fitted to all ℓ; pairs with p(clean) > 0.9 form the bank. Each pair has two
@@ -33,29 +33,28 @@ class Npc(Remembers):
     heads and pooling only. The public bank comes from a trained CLIP; here from the model itself after warm-up.
     """
 
-    pairwise = False
+    config: NpcConfig
     clean: Tensor
     weight: Tensor
     by_image: Tensor
     by_text: Tensor
     ready: Tensor
 
-    def __init__(self, config: NpcConfig) -> None:
-        super().__init__()
-        self.config = config
+    def __init__(self, config: NpcConfig, *, dim: int) -> None:
+        super().__init__(config, dim=dim)
         self.look_ahead = config.look_ahead
-        self.base = InfoNCE(InfoNCEConfig(scale=config.scale, learnable=config.learnable))
-        self.remember("ready", torch.zeros(()))
+        self.base = InfoNCE(InfoNCEConfig(scale=config.scale, learnable=config.learnable), dim=dim)
+        self.register_training_state("ready", torch.zeros(()))
         self._begin(0)
 
     def _begin(self, captions: int) -> None:
         """All captions are trusted, and their own neighbours."""
-        self.remember("clean", torch.ones(captions))
-        self.remember("weight", torch.ones(captions))
-        self.remember("by_image", torch.arange(captions))
-        self.remember("by_text", torch.arange(captions))
+        self.register_training_state("clean", torch.ones(captions))
+        self.register_training_state("weight", torch.ones(captions))
+        self.register_training_state("by_image", torch.arange(captions))
+        self.register_training_state("by_text", torch.arange(captions))
 
-    def study(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
+    def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
         """Room for each caption."""
         self._begin(len(caption_image))
 
@@ -108,22 +107,6 @@ class Npc(Remembers):
         weight = self.weight[pairs.captions] if known else torch.ones_like(losses)
         total = (weight * losses).mean()
         return LossTerms(total, {"cross_entropy": losses.detach().mean(), "weight": weight.mean()})
-
-    def score(self, v: Embedding, t: Embedding) -> Tensor:
-        """Cosine. [I, d], [T, d] -> [I, T]"""
-        return self.base.score(v, t)
-
-    def grade(self, score: Tensor) -> Tensor:
-        """(1+cos)/2."""
-        return self.base.grade(score)
-
-    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """None: a cosine has no spread."""
-        return None
-
-    def param_groups(self) -> list[ParamGroup]:
-        """The scale, without decay."""
-        return self.base.param_groups()
 
 
 def pair_weights(before: Neighbours, after: Neighbours) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from vacsr.config import PcmeConfig
 from vacsr.draws import RowNoise
-from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
+from vacsr.methods.base import Embedding, Method, register
 from vacsr.methods.gaussians import bottleneck, normal_draws, pair_variance, samples, squared_distances
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
@@ -21,18 +21,19 @@ _SMALLEST = 1e-12  # squared distance: the root has no slope at 0
 _ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}  # distances alive at a time when scoring
 
 
-class Pcme(nn.Module):
+@register("pcme", PcmeConfig, presets={"paper": {}})
+class Pcme(Method):
     """p(match) = mean over J² of σ(2l), l = b − a‖z_v − z_t‖, z = μ + σ·ε with J draws ε of each item.
 
     loss = 2·Σ_pairs −log p(label) + w·(VIB_v + VIB_t). The public code takes its head's output for logσ where it
     samples and for logσ² in VIB; here it is logσ² in both.
     """
 
+    config: PcmeConfig
     pairwise = True
 
-    def __init__(self, config: PcmeConfig) -> None:
-        super().__init__()
-        self.config = config
+    def __init__(self, config: PcmeConfig, *, dim: int) -> None:
+        super().__init__(config, dim=dim)
         self.log_var_start = config.log_var_start
         self.pair_width = config.samples**2
         self.affine = nn.Parameter(torch.tensor([config.scale, config.shift]), config.learnable)
@@ -78,10 +79,6 @@ class Pcme(nn.Module):
     def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
         """Σσ²_v + Σσ²_t of aligned pairs. [N, d], [N, d] -> [N]"""
         return pair_variance(v, t)
-
-    def param_groups(self) -> list[ParamGroup]:
-        """a and b, without decay."""
-        return split_by_decay("loss", self.named_parameters())
 
 
 def sample_distances(images: Tensor, texts: Tensor) -> Tensor:

@@ -7,24 +7,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.config import PcmeppConfig
-from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
+from vacsr.methods.base import Embedding, Method, register
 from vacsr.methods.gaussians import bottleneck, pair_variance, squared_distances, total_variance
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, same_image
 
 
-class Pcmepp(nn.Module):
+@register("pcmepp", PcmeppConfig, presets={"paper": {"reduction": "mean"}})
+class Pcmepp(Method):
     """l = b − a·CSD with CSD = ‖μ_v − μ_t‖² + Σσ²_v + Σσ²_t, the expected squared distance of samples.
 
     loss = 2·BCE(l, y) + w·(VIB_v + VIB_t) + u·(BCE with pseudo-positives, per image and per caption). Score = −CSD.
     Pseudo-positives of a caption lie in any row, so blocks of rows are not allowed.
     """
 
+    config: PcmeppConfig
     pairwise = False
 
-    def __init__(self, config: PcmeppConfig) -> None:
-        super().__init__()
-        self.config = config
+    def __init__(self, config: PcmeppConfig, *, dim: int) -> None:
+        super().__init__(config, dim=dim)
         self.log_var_start = config.log_var_start
         self.mix = config.mix
         self.affine = nn.Parameter(torch.tensor([config.scale, config.shift]), config.learnable)
@@ -57,10 +58,6 @@ class Pcmepp(nn.Module):
     def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
         """Σσ²_v + Σσ²_t of aligned pairs. [N, d], [N, d] -> [N]"""
         return pair_variance(v, t)
-
-    def param_groups(self) -> list[ParamGroup]:
-        """a and b, without decay."""
-        return split_by_decay("loss", self.named_parameters())
 
 
 def closed_form_distance(v: Embedding, t: Embedding) -> Tensor:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from vacsr.adapter import VariationalAdapter
+from vacsr.adapter import FoldedAdapter, VariationalAdapter
 from vacsr.config import VacsrConfig
-from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
+from vacsr.errors import NotFoldable
+from vacsr.methods.base import Embedding, Method, ParamGroup, register, split_by_decay
 from vacsr.objective import LossTerms, VacsrObjective
 from vacsr.pairwise import PairBlock
 
 
-class Vacsr(nn.Module):
+@register(
+    "vacsr",
+    VacsrConfig,
+    presets={"paper": {"adapter": {"residual": "none"}, "objective": {"cosine_weight": 0.0, "correction": 0.0}}},
+)
+class Vacsr(Method):
     """Score = decoder of the mixture's mean (+ a·cos + b); uncertainty = mixed bounded variance of the pair."""
 
-    def __init__(self, dim: int, config: VacsrConfig) -> None:
-        super().__init__()
-        self.config = config
+    config: VacsrConfig
+
+    def __init__(self, config: VacsrConfig, *, dim: int) -> None:
+        super().__init__(config, dim=dim)
         self.adapter = VariationalAdapter(dim, config.adapter)
         self.objective = VacsrObjective(config.objective)
         # Hard negatives per caption look along columns, which a block of rows does not have.
@@ -42,3 +49,10 @@ class Vacsr(nn.Module):
     def param_groups(self) -> list[ParamGroup]:
         """The adapter's parameters; α, a, b and biases without decay."""
         return split_by_decay("adapter", self.adapter.named_parameters(), lr_scale=self.config.lr_scale)
+
+    def fold(self) -> FoldedAdapter | None:
+        """The adapter's folded form, where its settings allow one."""
+        try:
+            return self.adapter.fold()
+        except NotFoldable:
+            return None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vacsr.config import VseConfig
-from vacsr.methods.base import Embedding, ParamGroup
+from vacsr.methods.base import Embedding, Method, register
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
 
 
-class Vse(nn.Module):
+@register("vse", VseConfig, presets={"paper": {"warmup_epochs": 2}})
+class Vse(Method):
     """Score = cosine. Σ_i max_j [m + s_ij − s_ii]₊ over rows, and the same over columns.
 
     In the first ``warmup_epochs`` all negatives add up instead of the hardest alone. Other captions of the image are
@@ -19,11 +20,7 @@ class Vse(nn.Module):
     any row, so blocks of rows are not allowed. It has no parameters of its own.
     """
 
-    pairwise = False
-
-    def __init__(self, config: VseConfig) -> None:
-        super().__init__()
-        self.config = config
+    config: VseConfig
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """Both directions' hinges, summed over the batch, or divided by B too."""
@@ -41,22 +38,6 @@ class Vse(nn.Module):
         if pairs.epoch is None or self.config.warmup_epochs == 0:
             return hardest
         return torch.where(pairs.epoch < self.config.warmup_epochs, costs.sum(), hardest)
-
-    def score(self, v: Embedding, t: Embedding) -> Tensor:
-        """Cosine. [I, d], [T, d] -> [I, T]"""
-        return v.mean @ t.mean.T
-
-    def grade(self, score: Tensor) -> Tensor:
-        """(1+cos)/2: a hinge gives no probability."""
-        return 0.5 * (1.0 + score)
-
-    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """None: a cosine has no spread."""
-        return None
-
-    def param_groups(self) -> list[ParamGroup]:
-        """None."""
-        return []
 
 
 def hinge(score: Tensor, own: Tensor, relevance: Tensor, *, margin: float) -> Tensor:

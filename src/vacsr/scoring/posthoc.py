@@ -24,7 +24,6 @@ from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
 from vacsr.files import read_tensors, write_tensors
 from vacsr.methods.base import Embedding, Method, take
-from vacsr.methods.hooks import networks_of
 from vacsr.methods.model import MatchingModel
 from vacsr.pairwise import same_image
 from vacsr.scoring import Images, PairScorer, PairScores, Texts
@@ -196,7 +195,7 @@ def check_posthoc(model: MatchingModel, kind: PostHoc = "laplace") -> None:
 
 def check_posthoc_plan(method: Method, backbone: BackboneConfig, *, kind: PostHoc) -> None:
     """The same before there is a model: a fresh method, and the backbone that it would be trained on."""
-    networks = networks_of(method)
+    networks = method.networks
     check_cosine(method, dim=backbone.head.dim * networks, device=torch.device("cpu"))
     if kind != "cosine":
         pooling = "" if backbone.spec.startswith("features:") else backbone.pooling

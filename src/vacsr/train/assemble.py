@@ -11,7 +11,6 @@ from vacsr.backbones.inputs import TowerInputs, tower_inputs
 from vacsr.config import BackboneConfig, DataConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import UsageError
-from vacsr.methods.hooks import Studies
 from vacsr.methods.model import MatchingModel
 from vacsr.train.distributed import World, join_world, take_device
 from vacsr.train.feed import Feed, build_feed, how_to_keep
@@ -48,8 +47,7 @@ def assemble(
     world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
     graphed = is_graphed(config, device, ranks=world.size)
     model = _model(method, pairs, backbone, seed=config.seed)
-    if isinstance(model.method, Studies):
-        model.method.study(pairs.captions, pairs.caption_image)
+    model.method.fit(pairs.captions, pairs.caption_image)
     model.to(device).train()
     optimizer = build_optimizer(model.param_groups(config.towers), config, capturable=graphed)
     show = progress and world.is_main and isinstance(pairs, PhotoSet)

@@ -20,7 +20,7 @@ from vacsr.config import BackboneConfig, Config, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import OtherRun
 from vacsr.files import read_tensors, write_tensors
-from vacsr.methods.hooks import BetweenEpochs
+from vacsr.methods.base import Method
 
 FILE = "state.safetensors"
 NO_EFFECT = frozenset({"device", "log_every", "checkpoint_every", "checkpoint_epochs", "trackers"})
@@ -53,7 +53,7 @@ def save_checkpoint(
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"best.{name}": tensor for name, tensor in state.best_weights.items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors.items()}
-    tensors |= {f"notes.{name}": tensor for name, tensor in _notes(model).items()}
+    tensors |= {f"method_state.{name}": tensor for name, tensor in _method_state(model).items()}
     tensors |= {f"rng.{name}": tensor for name, tensor in _generators(_device(model)).items()}
     meta = {"step": state.step, "best": state.best, "best_step": state.best_step}
     metadata = {"state": json.dumps(meta), "optimizer": json.dumps(optimizer_numbers), "fingerprint": fingerprint}
@@ -78,8 +78,8 @@ def load_checkpoint(
     model.load_state_dict(_under(tensors, "model."))
     saved = _unflatten(_under(tensors, "optimizer."), json.loads(metadata["optimizer"]))
     optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
-    if _notes(model):
-        model.get_submodule("method").take_notes(_under(tensors, "notes."))  # type: ignore[operator]
+    if _method_state(model):
+        model.get_submodule("method").load_training_state(_under(tensors, "method_state."))  # type: ignore[operator]
     torch.set_rng_state(tensors["rng.cpu"])
     device = _device(model)
     if "rng.cuda" in tensors and device.type == "cuda":
@@ -91,10 +91,10 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _notes(model: torch.nn.Module) -> dict[str, Tensor]:
-    """What the method remembers between epochs, if it does."""
+def _method_state(model: torch.nn.Module) -> dict[str, Tensor]:
+    """State of the method that its saved model does without."""
     method = getattr(model, "method", None)
-    return method.notes() if isinstance(method, BetweenEpochs) else {}
+    return method.training_state() if isinstance(method, Method) else {}
 
 
 def _device(model: torch.nn.Module) -> torch.device:

@@ -15,7 +15,7 @@ from vacsr.backbones.base import TowerBackbone
 from vacsr.backbones.inputs import KeptPhotos, PhotoReader, Progress, Reader, tower_inputs
 from vacsr.config import DataConfig
 from vacsr.data import PairSet, PhotoSet
-from vacsr.methods.hooks import LooksAhead, Neighbours
+from vacsr.methods.base import Method, Neighbours
 from vacsr.methods.model import MatchingModel
 from vacsr.train.distributed import ALONE, World
 
@@ -63,7 +63,7 @@ class Feed:
     reader: Reader | None = None
     """Where photos come from that are not on the device."""
     world: World = ALONE
-    looks: LooksAhead | None = None
+    looks: Method | None = None
     """The method whose neighbours' photos are read along with a batch's own."""
 
     @property
@@ -133,7 +133,7 @@ def build_feed(
     texts = inputs.texts.to(device)
     if isinstance(inputs.images, KeptPhotos) and _fits(inputs.images.pixels, device):
         return Feed(TrainTensors(inputs.images.pixels.to(device), texts, labels), world=world)
-    looks = model.method if isinstance(model.method, LooksAhead) else None
+    looks = model.method if model.method.look_ahead > 0 else None
     return Feed(TrainTensors(None, texts, labels), inputs.images, world, looks)
 
 

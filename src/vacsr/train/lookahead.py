@@ -10,8 +10,7 @@ from torch.func import functional_call
 
 from vacsr.backbones.tokens import Tokens
 from vacsr.config import TrainConfig
-from vacsr.methods.base import Embedding, Method
-from vacsr.methods.hooks import LooksAhead, Neighbours
+from vacsr.methods.base import Embedding, Neighbours
 from vacsr.methods.model import MatchingModel
 from vacsr.methods.network import Network
 from vacsr.pairwise import same_image
@@ -36,9 +35,8 @@ class LookAhead:
     """
 
     def __init__(self, model: MatchingModel, data: TrainTensors, *, config: TrainConfig, world: World) -> None:
-        assert isinstance(model.method, LooksAhead), "asked for by methods that look ahead"
         self.model, self.data, self.world = model, data, world
-        self.method: LooksAhead = model.method
+        self.method = model.method
         self.heads = _Heads(model)
         self.half = config.precision == "bf16"
 
@@ -110,5 +108,4 @@ class _Heads(nn.Module):
 
 def look_ahead(model: MatchingModel, data: TrainTensors, *, config: TrainConfig, world: World) -> LookAhead | None:
     """For a method that asks for it."""
-    method: Method = model.method
-    return LookAhead(model, data, config=config, world=world) if isinstance(method, LooksAhead) else None
+    return LookAhead(model, data, config=config, world=world) if model.method.look_ahead > 0 else None

@@ -59,5 +59,5 @@ class Mixer:
 
 def mixer_of(model: MatchingModel, data: TrainTensors, *, world: World) -> Mixer | None:
     """What a method asks for by its attribute ``mix``; None where it mixes nothing."""
-    config = getattr(model.method, "mix", None)
-    return Mixer(config, model, data, world=world) if isinstance(config, MixConfig) and config.share > 0 else None
+    config = model.method.mix
+    return None if config is None or config.share == 0 else Mixer(config, model, data, world=world)

@@ -12,7 +12,6 @@ from vacsr.data.fewshot.specs import parse_class_spec
 from vacsr.errors import UsageError
 from vacsr.evaluate.protocols import check_protocols
 from vacsr.methods import build_method
-from vacsr.methods.hooks import Studies
 from vacsr.scoring import choose_device
 from vacsr.scoring.posthoc import check_posthoc_plan
 from vacsr.strips import strip_rows
@@ -88,8 +87,8 @@ def _check_method(recipe: Recipe, *, timed: bool) -> None:
     with torch.random.fork_rng(devices=[]):
         method = build_method(recipe.method, dim=recipe.backbone.head.dim)
     strip_rows(method, plan.tile, rows=plan.batch_size, columns=plan.batch_size)
-    if wordless and isinstance(method, Studies):
-        method.study(None, torch.zeros(1, dtype=torch.int64))
+    if wordless:
+        method.fit(None, torch.zeros(1, dtype=torch.int64))
     if kind != "none":
         check_posthoc_plan(method, recipe.backbone, kind=kind)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vacsr.config import TrainConfig
-from vacsr.methods.hooks import BetweenEpochs, SetEmbeddings, TrainingView
+from vacsr.methods.base import SetEmbeddings, TrainingView
 from vacsr.methods.model import MatchingModel
 from vacsr.train.distributed import World, gather_rows
 from vacsr.train.feed import Feed
@@ -18,17 +18,16 @@ _FEATURES = 8192
 
 
 def take_stock(model: MatchingModel, feed: Feed, *, config: TrainConfig, epoch: int, images: int) -> None:
-    """Let a method that wants it look at the training set of so many images before this epoch, counted from 0."""
-    if isinstance(model.method, BetweenEpochs):
-        view = TrainingView(
-            epoch=epoch,
-            epochs=config.epochs,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            caption_image=feed.data.caption_image,
-            embed=lambda: embed_training_set(model, feed, images=images),
-        )
-        model.method.start_epoch(view)
+    """Let the method see the training set of so many images before this epoch, counted from 0."""
+    view = TrainingView(
+        epoch=epoch,
+        epochs=config.epochs,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        caption_image=feed.data.caption_image,
+        embed=lambda: embed_training_set(model, feed, images=images),
+    )
+    model.method.start_epoch(view)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vacsr.backbones import TowerBackbone
-from vacsr.config import AnyMethodConfig, BackboneConfig, HeadConfig
+from vacsr.config import BackboneConfig, HeadConfig, MethodConfig
 from vacsr.methods.fewshot.clip import ClipModel
 from vacsr.methods.model import MatchingModel
 
@@ -87,7 +87,7 @@ def photos(count: int, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> 
     return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def trained_tiny(folder: Path, method: AnyMethodConfig, **fields: object) -> MatchingModel:
+def trained_tiny(folder: Path, method: MethodConfig, **fields: object) -> MatchingModel:
     """A saved model on tiny: towers; fresh blocks are the identity, so their weights are moved."""
     config = BackboneConfig.model_validate(
         {"spec": "tiny:width=32,depth=2,text_depth=2,size=32", "pooling": "cls", "head": HeadConfig(dim=12), **fields}

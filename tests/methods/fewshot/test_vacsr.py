@@ -48,7 +48,7 @@ def reference(method: FewshotVacsr, relevance: Tensor, columns: list[str], *, st
         plain_image(method.clip, batch().pixels),
         plain_text(method.clip, method.clip.tokens(columns)),
     )
-    retrieval = Vacsr(16, VacsrConfig(adapter=method.config.adapter, objective=method.config.objective))
+    retrieval = Vacsr(VacsrConfig(adapter=method.config.adapter, objective=method.config.objective), dim=16)
     retrieval.adapter = method.adapter
     noise = PairNoise.create(seed=7, step=step, rows=torch.arange(3), cols=torch.arange(len(columns)))
     block = PairBlock(relevance, 3, relevance.sum(), noise)

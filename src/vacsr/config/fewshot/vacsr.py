@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from vacsr.config.base import Config
-from vacsr.config.methods import PRESETS
 from vacsr.config.vacsr import AdapterConfig, ObjectiveConfig
 
 Blocks = Annotated[str, Field(pattern=r"^((first|last) [0-9]+|all|none)$")] | tuple[Annotated[int, Field(ge=0)], ...]
@@ -54,5 +53,8 @@ class FewshotVacsrConfig(Config):
         return self
 
 
-VACSR_READINGS: dict[str, dict[str, Any]] = PRESETS["vacsr"]
+VACSR_READINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {"adapter": {"residual": "none"}, "objective": {"cosine_weight": 0.0, "correction": 0.0}},
+}
 """Adapter and objective fields of `default` (ours) and `paper` (as printed: no cosine residual, labels as they are)."""
