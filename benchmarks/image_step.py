@@ -90,8 +90,8 @@ def towers(parts: Parts, batch: int, precision: str, *, beside: bool) -> Step:
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
             with parts.step._beside() if beside else nullcontext():
-                total = backbone.encode_text(texts).values.sum()
-            seen = backbone.encode_image(images).values.sum()
+                total = backbone.encode_texts(texts).values.sum()
+            seen = backbone.encode_images(images).values.sum()
             if beside:
                 parts.step._together()
         (total + seen).backward()

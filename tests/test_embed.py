@@ -185,7 +185,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, stop: int | None = None) -> dict[st
     """How often each tower is asked; Ctrl-C at the call of this number."""
     calls = {"image": 0, "text": 0}
     for kind in calls:
-        original = getattr(TowerBackbone, f"encode_{kind}")
+        original = getattr(TowerBackbone, f"encode_{kind}s")
 
         def encode(self: TowerBackbone, x: torch.Tensor, kind: str = kind, original: Any = original) -> Any:
             calls[kind] += 1
@@ -193,7 +193,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, stop: int | None = None) -> dict[st
                 raise KeyboardInterrupt
             return original(self, x)
 
-        monkeypatch.setattr(TowerBackbone, f"encode_{kind}", encode)
+        monkeypatch.setattr(TowerBackbone, f"encode_{kind}s", encode)
     return calls
 
 
@@ -347,7 +347,13 @@ def test_photos_that_cannot_be_read(clip: str, photos: str, tmp_path: Path) -> N
     [
         (embedding_config("tiny:"), "PHOTOS", "f.safetensors", UsageError, "no pretrained towers — use clip:"),
         (embedding_config("features:"), "PHOTOS", "f.safetensors", UsageError, "no pretrained towers — use clip:"),
-        (embedding_config("open:x"), "PHOTOS", "f.safetensors", UsageError, "unknown backbone 'open:x' — write"),
+        (
+            BackboneConfig(spec="open:x", pooling="cls"),
+            "PHOTOS",
+            "f.safetensors",
+            UsageError,
+            "unknown backbone 'open:x' — write",
+        ),
         (embedding_config("clip:CLIP"), "synthetic:images=5", "f.safetensors", DataError, "holds features already"),
         (embedding_config("clip:CLIP"), "PHOTOS", "f.npy", UsageError, "is not a .safetensors file's name — write"),
         (embedding_config("clip:CLIP"), "PHOTOS", "folder.safetensors", UsageError, "is not a .safetensors file's"),

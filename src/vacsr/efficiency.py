@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vacsr.backbones.base import TowerBackbone
+from vacsr.backbones import scheme_of
 from vacsr.config import DataConfig, Recipe
 from vacsr.data import PhotoSet
 from vacsr.data.photos import ArrayPhotos
@@ -78,7 +78,7 @@ def measure_recipe(recipe: Recipe, *, steps: int = 100) -> Efficiency:
 
 def _assemble(recipe: Recipe) -> Parts:
     """Random photos for towers, the training split for cached features."""
-    cached = recipe.backbone.spec.startswith("features:")
+    cached = scheme_of(recipe.backbone.spec).cached
     pairs = training_data(recipe.data).train if cached else random_photos(recipe.train.batch_size, words=_WORDS)
     reading = DataConfig(cache_gb=_CACHE_GB)
     return assemble(recipe.method, pairs, recipe.train, backbone=recipe.backbone, dev=None, reading=reading)
@@ -97,9 +97,9 @@ def count_parameters(model: MatchingModel) -> tuple[int, int]:
     """All of them, and those that the method adds to towers, pooling and heads."""
     total = sum(parameter.numel() for parameter in model.parameters())
     plain = [model.backbone, model.image_head, model.text_head, model.image_pool, model.text_pool]
-    known = sum(p.numel() for module in plain if module is not None for p in module.parameters())
-    if isinstance(model.backbone, TowerBackbone):  # a variance branch lies in the towers, and is the method's
-        known -= sum(p.numel() for branch in model.backbone.variance_params().values() for _, p in branch)
+    known = sum(p.numel() for module in plain for p in module.parameters())
+    # A variance branch lies in the towers, and is the method's.
+    known -= sum(p.numel() for branch in model.backbone.variance_params().values() for _, p in branch)
     return total, total - known
 
 

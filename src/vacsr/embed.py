@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vacsr.backbones import TowerBackbone, load_backbone
+from vacsr.backbones import Backbone, load_backbone, scheme_of
 from vacsr.backbones.inputs import PhotoReader, Progress
 from vacsr.backbones.pooling import build_pooling
 from vacsr.backbones.tokens import Tokens
@@ -51,7 +51,7 @@ def embedding_config(spec: str, *, pooling: Pooling = "auto") -> BackboneConfig:
     >>> embedding_config("clip:folder").image_output, embedding_config("towers:a,b").image_output
     ('projected', 'norm')
     """
-    output: Literal["projected", "norm"] = "projected" if spec.startswith("clip:") else "norm"
+    output: Literal["projected", "norm"] = "projected" if scheme_of(spec).matched else "norm"
     kind: Literal["mean", "cls"] = "mean" if pooling == "mean" else "cls"
     return BackboneConfig(spec=spec, image_output=output, text_output=output, pooling=kind)
 
@@ -101,7 +101,7 @@ def _check_request(config: BackboneConfig, out: Path, *, pooling: Pooling) -> No
     """Refuse what would fail, or mean something else, after all the work."""
     if out.suffix != ".safetensors" or out.is_dir():
         raise UsageError(f"{out} is not a .safetensors file's name — write --out features.safetensors")
-    if config.spec.startswith(("features:", "tiny:")):
+    if not scheme_of(config.spec).pretrained:
         message = f"backbone '{config.spec}' has no pretrained towers"
         raise UsageError(f"{message} — use clip:ID_OR_FOLDER or towers:IMAGE,TEXT")
     if config.pooling != ("mean" if pooling == "mean" else "cls"):
@@ -109,27 +109,25 @@ def _check_request(config: BackboneConfig, out: Path, *, pooling: Pooling) -> No
         raise UsageError(f"{message} — write --pooling cls or --pooling mean")
 
 
-def _load_towers(config: BackboneConfig) -> TowerBackbone:
+def _load_towers(config: BackboneConfig) -> Backbone:
     """The towers; random weights, which only tests and timings ask for, are the same every time."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        backbone = load_backbone(config)
-    assert isinstance(backbone, TowerBackbone), "the request was checked"
-    return backbone
+        return load_backbone(config)
 
 
 class _Work:
     """The parts of one embedding job, on disk until all are there."""
 
     def __init__(
-        self, backbone: TowerBackbone, data: PhotoSet, out: Path, *, pooling: Pooling, dtype: torch.dtype, workers: int
+        self, backbone: Backbone, data: PhotoSet, out: Path, *, pooling: Pooling, dtype: torch.dtype, workers: int
     ) -> None:
         self.backbone, self.data, self.dtype, self.workers = backbone, data, dtype, workers
         self.device = next(backbone.parameters()).device
         self.folder = out.with_name(f"{out.name}.parts")
-        clip = backbone.config.spec.startswith("clip:")
         self.image_pool = build_pooling("mean" if pooling == "mean" else "cls")
-        self.text_pool = build_pooling("cls" if pooling == "cls" or (pooling == "auto" and clip) else "mean")
+        matched = scheme_of(backbone.config.spec).matched
+        self.text_pool = build_pooling("cls" if pooling == "cls" or (pooling == "auto" and matched) else "mean")
         self.pooling = f"image {type(self.image_pool).__name__}, text {type(self.text_pool).__name__}"
         facts = [vars(backbone.provenance()), data.digest(), self.pooling, str(dtype)]
         self.fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -141,7 +139,7 @@ class _Work:
         def part(start: int, stop: int) -> Iterator[Tensor]:
             batches = [range(at, min(at + self._batch, stop)) for at in range(start, stop, self._batch)]
             for pixels in reader.stream(batches):
-                yield self._pooled(self.backbone.encode_image(pixels.to(self.device)), self.image_pool)
+                yield self._pooled(self.backbone.encode_images(pixels.to(self.device)), self.image_pool)
 
         return self._parts("images", len(reader), part, progress)
 
@@ -152,7 +150,7 @@ class _Work:
         def part(start: int, stop: int) -> Iterator[Tensor]:
             for at in range(start, stop, self._batch):
                 rows = tokens[at : min(at + self._batch, stop)].to(self.device)
-                yield self._pooled(self.backbone.encode_text(rows), self.text_pool)
+                yield self._pooled(self.backbone.encode_texts(rows), self.text_pool)
 
         return self._parts("texts", len(tokens), part, progress)
 

@@ -24,7 +24,7 @@ def load(spec: str, **fields: Any) -> TowerBackbone:
         torch.manual_seed(0)
         backbone = load_backbone(BackboneConfig.model_validate({"spec": spec, **fields}))
     assert isinstance(backbone, TowerBackbone)
-    backbone.fit(CAPTIONS)
+    backbone.fit_words(CAPTIONS)
     return backbone
 
 
@@ -49,7 +49,7 @@ def test_shapes(make: Make, photos: torch.Tensor) -> None:
     texts = backbone.tokenize(CAPTIONS)
     assert texts.dtype == torch.int32
     assert texts.shape[0] == 4
-    image, text = backbone.encode_image(photos), backbone.encode_text(texts)
+    image, text = backbone.encode_images(photos), backbone.encode_texts(texts)
     assert image.values.shape == (*image.mask.shape, backbone.image_dim)
     assert text.values.shape == (*text.mask.shape, backbone.text_dim)
     assert torch.equal(text.mask, texts >= 0)
@@ -63,29 +63,29 @@ def test_photos_of_another_size_are_resized_as_pil_would(make: Make) -> None:
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 41, 3), dtype=np.uint8))
     raw = torch.from_numpy(np.array(photo)).permute(2, 0, 1)
     ready = backbone.transform.pixels(photo)
-    got, expected = (backbone.encode_image(x.unsqueeze(0)).values for x in (raw, ready))
+    got, expected = (backbone.encode_images(x.unsqueeze(0)).values for x in (raw, ready))
     torch.testing.assert_close(got, expected, atol=0.03, rtol=0.03)
 
 
 def test_noise_augments_each_row_by_its_own_draw(make: Make, photos: torch.Tensor) -> None:
     backbone = make(augment={"image_tokens": 0.5, "text_tokens": 0.5})
     texts, rows = backbone.tokenize(CAPTIONS), torch.tensor([2, 0])
-    image, text = backbone.encode_image(photos, noise(4)), backbone.encode_text(texts, noise(4, 1))
-    some, words = backbone.encode_image(photos[rows], noise(rows)), backbone.encode_text(texts[rows], noise(rows, 1))
+    image, text = backbone.encode_images(photos, noise(4)), backbone.encode_texts(texts, noise(4, 1))
+    some, words = backbone.encode_images(photos[rows], noise(rows)), backbone.encode_texts(texts[rows], noise(rows, 1))
     assert_same(some, Tokens(image.values[rows], image.mask[rows], image.summary[rows]))
     assert torch.equal(words.mask, text.mask[rows])
     torch.testing.assert_close(words.values[words.mask], text.values[rows][words.mask])
     assert not image.mask.all()
-    assert not torch.allclose(image.values, backbone.encode_image(photos).values)
+    assert not torch.allclose(image.values, backbone.encode_images(photos).values)
     assert not torch.equal(text.mask, texts >= 0)
-    assert_same(backbone.encode_image(photos), backbone.encode_image(photos))
+    assert_same(backbone.encode_images(photos), backbone.encode_images(photos))
 
 
 def test_augmentation_can_be_turned_off(make: Make, photos: torch.Tensor) -> None:
     backbone = make(augment={"crop": (1, 1), "flip": 0, "image_tokens": 0, "text_tokens": 0})
     texts = backbone.tokenize(CAPTIONS)
-    assert_same(backbone.encode_image(photos, noise(4)), backbone.encode_image(photos))
-    assert_same(backbone.encode_text(texts, noise(4, 1)), backbone.encode_text(texts))
+    assert_same(backbone.encode_images(photos, noise(4)), backbone.encode_images(photos))
+    assert_same(backbone.encode_texts(texts, noise(4, 1)), backbone.encode_texts(texts))
 
 
 def test_tower_params_are_all_parameters_once(make: Make) -> None:
@@ -102,8 +102,8 @@ def test_tower_params_are_all_parameters_once(make: Make) -> None:
 
 def gradients(backbone: TowerBackbone, photos: torch.Tensor) -> list[torch.Tensor]:
     pool = build_pooling("mean")
-    total = pool(backbone.encode_image(photos, noise(4))).square().sum()
-    total = total + pool(backbone.encode_text(backbone.tokenize(CAPTIONS), noise(4, 1))).square().sum()
+    total = pool(backbone.encode_images(photos, noise(4))).square().sum()
+    total = total + pool(backbone.encode_texts(backbone.tokenize(CAPTIONS), noise(4, 1))).square().sum()
     backbone.zero_grad()
     total.backward()
     return [p.grad for p in backbone.parameters() if p.grad is not None]
@@ -136,8 +136,8 @@ def test_products_are_bfloat16_under_autocast(make: Make, photos: torch.Tensor) 
         linear = next(m for m in block.modules() if isinstance(m, torch.nn.Linear))
         linear.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        backbone.encode_image(photos)
-        backbone.encode_text(backbone.tokenize(CAPTIONS))
+        backbone.encode_images(photos)
+        backbone.encode_texts(backbone.tokenize(CAPTIONS))
     assert set(seen) == {torch.bfloat16}
 
 
@@ -145,10 +145,10 @@ def test_products_are_bfloat16_under_autocast(make: Make, photos: torch.Tensor) 
 def test_the_encoders_trace_to_one_graph_each(make: Make, photos: torch.Tensor) -> None:
     backbone = make()
     texts = backbone.tokenize(CAPTIONS)
-    image = torch.compile(backbone.encode_image, backend="eager", fullgraph=True)
-    text = torch.compile(backbone.encode_text, backend="eager", fullgraph=True)
-    assert_same(image(photos, noise(4)), backbone.encode_image(photos, noise(4)))
-    assert_same(text(texts, noise(4, 1)), backbone.encode_text(texts, noise(4, 1)))
+    image = torch.compile(backbone.encode_images, backend="eager", fullgraph=True)
+    text = torch.compile(backbone.encode_texts, backend="eager", fullgraph=True)
+    assert_same(image(photos, noise(4)), backbone.encode_images(photos, noise(4)))
+    assert_same(text(texts, noise(4, 1)), backbone.encode_texts(texts, noise(4, 1)))
 
 
 @pytest.mark.parametrize("outputs", [("hidden", "norm"), ("norm", "hidden")])
@@ -161,12 +161,12 @@ def test_assets_and_weights_are_the_whole_backbone(
     assert isinstance(again, TowerBackbone)
     assert not torch.equal(next(again.image.parameters()), next(backbone.image.parameters()))
     again.load_state_dict(backbone.state_dict())
-    again.fit(["other words entirely"])  # a trained tower keeps its own
+    again.fit_words(["other words entirely"])  # a trained tower keeps its own
     texts = backbone.tokenize([*CAPTIONS, "many more words than nine of them fit in here"])
     assert torch.equal(again.tokenize([*CAPTIONS, "many more words than nine of them fit in here"]), texts)
     assert texts.shape[1] == 9
-    assert_same(again.encode_image(photos), backbone.encode_image(photos))
-    assert_same(again.encode_text(texts, noise(5)), backbone.encode_text(texts, noise(5)))
+    assert_same(again.encode_images(photos), backbone.encode_images(photos))
+    assert_same(again.encode_texts(texts, noise(5)), backbone.encode_texts(texts, noise(5)))
     assert again.provenance() == backbone.provenance()
     assert again.transform == backbone.transform
 
@@ -177,7 +177,7 @@ def test_projected_towers_come_back_too(clip_checkpoint: Path, photos: torch.Ten
     again = load_backbone(backbone.config, assets=tmp_path)
     assert isinstance(again, TowerBackbone)
     again.load_state_dict(backbone.state_dict())
-    assert_same(again.encode_image(photos), backbone.encode_image(photos))
+    assert_same(again.encode_images(photos), backbone.encode_images(photos))
     assert again.image_dim == 16
 
 
@@ -205,7 +205,7 @@ def test_provenance_names_towers_inputs_and_weights(make: Make) -> None:
 def test_captions_longer_than_the_tower_are_refused(make: Make) -> None:
     backbone = make()
     with pytest.raises(ShapeMismatch, match="tokenize them with this backbone"):
-        backbone.encode_text(torch.zeros(1, backbone.text.context + 1, dtype=torch.int32))
+        backbone.encode_texts(torch.zeros(1, backbone.text.context + 1, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}", '{"transform": {"size": 3}}'])
@@ -217,5 +217,5 @@ def test_assets_that_are_none_are_refused(tmp_path: Path, content: str | None) -
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    with pytest.raises(UsageError, match="towers:IMAGE,TEXT or tiny:"):
+    with pytest.raises(UsageError, match="towers:IMAGE,TEXT"):
         load_backbone(BackboneConfig(spec="clap:x"))

@@ -53,7 +53,7 @@ def test_vit_b16_has_its_patches() -> None:
 def test_tokens_are_transformers_own(clip_checkpoint: Path, photos: torch.Tensor) -> None:
     backbone, model = load(clip_checkpoint), transformers.CLIPModel.from_pretrained(clip_checkpoint).eval()
     pixels, texts = backbone.transform.normalize(photos), backbone.tokenize(CAPTIONS)
-    image, text = backbone.encode_image(photos), backbone.encode_text(texts)
+    image, text = backbone.encode_images(photos), backbone.encode_texts(texts)
     vision = model.vision_model(pixel_values=pixels, output_hidden_states=True)
     torch.testing.assert_close(image.values, vision.hidden_states[-1])
     assert image.mask.all()
@@ -74,20 +74,20 @@ def test_outputs_and_what_is_left_out(clip_checkpoint: Path, photos: torch.Tenso
     pixels, texts = norm.transform.normalize(photos), norm.tokenize(CAPTIONS)
     vision = model.vision_model(pixel_values=pixels)
     after = model.vision_model.post_layernorm(vision.last_hidden_state)
-    torch.testing.assert_close(norm.encode_image(photos).values, after)
-    torch.testing.assert_close(projected.encode_image(photos).values, model.visual_projection(after))
-    before = norm.encode_text(texts)
+    torch.testing.assert_close(norm.encode_images(photos).values, after)
+    torch.testing.assert_close(projected.encode_images(photos).values, model.visual_projection(after))
+    before = norm.encode_texts(texts)
     finished = model.text_projection(model.text_model.final_layer_norm(before.values))
-    torch.testing.assert_close(projected.encode_text(texts).values, finished)
+    torch.testing.assert_close(projected.encode_texts(texts).values, finished)
     features = model.get_text_features(torch.where(texts >= 0, texts, 0).long()).pooler_output
-    torch.testing.assert_close(build_pooling("cls")(projected.encode_text(texts)), features)
+    torch.testing.assert_close(build_pooling("cls")(projected.encode_texts(texts)), features)
     assert count(projected) == count(model) - 1
     assert count(load(clip_checkpoint)) == count(model) - 1 - 2 * 32 - 16 * (32 + 24)
 
 
 def test_training_mode_draws_nothing_of_its_own(clip_checkpoint: Path, photos: torch.Tensor) -> None:
     backbone = load(clip_checkpoint)
-    assert torch.equal(backbone.train().encode_image(photos).values, backbone.eval().encode_image(photos).values)
+    assert torch.equal(backbone.train().encode_images(photos).values, backbone.eval().encode_images(photos).values)
 
 
 @pytest.mark.parametrize("capturing", [False, True])
@@ -100,7 +100,7 @@ def test_blocks_get_no_mask_also_while_a_graph_is_captured(
         block.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capturing)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    backbone.encode_text(backbone.tokenize(CAPTIONS))
+    backbone.encode_texts(backbone.tokenize(CAPTIONS))
     assert len(seen) == len(backbone.text.blocks())
     assert all(sum(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values())) == 1 for args, kwargs in seen)
 
@@ -109,7 +109,7 @@ def test_padding_never_matters(clip_checkpoint: Path) -> None:
     backbone = load(clip_checkpoint)
     texts = backbone.tokenize(CAPTIONS)
     wide = torch.nn.functional.pad(texts, (0, 20 - texts.shape[1]), value=-1)
-    short, long = backbone.encode_text(texts), backbone.encode_text(wide)
+    short, long = backbone.encode_texts(texts), backbone.encode_texts(wide)
     assert torch.equal(short.summary, long.summary)
     torch.testing.assert_close(short.values[short.mask], long.values[long.mask])
 
@@ -119,7 +119,7 @@ def test_another_image_size_is_the_models_own_interpolation(clip_checkpoint: Pat
     model = transformers.CLIPModel.from_pretrained(clip_checkpoint).eval()
     large = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     expected = model.vision_model(pixel_values=backbone.transform.normalize(large), interpolate_pos_encoding=True)
-    torch.testing.assert_close(backbone.encode_image(large).values, expected.last_hidden_state)
+    torch.testing.assert_close(backbone.encode_images(large).values, expected.last_hidden_state)
     with pytest.raises(UsageError, match="40 or 48"):
         load(clip_checkpoint, image_size=42)
 
@@ -139,17 +139,17 @@ def test_siglip_tokens_and_its_filled_captions(tmp_path: Path, photos: torch.Ten
     backbone.text.norm.load_state_dict(model.text_model.final_layer_norm.state_dict())
     assert backbone.transform.mean == (0.5, 0.5, 0.5)
     texts = backbone.tokenize(["ab", "abcdef"])
-    got = backbone.encode_text(texts)
+    got = backbone.encode_texts(texts)
     filled = torch.nn.functional.pad(texts, (0, 12 - texts.shape[1]), value=-1)
     expected = model.text_model(torch.where(filled >= 0, filled, 1).long()).last_hidden_state
     torch.testing.assert_close(got.values, expected)
     assert torch.equal(got.mask, filled >= 0)
     assert got.summary.tolist() == [11, 11]
-    image = backbone.encode_image(photos)
+    image = backbone.encode_images(photos)
     vision = model.vision_model(pixel_values=backbone.transform.normalize(photos), output_hidden_states=True)
     if output == "norm":
         backbone.image.norm.load_state_dict(model.vision_model.post_layernorm.state_dict())
-        torch.testing.assert_close(backbone.encode_image(photos).values, vision.last_hidden_state)
+        torch.testing.assert_close(backbone.encode_images(photos).values, vision.last_hidden_state)
     else:
         torch.testing.assert_close(image.values, vision.hidden_states[-1])
     assert image.values.shape == (4, 4, 32)

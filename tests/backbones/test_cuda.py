@@ -19,7 +19,7 @@ def backbone(request: pytest.FixtureRequest, clip_checkpoint: Path) -> TowerBack
     spec = "tiny:width=32,size=32" if request.param == "tiny" else f"clip:{clip_checkpoint}"
     made = load_backbone(BackboneConfig(spec=spec))
     assert isinstance(made, TowerBackbone)
-    made.fit(CAPTIONS)
+    made.fit_words(CAPTIONS)
     return made
 
 
@@ -29,13 +29,13 @@ def noise(stream: int, step: torch.Tensor) -> RowNoise:
 
 def test_cuda_equals_the_cpu(backbone: TowerBackbone, photos: torch.Tensor) -> None:
     texts, step = backbone.tokenize(CAPTIONS), torch.tensor(3)
-    here = [backbone.encode_image(photos, noise(0, step)), backbone.encode_text(texts, noise(1, step))]
+    here = [backbone.encode_images(photos, noise(0, step)), backbone.encode_texts(texts, noise(1, step))]
     pool = build_pooling("gpo")
     pooled = [pool(tokens) for tokens in here]
     backbone.cuda()
     there = [
-        backbone.encode_image(photos.cuda(), noise(0, step.cuda())),
-        backbone.encode_text(texts.cuda(), noise(1, step.cuda())),
+        backbone.encode_images(photos.cuda(), noise(0, step.cuda())),
+        backbone.encode_texts(texts.cuda(), noise(1, step.cuda())),
     ]
     for one, other in zip(here, there, strict=True):
         assert torch.equal(one.mask, other.mask.cpu())
@@ -50,7 +50,7 @@ def test_nothing_waits_for_the_device_and_a_graph_can_hold_it(backbone: TowerBac
     parameters = [*backbone.parameters(), *(p for pool in pools for p in pool.parameters())]
 
     def run() -> tuple[torch.Tensor, ...]:
-        sides = (backbone.encode_image(images, noise(0, step)), backbone.encode_text(texts, noise(1, step)))
+        sides = (backbone.encode_images(images, noise(0, step)), backbone.encode_texts(texts, noise(1, step)))
         with torch.autocast("cuda", enabled=False):
             total = sum(pool(Tokens(*side)).square().sum() for pool, side in zip(pools, sides, strict=True))
         assert isinstance(total, torch.Tensor)

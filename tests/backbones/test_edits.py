@@ -22,7 +22,7 @@ def tiny() -> TowerBackbone:
     """tiny: with trained-looking weights: fresh blocks are the identity."""
     backbone = load_backbone(BackboneConfig(spec="tiny:width=32,depth=3,text_depth=3,size=32", pooling="cls"))
     assert isinstance(backbone, TowerBackbone)
-    backbone.fit(WORDS)
+    backbone.fit_words(WORDS)
     generator = torch.Generator().manual_seed(1)
     for parameter in backbone.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -55,7 +55,7 @@ def hooks(tower: Tower) -> int:
 
 def text(backbone: TowerBackbone, edits: TowerEdits | None, captions: list[str] = WORDS) -> Tensor:
     with edited(backbone.text, edits):
-        return backbone.encode_text(backbone.tokenize(captions)).values
+        return backbone.encode_texts(backbone.tokenize(captions)).values
 
 
 class Watch(TowerEdits):

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from vacsr.backbones import FeatureBackbone, load_backbone
+from vacsr.backbones import build_pooling, load_backbone
 from vacsr.backbones.features import FeatureScaling
 from vacsr.config import BackboneConfig
 from vacsr.errors import ShapeMismatch, UsageError
@@ -82,14 +83,31 @@ def test_the_statistics_travel_with_the_state() -> None:
     assert list(scaling.parameters()) == []
 
 
-def test_the_backbone_scales_each_side_by_its_own() -> None:
-    backbone = FeatureBackbone(4, 2, image_scaling="standardize", text_scaling="unit")
+class Pairs(NamedTuple):
+    images: torch.Tensor
+    texts: torch.Tensor
+
+
+def test_features_are_tokens_of_length_one() -> None:
+    backbone = load_backbone(BackboneConfig(), image_dim=4, text_dim=2)
     images, texts = features(), features(30, 2)
-    backbone.fit(images, texts)
+    backbone.fit(Pairs(images, texts))
     alone = FeatureScaling(4, "standardize")
     alone.fit(images)
-    assert torch.equal(backbone.encode_image(images), alone(images))
-    assert torch.equal(backbone.encode_text(texts), FeatureScaling(2, "unit")(texts))
+    tokens = backbone.encode_images(images)
+    assert tokens.values.shape == (50, 1, 4)
+    assert tokens.mask.all()
+    for pooling in ("cls", "mean"):
+        assert torch.equal(build_pooling(pooling)(tokens), alone(images))
+    assert torch.equal(build_pooling(backbone.pooling)(backbone.encode_texts(texts)), FeatureScaling(2, "unit")(texts))
+    assert list(build_pooling(backbone.pooling).parameters()) == []
+
+
+def test_features_know_no_words() -> None:
+    backbone = load_backbone(BackboneConfig(), image_dim=4, text_dim=2)
+    assert backbone.cached
+    with pytest.raises(UsageError, match="clip:"):
+        backbone.tokenize(["a dog"])
 
 
 def test_backbones_by_scheme() -> None:

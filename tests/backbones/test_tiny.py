@@ -42,23 +42,23 @@ def test_fitting_narrows_the_embedding_and_the_seed_alone_decides_it() -> None:
     one, other = load(), load()
     full = one.text.words.weight.detach().clone()
     assert len(full) == TinyConfig().words
-    one.fit(["a red dog", "a dog"])
+    one.fit_words(["a red dog", "a dog"])
     torch.manual_seed(99)
-    other.fit(["a red dog", "a dog"])
+    other.fit_words(["a red dog", "a dog"])
     assert torch.equal(one.text.words.weight, full[:7])
     assert torch.equal(one.text.words.weight, other.text.words.weight)
     assert one.tokenizer.words == ("a", "dog", "red")
     assert one.ordinary.tolist() == [4, 5, 6]
-    one.fit(["entirely other words"])
+    one.fit_words(["entirely other words"])
     assert one.tokenizer.words == ("a", "dog", "red")
 
 
 def test_padding_never_matters() -> None:
     backbone = load()
-    backbone.fit(["a red dog on the grass"])
+    backbone.fit_words(["a red dog on the grass"])
     texts = backbone.tokenize(["a dog", "a red dog on the grass"])
     wide = functional.pad(texts, (0, 10), value=-1)
-    short, long = backbone.encode_text(texts), backbone.encode_text(wide)
+    short, long = backbone.encode_texts(texts), backbone.encode_texts(wide)
     torch.testing.assert_close(short.values[short.mask], long.values[long.mask])
 
 
@@ -82,7 +82,7 @@ def test_options_reach_the_towers() -> None:
     backbone = load("tiny:width=48,depth=1,text_depth=3,heads=2,size=48,context=7,words=20", image_output="norm")
     assert (backbone.image_dim, backbone.transform.size, backbone.tokenizer.context) == (48, 48, 7)
     assert [len(tower.blocks()) for tower in (backbone.image, backbone.text)] == [1, 3]
-    assert load("tiny:", image_size=96).encode_image(torch.zeros(1, 3, 96, 96).byte()).values.shape[1] == 1 + 36
+    assert load("tiny:", image_size=96).encode_images(torch.zeros(1, 3, 96, 96).byte()).values.shape[1] == 1 + 36
     with pytest.raises(UsageError, match="no projection"):
         load(image_output="projected")
 
@@ -98,7 +98,7 @@ def test_it_learns_colours_in_a_few_steps() -> None:
     optimizer = torch.optim.AdamW(backbone.parameters(), lr=2e-3)
 
     def loss() -> torch.Tensor:
-        v, t = pool(backbone.encode_image(photos)), pool(backbone.encode_text(texts))
+        v, t = pool(backbone.encode_images(photos)), pool(backbone.encode_texts(texts))
         logits = 10 * functional.normalize(v, dim=-1) @ functional.normalize(t, dim=-1).T
         return functional.cross_entropy(logits, torch.arange(4))
 

@@ -55,10 +55,10 @@ def test_towers_give_what_automodel_gives(dinov2: Path, bert: Path) -> None:
     assert all(p.dtype == torch.float32 for p in backbone.parameters())
     photos = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     expected = auto(dinov2)(pixel_values=backbone.transform.normalize(photos)).last_hidden_state
-    torch.testing.assert_close(backbone.encode_image(photos).values, expected)
+    torch.testing.assert_close(backbone.encode_images(photos).values, expected)
     tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
     given = tokenizer(CAPTIONS, padding=True, return_tensors="pt")
-    text = backbone.encode_text(backbone.tokenize(CAPTIONS))
+    text = backbone.encode_texts(backbone.tokenize(CAPTIONS))
     real = given["attention_mask"].bool()
     assert torch.equal(text.mask, real)
     assert text.summary.tolist() == [0, 0, 0]
@@ -71,9 +71,9 @@ def test_hidden_is_before_the_final_norm(dinov2: Path, bert: Path) -> None:
     before, after = load(dinov2, bert, text_output="hidden"), load(dinov2, bert, image_output="norm")
     photos = torch.randint(0, 256, (2, 3, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     norm = auto(dinov2).layernorm
-    torch.testing.assert_close(norm(before.encode_image(photos).values), after.encode_image(photos).values)
+    torch.testing.assert_close(norm(before.encode_images(photos).values), after.encode_images(photos).values)
     texts = before.tokenize(CAPTIONS)  # BERT's blocks end in a norm: both are the same
-    torch.testing.assert_close(before.encode_text(texts).values, after.encode_text(texts).values)
+    torch.testing.assert_close(before.encode_texts(texts).values, after.encode_texts(texts).values)
     with pytest.raises(UsageError, match="no projection per token"):
         load(dinov2, bert, image_output="projected")
 
@@ -81,7 +81,7 @@ def test_hidden_is_before_the_final_norm(dinov2: Path, bert: Path) -> None:
 def test_every_parameter_left_has_a_gradient(dinov2: Path, bert: Path) -> None:
     backbone = load(dinov2, bert)
     photos = torch.zeros(1, 3, 28, 28, dtype=torch.uint8)
-    tokens = backbone.encode_image(photos).values.sum() + backbone.encode_text(backbone.tokenize(["a"])).values.sum()
+    tokens = backbone.encode_images(photos).values.sum() + backbone.encode_texts(backbone.tokenize(["a"])).values.sum()
     tokens.backward()
     assert [name for name, p in backbone.named_parameters() if p.grad is None] == []
     assert [len(part.blocks) for part in backbone.tower_params().values()] == [3, 3]
@@ -90,7 +90,7 @@ def test_every_parameter_left_has_a_gradient(dinov2: Path, bert: Path) -> None:
 def test_no_dropout_is_left(dinov2: Path, bert: Path) -> None:
     backbone = load(dinov2, bert).train()
     texts, photos = backbone.tokenize(CAPTIONS), torch.zeros(2, 3, 28, 28, dtype=torch.uint8)
-    for encode, given in ((backbone.encode_text, texts), (backbone.encode_image, photos)):
+    for encode, given in ((backbone.encode_texts, texts), (backbone.encode_images, photos)):
         assert torch.equal(encode(given).values, encode(given).values)
 
 
@@ -103,8 +103,8 @@ def test_towers_come_back_from_their_assets(dinov2: Path, bert: Path, tmp_path: 
     photos = torch.randint(0, 256, (2, 3, 30, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     texts = again.tokenize(CAPTIONS)
     assert torch.equal(texts, backbone.tokenize(CAPTIONS))
-    assert torch.equal(again.encode_image(photos).values, backbone.encode_image(photos).values)
-    assert torch.equal(again.encode_text(texts).values, backbone.encode_text(texts).values)
+    assert torch.equal(again.encode_images(photos).values, backbone.encode_images(photos).values)
+    assert torch.equal(again.encode_texts(texts).values, backbone.encode_texts(texts).values)
     assert again.provenance() == backbone.provenance()
 
 
@@ -114,14 +114,14 @@ def test_other_families(bert: Path, tmp_path: Path, clip_checkpoint: Path) -> No
     photos = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     pixels = backbone.transform.normalize(photos)
     expected = auto(vit)(pixel_values=pixels, interpolate_pos_encoding=True).last_hidden_state
-    torch.testing.assert_close(backbone.encode_image(photos).values, expected)
+    torch.testing.assert_close(backbone.encode_images(photos).values, expected)
     both = load(clip_checkpoint, clip_checkpoint, image_size=32)
     model = auto(clip_checkpoint)
     small = photos[:, :, :32, :32]
     vision = model.vision_model(pixel_values=both.transform.normalize(small)).last_hidden_state
-    torch.testing.assert_close(both.encode_image(small).values, vision)
+    torch.testing.assert_close(both.encode_images(small).values, vision)
     texts = both.tokenize(["ab", "abc"])
-    assert both.encode_text(texts).summary.tolist() == [3, 4]
+    assert both.encode_texts(texts).summary.tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("kind", ["roberta", "mpnet", "distilbert", "gpt2"])
@@ -132,10 +132,10 @@ def test_text_families_ignore_padding(dinov2: Path, tmp_path: Path, kind: str) -
     backbone = load(dinov2, tmp_path, weights="random")
     assert backbone.text.context == (38 if kind in ("roberta", "mpnet") else 40)
     texts = backbone.tokenize(["a b", "abcdef gh"])
-    short = backbone.encode_text(texts)
-    long = backbone.encode_text(torch.nn.functional.pad(texts, (0, 5), value=-1))
+    short = backbone.encode_texts(texts)
+    long = backbone.encode_texts(torch.nn.functional.pad(texts, (0, 5), value=-1))
     torch.testing.assert_close(short.values[short.mask], long.values[long.mask])
-    alone = backbone.encode_text(texts[:1, :5])
+    alone = backbone.encode_texts(texts[:1, :5])
     torch.testing.assert_close(short.values[0, :5], alone.values[0])
 
 
@@ -164,7 +164,7 @@ def test_real_dinov2_and_minilm() -> None:
     assert (backbone.image_dim, backbone.text_dim, backbone.transform.size) == (384, 384, 224)
     photos = torch.randint(0, 256, (1, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        image = backbone.encode_image(photos)
+        image = backbone.encode_images(photos)
         expected = auto(SHARED)(pixel_values=backbone.transform.normalize(photos)).last_hidden_state
         torch.testing.assert_close(image.values, expected, atol=1e-3, rtol=1e-3)
         assert image.values.shape == (1, 257, 384)
@@ -175,7 +175,7 @@ def test_real_dinov2_and_minilm() -> None:
         texts = backbone.tokenize(captions)
         real = given["attention_mask"].bool()
         assert torch.equal(torch.where(texts >= 0, texts, 0).long(), given["input_ids"])
-        text = backbone.encode_text(texts)
+        text = backbone.encode_texts(texts)
         wanted = auto(minilm)(**given).last_hidden_state
         torch.testing.assert_close(text.values[real], wanted[real], atol=1e-4, rtol=1e-4)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ def build(
         provenance=Provenance("clip:a", "224", "r1"),
         seed=seed,
     )
-    model.backbone.fit(*inputs(20, seed=9))
+    images, texts = inputs(20, seed=9)
+    model.backbone.fit(SimpleNamespace(images=images, texts=texts))
     return model
 
 

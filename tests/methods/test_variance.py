@@ -100,7 +100,7 @@ def test_the_branch_begins_as_the_last_block_and_sees_its_input(
 ) -> None:
     model = build(config(kind, clip_folder, checkpointing=checkpointing), pairs)
     photos, texts = inputs(model, pairs)
-    for tokens in (towers(model).encode_image(photos), towers(model).encode_text(texts)):
+    for tokens in (towers(model).encode_images(photos), towers(model).encode_texts(texts)):
         assert tokens.spread is not None
         torch.testing.assert_close(tokens.spread, tokens.values)
     for branch in (towers(model).image_variance, towers(model).text_variance):
@@ -108,7 +108,7 @@ def test_the_branch_begins_as_the_last_block_and_sees_its_input(
         with torch.no_grad():
             for parameter in branch.parameters():
                 parameter.add_(0.1)
-    for tokens in (towers(model).encode_image(photos), towers(model).encode_text(texts)):
+    for tokens in (towers(model).encode_images(photos), towers(model).encode_texts(texts)):
         assert tokens.spread is not None
         assert not torch.allclose(tokens.spread, tokens.values), "its weights are its own"
 
@@ -212,7 +212,7 @@ def test_photos_are_blended_as_the_tower_sees_them(pairs: PhotoSet) -> None:
     photos, _ = inputs(model, pairs)
     noise, _ = model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(4))
     own = [0.25, 1.0, 0.5, 0.75]
-    found = towers(model).encode_image(photos, noise, partners(own, torch.arange(4).flip(0)))
+    found = towers(model).encode_images(photos, noise, partners(own, torch.arange(4).flip(0)))
     seen = towers(model).transform.normalize(photos)
     by_hand = torch.stack([own[n] * seen[n] + (1 - own[n]) * seen[3 - n] for n in range(4)])
     torch.testing.assert_close(found.values, towers(model).image(by_hand))
@@ -224,8 +224,8 @@ def test_a_partner_from_elsewhere_is_cropped_as_it_is_there(pairs: PhotoSet) -> 
     photos, _ = inputs(model, pairs)
     whole_noise = RowNoise(0, torch.tensor(3), torch.arange(4), 0)
     own, places = [0.25, 1.0, 0.5, 0.75], torch.arange(4)
-    whole = towers(model).encode_image(photos, whole_noise, partners(own, places.flip(0)))
+    whole = towers(model).encode_images(photos, whole_noise, partners(own, places.flip(0)))
     half_noise = RowNoise(0, torch.tensor(3), places[2:], 0)
     brought = partners(own[2:], places.flip(0)[2:], photos.flip(0)[2:])
-    half = towers(model).encode_image(photos[2:], half_noise, brought)
+    half = towers(model).encode_images(photos[2:], half_noise, brought)
     torch.testing.assert_close(half.values, whole.values[2:])

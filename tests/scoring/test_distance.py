@@ -45,8 +45,8 @@ def test_it_is_one_minus_the_mean_cosine_of_the_networks(name: str, pairs: PairS
     for value, i, j in zip(found.tolist(), rows.tolist(), cols.tolist(), strict=True):
         cosines = []
         for network in model.networks:
-            v = network.image_head(network.backbone.encode_image(pairs.images[i : i + 1]))
-            t = network.text_head(network.backbone.encode_text(pairs.texts[j : j + 1]))
+            v = network.image_head(network.backbone.encode_images(pairs.images[i : i + 1]).values.squeeze(1))
+            t = network.text_head(network.backbone.encode_texts(pairs.texts[j : j + 1]).values.squeeze(1))
             cosines.append(slow_cosine(v[0].tolist(), t[0].tolist()))
         assert len(cosines) == (2 if name in ("ncr", "bicro") else 1)
         assert value == pytest.approx(1 - sum(cosines) / len(cosines), abs=1e-5)

@@ -85,8 +85,8 @@ def slow_sigma(
     """Un-normalised Gaussians by hand, from the layer's weights."""
     sides = []
     for head, raw, posterior in (
-        (model.image_head, model.backbone.encode_image(pairs.images[rows]), posthoc.image),
-        (model.text_head, model.backbone.encode_text(pairs.texts[cols]), posthoc.text),
+        (model.image_head, model.backbone.encode_images(pairs.images[rows]).values.squeeze(1), posthoc.image),
+        (model.text_head, model.backbone.encode_texts(pairs.texts[cols]).values.squeeze(1), posthoc.text),
     ):
         assert head.first is not None
         hidden = functional.gelu(head.first(raw)).detach()  # type: ignore[arg-type]

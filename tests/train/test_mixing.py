@@ -40,8 +40,8 @@ def make(pairs: PairSet, method: Any) -> Trainer:
 def seen(trainer: Trainer, rows: Tensor, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, PairBlock]:
     """The image features that reach the head in one step, and the block that reaches the loss."""
     found: list[Any] = []
-    original = trainer.model.backbone.encode_image
-    monkeypatch.setattr(trainer.model.backbone, "encode_image", lambda x: found.append(x) or original(x))
+    scaling = trainer.model.backbone.image.forward
+    monkeypatch.setattr(trainer.model.backbone.image, "forward", lambda x: found.append(x) or scaling(x))
     loss = trainer.step.pair_loss
     trainer.step.pair_loss = lambda v, t, block: found.append(block) or loss(v, t, block)  # type: ignore[func-returns-value]
     trainer.step._loss(Batch(rows), torch.tensor(step))

@@ -109,7 +109,7 @@ def test_a_resting_tower_costs_no_backward_pass(pairs: PhotoSet) -> None:
     trainer._set_resting(0)
     images = trainer.model.embed_images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).mean
     assert isinstance(trainer.model.backbone, TowerBackbone)
-    tokens = trainer.model.backbone.encode_image(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+    tokens = trainer.model.backbone.encode_images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
     assert not tokens.values.requires_grad
     assert images.requires_grad, "the head learns"
 

@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no projection in tiny": ({"data": SCENES, "backbone": {**TINY, "text_output": "projected"}}, "tiny: has no proj"),
     "no projection": (
         {"data": SCENES, "backbone": {"spec": "towers:a,b", "image_output": "projected"}},
-        "towers: projects no image tokens",
+        "set image_output to norm or hidden",
     ),
     "protocol": ({"evaluate": {"protocols": ["recall"]}}, "unknown protocol 'recall'"),
     "not coco": (

@@ -1,11 +1,14 @@
-"""Towers: from photos and captions to tokens and vectors, by a scheme such as ``clip:`` or ``features:``."""
+"""Backbones: from photos and captions to tokens, by a scheme such as ``clip:`` or ``features:``.
+
+A backbone is one file that defines a :class:`Scheme` and one line in :data:`SCHEMES`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from vacsr.backbones.base import TowerBackbone, TowerParams
-from vacsr.backbones.features import FeatureBackbone
+from vacsr.backbones import clip, features, tiny, towers
+from vacsr.backbones.base import Backbone, Scheme, Source, TowerBackbone, TowerParams
 from vacsr.backbones.heads import ProjectionHead
 from vacsr.backbones.pooling import build_pooling
 from vacsr.backbones.tokens import Tokens
@@ -13,50 +16,51 @@ from vacsr.config import BackboneConfig
 from vacsr.errors import UsageError
 
 __all__ = [
-    "FeatureBackbone",
+    "SCHEMES",
+    "Backbone",
     "ProjectionHead",
+    "Scheme",
+    "Source",
     "Tokens",
     "TowerBackbone",
     "TowerParams",
     "build_pooling",
+    "check_backbone",
     "load_backbone",
+    "scheme_of",
 ]
+
+SCHEMES: dict[str, Scheme] = {
+    "features": features.SCHEME,
+    "clip": clip.SCHEME,
+    "towers": towers.SCHEME,
+    "tiny": tiny.SCHEME,
+}
+
+
+def scheme_of(spec: str) -> Scheme:
+    """The scheme of ``backbone.spec``.
+
+    >>> scheme_of("features:").cached, scheme_of("clip:vit-b32").matched
+    (True, True)
+    """
+    scheme = SCHEMES.get(spec.partition(":")[0])
+    if scheme is None:
+        raise UsageError(f"unknown backbone '{spec}' — write {', '.join(one.usage for one in SCHEMES.values())}")
+    return scheme
+
+
+def check_backbone(config: BackboneConfig) -> None:
+    """Refuse a config that could never be loaded, as far as that shows without reading files."""
+    scheme_of(config.spec).check(config)
 
 
 def load_backbone(
     config: BackboneConfig, *, image_dim: int = 0, text_dim: int = 0, assets: Path | None = None
-) -> FeatureBackbone | TowerBackbone:
+) -> Backbone:
     """The backbone that ``config.spec`` names; cached features need their dimensions.
 
-    With ``assets``, a folder that :meth:`TowerBackbone.save_assets` wrote, towers come with fresh weights and the
-    caller loads the trained ones.
+    With ``assets``, a folder that :meth:`Backbone.save_assets` wrote, towers come with fresh weights and the caller
+    loads the trained ones.
     """
-    scheme = config.spec.partition(":")[0]
-    if scheme == "features":
-        scaling = {"image_scaling": config.image_scaling, "text_scaling": config.text_scaling}
-        return FeatureBackbone(image_dim, text_dim, **scaling)
-    if scheme not in ("clip", "towers", "tiny"):
-        raise UsageError(
-            f"unknown backbone '{config.spec}' — write features: (cached embeddings), clip:ID_OR_FOLDER, "
-            "towers:IMAGE,TEXT or tiny:"
-        )
-    return _towers(config, scheme, assets=assets)
-
-
-def _towers(config: BackboneConfig, scheme: str, *, assets: Path | None) -> TowerBackbone:
-    """Each scheme in its own file, read when it is asked for."""
-    if assets is not None:
-        from vacsr.backbones.assets import read_backbone
-
-        return read_backbone(config, assets)
-    if scheme == "clip":
-        from vacsr.backbones.clip import load_clip
-
-        return load_clip(config)
-    if scheme == "towers":
-        from vacsr.backbones.towers import load_towers
-
-        return load_towers(config)
-    from vacsr.backbones.tiny import load_tiny
-
-    return load_tiny(config)
+    return scheme_of(config.spec).load(config, Source(image_dim, text_dim, assets))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,10 +23,10 @@ from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, pad
 from vacsr.backbones.tokens import Tokens
 from vacsr.backbones.variance import VarianceBranch
 from vacsr.config import BackboneConfig
-from vacsr.data.provenance import Provenance
 from vacsr.draws import RowNoise
 from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.files import write_json
+from vacsr.provenance import UNKNOWN, Provenance
 
 ASSETS = "backbone.json"
 """The file of :meth:`TowerBackbone.save_assets` that describes the rest."""
@@ -84,8 +84,100 @@ class TextTower(Tower):
         """How many ids it knows; a tokenizer may hold more."""
 
 
-class TowerBackbone(nn.Module):
-    """Photos and captions to tokens. With ``noise`` the encoders augment, as training does; without they do not."""
+class Backbone(nn.Module):
+    """Images and texts to tokens. With ``noise`` the encoders augment, as in training; without it they do not.
+
+    The defaults describe a backbone without towers, such as cached features: nothing to tokenize, compile or freeze.
+    """
+
+    name: str
+    """What its embeddings are known by; "" where they come from elsewhere."""
+    config: BackboneConfig
+    image_dim: int
+    """Of an image token."""
+    text_dim: int
+    """Of a text token."""
+    cached: bool = False
+    """Reads cached features: rows of numbers instead of photos and captions."""
+    transform: PhotoTransform
+    """How photos become squares. Not there where ``cached``."""
+
+    @property
+    def pooling(self) -> Literal["gpo", "mean", "cls"]:
+        """How its tokens become one vector."""
+        return self.config.pooling
+
+    @abstractmethod
+    def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
+        """Photos uint8 [B, 3, H, W] (or features [B, D]) -> [B, L, D]; ``mix`` blends each with its partner."""
+
+    @abstractmethod
+    def encode_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
+        """Rows of :meth:`tokenize` int [B, L] (or features [B, D]) -> [B, L, D]"""
+
+    def tokenize(self, captions: Sequence[str]) -> Tensor:
+        """Token ids, −1 after the end. -> [M, L] int32"""
+        raise UsageError("the backbone reads cached features, not words — train a model with clip:, towers: or tiny:")
+
+    def fit(self, pairs: Any) -> None:
+        """Learn what the training set has to tell before training: statistics of features, or words of captions."""
+
+    def tower_params(self) -> dict[str, TowerParams]:
+        """Parameters by tower and depth; together they are all that the towers train."""
+        return {}
+
+    def add_variance(self) -> None:
+        """Give each tower a branch that variances are made from."""
+
+    def variance_params(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """The branches' parameters by tower; none where there are no branches."""
+        return {}
+
+    def compilable(self) -> list[nn.Module]:
+        """The repeated layers that may be compiled."""
+        return []
+
+    def set_checkpointing(self, on: bool) -> None:
+        """Recompute the blocks' activations in the backward pass, or keep them."""
+
+    def provenance(self) -> Provenance:
+        """Where embeddings come from that it makes."""
+        return UNKNOWN
+
+    def save_assets(self, folder: Path) -> None:
+        """Write what, besides the weights, rebuilds the towers."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One kind of backbone: what a recipe writes before the colon of ``backbone.spec``."""
+
+    usage: str
+    """What to write, for messages."""
+    load: Callable[[BackboneConfig, Source], Backbone]
+    """Build it."""
+    check: Callable[[BackboneConfig], None]
+    """Refuse a config that could never be loaded, as far as that shows without reading files."""
+    cached: bool = False
+    """Reads cached features, not photos."""
+    pretrained: bool = False
+    """Comes with trained weights, so it can embed photos as it is."""
+    matched: bool = False
+    """Its two towers were trained together and have projections into one space, so they match without training."""
+
+
+class Source(NamedTuple):
+    """What a backbone is built from besides its config."""
+
+    image_dim: int = 0
+    """Of cached features."""
+    text_dim: int = 0
+    assets: Path | None = None
+    """A folder of :meth:`Backbone.save_assets`: the same towers with fresh weights, to be loaded by the caller."""
+
+
+class TowerBackbone(Backbone):
+    """An image tower, a text tower, a tokenizer and a photo transform."""
 
     special: Tensor
     ordinary: Tensor
@@ -122,7 +214,7 @@ class TowerBackbone(nn.Module):
         """Token ids, −1 after the end; L is the longest given, cut at the context. -> [M, L] int32"""
         return pad(self.tokenizer.encode(list(captions)))
 
-    def encode_image(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
+    def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
         """Bytes of any size, brought to the tower's own here; ``noise`` crops, flips and drops tokens.
 
         ``mix`` blends the photos as the tower would see them, each cropped for itself. uint8 [B, 3, H, W] -> [B, L, D]
@@ -150,7 +242,7 @@ class TowerBackbone(nn.Module):
             pixels = resize(images, whole(images), size=size, resample=self.transform.resample)
         return self.transform.normalize(pixels)
 
-    def encode_text(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
+    def encode_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
         """Rows of :meth:`tokenize`; ``noise`` masks, replaces and drops words. int [B, L] -> [B, L, D]"""
         if texts.shape[1] > self.text.context:
             raise ShapeMismatch(
@@ -175,11 +267,20 @@ class TowerBackbone(nn.Module):
             return torch.zeros_like(mask[:, 0], dtype=torch.int64)
         return (mask.sum(dim=1) - 1).clamp(min=0)
 
-    def fit(self, captions: Sequence[str]) -> None:
+    def fit(self, pairs: Any) -> None:
         """Learn the words of the training captions, where the tokenizer counts words and has none yet.
 
         A tower that was fitted keeps its words, so that a trained one can be trained on.
         """
+        if not hasattr(pairs, "photos"):
+            raise UsageError(
+                f"backbone '{self.config.spec}' reads photos, these data are cached features — set "
+                "backbone.spec=features:, or give photos such as data.pairs=folder:DIR"
+            )
+        self.fit_words(pairs.captions)
+
+    def fit_words(self, captions: Sequence[str]) -> None:
+        """The same from captions alone."""
         resize_words = getattr(self.text, "resize", None)
         if isinstance(self.tokenizer, WordTokenizer) and not self.tokenizer.words and resize_words is not None:
             self.tokenizer.fit(captions, limit=self.text.architecture()["words"])

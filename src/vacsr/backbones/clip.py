@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from vacsr.backbones.base import TowerBackbone
+from vacsr.backbones.assets import read_backbone
+from vacsr.backbones.base import Scheme, Source, TowerBackbone
 from vacsr.backbones.hub import fresh_model, has_tokenizer, load_config, load_model, load_tokenizer, short_name
 from vacsr.backbones.hub_towers import HubImageTower, HubTextTower, clip_projection, context_of, pad_id
 from vacsr.backbones.preprocess import CLIP_MEAN, CLIP_STD, PhotoTransform
@@ -32,6 +33,7 @@ def load_clip(config: BackboneConfig) -> TowerBackbone:
     With random weights these two need no download. SigLIP has no class token, so it is pooled by ``gpo`` or ``mean``;
     its captions are filled up to its context with padding that it attends to, as in its training.
     """
+    _check(config)
     given = config.spec.partition(":")[2].strip()
     source, patch = _BUILT_IN.get(given, (given, 0))
     fresh = config.weights == "random"
@@ -63,8 +65,6 @@ def load_clip(config: BackboneConfig) -> TowerBackbone:
 
 def _described(source: str) -> Any:
     """The checkpoint's configuration, if it is of a family this file knows."""
-    if not source:
-        raise UsageError("clip: names no checkpoint — write clip:vit-b32, clip:ID or clip:FOLDER")
     described = load_config(source)
     if described.model_type not in _STATISTICS:
         message = f"{source} is of type {described.model_type!r}, clip: takes CLIP and SigLIP"
@@ -114,3 +114,15 @@ def _tokenizer(source: str, config: BackboneConfig, *, text: Any) -> Tokenizer:
     if not source:
         return ByteTokenizer(text.config.vocab_size, context=choose_context(config.context, own=own))
     return HubTokenizer(load_tokenizer(source), context=choose_context(config.context, own=own))
+
+
+def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
+    return load_clip(config) if source.assets is None else read_backbone(config, source.assets)
+
+
+def _check(config: BackboneConfig) -> None:
+    if not config.spec.partition(":")[2].strip():
+        raise UsageError("clip: names no checkpoint — write clip:vit-b32, clip:ID or clip:FOLDER")
+
+
+SCHEME = Scheme("clip:ID_OR_FOLDER", _load, _check, pretrained=True, matched=True)

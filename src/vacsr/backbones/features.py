@@ -1,14 +1,20 @@
-"""Cached embeddings as a backbone without towers: only their scaling is left to do."""
+"""``features:``: cached embeddings as a backbone without towers."""
 
 from __future__ import annotations
 
 import math
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.errors import ShapeMismatch
+from vacsr.backbones.base import Backbone, Scheme, Source
+from vacsr.backbones.mixing import Partners, blend
+from vacsr.backbones.tokens import Tokens
+from vacsr.config import BackboneConfig
+from vacsr.draws import RowNoise
+from vacsr.errors import ShapeMismatch, UsageError
 
 
 class FeatureScaling(nn.Module):
@@ -45,26 +51,53 @@ class FeatureScaling(nn.Module):
         return (x - self.shift) * self.factor if self.kind == "standardize" else x
 
 
-class FeatureBackbone(nn.Module):
-    """The two scalings, as a backbone whose inputs are feature vectors."""
+class FeatureBackbone(Backbone):
+    """Cached features as tokens of length one; only their scaling is left to do."""
 
-    def __init__(self, image_dim: int, text_dim: int, *, image_scaling: str, text_scaling: str) -> None:
+    cached = True
+    name = ""
+
+    def __init__(self, config: BackboneConfig, *, image_dim: int, text_dim: int) -> None:
         super().__init__()
-        self.image_dim, self.text_dim = image_dim, text_dim
-        self.image = FeatureScaling(image_dim, image_scaling)
-        self.text = FeatureScaling(text_dim, text_scaling)
+        self.config, self.image_dim, self.text_dim = config, image_dim, text_dim
+        self.image = FeatureScaling(image_dim, config.image_scaling)
+        self.text = FeatureScaling(text_dim, config.text_scaling)
 
-    def fit(self, images: Tensor, texts: Tensor) -> None:
+    @property
+    def pooling(self) -> Literal["gpo", "mean", "cls"]:
+        """There is one token, so any pooling gives it back; this one has no weights."""
+        return "cls"
+
+    def fit(self, pairs: Any) -> None:
         """Take the scaling statistics from the training set."""
-        self.image.fit(images)
-        self.text.fit(texts)
+        if hasattr(pairs, "photos"):
+            raise UsageError(
+                "backbone 'features:' takes cached embeddings, these data are photos — set backbone.spec to clip:…, "
+                "towers:… or tiny:, or embed them first: vacsr embed"
+            )
+        self.image.fit(pairs.images)
+        self.text.fit(pairs.texts)
 
-    def encode_image(self, images: Tensor) -> Tensor:
-        """[N, image_dim] -> [N, image_dim]"""
-        out: Tensor = self.image(images)
-        return out
+    def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
+        """[N, image_dim] -> [N, 1, image_dim]"""
+        if mix is not None:
+            images = blend(images, images.flip(0) if mix.images is None else mix.images, mix.mixture)
+        return _one_token(self.image(images))
 
-    def encode_text(self, texts: Tensor) -> Tensor:
-        """[M, text_dim] -> [M, text_dim]"""
-        out: Tensor = self.text(texts)
-        return out
+    def encode_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
+        """[M, text_dim] -> [M, 1, text_dim]"""
+        return _one_token(self.text(texts))
+
+
+def _one_token(features: Tensor) -> Tokens:
+    """[N, D] -> [N, 1, D]; a variance is made from the same features."""
+    first = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+    values = features.unsqueeze(1)
+    return Tokens(values, torch.ones_like(first, dtype=torch.bool).unsqueeze(1), first, spread=values)
+
+
+def _load(config: BackboneConfig, source: Source) -> FeatureBackbone:
+    return FeatureBackbone(config, image_dim=source.image_dim, text_dim=source.text_dim)
+
+
+SCHEME = Scheme("features: (cached embeddings)", _load, check=lambda config: None, cached=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vacsr.backbones.base import TowerBackbone
+from vacsr.backbones.base import Backbone
 from vacsr.backbones.preprocess import PhotoTransform
 from vacsr.data.photos import Photos, PhotoSet
 
@@ -108,7 +108,7 @@ class TowerInputs(NamedTuple):
 
 
 def tower_inputs(
-    backbone: TowerBackbone,
+    backbone: Backbone,
     pairs: PhotoSet,
     *,
     size: int = 0,

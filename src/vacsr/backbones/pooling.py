@@ -72,9 +72,10 @@ class SummaryPooling(nn.Module):
     """The class (CLIP text: end) token alone. Dropping tokens in training does not touch it."""
 
     def forward(self, tokens: Tokens) -> Tensor:
-        """[B, L, D] -> [B, D] float32"""
-        place = tokens.summary.view(-1, 1, 1).expand(-1, 1, tokens.values.shape[-1])
-        return tokens.values.gather(1, place).squeeze(1).float()
+        """[B, L, D] -> [B, D], float32 or wider"""
+        position = tokens.summary.view(-1, 1, 1).expand(-1, 1, tokens.values.shape[-1])
+        summary = tokens.values.gather(1, position).squeeze(1)
+        return summary.to(torch.promote_types(summary.dtype, torch.float32))
 
 
 def build_pooling(kind: Literal["gpo", "mean", "cls"]) -> nn.Module:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.backbones.base import ImageTower, TextTower, TowerBackbone
+from vacsr.backbones.assets import read_backbone
+from vacsr.backbones.base import ImageTower, Scheme, Source, TextTower, TowerBackbone
 from vacsr.backbones.preprocess import PhotoTransform
 from vacsr.backbones.tokenizers import WordTokenizer, choose_context
 from vacsr.config import BackboneConfig
@@ -209,3 +210,16 @@ def build_tiny(
         config=config,
         name=config.spec,
     )
+
+
+def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
+    return load_tiny(config) if source.assets is None else read_backbone(config, source.assets)
+
+
+def _check(config: BackboneConfig) -> None:
+    """Nothing is read from files, so the whole is built, without memory."""
+    with torch.device("meta"):
+        load_tiny(config)
+
+
+SCHEME = Scheme("tiny:", _load, _check)

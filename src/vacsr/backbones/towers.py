@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vacsr.backbones.base import TowerBackbone
+from vacsr.backbones.assets import read_backbone
+from vacsr.backbones.base import Scheme, Source, TowerBackbone
 from vacsr.backbones.hub import fresh_model, has_tokenizer, load_config, load_model, load_tokenizer, short_name
 from vacsr.backbones.hub_towers import HubImageTower, HubTextTower, context_of, pad_id, side_of
 from vacsr.backbones.preprocess import PhotoTransform
@@ -24,9 +25,7 @@ def load_towers(config: BackboneConfig) -> TowerBackbone:
     that has a head of its own (SigLIP). Dropout and stochastic depth are off: what training drops is drawn by seed,
     outside the towers.
     """
-    sources = [part.strip() for part in config.spec.partition(":")[2].split(",")]
-    if len(sources) != 2 or not all(sources):
-        raise UsageError(f"{config.spec!r} does not name two towers — write towers:IMAGE,TEXT (folders or ids)")
+    sources = _sources(config)
     image, transform = _image(sources[0], config)
     text = side_of(_model(load_config(sources[1]), sources[1], config), "text_model")
     tokenizer = _tokenizer(sources[1], config, text=text)
@@ -69,3 +68,23 @@ def _tokenizer(source: str, config: BackboneConfig, *, text: Any) -> Tokenizer:
     tokenizer = load_tokenizer(source)
     own = min(own, int(tokenizer.model_max_length))
     return HubTokenizer(tokenizer, context=choose_context(config.context, own=own))
+
+
+def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
+    return load_towers(config) if source.assets is None else read_backbone(config, source.assets)
+
+
+def _check(config: BackboneConfig) -> None:
+    _sources(config)
+    if config.image_output == "projected":  # a text tower may have a head of its own (SigLIP)
+        raise UsageError("towers: has no projection per token of images — set image_output to norm or hidden")
+
+
+def _sources(config: BackboneConfig) -> list[str]:
+    sources = [part.strip() for part in config.spec.partition(":")[2].split(",")]
+    if len(sources) != 2 or not all(sources):
+        raise UsageError(f"{config.spec!r} does not name two towers — write towers:IMAGE,TEXT (folders or ids)")
+    return sources
+
+
+SCHEME = Scheme("towers:IMAGE,TEXT", _load, _check, pretrained=True)

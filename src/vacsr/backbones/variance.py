@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from vacsr.backbones.heads import ProjectionHead
 from vacsr.backbones.pooling import build_pooling
-from vacsr.config import BackboneConfig
+from vacsr.config import HeadConfig
 
 
 class _Tower(Protocol):
@@ -49,10 +49,10 @@ class VarianceBranch(nn.Module):
 
 
 class VarianceHead(nn.Module):
-    """Shaped like the head of the means, with a pooling of its own on towers; its output is logσ²."""
+    """Shaped like the head of the means, with a pooling of its own; its output is logσ²."""
 
-    def __init__(self, dim: int, config: BackboneConfig, *, start: float, pooled: bool) -> None:
+    def __init__(self, dim: int, config: HeadConfig, *, pooling: Literal["gpo", "mean", "cls"], start: float) -> None:
         super().__init__()
-        self.head = ProjectionHead(dim, config.head)
-        self.pool = build_pooling(config.pooling) if pooled else None
+        self.head = ProjectionHead(dim, config)
+        self.pool = build_pooling(pooling)
         nn.init.constant_(self.head.last.bias, start)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from vacsr.backbones import scheme_of
 from vacsr.compare.cell import Cell, run_cell
 from vacsr.compare.table import Table
 from vacsr.config import BackboneConfig, Recipe
@@ -49,7 +50,7 @@ def check_started(table: Table, recipe: Recipe | FewshotRecipe) -> None:
 def _check_prompted(recipe: FewshotRecipe, start: Recipe, where: str) -> None:
     """Few-shot methods need one network with towers, and one token of each that speaks for all."""
     own, theirs = recipe.backbone.spec, start.backbone
-    if theirs.spec.startswith("features:"):
+    if scheme_of(theirs.spec).cached:
         raise UsageError(f"{where} reads cached features — start from a run with clip: or tiny: towers")
     if own not in (BackboneConfig().spec, theirs.spec):
         raise UsageError(f"backbone.spec is {own!r}, {where} has {theirs.spec!r} — leave backbone.spec out")

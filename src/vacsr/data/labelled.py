@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from vacsr.data.provenance import Provenance
 from vacsr.errors import DataError, UsageError
+from vacsr.provenance import Provenance
 
 if TYPE_CHECKING:
     from typing import Self

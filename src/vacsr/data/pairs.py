@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vacsr.data.checks import check_assignment, check_finite, check_matrix, check_text, check_unique
 from vacsr.data.labelled import ImageSplit, LabelledPairs
-from vacsr.data.provenance import UNKNOWN, Provenance
+from vacsr.provenance import UNKNOWN, Provenance
 
 __all__ = ["ImageSplit", "PairSet", "Provenance"]
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from vacsr.data.checks import check_assignment, check_text, check_unique
 from vacsr.data.labelled import LabelledPairs
-from vacsr.data.provenance import UNKNOWN, Provenance
 from vacsr.errors import DataError, ShapeMismatch
+from vacsr.provenance import UNKNOWN, Provenance
 
 _CHECKED_AT_ONCE = 256  # photos between two words of progress
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from vacsr.config.strict_json import load_json
 from vacsr.data.checks import check_unique
 from vacsr.data.labelled import LabelledPairs
-from vacsr.data.provenance import UNKNOWN, Provenance
 from vacsr.errors import DataError, ShapeMismatch
 from vacsr.evaluate.scored import MatrixScores
 from vacsr.files import read_tensors
+from vacsr.provenance import UNKNOWN, Provenance
 
 _ROWS = 256  # images checked at a time
 _NPY = b"\x93NUMPY"  # how such a file begins

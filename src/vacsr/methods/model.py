@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vacsr.backbones import FeatureBackbone, TowerBackbone, load_backbone
+from vacsr.backbones import Backbone, load_backbone
 from vacsr.backbones.mixing import Partners
 from vacsr.config import BackboneConfig, MethodConfig, TowersConfig
 from vacsr.config.base import method_entry
 from vacsr.data import PairSet, PhotoSet
-from vacsr.data.provenance import UNKNOWN, Provenance
 from vacsr.draws import RowNoise
 from vacsr.errors import DataError, UsageError
 from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
@@ -35,6 +34,7 @@ from vacsr.methods.saved import (
     read_config,
     take_over,
 )
+from vacsr.provenance import UNKNOWN, Provenance
 from vacsr.recipes import method_config, parse
 
 _IMAGE, _TEXT = 0, 1  # streams of draws
@@ -46,7 +46,7 @@ class MatchingModel(Network):
 
     def __init__(
         self,
-        backbone: FeatureBackbone | TowerBackbone,
+        backbone: Backbone,
         method: Method,
         *,
         config: BackboneConfig,
@@ -81,10 +81,10 @@ class MatchingModel(Network):
             check_start(config, start)
         known = assets if start is None else start / ASSETS
 
-        def backbone() -> FeatureBackbone | TowerBackbone:
+        def backbone() -> Backbone:
             made = load_backbone(config, image_dim=image_dim, text_dim=text_dim, assets=known)
             if fit is not None:
-                _fit(made, fit)
+                made.fit(fit)
             return made
 
         with _drawn_from(seed):
@@ -146,7 +146,7 @@ class MatchingModel(Network):
     @property
     def has_towers(self) -> bool:
         """Does it read photos and words, or cached features?"""
-        return isinstance(self.backbone, TowerBackbone)
+        return not self.backbone.cached
 
     def rest(self, towers: Iterable[str]) -> None:
         """Let these towers ("image", "text") rest: no gradient; the others learn."""
@@ -243,21 +243,3 @@ def _joined(first: Embedding, second: Embedding) -> Embedding:
 def _others(noise: RowNoise | None) -> RowNoise | None:
     """The second network's own draws: it sees other crops and drops other units."""
     return None if noise is None else noise.other(_SECOND)
-
-
-def _fit(backbone: FeatureBackbone | TowerBackbone, pairs: PairSet | PhotoSet) -> None:
-    """Statistics of features, or the words of captions."""
-    if isinstance(backbone, FeatureBackbone):
-        if isinstance(pairs, PhotoSet):
-            raise UsageError(
-                "backbone 'features:' takes cached embeddings, these data are photos — set backbone.spec to clip:…, "
-                "towers:… or tiny:, or embed them first: vacsr embed"
-            )
-        backbone.fit(pairs.images, pairs.texts)
-    elif isinstance(pairs, PhotoSet):
-        backbone.fit(pairs.captions)
-    else:
-        raise UsageError(
-            f"backbone '{backbone.config.spec}' reads photos, these data are cached features — set "
-            "backbone.spec=features:, or give photos such as data.pairs=folder:DIR"
-        )

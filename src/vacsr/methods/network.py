@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.backbones import FeatureBackbone, ProjectionHead, TowerBackbone
-from vacsr.backbones.mixing import Partners, blend
+from vacsr.backbones import Backbone, ProjectionHead
+from vacsr.backbones.mixing import Partners
 from vacsr.backbones.pooling import build_pooling
 from vacsr.backbones.tokens import Tokens
 from vacsr.backbones.variance import VarianceHead
@@ -22,80 +22,55 @@ _VARIANCE = 5  # purpose of draws, after augmentation's and mixing's
 class Network(nn.Module):
     """Images and texts in, unit vectors out. A model has one of these, or two that teach each other."""
 
-    def __init__(self, backbone: FeatureBackbone | TowerBackbone, config: BackboneConfig) -> None:
+    def __init__(self, backbone: Backbone, config: BackboneConfig) -> None:
         super().__init__()
         self.config = config
         self.backbone = backbone
         self.image_head = ProjectionHead(backbone.image_dim, config.head)
         self.text_head = ProjectionHead(backbone.text_dim, config.head)
-        self.image_pool = build_pooling(config.pooling) if isinstance(backbone, TowerBackbone) else None
-        self.text_pool = build_pooling(config.pooling) if isinstance(backbone, TowerBackbone) else None
+        self.image_pool, self.text_pool = build_pooling(backbone.pooling), build_pooling(backbone.pooling)
         self.image_variance: VarianceHead | None = None
         self.text_variance: VarianceHead | None = None
 
     def add_variance(self, start: float) -> None:
         """Give every item a variance, its logarithm near ``start``: heads of their own, on towers a block each too."""
-        towers = isinstance(self.backbone, TowerBackbone)
-        self.image_variance = VarianceHead(self.backbone.image_dim, self.config, start=start, pooled=towers)
-        self.text_variance = VarianceHead(self.backbone.text_dim, self.config, start=start, pooled=towers)
-        if isinstance(self.backbone, TowerBackbone):
-            self.backbone.add_variance()
+        pooling, config = self.backbone.pooling, self.config.head
+        self.image_variance = VarianceHead(self.backbone.image_dim, config, pooling=pooling, start=start)
+        self.text_variance = VarianceHead(self.backbone.text_dim, config, pooling=pooling, start=start)
+        self.backbone.add_variance()
 
     def embed_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Embedding:
         """Features [N, D_image], or photos [N, 3, H, W] uint8, to unit vectors [N, d]; the rest is for training."""
-        return self.project_images(self.backbone_images(images, noise, mix), noise)
+        return self.project_images(self.backbone.encode_images(images, noise, mix), noise)
 
     def embed_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Embedding:
         """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, d]."""
-        return self.project_texts(self.backbone_texts(texts, noise), noise)
+        return self.project_texts(self.backbone.encode_texts(texts, noise), noise)
 
-    def backbone_images(
-        self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None
-    ) -> Tensor | Tokens:
-        """What the image head gets: scaled features, or a tower's tokens."""
-        if isinstance(self.backbone, FeatureBackbone):
-            if mix is not None:
-                images = blend(images, images.flip(0) if mix.images is None else mix.images, mix.mixture)
-            return self.backbone.encode_image(images)
-        return self.backbone.encode_image(images, noise, mix)
+    def project_images(self, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
+        """From the backbone's image tokens to unit vectors. -> [N, d]"""
+        mean = _unit(self._pooled(tokens, self.image_head, self.image_pool, noise))
+        return Embedding(mean, self._log_var(tokens, self.image_variance, noise))
 
-    def backbone_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tensor | Tokens:
-        """What the text head gets."""
-        if isinstance(self.backbone, FeatureBackbone):
-            return self.backbone.encode_text(texts)
-        return self.backbone.encode_text(texts, noise)
+    def project_texts(self, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
+        """From the backbone's text tokens to unit vectors. -> [M, d]"""
+        mean = _unit(self._pooled(tokens, self.text_head, self.text_pool, noise))
+        return Embedding(mean, self._log_var(tokens, self.text_variance, noise))
 
-    def project_images(self, values: Tensor | Tokens, noise: RowNoise | None = None) -> Embedding:
-        """From the backbone's side of the image head to unit vectors. -> [N, d]"""
-        mean = _unit(self._pooled(values, self.image_head, self.image_pool, noise))
-        return Embedding(mean, self._log_var(values, self.image_variance, noise))
-
-    def project_texts(self, values: Tensor | Tokens, noise: RowNoise | None = None) -> Embedding:
-        """From the backbone's side of the text head to unit vectors. -> [M, d]"""
-        mean = _unit(self._pooled(values, self.text_head, self.text_pool, noise))
-        return Embedding(mean, self._log_var(values, self.text_variance, noise))
-
-    def _log_var(self, values: Tensor | Tokens, head: VarianceHead | None, noise: RowNoise | None) -> Tensor | None:
+    def _log_var(self, tokens: Tokens, head: VarianceHead | None, noise: RowNoise | None) -> Tensor | None:
         """logσ², with dropout of its own; None without variance heads. -> [N, d]"""
         if head is None:
             return None
-        if not isinstance(values, Tensor):
-            assert values.spread is not None, "towers that give variances have a branch for them"
-            values = values._replace(values=values.spread)
-        return self._pooled(values, head.head, head.pool, None if noise is None else noise.other(_VARIANCE))
+        assert tokens.spread is not None, "a backbone of a model with variances gives tokens for them"
+        tokens = tokens._replace(values=tokens.spread)
+        return self._pooled(tokens, head.head, head.pool, None if noise is None else noise.other(_VARIANCE))
 
-    def _pooled(
-        self, values: Tensor | Tokens, head: nn.Module, pool: nn.Module | None, noise: RowNoise | None
-    ) -> Tensor:
+    def _pooled(self, tokens: Tokens, head: nn.Module, pool: nn.Module, noise: RowNoise | None) -> Tensor:
         """GPO sorts the projected tokens; mean and class token are taken before, which is cheaper. -> [N, d]"""
-        if isinstance(values, Tensor):
-            features: Tensor = head(values, noise)
-            return features
-        assert pool is not None, "towers have a pooling"
-        if self.config.pooling == "gpo":
-            projected: Tensor = pool(values._replace(values=head(values.values, noise)))
+        if self.backbone.pooling == "gpo":
+            projected: Tensor = pool(tokens._replace(values=head(tokens.values, noise)))
             return projected
-        pooled: Tensor = head(pool(values), noise)
+        pooled: Tensor = head(pool(tokens), noise)
         return pooled
 
     def head_params(self) -> list[tuple[str, nn.Parameter]]:
@@ -106,11 +81,10 @@ class Network(nn.Module):
 
     def tower_groups(self, config: TowersConfig) -> list[ParamGroup]:
         """Block ℓ of L at rate·decay^(L−ℓ), everything outside the blocks at the tower's own rate."""
-        if not isinstance(self.backbone, TowerBackbone):
-            return []
         groups: list[ParamGroup] = []
-        for name, rate in (("image", config.image_lr), ("text", config.text_lr)):
-            parts = self.backbone.tower_params()[name]
+        rates = {"image": config.image_lr, "text": config.text_lr}
+        for name, parts in self.backbone.tower_params().items():
+            rate = rates[name]
             if rate == 0:
                 continue
             groups += split_by_decay(f"{name}-stem", parts.stem, lr_scale=rate)
@@ -123,16 +97,15 @@ class Network(nn.Module):
 
     def rest_towers(self, towers: Iterable[str]) -> None:
         """Let these towers ("image", "text") rest: no gradient; the others learn."""
-        if isinstance(self.backbone, TowerBackbone):
-            resting = frozenset(towers)
-            for name, parts in self.backbone.tower_params().items():
-                branch = self.backbone.variance_params()[name]
-                for _, parameter in [*parts.stem, *(named for block in parts.blocks for named in block), *branch]:
-                    parameter.requires_grad_(name not in resting)
+        resting = frozenset(towers)
+        for name, parts in self.backbone.tower_params().items():
+            branch = self.backbone.variance_params()[name]
+            for _, parameter in [*parts.stem, *(named for block in parts.blocks for named in block), *branch]:
+                parameter.requires_grad_(name not in resting)
 
     def blocks(self) -> list[nn.Module]:
         """The towers' repeated layers that may be compiled."""
-        return self.backbone.compilable() if isinstance(self.backbone, TowerBackbone) else []
+        return self.backbone.compilable()
 
 
 def _unit(x: Tensor) -> Tensor:

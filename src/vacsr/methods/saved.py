@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vacsr.backbones import FeatureBackbone, TowerBackbone
+from vacsr.backbones import Backbone
 from vacsr.config import BackboneConfig, Config
 from vacsr.errors import DataError, UsageError
 from vacsr.files import read_tensors
@@ -49,10 +49,8 @@ def check_assets(folder: Path, hashes: Mapping[str, str]) -> None:
             raise DataError(f"{path} is missing or was changed since the model was saved — copy the model folder again")
 
 
-def assets_of(backbone: FeatureBackbone | TowerBackbone) -> dict[str, bytes]:
+def assets_of(backbone: Backbone) -> dict[str, bytes]:
     """The files that rebuild the towers, by their names under the assets folder."""
-    if isinstance(backbone, FeatureBackbone):
-        return {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         backbone.save_assets(folder)
@@ -91,8 +89,7 @@ def take_over(model: MatchingModel, start: Path) -> None:
 
 def model_card(model: MatchingModel, method: Config) -> str:
     count = sum(p.numel() for p in model.parameters())
-    towers = model.backbone.name if isinstance(model.backbone, TowerBackbone) else ""
-    source = towers or model.provenance.backbone or "unknown embeddings"
+    source = model.backbone.name or model.provenance.backbone or "unknown embeddings"
     parts = f"{'two towers, ' * model.has_towers}two projection heads to {model.config.head.dim} dimensions"
     parts += ", all of it twice, averaged," * (len(model.networks) == 2)
     inputs = (

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vacsr.backbones.base import TowerBackbone
 from vacsr.backbones.inputs import PhotoReader, Reader, TowerInputs, tower_inputs
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.listed import ListedPhotos
@@ -81,7 +80,7 @@ class PairScorer:
     @torch.inference_mode()
     def embed_images(self, images: Images) -> Embedding:
         """Features [I, D_image], or photos for a model with towers. -> [I, d] on the scorer's device"""
-        if not isinstance(self.model.backbone, TowerBackbone):
+        if not self.model.has_towers:
             return self.model.embed_images(checked_features(images, kind="image", device=self.device))
         photos = ListedPhotos.of(images)
         return self._encode(PhotoReader(photos, self.model.backbone.transform), count=len(photos))
@@ -89,7 +88,7 @@ class PairScorer:
     @torch.inference_mode()
     def embed_texts(self, texts: Texts) -> Embedding:
         """Features [T, D_text], or words for a model with towers. -> [T, d] on the scorer's device"""
-        if not isinstance(self.model.backbone, TowerBackbone):
+        if not self.model.has_towers:
             return self.model.embed_texts(checked_features(texts, kind="text", device=self.device))
         return self._encode_tokens(self.model.backbone.tokenize(words_of(texts)))
 
@@ -131,7 +130,6 @@ class PairScorer:
         if isinstance(pairs, PairSet):
             features, words = pairs.images.to(self.device), pairs.texts.to(self.device)  # a PairSet has checked them
             return PairScores(self, self.model.embed_images(features), self.model.embed_texts(words))
-        assert isinstance(self.model.backbone, TowerBackbone), "the check has refused other backbones"
         found = inputs or tower_inputs(self.model.backbone, pairs)
         images = self._encode(found.images, count=len(pairs.image_ids))
         return PairScores(self, images, self._encode_tokens(found.texts))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vacsr.backbones import scheme_of
 from vacsr.backbones.inputs import TowerInputs
 from vacsr.config import BackboneConfig
 from vacsr.data import PairSet, PhotoSet
@@ -198,7 +199,7 @@ def check_posthoc_plan(method: Method, backbone: BackboneConfig, *, kind: PostHo
     networks = method.networks
     check_cosine(method, dim=backbone.head.dim * networks, device=torch.device("cpu"))
     if kind != "cosine":
-        pooling = "" if backbone.spec.startswith("features:") else backbone.pooling
+        pooling = "" if scheme_of(backbone.spec).cached else backbone.pooling
         _check_laplace(method, networks=networks, pooling=pooling)
 
 

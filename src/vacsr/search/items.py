@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vacsr.backbones import TowerBackbone
 from vacsr.backbones.inputs import PhotoReader
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.sources import StoredPhotos
@@ -116,7 +115,6 @@ def _images(
             yield scorer.model.embed_images(pairs.images[torch.tensor(rows)].to(scorer.device)).mean
         return
     backbone = scorer.model.backbone
-    assert isinstance(backbone, TowerBackbone), "the check has refused other backbones"
     size = _PHOTOS[scorer.device.type]
     small = [some for rows in batches for some in cut(rows, size)]
     pixels = PhotoReader(pairs.photos, backbone.transform, workers=workers).stream(small)

@@ -7,7 +7,6 @@ import json
 
 import torch
 
-from vacsr.backbones import TowerBackbone
 from vacsr.errors import UsageError
 from vacsr.methods.model import MatchingModel
 
@@ -17,7 +16,7 @@ _NOT_SEEN = ("start", "weights", "augment", "checkpointing")  # of the backbone'
 def model_digest(model: MatchingModel, *, method: bool = True) -> str:
     """A hash of a model's weights and settings; the same wherever it is loaded. Without ``method``, of what embeds."""
     settings = {name: value for name, value in model.config.model_dump(mode="json").items() if name not in _NOT_SEEN}
-    if isinstance(model.backbone, TowerBackbone):
+    if model.has_towers:
         settings["transform"] = model.backbone.transform.describe()
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vacsr.backbones.base import TowerBackbone
 from vacsr.backbones.inputs import KeptPhotos, PhotoReader, Progress, Reader, tower_inputs
 from vacsr.config import DataConfig
 from vacsr.data import PairSet, PhotoSet
@@ -125,7 +124,6 @@ def build_feed(
     labels = pairs.caption_image.to(device)
     if isinstance(pairs, PairSet):
         return Feed(TrainTensors(pairs.images.to(device), pairs.texts.to(device), labels), world=world)
-    assert isinstance(model.backbone, TowerBackbone), "building the model has refused other backbones"
     inputs = tower_inputs(
         model.backbone, pairs,
         size=config.photo_size, workers=config.workers, cache_gb=config.cache_gb, draft=True, progress=progress,

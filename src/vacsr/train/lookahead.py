@@ -22,8 +22,8 @@ class _Read(NamedTuple):
     """Some pairs on the way into the heads, this rank's rows of them."""
 
     captions: Tensor  # [B], of all ranks
-    images: Tensor | Tokens
-    texts: Tensor | Tokens
+    images: Tokens
+    texts: Tokens
 
 
 class LookAhead:
@@ -62,8 +62,8 @@ class LookAhead:
         """These pairs through the backbone, without augmentation; ``photos`` are this rank's, None to look them up."""
         own = captions[self.world.rows(len(captions))]
         with self._autocast():
-            images = self.model.backbone_images(self._looked_up(own) if photos is None else photos)
-            return _Read(captions, images, self.model.backbone_texts(self.data.texts[own]))
+            images = self.model.backbone.encode_images(self._looked_up(own) if photos is None else photos)
+            return _Read(captions, images, self.model.backbone.encode_texts(self.data.texts[own]))
 
     def _looked_up(self, captions: Tensor) -> Tensor:
         """Their images on the device. [R] -> [R, ...]"""

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from vacsr.backbones.base import TowerBackbone
 from vacsr.backbones.mixing import Mixture, Partners, draw_mixture, mixed_labels
 from vacsr.config import MixConfig
 from vacsr.errors import UsageError
@@ -36,7 +35,7 @@ class Mixer:
                 "raise data.cache_gb until all fit in memory, or set method.mix.share=0"
             )
         self.config, self.model, self.data, self.world = config, model, data, world
-        self.side = model.backbone.transform.size if isinstance(model.backbone, TowerBackbone) else 0
+        self.side = model.backbone.transform.size if model.has_towers else 0
 
     def __call__(self, block: PairBlock, image: Tensor) -> Mixed:
         """The whole batch's block, and the image [B] of each place in it; every rank draws the same for all."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vacsr.backbones import load_backbone
-from vacsr.config import BackboneConfig, Recipe
+from vacsr.backbones import check_backbone, scheme_of
+from vacsr.config import Recipe
 from vacsr.config.fewshot import FewshotRecipe
 from vacsr.data import check_captioned, parse_spec
 from vacsr.data.fewshot.specs import parse_class_spec
@@ -33,27 +33,13 @@ def check_plan(recipe: Recipe | FewshotRecipe, *, timed: bool = False) -> None:
         _check_fewshot(recipe)
         return
     is_graphed(recipe.train, device)
-    _check_backbone(recipe.backbone)
-    towers = not recipe.backbone.spec.startswith("features:")
+    check_backbone(recipe.backbone)
+    towers = not scheme_of(recipe.backbone.spec).cached
     if not (timed and towers):
         _check_data(recipe, towers=towers)
     if not timed:
         _check_protocols(recipe)
     _check_method(recipe, timed=timed)
-
-
-def _check_backbone(config: BackboneConfig) -> None:
-    """Whatever can be built without files is built; of other towers there is only the name to look at."""
-    scheme, _, rest = config.spec.partition(":")
-    names = [part.strip() for part in rest.split(",")]
-    if scheme == "features" or (scheme == "clip" and rest):
-        return
-    if scheme == "towers" and len(names) == 2 and all(names):
-        if config.image_output == "projected":  # a text tower may have a head of its own (SigLIP)
-            raise UsageError("towers: projects no image tokens — set image_output to norm or hidden")
-        return
-    with torch.random.fork_rng(devices=[]):
-        load_backbone(config)
 
 
 def _check_data(recipe: Recipe, *, towers: bool) -> None:
@@ -81,7 +67,7 @@ def _check_protocols(recipe: Recipe) -> None:
 def _check_method(recipe: Recipe, *, timed: bool) -> None:
     """The method is asked itself, and built only where there is something to ask."""
     plan, kind = recipe.train, "none" if timed else recipe.evaluate.posthoc
-    wordless = recipe.backbone.spec.startswith("features:") and _wordless(recipe.data.pairs)
+    wordless = scheme_of(recipe.backbone.spec).cached and _wordless(recipe.data.pairs)
     if plan.tile in (0, "auto") and kind == "none" and not wordless:
         return
     with torch.random.fork_rng(devices=[]):
@@ -106,6 +92,6 @@ def _check_fewshot(recipe: FewshotRecipe) -> None:
         parse_class_spec(spec)
     check_searched(recipe)
     backbone = recipe.backbone
-    if not backbone.start and not backbone.spec.startswith("clip:"):
+    if not backbone.start and not scheme_of(backbone.spec).matched:
         message = f"backbone {backbone.spec!r} has no weights that match photos and sentences"
         raise UsageError(f"{message} — write clip:ID_OR_FOLDER, or set backbone.start to a trained run")

@@ -94,7 +94,7 @@ def trained_tiny(folder: Path, method: MethodConfig, **fields: object) -> Matchi
     )
     model = MatchingModel.build(method, config)
     assert isinstance(model.backbone, TowerBackbone)
-    model.backbone.fit(CAPTIONS)
+    model.backbone.fit_words(CAPTIONS)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         if parameter.ndim > 1:

@@ -61,7 +61,7 @@ def tiny_clip() -> ClipModel:
         backbone = load_backbone(BackboneConfig(spec=spec, pooling="cls", weights="random"))
         maps = [nn.Linear(16, 8) for _ in range(2)]
     assert isinstance(backbone, TowerBackbone)
-    backbone.fit(["a photo of a night heron", "a plum of a cat"])
+    backbone.fit_words(["a photo of a night heron", "a plum of a cat"])
     clip = ClipModel(backbone, image_map=maps[0], text_map=maps[1], dim=8, scale=20.0).double()
     generator = torch.Generator().manual_seed(3)
     for parameter in clip.parameters():

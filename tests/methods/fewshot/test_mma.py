@@ -191,7 +191,7 @@ def tiny_clip() -> ClipModel:
         torch.manual_seed(0)
         backbone = load_backbone(BackboneConfig(spec=spec, image_output="norm", text_output="norm", pooling="cls"))
         assert isinstance(backbone, TowerBackbone)
-        backbone.fit(["a photo of a red fox cat boat texture ."])
+        backbone.fit_words(["a photo of a red fox cat boat texture ."])
         clip = ClipModel(backbone, image_map=nn.Linear(16, 8), text_map=nn.Linear(16, 8), dim=8, scale=20.0)
         for parameter in clip.parameters():
             nn.init.normal_(parameter, std=0.3)

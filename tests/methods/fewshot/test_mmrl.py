@@ -258,7 +258,7 @@ def tiny_clip(pooling: str) -> ClipModel:
         torch.manual_seed(0)
         backbone = load_backbone(config)
         assert isinstance(backbone, TowerBackbone)
-        backbone.fit(["red fox cat boat tree texture a ."])
+        backbone.fit_words(["red fox cat boat tree texture a ."])
         clip = ClipModel(backbone, image_map=nn.Linear(16, 8), text_map=nn.Linear(16, 8), dim=8, scale=20.0)
         for parameter in clip.parameters():
             nn.init.normal_(parameter, std=0.3)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.backbones import TowerBackbone, load_backbone
+from vacsr.backbones import TowerBackbone, load_backbone, scheme_of
 from vacsr.backbones.base import Tower
 from vacsr.backbones.edits import TowerEdits, edited, token_width
 from vacsr.config import BackboneConfig
@@ -49,7 +49,7 @@ class ClipModel(nn.Module):
         """
         if config.start:
             return _started(config)
-        if not config.spec.startswith("clip:"):
+        if not scheme_of(config.spec).matched:
             raise UsageError(
                 f"backbone {config.spec!r} has no weights that match photos and sentences — write clip:ID_OR_FOLDER, "
                 "or set backbone.start to a trained run"

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from vacsr import __version__
-from vacsr.backbones import TowerBackbone
 from vacsr.data import PhotoSet
 from vacsr.errors import DataError, UsageError, VacsrError
 from vacsr.search.engine import Searcher
@@ -47,7 +46,7 @@ class Service:
         find_photos: Callable[[], Sequence[PhotoSet]] | None = None,
     ) -> None:
         backbone = searcher.scorer.model.backbone
-        if not isinstance(backbone, TowerBackbone):
+        if backbone.cached:
             message = "the model reads cached features, so it can embed neither words nor photos"
             raise UsageError(f"{message} — train one with towers: see docs/own-photos.md")
         self.searcher, self.settings, self.metrics = searcher, settings, ServiceMetrics()
