@@ -56,7 +56,7 @@ def row(shape: tuple[int, int, int], width: int, dtype: torch.dtype, rate: float
     """Of the table."""
     pairs, components, latent = shape
     given = inputs(pairs, components, latent, dtype)
-    reading = fused.Reading(clamp=10.0, bounded=False, squash=True, free_bits=0.0)
+    reading = fused.Reading(clamp=10.0, bounded=False, squash=True)
     fused._PER_WARP = width
     out = torch.ops.vacsr.pair_latents(*given, *reading)
     forward = milliseconds(lambda: torch.ops.vacsr.pair_latents(*given, *reading))

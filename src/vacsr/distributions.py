@@ -55,24 +55,21 @@ def mixture_draw(mean: Tensor, log_var: Tensor, *, weights: Tensor, noise: Tenso
     return (weights.unsqueeze(-1) * components).sum(dim=-2)
 
 
-def kl_to_standard_normal(mean: Tensor, log_var: Tensor, *, free_bits: float = 0.0) -> Tensor:
-    """KL(N(μ, e^logσ²) ‖ N(0, I)), summed over D; dimensions under ``free_bits`` nats cost that much and no gradient.
-
-    [..., K, D] -> [..., K]
+def kl_to_standard_normal(mean: Tensor, log_var: Tensor) -> Tensor:
+    """KL(N(μ, e^logσ²) ‖ N(0, I)), summed over D. [..., K, D] -> [..., K]
 
     >>> float(kl_to_standard_normal(torch.tensor([[2.0]]), torch.zeros(1, 1)))
     2.0
     """
-    per_dimension = 0.5 * (mean.square() + log_var.exp() - 1.0 - log_var)
-    if free_bits > 0.0:
-        per_dimension = per_dimension.clamp_min(free_bits)
-    return per_dimension.sum(dim=-1)
+    return (0.5 * (mean.square() + log_var.exp() - 1.0 - log_var)).sum(dim=-1)
 
 
-def mixture_kl_bound(posterior: MixturePosterior, *, free_bits: float = 0.0) -> Tensor:
-    """Σ_k α_k KL(p_k ‖ N(0, I)) ≥ KL(Σ_k α_k p_k ‖ N(0, I)), by convexity (paper App. B.2). [..., K, D] -> [...]"""
-    kl = kl_to_standard_normal(posterior.mean, posterior.log_var, free_bits=free_bits)
-    return (posterior.log_alpha.exp() * kl).sum(dim=-1)
+def mixture_kl_bound(alpha: Tensor, kl: Tensor) -> Tensor:
+    """Σ_k α_k KL(p_k ‖ N(0, I)) ≥ KL(Σ_k α_k p_k ‖ N(0, I)), by convexity (paper App. B.2).
+
+    alpha [K] or [..., K], kl of each component [..., K] -> [...]
+    """
+    return (alpha * kl).sum(dim=-1)
 
 
 def bounded_variance(log_var: Tensor) -> Tensor:

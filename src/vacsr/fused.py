@@ -43,38 +43,25 @@ class Reading(NamedTuple):
     clamp: float  # logσ² lies within ± this
     bounded: bool  # σ² is in (0, 1) already, and v = σ²
     squash: bool  # v = sigmoid(logσ²), not its exponential
-    free_bits: float
 
     @classmethod
     def of(cls, adapter: AdapterConfig, objective: ObjectiveConfig) -> Reading:
         """As the two configurations have it."""
         bounded = adapter.variance == "sigmoid"
         squash = objective.sigma_variance == "sigmoid" and not bounded
-        return cls(adapter.log_var_clamp, bounded, squash, objective.free_bits)
-
-
-def supported(adapter: AdapterConfig, objective: ObjectiveConfig, *, latent: int) -> bool:
-    """Do the kernels know this configuration? All but these:
-
-    - ``objective.sigma_detach``: L_σ then has a gradient of its own into the heads, beside that of the rest;
-    - ``adapter.components`` above 4, and z wider than 8192.
-
-    >>> supported(AdapterConfig(), ObjectiveConfig(), latent=1024)
-    True
-    """
-    return not objective.sigma_detach and adapter.components <= _MOST and latent <= _WIDEST
+        return cls(adapter.log_var_clamp, bounded, squash)
 
 
 def runs(hidden: Tensor, adapter: AdapterConfig, *, objective: ObjectiveConfig, latent: int) -> bool:
     """Are the kernels asked for, and can they do it, for heads of this trunk output?"""
     if objective.fused is False:
         return False
-    can = supported(adapter, objective, latent=latent) and hidden.dtype in _KINDS
+    can = adapter.components <= _MOST and latent <= _WIDEST and hidden.dtype in _KINDS
     if objective.fused is True and not can:
         raise UsageError(
-            f"method.objective.fused=true with sigma_detach={objective.sigma_detach}, components={adapter.components}, "
-            f"z of {latent} numbers in {hidden.dtype}: the kernels take no sigma_detach, at most {_MOST} components, "
-            f"{_WIDEST} numbers and float32 or half precision — set method.objective.fused=auto"
+            f"method.objective.fused=true with components={adapter.components}, z of {latent} numbers in "
+            f"{hidden.dtype}: the kernels take at most {_MOST} components, {_WIDEST} numbers and float32 or half "
+            "precision — set method.objective.fused=auto"
         )
     return can and (objective.fused is True or available(hidden.device))
 
@@ -114,7 +101,7 @@ def _sizes(heads: Tensor, weights: Tensor, reading: Reading) -> dict[str, int | 
     block = max(32, 1 << (latent - 1).bit_length())
     return {
         "K": components, "D": latent, "BLOCK": block, "BOUNDED": reading.bounded, "SQUASH": reading.squash,
-        "FREE": reading.free_bits > 0, "FAST": heads.is_cuda and not interpreted(),
+        "FAST": heads.is_cuda and not interpreted(),
         "num_warps": min(8, max(1, block // _PER_WARP)),
     }  # fmt: skip
 
@@ -127,7 +114,7 @@ def _forward(
     if len(heads):
         with current(heads.device):
             _kernels(heads.device).draw_latents[(len(heads),)](
-                *inputs, *out, read.clamp, read.free_bits, **_sizes(heads, weights, read)
+                *inputs, *out, read.clamp, **_sizes(heads, weights, read)
             )
     return out
 
@@ -141,7 +128,7 @@ def _backward(
     if len(heads):
         with current(heads.device):
             _kernels(heads.device).latents_gradient[(len(heads),)](
-                *(x.contiguous() for x in inputs), *out, read.clamp, read.free_bits, **_sizes(heads, weights, read)
+                *(x.contiguous() for x in inputs), *out, read.clamp, **_sizes(heads, weights, read)
             )
     return out
 
@@ -173,7 +160,7 @@ def _gradient(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 
 _INPUTS = "Tensor heads, Tensor weights, Tensor sigma_weights, Tensor keys"
 _GRADS = "Tensor d_z, Tensor d_kl, Tensor d_inverse, Tensor d_log_variance"
-_READING = "float clamp, bool bounded, bool squash, float free_bits"
+_READING = "float clamp, bool bounded, bool squash"
 register(
     "pair_latents",
     Operator(_forward, _forward_fake, f"({_INPUTS}, {_READING}) -> (Tensor, Tensor, Tensor, Tensor)"),

@@ -107,15 +107,13 @@ def _component(heads, k, clamp, lane, K: tl.constexpr, D: tl.constexpr, BOUNDED:
 
 @triton.jit
 def _add_component(
-    total, mixed, k, noise, heads, weights, sigma_weights, kl, clamp, free, lane,
-    K: tl.constexpr, D: tl.constexpr, BOUNDED: tl.constexpr, FREE: tl.constexpr, FAST: tl.constexpr,
+    total, mixed, k, noise, heads, weights, sigma_weights, kl, clamp, lane,
+    K: tl.constexpr, D: tl.constexpr, BOUNDED: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """One component's share of z and of the mixed logσ²; its KL is written."""
     inside = lane < D
     mean, _, log_var, deviation = _component(heads, k, clamp, lane, K, D, BOUNDED, FAST)
     cost = 0.5 * (mean * mean + deviation * deviation - 1.0 - log_var)
-    if FREE:
-        cost = tl.maximum(cost, free, propagate_nan=tl.PropagateNan.ALL)
     tl.store(kl + k, tl.sum(tl.where(inside, cost, 0.0)))
     total += tl.load(weights + k) * (mean + deviation * noise)
     return total, mixed + tl.load(sigma_weights + k) * log_var
@@ -123,9 +121,9 @@ def _add_component(
 
 @triton.jit
 def draw_latents(
-    heads, weights, sigma_weights, keys, z, kl, inverse, log_variance, clamp, free,
+    heads, weights, sigma_weights, keys, z, kl, inverse, log_variance, clamp,
     K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    BOUNDED: tl.constexpr, SQUASH: tl.constexpr, FREE: tl.constexpr, FAST: tl.constexpr,
+    BOUNDED: tl.constexpr, SQUASH: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """z, the components' KL, and L_σ's two sums of a pair. heads [P, 2, K, D]; weights, sigma_weights [P, K]; keys [P]
 
@@ -146,11 +144,11 @@ def draw_latents(
         else:  # two components share their words
             noise, other = _two_normals(key, step * D + place, FAST)
             total, mixed = _add_component(
-                total, mixed, step + K // 2, other, heads, weights, sigma_weights, kl, clamp, free, lane,
-                K, D, BOUNDED, FREE, FAST,
+                total, mixed, step + K // 2, other, heads, weights, sigma_weights, kl, clamp, lane,
+                K, D, BOUNDED, FAST,
             )  # fmt: skip
         total, mixed = _add_component(
-            total, mixed, step, noise, heads, weights, sigma_weights, kl, clamp, free, lane, K, D, BOUNDED, FREE, FAST
+            total, mixed, step, noise, heads, weights, sigma_weights, kl, clamp, lane, K, D, BOUNDED, FAST
         )
     inside = lane < D
     tl.store(z + pair * D + lane, total.to(z.dtype.element_ty), mask=inside)
@@ -164,8 +162,8 @@ def draw_latents(
 
 @triton.jit
 def _component_gradient(
-    k, noise, d_z, d_mixed, heads, weights, sigma_weights, d_kl, d_heads, d_weights, d_sigma_weights, clamp, free, lane,
-    K: tl.constexpr, D: tl.constexpr, BOUNDED: tl.constexpr, FREE: tl.constexpr, FAST: tl.constexpr,
+    k, noise, d_z, d_mixed, heads, weights, sigma_weights, d_kl, d_heads, d_weights, d_sigma_weights, clamp, lane,
+    K: tl.constexpr, D: tl.constexpr, BOUNDED: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Of one component's mean, log-variance and two weights."""
     inside = lane < D
@@ -176,8 +174,6 @@ def _component_gradient(
     tl.store(d_sigma_weights + k, tl.sum(d_mixed * log_var))
     push = tl.load(weights + k) * d_z
     cost = tl.load(d_kl + k)
-    if FREE:
-        cost = tl.where(0.5 * (mean * mean + variance - 1.0 - log_var) >= free, cost, 0.0)
     d_mean = push + cost * mean
     d_raw = 0.5 * (push * moved + cost * (variance - 1.0)) + tl.load(sigma_weights + k) * d_mixed
     if BOUNDED:
@@ -191,9 +187,9 @@ def _component_gradient(
 @triton.jit
 def latents_gradient(
     heads, weights, sigma_weights, keys, d_z, d_kl, d_inverse, d_log_variance, d_heads, d_weights, d_sigma_weights,
-    clamp, free,
+    clamp,
     K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    BOUNDED: tl.constexpr, SQUASH: tl.constexpr, FREE: tl.constexpr, FAST: tl.constexpr,
+    BOUNDED: tl.constexpr, SQUASH: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The gradient of :func:`draw_latents`, everything drawn and computed again. -> d_heads, d_weights, d_sigma_weights
 
@@ -228,9 +224,9 @@ def latents_gradient(
             noise, other = _two_normals(key, step * D + place, FAST)
             _component_gradient(
                 step + K // 2, other, d_total, d_mixed, heads, weights, sigma_weights, d_kl, d_heads, d_weights,
-                d_sigma_weights, clamp, free, lane, K, D, BOUNDED, FREE, FAST,
+                d_sigma_weights, clamp, lane, K, D, BOUNDED, FAST,
             )  # fmt: skip
         _component_gradient(
             step, noise, d_total, d_mixed, heads, weights, sigma_weights, d_kl, d_heads, d_weights, d_sigma_weights,
-            clamp, free, lane, K, D, BOUNDED, FREE, FAST,
+            clamp, lane, K, D, BOUNDED, FAST,
         )  # fmt: skip

@@ -31,6 +31,7 @@ PairLoss = Callable[[Embedding, Embedding, PairBlock], LossTerms]
 _NUMBERS = 9 << 23  # pairs × width of a strip chosen by `auto`: 9 rows of 4,096 pairs of two components at d = 1024
 _GRAPH_BYTES = 1 << 25  # the smallest strip of a CUDA graph: 4,096 such pairs in float32
 _GRAPH_STRIPS = 64  # a graph with more strips than this gets larger ones
+_FEW_ROWS = 16  # every strip reads all texts, so a strip of fewer rows may hold twice the pairs
 
 
 def strip_rows(
@@ -70,7 +71,8 @@ def strip_rows(
     pairs = _NUMBERS // width
     if graphed:
         pairs = min(pairs, max(_GRAPH_BYTES // (itemsize * width), rows * columns // _GRAPH_STRIPS))
-    return _equal_strips(rows, most=max(1, pairs // columns))
+    most = max(pairs // columns, min(_FEW_ROWS, 2 * pairs // columns), 1)
+    return _equal_strips(rows, most=most)
 
 
 def _equal_strips(rows: int, *, most: int) -> int:

@@ -65,8 +65,6 @@ class ObjectiveConfig(Config):
     """logσ² mixed with the draw's Gumbel weights, or with α."""
     sigma_reduction: Literal["mean", "sum"] = "mean"
     """L_σ over the D dimensions."""
-    sigma_detach: bool = False
-    """Stop L_σ's gradient at the variance heads, so that it cannot move trunk and towers."""
     negative_rule: Literal["logit", "literal_max"] = "logit"
     """Hardest by score; `literal_max` takes the printed max over the loss, which picks the easiest."""
     hard_negatives: Annotated[int, Field(ge=1)] = 1
@@ -81,10 +79,6 @@ class ObjectiveConfig(Config):
     """τ of the relaxed one-hot."""
     gumbel_hard: bool = False
     """Round the one-hot forward, keep the soft gradient."""
-    free_bits: Annotated[float, Field(ge=0)] = 0.0
-    """KL below this many nats per dimension is free (ours)."""
-    kl_pairs: Literal["all", "informative"] = "all"
-    """KL on every pair, or on positives and hard negatives only (ours)."""
     cosine_weight: Annotated[float, Field(ge=0)] = 0.3
     """Sigmoid loss on the residual's own a·cos+b (ours): the cosine stays a grade by itself."""
     correction: Annotated[float, Field(ge=0, le=1)] = 0.2
