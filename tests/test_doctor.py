@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from vacsr import doctor
-from vacsr.doctor import Finding, Requirement, TorchFacts, requirements
+from vacsr.doctor import EXTRAS, Finding, TorchInfo, requirements
 
 TRAP = "operator torchvision::nms does not exist"
-CPU = TorchFacts(version="2.13.0+cpu", threads=2)
-CUDA = TorchFacts(version="2.13.0", cuda="12.8", threads=2)
+CPU = TorchInfo(version="2.13.0+cpu", threads=2)
+CUDA = TorchInfo(version="2.13.0", cuda="12.8", threads=2)
 
 
 def fake_package(folder: Path, name: str, body: str) -> Path:
@@ -29,17 +30,17 @@ def broken_torchvision(tmp_path: Path) -> Path:
 
 
 def test_this_machine_is_examined_without_breaking() -> None:
-    findings = doctor.examine()
+    findings = doctor.run_checks()
     subjects = [finding.subject for finding in findings]
     assert subjects[:4] == ["python", "torch", "gpu", "torchvision"]
-    assert {"bf16", "threads", "disk", "packages", "clip", "onnx"} <= set(subjects)
+    assert {"bf16", "threads", "disk", "packages", "clip"} <= set(subjects)
     assert "dev" not in subjects
     assert all(finding.message and "\n" not in finding.line() for finding in findings)
 
 
 def test_lines_align() -> None:
     assert Finding("ok", "torch", "2.13.0, CPU only").line() == "ok    torch        2.13.0, CPU only"
-    starts = {finding.line().index(finding.message, 10) for finding in doctor.examine()}
+    starts = {finding.line().index(finding.message, 10) for finding in doctor.run_checks()}
     assert starts == {19}
 
 
@@ -82,7 +83,7 @@ def test_torchvision_absent_or_working_is_fine() -> None:
     def never(name: str) -> str:
         raise AssertionError(f"{name} is absent, so it is not imported")
 
-    assert doctor.check_torchvision(None, never) == Finding("ok", "torchvision", "absent, not needed")
+    assert doctor.check_torchvision(None, never) == Finding("ok", "torchvision", "not installed, not needed")
     assert doctor.check_torchvision("0.28.0", lambda name: None).status == "ok"
 
 
@@ -99,7 +100,7 @@ def test_torchvision_absent_or_working_is_fine() -> None:
     ],
 )
 def test_gpu_and_torch_must_know_of_each_other(
-    torch: TorchFacts, nvidia: bool, visible: str | None, status: str, said: str
+    torch: TorchInfo, nvidia: bool, visible: str | None, status: str, said: str
 ) -> None:
     found = doctor.check_gpu(torch, nvidia=nvidia, visible=visible)
     assert found.status == status
@@ -123,15 +124,15 @@ def test_a_cpu_torch_beside_nvidia_smi_is_warned_of(tmp_path: Path, monkeypatch:
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(doctor, "torch_facts", lambda: CPU)
-    found = {finding.subject: finding for finding in doctor.examine()}
+    monkeypatch.setattr(doctor, "torch_info", lambda: CPU)
+    found = {finding.subject: finding for finding in doctor.run_checks()}
     assert found["gpu"].status == "warn"
     assert "CPU-only build" in found["gpu"].message
 
 
 def test_a_broken_torch_is_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "torch_facts", lambda: TorchFacts(error="OSError: libcudart.so.12"))
-    found = {finding.subject: finding for finding in doctor.examine()}
+    monkeypatch.setattr(doctor, "torch_info", lambda: TorchInfo(error="OSError: libcudart.so.12"))
+    found = {finding.subject: finding for finding in doctor.run_checks()}
     assert found["torch"].status == "fail"
     assert "libcudart" in found["torch"].message
     assert not {"gpu", "bf16", "threads"} & set(found)
@@ -142,7 +143,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
         raise FileNotFoundError("no such folder")
 
     monkeypatch.setattr(doctor, "check_disk", gone)
-    found = {finding.subject: finding for finding in doctor.examine()}
+    found = {finding.subject: finding for finding in doctor.run_checks()}
     assert found["disk"] == Finding("warn", "disk", "could not be checked: FileNotFoundError: no such folder")
 
 
@@ -193,7 +194,7 @@ def test_core_packages_too_old_or_absent_fail() -> None:
     ],
 )
 def test_transformers_range(version: str | None, status: str, said: str) -> None:
-    found = doctor.check_extra("clip", [Requirement("transformers", "5.18", "6", "clip")], lambda name: version)
+    found = doctor.check_extra("clip", requirements(["transformers<6,>=5.18; extra == 'clip'"]), lambda name: version)
     assert found.status == status
     assert said in found.message
     assert status == "ok" or found.message.endswith("pip install --upgrade 'transformers>=5.18,<6'")
@@ -207,6 +208,10 @@ def test_an_extra_is_here_when_all_its_packages_are() -> None:
     assert whole.message == "pymilvus 2.6.0, milvus-lite 2.5.1"
 
 
-def test_every_extra_of_the_package_is_covered() -> None:
-    extras = {item.extra for item in requirements()} - {"", "dev"}
-    assert extras == {finding.subject for finding in doctor.check_extras(requirements(), lambda name: None)}
+def test_every_extra_of_the_package_is_listed() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(project["optional-dependencies"]) - {"dev"} == set(EXTRAS)
+    lines = [f"{line.partition(';')[0]}; extra == '{name}'"
+             for name, group in project["optional-dependencies"].items() for line in group]  # fmt: skip
+    found = doctor.check_extras(requirements([*project["dependencies"], *lines]), lambda name: None)
+    assert [finding.subject for finding in found] == list(EXTRAS)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 
-from vacsr.errors import DataError, DiskFull, EnvironmentProblem, UsageError
+from vacsr.errors import DataError, DiskFull, EnvironmentProblem, FolderInUse, UsageError
 from vacsr.files import (
     atomic_path,
-    atomic_paths,
     check_output,
     disk_errors,
+    lock_file,
     read_tensors,
     write_json,
     write_tensors,
@@ -119,72 +122,16 @@ def test_the_target_of_a_link_is_replaced_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", list(WRITERS))
 @pytest.mark.parametrize("linked", [False, True])
-def test_a_pipe_is_sent_what_a_file_would_hold(kind: str, linked: bool, tmp_path: Path) -> None:
-    pipe, got = tmp_path / "pipe", []
+def test_a_pipe_is_refused_and_left_alone(kind: str, linked: bool, tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
-    if linked:
-        (tmp_path / "link").symlink_to(pipe)
-    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
-    reader.start()
-    WRITERS[kind](tmp_path / "link" if linked else pipe)
-    reader.join(30)
-    WRITERS[kind](tmp_path / "plain")
-    assert got == [(tmp_path / "plain").read_bytes()]
+    link.symlink_to(pipe)
+    with pytest.raises(UsageError, match="not a regular file"):
+        WRITERS[kind](link if linked else pipe)
+    with pytest.raises(UsageError, match=r"--json .*not a regular file"):
+        check_output("--json", link if linked else pipe)
     assert pipe.is_fifo()
-    assert names(tmp_path) == sorted(["pipe", "plain", *(["link"] if linked else [])])
-
-
-def test_a_pipe_beside_a_file_gets_nothing_if_one_fails(tmp_path: Path) -> None:
-    pipe, plain = tmp_path / "pipe", tmp_path / "plain"
-    os.mkfifo(pipe)
-    plain.write_text("old")
-
-    def fail() -> None:
-        with atomic_paths(plain, pipe) as (first, second):
-            first.write_text("new")
-            second.write_text("new")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert (plain.read_text(), names(tmp_path)) == ("old", ["pipe", "plain"])  # nobody waited for a reader
-
-
-def test_a_reader_that_leaves(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: pipe.open("rb").close())
-    reader.start()
-    with pytest.raises(EnvironmentProblem, match=r"cannot write .*pipe"):
-        write_text(pipe, "x" * 10_000_000)
-    reader.join(30)
-
-
-STDOUT = """
-import sys
-from pathlib import Path
-from vacsr.files import write_text
-print("before")
-write_text(Path(sys.argv[1]), "written\\n" * 3)
-print("after")
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd/1").exists(), reason="needs a name for stdout")
-@pytest.mark.parametrize("where", ["pipe", "file", "named file"])
-def test_stdout_keeps_what_was_printed(where: str, tmp_path: Path) -> None:
-    """Also where it goes to a file, of which a rename would cut it off."""
-    link = tmp_path / "stdout"
-    link.symlink_to("/proc/self/fd/1")  # as /dev/stdout is
-    command = [sys.executable, "-c", STDOUT, str(tmp_path / "out" if where == "named file" else link)]
-    if where == "pipe":
-        found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    else:
-        with (tmp_path / "out").open("w") as file:
-            subprocess.run(command, stdout=file, check=True)
-        found = (tmp_path / "out").read_text()
-    assert found == "before\n" + "written\n" * 3 + "after\n"
-    assert link.is_symlink()
+    assert names(tmp_path) == ["link", "pipe"]
 
 
 @pytest.mark.parametrize("kind", list(WRITERS))
@@ -246,11 +193,6 @@ def test_commands_do_not_replace_what_they_read(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_pipe_may_be_read_and_written(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")  # as a terminal, which is stdin and stdout
-    check_output("--json", tmp_path / "pipe", inputs=[tmp_path / "pipe"])
-
-
 def test_a_place_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a folder — name a file in it"):
@@ -258,7 +200,7 @@ def test_a_place_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(EnvironmentProblem, match="cannot make the folder"):
         check_output("--json", tmp_path / "file" / "deep" / "a.json")
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(EnvironmentProblem, match="nothing can be written into"):
+    with pytest.raises(EnvironmentProblem, match="not writable"):
         check_output("--json", tmp_path / "new" / "a.json")
 
 
@@ -308,6 +250,109 @@ def test_a_disk_too_full_for_the_folder(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(DiskFull):
         write_text(tmp_path / "new" / "a.txt", "x")
+
+
+# ------------------------------------------------------------------------------------------------------------ locks
+
+ACTIONS: Any = {"wait": "wait for it", "elsewhere": "use another disk"}
+HOLD = """
+import sys
+from pathlib import Path
+from vacsr.files import lock_file
+with lock_file(Path(sys.argv[1]), wait="", elsewhere="", remove=sys.argv[2] == "True"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(path: Path, *, remove: bool) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock until its stdin ends."""
+    command = [sys.executable, "-c", HOLD, str(path), str(remove)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+
+
+@pytest.mark.parametrize("remove", [True, False])
+def test_a_second_process_learns_who_holds_the_lock(remove: bool, tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with holder(path, remove=remove) as process:
+        for _ in range(2):  # a refused attempt must not erase the note
+            with pytest.raises(FolderInUse) as caught, lock_file(path, **ACTIONS):
+                pass
+            assert str(caught.value) == f"another process (pid {process.pid}) is using {tmp_path} — wait for it"
+        assert caught.value.exit_code == 3
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait() == 0
+    assert path.exists() != remove
+    with lock_file(path, **ACTIONS, remove=remove):
+        assert f"pid {os.getpid()}" in path.read_text()
+    assert path.exists() != remove
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with holder(path, remove=True) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert path.exists()
+    with lock_file(path, **ACTIONS, remove=True):
+        pass
+    assert not path.exists()
+
+
+def test_a_holder_on_another_machine_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text("pid 77 on elsewhere\n")
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(FolderInUse, match=r"\(pid 77 on elsewhere\)"), lock_file(path, **ACTIONS):
+            pass
+
+
+def test_threads_take_turns(tmp_path: Path) -> None:
+    inside, most, turns = [0], [0], [0]
+
+    def work() -> None:
+        for _ in range(20):
+            with lock_file(tmp_path / "lock", **ACTIONS, patience=60.0):
+                inside[0] += 1
+                most[0], turns[0] = max(most[0], inside[0]), turns[0] + 1
+                (tmp_path / "seen").write_text("x")  # lets the others run
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most[0], turns[0]) == (1, 80)
+
+
+@pytest.mark.parametrize("code", [errno.ENOTSUP, errno.ENOLCK])
+def test_a_file_system_without_locks(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(EnvironmentProblem, match=r"cannot lock .* — use another disk"):
+        lock_file(tmp_path / "lock", **ACTIONS, required=True).__enter__()
+    with lock_file(tmp_path / "lock", **ACTIONS, remove=True):
+        pass
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_failing_disk_is_an_error(required: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(fcntl, "flock", broken)
+    with pytest.raises(EnvironmentProblem, match=r"broken.* — use another disk"):
+        lock_file(tmp_path / "lock", **ACTIONS, required=required).__enter__()
 
 
 # ------------------------------------------------------------------------------------------------------------ JSON

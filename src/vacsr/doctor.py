@@ -1,39 +1,33 @@
-"""What may be wrong with this machine, and what to do about it: `vacsr doctor`.
+"""`vacsr doctor`: check this machine and say how to fix what is wrong.
 
-A probe (:mod:`vacsr.probes`) looks at the machine and returns facts; a check turns facts into a finding and looks at
-nothing. A check can therefore be tried with the facts of any machine.
+Probes look at the machine and return facts; checks turn facts into findings and look at nothing. A check can therefore
+be tested with the facts of any machine.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import json
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from vacsr.probes import (
-    Requirement,
-    TorchFacts,
-    import_error,
-    installed,
-    nvidia_present,
-    one_line,
-    release,
-    requirements,
-    torch_facts,
-    usable_cpus,
-)
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 Status = Literal["ok", "warn", "fail"]
-Version = Callable[[str], str | None]
-"""The installed version of a distribution, None where it is absent."""
+GetVersion = Callable[[str], str | None]
+"""The installed version of a distribution, None if it is missing."""
 
-_PYTHON, _TORCH = (3, 11), (2, 6)
-_NEEDS_TORCHVISION = (5, 4), (5, 18)  # these transformers, first to last (exclusive), import it for image processors
+_PYTHON, _TORCH = (3, 11), Version("2.6")
+_NEEDS_TORCHVISION = Version("5.4"), Version("5.18")  # transformers from, and before, which import it for photos
 _DISK_GB = 2.0
-_PURPOSE = {
+EXTRAS = {
     "clip": "CLIP and other towers",
     "eval": "ECCV Caption",
     "kernels": "Triton kernels",
@@ -41,19 +35,19 @@ _PURPOSE = {
     "serve": "the web service",
     "tensorboard": "TensorBoard logs",
     "wandb": "Weights & Biases logs",
-    "onnx": "ONNX export",
 }
+"""The optional extras and what they are for."""
 
 
 class Finding(NamedTuple):
-    """What one check says."""
+    """The result of one check."""
 
     status: Status
     subject: str
     message: str
 
     def line(self) -> str:
-        """For a person.
+        """One line of the report.
 
         >>> Finding("ok", "torch", "2.13.0, CPU only").line()
         'ok    torch        2.13.0, CPU only'
@@ -61,9 +55,23 @@ class Finding(NamedTuple):
         return f"{self.status:<5} {self.subject:<12} {self.message}"
 
 
-def examine() -> list[Finding]:
-    """Every check on this machine; a check that breaks is a finding too."""
-    torch, needed, visible = torch_facts(), requirements(), os.environ.get("CUDA_VISIBLE_DEVICES")
+class TorchInfo(NamedTuple):
+    """What torch reports about itself."""
+
+    version: str = ""
+    cuda: str | None = None
+    """The CUDA version it was built for; None for a CPU-only build."""
+    gpus: tuple[str, ...] = ()
+    threads: int = 1
+    bf16: tuple[str, ...] = ()
+    """Where bfloat16 is fast: `CPU`, `GPU`."""
+    error: str = ""
+    """Why it could not be imported."""
+
+
+def run_checks() -> list[Finding]:
+    """Every check on this machine; a check that raises becomes a warning."""
+    torch, needed, visible = torch_info(), requirements(), os.environ.get("CUDA_VISIBLE_DEVICES")
     checks: dict[str, Callable[[], Finding | list[Finding]]] = {
         "python": lambda: check_python(tuple(sys.version_info[:3])),
         "torch": lambda: check_torch(torch),
@@ -75,15 +83,84 @@ def examine() -> list[Finding]:
         "packages": lambda: check_packages(needed, installed),
         "extras": lambda: check_extras(needed, installed),
     }
-    return [finding for subject, check in checks.items() for finding in _guarded(subject, check)]
+    findings: list[Finding] = []
+    for subject, check in checks.items():
+        try:
+            result = check()
+        except Exception as error:
+            result = Finding("warn", subject, f"could not be checked: {_one_line(error)}")
+        findings += [result] if isinstance(result, Finding) else result
+    return findings
 
 
-def _guarded(subject: str, check: Callable[[], Finding | list[Finding]]) -> list[Finding]:
+def torch_info() -> TorchInfo:
+    """Import torch and ask it."""
     try:
-        found = check()
-    except Exception as error:
-        return [Finding("warn", subject, f"could not be checked: {one_line(error)}")]
-    return [found] if isinstance(found, Finding) else found
+        import torch
+
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        cpu: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # missing from older versions
+        fast = {
+            "CPU": any(cpu.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")),
+            "GPU": count > 0 and torch.cuda.get_device_capability()[0] >= 8,
+        }
+        return TorchInfo(
+            version=torch.__version__,
+            cuda=torch.version.cuda,
+            gpus=tuple(torch.cuda.get_device_name(index) for index in range(count)),
+            threads=torch.get_num_threads(),
+            bf16=tuple(name for name, is_fast in fast.items() if is_fast),
+        )
+    except Exception as error:  # a broken library raises OSError, a broken package anything
+        return TorchInfo(error=_one_line(error))
+
+
+def nvidia_present(*, device: Path = Path("/dev/nvidia0")) -> bool:
+    """Is there an NVIDIA GPU or driver, whatever torch sees?"""
+    return shutil.which("nvidia-smi") is not None or device.exists()
+
+
+def usable_cpus() -> int:
+    """Processors that this process may use; a container or batch system may allow fewer than the machine has."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, `unknown` for a package without metadata, None if it is missing."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        spec = importlib.util.find_spec(name.replace("-", "_"))
+        return "unknown" if spec is not None and spec.origin else None
+
+
+def import_error(name: str, *, timeout: float = 120.0) -> str | None:
+    """Why a package cannot be imported, None if it can. Tried in a subprocess, which a broken package may crash."""
+    code = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); importlib.import_module(sys.argv[2])"
+    command = [sys.executable, "-c", code, json.dumps(sys.path), name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return f"the import took longer than {timeout:.0f} s"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"the import ended with status {done.returncode}"
+
+
+def requirements(lines: Iterable[str] | None = None) -> list[Requirement]:
+    """The requirements of this package, from its own metadata.
+
+    >>> [str(needed) for needed in requirements(["numpy>=1.26"])]
+    ['numpy>=1.26']
+    """
+    if lines is None:
+        try:
+            lines = importlib.metadata.requires("vacsr") or []
+        except importlib.metadata.PackageNotFoundError:
+            lines = []
+    return [Requirement(line) for line in lines]
 
 
 def check_python(version: tuple[int, ...]) -> Finding:
@@ -94,23 +171,23 @@ def check_python(version: tuple[int, ...]) -> Finding:
     return Finding("ok", "python", shown)
 
 
-def check_torch(torch: TorchFacts) -> Finding:
-    """Does it import, is it new enough, and for which hardware was it built?"""
+def check_torch(torch: TorchInfo) -> Finding:
+    """Can it be imported, is it new enough, and for which hardware was it built?"""
     if torch.error:
         return Finding("fail", "torch", f"does not work ({torch.error}) — pip install --force-reinstall torch")
-    if release(torch.version) < _TORCH:
-        return Finding("fail", "torch", f"{torch.version}; vacsr needs 2.6 or newer — pip install --upgrade torch")
+    if Version(torch.version) < _TORCH:
+        return Finding("fail", "torch", f"{torch.version}; vacsr needs {_TORCH} — pip install --upgrade torch")
     build = f"CUDA {torch.cuda}" if torch.cuda else "CPU only"
     return Finding("ok", "torch", f"{torch.version.partition('+')[0]}, {build}")
 
 
-def check_gpu(torch: TorchFacts, *, nvidia: bool, visible: str | None = None) -> Finding:
-    """Do the machine's GPU and torch know of each other? ``visible`` is CUDA_VISIBLE_DEVICES."""
+def check_gpu(torch: TorchInfo, *, nvidia: bool, visible: str | None = None) -> Finding:
+    """Does torch see the machine's GPU? ``visible`` is CUDA_VISIBLE_DEVICES."""
     if torch.gpus:
         return Finding("ok", "gpu", ", ".join(torch.gpus))
     if not nvidia:
-        extra = "; a CPU-only torch would do and is several GB smaller" if torch.cuda else ""
-        return Finding("ok", "gpu", f"none found, the CPU is used{extra}")
+        hint = "; a CPU-only torch would do and is several GB smaller" if torch.cuda else ""
+        return Finding("ok", "gpu", f"none found, the CPU is used{hint}")
     if not torch.cuda:
         where = "choose the command at https://pytorch.org/get-started/locally/ and add --force-reinstall"
         return Finding("warn", "gpu", f"NVIDIA GPU here, but torch is a CPU-only build — install a CUDA build: {where}")
@@ -122,26 +199,26 @@ def check_gpu(torch: TorchFacts, *, nvidia: bool, visible: str | None = None) ->
 
 
 def check_torchvision(version: str | None, why_not: Callable[[str], str | None]) -> Finding:
-    """Not needed, but harmful where it does not fit torch: other packages import it wherever they find it."""
+    """vacsr does not need it, but a version that does not fit torch breaks other packages that import it."""
     subject = "torchvision"
     if version is None:
-        return Finding("ok", subject, "absent, not needed")
+        return Finding("ok", subject, "not installed, not needed")
     error = why_not(subject)
     if error is None:
         return Finding("ok", subject, f"{version}, imports; not needed")
     harm = "transformers and torchmetrics break on it, vacsr does not need it"
-    trap = f"{version} cannot be imported beside this torch ({error}); {harm}"
+    trap = f"{version} cannot be imported with this torch ({error}); {harm}"
     return Finding("fail", subject, f"{trap} — pip uninstall torchvision")
 
 
-def check_bf16(torch: TorchFacts) -> Finding:
-    """For information: where half-width arithmetic pays."""
+def check_bf16(torch: TorchInfo) -> Finding:
+    """For information: where bfloat16 pays."""
     if torch.bf16:
         return Finding("ok", "bf16", f"fast on the {' and the '.join(torch.bf16)}")
     return Finding("ok", "bf16", "no fast path known here; keep train.precision=fp32")
 
 
-def check_threads(torch: TorchFacts, *, cpus: int) -> Finding:
+def check_threads(torch: TorchInfo, *, cpus: int) -> Finding:
     """Too many threads slow each other down, too few leave processors idle (half of them may be hyper-threads)."""
     shown = f"torch uses {torch.threads} of {cpus} processors"
     if torch.threads > cpus or torch.threads < cpus // 2:
@@ -150,47 +227,62 @@ def check_threads(torch: TorchFacts, *, cpus: int) -> Finding:
 
 
 def check_disk(free: int) -> Finding:
-    """Room for checkpoints and features in the current folder. ``free`` in bytes"""
+    """Is there space for checkpoints and features in the current folder? ``free`` in bytes"""
     gb = free / 1e9
     if gb < _DISK_GB:
         return Finding("warn", "disk", f"{gb:.1f} GB free in this folder — free some, or write elsewhere with --out")
     return Finding("ok", "disk", f"{gb:,.0f} GB free in this folder")
 
 
-def check_packages(needed: Sequence[Requirement], version: Version) -> list[Finding]:
+def check_packages(needed: Sequence[Requirement], version: GetVersion) -> list[Finding]:
     """The core requirements: one line for all that fit, one for each that does not."""
-    core = [item for item in needed if not item.extra and item.name != "torch"]
+    core = [item for item in needed if item.name != "torch" and _applies(item, "")]
     if not core:
         return [Finding("warn", "packages", "vacsr has no metadata here — install it: pip install -e .")]
-    found = {item: version(item.name) for item in core}
-    good = [f"{item.name} {has}" for item, has in found.items() if has and item.fits(has)]
-    bad = [
-        Finding("fail", item.name, f"{has or 'absent'} — pip install --upgrade '{item.spec()}'")
-        for item, has in found.items()
-        if not (has and item.fits(has))
-    ]
-    return [*([Finding("ok", "packages", ", ".join(good))] if good else []), *bad]
+    fitting, bad = [], []
+    for item in core:
+        has = version(item.name)
+        if has and _fits(item, has):
+            fitting.append(f"{item.name} {has}")
+        else:
+            bad.append(Finding("fail", item.name, f"{has or 'missing'} — pip install --upgrade '{_spec(item)}'"))
+    return [*([Finding("ok", "packages", ", ".join(fitting))] if fitting else []), *bad]
 
 
-def check_extras(needed: Sequence[Requirement], version: Version) -> list[Finding]:
-    """The optional extras: which are here, and how to get the others."""
-    groups: dict[str, list[Requirement]] = {}
-    for item in needed:
-        if item.extra in _PURPOSE:
-            groups.setdefault(item.extra, []).append(item)
-    return [check_extra(name, groups[name], version) for name in _PURPOSE if name in groups]
+def check_extras(needed: Sequence[Requirement], version: GetVersion) -> list[Finding]:
+    """The optional extras: which are installed, and how to install the others."""
+    groups = {name: [r for r in needed if _applies(r, name) and not _applies(r, "")] for name in EXTRAS}
+    return [check_extra(name, items, version) for name, items in groups.items() if items]
 
 
-def check_extra(name: str, items: Sequence[Requirement], version: Version) -> Finding:
-    """One extra; absent is no fault."""
-    found = {item: has for item in items if (has := version(item.name))}
-    if len(found) < len(items):
-        return Finding("ok", name, f"not installed; for {_PURPOSE[name]}: pip install 'vacsr[{name}]'")
-    shown = ", ".join(f"{item.name} {has}" for item, has in found.items())
-    unfit = {item: has for item, has in found.items() if not item.fits(has)}
+def check_extra(name: str, items: Sequence[Requirement], version: GetVersion) -> Finding:
+    """One extra; it may be missing."""
+    versions = {item: has for item in items if (has := version(item.name))}
+    if len(versions) < len(items):
+        return Finding("ok", name, f"not installed; for {EXTRAS[name]}: pip install 'vacsr[{name}]'")
+    shown = ", ".join(f"{item.name} {has}" for item, has in versions.items())
+    unfit = {item: has for item, has in versions.items() if not _fits(item, has)}
     if not unfit:
         return Finding("ok", name, shown)
     first, last = _NEEDS_TORCHVISION
-    trap = any(item.name == "transformers" and first <= release(has) < last for item, has in unfit.items())
-    why = "needs torchvision for its image processors" if trap else "is outside the range that vacsr is made for"
-    return Finding("warn", name, f"{shown} {why} — pip install --upgrade '{next(iter(unfit)).spec()}'")
+    trap = any(item.name == "transformers" and first <= Version(has) < last for item, has in unfit.items())
+    why = "needs torchvision for its image processors" if trap else "is outside the range that vacsr supports"
+    return Finding("warn", name, f"{shown} {why} — pip install --upgrade '{_spec(next(iter(unfit)))}'")
+
+
+def _applies(item: Requirement, extra: str) -> bool:
+    return item.marker is None or item.marker.evaluate({"extra": extra})
+
+
+def _fits(item: Requirement, version: str) -> bool:
+    """A package that does not tell its version is accepted."""
+    return version == "unknown" or item.specifier.contains(Version(version).base_version)
+
+
+def _spec(item: Requirement) -> str:
+    """As pip takes it, the lower bound first."""
+    return item.name + ",".join(sorted(map(str, item.specifier), reverse=True))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

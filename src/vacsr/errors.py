@@ -1,6 +1,6 @@
-"""Everything vacsr can refuse, as one small tree.
+"""The errors that vacsr raises on purpose, as one small tree.
 
-Each message says what was given, what was expected, and what to type next. The command line turns the class into an
+Each message says what is wrong, what was expected, and what to do next. The command line turns the class into an
 exit code: 2 for usage, 3 for the environment, 4 for data.
 """
 
@@ -36,7 +36,7 @@ class ConfigError(UsageError):
 
 
 class MissingExtra(EnvironmentProblem):
-    """An optional dependency is needed and absent."""
+    """An optional dependency is needed and missing."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; it comes with an extra — run: pip install 'vacsr[{extra}]'")
@@ -47,15 +47,19 @@ class MissingExtra(EnvironmentProblem):
 
 
 class DiskFull(EnvironmentProblem):
-    """Nothing more can be written; what was there before is untouched."""
+    """No space left; what was there before is untouched."""
+
+
+class FolderInUse(EnvironmentProblem):
+    """Another process is writing to this folder."""
 
 
 class NoSuchSplit(DataError):
-    """The data are fine and have no split of this name; who can do without it may go on, unlike after other errors."""
+    """The data are valid but have no split of this name; a caller that does not need it may continue."""
 
 
 class OtherRun(DataError):
-    """A checkpoint is whole and belongs to another run; who may start that run again can go on."""
+    """A checkpoint is complete but belongs to another run; a caller may start that run again."""
 
 
 class ShapeMismatch(DataError):
@@ -63,11 +67,11 @@ class ShapeMismatch(DataError):
 
 
 class ProvenanceMismatch(DataError):
-    """A model meets embeddings from another backbone, preprocessing or revision."""
+    """A model is given embeddings from another backbone, preprocessing or revision."""
 
 
 class NonFiniteLoss(DataError):
-    """Training met NaN or infinity; the message names the step, the term and the batch."""
+    """The loss is NaN or infinite; the message names the step, the term and the batch."""
 
 
 class NotFoldable(VacsrError):

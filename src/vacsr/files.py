@@ -1,6 +1,6 @@
-"""Writing files so that a reader never sees half of one: write to a temporary name, flush, then rename.
+"""Files on disk: atomic writes, JSON, safetensors, and a lock for folders that one process at a time may change.
 
-What cannot be renamed over, a pipe or a terminal, is sent the whole content at the end.
+An atomic write goes to a temporary name, is flushed and then renamed, so a reader never sees half a file.
 """
 
 from __future__ import annotations
@@ -9,32 +9,31 @@ import errno
 import json
 import math
 import os
-import shutil
-import sys
+import socket
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from vacsr.errors import DataError, DiskFull, EnvironmentProblem, UsageError
+from vacsr.errors import DataError, DiskFull, EnvironmentProblem, FolderInUse, UsageError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# How safetensors' own writer reports the same: no space, file too large, over quota.
-_FULL_MARKS = ("No space left", "StorageFull", "os error 28", "os error 27", "os error 122")
+_FULL_WORDS = ("No space left", "StorageFull", "os error 28", "os error 27", "os error 122")  # in safetensors' messages
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn "no space left" into :class:`DiskFull`, whichever library met it."""
+    """Turn "no space left" into :class:`DiskFull`, whichever library raised it."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        if getattr(error, "errno", None) in _FULL or any(mark in str(error) for mark in _FULL_MARKS):
+        if getattr(error, "errno", None) in _FULL or any(words in str(error) for words in _FULL_WORDS):
             message = f"no space left while writing {path} — free some space, then run the same command again"
             raise DiskFull(message) from error
         raise
@@ -57,108 +56,104 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
-    """The same for files that belong together: all are whole on the disk before the first takes its name.
+    """The same for files that belong together: all are on disk before the first is renamed.
 
-    A link stays, and what it points to is replaced.
+    A symbolic link stays, and the file it points to is replaced.
     """
-    with ExitStack() as stack:
-        places = [_place(target, stack) for target in targets]
+    for target in targets:
+        _check_regular(target, name=str(target))
+    resolved = [Path(os.path.realpath(target)) if target.is_symlink() else target for target in targets]
+    temporaries = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in resolved]
+    try:
+        for path in resolved:
+            make_folder(path.parent)
         with disk_errors(targets[0]):
-            yield tuple(place.temporary for place in places)
-            for place in places:
-                _sync(place.temporary)
-            for place in places:
-                if place.streams:
-                    _send(place.temporary, place.target)
-                else:
-                    os.replace(place.temporary, place.target)
+            yield tuple(temporaries)
+            for temporary in temporaries:
+                _sync(temporary)
+            for temporary, path in zip(temporaries, resolved, strict=True):
+                os.replace(temporary, path)
+    finally:
+        for temporary in temporaries:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
-class _Place(NamedTuple):
-    """Where a file goes, links followed, and where it is written first."""
-
-    target: Path
-    temporary: Path
-    streams: bool
-
-
-def _place(target: Path, stack: ExitStack) -> _Place:
-    """``stack`` removes what is left of the temporary file."""
-    if os.path.isdir(target):
-        raise UsageError(f"{target} is a folder, expected a file's name — name a file in it")
-    if _streams(target):  # nothing can be made beside it
-        folder = stack.enter_context(TemporaryDirectory(prefix="vacsr-"))
-        return _Place(target, Path(folder) / "content", streams=True)
-    target = _followed(target)
-    make_folder(target.parent)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    stack.callback(temporary.unlink, missing_ok=True)
-    return _Place(target, temporary, streams=False)
-
-
-def _followed(path: Path) -> Path:
-    """The file that a link points to, there or not yet."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
-
-
-def _streams(path: Path) -> bool:
-    """Neither a plain file nor one to be made: a pipe, a device, or the file that stdout or stderr goes to."""
-    return os.path.exists(path) and (not os.path.isfile(path) or _own_stream(path) is not None)
-
-
-def _own_stream(path: Path) -> int | None:
-    """The number of this process's stdout or stderr, if the path is another name of it."""
-    there = path.stat()
-    for number in (1, 2):
-        with suppress(OSError):  # closed
-            if os.path.samestat(there, os.fstat(number)):
-                return number
-    return None
-
-
-def _send(content: Path, target: Path) -> None:
-    """Write it straight. Of our own streams the descriptor is used, since it knows how far the file has come."""
-    own = _own_stream(target)
-    if own is not None:
-        (sys.stdout if own == 1 else sys.stderr).flush()
-    with content.open("rb") as source, open(target if own is None else os.dup(own), "wb") as sink:
-        shutil.copyfileobj(source, sink)
+def _check_regular(path: Path, *, name: str) -> None:
+    """Only a regular file, or a name that is free, can be replaced by a rename."""
+    if os.path.isdir(path):
+        raise UsageError(f"{name} is a folder — name a file in it")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"{name} is not a regular file — name a file, then read it from there")
 
 
 def check_output(option: str, out: Path, *, inputs: Iterable[Path] = ()) -> None:
-    """Before any work: refuse a file that cannot be written where it is asked for, or that the command itself reads.
+    """Before any work: refuse an output that cannot be written, or that the command itself reads.
 
     An input that is a folder stands for all files in it.
     """
-    if os.path.isdir(out):  # unlike pathlib's it says no where nobody may look
-        raise UsageError(f"{option} {out} is a folder — name a file in it")
-    if _streams(out):
-        return
+    _check_regular(out, name=f"{option} {out}")
     real = Path(os.path.realpath(out))
     if os.path.isfile(out):
         for path in inputs:
             if os.path.exists(path) and (os.path.samefile(out, path) or path.resolve() in real.parents):
                 message = f"{option} {out} would replace what the command reads, {path}"
                 raise UsageError(f"{message} — name another file")
-    place = next(parent for parent in real.parents if os.path.exists(parent))
-    if not place.is_dir():
-        raise EnvironmentProblem(f"{option} {out}: cannot make the folder {out.parent} — choose another place")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise EnvironmentProblem(f"{option} {out}: nothing can be written into {place} — choose another place")
+    parent = next(parent for parent in real.parents if os.path.exists(parent))
+    if not parent.is_dir():
+        raise EnvironmentProblem(f"{option} {out}: cannot make the folder {out.parent} — choose another folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise EnvironmentProblem(f"{option} {out}: {parent} is not writable — choose another folder")
+
+
+@contextmanager
+def lock_file(
+    path: Path, *, wait: str, elsewhere: str, patience: float = 0.0, required: bool = False, remove: bool = False
+) -> Iterator[None]:
+    """Hold the lock on ``path``; wait up to ``patience`` seconds while another process or thread holds it.
+
+    The operating system releases it when its holder ends, however that happens. ``wait`` and ``elsewhere`` are the
+    actions that errors end in: the folder is in use, or cannot be locked. A file system without locks is an error only
+    if the lock is ``required``. ``remove`` deletes the file at the end.
+    """
+    lock, holder = FileLock(path), _lock_holder(path)
+    try:
+        lock.acquire(timeout=patience, poll_interval=0.02)
+    except Timeout as error:
+        holder = _lock_holder(path) or holder or "pid unknown"
+        raise FolderInUse(f"another process ({holder}) is using {path.parent} — {wait}") from error
+    except (OSError, NotImplementedError) as error:
+        if required or getattr(error, "errno", errno.ENOSYS) not in _NO_LOCKS:
+            raise EnvironmentProblem(f"cannot lock {path} ({error}) — {elsewhere}") from error
+    try:
+        with suppress(OSError):  # on a full disk the lock works without the note
+            path.write_text(f"pid {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+        yield
+    finally:
+        if remove:
+            path.unlink(missing_ok=True)
+        lock.release()
+
+
+def _lock_holder(path: Path) -> str:
+    """ "pid 17", with the machine if it is another one; empty if the file does not say."""
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace").strip().removesuffix(f" on {socket.gethostname()}")
+    return ""
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it; where that cannot be, say so."""
+    """Make a folder and its parents."""
     try:
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        message = f"cannot make the folder {folder} ({error.strerror}) — choose another place"
+        message = f"cannot make the folder {folder} ({error.strerror}) — choose another folder"
         raise EnvironmentProblem(message) from error
 
 
 def _sync(path: Path) -> None:
-    """Push one file to the disk before it takes its final name."""
+    """Flush a file to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -172,16 +167,16 @@ def write_text(target: Path, text: str) -> None:
         with atomic_path(target) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {target} ({error.strerror}) — choose another place") from error
+        raise EnvironmentProblem(f"cannot write {target} ({error.strerror}) — choose another folder") from error
 
 
 def write_json(target: Path, value: Any) -> None:
-    """Write JSON atomically, indented, keys in the order given."""
+    """Write JSON atomically, indented, with keys in their order."""
     write_text(target, json_text(value))
 
 
 def json_text(value: Any) -> str:
-    """JSON that strict readers take: NaN and infinity become null.
+    """JSON for strict readers: NaN and infinity become null.
 
     >>> json_text({"a": float("nan")})
     '{\\n  "a": null\\n}\\n'
@@ -208,7 +203,7 @@ def write_tensors(
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file in place, readable by whom the umask lets read (safetensors itself makes it private)."""
+    """Write a safetensors file in place with the permissions of the umask (safetensors itself makes it private)."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     path.touch()
     mode = path.stat().st_mode
@@ -224,4 +219,4 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} is not a whole safetensors file ({error}) — write or copy it again") from error
+        raise DataError(f"{path} is not a complete safetensors file ({error}) — write or copy it again") from error

@@ -174,7 +174,7 @@ def test_a_cell_that_another_process_trains_is_left_to_it(jobs: int, vacsr: Any,
         (tmp_path / "table.yaml").write_text(yaml.safe_dump(table), encoding="utf-8")
         answer = vacsr("compare", tmp_path / "table.yaml", "--out", tmp_path / "out", "--jobs", jobs)
         assert (answer.code, answer.out) == (3, "")
-        held = f"clean / infonce / seed 0: {cell} is being trained by process {process.pid} — wait until it is done"
+        held = f"clean / infonce / seed 0: another process (pid {process.pid}) is using {cell} — wait until it is done"
         assert f"FolderInUse: {held}" in answer.err
         assert ("left: clean" if jobs == 1 else "seed 0, left: another process is training it") in answer.err
         assert "Traceback" not in answer.err

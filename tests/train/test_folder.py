@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from vacsr import TrainConfig, fit, load_pairs
-from vacsr.errors import UsageError
-from vacsr.locks import FolderInUse
+from vacsr.errors import FolderInUse, UsageError
 from vacsr.train.folder import LOCK, clear_folder, run_lock
 
 LONG = {"method.name": "infonce", "train.epochs": 100_000, "train.checkpoint_every": 5}
@@ -33,7 +32,7 @@ def test_a_second_run_of_a_folder_is_refused_and_the_first_goes_on(launch: Any, 
     for options in ((), ("--resume",), ("--resume", "--set", "train.lr=0.1")):
         second = launch("train", file, "--out", out, *options)
         assert (second.code, second.out) == (3, "")
-        assert f"{out} is being trained by process {first.process.pid} — wait until it is done" in second.err
+        assert f"another process (pid {first.process.pid}) is using {out} — wait until it is done" in second.err
         assert "Traceback" not in second.err
     with pytest.raises(FolderInUse):
         fit("infonce", load_pairs("synthetic:images=20", split="train"), TrainConfig(epochs=1), out=out, resume=True)
@@ -72,7 +71,7 @@ def test_who_holds_it_may_ask_again_but_no_other_thread(tmp_path: Path) -> None:
         thread = threading.Thread(target=ask)
         thread.start()
         thread.join()
-    assert f"by process {os.getpid()}" in str(found[0])
+    assert f"(pid {os.getpid()})" in str(found[0])
     ask()
     assert len(found) == 1
 

@@ -7,9 +7,9 @@ import typer
 
 def doctor() -> None:
     """Check this machine: Python, torch, GPU, optional extras and known traps."""
-    from vacsr.doctor import examine
+    from vacsr.doctor import run_checks
 
-    findings = examine()
+    findings = run_checks()
     for finding in findings:
         typer.echo(finding.line())
     if any(finding.status == "fail" for finding in findings):

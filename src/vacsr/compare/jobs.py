@@ -23,8 +23,7 @@ import torch
 from rich.console import Console
 
 from vacsr.compare.cell import Cell, run_cell
-from vacsr.errors import EnvironmentProblem, MissingExtra, VacsrError
-from vacsr.locks import FolderInUse
+from vacsr.errors import EnvironmentProblem, FolderInUse, MissingExtra, VacsrError
 from vacsr.processes import Worker, died, start_worker, stop_workers
 
 _PATIENCE = 30.0  # seconds to finish the step in hand and save before a worker is killed

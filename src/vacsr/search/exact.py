@@ -20,8 +20,7 @@ from vacsr.search import compaction
 from vacsr.search.blocked import best_places
 from vacsr.search.compaction import Rewrite
 from vacsr.search.index import AddResult, Entry, Hits, IndexInfo, Metadata, held_kind
-from vacsr.search.locks import writer_lock
-from vacsr.search.manifest import DTYPES, LOCK, Part, read_manifest, sweep, write_manifest
+from vacsr.search.manifest import DTYPES, Part, read_manifest, sweep, write_manifest, writer_lock
 from vacsr.search.ondemand import OnDemand
 from vacsr.search.rows import as_json, checked_ids, checked_metadata, checked_queries, checked_vectors
 from vacsr.search.segments import keys_of, mark_dead, rewrite_segments, write_segment
@@ -175,7 +174,7 @@ class ExactIndex:
     @contextmanager
     def _writing(self) -> Iterator[Snapshot]:
         """The lock, the latest state, and nothing beside it that a killed writer left."""
-        with writer_lock(self.folder / LOCK, patience=self.patience):
+        with writer_lock(self.folder, patience=self.patience):
             self.refresh()
             sweep(self.folder, self._snapshot.manifest)
             yield self._snapshot

@@ -7,15 +7,14 @@ import os
 import re
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
-from vacsr.files import disk_errors, make_folder, write_json
-from vacsr.search.locks import writer_lock
+from vacsr.files import disk_errors, lock_file, make_folder, write_json
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -113,6 +112,17 @@ def sync_folder(folder: Path) -> None:
         raise EnvironmentProblem(f"cannot sync {folder} ({error.strerror}) — check the folder and its disk") from error
 
 
+def writer_lock(folder: Path, *, patience: float) -> AbstractContextManager[None]:
+    """One writer at a time; wait up to ``patience`` seconds for another."""
+    return lock_file(
+        folder / LOCK,
+        wait="wait until it is done, then run the same again",
+        elsewhere="check the permissions, or use a local disk of Linux or macOS, or a Milvus server: milvus:URI",
+        patience=patience,
+        required=True,
+    )
+
+
 def create_exact(folder: Path, *, dim: int, provenance: str = "", dtype: str = "float32") -> None:
     """Make an empty index, unless there is one. A folder with other things in it is refused."""
     if dtype not in DTYPES or dim < 1:
@@ -125,7 +135,7 @@ def create_exact(folder: Path, *, dim: int, provenance: str = "", dtype: str = "
     if strangers and MANIFEST not in strangers:
         message = f"{folder} holds other files, such as {strangers[0]!r}, and no index"
         raise UsageError(f"{message} — give a new or empty folder")
-    with writer_lock(folder / LOCK, patience=30.0):
+    with writer_lock(folder, patience=30.0):
         if not (folder / MANIFEST).exists():
             _refuse_orphans(folder)
             write_manifest(folder, Manifest(dim, dtype, provenance, id=uuid.uuid4().hex))

@@ -10,17 +10,13 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from vacsr.errors import EnvironmentProblem, UsageError
-from vacsr.files import make_folder
-from vacsr.locks import Purpose, file_lock
+from vacsr.files import lock_file, make_folder
 from vacsr.train.checkpoint import has_checkpoint
 from vacsr.train.distributed import is_first_rank
 
 LOCK = ".lock"
-_TRAINING = Purpose(
-    doing="trained",
-    wait="wait until it is done or stop it, then run the same again, or choose another --out",
-    elsewhere="choose another --out, or change its permissions",
-)
+_WAIT = "wait until it is done or stop it, then run the same again, or choose another --out"
+_ELSEWHERE = "choose another --out, or change its permissions"
 _HELD: ContextVar[frozenset[Path]] = ContextVar("run folders held", default=frozenset())
 
 
@@ -59,7 +55,7 @@ def run_lock(out: Path) -> Iterator[None]:
     if place in _HELD.get() or not is_first_rank():
         yield
         return
-    with _made(place), file_lock(place / LOCK, _TRAINING, stays=False):
+    with _made(place), lock_file(place / LOCK, wait=_WAIT, elsewhere=_ELSEWHERE, remove=True):
         before = _HELD.set(_HELD.get() | {place})
         try:
             yield

@@ -14,9 +14,8 @@ import torch
 import yaml
 
 from vacsr.config.fewshot import FEWSHOT_METHODS
-from vacsr.errors import DataError, ProvenanceMismatch, UsageError
-from vacsr.files import read_tensors, write_tensors
-from vacsr.locks import FolderInUse, Purpose, file_lock
+from vacsr.errors import DataError, FolderInUse, ProvenanceMismatch, UsageError
+from vacsr.files import lock_file, read_tensors, write_tensors
 from vacsr.methods.fewshot.clipood import Clipood
 from vacsr.methods.saved import config_digest
 from vacsr.train.fewshot import evaluate_fewshot, fewshot_from, load_fewshot, read_fewshot, run_fewshot
@@ -40,9 +39,9 @@ def coop_run(raw: dict[str, Any], tmp_path: Path) -> Path:
 
 def test_a_folder_that_another_process_fills_is_refused(raw: dict[str, Any], coop_run: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in coop_run.rglob("*") if path.is_file()}
-    with file_lock(coop_run / ".lock", Purpose("trained", "", ""), stays=False):
+    with lock_file(coop_run / ".lock", wait="", elsewhere="", remove=True):
         for resume in (False, True):
-            with pytest.raises(FolderInUse, match=f"coop is being trained by process {os.getpid()}"):
+            with pytest.raises(FolderInUse, match=rf"\(pid {os.getpid()}\) is using"):
                 run(raw, coop_run, "train.epochs=1", resume=resume)
         with pytest.raises(FolderInUse):
             evaluate_fewshot(fewshot_from(raw, ["train.epochs=1"]), coop_run)
