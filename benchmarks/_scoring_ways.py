@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vacsr.adapter import AdapterConfig
 from vacsr.bench.ceilings import alone_tflops, square_products
 from vacsr.bench.scoring_ways import Runner
-from vacsr.config import AdapterConfig, VacsrConfig
 from vacsr.methods.base import Embedding
-from vacsr.methods.vacsr import Vacsr
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.scoring.folded import BlockScorer
 from vacsr.scoring.kernel_pack import FP8
 from vacsr.scoring.kernel_scorer import FinderScorer, KernelScorer

@@ -24,11 +24,11 @@ from torch.nn.functional import normalize
 from _audit_figure import draw
 from _audit_signals import HIGH_RECALLS, fit_laplace, laplace, measured, missing_signals, wrong_signals
 from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
+from vacsr.config.io import read_recipe
 from vacsr.data import PairSet, load_pairs
 from vacsr.evaluate.exact import scene_truth
 from vacsr.evaluate.judgments import Judgments, read_judgments
 from vacsr.files import write_json, write_text
-from vacsr.recipes import read_recipe
 from vacsr.scoring import PairScorer
 from vacsr.search.suspects import find_neighbours
 from vacsr.train.recipe import read_split, training_data

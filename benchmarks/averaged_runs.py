@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import torch
 
+from vacsr.config.io import read_yaml
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.evaluate.retrieval import evaluate_scores
 from vacsr.evaluate.scored import MatrixScores
 from vacsr.files import write_text
-from vacsr.recipes import read_yaml
 from vacsr.scoring import PairScorer
 
 

@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.config import AdapterConfig, VacsrConfig
+from vacsr.adapter import AdapterConfig
 from vacsr.distributions import mixture_draw, relaxed_one_hot
 from vacsr.methods.base import Embedding
-from vacsr.methods.vacsr import Vacsr
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.scoring.cpu import cpu_field, fastest_dtype, offered_dtypes
 from vacsr.scoring.folded import BlockScorer
 from vacsr.scoring.int8 import quantised

@@ -31,10 +31,10 @@ import torch
 
 from _adapter_cost import adapter_flops, product_rate
 from _graphs import captured
-from vacsr.config import BackboneConfig, DataConfig, HeadConfig, MethodConfig, TowersConfig, TrainConfig, VacsrConfig
+from vacsr.config import BackboneConfig, DataConfig, HeadConfig, MethodConfig, TowersConfig, TrainConfig
+from vacsr.config.io import method_config
 from vacsr.efficiency import inference_step, random_photos, training_step
-from vacsr.methods.vacsr import Vacsr
-from vacsr.recipes import method_config
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.train.assemble import Parts, assemble
 from vacsr.train.feed import Batch
 from vacsr.train.precision import matmul_precision

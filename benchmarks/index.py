@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vacsr.config.io import method_config
 from vacsr.files import write_json
 from vacsr.methods import build_method
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr
-from vacsr.recipes import method_config
 from vacsr.scoring.folded import BlockScorer
 from vacsr.search import Hits, VectorIndex, open_index
 

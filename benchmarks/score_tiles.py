@@ -19,8 +19,8 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
+from vacsr.config.io import method_config
 from vacsr.methods import Embedding, build_method
-from vacsr.recipes import method_config
 from vacsr.scoring import folded
 
 SHAPES = ((1024, 128, 128), (1024, 1000, 5000), (512, 500, 2500), (256, 128, 128), (256, 1000, 5000))

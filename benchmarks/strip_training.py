@@ -28,10 +28,10 @@ from torch import nn
 from _adapter_cost import adapter_flops, copy_rate, latent_bytes, product_rate
 from _graphs import captured
 from vacsr import fused
-from vacsr.config import ObjectiveConfig, SigmoidConfig, VacsrConfig
 from vacsr.methods.base import Embedding
-from vacsr.methods.sigmoid import Sigmoid
-from vacsr.methods.vacsr import Vacsr
+from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.objective import ObjectiveConfig
 from vacsr.pairwise import batch_block
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
 from vacsr.train.precision import matmul_precision

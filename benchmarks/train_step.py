@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
+from vacsr.config.io import method_config
 from vacsr.data import PairSet
-from vacsr.recipes import method_config
 from vacsr.train.batches import batch_order
 from vacsr.train.feed import Batch
 from vacsr.train.loop import Trainer

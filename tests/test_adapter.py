@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.adapter import VariationalAdapter
-from vacsr.config import AdapterConfig
+from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.errors import NotFoldable, ShapeMismatch
 
 PROPERTY = settings(max_examples=30, deadline=None, derandomize=True)

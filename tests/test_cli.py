@@ -48,7 +48,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(recipe: Path) -> Path:
     """A trained run folder."""
-    from vacsr.recipes import read_yaml, recipe_from
+    from vacsr.config.io import read_yaml, recipe_from
     from vacsr.train import run_recipe
 
     run_recipe(recipe_from(read_yaml(recipe)), recipe.parent / "run", progress=False)

@@ -25,7 +25,7 @@ from vacsr.config import Recipe
 from vacsr.config.base import METHODS as REGISTRY
 from vacsr.config.base import method_entry
 from vacsr.config.fewshot import FEWSHOT_METHODS, FewshotRecipe
-from vacsr.recipes import read_recipe
+from vacsr.config.io import read_recipe
 from vacsr.train.fewshot import read_fewshot
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,9 +15,9 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
+from vacsr.config.io import recipe_from
 from vacsr.methods.fewshot.clip import ClipModel
 from vacsr.methods.fewshot.coop import Coop
-from vacsr.recipes import recipe_from
 from vacsr.train import run_recipe
 
 Command = Callable[..., Any]

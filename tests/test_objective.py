@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.adapter import VariationalAdapter
-from vacsr.config import AdapterConfig, ObjectiveConfig
+from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.objective import (
     LossTerms,
+    ObjectiveConfig,
     VacsrObjective,
     hardest,
     mean_over_rows,

@@ -13,13 +13,14 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from vacsr.adapter import AdapterConfig
 from vacsr.compare import Cell, cells, read_table
-from vacsr.config import AdapterConfig, ObjectiveConfig, VacsrConfig
+from vacsr.config.io import method_config
 from vacsr.data import load_pairs
 from vacsr.evaluate.retrieval import evaluate_retrieval
 from vacsr.methods.model import MatchingModel
-from vacsr.methods.vacsr import Vacsr
-from vacsr.recipes import method_config
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.objective import ObjectiveConfig
 from vacsr.scoring import PairScorer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from vacsr.compare import Table, cells, read_table
+from vacsr.config.io import dump_yaml, recipe_from
 from vacsr.errors import DataError
 from vacsr.files import write_text
-from vacsr.recipes import dump_yaml, recipe_from
 from vacsr.report.stored import read_results
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.config import AdapterConfig, InfoNCEConfig, ObjectiveConfig, PcmeConfig, SigmoidConfig, VacsrConfig
+from vacsr.adapter import AdapterConfig
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
-from vacsr.methods.infonce import InfoNCE
-from vacsr.methods.pcme import Pcme
-from vacsr.methods.sigmoid import Sigmoid
-from vacsr.methods.vacsr import Vacsr
-from vacsr.objective import LossTerms
+from vacsr.methods.infonce import InfoNCE, InfoNCEConfig
+from vacsr.methods.pcme import Pcme, PcmeConfig
+from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.objective import LossTerms, ObjectiveConfig
 from vacsr.pairwise import PairBlock, batch_block
 from vacsr.strips import StripLoss, _equal_strips, strip_rows
 

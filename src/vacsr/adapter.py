@@ -4,14 +4,51 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.config import AdapterConfig
+from vacsr.config import Config
 from vacsr.distributions import MixturePosterior, bounded_variance
 from vacsr.errors import NotFoldable, ShapeMismatch
+
+
+class AdapterConfig(Config):
+    """Shape of the variational adapter (SPEC of the paper's encoder, mixture and decoder)."""
+
+    components: Annotated[int, Field(ge=1, le=16)] = 2
+    """K: two Gaussians, the paper's best of 1-4; 1 is its ablation "without GMM"."""
+    hidden: Annotated[int, Field(ge=0)] = 0
+    """Trunk width; 0 means d, which fits the paper's 5.26 M extra parameters."""
+    latent: Annotated[int, Field(ge=0)] = 0
+    """Width of z; 0 means d."""
+    decoder_hidden: Annotated[int, Field(ge=0)] = 16
+    """Decoder Linear-ReLU-Linear of this width; 0 makes it one linear layer."""
+    input_scale: Literal["d", "sqrt_d", "layernorm", "none"] = "d"
+    """Entries of v⊙t are ~1/d after L2 norm and would drown in the bias; ×d brings them to ~1."""
+    trunk_norm: bool = False
+    """LayerNorm after the trunk: also fits the paper's parameter count, but cannot be folded."""
+    mixing: Literal["global", "head"] = "global"
+    """α written without (s) in the paper: global logits; `head` predicts them per pair."""
+    log_var_clamp: Annotated[float, Field(gt=0)] = 10.0
+    """logσ² is kept within ± this: exp stays finite."""
+    variance: Literal["exp", "sigmoid"] = "exp"
+    """σ² for sampling and KL; `sigmoid` is the reading "sigmoid everywhere"."""
+    residual: Literal["none", "cosine"] = "cosine"
+    """`cosine` adds a·cos+b to the logit (ours): keeps grades where the decoder overfits labels."""
+    residual_scale: float = 10.0
+    """a at the start, learnable."""
+    residual_bias: float = -10.0
+    """b at the start, learnable."""
+    residual_learnable: bool = True
+    """False keeps a and b where they start: a bounded residual."""
+    decode: Literal["mean", "argmax"] = "mean"
+    """Test-time z: Σα_kμ_k, or the likeliest component's mean."""
+    uncertainty: Literal["variance", "std", "exp"] = "variance"
+    """Reported σ of a pair: mean over D of Σα_k·sigmoid(logσ²_k), its root, or with exp."""
 
 
 class VariationalAdapter(nn.Module):

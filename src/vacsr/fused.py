@@ -13,15 +13,18 @@ The operator is opaque to `torch.compile`, waits for nothing on the host and can
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vacsr.config import AdapterConfig, ObjectiveConfig
+from vacsr.adapter import AdapterConfig
 from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.operators import Operator, current, interpreted, need_kernels, register
 from vacsr.operators import available as available
+
+if TYPE_CHECKING:
+    from vacsr.objective import ObjectiveConfig
 
 _MOST, _WIDEST = 4, 8192  # components are unrolled; all of z is held by one program
 _PER_WARP = 256  # numbers: 8 a thread, a 16-byte read in half precision

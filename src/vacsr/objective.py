@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from vacsr import fused
 from vacsr.adapter import VariationalAdapter
-from vacsr.config import ObjectiveConfig
+from vacsr.config import Config
 from vacsr.distributions import (
     bounded_variance,
     kl_to_standard_normal,
@@ -83,6 +85,49 @@ class PairDraw:
     def logit(self) -> Tensor:
         """What the labels are compared with."""
         return self.decoded if self.cosine is None else self.decoded + self.cosine
+
+
+class ObjectiveConfig(Config):
+    """Weights and readings of L = α·KL + recon + β(L_P + γ·L_N)."""
+
+    kl_weight: Annotated[float, Field(ge=0)] = 5e-4
+    """α of the paper."""
+    sigma_weight: Annotated[float, Field(ge=0)] = 1.0
+    """β: weight of the distributional loss (Appendix E's reading)."""
+    negative_weight: Annotated[float, Field(ge=0)] = 1.0
+    """γ: weight of the hard negatives in it."""
+    weighting: Literal["appendix", "eq13"] = "appendix"
+    """`eq13` multiplies recon by β and both σ terms by γ; equal at β=γ=1."""
+    reconstruction: Literal["ste", "plain", "bce"] = "ste"
+    """½(y−p)² with a straight-through sigmoid; without it the gradient dies near 0 and 1."""
+    reduction: Literal["rows", "mean"] = "rows"
+    """Reconstruction summed over pairs and divided by B; `mean` divides by B² and learns far less."""
+    sigma_variance: Literal["sigmoid", "exp"] = "sigmoid"
+    """What L_σ sees of logσ²; `exp` is the paper's ablation "without sigmoid"."""
+    sigma_component: Literal["gumbel", "alpha"] = "gumbel"
+    """logσ² mixed with the draw's Gumbel weights, or with α."""
+    sigma_reduction: Literal["mean", "sum"] = "mean"
+    """L_σ over the D dimensions."""
+    negative_rule: Literal["logit", "literal_max"] = "logit"
+    """Hardest by score; `literal_max` takes the printed max over the loss, which picks the easiest."""
+    hard_negatives: Annotated[int, Field(ge=1)] = 1
+    """N_h, averaged."""
+    negative_target: Literal[0, 1] = 1
+    """ŷ of hard negatives in L_σ, 1 as written."""
+    negative_direction: Literal["rows", "both"] = "rows"
+    """Hard negatives per image, or per image and per caption."""
+    positives: Literal["ids", "diagonal"] = "ids"
+    """Every caption of the same image matches, or the diagonal alone."""
+    gumbel_temperature: Annotated[float, Field(gt=0)] = 1.0
+    """τ of the relaxed one-hot."""
+    gumbel_hard: bool = False
+    """Round the one-hot forward, keep the soft gradient."""
+    cosine_weight: Annotated[float, Field(ge=0)] = 0.3
+    """Sigmoid loss on the residual's own a·cos+b (ours): the cosine stays a grade by itself."""
+    correction: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Share by which a label gives way to the residual's own detached score (ours): wrong labels pull less."""
+    fused: bool | Literal["auto"] = "auto"
+    """Draw z and its KL in one kernel, the same loss; `auto`: where Triton, a CUDA GPU and the settings allow it."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def strip_rows(
     ``auto`` chooses strips that keep a GPU busy for longer than the host needs to launch them. A CUDA graph launches
     for free: there a strip is smaller, but has at least 32 MiB (``itemsize``: bytes of a number in a matrix product).
 
-    >>> from vacsr.config import SigmoidConfig
+    >>> from vacsr.methods.sigmoid import SigmoidConfig
     >>> from vacsr.methods.sigmoid import Sigmoid
     >>> strip_rows(Sigmoid(SigmoidConfig(), dim=8), 64, rows=100, columns=100)
     50

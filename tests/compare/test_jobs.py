@@ -19,9 +19,9 @@ from rich.console import Console
 
 from vacsr.compare import Cell, cells, compare, read_table
 from vacsr.compare.jobs import Finished, _Pool, run_cells
+from vacsr.config.io import recipe_from
 from vacsr.errors import EnvironmentProblem
 from vacsr.files import write_text
-from vacsr.recipes import recipe_from
 
 TABLE: dict[str, Any] = {
     "title": "Small world",

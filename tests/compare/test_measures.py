@@ -77,8 +77,8 @@ def test_tolerance_of_trained_cells(tmp_path: Path) -> None:
 
 
 def test_the_adapters_tolerance_is_that_of_its_logit() -> None:
+    from vacsr.config.io import method_config
     from vacsr.methods import build_method
-    from vacsr.recipes import method_config
 
     labelled = torch.eye(3, dtype=torch.bool)
     missed = torch.tensor([[False, True, False], [False] * 3, [False] * 3])

@@ -10,9 +10,9 @@ import yaml
 
 from vacsr.compare import Table, cells, collect, read_table
 from vacsr.config.fewshot import FEWSHOT_METHODS, FewshotRecipe
+from vacsr.config.io import read_recipe, recipe_from
 from vacsr.data.scenes.classes import ClassOptions, class_source
 from vacsr.errors import UsageError
-from vacsr.recipes import read_recipe, recipe_from
 from vacsr.report.formats import to_markdown
 from vacsr.report.tables import Published
 from vacsr.train.fewshot import read_fewshot
@@ -221,7 +221,7 @@ def test_files_laid_over_a_table_are_named_with_it(below: Path) -> None:
     with pytest.raises(UsageError, match=r"below.yaml with .*layer.yaml, row 'b' in setting 'clean': "):
         read_table(below, layers=[layer])
     layer.write_text("about: x\nrows: [a]\nseeds: [1]\nrows: [b]\n", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"layer.yaml: 'rows' stands twice, in lines 2 and 4"):
+    with pytest.raises(UsageError, match=r"layer.yaml: .*duplicate key 'rows' in lines 2 and 4"):
         read_table(below, layers=[layer])
 
 

@@ -16,8 +16,8 @@ import yaml
 
 from vacsr.compare import Table, cells, collect, read_table
 from vacsr.compare.cell import Cell
+from vacsr.config.io import dump_yaml
 from vacsr.evaluate.outcomes import Outcomes, QueryOutcomes, write_outcomes
-from vacsr.recipes import dump_yaml
 from vacsr.report.queries import contributions
 from vacsr.report.tables import Comparison
 

@@ -22,10 +22,10 @@ from vacsr.config.fewshot import (
     MmrlConfig,
     published,
 )
+from vacsr.config.io import dump_yaml
 from vacsr.data.fewshot import COOP_SETS
 from vacsr.errors import ConfigError
 from vacsr.methods.fewshot import METHODS
-from vacsr.recipes import dump_yaml
 from vacsr.train.fewshot import fewshot_from, layered_fewshot, read_fewshot
 
 PETS = {"data": {"spec": "coop:data,set=oxford_pets"}}

@@ -78,7 +78,7 @@ def test_jsonl_with_ids_and_rows_of_its_own(tmp_path: Path) -> None:
         ('[{"captions": ["x"]}]', ("names no image",)),
         ('[{"image": "a", "captions": ["x"]}, {"captions": ["x"]}]', ("entry 1", "image (None)")),
         ('[{"image": " ", "captions": ["x"]}]', ("entry 0", "image (' ')")),
-        ('[{"image": "a", "captions": ["x"], "captions": ["y"]}]', ("c.json: 'captions' stands twice",)),
+        ('[{"image": "a", "captions": ["x"], "captions": ["y"]}]', ("c.json: duplicate key 'captions'",)),
         ('[{"image": "a"}]', ("image 'a'", "no list of texts")),
         ('[{"image": "a", "captions": "x"}]', ("image 'a'", "no list of texts")),
         ('[{"image": "a", "captions": [1]}]', ("image 'a'", "no list of texts")),
@@ -121,7 +121,7 @@ def test_csv_that_is_refused(tmp_path: Path, text: str, words: tuple[str, ...]) 
     [
         ('{"image": "a"}\n{', ("line 2", "not JSON")),
         ('["a"]', ("line 1", "not an object")),
-        ('{"image": "a"}\n{"image": "b", "image": "c"}', ("c.jsonl, line 2: 'image' stands twice",)),
+        ('{"image": "a"}\n{"image": "b", "image": "c"}', ("c.jsonl, line 2: duplicate key 'image'",)),
         ('{"image": "a", "caption": "x"}\n{"image": "b"}', ("line 2", "caption (None)")),
         ('{"image": true}', ("line 1", "image (True)")),
     ],

@@ -198,7 +198,7 @@ def test_a_sample_without_a_photo(tmp_path: Path, encode: Callable[..., bytes]) 
         ([("a.txt", b"one")], ("holds no photo",)),
         ([("a.png", b""), ("a.json", b"{")], ("a.json", "not JSON")),
         ([("a.png", b""), ("a.json", b"[]")], ("a.json", "not an object")),
-        ([("a.png", b""), ("a.json", b'{"id": "x", "id": "y"}')], ("a.tar/a.json: 'id' stands twice",)),
+        ([("a.png", b""), ("a.json", b'{"id": "x", "id": "y"}')], ("a.tar/a.json: duplicate key 'id'",)),
         ([("a.png", b""), ("a.json", b'{"captions": "x"}')], ("'a'", "not a list of texts")),
         ([("a.png", b""), ("a.json", b'{"captions": ["x"], "caption_ids": []}')], ("'a'", "does not fit")),
         ([("a.png", b""), ("a.txt", "ß".encode("latin-1"))], ("/a", "UTF-8")),

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
 from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config.io import method_config
 from vacsr.data import load_pairs
 from vacsr.data.scenes import PairKinds, holds, load_scenes, pair_kinds
 from vacsr.data.spec import parse_spec
@@ -25,7 +26,6 @@ from vacsr.evaluate.exact import (
     values_by_kind,
 )
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer, PairScores
 
 IMAGES, EACH = 12, 3

@@ -316,7 +316,7 @@ def test_a_list_of_ids_stands_once(vacsr: Command, files: Files, key: str) -> No
     text = (files.folder / "ids.json").read_text(encoding="utf-8")
     (files.folder / "ids.json").write_text(f'{{"{key}": [1], {text[1:]}', encoding="utf-8")
     answer = vacsr("evaluate", *options, "--json", files.folder / "out.json")
-    assert answer.refused(4, f"ids.json: '{key}' stands twice in one object — keep one of them")
+    assert answer.refused(4, f"ids.json: duplicate key '{key}' — keep one of them")
     assert not (files.folder / "out.json").exists()
 
 

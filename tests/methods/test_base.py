@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vacsr.config import InfoNCEConfig, SigmoidConfig, VacsrConfig
+from vacsr.config.io import method_config
 from vacsr.methods import Embedding, InfoNCE, Method, Sigmoid, Vacsr, build_method
 from vacsr.methods.base import split_by_decay, take
-from vacsr.recipes import method_config
+from vacsr.methods.infonce import InfoNCEConfig
+from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.methods.vacsr import VacsrConfig
 
 
 def test_take_rows() -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.config import BicroConfig
 from vacsr.methods import Bicro, Embedding
-from vacsr.methods.coteaching import ALL, WARM, split_networks
+from vacsr.methods.bicro import BicroConfig
+from vacsr.methods.coteaching import ALL, WARMUP, split_networks
 from vacsr.methods.mixtures import fit_betas, fit_gaussians, rescaled
 from vacsr.pairwise import batch_block, same_image
 
@@ -125,7 +125,7 @@ def test_warm_up_trains_on_the_smallest_losses() -> None:
     v, t = both_networks(2, 10)
     method = Bicro(BicroConfig(warmup_keep=0.3), dim=8)
     loss = torch.tensor([[5.0, 1.0, 4.0, 0.5, 3.0, 9.0, 2.0, 8.0, 7.0, 6.0], list(range(10))])
-    kept = [row.nonzero().squeeze(1).tolist() for row in method.warm_weights(loss)]
+    kept = [row.nonzero().squeeze(1).tolist() for row in method.warmup_weights(loss)]
     assert kept == [[1, 3, 6], [0, 1, 2]]
     whole = Bicro(BicroConfig(warmup_keep=1.0), dim=8)
     pairs = batch_block(torch.arange(10), seed=0, step=0)
@@ -143,7 +143,7 @@ def test_without_a_clean_pair_the_best_ones_stand_in() -> None:
     terms = method.loss(Embedding(v), Embedding(t), batch_block(captions, seed=0, step=0, captions=captions))
     assert bool(terms.total.isfinite())
     assert terms.parts["trusted"].item() == 0
-    method.stage.fill_(WARM)
+    method.stage.fill_(WARMUP)
     again = method.loss(Embedding(v), Embedding(t), batch_block(captions, seed=0, step=0, captions=captions))
     assert again.total.item() == pytest.approx(again.parts["warmup"].item())
 

@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from vacsr.config import BackboneConfig, DaaConfig, HeadConfig, VseConfig
+from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods import Daa, Embedding, Vse
-from vacsr.methods.daa import rank_agreement, soft_ranks
+from vacsr.methods.daa import DaaConfig, rank_agreement, soft_ranks
 from vacsr.methods.model import MatchingModel
 from vacsr.methods.tfidf import captions_by_image, word_relevance, word_table
+from vacsr.methods.vse import VseConfig
 from vacsr.pairwise import PairBlock, batch_block
-from vacsr.recipes import method_config
 
 CAPTIONS = ("A dog runs.", "a brown dog", "two cats, two hats", "a cat sleeps", "a dog and a cat", "the")
 IMAGES = torch.tensor([0, 0, 1, 1, 2, 3])

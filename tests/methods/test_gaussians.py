@@ -13,10 +13,10 @@ from vacsr.methods.gaussians import (
     bottleneck,
     kl_per_dimension,
     normal_draws,
-    pair_variance,
     samples,
     squared_distances,
 )
+from vacsr.methods.pcmepp import Pcmepp, PcmeppConfig
 from vacsr.pairwise import batch_block
 
 
@@ -87,9 +87,11 @@ def test_uncertainty_is_the_variance_of_both() -> None:
     assert v.log_var is not None
     assert t.log_var is not None
     expected = [sum((v.log_var[n, d].exp() + t.log_var[n, d].exp()).item() for d in range(4)) for n in range(3)]
-    torch.testing.assert_close(pair_variance(v, t), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(
+        Pcmepp(PcmeppConfig(), dim=4).uncertainty(v, t), torch.tensor(expected, dtype=torch.float64)
+    )
 
 
 def test_means_alone_are_refused() -> None:
     with pytest.raises(UsageError, match=r"no variance.*MatchingModel\.build"):
-        pair_variance(Embedding(torch.ones(1, 2)), Embedding(torch.ones(1, 2)))
+        Pcmepp(PcmeppConfig(), dim=2).uncertainty(Embedding(torch.ones(1, 2)), Embedding(torch.ones(1, 2)))

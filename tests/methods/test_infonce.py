@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from vacsr.config import InfoNCEConfig
 from vacsr.methods import Embedding, InfoNCE
+from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.pairwise import batch_block
 
 

@@ -11,12 +11,13 @@ from torch import nn
 from torch.nn import functional
 
 import vacsr.methods.model as model_module
-from vacsr.config import BackboneConfig, HeadConfig, SigmoidConfig
+from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config.io import method_config
 from vacsr.data.pairs import Provenance
 from vacsr.errors import DataError, ShapeMismatch, UsageError, VacsrError
 from vacsr.methods import Sigmoid
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import method_config
+from vacsr.methods.sigmoid import SigmoidConfig
 
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8, hidden=5, dropout=0.3))
 METHODS = ["vacsr", "vacsr-paper", "sigmoid", "infonce"]

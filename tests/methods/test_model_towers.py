@@ -14,10 +14,10 @@ from PIL import Image
 
 from vacsr.backbones.base import TowerBackbone
 from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import DataError, UsageError
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer
 from vacsr.train import fit
 from vacsr.train.api import TrainConfig

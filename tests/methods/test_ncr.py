@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.config import NcrConfig
 from vacsr.methods import Embedding, Ncr
 from vacsr.methods.base import SetEmbeddings, TrainingView
-from vacsr.methods.coteaching import ALL, CLEAN, WARM, caption_losses, split_networks
+from vacsr.methods.coteaching import ALL, CLEAN, WARMUP, caption_losses, split_networks
+from vacsr.methods.ncr import NcrConfig
 from vacsr.pairwise import PairBlock, batch_block
 
 MARGIN = 0.2
@@ -57,7 +57,7 @@ def slow_loss(v: Tensor, t: Tensor, ids: list[int], clean: list[list[float]], st
         rows, cols = costs(k, i, MARGIN)
         return sum(rows) / size + sum(cols) / size
 
-    if stage == WARM:
+    if stage == WARMUP:
         return sum(mean_cost(k, i) for k in (0, 1) for i in range(size)) / size
     guess: list[list[float]] = []
     for k in (0, 1):
@@ -81,7 +81,7 @@ def slow_loss(v: Tensor, t: Tensor, ids: list[int], clean: list[list[float]], st
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
-@given(st.integers(0, 99), st.integers(2, 12), st.sampled_from([WARM, CLEAN, ALL]))
+@given(st.integers(0, 99), st.integers(2, 12), st.sampled_from([WARMUP, CLEAN, ALL]))
 def test_the_loss_is_the_one_written_out(seed: int, size: int, stage: int) -> None:
     v, t = both_networks(seed, size)
     method = studied(30, stage=stage, seed=seed)
@@ -110,7 +110,7 @@ def test_outside_of_training_it_is_the_warm_up() -> None:
     v, t = both_networks(1, 5)
     ids = torch.arange(5)
     found = Ncr(NcrConfig(), dim=8).loss(Embedding(v), Embedding(t), block(ids, None)).total
-    assert found.item() == pytest.approx(slow_loss(v, t, ids.tolist(), [], WARM), rel=1e-5)
+    assert found.item() == pytest.approx(slow_loss(v, t, ids.tolist(), [], WARMUP), rel=1e-5)
 
 
 def view(epoch: int, *, epochs: int = 20, captions: int = 40, noisy: bool = True) -> TrainingView:
@@ -125,13 +125,13 @@ def view(epoch: int, *, epochs: int = 20, captions: int = 40, noisy: bool = True
     return TrainingView(epoch, epochs, 0, 8, image, lambda: SetEmbeddings(images, images[source]))
 
 
-@pytest.mark.parametrize(("epoch", "stage"), [(0, WARM), (6, WARM), (7, CLEAN), (13, CLEAN), (14, ALL), (19, ALL)])
+@pytest.mark.parametrize(("epoch", "stage"), [(0, WARMUP), (6, WARMUP), (7, CLEAN), (13, CLEAN), (14, ALL), (19, ALL)])
 def test_stages_of_twenty_epochs(epoch: int, stage: int) -> None:
-    method = studied(40, stage=WARM)
+    method = studied(40, stage=WARMUP)
     before = method.clean.clone()
     method.start_epoch(view(epoch))
     assert method.stage.item() == stage
-    assert torch.equal(method.clean, before) == (stage == WARM)
+    assert torch.equal(method.clean, before) == (stage == WARMUP)
 
 
 def test_noisy_pairs_may_stay_out_for_good() -> None:
@@ -142,7 +142,7 @@ def test_noisy_pairs_may_stay_out_for_good() -> None:
 
 
 def test_wrong_captions_are_found() -> None:
-    method = studied(40, stage=WARM)
+    method = studied(40, stage=WARMUP)
     method.start_epoch(view(10))
     assert bool((method.clean[:, :20] > 0.5).all())
     assert bool((method.clean[:, 20:] < 0.5).all())

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.config import NpcConfig
 from vacsr.methods import Embedding, Npc
 from vacsr.methods.base import Neighbours, SetEmbeddings, TrainingView
-from vacsr.methods.npc import nearest_in_bank, pair_weights
+from vacsr.methods.npc import NpcConfig, nearest_in_bank, pair_weights
 from vacsr.pairwise import batch_block, same_image
 
 

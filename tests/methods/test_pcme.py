@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vacsr.methods.pcme as pcme_module
-from vacsr.config import PcmeConfig
+from vacsr.config.io import method_config
 from vacsr.draws import RowNoise
 from vacsr.methods import Embedding, Pcme
 from vacsr.methods.base import take
 from vacsr.methods.gaussians import normal_draws
+from vacsr.methods.pcme import PcmeConfig
 from vacsr.pairwise import batch_block
-from vacsr.recipes import method_config
 
 
 def items(count: int, dim: int = 3, *, seed: int = 0) -> Embedding:

@@ -7,11 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vacsr.config import PcmeppConfig
+from vacsr.config.io import method_config
 from vacsr.methods import Embedding, Pcmepp
-from vacsr.methods.pcmepp import closed_form_distance, smooth, with_pseudo_positives
+from vacsr.methods.pcmepp import PcmeppConfig, closed_form_distance, smooth, with_pseudo_positives
 from vacsr.pairwise import PairBlock, batch_block
-from vacsr.recipes import method_config
 
 
 def items(count: int, dim: int = 3, *, seed: int = 0) -> Embedding:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from vacsr.config import SigmoidConfig
 from vacsr.methods import Embedding, Sigmoid
+from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.pairwise import batch_block
 
 PROPERTY = settings(max_examples=20, deadline=None, derandomize=True)

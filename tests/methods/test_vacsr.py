@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vacsr.config import VacsrConfig
+from vacsr.config.io import method_config
 from vacsr.methods import Embedding, Vacsr
+from vacsr.methods.vacsr import VacsrConfig
 from vacsr.objective import VacsrObjective
 from vacsr.pairwise import batch_block
-from vacsr.recipes import method_config
 
 
 def build(**fields: Any) -> Vacsr:

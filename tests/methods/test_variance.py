@@ -13,10 +13,10 @@ from torch import nn
 from vacsr.backbones.base import TowerBackbone
 from vacsr.backbones.mixing import Mixture, Partners
 from vacsr.config import AugmentConfig, BackboneConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.draws import RowNoise
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import method_config
 from vacsr.train import fit
 
 HELPERS = runpy.run_path(str(Path(__file__).parents[1] / "backbones" / "conftest.py"))

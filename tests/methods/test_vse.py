@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from vacsr.config import VseConfig
+from vacsr.config.io import method_config
 from vacsr.methods import Embedding, Vse
+from vacsr.methods.vse import VseConfig
 from vacsr.pairwise import PairBlock, batch_block
-from vacsr.recipes import method_config
 
 
 def case(seed: int, size: int, dim: int = 5) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from vacsr.recipes import recipe_from
+from vacsr.config.io import recipe_from
 from vacsr.report.records import RunRecord, read_run
 from vacsr.train.recipe import run_recipe
 

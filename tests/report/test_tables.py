@@ -4,8 +4,8 @@ import statistics
 
 import pytest
 
+from vacsr.config.io import parse
 from vacsr.errors import ConfigError
-from vacsr.recipes import parse
 from vacsr.report.formats import to_markdown
 from vacsr.report.stored import table_to_json
 from vacsr.report.tables import CellValues, Column, ComparisonTable, look_up, summarize

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.adapter import VariationalAdapter
-from vacsr.config import AdapterConfig, VacsrConfig
-from vacsr.methods.vacsr import Vacsr
+from vacsr.adapter import AdapterConfig, VariationalAdapter
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
 
 
 def method(dim: int, *, hidden: int = 0, width: int = 16, residual: bool = True, device: str = "cpu") -> Vacsr:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config.io import method_config
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import UsageError
 from vacsr.evaluate.retrieval import evaluate_retrieval
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer
 from vacsr.scoring.distance import CosineDistanceScorer
 

@@ -12,11 +12,11 @@ from torch.nn import functional
 
 import vacsr.scoring as scoring
 from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
 from vacsr.methods.model import MatchingModel
 from vacsr.methods.vacsr import Vacsr
-from vacsr.recipes import method_config
 from vacsr.scoring.engine import choose_scorer
 from vacsr.scoring.folded import BlockScorer
 from vacsr.scoring.kernel_pack import FP8

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import vacsr.scoring.folded as folded_module
+from vacsr.config.io import method_config
 from vacsr.methods import Embedding, build_method
-from vacsr.recipes import method_config
 from vacsr.scoring.folded import BlockScorer
 
 NOT_FOLDABLE: list[dict[str, Any]] = [

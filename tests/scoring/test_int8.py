@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from vacsr.config.io import method_config
 from vacsr.methods import Embedding, build_method
-from vacsr.recipes import method_config
 from vacsr.scoring.folded import BlockScorer
 from vacsr.scoring.int8 import Int8Adapter, quantised
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vacsr.config import AdapterConfig, InfoNCEConfig, VacsrConfig
+from vacsr.adapter import AdapterConfig
 from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding
-from vacsr.methods.infonce import InfoNCE
-from vacsr.methods.vacsr import Vacsr
+from vacsr.methods.infonce import InfoNCE, InfoNCEConfig
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.scoring import kernel
 from vacsr.scoring.engine import Precision, choose_scorer
 from vacsr.scoring.folded import BlockScorer

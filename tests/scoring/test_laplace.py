@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.config import BackboneConfig, HeadConfig, InfoNCEConfig, SigmoidConfig
+from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config.io import method_config
 from vacsr.data import PairSet
 from vacsr.methods import InfoNCE, Sigmoid
 from vacsr.methods.base import Embedding
+from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.model import MatchingModel
+from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.pairwise import batch_block
-from vacsr.recipes import method_config
 from vacsr.scoring.curvature import Likelihood, output_curvature
 from vacsr.scoring.laplace import KroneckerFactors, LayerPosterior, likeliest_precision, with_one
 from vacsr.scoring.likelihoods import LabelledCosines, likelihood_of

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.config import BackboneConfig, HeadConfig, SigmoidConfig, TrainConfig
+from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
+from vacsr.config.io import method_config
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.retrieval import evaluate_retrieval
 from vacsr.methods import Sigmoid
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import method_config
+from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.scoring import PairScorer
 from vacsr.scoring.cosine import Gaussians, cosine_moments, coupled_cosine_moments
 from vacsr.scoring.laplace import with_one

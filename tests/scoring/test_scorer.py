@@ -11,10 +11,10 @@ from torch import Tensor
 
 import vacsr.scoring as scoring
 from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config.io import method_config
 from vacsr.data.pairs import PairSet, Provenance
 from vacsr.errors import DataError, EnvironmentProblem, ProvenanceMismatch, ShapeMismatch, UsageError
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer, choose_device
 
 IMAGES, TEXTS = 150, 90  # three blocks of rows

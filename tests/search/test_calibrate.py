@@ -11,10 +11,11 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from vacsr.config import BackboneConfig, HeadConfig, VacsrConfig
+from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import DataError, UsageError
 from vacsr.methods.model import MatchingModel
+from vacsr.methods.vacsr import VacsrConfig
 from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import Direction
 from vacsr.search.calibrate import (

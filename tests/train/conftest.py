@@ -16,8 +16,8 @@ import torch
 import yaml
 
 from vacsr.config import Recipe
+from vacsr.config.io import recipe_from
 from vacsr.files import read_tensors
-from vacsr.recipes import recipe_from
 
 DRIVER = Path(__file__).with_name("driver.py")
 BASE: dict[str, Any] = {

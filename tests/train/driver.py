@@ -22,8 +22,8 @@ import vacsr.embed
 import vacsr.files
 import vacsr.train.loop
 from vacsr.cli import main
+from vacsr.config.io import read_yaml, recipe_from
 from vacsr.pairwise import batch_block
-from vacsr.recipes import read_yaml, recipe_from
 from vacsr.train.batches import batch_order
 from vacsr.train.distributed import sum_gradients
 from vacsr.train.feed import Batch

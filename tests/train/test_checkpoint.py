@@ -19,11 +19,12 @@ from torch import nn
 
 import vacsr.files
 from vacsr.cli import main
-from vacsr.config import BackboneConfig, InfoNCEConfig, SigmoidConfig, TrainConfig
+from vacsr.config import BackboneConfig, TrainConfig
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import DataError, EnvironmentProblem, OtherRun
 from vacsr.methods.base import ParamGroup
-from vacsr.methods.sigmoid import Sigmoid
+from vacsr.methods.infonce import InfoNCEConfig
+from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.train import fit
 from vacsr.train.checkpoint import FILE, TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
 from vacsr.train.optim import build_optimizer

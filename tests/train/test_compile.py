@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.config.io import method_config
 from vacsr.data import load_pairs
-from vacsr.recipes import method_config
 from vacsr.train import adamp
 from vacsr.train.assemble import Parts, assemble
 from vacsr.train.feed import Batch

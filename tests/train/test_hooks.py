@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.config.io import method_config
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import apply_noise, make_noise
 from vacsr.methods.base import Embedding, Method, MethodConfig, SetEmbeddings, TrainingView
 from vacsr.methods.model import MatchingModel
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, same_image
-from vacsr.recipes import method_config
 from vacsr.scoring import PairScorer
 from vacsr.train import fit
 from vacsr.train.feed import Batch

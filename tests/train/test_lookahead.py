@@ -13,12 +13,13 @@ from torch import Tensor
 
 from vacsr.backbones.inputs import KeptPhotos, PhotoReader
 from vacsr.backbones.preprocess import PhotoTransform
-from vacsr.config import BackboneConfig, DataConfig, HeadConfig, SigmoidConfig, TowersConfig, TrainConfig
+from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.noise import apply_noise, make_noise
 from vacsr.methods.base import Neighbours
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import method_config
+from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.train.distributed import ALONE, World
 from vacsr.train.feed import Batch, Feed, TrainTensors, build_feed, how_to_keep
 from vacsr.train.loop import Trainer

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from vacsr.config import BackboneConfig, HeadConfig, SigmoidConfig, TrainConfig
+from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import ConfigError, DataError, MissingExtra, UsageError
 from vacsr.evaluate.retrieval import dev_rsum
-from vacsr.methods.sigmoid import Sigmoid
+from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.scoring import PairScorer
 from vacsr.train import Run, fit
 from vacsr.train.batches import batch_order

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from vacsr.config import BackboneConfig, HeadConfig, MixConfig, PcmeppConfig, TrainConfig
+from vacsr.config import BackboneConfig, HeadConfig, MixConfig, TrainConfig
+from vacsr.config.io import method_config
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import UsageError
+from vacsr.methods.pcmepp import PcmeppConfig
 from vacsr.pairwise import PairBlock
-from vacsr.recipes import method_config
 from vacsr.train import fit
 from vacsr.train.batches import batch_order
 from vacsr.train.distributed import World

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from vacsr.backbones.base import TowerBackbone
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import UsageError
-from vacsr.recipes import method_config
 from vacsr.train import fit
 from vacsr.train.batches import batch_order
 from vacsr.train.feed import Batch

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from vacsr.config.io import read_recipe, read_yaml, recipe_from
 from vacsr.errors import UsageError
-from vacsr.recipes import read_recipe, read_yaml, recipe_from
 from vacsr.train.fewshot import fewshot_from, read_fewshot
 from vacsr.train.plans import check_plan
 

@@ -14,13 +14,13 @@ import torch
 
 import vacsr.train.recipe
 from vacsr.config import DataConfig
+from vacsr.config.io import read_yaml, recipe_from
 from vacsr.data import load_pairs
 from vacsr.data.features import write_features
 from vacsr.data.noise import load_noise
 from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, UsageError
 from vacsr.evaluate.outcomes import read_outcomes
 from vacsr.evaluate.protocols import PROTOCOLS
-from vacsr.recipes import read_yaml, recipe_from
 from vacsr.scoring import PairScorer
 from vacsr.train.recipe import run_recipe, training_data
 

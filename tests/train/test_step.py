@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from vacsr.config import BackboneConfig, HeadConfig, SigmoidConfig, TrainConfig
+from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import NonFiniteLoss
 from vacsr.files import read_tensors
 from vacsr.methods.base import Embedding
-from vacsr.methods.sigmoid import Sigmoid
+from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
 from vacsr.train import fit
@@ -32,7 +32,7 @@ def pairs() -> PairSet:
 
 
 def make(pairs: PairSet, method: Any = "vacsr", **fields: Any) -> Trainer:
-    from vacsr.recipes import method_config
+    from vacsr.config.io import method_config
 
     config = TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 2, "log_every": 1, **fields})
     chosen = method_config(method) if isinstance(method, str) else method

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
+from vacsr.config.io import method_config, recipe_from
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import ConfigError, UsageError
-from vacsr.recipes import method_config, recipe_from
 from vacsr.strips import StripLoss
 from vacsr.train import fit
 from vacsr.train.feed import Batch

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vacsr.adapter import AdapterConfig
 from vacsr.bench.ceilings import EDGE, alone_tflops, square_products
-from vacsr.config import AdapterConfig, VacsrConfig
 from vacsr.methods.base import Embedding
-from vacsr.methods.vacsr import Vacsr
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.scoring.cpu import offered_dtypes
 from vacsr.scoring.folded import BlockScorer
 from vacsr.scoring.kernel import available

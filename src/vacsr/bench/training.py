@@ -11,11 +11,10 @@ from torch.nn import functional
 
 from vacsr.bench.result import BenchResult, Cell
 from vacsr.bench.timing import peak_mib, timed_in_turn, what_failed
-from vacsr.config import SigmoidConfig, VacsrConfig
 from vacsr.efficiency import Step, where_it_runs
 from vacsr.methods.base import Embedding, Method
-from vacsr.methods.sigmoid import Sigmoid
-from vacsr.methods.vacsr import Vacsr
+from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.pairwise import batch_block
 from vacsr.strips import PairLoss, StripLoss, strip_rows
 

@@ -43,9 +43,9 @@ def embed(
     import torch
 
     from vacsr.config import BackboneConfig
+    from vacsr.config.io import merge, parse, parse_overrides
     from vacsr.embed import captions_beside, embed_pairs, embedding_config
     from vacsr.files import check_output
-    from vacsr.recipes import merge, parse, parse_overrides
     from vacsr.train.progress import PhotoProgress
 
     towers = [Path(text).expanduser() for text in backbone.partition(":")[2].split(",") if text]

@@ -225,8 +225,8 @@ def _pairs_to_report(run: Path, pairs: str | None, *, split: str | None) -> Pair
     What could not be read when the run was trained is left out here too, if the run says so.
     """
     from vacsr.config import DataConfig
+    from vacsr.config.io import parse
     from vacsr.data import parse_spec
-    from vacsr.recipes import parse
     from vacsr.train.recipe import read_split
 
     policy = {} if pairs else {k: v for k, v in run_section(run, "data").items() if k in ("on_error", "workers")}
@@ -246,7 +246,7 @@ def _pairs_to_report(run: Path, pairs: str | None, *, split: str | None) -> Pair
 def _evaluate_settings(own: dict[str, Any], given: dict[str, Any]) -> EvaluateConfig:
     """The run's own settings but for its splits, and on top of them the options that were given."""
     from vacsr.config import EvaluateConfig
-    from vacsr.recipes import parse
+    from vacsr.config.io import parse
 
     known = {name: value for name, value in own.items() if name in EvaluateConfig.model_fields and name != "splits"}
     return parse(EvaluateConfig, {**known, **given})

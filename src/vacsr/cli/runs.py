@@ -10,7 +10,7 @@ from vacsr.errors import UsageError
 
 def run_section(run: Path, name: str) -> dict[str, Any]:
     """A section of the run folder's config.yaml, unchecked: an older run may have other fields. Empty if not there."""
-    from vacsr.recipes import read_yaml
+    from vacsr.config.io import read_yaml
 
     config = run / "config.yaml"
     section = read_yaml(config).get(name) if config.is_file() else None

@@ -55,7 +55,7 @@ def serve(
         from vacsr.search.service.server import bind, is_loopback, own_names, run_server
     except ModuleNotFoundError as error:
         raise MissingExtra(error.name or "uvicorn", "serve") from error
-    from vacsr.recipes import parse, parse_overrides
+    from vacsr.config.io import parse, parse_overrides
     from vacsr.search import open_index
     from vacsr.search.engine import Searcher
     from vacsr.search.service import ServiceSettings, create_app

@@ -20,7 +20,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
 ) -> None:
     """Train by a recipe; leaves config.yaml, metrics.jsonl, checkpoint/, model/ and report.json in the run folder."""
-    from vacsr.recipes import read_recipe
+    from vacsr.config.io import read_recipe
     from vacsr.train import run_recipe
 
     folder = out or Path("runs") / recipe.stem

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from vacsr.compare.cell import Cell
 from vacsr.compare.start import check_started
 from vacsr.compare.table import Table
+from vacsr.config.io import recipe_from
 from vacsr.errors import UsageError
-from vacsr.recipes import recipe_from
 from vacsr.train.plans import check_plan
 
 

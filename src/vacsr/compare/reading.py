@@ -10,8 +10,8 @@ from typing import Any
 
 from vacsr.compare.table import Table
 from vacsr.compare.table_checks import check_page, check_table
+from vacsr.config.io import merge, parse, parse_overrides, read_yaml, recipe_layers
 from vacsr.errors import ConfigError, UsageError
-from vacsr.recipes import merge, parse, parse_overrides, read_yaml, recipe_layers
 
 _LISTS = ("rows", "settings", "columns")
 

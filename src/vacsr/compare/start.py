@@ -13,9 +13,9 @@ from vacsr.compare.cell import Cell, run_cell
 from vacsr.compare.table import Table
 from vacsr.config import BackboneConfig, Recipe
 from vacsr.config.fewshot import FewshotRecipe
+from vacsr.config.io import recipe_from
 from vacsr.errors import UsageError
 from vacsr.methods import build_method
-from vacsr.recipes import recipe_from
 from vacsr.train.folder import clear_folder, run_lock
 
 _FREE = ("start", "weights", "augment", "checkpointing")  # in these a cell may differ from what it starts from

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from vacsr.compare.published import TablePublished
 from vacsr.config import Config, DataConfig, Recipe
 from vacsr.config.fewshot import FewshotRecipe
-from vacsr.recipes import layered_recipe
+from vacsr.config.io import layered_recipe
 from vacsr.report.tables import Column, Sweep
 from vacsr.train.fewshot import layered_fewshot
 

@@ -1,43 +1,32 @@
-"""Every choice as a typed, frozen field with its reason. How recipes are read is in :mod:`vacsr.recipes`."""
+"""Every choice as a typed, frozen field with its reason. Recipes are read and written by :mod:`vacsr.config.io`."""
 
-from vacsr.config.backbone import AugmentConfig, BackboneConfig, HeadConfig
 from vacsr.config.base import Config, MethodConfig
-from vacsr.config.data import DataConfig, NoiseConfig
-from vacsr.config.gaussians import MixConfig, PcmeConfig, PcmeppConfig
-from vacsr.config.methods import (
-    DaaConfig,
-    InfoNCEConfig,
-    SigmoidConfig,
-    VseConfig,
+from vacsr.config.recipe import (
+    AugmentConfig,
+    BackboneConfig,
+    DataConfig,
+    EvaluateConfig,
+    HeadConfig,
+    MixConfig,
+    NoiseConfig,
+    Recipe,
+    Share,
+    TowersConfig,
+    TrainConfig,
 )
-from vacsr.config.noisy import BicroConfig, NcrConfig, NpcConfig
-from vacsr.config.recipe import EvaluateConfig, Recipe
-from vacsr.config.train import TowersConfig, TrainConfig
-from vacsr.config.vacsr import AdapterConfig, ObjectiveConfig, VacsrConfig
 
 __all__ = [
-    "AdapterConfig",
     "AugmentConfig",
     "BackboneConfig",
-    "BicroConfig",
     "Config",
-    "DaaConfig",
     "DataConfig",
     "EvaluateConfig",
     "HeadConfig",
-    "InfoNCEConfig",
     "MethodConfig",
     "MixConfig",
-    "NcrConfig",
     "NoiseConfig",
-    "NpcConfig",
-    "ObjectiveConfig",
-    "PcmeConfig",
-    "PcmeppConfig",
     "Recipe",
-    "SigmoidConfig",
+    "Share",
     "TowersConfig",
     "TrainConfig",
-    "VacsrConfig",
-    "VseConfig",
 ]

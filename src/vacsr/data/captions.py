@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vacsr.config.strict_json import load_json
+from vacsr.config.io import load_json
 from vacsr.data.checks import check_split, check_unique
 from vacsr.errors import DataError, NoSuchSplit
 
@@ -123,7 +123,7 @@ def number_captions(images: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_json(path: Path, _photos: bool) -> CaptionTable:
-    entries = load_json(path.read_text(encoding="utf-8-sig"), place=path)
+    entries = load_json(path.read_text(encoding="utf-8-sig"), source=path)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f'{path} is not a list of images — write [{{"image": …, "split": …, "captions": […]}}, …]')
     places = [f"{path}, entry {number}" for number in range(len(entries))]
@@ -170,7 +170,7 @@ def _read_jsonl(path: Path, photos: bool) -> CaptionTable:
     for number, line in _lines(path):
         places.append(f"{path}, line {number}")
         try:
-            row = load_json(line, place=places[-1])
+            row = load_json(line, source=places[-1])
         except json.JSONDecodeError as error:
             raise DataError(f"{places[-1]} is not JSON ({error}) — write one object per line") from error
         if not isinstance(row, dict):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vacsr.config.strict_json import load_json
+from vacsr.config.io import load_json
 from vacsr.errors import DataError
 
 SPLITS = {"train": "train", "restval": "train", "val": "dev", "test": "test"}
@@ -40,7 +40,7 @@ def read_karpathy(path: Path) -> list[KarpathyImage]:
 def read_json(path: Path, *, keys: tuple[str, ...]) -> dict[str, Any]:
     """A JSON object that has these keys, each with a list."""
     try:
-        value = load_json(path.read_text(encoding="utf-8-sig"), place=path)
+        value = load_json(path.read_text(encoding="utf-8-sig"), source=path)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}) — copy it again") from error
     lists = isinstance(value, dict) and all(isinstance(value.get(key), list) for key in keys)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from vacsr.config.strict_json import load_json
+from vacsr.config.io import load_json
 from vacsr.data.captions import CaptionTable, choose_split, number_captions
 from vacsr.data.checks import check_unique
 from vacsr.data.decode import encoded_format
@@ -125,7 +125,7 @@ def _text(tar: tarfile.TarFile, member: tarfile.TarInfo, *, place: str) -> str:
 
 def _json(text: str, *, place: str) -> dict[str, Any]:
     try:
-        value = load_json(text, place=f"{place}.json")
+        value = load_json(text, source=f"{place}.json")
     except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{place}.json is not JSON ({error}) — write the shard again") from error
     if not isinstance(value, dict):

@@ -8,7 +8,7 @@ plans from nothing infonce was ahead of vacsr. So the table shows how the method
 from __future__ import annotations
 
 from vacsr.config import AugmentConfig, BackboneConfig, DataConfig, HeadConfig, Recipe, TowersConfig, TrainConfig
-from vacsr.recipes import method_config
+from vacsr.config.io import method_config
 
 METHODS = ("infonce", "sigmoid", "vacsr")
 """All three train on the same pairs from the same towers with the same schedule; only head and loss differ."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vacsr.config.strict_json import load_json
+from vacsr.config.io import load_json
 from vacsr.data.checks import check_unique
 from vacsr.data.labelled import LabelledPairs
 from vacsr.errors import DataError, ShapeMismatch
@@ -192,7 +192,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise DataError(f"no such file: {path} — check the path")
     try:
-        given = load_json(path.read_text(encoding="utf-8-sig"), place=path)
+        given = load_json(path.read_text(encoding="utf-8-sig"), source=path)
     except (ValueError, RecursionError) as error:  # a RecursionError: lists within lists, thousands deep
         raise DataError(f"{path} is not JSON ({error}) — write or copy it again") from error
     if not isinstance(given, dict):

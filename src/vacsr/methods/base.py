@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.adapter import FoldedAdapter
+from vacsr.config import MixConfig
 from vacsr.config.base import MethodConfig, Task, register
-from vacsr.config.gaussians import MixConfig
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
 

@@ -11,24 +11,40 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from vacsr.config import BicroConfig, NcrConfig
-from vacsr.methods.base import Embedding, Method, TrainingView
-from vacsr.methods.hinge import hinge_costs, soft_margin
+from vacsr.config import Share
+from vacsr.methods.base import Embedding, Method, MethodConfig, TrainingView
 from vacsr.methods.mixtures import rescaled
+from vacsr.methods.vse import HingeCosts, hinge_costs
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
 
-WARM, CLEAN, ALL = 0, 1, 2
+WARMUP, CLEAN, ALL = 0, 1, 2
 """Stages."""
 
 
-class Halves(NamedTuple):
-    """Both networks' view of a batch; first axis: the network."""
+class CoTeachingConfig(MethodConfig):
+    """Settings that NCR and BiCro share."""
+
+    margin: Annotated[float, Field(gt=0)] = 0.2
+    """m of the hinge, for a pair that is surely right."""
+    warmup: Share = 0.1
+    """Share of the epochs, one at least unless 0, in which all pairs count as right, all negatives averaged; NCR: ⅓."""
+    noisy_from: Share = 1.0
+    """Share of the epochs after warm-up from which pairs called noisy train too; 1 for never. Both papers: half."""
+    threshold: Share = 0.5
+    """A pair is called clean above this probability."""
+    base: Annotated[float, Field(gt=1)] = 10.0
+    """Soft margin m·(base^y − 1)/(base − 1)."""
+
+
+class BothNetworks(NamedTuple):
+    """A batch as both networks embed it; first axis: the network."""
 
     v: Tensor  # [2, B, d], unit vectors
     t: Tensor  # [2, B, d]
@@ -36,31 +52,31 @@ class Halves(NamedTuple):
 
 
 class CoTeaching(Method):
-    """Score = mean of both networks' cosines, which the joined embedding gives by itself."""
+    """Score = mean of both networks' cosines, which is the cosine of the joined embeddings."""
 
-    config: NcrConfig | BicroConfig
+    config: CoTeachingConfig
     networks = 2
     least_label = 0.0
-    """Pairs with a smaller label are left out."""
+    """Pairs with a smaller label are excluded."""
     clean: Tensor
     stage: Tensor
 
-    def __init__(self, config: NcrConfig | BicroConfig, *, dim: int) -> None:
+    def __init__(self, config: CoTeachingConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
-        self.register_training_state("clean", torch.ones(2, 0))  # [2, M]: what each network thinks, as a probability
+        self.register_training_state("clean", torch.ones(2, 0))  # [2, M]: each network's probability
         self.register_training_state("stage", torch.zeros((), dtype=torch.int64))
 
     def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
-        """Room for each caption; all are trusted at first."""
+        """All captions are trusted at first."""
         self.register_training_state("clean", torch.ones(2, len(caption_image)))
 
     @torch.no_grad()
     def start_epoch(self, view: TrainingView) -> None:
         """After warm-up, fit a mixture to each network's losses before every epoch."""
-        warm = view.first_epochs(self.config.warmup)
-        late = view.epoch - warm >= self.config.noisy_from * (view.epochs - warm)
-        self.stage.fill_(WARM if view.epoch < warm else ALL if late else CLEAN)
-        if view.epoch >= warm:
+        warmup = view.first_epochs(self.config.warmup)
+        late = view.epoch - warmup >= self.config.noisy_from * (view.epochs - warmup)
+        self.stage.fill_(WARMUP if view.epoch < warmup else ALL if late else CLEAN)
+        if view.epoch >= warmup:
             losses = caption_losses(view, margin=self.config.margin)
             self.clean.copy_(torch.stack([self.probability(rescaled(loss)) for loss in losses]))
 
@@ -69,45 +85,60 @@ class CoTeaching(Method):
         """Of being clean, from losses rescaled to [0, 1]. [M] -> [M]"""
 
     @abstractmethod
-    def warm_weights(self, loss: Tensor) -> Tensor:
+    def warmup_weights(self, loss: Tensor) -> Tensor:
         """Which pairs of a batch warm-up trains on. [2, B] -> [2, B] of 0 and 1"""
 
     @abstractmethod
-    def labels(self, halves: Halves, clean: Tensor, relevance: Tensor) -> Tensor:
-        """Soft labels in [0, 1] that each network is trained with; ``clean`` is what the other one thinks.
+    def labels(self, both: BothNetworks, clean: Tensor, relevance: Tensor) -> Tensor:
+        """Soft labels in [0, 1] that each network is trained with; ``clean`` is the other one's.
 
         [2, B] -> [2, B]
         """
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """The mean over pairs, both networks added. Warm-up where nothing is known of the captions."""
-        halves = split_networks(v.mean, t.mean)
-        mean = hinge_costs(halves.score, pairs.relevance, margin=self.config.margin).mean()
-        warm = (mean * self.warm_weights(mean.detach())).mean(dim=1).sum()
+        both = split_networks(v.mean, t.mean)
+        mean = mean_costs(hinge_costs(both.score, pairs.relevance, margin=self.config.margin))
+        warmup = (mean * self.warmup_weights(mean.detach())).mean(dim=1).sum()
         if pairs.captions is None or self.clean.shape[1] == 0:
-            return LossTerms(warm, {"warmup": warm.detach()})
+            return LossTerms(warmup, {"warmup": warmup.detach()})
         clean = self.clean[:, pairs.captions].flip(0)
         trusted = clean > self.config.threshold
         with torch.no_grad():
-            label = self.labels(halves, clean, pairs.relevance)
+            label = self.labels(both, clean, pairs.relevance)
         margin = soft_margin(label, margin=self.config.margin, base=self.config.base)
-        hardest = hinge_costs(halves.score, pairs.relevance, margin=margin).hardest()
-        kept = (trusted | (self.stage == ALL)) & (label >= self.least_label)
-        taught = (hardest * kept).mean(dim=1).sum()
-        total = torch.where(self.stage == WARM, warm, taught)
-        parts = {"warmup": warm.detach(), "hinge": taught.detach(), "trusted": trusted.float().mean()}
+        costs = hinge_costs(both.score, pairs.relevance, margin=margin)
+        hardest = costs.i2t.amax(dim=-1) + costs.t2i.amax(dim=-2)
+        used = (trusted | (self.stage == ALL)) & (label >= self.least_label)
+        hinge = (hardest * used).mean(dim=1).sum()
+        total = torch.where(self.stage == WARMUP, warmup, hinge)
+        parts = {"warmup": warmup.detach(), "hinge": hinge.detach(), "trusted": trusted.float().mean()}
         return LossTerms(total, parts)
 
 
-def split_networks(v: Tensor, t: Tensor) -> Halves:
+def split_networks(v: Tensor, t: Tensor) -> BothNetworks:
     """A joined embedding back to both networks' unit vectors. [B, 2d], [B, 2d]"""
     v2, t2 = (torch.stack(x.chunk(2, dim=-1)) * math.sqrt(2.0) for x in (v, t))
-    return Halves(v2, t2, torch.stack([cosines(a, b) for a, b in zip(v2, t2, strict=True)]))
+    return BothNetworks(v2, t2, torch.stack([cosines(a, b) for a, b in zip(v2, t2, strict=True)]))
+
+
+def mean_costs(costs: HingeCosts) -> Tensor:
+    """Both directions' costs of each pair, averaged over the batch. [..., B, B] -> [..., B]"""
+    return costs.i2t.mean(dim=-1) + costs.t2i.mean(dim=-2)
+
+
+def soft_margin(label: Tensor, *, margin: float, base: float) -> Tensor:
+    """m·(base^y − 1)/(base − 1): the whole margin for a label of 1, none for 0, much less in between. [...]
+
+    >>> soft_margin(torch.tensor([0.0, 0.5, 1.0]), margin=0.2, base=10.0)
+    tensor([0.0000, 0.0481, 0.2000])
+    """
+    return margin * (base**label - 1.0) / (base - 1.0)
 
 
 def agreement(score: Tensor, relevance: Tensor, *, margin: float) -> Tensor:
     """p = (m − ½·(mean costs of both directions)) within [0, m]: how well a pair stands out. [2, B, B] -> [2, B]"""
-    costs = hinge_costs(score, relevance, margin=margin).mean()
+    costs = mean_costs(hinge_costs(score, relevance, margin=margin))
     return (margin - 0.5 * costs).clamp(0.0, margin)
 
 
@@ -119,11 +150,11 @@ def anchor_count(batch: int, *, share: float = 0.1) -> int:
 def caption_losses(view: TrainingView, *, margin: float, at_once: int = 64) -> Tensor:
     """Both networks' mean-negative hinge loss of every training caption, in random groups. -> [2, M]"""
     images, texts = view.embed()
-    groups, found = view.groups(), []
-    for some in torch.split(groups, at_once):
-        image = view.caption_image[some]
+    losses = []
+    for groups in torch.split(view.groups(), at_once):
+        image = view.caption_image[groups]
         matches = image.unsqueeze(2) == image.unsqueeze(1)
-        v, t = (torch.stack(x.chunk(2, dim=-1)) for x in (images[image], texts[some]))
+        v, t = (torch.stack(x.chunk(2, dim=-1)) for x in (images[image], texts[groups]))
         score = 2.0 * torch.einsum("kgid,kgjd->kgij", v, t)
-        found.append(hinge_costs(score, matches, margin=margin).mean().flatten(1))
-    return view.by_caption(torch.cat(found, dim=1))
+        losses.append(mean_costs(hinge_costs(score, matches, margin=margin)).flatten(1))
+    return view.by_caption(torch.cat(losses, dim=1))

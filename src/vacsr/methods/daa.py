@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from vacsr.config import DaaConfig
 from vacsr.config.base import method_entry
 from vacsr.errors import UsageError
-from vacsr.methods.base import Embedding, Method, ParamGroup, register
+from vacsr.methods.base import Embedding, Method, MethodConfig, ParamGroup, register
+from vacsr.methods.infonce import InfoNCEConfig
+from vacsr.methods.pcme import PcmeConfig
+from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.methods.tfidf import WordTable, word_relevance, word_table
+from vacsr.methods.vse import VseConfig
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
+
+
+class DaaConfig(MethodConfig):
+    """Another method's loss, and ranks that agree with the words of the captions (DAA)."""
+
+    name: Literal["daa"] = "daa"
+    """The method's name."""
+    base: Annotated[PcmeConfig | VseConfig | InfoNCEConfig | SigmoidConfig, Field(discriminator="name")] = PcmeConfig()
+    """The method that is trained beside it and that scores."""
+    weight: Annotated[float, Field(ge=0)] = 1000.0
+    """w of w·(1 − ASP), in each direction."""
+    temperature: Annotated[float, Field(gt=0)] = 0.01
+    """T of the soft ranks."""
+    rarity: Literal["captions", "images"] = "captions"
+    """A word is rare that few captions have (smoothed, as the public code counts), or that few images have (CIDEr)."""
+
 
 _PCME = {"name": "pcme", "samples": 5, "scale": 15.0, "shift": 15.0, "vib_weight": 1e-5, "vib_reduction": "sum"}
 """PCME as DAA's own code has it."""

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from vacsr.config import InfoNCEConfig
-from vacsr.methods.base import Embedding, Method, register
+from vacsr.methods.base import Embedding, Method, MethodConfig, register
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
+
+
+class InfoNCEConfig(MethodConfig):
+    """Two-way cross entropy over scaled cosines (CLIP)."""
+
+    name: Literal["infonce"] = "infonce"
+    """The method's name."""
+    scale: Annotated[float, Field(gt=0)] = 14.3
+    """exp(log_scale) at the start, 1/0.07; the paper's preset starts at 1."""
+    learnable: bool = True
+    """Fixed scales are the paper's loss-tolerance experiment."""
+    positives: Literal["diagonal", "ids"] = "diagonal"
+    """CLIP's target is the row's own caption; `ids` spreads it over all captions of the image."""
 
 
 @register("infonce", InfoNCEConfig, presets={"paper": {"scale": 1.0}})

@@ -15,6 +15,7 @@ from vacsr.backbones import Backbone, load_backbone
 from vacsr.backbones.mixing import Partners
 from vacsr.config import BackboneConfig, MethodConfig, TowersConfig
 from vacsr.config.base import method_entry
+from vacsr.config.io import method_config, parse
 from vacsr.data import PairSet, PhotoSet
 from vacsr.draws import RowNoise
 from vacsr.errors import DataError, UsageError
@@ -35,7 +36,6 @@ from vacsr.methods.saved import (
     take_over,
 )
 from vacsr.provenance import UNKNOWN, Provenance
-from vacsr.recipes import method_config, parse
 
 _IMAGE, _TEXT = 0, 1  # streams of draws
 _SECOND = 64  # the second network's, beyond all that augmentation numbers

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from vacsr.config import NcrConfig
 from vacsr.methods.base import register
-from vacsr.methods.coteaching import CoTeaching, Halves, agreement, anchor_count
+from vacsr.methods.coteaching import BothNetworks, CoTeaching, CoTeachingConfig, agreement, anchor_count
 from vacsr.methods.mixtures import fit_gaussians
+
+
+class NcrConfig(CoTeachingConfig):
+    """NCR: two networks, a Gaussian mixture of losses tells clean from noisy, labels become soft margins."""
+
+    name: Literal["ncr"] = "ncr"
+    """The method's name."""
 
 
 @register("ncr", NcrConfig, presets={"paper": {"warmup": 0.35, "noisy_from": 0.5}})
 class Ncr(CoTeaching):
     """Before each epoch after warm-up: each network's mean-negative losses → [0, 1] → two Gaussians → p(clean).
 
-    Network k is trained on what the other one found. With ŷ_k its own guess (:func:`guess`) for a pair,
+    Network k is trained on the other one's p. With ŷ_k its own guess (:func:`guess`) for a pair,
 
         clean (p > ½):  y = p + (1−p)·ŷ_k          noisy:  y = ½(ŷ_1 + ŷ_2), only in the last stage
 
@@ -31,19 +39,19 @@ class Ncr(CoTeaching):
         """Of the Gaussian with the smaller mean. [M] -> [M]"""
         return fit_gaussians(losses).first(losses)
 
-    def warm_weights(self, loss: Tensor) -> Tensor:
+    def warmup_weights(self, loss: Tensor) -> Tensor:
         """All pairs. [2, B] -> [2, B]"""
         return torch.ones_like(loss)
 
-    def labels(self, halves: Halves, clean: Tensor, relevance: Tensor) -> Tensor:
+    def labels(self, both: BothNetworks, clean: Tensor, relevance: Tensor) -> Tensor:
         """Rectified labels. [2, B] -> [2, B]"""
-        own = guess(halves.score, relevance, margin=self.config.margin)
-        both = own.mean(dim=0, keepdim=True)
-        return torch.where(clean > self.config.threshold, clean + (1.0 - clean) * own, both)
+        guesses = guess(both.score, relevance, margin=self.config.margin)
+        mean = guesses.mean(dim=0, keepdim=True)
+        return torch.where(clean > self.config.threshold, clean + (1.0 - clean) * guesses, mean)
 
 
 def guess(score: Tensor, relevance: Tensor, *, margin: float) -> Tensor:
     """ŷ: how well a pair stands out, relative to the best tenth of the batch, within [0, 1]. [2, B, B] -> [2, B]"""
-    found = agreement(score, relevance, margin=margin)
-    best = found.topk(anchor_count(found.shape[-1]), dim=-1).values.mean(dim=-1, keepdim=True)
-    return (found / best.clamp_min(1e-8)).clamp(0.0, 1.0)
+    quality = agreement(score, relevance, margin=margin)
+    best = quality.topk(anchor_count(quality.shape[-1]), dim=-1).values.mean(dim=-1, keepdim=True)
+    return (quality / best.clamp_min(1e-8)).clamp(0.0, 1.0)

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from vacsr.config import InfoNCEConfig, NpcConfig
-from vacsr.methods.base import Embedding, Method, Neighbours, SetEmbeddings, TrainingView, register
-from vacsr.methods.infonce import InfoNCE
+from vacsr.config import Share
+from vacsr.methods.base import Embedding, Method, MethodConfig, Neighbours, SetEmbeddings, TrainingView, register
+from vacsr.methods.infonce import InfoNCE, InfoNCEConfig
 from vacsr.methods.mixtures import fit_gaussians, rescaled
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
 
 _TINY = 1e-6  # a loss in float32 knows no smaller differences
+
+
+class NpcConfig(MethodConfig):
+    """NPC: each pair weighs as much as a trial step on the batch helps the trusted pairs most like it."""
+
+    name: Literal["npc"] = "npc"
+    """The method's name."""
+    scale: Annotated[float, Field(gt=0)] = 14.3
+    """exp(log_scale) at the start, as InfoNCE's."""
+    learnable: bool = True
+    """Does the scale learn?"""
+    warmup: Share = 0.1
+    """Share of the epochs, one at least unless 0, before the first bank; NPC starts from a trained CLIP instead."""
+    refresh: bool = True
+    """Build the bank anew before each epoch; otherwise once, after warm-up."""
+    threshold: Share = 0.9
+    """A pair is in the bank above this probability of being clean."""
+    look_ahead: Annotated[float, Field(gt=0)] = 0.1
+    """Length of the trial step relative to the length of the heads' weights; 0.02 is about an Adam step."""
+    bank_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Of the bank pairs' own loss, which trains heads and pooling."""
 
 
 @register("npc", NpcConfig, presets={"paper": {"refresh": False, "look_ahead": 0.02}})

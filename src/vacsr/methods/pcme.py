@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from pydantic import Field
+from torch import Tensor
 from torch.nn import functional
 
-from vacsr.config import PcmeConfig
 from vacsr.draws import RowNoise
-from vacsr.methods.base import Embedding, Method, register
-from vacsr.methods.gaussians import bottleneck, normal_draws, pair_variance, samples, squared_distances
+from vacsr.methods.base import Embedding, register
+from vacsr.methods.gaussians import (
+    GaussianConfig,
+    GaussianMethod,
+    bottleneck,
+    normal_draws,
+    samples,
+    squared_distances,
+)
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
 
@@ -21,8 +29,21 @@ _SMALLEST = 1e-12  # squared distance: the root has no slope at 0
 _ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}  # distances alive at a time when scoring
 
 
+class PcmeConfig(GaussianConfig):
+    """Probabilistic embeddings compared by samples (PCME)."""
+
+    name: Literal["pcme"] = "pcme"
+    """The method's name."""
+    samples: Annotated[int, Field(ge=1, le=64)] = 8
+    """J draws of each item; a pair is judged by J² distances."""
+    vib_reduction: Literal["mean", "sum"] = "mean"
+    """Of the KL, over items and dimensions; PCME's and DAA's own code has sums."""
+    reduction: Literal["sum", "rows", "mean"] = "sum"
+    """Over pairs: summed, summed and divided by B, or averaged."""
+
+
 @register("pcme", PcmeConfig, presets={"paper": {}})
-class Pcme(Method):
+class Pcme(GaussianMethod):
     """p(match) = mean over J² of σ(2l), l = b − a‖z_v − z_t‖, z = μ + σ·ε with J draws ε of each item.
 
     loss = 2·Σ_pairs −log p(label) + w·(VIB_v + VIB_t). The public code takes its head's output for logσ where it
@@ -34,16 +55,14 @@ class Pcme(Method):
 
     def __init__(self, config: PcmeConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
-        self.log_var_start = config.log_var_start
         self.pair_width = config.samples**2
-        self.affine = nn.Parameter(torch.tensor([config.scale, config.shift]), config.learnable)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """The label's negative log probability over all pairs, and the bottleneck."""
         noise, lanes = pairs.noise, self.config.samples * v.mean.shape[-1]
         images = samples(v, normal_draws(RowNoise(noise.seed, noise.step, noise.rows, _IMAGE), lanes))
         texts = samples(t, normal_draws(RowNoise(noise.seed, noise.step, noise.cols, _TEXT), lanes))
-        logit = self.affine[1] - self.affine[0] * sample_distances(images, texts)
+        logit = self.logit(sample_distances(images, texts))
         nll = match_nll(logit, pairs.relevance).sum()
         counts = {"sum": 1, "rows": pairs.batch, "mean": pairs.pairs}
         match, vib = 2.0 * nll / counts[self.config.reduction], bottleneck(v, t, pairs)
@@ -61,9 +80,9 @@ class Pcme(Method):
         rows = max(1, _ELEMENTS.get(texts.device.type, 1 << 22) // max(1, self.config.samples**2 * len(texts)))
         out = images.new_empty(len(images), len(texts))
         for start in range(0, len(images), rows):
-            here = slice(start, start + rows)
-            logit = self.affine[1] - self.affine[0] * sample_distances(images[here], texts)
-            out[here] = _log_mean(logit) - _log_mean(-logit)
+            block = slice(start, start + rows)
+            logit = self.logit(sample_distances(images[block], texts))
+            out[block] = _log_mean(logit) - _log_mean(-logit)
         return out
 
     def _test_draws(self, x: Embedding, stream: int) -> Tensor:
@@ -75,10 +94,6 @@ class Pcme(Method):
     def grade(self, score: Tensor) -> Tensor:
         """The mean match probability."""
         return score.sigmoid()
-
-    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """Σσ²_v + Σσ²_t of aligned pairs. [N, d], [N, d] -> [N]"""
-        return pair_variance(v, t)
 
 
 def sample_distances(images: Tensor, texts: Tensor) -> Tensor:

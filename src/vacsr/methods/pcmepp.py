@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
-from torch import Tensor, nn
+from pydantic import Field
+from torch import Tensor
 from torch.nn import functional
 
-from vacsr.config import PcmeppConfig
-from vacsr.methods.base import Embedding, Method, register
-from vacsr.methods.gaussians import bottleneck, pair_variance, squared_distances, total_variance
+from vacsr.config import MixConfig
+from vacsr.methods.base import Embedding, register
+from vacsr.methods.gaussians import GaussianConfig, GaussianMethod, bottleneck, squared_distances, total_variance
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, same_image
 
 
+class PcmeppConfig(GaussianConfig):
+    """Probabilistic embeddings compared in closed form (PCME++)."""
+
+    name: Literal["pcmepp"] = "pcmepp"
+    """The method's name."""
+    vib_weight: Annotated[float, Field(ge=0)] = 1e-4
+    """Weight of the KL to N(0, I), averaged over items and dimensions."""
+    pseudo_weight: Annotated[float, Field(ge=0)] = 0.1
+    """Weight of the loss with pseudo-positives, in each direction."""
+    smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 1e-4
+    """Labels become (1−ε)y + ε(1−y)."""
+    reduction: Literal["rows", "mean"] = "rows"
+    """BCE summed over pairs and divided by B; `mean` averages over pairs, and VIB then weighs B times as much."""
+    mix: MixConfig = MixConfig()
+    """Mixup and cutmix."""
+
+
 @register("pcmepp", PcmeppConfig, presets={"paper": {"reduction": "mean"}})
-class Pcmepp(Method):
+class Pcmepp(GaussianMethod):
     """l = b − a·CSD with CSD = ‖μ_v − μ_t‖² + Σσ²_v + Σσ²_t, the expected squared distance of samples.
 
     loss = 2·BCE(l, y) + w·(VIB_v + VIB_t) + u·(BCE with pseudo-positives, per image and per caption). Score = −CSD.
@@ -22,17 +42,14 @@ class Pcmepp(Method):
     """
 
     config: PcmeppConfig
-    pairwise = False
 
     def __init__(self, config: PcmeppConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
-        self.log_var_start = config.log_var_start
         self.mix = config.mix
-        self.affine = nn.Parameter(torch.tensor([config.scale, config.shift]), config.learnable)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """The labels may be soft: mixed images match the captions of both."""
-        logit = self.affine[1] - self.affine[0] * closed_form_distance(v, t)
+        logit = self.logit(closed_form_distance(v, t))
         labels = pairs.relevance.to(logit.dtype) if pairs.targets is None else pairs.targets.to(logit.dtype)
         target = smooth(labels, self.config.smoothing)
         own = same_image(pairs.noise.rows, pairs.noise.cols)
@@ -53,11 +70,7 @@ class Pcmepp(Method):
 
     def grade(self, score: Tensor) -> Tensor:
         """σ(b − a·CSD), the probability the loss trains."""
-        return torch.sigmoid(self.affine[0] * score + self.affine[1])
-
-    def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """Σσ²_v + Σσ²_t of aligned pairs. [N, d], [N, d] -> [N]"""
-        return pair_variance(v, t)
+        return self.logit(-score).sigmoid()
 
 
 def closed_form_distance(v: Embedding, t: Embedding) -> Tensor:
@@ -75,6 +88,6 @@ def with_pseudo_positives(logit: Tensor, target: Tensor, own: Tensor) -> Tensor:
 
     ``own`` marks the row's own pair: among equal labels it is the one to beat.
     """
-    place = torch.where(own, target + 1e-6, target).argmax(dim=1, keepdim=True)
+    strongest = torch.where(own, target + 1e-6, target).argmax(dim=1, keepdim=True)
     score = logit.detach()
-    return torch.where(score >= score.gather(1, place), target.gather(1, place), target)
+    return torch.where(score >= score.gather(1, strongest), target.gather(1, strongest), target)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from vacsr.backbones import Backbone
 from vacsr.config import BackboneConfig, Config
+from vacsr.config.io import parse
 from vacsr.errors import DataError, UsageError
 from vacsr.files import read_tensors
-from vacsr.recipes import parse
 
 if TYPE_CHECKING:
     from vacsr.methods.model import MatchingModel

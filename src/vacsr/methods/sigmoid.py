@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from vacsr.config import SigmoidConfig
-from vacsr.methods.base import Embedding, Method, register
+from vacsr.methods.base import Embedding, Method, MethodConfig, register
 from vacsr.objective import LossTerms, reconstruction_error
 from vacsr.pairwise import PairBlock, cosines
+
+
+class SigmoidConfig(MethodConfig):
+    """Sigmoid loss on a·cos+b over all pairs (SigLIP)."""
+
+    name: Literal["sigmoid"] = "sigmoid"
+    """The method's name."""
+    scale: float = 10.0
+    """a at the start."""
+    bias: float = -10.0
+    """b at the start."""
+    learnable: bool = True
+    """Fixed scales are the paper's loss-tolerance experiment."""
 
 
 @register("sigmoid", SigmoidConfig, presets={"paper": {}})

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field
 from torch import Tensor
 
-from vacsr.adapter import FoldedAdapter, VariationalAdapter
-from vacsr.config import VacsrConfig
+from vacsr.adapter import AdapterConfig, FoldedAdapter, VariationalAdapter
 from vacsr.errors import NotFoldable
-from vacsr.methods.base import Embedding, Method, ParamGroup, register, split_by_decay
-from vacsr.objective import LossTerms, VacsrObjective
+from vacsr.methods.base import Embedding, Method, MethodConfig, ParamGroup, register, split_by_decay
+from vacsr.objective import LossTerms, ObjectiveConfig, VacsrObjective
 from vacsr.pairwise import PairBlock
+
+
+class VacsrConfig(MethodConfig):
+    """The paper's method: adapter and objective. The field defaults are the preset `default`."""
+
+    name: Literal["vacsr"] = "vacsr"
+    """The method's name."""
+    adapter: AdapterConfig = AdapterConfig()
+    """The model."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """The loss."""
+    lr_scale: Annotated[float, Field(gt=0)] = 1.0
+    """Adapter learning rate relative to the heads'."""
 
 
 @register(

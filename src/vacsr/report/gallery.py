@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from vacsr.config import Recipe
+from vacsr.config.io import read_recipe
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.errors import UsageError
 from vacsr.evaluate.exact import scene_truth
 from vacsr.evaluate.judgments import read_judgments
-from vacsr.recipes import read_recipe
 from vacsr.report.curves import Direction
 from vacsr.report.records import RunRecord, runs_of
 from vacsr.report.verdicts import ExactVerdicts, JudgedVerdicts, Verdict, Verdicts

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vacsr.config.io import merge, parse
 from vacsr.errors import DataError
-from vacsr.recipes import merge, parse
 from vacsr.report.tables import CellValues, Column, Comparison, ComparisonTable, Published, Sweep, look_up
 
 SCHEMA = 2

@@ -8,8 +8,8 @@ from typing import Any
 
 from vacsr.config import Config, Recipe
 from vacsr.config.fewshot import FewshotRecipe
+from vacsr.config.io import read_yaml
 from vacsr.errors import ConfigError, DataError
-from vacsr.recipes import read_yaml
 from vacsr.train.checkpoint import NO_EFFECT, READING, has_checkpoint
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vacsr.config import DataConfig, Recipe
+from vacsr.config.io import dump_yaml, recipe_from
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
 from vacsr.data.photos import check_photos, without
@@ -19,7 +20,6 @@ from vacsr.evaluate.protocols import protocol_galleries
 from vacsr.evaluate.retrieval import RetrievalReport, evaluate_retrieval
 from vacsr.files import write_json, write_text
 from vacsr.methods.model import MatchingModel
-from vacsr.recipes import dump_yaml, recipe_from
 from vacsr.scoring import PairScorer
 from vacsr.scoring.distance import CosineDistanceScorer
 from vacsr.scoring.posthoc import POSTHOC_FILE, PostHocScorer, PostHocUncertainty, check_posthoc

@@ -111,7 +111,7 @@ def test_other_files_are_refused(tmp_path: Path, source: FewshotSource) -> None:
     (tmp_path / "bad.json").write_text("{")
     refused(tmp_path / "bad.json", source)
     (tmp_path / "twice.json").write_text('{"train": [], "val": [], "train": []}')
-    refused(tmp_path / "twice.json", source, "twice.json: 'train' stands twice in one object")
+    refused(tmp_path / "twice.json", source, "twice.json: duplicate key 'train'")
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     refused(tmp_path / "bad.txt", source, "UTF-8")
 

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.backbones.edits import TowerEdits
-from vacsr.config import BackboneConfig, InfoNCEConfig, SigmoidConfig, VacsrConfig
+from vacsr.config import BackboneConfig
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.methods.fewshot.base import ClassSet
 from vacsr.methods.fewshot.clip import ClipModel
+from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.model import MatchingModel
+from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.methods.vacsr import VacsrConfig
 
 from .plain_clip import (
     CAPTIONS,

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from vacsr.config import BackboneConfig, InfoNCEConfig
+from vacsr.config import BackboneConfig
 from vacsr.config.fewshot.prompts import CoopConfig, ZeroshotConfig
 from vacsr.errors import UsageError
 from vacsr.methods.fewshot import ClassSet, ShotBatch, build_fewshot
 from vacsr.methods.fewshot.clip import ClipModel
 from vacsr.methods.fewshot.coop import Coop
+from vacsr.methods.infonce import InfoNCEConfig
 
 from .plain_clip import Plain, photos, plain_image, plain_sentence, small_clip, trained_tiny
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from vacsr.config import VacsrConfig
 from vacsr.config.fewshot.prompts import ZeroshotConfig
 from vacsr.config.fewshot.vacsr import VACSR_READINGS, FewshotVacsrConfig
 from vacsr.draws import PairNoise
@@ -19,7 +18,7 @@ from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
 from vacsr.methods.fewshot import ClassSet, ShotBatch, build_fewshot
 from vacsr.methods.fewshot.vacsr import FewshotVacsr, centred_bias, chosen_blocks
-from vacsr.methods.vacsr import Vacsr
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.pairwise import PairBlock
 
 from .plain_clip import photos, plain_image, plain_text, small_clip

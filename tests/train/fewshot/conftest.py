@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from vacsr.backbones.preprocess import PhotoTransform
 from vacsr.config.fewshot import FewshotTrainConfig, ZeroshotConfig
+from vacsr.config.io import recipe_from
 from vacsr.data.fewshot import LabelledPhotos, load_classes
 from vacsr.data.photos import ArrayPhotos
 from vacsr.methods.fewshot import ClassSet, FewshotMethod, ShotBatch
 from vacsr.methods.fewshot.base import cross_entropy
 from vacsr.objective import LossTerms
-from vacsr.recipes import recipe_from
 from vacsr.train import run_recipe
 from vacsr.train.fewshot.feed import ShotFeed
 from vacsr.train.fewshot.loop import ShotTrainer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vacsr.config.backbone import BackboneConfig
+from vacsr.config import BackboneConfig
 from vacsr.config.base import Config
 from vacsr.config.fewshot.data import FewshotDataConfig
 from vacsr.config.fewshot.methods import FewshotMethodConfig

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from vacsr.adapter import AdapterConfig
 from vacsr.config.base import Config
-from vacsr.config.vacsr import AdapterConfig, ObjectiveConfig
+from vacsr.objective import ObjectiveConfig
 
 Blocks = Annotated[str, Field(pattern=r"^((first|last) [0-9]+|all|none)$")] | tuple[Annotated[int, Field(ge=0)], ...]
 """`first 2`, `last 3`, `all`, `none`, or the numbers of blocks from 0. A count beyond the tower means all of it."""

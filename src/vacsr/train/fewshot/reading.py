@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vacsr.config.fewshot import FEWSHOT_METHODS, VACSR_READINGS, FewshotRecipe, published
+from vacsr.config.io import merge, merge_layers, parse, parse_overrides, recipe_layers
 from vacsr.data.fewshot.specs import nearest, parse_class_spec
 from vacsr.errors import ConfigError
-from vacsr.recipes import layer_method, merge, method_section, parse, parse_overrides, recipe_layers
 
 _DEFAULT = FewshotRecipe()
 
@@ -26,13 +26,8 @@ def fewshot_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -
 
 def layered_fewshot(*layers: Mapping[str, Any]) -> FewshotRecipe:
     """A recipe from several parsed YAML mappings, later ones on top; below all of them what the paper sets."""
-    whole: dict[str, Any] = {}
-    method: dict[str, Any] = {}
-    for layer in layers:
-        if not isinstance(layer, Mapping):
-            raise ConfigError(f"expected sections such as data, method and train, not {layer!r}")
-        method = layer_method(method, method_section(layer.get("method")))
-        whole = merge(whole, {key: value for key, value in layer.items() if key != "method"})
+    whole = merge_layers(*layers)
+    method = whole.pop("method")
     name = str(method.setdefault("name", _DEFAULT.method.name))
     if name not in FEWSHOT_METHODS:
         hint = nearest(name, FEWSHOT_METHODS)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from vacsr.config.fewshot import FewshotDataConfig, FewshotRecipe
+from vacsr.config.io import dump_yaml
 from vacsr.data.fewshot import save_shots
 from vacsr.evaluate.fewshot import Answers, fewshot_result, harmonic_mean
 from vacsr.files import write_json, write_tensors, write_text
-from vacsr.recipes import dump_yaml
 from vacsr.train.checkpoint import NO_EFFECT, READING, TrainState
 from vacsr.train.difference import check_same_training
 from vacsr.train.distributed import take_device

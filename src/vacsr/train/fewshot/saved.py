@@ -13,12 +13,12 @@ from torch import Tensor
 from vacsr.backbones.preprocess import PhotoTransform
 from vacsr.config import BackboneConfig
 from vacsr.config.fewshot import AnyFewshotConfig, FewshotRecipe
+from vacsr.config.io import parse
 from vacsr.errors import DataError, UsageError
 from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
 from vacsr.methods.fewshot import ClassSet, FewshotMethod
 from vacsr.methods.saved import SCHEMA, config_digest, model_folder, read_config
 from vacsr.provenance import Provenance
-from vacsr.recipes import parse
 from vacsr.scoring import choose_device
 from vacsr.train.fewshot.build import Built, build
 from vacsr.train.precision import matmul_precision

@@ -1,0 +1,257 @@
+"""Recipes as files: YAML, a recipe on top of its base, presets, dotted overrides, errors that name the field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from vacsr.config.base import Config, MethodConfig, Task, method_entry
+from vacsr.config.recipe import Recipe
+from vacsr.errors import ConfigError, DataError
+
+C = TypeVar("C", bound=Config)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number and a duplicate key is an error."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Checks the keys as written, before merge keys (`<<`) add those of other mappings."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            name, line = (key.tag, key.value), key.start_mark.line + 1
+            if name in lines:
+                where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
+                raise yaml.YAMLError(f"duplicate key '{key.value}' in {where} — keep one of them")
+            lines[name] = line
+        return node
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load_yaml(text: str) -> Any:
+    """Read YAML.
+
+    >>> load_yaml("{lr: 1e-3, betas: [0.9, 0.99]}")
+    {'lr': 0.001, 'betas': [0.9, 0.99]}
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError: a date that does not exist
+        raise ConfigError(f"not readable YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError("not readable YAML: nested too deep") from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that must hold a mapping."""
+    try:
+        value = load_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"no such file: {path} — give the path of a YAML file") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror} — give the path of a YAML file") from error
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} should hold sections such as data, method and train, not {type(value).__name__}")
+    return value
+
+
+def dump_yaml(config: Config) -> str:
+    """The resolved configuration as YAML text."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def load_json(text: str, *, source: object) -> Any:
+    """Read JSON and refuse duplicate keys; ``source`` names the file in messages.
+
+    >>> load_json('{"a": 1, "b": 2, "a": 3}', source="a.json")
+    Traceback (most recent call last):
+    vacsr.errors.DataError: a.json: duplicate key 'a' — keep one of them
+    """
+
+    def as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in fields:
+                raise DataError(f"{source}: duplicate key '{key}' — keep one of them")
+            fields[key] = value
+        return fields
+
+    return json.loads(text, object_pairs_hook=as_dict)
+
+
+def parse(kind: type[C], raw: Mapping[str, Any], *, within: str = "") -> C:
+    """Validate ``raw`` as ``kind``; every problem is named by its dotted field, below the section ``within``."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        above = (within,) if within else ()
+        lines = [f"  {'.'.join(map(str, (*above, *item['loc'])))}: {item['msg']}" for item in error.errors()]
+        raise ConfigError("the configuration does not fit:\n" + "\n".join(lines)) from error
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes`` on top; mappings merge field by field, everything else is replaced.
+
+    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
+    {'a': {'b': 1, 'c': 3}}
+    """
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """``["train.epochs=3", "method.name=sigmoid"]`` as a nested mapping; values are YAML.
+
+    >>> parse_overrides(["train.lr=1e-3", "train.trackers=[jsonl, csv]"])
+    {'train': {'lr': 0.001, 'trackers': ['jsonl', 'csv']}}
+    """
+    result: dict[str, Any] = {}
+    for item in overrides:
+        path, mark, text = item.partition("=")
+        if not mark or not path.strip():
+            raise ConfigError(f"override '{item}' is not of the form section.field=value")
+        leaf = _override_value(text)
+        for part in reversed(path.strip().split(".")):
+            leaf = {part: leaf}
+        result = merge(result, leaf)
+    return result
+
+
+def _override_value(text: str) -> Any:
+    """YAML, except that `tiny:` is the name of a backbone and not a mapping, and nothing is an empty string."""
+    if not text.strip() or re.fullmatch(r"\S+:", text):
+        return text.strip()
+    try:
+        return load_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"cannot read the value '{text}': {error}") from error
+
+
+def method_section(raw: Any) -> dict[str, Any]:
+    """A recipe's method section as fields; `vacsr-paper` stands for a name and a preset.
+
+    >>> method_section("vacsr-paper")
+    {'name': 'vacsr', 'preset': 'paper'}
+    """
+    if raw is not None and not isinstance(raw, str | Mapping):
+        raise ConfigError(f"method: expected a name or fields such as {{name: vacsr, preset: paper}}, not {raw!r}")
+    fields = {"name": raw} if isinstance(raw, str) else dict(raw or {})
+    if fields.get("name") is not None:
+        fields["name"], _, suffix = str(fields["name"]).partition("-")
+        if suffix:
+            fields.setdefault("preset", suffix)
+    return fields
+
+
+def layer_method(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """One method section on top of another. Another name, or a preset, starts from that method's defaults.
+
+    >>> layer_method({"name": "vacsr", "preset": "paper"}, {"objective": {"kl_weight": 0.0}})
+    {'name': 'vacsr', 'preset': 'paper', 'objective': {'kl_weight': 0.0}}
+    >>> layer_method({"name": "vacsr", "lr_scale": 0.5}, {"preset": "paper"})
+    {'name': 'vacsr', 'preset': 'paper'}
+    """
+    before, now = below.get("name"), above.get("name")
+    if before is not None and now is not None and now != before:
+        return dict(above)
+    if above.get("preset") is not None and "name" in below:
+        return {"name": before, **above}
+    return merge(below, above)
+
+
+def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Several parsed recipes as one, later ones on top; the method section follows :func:`layer_method`."""
+    whole: dict[str, Any] = {}
+    method: dict[str, Any] = {}
+    for layer in layers:
+        if not isinstance(layer, Mapping):
+            raise ConfigError(f"expected sections such as data, method and train, not {layer!r}")
+        method = layer_method(method, method_section(layer.get("method")))
+        whole = merge(whole, {key: value for key, value in layer.items() if key != "method"})
+    return {**whole, "method": method}
+
+
+def resolve_method(raw: str | Mapping[str, Any] | None, *, task: Task = "retrieval") -> dict[str, Any]:
+    """Replace ``preset`` by its fields, with explicit fields on top.
+
+    >>> resolve_method("infonce-paper")
+    {'scale': 1.0, 'name': 'infonce'}
+    """
+    fields = method_section(raw)
+    name, preset = str(fields.pop("name", None) or "vacsr"), str(fields.pop("preset", None) or "default")
+    presets = method_entry(name, task=task).presets
+    if preset not in presets:
+        raise ConfigError(f"method '{name}' has no preset '{preset}' — choose one of: {', '.join(presets)}")
+    below = dict(presets[preset])
+    if isinstance(fields.get("base"), Mapping) and "base" in below:  # a method inside a method, as in DAA
+        fields["base"] = layer_method(below.pop("base"), fields["base"])
+    return {**merge(below, fields), "name": name}
+
+
+def method_config(method: str | Mapping[str, Any] | MethodConfig, *, task: Task = "retrieval") -> MethodConfig:
+    """The typed config of a method given by name (`vacsr`, `vacsr-paper`), mapping or config."""
+    if isinstance(method, MethodConfig):
+        return method
+    fields = resolve_method(method, task=task)
+    return parse(method_entry(fields["name"], task=task).config, fields, within="method")
+
+
+def layered_recipe(*layers: Mapping[str, Any]) -> Recipe:
+    """A recipe from several parsed YAML mappings, later ones on top."""
+    raw = merge_layers(*layers)
+    return parse(Recipe, {**raw, "method": resolve_method(raw["method"])})
+
+
+def recipe_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe from parsed YAML and dotted overrides."""
+    return layered_recipe(raw or {}, parse_overrides(overrides))
+
+
+def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe file, on top of the one that its ``base:`` names, and dotted overrides on top of both."""
+    return layered_recipe(*recipe_layers(path), parse_overrides(overrides))
+
+
+def recipe_layers(path: Path) -> list[dict[str, Any]]:
+    """The fields of a recipe file after those of its base and of the base's base, the furthest first."""
+    layers: list[dict[str, Any]] = []
+    chain: list[Path] = []
+    following: Path | None = path
+    while following is not None:
+        if following.resolve() in [seen.resolve() for seen in chain]:
+            names = " → ".join(str(step) for step in (*chain, following))
+            raise ConfigError(f"recipes build on each other in a circle: {names} — take base: out of one of them")
+        try:
+            fields = read_yaml(following)
+        except ConfigError as error:
+            raise ConfigError(f"the base of {chain[-1]}: {error}" if chain else str(error)) from error
+        chain.append(following)
+        layers.insert(0, {name: value for name, value in fields.items() if name != "base"})
+        following = _base_path(fields, following) if "base" in fields else None
+    return layers
+
+
+def _base_path(fields: Mapping[str, Any], path: Path) -> Path:
+    """The recipe that the one at ``path`` builds on, relative to its folder."""
+    name = fields["base"]
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{path}: base is {name!r}, expected a recipe beside it — write base: other.yaml")
+    return path.parent / Path(name).expanduser()
