@@ -21,7 +21,7 @@ from torch import Tensor
 from _adapter_cost import copy_rate
 from _graphs import captured
 from vacsr import fused
-from vacsr.draws import PairNoise
+from vacsr.noise import PairNoise
 
 REPEATS, ROUNDS = 20, 15
 

@@ -17,7 +17,7 @@ from vacsr.distributions import (
     relaxed_one_hot,
     ste_sigmoid,
 )
-from vacsr.draws import PairNoise
+from vacsr.noise import PairNoise
 
 PROPERTY = settings(max_examples=30, deadline=None, derandomize=True)
 sizes = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 5), st.integers(0, 10_000))  # N, K, D, seed

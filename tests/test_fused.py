@@ -17,11 +17,11 @@ from torch.nn import functional
 from vacsr import fused
 from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.distributions import kl_to_standard_normal, mixture_draw
-from vacsr.draws import PairNoise
 from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.fused import PairLatents, Reading
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.noise import PairNoise
 from vacsr.objective import LossTerms, ObjectiveConfig
 from vacsr.pairwise import batch_block
 from vacsr.strips import PairLoss, StripLoss, compile_pairs

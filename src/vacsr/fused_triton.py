@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-# SplitMix64's constants, as in `draws`
+# SplitMix64's constants, as in `noise`
 _GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
-_HALF = tl.constexpr(2.0**-24)  # what `draws._unit` adds to its 23 bits
+_HALF = tl.constexpr(2.0**-24)  # what `noise._unit` adds to its 23 bits
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def _log(x, FAST: tl.constexpr):
 
 @triton.jit
 def _word(key, lane):
-    """Output number ``lane`` + 1 of a key's SplitMix64 stream, as `draws._at` has it. int64, int32 -> uint64"""
+    """Output number ``lane`` + 1 of a key's SplitMix64 stream, as `noise._at` has it. int64, int32 -> uint64"""
     x = key.to(tl.uint64, bitcast=True) * _GAMMA + (lane + 1).to(tl.uint64) * _GAMMA
     x = (x ^ (x >> 30)) * _MIX_1
     x = (x ^ (x >> 27)) * _MIX_2

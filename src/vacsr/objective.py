@@ -21,8 +21,8 @@ from vacsr.distributions import (
     relaxed_one_hot,
     ste_sigmoid,
 )
-from vacsr.draws import PairNoise
 from vacsr.fused import PairLatents
+from vacsr.noise import PairNoise
 from vacsr.pairwise import PairBlock, cosines
 
 

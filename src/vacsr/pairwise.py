@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from vacsr.draws import PairNoise
+from vacsr.noise import PairNoise
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from vacsr.backbones.augment import Vocabulary, change_words, draw_boxes, drop_image_tokens
 from vacsr.config import AugmentConfig
-from vacsr.draws import RowNoise
+from vacsr.noise import RowNoise, Stream
 
 START, END, MASK = 100, 101, 102
 VOCABULARY = Vocabulary(torch.tensor([START, END]), torch.arange(200, 300), MASK)
 MANY = 20_000
 
 
-def noise(rows: Tensor | int, *, step: int = 0, stream: int = 0) -> RowNoise:
+def noise(rows: Tensor | int, *, step: int = 0, stream: Stream = Stream.IMAGE) -> RowNoise:
     return RowNoise(0, torch.tensor(step), torch.arange(rows) if isinstance(rows, int) else rows, stream)
 
 

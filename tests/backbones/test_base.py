@@ -12,8 +12,8 @@ from PIL import Image
 from vacsr.backbones import Tokens, TowerBackbone, build_pooling, load_backbone
 from vacsr.backbones.base import ASSETS
 from vacsr.config import BackboneConfig
-from vacsr.draws import RowNoise
 from vacsr.errors import DataError, ShapeMismatch, UsageError
+from vacsr.noise import RowNoise, Stream
 
 CAPTIONS = ["a red dog", "two dogs on the grass", "grass", "a cat sleeps on a red mat"]
 Make = Callable[..., TowerBackbone]
@@ -34,7 +34,7 @@ def make(request: pytest.FixtureRequest, clip_checkpoint: Path) -> Make:
     return lambda **fields: load(spec, **fields)
 
 
-def noise(rows: torch.Tensor | int, stream: int = 0) -> RowNoise:
+def noise(rows: torch.Tensor | int, stream: Stream = Stream.IMAGE) -> RowNoise:
     return RowNoise(0, torch.tensor(5), torch.arange(rows) if isinstance(rows, int) else rows, stream)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from vacsr.backbones import Tokens, TowerBackbone, build_pooling, load_backbone
 from vacsr.config import BackboneConfig
-from vacsr.draws import RowNoise
+from vacsr.noise import RowNoise, Stream
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -29,13 +29,16 @@ def noise(stream: int, step: torch.Tensor) -> RowNoise:
 
 def test_cuda_equals_the_cpu(backbone: TowerBackbone, photos: torch.Tensor) -> None:
     texts, step = backbone.tokenize(CAPTIONS), torch.tensor(3)
-    here = [backbone.encode_images(photos, noise(0, step)), backbone.encode_texts(texts, noise(1, step))]
+    here = [
+        backbone.encode_images(photos, noise(Stream.IMAGE, step)),
+        backbone.encode_texts(texts, noise(Stream.TEXT, step)),
+    ]
     pool = build_pooling("gpo")
     pooled = [pool(tokens) for tokens in here]
     backbone.cuda()
     there = [
-        backbone.encode_images(photos.cuda(), noise(0, step.cuda())),
-        backbone.encode_texts(texts.cuda(), noise(1, step.cuda())),
+        backbone.encode_images(photos.cuda(), noise(Stream.IMAGE, step.cuda())),
+        backbone.encode_texts(texts.cuda(), noise(Stream.TEXT, step.cuda())),
     ]
     for one, other in zip(here, there, strict=True):
         assert torch.equal(one.mask, other.mask.cpu())
@@ -50,7 +53,10 @@ def test_nothing_waits_for_the_device_and_a_graph_can_hold_it(backbone: TowerBac
     parameters = [*backbone.parameters(), *(p for pool in pools for p in pool.parameters())]
 
     def run() -> tuple[torch.Tensor, ...]:
-        sides = (backbone.encode_images(images, noise(0, step)), backbone.encode_texts(texts, noise(1, step)))
+        sides = (
+            backbone.encode_images(images, noise(Stream.IMAGE, step)),
+            backbone.encode_texts(texts, noise(Stream.TEXT, step)),
+        )
         with torch.autocast("cuda", enabled=False):
             total = sum(pool(Tokens(*side)).square().sum() for pool, side in zip(pools, sides, strict=True))
         assert isinstance(total, torch.Tensor)

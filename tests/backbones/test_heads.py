@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vacsr.backbones.heads import ProjectionHead
 from vacsr.config import HeadConfig
-from vacsr.draws import RowNoise
+from vacsr.noise import RowNoise, Stream
 
 
 def head(in_dim: int = 4, **fields: object) -> ProjectionHead:
@@ -19,7 +19,7 @@ def head(in_dim: int = 4, **fields: object) -> ProjectionHead:
         return ProjectionHead(in_dim, HeadConfig.model_validate({"dim": 3, **fields}))
 
 
-def noise(rows: Tensor | int, *, step: int = 0, seed: int = 0, stream: int = 0) -> RowNoise:
+def noise(rows: Tensor | int, *, step: int = 0, seed: int = 0, stream: Stream = Stream.IMAGE) -> RowNoise:
     places = torch.arange(rows) if isinstance(rows, int) else rows
     return RowNoise(seed, torch.tensor(step), places, stream)
 
@@ -93,7 +93,7 @@ def test_steps_seeds_and_streams_draw_other_masks() -> None:
     module = head(hidden=32, dropout=0.5)
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
     first = module(x, noise(4))
-    for other in (noise(4, step=1), noise(4, seed=1), noise(4, stream=1)):
+    for other in (noise(4, step=1), noise(4, seed=1), noise(4, stream=Stream.TEXT)):
         assert not torch.allclose(module(x, other), first)
 
 

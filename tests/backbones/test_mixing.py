@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from vacsr.backbones.mixing import Mixture, blend, draw_mixture, mixed_labels
 from vacsr.config import MixConfig
-from vacsr.draws import RowNoise
+from vacsr.noise import RowNoise, Stream
 
 
 def noise(rows: torch.Tensor, step: int = 0) -> RowNoise:
-    return RowNoise(3, torch.tensor(step), rows, 0)
+    return RowNoise(3, torch.tensor(step), rows, Stream.IMAGE)
 
 
 @pytest.mark.parametrize("alpha", [1, 2, 5])

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Normal, kl_divergence
 
-from vacsr.draws import RowNoise
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
 from vacsr.methods.gaussians import (
@@ -17,6 +16,7 @@ from vacsr.methods.gaussians import (
     squared_distances,
 )
 from vacsr.methods.pcmepp import Pcmepp, PcmeppConfig
+from vacsr.noise import RowNoise, Stream
 from vacsr.pairwise import batch_block
 
 
@@ -25,7 +25,7 @@ def items(count: int, dim: int = 4, *, seed: int = 0) -> Embedding:
     return Embedding(mean, log_var - 1)
 
 
-def noise(rows: torch.Tensor, step: int = 3, stream: int = 2) -> RowNoise:
+def noise(rows: torch.Tensor, step: int = 3, stream: Stream = Stream.IMAGE_SAMPLES) -> RowNoise:
     return RowNoise(7, torch.tensor(step), rows, stream)
 
 

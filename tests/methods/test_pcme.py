@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import vacsr.methods.pcme as pcme_module
 from vacsr.config.io import method_config
-from vacsr.draws import RowNoise
 from vacsr.methods import Embedding, Pcme
 from vacsr.methods.base import take
 from vacsr.methods.gaussians import normal_draws
 from vacsr.methods.pcme import PcmeConfig
+from vacsr.noise import RowNoise, Stream
 from vacsr.pairwise import batch_block
 
 
@@ -46,7 +46,7 @@ def reference(method: Pcme, v: Embedding, t: Embedding, ids: list[int], *, step:
     places = torch.arange(count)
     drawn = [
         normal_draws(RowNoise(5, torch.tensor(step), places, stream), config.samples * dim).double()
-        for stream in (2, 3)
+        for stream in (Stream.IMAGE_SAMPLES, Stream.TEXT_SAMPLES)
     ]
     total = torch.zeros((), dtype=torch.float64)
     for i in range(count):
@@ -129,7 +129,10 @@ def test_the_score_is_the_logit_of_the_mean_match_probability() -> None:
     assert v.log_var is not None
     assert t.log_var is not None
     grade = method.grade(method.score(v, t))
-    draws = [method._test_draws(x, stream).double().view(3, 3) for x, stream in ((v, 2), (t, 3))]
+    draws = [
+        method._test_draws(x, stream).double().view(3, 3)
+        for x, stream in ((v, Stream.IMAGE_SAMPLES), (t, Stream.TEXT_SAMPLES))
+    ]
     assert not torch.equal(draws[0], draws[1]), "images and texts have draws of their own"
     for i in range(4):
         for j in range(5):

@@ -15,8 +15,8 @@ from vacsr.backbones.mixing import Mixture, Partners
 from vacsr.config import AugmentConfig, BackboneConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
-from vacsr.draws import RowNoise
 from vacsr.methods.model import MatchingModel
+from vacsr.noise import RowNoise, Stream
 from vacsr.train import fit
 
 HELPERS = runpy.run_path(str(Path(__file__).parents[1] / "backbones" / "conftest.py"))
@@ -222,10 +222,10 @@ def test_a_partner_from_elsewhere_is_cropped_as_it_is_there(pairs: PhotoSet) -> 
     """Half a batch with its partners brought along is the half of the whole batch."""
     model = build(config("tiny", Path()), pairs)
     photos, _ = inputs(model, pairs)
-    whole_noise = RowNoise(0, torch.tensor(3), torch.arange(4), 0)
+    whole_noise = RowNoise(0, torch.tensor(3), torch.arange(4), Stream.IMAGE)
     own, places = [0.25, 1.0, 0.5, 0.75], torch.arange(4)
     whole = towers(model).encode_images(photos, whole_noise, partners(own, places.flip(0)))
-    half_noise = RowNoise(0, torch.tensor(3), places[2:], 0)
+    half_noise = RowNoise(0, torch.tensor(3), places[2:], Stream.IMAGE)
     brought = partners(own[2:], places.flip(0)[2:], photos.flip(0)[2:])
     half = towers(model).encode_images(photos[2:], half_noise, brought)
     torch.testing.assert_close(half.values, whole.values[2:])

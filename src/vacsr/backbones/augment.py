@@ -1,7 +1,4 @@
-"""What training does to photos and captions. Every draw is a function of seed, step and the item's place in the batch.
-
-The draws of one item share no bits: each kind below has its own stream, numbered as :meth:`RowNoise.other` counts.
-"""
+"""Augmentation of photos and captions. Every draw is a function of seed, step and the item's position in the batch."""
 
 from __future__ import annotations
 
@@ -12,9 +9,7 @@ from torch import Tensor
 
 from vacsr.backbones.resample import Boxes
 from vacsr.config import AugmentConfig
-from vacsr.draws import RowNoise
-
-_CROP, _IMAGE_TOKENS, _TEXT_TOKENS = 1, 2, 3
+from vacsr.noise import RowNoise, Stream
 
 
 class Vocabulary(NamedTuple):
@@ -30,7 +25,7 @@ class Vocabulary(NamedTuple):
 
 def draw_boxes(noise: RowNoise, config: AugmentConfig, *, height: int, width: int) -> Boxes:
     """One ratio for both sides, whole pixels, anywhere within the photo; mirrored with probability ``flip``. [B]"""
-    draw = noise.other(_CROP).uniform(4)
+    draw = noise.other(Stream.CROP).uniform(4)
     low, high = min(config.crop), max(config.crop)
     ratio = low + (high - low) * draw[:, 0]
     sides = [(ratio * side).round().clamp(min=1.0) for side in (height, width)]
@@ -48,7 +43,7 @@ def drop_image_tokens(mask: Tensor, noise: RowNoise, *, rate: float) -> Tensor:
     """
     if rate == 0.0:
         return mask
-    draw = noise.other(_IMAGE_TOKENS).uniform(1 + mask.shape[1])
+    draw = noise.other(Stream.IMAGE_TOKENS).uniform(1 + mask.shape[1])
     u, token = draw[:, :1], draw[:, 1:]
     lost = (token < rate * u) & (u > rate)
     last = token == token.masked_fill(~mask, -1.0).amax(dim=1, keepdim=True)
@@ -63,7 +58,7 @@ def change_words(texts: Tensor, noise: RowNoise, config: AugmentConfig, *, vocab
     if config.text_tokens == 0.0:
         return texts
     # Three numbers per place, side by side: a row's draws must not depend on how far others pad it.
-    draw = noise.other(_TEXT_TOKENS).uniform(3 * texts.shape[1]).view(*texts.shape, 3)
+    draw = noise.other(Stream.TEXT_TOKENS).uniform(3 * texts.shape[1]).view(*texts.shape, 3)
     hit, kind, pick = draw.unbind(-1)
     ordinary = vocabulary.ordinary
     word = (texts >= 0) & (texts.unsqueeze(-1) != vocabulary.special).all(dim=-1)

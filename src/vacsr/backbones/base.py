@@ -23,9 +23,9 @@ from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, pad
 from vacsr.backbones.tokens import Tokens
 from vacsr.backbones.variance import VarianceBranch
 from vacsr.config import BackboneConfig
-from vacsr.draws import RowNoise
 from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.files import write_json
+from vacsr.noise import RowNoise
 from vacsr.provenance import UNKNOWN, Provenance
 
 ASSETS = "backbone.json"

@@ -13,8 +13,8 @@ from vacsr.backbones.base import Backbone, Scheme, Source
 from vacsr.backbones.mixing import Partners, blend
 from vacsr.backbones.tokens import Tokens
 from vacsr.config import BackboneConfig
-from vacsr.draws import RowNoise
 from vacsr.errors import ShapeMismatch, UsageError
+from vacsr.noise import RowNoise
 
 
 class FeatureScaling(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.config import HeadConfig
-from vacsr.draws import RowNoise
+from vacsr.noise import RowNoise
 
 
 class ProjectionHead(nn.Module):

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from vacsr.config import MixConfig
-from vacsr.draws import RowNoise
-
-_MIX = 4  # purpose of the draws, after those of augmentation
+from vacsr.noise import RowNoise, Stream
 
 
 class Mixture(NamedTuple):
@@ -40,7 +38,7 @@ def draw_mixture(noise: RowNoise, config: MixConfig, *, side: int = 0) -> Mixtur
     The middle one of 2α−1 uniform numbers is Beta(α, α), without a loop of rejections that a CUDA graph cannot hold.
     """
     count = 2 * config.alpha - 1
-    draw = noise.other(_MIX).uniform(4 + count)
+    draw = noise.other(Stream.MIX).uniform(4 + count)
     mixed = draw[:, 0] < config.share
     own = draw[:, 4:].sort(dim=1).values[:, config.alpha - 1]
     cut = mixed & (draw[:, 1] < config.cutmix) if side else torch.zeros_like(mixed)

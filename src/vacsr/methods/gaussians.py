@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vacsr.draws import RowNoise
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method, MethodConfig
+from vacsr.noise import RowNoise
 from vacsr.pairwise import PairBlock
 
 

@@ -17,7 +17,6 @@ from vacsr.config import BackboneConfig, MethodConfig, TowersConfig
 from vacsr.config.base import method_entry
 from vacsr.config.io import method_config, parse
 from vacsr.data import PairSet, PhotoSet
-from vacsr.draws import RowNoise
 from vacsr.errors import DataError, UsageError
 from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
 from vacsr.methods import build_method
@@ -35,10 +34,8 @@ from vacsr.methods.saved import (
     read_config,
     take_over,
 )
+from vacsr.noise import RowNoise, Stream
 from vacsr.provenance import UNKNOWN, Provenance
-
-_IMAGE, _TEXT = 0, 1  # streams of draws
-_SECOND = 64  # the second network's, beyond all that augmentation numbers
 
 
 class MatchingModel(Network):
@@ -131,7 +128,7 @@ class MatchingModel(Network):
 
     def dropout_noise(self, *, seed: int | Tensor, step: Tensor, rows: Tensor) -> tuple[RowNoise, RowNoise]:
         """The draws of one step for images and for texts: augmentation and dropout."""
-        return RowNoise(seed, step, rows, _IMAGE), RowNoise(seed, step, rows, _TEXT)
+        return RowNoise(seed, step, rows, Stream.IMAGE), RowNoise(seed, step, rows, Stream.TEXT)
 
     def param_groups(self, towers: TowersConfig | None = None) -> list[ParamGroup]:
         """Heads, pooling, method and towers, these at rates of their own; a tower with rate 0 is left out."""
@@ -242,4 +239,4 @@ def _joined(first: Embedding, second: Embedding) -> Embedding:
 
 def _others(noise: RowNoise | None) -> RowNoise | None:
     """The second network's own draws: it sees other crops and drops other units."""
-    return None if noise is None else noise.other(_SECOND)
+    return None if noise is None else noise.other(Stream.SECOND_NETWORK)

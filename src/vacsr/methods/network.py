@@ -13,10 +13,8 @@ from vacsr.backbones.pooling import build_pooling
 from vacsr.backbones.tokens import Tokens
 from vacsr.backbones.variance import VarianceHead
 from vacsr.config import BackboneConfig, TowersConfig
-from vacsr.draws import RowNoise
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
-
-_VARIANCE = 5  # purpose of draws, after augmentation's and mixing's
+from vacsr.noise import RowNoise, Stream
 
 
 class Network(nn.Module):
@@ -63,7 +61,7 @@ class Network(nn.Module):
             return None
         assert tokens.spread is not None, "a backbone of a model with variances gives tokens for them"
         tokens = tokens._replace(values=tokens.spread)
-        return self._pooled(tokens, head.head, head.pool, None if noise is None else noise.other(_VARIANCE))
+        return self._pooled(tokens, head.head, head.pool, None if noise is None else noise.other(Stream.VARIANCE))
 
     def _pooled(self, tokens: Tokens, head: nn.Module, pool: nn.Module, noise: RowNoise | None) -> Tensor:
         """GPO sorts the projected tokens; mean and class token are taken before, which is cheaper. -> [N, d]"""

@@ -10,7 +10,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.draws import RowNoise
 from vacsr.methods.base import Embedding, register
 from vacsr.methods.gaussians import (
     GaussianConfig,
@@ -20,10 +19,10 @@ from vacsr.methods.gaussians import (
     samples,
     squared_distances,
 )
+from vacsr.noise import RowNoise, Stream
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
 
-_IMAGE, _TEXT = 2, 3  # streams of draws; 0 and 1 are the heads' dropout
 _TEST_SEED = 20_210_615  # of the draws that scores are made with; any number, always the same
 _SMALLEST = 1e-12  # squared distance: the root has no slope at 0
 _ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}  # distances alive at a time when scoring
@@ -60,8 +59,8 @@ class Pcme(GaussianMethod):
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """The label's negative log probability over all pairs, and the bottleneck."""
         noise, lanes = pairs.noise, self.config.samples * v.mean.shape[-1]
-        images = samples(v, normal_draws(RowNoise(noise.seed, noise.step, noise.rows, _IMAGE), lanes))
-        texts = samples(t, normal_draws(RowNoise(noise.seed, noise.step, noise.cols, _TEXT), lanes))
+        images = samples(v, normal_draws(RowNoise(noise.seed, noise.step, noise.rows, Stream.IMAGE_SAMPLES), lanes))
+        texts = samples(t, normal_draws(RowNoise(noise.seed, noise.step, noise.cols, Stream.TEXT_SAMPLES), lanes))
         logit = self.logit(sample_distances(images, texts))
         nll = match_nll(logit, pairs.relevance).sum()
         counts = {"sum": 1, "rows": pairs.batch, "mean": pairs.pairs}
@@ -76,7 +75,8 @@ class Pcme(GaussianMethod):
 
         All items share the same J draws, so that a pair's score depends on the pair alone. [I, d], [T, d] -> [I, T]
         """
-        images, texts = samples(v, self._test_draws(v, _IMAGE)), samples(t, self._test_draws(t, _TEXT))
+        images = samples(v, self._test_draws(v, Stream.IMAGE_SAMPLES))
+        texts = samples(t, self._test_draws(t, Stream.TEXT_SAMPLES))
         rows = max(1, _ELEMENTS.get(texts.device.type, 1 << 22) // max(1, self.config.samples**2 * len(texts)))
         out = images.new_empty(len(images), len(texts))
         for start in range(0, len(images), rows):
@@ -85,7 +85,7 @@ class Pcme(GaussianMethod):
             out[block] = _log_mean(logit) - _log_mean(-logit)
         return out
 
-    def _test_draws(self, x: Embedding, stream: int) -> Tensor:
+    def _test_draws(self, x: Embedding, stream: Stream) -> Tensor:
         """[1, J·d]"""
         first = torch.zeros(1, dtype=torch.int64, device=x.mean.device)
         noise = RowNoise(_TEST_SEED, first[0], first, stream)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from vacsr.config.fewshot.prompts import ZeroshotConfig
 from vacsr.config.fewshot.vacsr import VACSR_READINGS, FewshotVacsrConfig
-from vacsr.draws import PairNoise
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
 from vacsr.methods.fewshot import ClassSet, ShotBatch, build_fewshot
 from vacsr.methods.fewshot.vacsr import FewshotVacsr, centred_bias, chosen_blocks
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.noise import PairNoise
 from vacsr.pairwise import PairBlock
 
 from .plain_clip import photos, plain_image, plain_text, small_clip

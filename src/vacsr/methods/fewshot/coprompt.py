@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.config.fewshot.tuning import CopromptConfig
-from vacsr.draws import RowNoise
 from vacsr.errors import UsageError
 from vacsr.methods.fewshot.base import ClassSet, ShotBatch, drawn_from, scaled_cosines
 from vacsr.methods.fewshot.clip import ClipModel, unit
 from vacsr.methods.fewshot.kept import Kept
 from vacsr.methods.fewshot.maple import Maple
+from vacsr.noise import RowNoise, Stream
 from vacsr.objective import LossTerms
 
-_SENTENCES = 7  # stream of draws
 _ROWS = 256  # sentences encoded at a time
 
 
@@ -54,7 +53,7 @@ class Described(NamedTuple):
     def pick(self, *, seed: int, step: int) -> Tensor:
         """One sentence of each class; the seed and the step decide. -> [C, d]"""
         places = torch.arange(len(self.lengths))
-        draw = RowNoise(seed, torch.tensor(step), places, _SENTENCES).uniform(1)[:, 0]
+        draw = RowNoise(seed, torch.tensor(step), places, Stream.SENTENCES).uniform(1)[:, 0]
         chosen = torch.minimum((draw * self.lengths).long(), self.lengths - 1)
         return self.features[(self.first + chosen).to(self.features.device)]
 

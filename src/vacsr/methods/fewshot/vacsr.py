@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from vacsr.adapter import VariationalAdapter
 from vacsr.backbones.base import Tower
 from vacsr.config.fewshot.vacsr import FewshotVacsrConfig
-from vacsr.draws import PairNoise
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
 from vacsr.methods.fewshot.base import ClassSet, FewshotMethod, ShotBatch, drawn_from
 from vacsr.methods.fewshot.clip import ClipModel
+from vacsr.noise import PairNoise
 from vacsr.objective import LossTerms, VacsrObjective
 from vacsr.pairwise import PairBlock, cosines, same_image
 from vacsr.strips import PairLoss, StripLoss

@@ -19,11 +19,10 @@ from vacsr.backbones.preprocess import PhotoTransform
 from vacsr.config.fewshot.train import FewshotTrainConfig
 from vacsr.data.fewshot import LabelledPhotos
 from vacsr.data.photos import Photos
-from vacsr.draws import RowNoise
+from vacsr.noise import RowNoise, Stream
 from vacsr.train.batches import batch_order
 from vacsr.train.fewshot.views import View, build_view
 
-_FIRST, _SECOND = 101, 102  # purposes of draws, far from those that methods use
 _PIXEL = 4  # bytes that PIL keeps for an RGB pixel
 
 
@@ -127,11 +126,11 @@ class ShotFeed:
 
     def _draws(self, turn: int) -> list[Tensor]:
         """For each view, [N, lanes]"""
-        noise = RowNoise(self.config.seed, torch.tensor(turn), torch.arange(len(self.shots)), 0)
-        purposes = (_FIRST, _SECOND)
+        noise = RowNoise(self.config.seed, torch.tensor(turn), torch.arange(len(self.shots)), Stream.IMAGE)
+        streams = (Stream.FIRST_VIEW, Stream.SECOND_VIEW)
         return [
-            noise.other(purpose).uniform(view.lanes)
-            for view, purpose in zip(self.views, purposes[: len(self.views)], strict=True)
+            noise.other(stream).uniform(view.lanes)
+            for view, stream in zip(self.views, streams[: len(self.views)], strict=True)
         ]
 
     def _make(self, work: _Work) -> ShotPixels:

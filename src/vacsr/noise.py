@@ -1,14 +1,15 @@
 """Random draws as a pure function of (seed, step, global row, global column).
 
 A training step needs noise for every pair of the batch. Drawing it from a stateful generator would tie the numbers to
-the order of evaluation; here each pair owns a SplitMix64 stream keyed by its place in the batch. One process, two ranks
-and a strip of rows therefore see the same draw, and resuming needs no generator state.
+the order of evaluation; here each pair has a SplitMix64 stream keyed by its position in the batch. One process, two
+ranks and a strip of rows therefore see the same draw, and resuming needs no generator state.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -16,8 +17,33 @@ from torch import Tensor
 _GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment: 2^64 / golden ratio
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
-_GUMBEL, _NORMAL, _UNIFORM = 1, 2, 3  # streams, so that no two kinds of draw share bits
-_PURPOSES = 16  # streams an item's owner may use before :meth:`RowNoise.other` numbers begin
+
+
+class Stream(IntEnum):
+    """All streams of draws: no two kinds of draw share bits. The numbers decide every draw of a run, so never change
+    one; a new kind of draw takes a new number.
+
+    Draws of a pair: Gumbel and normal. Uniform draws of an item: 3 to 15. The others are multiples of 16, for
+    :meth:`RowNoise.other`, and are added to an item's stream.
+    """
+
+    GUMBEL = 1
+    NORMAL = 2
+
+    IMAGE = 3  # dropout of heads
+    TEXT = 4
+    IMAGE_SAMPLES = 5  # PCME's samples of an embedding
+    TEXT_SAMPLES = 6
+    SENTENCES = 10  # CoPrompt's choice among the sentences of a class
+
+    CROP = 16
+    IMAGE_TOKENS = 2 * 16  # dropped before pooling
+    TEXT_TOKENS = 3 * 16  # words masked, replaced or dropped
+    MIX = 4 * 16  # mixup and cutmix
+    VARIANCE = 5 * 16  # dropout of variance heads
+    SECOND_NETWORK = 64 * 16  # co-teaching; all of the above may be added to it
+    FIRST_VIEW = 101 * 16  # few-shot photos
+    SECOND_VIEW = 102 * 16
 
 
 def _signed(value: int) -> int:
@@ -43,12 +69,12 @@ def _stream(key: Tensor, lanes: int) -> Tensor:
     return _at(key.unsqueeze(-1), torch.arange(1, lanes + 1, device=key.device))
 
 
-def _at(key: Tensor, place: Tensor) -> Tensor:
-    """Output number ``place`` of the SplitMix64 stream that starts at key·γ.
+def _at(key: Tensor, position: Tensor) -> Tensor:
+    """Output number ``position`` of the SplitMix64 stream that starts at key·γ.
 
-    (key + place)·γ, not key·γ + place·γ: a compiler must not fold place·γ into 32-bit index arithmetic.
+    (key + position)·γ, not key·γ + position·γ: a compiler must not fold position·γ into 32-bit index arithmetic.
     """
-    return mix64((key + place) * _signed(_GAMMA))
+    return mix64((key + position) * _signed(_GAMMA))
 
 
 def _unit(bits: Tensor) -> Tensor:
@@ -61,7 +87,7 @@ class PairNoise:
     """The draws of a block of pairs.
 
     ``seed`` and ``step`` may be 0-d int64 tensors, so that a compiled step serves every seed and a captured CUDA graph
-    can be replayed with the next step's noise; ``rows`` and ``cols`` are the pairs' places in the global batch.
+    can be replayed with the next step's noise; ``rows`` and ``cols`` are the pairs' positions in the global batch.
 
     >>> noise = PairNoise.create(seed=0, step=3, rows=4, cols=5)
     >>> whole, corner = noise.normal(6), noise.block(slice(2, 4), slice(1, 3)).normal(6)
@@ -84,9 +110,9 @@ class PairNoise:
         cols: int | Tensor,
         device: torch.device | None = None,
     ) -> PairNoise:
-        """Integers stand for "the first so many"; tensors give the places themselves."""
-        places = [torch.arange(n, device=device) if isinstance(n, int) else n for n in (rows, cols)]
-        return cls(seed, torch.as_tensor(step, dtype=torch.int64, device=device), places[0], places[1])
+        """An integer n stands for the first n positions; tensors hold positions."""
+        positions = [torch.arange(n, device=device) if isinstance(n, int) else n for n in (rows, cols)]
+        return cls(seed, torch.as_tensor(step, dtype=torch.int64, device=device), positions[0], positions[1])
 
     def block(self, rows: slice, cols: slice) -> PairNoise:
         """The draws of a sub-block: the same numbers that the whole block has there."""
@@ -99,16 +125,16 @@ class PairNoise:
 
     def normal_keys(self) -> Tensor:
         """Where each pair's stream of :meth:`normal` begins, for a kernel that draws it itself. [R, C] int64"""
-        return self._keys(_NORMAL)
+        return self._keys(Stream.NORMAL)
 
     def gumbel(self, lanes: int) -> Tensor:
         """Standard Gumbel draws. [R, C, lanes]"""
-        u = _unit(_shift_right(_stream(self._keys(_GUMBEL), lanes), 41))
+        u = _unit(_shift_right(_stream(self._keys(Stream.GUMBEL), lanes), 41))
         return -torch.log(-torch.log(u))
 
     def normal(self, lanes: int) -> Tensor:
         """Standard normal draws by Box–Muller, two from each 64-bit word. [R, C, lanes]"""
-        bits = _stream(self._keys(_NORMAL), (lanes + 1) // 2)
+        bits = _stream(self._keys(Stream.NORMAL), (lanes + 1) // 2)
         radius = torch.sqrt(-2.0 * torch.log(_unit(_shift_right(bits, 41))))
         angle = (2.0 * math.pi) * _unit(bits & ((1 << 23) - 1))
         return torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)[..., :lanes]
@@ -116,20 +142,20 @@ class PairNoise:
 
 @dataclass(frozen=True)
 class RowNoise:
-    """The draws of single items (a dropout mask, say), by their place in the global batch and a stream of their own."""
+    """The draws of single items, for dropout or augmentation, by their position in the global batch."""
 
     seed: int | Tensor
     step: Tensor
     rows: Tensor
     stream: int
 
-    def other(self, number: int) -> RowNoise:
-        """The same items' draws for another purpose, numbered from 1: they share no bits with these."""
-        return replace(self, stream=self.stream + _PURPOSES * number)
+    def other(self, stream: Stream) -> RowNoise:
+        """The same items' draws of another kind: they share no bits with these."""
+        return replace(self, stream=self.stream + stream)
 
     def uniform(self, lanes: int) -> Tensor:
         """Uniform draws in (0, 1). [R, lanes]"""
-        key = _at(_start(self.seed, _UNIFORM + self.stream), self.step)
+        key = _at(_start(self.seed, self.stream), self.step)
         return _unit(_shift_right(_stream(_at(key, self.rows), lanes), 41))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from vacsr.draws import PairNoise, RowNoise, mix64
+from vacsr.noise import PairNoise, RowNoise, Stream, mix64
 
 MASK = (1 << 64) - 1
 GAMMA, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -81,11 +81,11 @@ def test_mix64_gives_the_published_stream() -> None:
 @pytest.mark.parametrize(("seed", "step", "row", "col"), [(0, 0, 0, 0), (7, 3, 2, 5), (-1, 10**12, 40_000, 99_999)])
 def test_the_draws_of_a_pair_follow_from_its_place(seed: int, step: int, row: int, col: int) -> None:
     pair = noise(seed=seed, step=step, rows=torch.tensor([row]), cols=torch.tensor([col]))
-    words = python_words(seed=seed, stream=1, step=step, places=[row, col], lanes=3)
+    words = python_words(seed=seed, stream=Stream.GUMBEL, step=step, places=[row, col], lanes=3)
     expected = [-math.log(-math.log(unit(word >> 41))) for word in words]
     torch.testing.assert_close(pair.gumbel(3)[0, 0], torch.tensor(expected), atol=1e-4, rtol=1e-4)
 
-    words = python_words(seed=seed, stream=2, step=step, places=[row, col], lanes=2)
+    words = python_words(seed=seed, stream=Stream.NORMAL, step=step, places=[row, col], lanes=2)
     radius = [math.sqrt(-2 * math.log(unit(word >> 41))) for word in words]
     angle = [2 * math.pi * unit(word & ((1 << 23) - 1)) for word in words]
     both = [r * math.cos(a) for r, a in zip(radius, angle, strict=True)]
@@ -94,11 +94,11 @@ def test_the_draws_of_a_pair_follow_from_its_place(seed: int, step: int, row: in
     torch.testing.assert_close(pair.normal(3)[0, 0], torch.tensor(both[:3]), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("stream", [0, 1])
-def test_the_draws_of_a_row_follow_from_its_place(stream: int) -> None:
+@pytest.mark.parametrize("stream", [Stream.IMAGE, Stream.TEXT])
+def test_the_draws_of_a_row_follow_from_its_place(stream: Stream) -> None:
     drawn = RowNoise(5, torch.tensor(9), torch.tensor([0, 3, 70_000]), stream).uniform(4)
     for row, place in zip(drawn, (0, 3, 70_000), strict=True):
-        words = python_words(seed=5, stream=3 + stream, step=9, places=[place], lanes=4)
+        words = python_words(seed=5, stream=stream, step=9, places=[place], lanes=4)
         assert row.tolist() == [unit(word >> 41) for word in words]
 
 
@@ -168,7 +168,10 @@ def test_a_seed_or_step_as_tensor_equals_the_integer(kind: str) -> None:
         tensor = PairNoise.create(seed=seed, step=step, rows=5, cols=4)
         assert torch.equal(KINDS[kind](tensor, 6), expected)
     rows, step = torch.arange(4), torch.tensor(77)
-    assert torch.equal(RowNoise(-3, step, rows, 0).uniform(3), RowNoise(torch.tensor(-3), step, rows, 0).uniform(3))
+    assert torch.equal(
+        RowNoise(-3, step, rows, Stream.IMAGE).uniform(3),
+        RowNoise(torch.tensor(-3), step, rows, Stream.IMAGE).uniform(3),
+    )
 
 
 def test_a_step_tensor_can_be_advanced_in_place() -> None:
@@ -191,12 +194,43 @@ def test_seed_step_row_and_column_all_matter(kind: str) -> None:
 
 def test_streams_of_single_items_differ() -> None:
     rows, step = torch.arange(50), torch.tensor(0)
-    streams = [RowNoise(0, step, rows, stream).uniform(40).flatten() for stream in (0, 1)]
-    later = RowNoise(0, step + 1, rows, 0).uniform(40).flatten()
-    other_seed = RowNoise(1, step, rows, 0).uniform(40).flatten()
+    streams = [RowNoise(0, step, rows, stream).uniform(40).flatten() for stream in (Stream.IMAGE, Stream.TEXT)]
+    later = RowNoise(0, step + 1, rows, Stream.IMAGE).uniform(40).flatten()
+    other_seed = RowNoise(1, step, rows, Stream.IMAGE).uniform(40).flatten()
     for other in (streams[1], later, other_seed):
         assert abs(correlation(streams[0], other)) < 0.1
         assert not torch.equal(streams[0], other)
+
+
+def test_no_two_kinds_of_draw_share_a_stream() -> None:
+    """An item's stream, plus one kind of draw, plus the second network's: every sum is another number."""
+    kinds = [stream for stream in Stream if stream >= 16]
+    items = [stream for stream in Stream if 3 <= stream < 16]
+    networks = (0, Stream.SECOND_NETWORK)
+    purposes = [0, *(kind for kind in kinds if kind != Stream.SECOND_NETWORK)]
+    sums = [item + purpose + network for item in items for purpose in purposes for network in networks]
+    numbers = [Stream.GUMBEL, Stream.NORMAL, *sums]
+    assert len(set(numbers)) == len(numbers) == 2 + 5 * 8 * 2
+    assert len(Stream.__members__) == len(Stream), "two names of one number"
+
+
+def test_streams_keep_their_numbers() -> None:
+    """A changed number would change every draw of a resumed run."""
+    assert [int(stream) for stream in Stream] == [1, 2, 3, 4, 5, 6, 10, 16, 32, 48, 64, 80, 1024, 1616, 1632]
+    rows = RowNoise(1, torch.tensor(2), torch.tensor([0]), Stream.TEXT).other(Stream.SECOND_NETWORK).other(Stream.CROP)
+    words = python_words(seed=1, stream=4 + 64 * 16 + 16, step=2, places=[0], lanes=2)
+    assert rows.uniform(2)[0].tolist() == [unit(word >> 41) for word in words]
+
+
+@pytest.mark.slow
+def test_streams_compile_without_a_graph_break() -> None:
+    def draws(step: Tensor) -> tuple[Tensor, Tensor]:
+        rows = RowNoise(1, step, torch.arange(3), Stream.IMAGE).other(Stream.CROP).uniform(2)
+        return rows, PairNoise.create(seed=1, step=step, rows=2, cols=2).normal(4)
+
+    compiled = torch.compile(draws, backend="aot_eager", fullgraph=True)
+    for ours, theirs in zip(compiled(torch.tensor(5)), draws(torch.tensor(5)), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
@@ -225,7 +259,7 @@ def test_gumbel_moments_and_distribution(seed: int) -> None:
 
 
 def test_uniform_is_uniform_and_strictly_inside() -> None:
-    x = RowNoise(3, torch.tensor(5), torch.arange(4096), 0).uniform(32)
+    x = RowNoise(3, torch.tensor(5), torch.arange(4096), Stream.IMAGE).uniform(32)
     assert x.dtype == torch.float32
     assert x.min() > 0
     assert x.max() < 1
