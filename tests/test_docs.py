@@ -24,9 +24,9 @@ from vacsr.compare import Table, read_table
 from vacsr.config import Recipe
 from vacsr.config.base import METHODS as REGISTRY
 from vacsr.config.base import method_entry
-from vacsr.config.fewshot import FEWSHOT_METHODS, FewshotRecipe
 from vacsr.config.io import read_recipe
-from vacsr.train.fewshot import read_fewshot
+from vacsr.fewshot import read_fewshot
+from vacsr.fewshot.config import FEWSHOT_METHODS, FewshotRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -220,7 +220,8 @@ def test_every_method_has_a_page_with_its_source(method: str) -> None:
 def test_every_few_shot_method_has_a_section_with_its_source(method: str) -> None:
     text = (DOCS / "methods/fewshot.md").read_text(encoding="utf-8")
     section = text.partition(f"\n## {method}\n")[2].partition("\n## ")[0]
-    assert f"methods/fewshot/{method}.py)" in section
+    file = "base" if method == "zeroshot" else method
+    assert f"fewshot/methods/{file}.py)" in section
     assert text.count(f"\n| `{method}` |") == 1
 
 

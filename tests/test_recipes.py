@@ -18,14 +18,13 @@ import yaml
 
 from vacsr.cli import app, main
 from vacsr.config import Recipe
-from vacsr.config.fewshot import FewshotRecipe
 from vacsr.config.io import layered_recipe, read_recipe, read_yaml, recipe_from, recipe_layers
 from vacsr.data import load_pairs, parse_spec
 from vacsr.data.fewshot import parse_class_spec
 from vacsr.data.spec import SCHEMES
 from vacsr.demo.settings import demo_recipes, start_recipe
+from vacsr.fewshot.config import FewshotRecipe, read_fewshot
 from vacsr.methods.model import MatchingModel
-from vacsr.train.fewshot.reading import read_fewshot
 from vacsr.train.optim import build_optimizer, lr_factor
 from vacsr.train.towers import loss_ramp, resting
 

@@ -10,8 +10,8 @@ import yaml
 
 from vacsr.compare import cells, compare, read_table
 from vacsr.compare.checks import check_cells
-from vacsr.config.fewshot import FewshotRecipe
 from vacsr.errors import UsageError
+from vacsr.fewshot.config import FewshotRecipe
 
 TABLES = Path(__file__).resolve().parents[2] / "tables"
 PARTS = TABLES / "parts"

@@ -15,13 +15,13 @@ import yaml
 
 from vacsr.compare import Cell, cells, compare, read_table, redraw
 from vacsr.compare.recognition import averaged_figures, joint_figures
-from vacsr.config.fewshot import FewshotRecipe
 from vacsr.errors import OtherRun, UsageError
 from vacsr.evaluate.fewshot import BaseNewScore, harmonic_mean, hm_of_averages, mean_of_hms
+from vacsr.fewshot import loop
+from vacsr.fewshot.config import FewshotRecipe
 from vacsr.files import read_tensors, write_tensors
 from vacsr.report.formats import FILES
 from vacsr.train.checkpoint import FILE
-from vacsr.train.fewshot import loop
 
 START: dict[str, Any] = {
     "data": {"pairs": "scenes:images=64,held_out=4,per_image=1,size=32,subject=1"},

@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from vacsr.compare import Table, cells, collect, read_table
-from vacsr.config.fewshot import FEWSHOT_METHODS, FewshotRecipe
 from vacsr.config.io import read_recipe, recipe_from
 from vacsr.data.scenes.classes import ClassOptions, class_source
 from vacsr.errors import UsageError
+from vacsr.fewshot import read_fewshot
+from vacsr.fewshot.config import FEWSHOT_METHODS, FewshotRecipe
+from vacsr.fewshot.run import candidates
 from vacsr.report.formats import to_markdown
 from vacsr.report.tables import Published
-from vacsr.train.fewshot import read_fewshot
-from vacsr.train.fewshot.search import candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "tables").glob("*.yaml"))

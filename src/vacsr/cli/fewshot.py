@@ -12,7 +12,7 @@ from vacsr.cli.options import Overrides
 from vacsr.errors import UsageError
 
 if TYPE_CHECKING:
-    from vacsr.config.fewshot import FewshotRecipe
+    from vacsr.fewshot.config import FewshotRecipe
 
 
 def fewshot(
@@ -28,7 +28,7 @@ def fewshot(
 ) -> None:
     """Learn classes from a few photos each and test them; leaves config.yaml, shots.json, model/ and report.json."""
     from vacsr.evaluate.fewshot import fewshot_table
-    from vacsr.train.fewshot import evaluate_fewshot, read_fewshot, run_fewshot
+    from vacsr.fewshot import evaluate_fewshot, read_fewshot, run_fewshot
 
     if resume and evaluate_only:
         raise UsageError("--resume trains on, --evaluate-only trains nothing — leave one out")

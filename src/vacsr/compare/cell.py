@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from vacsr.compare.recognition import joint_figures
 from vacsr.compare.table import Table
 from vacsr.config import Recipe
-from vacsr.config.fewshot import FewshotRecipe
 from vacsr.config.io import dump_yaml, read_yaml, recipe_from
 from vacsr.errors import ConfigError, DataError, OtherRun
+from vacsr.fewshot import fewshot_from, run_fewshot
+from vacsr.fewshot.config import FewshotRecipe
 from vacsr.files import write_json, write_text
 from vacsr.train.checkpoint import NO_EFFECT, READING
 from vacsr.train.difference import first_difference
-from vacsr.train.fewshot import fewshot_from, run_fewshot
 from vacsr.train.folder import check_folder, clear_folder, holds_run, run_lock
 from vacsr.train.recipe import run_recipe
 

@@ -9,6 +9,7 @@ from vacsr.compare.start import check_started
 from vacsr.compare.table import Table
 from vacsr.config.io import recipe_from
 from vacsr.errors import UsageError
+from vacsr.fewshot import FewshotRecipe, check_fewshot
 from vacsr.train.plans import check_plan
 
 
@@ -26,12 +27,19 @@ def check_cells(table: Table, asked: Sequence[Cell]) -> None:
             continue
         seen.add((cell.row, cell.setting))
         try:
-            check_plan(cell.recipe, timed=cell.task == "efficiency")
+            _check_recipe(cell)
             check_started(table, cell.recipe)
         except UsageError as error:
             refused.setdefault(cell.row, (cell.setting, error))
     if refused:
         raise _told(refused, all_of_them=len(refused) == len({cell.row for cell in asked}))
+
+
+def _check_recipe(cell: Cell) -> None:
+    if isinstance(cell.recipe, FewshotRecipe):
+        check_fewshot(cell.recipe)
+    else:
+        check_plan(cell.recipe, timed=cell.task == "efficiency")
 
 
 def _told(refused: dict[str, tuple[str, UsageError]], *, all_of_them: bool) -> UsageError:

@@ -16,12 +16,12 @@ from vacsr.compare.cell import Cell
 from vacsr.compare.recognition import Figures, averaged_figures, joint_figures
 from vacsr.compare.significance import references, tell_of_lost, tested_columns, tested_rows
 from vacsr.compare.table import Table
-from vacsr.config.fewshot import FewshotRecipe
 from vacsr.errors import DataError
+from vacsr.fewshot.config import FewshotRecipe
+from vacsr.fewshot.run import ANSWERS
 from vacsr.files import read_tensors
 from vacsr.report.bootstrap import Array, Part, drawn_figures, interval
 from vacsr.report.tables import Comparison, ComparisonTable
-from vacsr.train.fewshot.run import ANSWERS
 
 Place = tuple[str, str, int]
 """Setting, row and seed of a run."""

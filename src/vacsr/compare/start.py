@@ -12,9 +12,9 @@ from vacsr.backbones import scheme_of
 from vacsr.compare.cell import Cell, run_cell
 from vacsr.compare.table import Table
 from vacsr.config import BackboneConfig, Recipe
-from vacsr.config.fewshot import FewshotRecipe
 from vacsr.config.io import recipe_from
 from vacsr.errors import UsageError
+from vacsr.fewshot.config import FewshotRecipe
 from vacsr.methods import build_method
 from vacsr.train.folder import clear_folder, run_lock
 

@@ -9,10 +9,10 @@ from pydantic import Field, field_validator, model_validator
 
 from vacsr.compare.published import TablePublished
 from vacsr.config import Config, DataConfig, Recipe
-from vacsr.config.fewshot import FewshotRecipe
 from vacsr.config.io import layered_recipe
+from vacsr.fewshot import layered_fewshot
+from vacsr.fewshot.config import FewshotRecipe
 from vacsr.report.tables import Column, Sweep
-from vacsr.train.fewshot import layered_fewshot
 
 
 class Variant(Config):

@@ -18,7 +18,7 @@ from vacsr.errors import ConfigError, UsageError
 Task = Literal["retrieval", "fewshot"]
 ENTRY_POINTS = "vacsr.methods"
 """Entry-point group in which an installed package names its methods: `NAME = "package.module"`."""
-_BUILT_IN: dict[Task, str] = {"retrieval": "vacsr.methods", "fewshot": "vacsr.methods.fewshot"}
+_BUILT_IN: dict[Task, str] = {"retrieval": "vacsr.methods", "fewshot": "vacsr.fewshot.methods"}
 """Importing these packages registers the built-in methods."""
 
 

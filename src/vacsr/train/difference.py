@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vacsr.config import Config, Recipe
-from vacsr.config.fewshot import FewshotRecipe
+from vacsr.config import Config
 from vacsr.config.io import read_yaml
 from vacsr.errors import ConfigError, DataError
 from vacsr.train.checkpoint import NO_EFFECT, READING, has_checkpoint
@@ -30,9 +29,7 @@ def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], place: s
     return None
 
 
-def check_same_training(
-    recipe: Recipe | FewshotRecipe, out: Path, *, read: Callable[[dict[str, Any]], Config], command: str
-) -> None:
+def check_same_training(recipe: Config, out: Path, *, read: Callable[[dict[str, Any]], Config], command: str) -> None:
     """Before a run goes on: refuse a recipe that trains otherwise than ``out/config.yaml``, and name the field.
 
     Other data are seen later, by their contents.

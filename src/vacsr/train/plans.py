@@ -6,9 +6,7 @@ import torch
 
 from vacsr.backbones import check_backbone, scheme_of
 from vacsr.config import Recipe
-from vacsr.config.fewshot import FewshotRecipe
 from vacsr.data import check_captioned, parse_spec
-from vacsr.data.fewshot.specs import parse_class_spec
 from vacsr.errors import UsageError
 from vacsr.evaluate.protocols import check_protocols
 from vacsr.methods import build_method
@@ -16,22 +14,17 @@ from vacsr.scoring import choose_device
 from vacsr.scoring.posthoc import check_posthoc_plan
 from vacsr.strips import strip_rows
 from vacsr.train.assemble import is_graphed
-from vacsr.train.fewshot.search import check_searched
-from vacsr.train.fewshot.task import check_targets
 
 _CACHED = ("features", "synthetic")  # the others are photos
 _NOT_COCO = ("flickr8k", "scenes", "synthetic")  # files of one's own may hold COCO's images
 
 
-def check_plan(recipe: Recipe | FewshotRecipe, *, timed: bool = False) -> None:
+def check_plan(recipe: Recipe, *, timed: bool = False) -> None:
     """Refuse a recipe that would be refused later, as far as it alone shows that.
 
     ``timed``: its steps are measured only. Nothing is reported then, and towers read photos made for the purpose.
     """
     device = choose_device(recipe.train.device)
-    if isinstance(recipe, FewshotRecipe):
-        _check_fewshot(recipe)
-        return
     is_graphed(recipe.train, device)
     check_backbone(recipe.backbone)
     towers = not scheme_of(recipe.backbone.spec).cached
@@ -83,15 +76,3 @@ def _wordless(spec: str) -> bool:
     """Features whose captions no file tells."""
     parsed = parse_spec(spec)
     return parsed.scheme == "features" and "captions" not in parsed.options
-
-
-def _check_fewshot(recipe: FewshotRecipe) -> None:
-    """Names, targets and what is searched; towers must match photos with sentences already."""
-    check_targets(recipe.data)
-    for spec in (recipe.data.spec, *recipe.data.targets.values()):
-        parse_class_spec(spec)
-    check_searched(recipe)
-    backbone = recipe.backbone
-    if not backbone.start and not scheme_of(backbone.spec).matched:
-        message = f"backbone {backbone.spec!r} has no weights that match photos and sentences"
-        raise UsageError(f"{message} — write clip:ID_OR_FOLDER, or set backbone.start to a trained run")

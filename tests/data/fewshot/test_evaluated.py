@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.backbones.preprocess import PhotoTransform
-from vacsr.config.fewshot import FewshotDataConfig, ZeroshotConfig
 from vacsr.data.fewshot import COOP_SETS
 from vacsr.evaluate.fewshot import fewshot_result
-from vacsr.methods.fewshot import ClassSet, FewshotMethod
-from vacsr.train.fewshot.examine import examine
-from vacsr.train.fewshot.task import FewshotTask, ReportSet, load_task
+from vacsr.fewshot.config import FewshotDataConfig
+from vacsr.fewshot.methods import ClassSet, FewshotMethod
+from vacsr.fewshot.methods.base import ZeroshotConfig
+from vacsr.fewshot.model import FewshotModel
+from vacsr.fewshot.task import FewshotTask, ReportSet, load_task
 
 TARGETS = ("imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r")
 
@@ -31,7 +32,7 @@ class Stubborn(FewshotMethod):
     def loss(self, batch: Any, classes: Any) -> Any:
         raise NotImplementedError
 
-    def prepared(self, classes: ClassSet) -> Tensor:
+    def prepare(self, classes: ClassSet) -> Tensor:
         return torch.tensor([float(name == self.name) for name in classes.names])
 
     def logits(self, pixels: Tensor, prepared: Any) -> Tensor:
@@ -40,7 +41,8 @@ class Stubborn(FewshotMethod):
 
 def accuracy(tested: ReportSet, name: str) -> float:
     transform = PhotoTransform(4, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), resize="center")
-    found = examine(Stubborn(name), tested.photos, tested.classes, transform=transform, workers=1)
+    model = FewshotModel(Stubborn(name), tested.classes, transform, {})
+    found = model.evaluate(tested.photos, tested.classes, workers=1)
     result = fewshot_result(tested.split, found, classes=len(tested.classes.names))
     assert result["samples"] == len(tested.photos)
     assert result["classes"] == len(tested.classes.names)

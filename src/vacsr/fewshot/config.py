@@ -1,0 +1,229 @@
+"""Few-shot recipes: what each section says, and how YAML, overrides and a paper's published plan become one recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
+
+from vacsr.config import BackboneConfig
+from vacsr.config.base import Config
+from vacsr.config.io import merge, merge_layers, parse, parse_overrides, recipe_layers
+from vacsr.data.fewshot.specs import nearest, parse_class_spec
+from vacsr.errors import ConfigError
+from vacsr.fewshot.methods import METHODS
+from vacsr.fewshot.methods.base import ZeroshotConfig
+from vacsr.fewshot.methods.clipood import ClipoodConfig
+from vacsr.fewshot.methods.cocoop import CocoopConfig
+from vacsr.fewshot.methods.coop import CoopConfig
+from vacsr.fewshot.methods.coprompt import CopromptConfig
+from vacsr.fewshot.methods.maple import MapleConfig
+from vacsr.fewshot.methods.mma import MmaConfig
+from vacsr.fewshot.methods.mmrl import MmrlConfig
+from vacsr.fewshot.methods.vacsr import VACSR_PRESETS, Blocks, FewshotVacsrConfig
+
+_Share = Annotated[float, Field(gt=0, le=1)]
+AnyFewshotConfig = (
+    ZeroshotConfig
+    | CoopConfig
+    | CocoopConfig
+    | MapleConfig
+    | CopromptConfig
+    | MmaConfig
+    | MmrlConfig
+    | ClipoodConfig
+    | FewshotVacsrConfig
+)
+FEWSHOT_METHODS: dict[str, type[Config]] = {
+    kind.model_fields["name"].default: kind for kind in get_args(AnyFewshotConfig)
+}
+"""Config classes by the name that a recipe writes."""
+
+
+class FewshotDataConfig(Config):
+    """A data set of labelled photos, a draw of shots from it, and the protocol that says what is tested."""
+
+    spec: str = "scenes:classes=24"
+    """SPEC string of labelled photos, e.g. `coop:ROOT,set=oxford_pets`, `folder:PATH`, `csv:FILE`."""
+    protocol: Literal["base-to-novel", "domain", "all"] = "base-to-novel"
+    """Train on the first half of the classes and test each half; train on all and test the targets too; or neither."""
+    shots: Annotated[int, Field(ge=1)] = 16
+    """Training photos per class; a class with fewer gives all it has. Validation has min(shots, 4)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """Of the draw of shots; the public results average 1, 2 and 3."""
+    shots_file: str = ""
+    """A draw to take instead of shots and seed: `shots.json` of another run, or a published index file."""
+    targets: dict[str, str] = Field(default_factory=dict)
+    """For `domain`: a name in the report and the SPEC of each further data set, tested over its own classes."""
+    template: str = ""
+    """Sentence of a class with {} for its name, for the source and all targets; empty takes each data set's own."""
+    sentences: str = ""
+    """JSON file {class name: [sentences]} with descriptions of every class, for methods that read them (CoPrompt)."""
+
+
+class FewshotTrainConfig(Config):
+    """How a few-shot method learns. The final weights count: no epoch is chosen by a score."""
+
+    epochs: Annotated[int, Field(ge=1)] = 5
+    """Passes over the shots, or runs of steps_per_epoch."""
+    steps_per_epoch: Annotated[int, Field(ge=0)] = 0
+    """0: as many batches as the shots fill; else so many steps, over the shots again and again."""
+    batch_size: Annotated[int, Field(ge=1)] = 16
+    """Photos per step. Shots that do not fill a last batch wait for another epoch; fewer than one batch are one."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD in most of the public code."""
+    lr: Annotated[float, Field(gt=0)] = 0.0015
+    """Of everything that learns; a method's groups scale it."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of SGD."""
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    """Added to the gradient by SGD, decoupled in AdamW."""
+    schedule: Literal["cosine-epoch", "cosine-step", "constant"] = "cosine-epoch"
+    """A half cosine from lr to 0 that moves after every epoch, as the public frame does, or after every step."""
+    warmup_epochs: Annotated[int, Field(ge=0)] = 1
+    """First epochs at warmup_lr. As in the public frame the cosine starts after them, so it does not quite end."""
+    warmup_lr: Annotated[float, Field(gt=0)] = 1e-5
+    """Constant."""
+    clip_norm: Annotated[float, Field(ge=0)] = 0.0
+    """Gradient norm bound; 0 for none."""
+    view: Literal["crop", "randaugment"] = "crop"
+    """Augmentation of a photo: a random resized crop and a flip; or squeezed whole, then RandAugment."""
+    second_view: Literal["crop", "randaugment"] = "randaugment"
+    """The same for the other view, where a method asks for one (CoPrompt)."""
+    crop: tuple[_Share, _Share] = (0.08, 1.0)
+    """Range of the crop's area as a share of the photo's; its aspect is drawn from 3/4 to 4/3."""
+    flip: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Probability of a left-right flip of a crop."""
+    randaugment_operations: Annotated[int, Field(ge=1)] = 2
+    """How many of RandAugment's operations, one after the other."""
+    randaugment_magnitude: Annotated[int, Field(ge=0, le=30)] = 10
+    """Their strength."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16` autocasts matrix products."""
+    device: str = "auto"
+    """`auto` takes CUDA where present."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """Of new weights, the order of shots and every draw; the draw of shots has its own."""
+    cache_gb: Annotated[float, Field(ge=0)] = 4.0
+    """Decoded photos are cached while they fit into this; those beyond it are decoded again in every epoch."""
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Threads that read photos; 0 takes one per core."""
+    log_every: Annotated[int, Field(ge=1)] = 20
+    """Steps between log rows."""
+    checkpoint_epochs: Annotated[int, Field(ge=0)] = 1
+    """Epochs between checkpoints; 0 for none."""
+    trackers: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)
+    """JSON lines are always written; the last two need their extras."""
+
+
+class SearchConfig(Config):
+    """Candidates to choose from on the validation shots (paper, Appendix C.2); all combinations are tried.
+
+    An empty list leaves that field as the recipe has it; with all three empty nothing is searched.
+    """
+
+    image_blocks: tuple[Annotated[int, Field(ge=0)] | Blocks, ...] = ()
+    """Blocks of the image tower that learn, a plain number n for `first n`; the others are frozen."""
+    text_blocks: tuple[Annotated[int, Field(ge=0)] | Blocks, ...] = ()
+    """The same for the text tower."""
+    epochs: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Values of train.epochs."""
+
+
+class FewshotEvaluateConfig(Config):
+    """What `report.json` holds after training."""
+
+    batch_size: Annotated[int, Field(ge=1)] = 100
+    """Photos at a time; results do not depend on it."""
+    bins: Annotated[int, Field(ge=1)] = 15
+    """Of equal width, for the expected calibration error."""
+    coverages: tuple[_Share, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    """Shares of the photos, the surest first, whose accuracy is reported."""
+
+
+class FewshotRecipe(Config):
+    """A whole few-shot run."""
+
+    task: Literal["fewshot"] = "fewshot"
+    """Distinguishes these recipes from those of `vacsr train`."""
+    preset: Literal["paper", "none"] = "paper"
+    """`paper` takes what each method's paper sets for this data set and protocol; fields that the recipe writes win."""
+    data: FewshotDataConfig = FewshotDataConfig()
+    """What to learn from and where to test."""
+    backbone: BackboneConfig = BackboneConfig(spec="clip:vit-b16")
+    """A CLIP (`spec: clip:…`), or a run of `vacsr train` (`start: RUN`). Pooling and outputs are CLIP's own."""
+    method: Annotated[AnyFewshotConfig, Field(discriminator="name")] = FewshotVacsrConfig()
+    """What learns; in a recipe also `preset: paper`, which for vacsr is the adapter and the loss as printed."""
+    search: SearchConfig = SearchConfig()
+    """What is chosen on the validation shots before the final run."""
+    train: FewshotTrainConfig = FewshotTrainConfig()
+    """How it learns."""
+    evaluate: FewshotEvaluateConfig = FewshotEvaluateConfig()
+    """What is reported."""
+
+
+_DEFAULT = FewshotRecipe()
+
+
+def read_fewshot(path: Path, overrides: Iterable[str] = ()) -> FewshotRecipe:
+    """A recipe file, on top of the one that its ``base:`` names, and dotted overrides on top of both."""
+    return layered_fewshot(*recipe_layers(path), parse_overrides(overrides))
+
+
+def fewshot_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -> FewshotRecipe:
+    """A recipe from parsed YAML and dotted overrides."""
+    return layered_fewshot(raw or {}, parse_overrides(overrides))
+
+
+def layered_fewshot(*layers: Mapping[str, Any]) -> FewshotRecipe:
+    """A recipe from several parsed YAML mappings, later ones on top; below all of them the published plan."""
+    whole = merge_layers(*layers)
+    method = whole.pop("method")
+    name = str(method.setdefault("name", _DEFAULT.method.name))
+    if name not in METHODS:
+        hint = nearest(name, METHODS)
+        raise ConfigError(f"unknown few-shot method '{name}'{hint} — choose one of: {', '.join(METHODS)}")
+    raw = _with_plan({**whole, "backbone": _backbone(whole.get("backbone", {})), "method": _with_preset(method)})
+    try:
+        return parse(FewshotRecipe, raw)
+    except ConfigError as error:  # fields are named as one types them, without the name that selects from the union
+        raise ConfigError(str(error).replace(f"  method.{name}.", "  method.")) from error
+
+
+def _with_preset(method: dict[str, Any]) -> dict[str, Any]:
+    """`vacsr-paper` is the adapter and the loss as printed, as in retrieval; the presets of other methods are equal."""
+    preset = str(method.pop("preset", None) or "default")
+    if preset not in VACSR_PRESETS:
+        choices = ", ".join(VACSR_PRESETS)
+        raise ConfigError(f"method '{method['name']}' has no preset '{preset}' — choose one of: {choices}")
+    return merge(VACSR_PRESETS[preset], method) if method["name"] == "vacsr" else method
+
+
+def _with_plan(raw: dict[str, Any]) -> dict[str, Any]:
+    """With the published plan below the written fields, unless the recipe says `preset: none`."""
+    data, train = raw.get("data", {}), raw.get("train", {})
+    if raw.get("preset", "paper") != "paper" or not isinstance(data, Mapping) or not isinstance(train, Mapping):
+        return raw
+    dataset = dataset_of(str(data.get("spec", _DEFAULT.data.spec)))
+    protocol = str(data.get("protocol", _DEFAULT.data.protocol))
+    plan = METHODS[raw["method"]["name"]].plan.fields(dataset, protocol)
+    return {**raw, "method": merge(plan["method"], raw["method"]), "train": merge(plan["train"], train)}
+
+
+def _backbone(raw: Any) -> Any:
+    """The default of other recipes is cached features, which cannot be prompted; here it is a CLIP."""
+    if isinstance(raw, Mapping) and not raw.get("spec") and not raw.get("start"):
+        return {**raw, "spec": _DEFAULT.backbone.spec}
+    return raw
+
+
+def dataset_of(spec: str) -> str:
+    """What plans call a data set: the name of a public one, or the scheme.
+
+    >>> dataset_of("coop:data,set=dtd"), dataset_of("scenes:classes=24")
+    ('dtd', 'scenes')
+    """
+    parsed = parse_class_spec(spec)
+    return parsed.options.get("set", "") if parsed.scheme == "coop" else parsed.scheme

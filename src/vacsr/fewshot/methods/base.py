@@ -1,0 +1,246 @@
+"""A few-shot method: a frozen CLIP, a few parameters that learn, and logits over any list of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vacsr.config.base import Config
+from vacsr.errors import DataError
+from vacsr.fewshot.methods.clip import ClipModel
+from vacsr.methods.base import ParamGroup
+from vacsr.objective import LossTerms
+
+T = TypeVar("T")
+Fields = dict[str, Any]
+
+PUBLIC_FRAME: Fields = {
+    "optimizer": "sgd",
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "schedule": "cosine-epoch",
+    "warmup_epochs": 1,
+    "warmup_lr": 1e-5,
+    "crop": (0.08, 1.0),
+    "flip": 0.5,
+}
+"""Training fields of the frame in which the public code of most methods runs. It trains in half precision; we do not
+unless the recipe says so."""
+
+
+@dataclass(frozen=True)
+class PublishedPlan:
+    """The recipe fields that a method's paper and public configuration set; what `preset: paper` starts from."""
+
+    train: Fields = field(default_factory=dict)
+    """Training fields for any data set, base-to-novel."""
+    train_on: dict[str, Fields] = field(default_factory=dict)
+    """Training fields by data set, on top of these."""
+    method_on: dict[str, Fields] = field(default_factory=dict)
+    """Method fields by data set, on top of the config's defaults."""
+    domain_method: Fields = field(default_factory=dict)
+    """Method fields for domain shift, on top of these."""
+    domain_train: Fields = field(default_factory=dict)
+    """Training fields for domain shift, of ImageNet only: its few epochs would leave a small set with a few steps."""
+
+    def fields(self, dataset: str = "", protocol: str = "base-to-novel") -> dict[str, Fields]:
+        """Method and training fields; a data set that the paper does not name gets those of most.
+
+        >>> plan = PublishedPlan({"lr": 0.1}, train_on={"dtd": {"epochs": 2}}, domain_method={"depth": 3})
+        >>> plan.fields("dtd", "domain")
+        {'method': {'depth': 3}, 'train': {'lr': 0.1, 'epochs': 2}}
+        """
+        method = dict(self.method_on.get(dataset, {}))
+        train = {**self.train, **self.train_on.get(dataset, {})}
+        if protocol == "domain":
+            method |= self.domain_method
+            train |= self.domain_train if dataset == "imagenet" else {}
+        return deepcopy({"method": method, "train": train})
+
+
+class ClassSet(NamedTuple):
+    """Classes by name, and the sentence that describes each."""
+
+    names: tuple[str, ...]
+    template: str = "a photo of a {}."
+    sentences: tuple[tuple[str, ...], ...] = ()  # per class, descriptions; empty: the prompts serve
+    shifted: bool = False  # photos of another domain than in training, though the names may be the same
+
+    def prompts(self) -> list[str]:
+        """One sentence per class.
+
+        >>> ClassSet(("night_heron",), "{}, a type of bird.").prompts()
+        ['night heron, a type of bird.']
+        """
+        return [self.template.format(name.replace("_", " ")) for name in self.names]
+
+
+class ShotBatch(NamedTuple):
+    """The labelled photos of one training step."""
+
+    pixels: Tensor  # [B, 3, S, S] normalised
+    labels: Tensor  # [B] int64, into the classes of the loss
+    second: Tensor | None = None  # [B, 3, S, S] another view of the same photos, for methods with ``second_view``
+    seed: int = 0
+    step: int = 0  # from 0; seed and step determine the step's random draws
+    steps: int = 1  # of the whole training
+
+
+class FewshotMethod(nn.Module):
+    """A frozen CLIP and what a method adds to it or unfreezes in it. Parameters with a gradient learn and are saved.
+
+    By default the loss is the cross-entropy of scaled cosines, so most methods override only :meth:`image_features`
+    and :meth:`text_features`.
+    """
+
+    second_view: ClassVar[bool] = False
+    """The loss takes another view of every photo."""
+    trains: ClassVar[bool] = True
+    """Whether there is anything to train."""
+    plan: ClassVar[PublishedPlan] = PublishedPlan()
+    config: Config
+
+    def __init__(self, clip: ClipModel, config: Any, *, classes: ClassSet, generator: torch.Generator) -> None:
+        """``classes``: those of training; new weights are drawn from ``generator``, which is on the CPU."""
+        super().__init__()
+        clip.freeze()
+        self.clip, self.config = clip, config
+        self._cache: dict[str, tuple[object, Any]] = {}
+
+    def image_features(self, pixels: Tensor) -> Tensor:
+        """Unit vectors. [B, 3, S, S] -> [B, d]"""
+        return self.clip.image(pixels)
+
+    def text_features(self, classes: ClassSet) -> Tensor:
+        """Unit vectors. -> [C, d]"""
+        return self.clip.text(self.sentence_ids(classes))
+
+    def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
+        """Of one step."""
+        logits = self.scaled_cosines(self.image_features(batch.pixels), self.text_features(classes))
+        return cross_entropy(logits, batch.labels)
+
+    @torch.no_grad()
+    def prepare(self, classes: ClassSet) -> Any:
+        """The text side of a class list, computed once for all the photos to classify."""
+        return self.text_features(classes)
+
+    @torch.no_grad()
+    def logits(self, pixels: Tensor, prepared: Any) -> Tensor:
+        """At test time; larger is likelier. [B, 3, S, S] -> [B, C]"""
+        return self.scaled_cosines(self.image_features(pixels), prepared)
+
+    def predict(self, pixels: Tensor, prepared: Any) -> tuple[Tensor, Tensor | None]:
+        """Logits, and the uncertainty of every pair of photo and class where the method has one.
+
+        [B, 3, S, S] -> [B, C], [B, C]
+        """
+        return self.logits(pixels, prepared), None
+
+    def scaled_cosines(self, images: Tensor, texts: Tensor) -> Tensor:
+        """Of unit vectors, never in half precision: the scale would amplify the rounding. [B, d], [C, d] -> [B, C]"""
+        with torch.autocast(images.device.type, enabled=False):
+            return self.clip.scale * images @ texts.T
+
+    def sentence_ids(self, classes: ClassSet) -> Tensor:
+        """Token ids of the classes' sentences, cached until names, template or device change. -> [C, L]"""
+        key = classes.names, classes.template, self.clip.device
+        return self.cached("ids", key, lambda: self.tokenize(classes))
+
+    def tokenize(self, classes: ClassSet) -> Tensor:
+        """Token ids of the class list's prompts; a method with its own sentence overrides this. -> [C, L]"""
+        return self.clip.tokens(classes.prompts())
+
+    def cached(self, name: str, key: object, compute: Callable[[], T]) -> T:
+        """The last value under ``name`` if it was computed for the same key, since training asks for it in every step.
+
+        It is computed without gradient, but never as an inference tensor: a later training step may use it.
+        """
+        last = self._cache.get(name)
+        if last is None or last[0] != key:
+            with torch.inference_mode(False), torch.no_grad():
+                last = self._cache[name] = key, compute()
+        value: T = last[1]
+        return value
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters that learn, by name; unfrozen parameters of the towers are among them."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def trainable_count(self) -> int:
+        """How many numbers learn."""
+        return sum(parameter.numel() for parameter in self.trainable().values())
+
+    def param_groups(self) -> list[ParamGroup]:
+        """All that learns in one group; all of it decays, as in the public code of most methods."""
+        params = list(self.trainable().values())
+        return [ParamGroup("learned", params)] if params else []
+
+    def after_step(self, step: int, steps: int) -> None:
+        """Called after every optimiser step, ``step`` from 0."""
+
+    def finish(self) -> None:
+        """Called once after training."""
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The tensors of a model file, by name: with the same CLIP they are the whole method."""
+        return self.trainable()
+
+    @torch.no_grad()
+    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy :meth:`weights` of a method with the same configuration into this one."""
+        weights = self.weights()
+        for name in sorted(weights.keys() | tensors.keys()):
+            shape = list(tensors[name].shape) if name in tensors else "nothing"
+            expected = list(weights[name].shape) if name in weights else "nothing"
+            if shape != expected:
+                message = f"the saved few-shot weights have {shape} as {name}, the method expects {expected}"
+                raise DataError(f"{message} — build it with the recipe that the weights were trained with")
+        for name, tensor in weights.items():
+            tensor.copy_(tensors[name])
+
+    def train(self, mode: bool = True) -> FewshotMethod:
+        """The towers stay in evaluation mode."""
+        super().train(mode)
+        self.clip.eval()
+        return self
+
+
+class ZeroshotConfig(Config):
+    """Scaled cosines with the data set's own sentences; nothing learns."""
+
+    name: Literal["zeroshot"] = "zeroshot"
+    """The method's name."""
+
+
+class Zeroshot(FewshotMethod):
+    """Zero-shot CLIP: the class whose sentence is nearest to the photo. The baseline of every other method."""
+
+    trains = False
+
+
+@contextmanager
+def drawn_from(generator: torch.Generator) -> Iterator[None]:
+    """Inside, modules initialise themselves from ``generator``; torch's global generator is left as it was."""
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> LossTerms:
+    """Mean over the batch, as a loss of one part. [B, C], [B]"""
+    total = functional.cross_entropy(logits, labels)
+    return LossTerms(total, {"ce": total.detach()})
+
+
+def cosine_distance(features: Tensor, frozen: Tensor) -> Tensor:
+    """1 − the mean cosine of unit rows. [N, d], [N, d] -> 0-d"""
+    return 1.0 - (features * frozen).sum(dim=-1).mean()

@@ -1,0 +1,165 @@
+"""A trained image–text model as unit features of photos and sentences: what few-shot methods start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vacsr.backbones import TowerBackbone, load_backbone, scheme_of
+from vacsr.backbones.base import Tower
+from vacsr.backbones.edits import TowerEdits, edited, token_width
+from vacsr.config import BackboneConfig
+from vacsr.errors import ShapeMismatch, UsageError
+from vacsr.methods.infonce import InfoNCE
+from vacsr.methods.model import MatchingModel
+from vacsr.methods.sigmoid import Sigmoid
+
+_CLIP_SCALE = 100.0  # where CLIP's own training ended
+
+
+class ClipModel(nn.Module):
+    """Frozen towers and the maps into their shared space. Returns unit vectors; edits may change what the towers do."""
+
+    def __init__(
+        self,
+        backbone: TowerBackbone,
+        *,
+        image_map: nn.Module,
+        text_map: nn.Module,
+        dim: int,
+        scale: float = _CLIP_SCALE,
+    ) -> None:
+        super().__init__()
+        self.backbone, self.image_map, self.text_map = backbone, image_map, text_map
+        self.scale, self.dim = scale, dim
+        self.image_width, self.text_width = token_width(backbone.image), token_width(backbone.text)
+        self.mean = backbone.config.pooling == "mean"
+        self.freeze()
+
+    @classmethod
+    def from_config(cls, config: BackboneConfig) -> ClipModel:
+        """``clip:`` with its own projections, or the towers, heads and scale of the model that ``start`` names.
+
+        With ``start`` everything that says what the towers see and give is that model's; ``checkpointing`` is read.
+        """
+        if config.start:
+            return _started(config)
+        if not scheme_of(config.spec).matched:
+            raise UsageError(
+                f"backbone {config.spec!r} is not trained to match photos and sentences — write clip:ID_OR_FOLDER, "
+                "or set backbone.start to a trained run"
+            )
+        outputs = {"image_output": "projected", "text_output": "projected", "pooling": "cls"}
+        with torch.random.fork_rng(devices=[]):  # random weights, if asked for, are always the same
+            torch.default_generator.manual_seed(0)
+            backbone = load_backbone(config.model_copy(update=outputs))
+        assert isinstance(backbone, TowerBackbone)
+        return cls(backbone, image_map=nn.Identity(), text_map=nn.Identity(), dim=backbone.image_dim)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the towers are."""
+        return next(self.backbone.parameters()).device
+
+    def freeze(self) -> None:
+        """Nothing learns; a method unfreezes what it trains."""
+        self.requires_grad_(False)
+        self.eval()
+
+    def tokens(self, prompts: Sequence[str]) -> Tensor:
+        """Ids, −1 after the end, as long as the longest. -> [C, L]"""
+        return self.backbone.tokenize(prompts).long().to(self.device)
+
+    def image(self, pixels: Tensor, *, edits: TowerEdits | None = None) -> Tensor:
+        """Unit vectors of normalised photos. [B, 3, S, S] -> [B, d]"""
+        tokens = self.image_tokens(pixels, edits=edits)
+        if self.mean:
+            return unit(self.image_map(self.backbone.image.finish(tokens).mean(dim=1)))
+        return unit(self.finish_image(tokens[:, 0]))
+
+    def image_tokens(self, pixels: Tensor, *, edits: TowerEdits | None = None) -> Tensor:
+        """After the last block, before the final norm; class token first. [B, 3, S, S] -> [B, L, W]"""
+        return _last_tokens(self.backbone.image, pixels, edits=edits)
+
+    def finish_image(self, tokens: Tensor) -> Tensor:
+        """Final norm and projection, not normalised. [..., W] -> [..., d]"""
+        out: Tensor = self.image_map(self.backbone.image.finish(tokens))
+        return out
+
+    def text(self, tokens: Tensor, *, edits: TowerEdits | None = None, shift: int = 0) -> Tensor:
+        """Unit vectors of sentences; ``shift`` tokens were added by ``edits`` before the end. [C, L] ids -> [C, d]"""
+        tower = self.backbone.text
+        if tokens.shape[1] > tower.context:
+            raise ShapeMismatch(
+                f"prompts are {tokens.shape[1]} tokens long, the text tower takes {tower.context} — "
+                "use a shorter template or shorter class names"
+            )
+        mask = tokens >= 0
+        states = _last_tokens(tower, torch.where(mask, tokens, tower.pad), mask, edits=edits)
+        if states.shape[1] != tokens.shape[1] + shift:
+            raise ShapeMismatch(
+                f"rows of {tokens.shape[1]} tokens came out as {states.shape[1]} — give shift="
+                f"{states.shape[1] - tokens.shape[1]}, the number of tokens that the edits add before the end"
+            )
+        ends = mask.sum(dim=1) - 1 + shift
+        if self.mean:
+            values = tower.finish(states)
+            real = (torch.arange(states.shape[1], device=states.device) <= ends.unsqueeze(1)).unsqueeze(-1)
+            return unit(self.text_map(torch.where(real, values, 0.0).sum(dim=1) / real.sum(dim=1)))
+        index = torch.zeros_like(ends) if tower.summary == "first" else ends
+        return unit(self.text_map(tower.finish(states[torch.arange(len(states), device=states.device), index])))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Of length 1, and not in half precision. [..., d] -> [..., d]"""
+    return functional.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+
+
+def _last_tokens(tower: Tower, *inputs: Tensor, edits: TowerEdits | None) -> Tensor:
+    """The output of the last block, edits included. -> [B, L, W]"""
+    outputs: list[Tensor] = []
+
+    def record(_block: nn.Module, _args: Any, tokens: Tensor) -> None:
+        outputs.append(tokens)
+
+    # Registered after the hooks of the edits, so that it sees the edited output of the last block.
+    with edited(tower, edits), tower.blocks()[-1].register_forward_hook(record):
+        tower(*inputs)
+    return outputs[-1]
+
+
+def _started(config: BackboneConfig) -> ClipModel:
+    """From a run or model folder."""
+    model = MatchingModel.from_pretrained(Path(config.start).expanduser())
+    saved, backbone = model.config, model.backbone
+    if not isinstance(backbone, TowerBackbone):
+        raise UsageError(f"{config.start} reads cached features — start from a run with clip: or tiny: towers")
+    if config.spec not in (BackboneConfig().spec, saved.spec):
+        raise UsageError(
+            f"backbone.spec is {config.spec!r}, {config.start} has {saved.spec!r} — leave backbone.spec out"
+        )
+    if model.second is not None:
+        raise UsageError(f"{config.start} has two networks — start from a method with one, such as infonce")
+    if saved.pooling == "gpo":
+        message = f"{config.start} pools with gpo, which reads no single token that prompts could change"
+        raise UsageError(f"{message} — train it with backbone.pooling=cls or mean")
+    backbone.set_checkpointing(config.checkpointing)
+    return ClipModel(
+        backbone,
+        image_map=model.image_head,
+        text_map=model.text_head,
+        dim=saved.head.dim,
+        scale=_trained_scale(model.method),
+    )
+
+
+def _trained_scale(method: object) -> float:
+    """The scale of cosines in the model's own loss; CLIP's where the loss has none."""
+    if isinstance(method, InfoNCE):
+        return float(method.log_scale.detach().exp())
+    return float(method.affine[0].detach()) if isinstance(method, Sigmoid) else _CLIP_SCALE

@@ -1,0 +1,81 @@
+"""CoOp (Zhou et al., IJCV 2022): the words in front of the class name become vectors that learn.
+
+Sentence of a class: start, context, class name, full stop, end. The context replaces word embeddings, so it gets
+positions as words do. It starts at the embeddings of real words: before training, with the same words as the template,
+the method is zero-shot CLIP.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from vacsr.backbones.edits import TowerEdits, word_table
+from vacsr.config.base import Config
+from vacsr.errors import UsageError
+from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan
+from vacsr.fewshot.methods.clip import ClipModel
+
+
+class CoopConfig(Config):
+    """Context words shared by all classes are learned as vectors (CoOp). Defaults as published for base-to-novel."""
+
+    name: Literal["coop"] = "coop"
+    """The method's name."""
+    context: Annotated[str, Field(min_length=1)] = "a photo of a"
+    """Words whose embeddings the context starts at, one vector per token; the class name and a full stop follow."""
+
+
+class ContextWords(TowerEdits):
+    """The words after the start of every sentence replaced by vectors: [n, W] for all sentences, or [B, n, W]."""
+
+    def __init__(self, context: Tensor) -> None:
+        self.context = context
+
+    def words(self, tokens: Tensor) -> Tensor:
+        """[B, L, W] -> [B, L, W]"""
+        context = self.context.to(tokens.dtype).expand(len(tokens), -1, -1)
+        return torch.cat((tokens[:, :1], context, tokens[:, 1 + context.shape[1] :]), dim=1)
+
+
+def context_vectors(clip: ClipModel, context: str) -> Tensor:
+    """The embeddings of the context's words. -> [n, W]"""
+    ids = clip.tokens([context])[0, 1:-1]
+    return word_table(clip.backbone.text).weight.detach()[ids].clone()
+
+
+def context_ids(clip: ClipModel, context: str, *, names: tuple[str, ...]) -> Tensor:
+    """Ids of "context name.", which begin with the same tokens for every class. -> [C, L]"""
+    ids = clip.tokens([f"{context} {name.replace('_', ' ')}." for name in names])
+    prefix = clip.tokens([context])[0, 1:-1]
+    complete = ids[:, 1 + len(prefix) :].ge(0).sum(dim=1) >= 2  # a word of the name and the end
+    if not bool(complete.all() and (ids[:, 1 : 1 + len(prefix)] == prefix).all()):
+        raise UsageError(
+            f"context {context!r} is not tokenised as {len(prefix)} tokens before every class name — end it with a "
+            f"whole word and keep sentences within {clip.backbone.text.context} tokens"
+        )
+    return ids
+
+
+class Coop(FewshotMethod):
+    """One context for all classes; cross-entropy of scaled cosines."""
+
+    config: CoopConfig
+    plan = PublishedPlan(
+        {**PUBLIC_FRAME, "lr": 0.002, "batch_size": 32, "epochs": 200}, train_on={"imagenet": {"epochs": 50}}
+    )
+
+    def __init__(self, clip: ClipModel, config: CoopConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
+        super().__init__(clip, config, classes=classes, generator=generator)
+        self.context = nn.Parameter(context_vectors(clip, config.context))
+
+    def text_features(self, classes: ClassSet) -> Tensor:
+        """-> [C, d]"""
+        return self.clip.text(self.sentence_ids(classes), edits=ContextWords(self.context))
+
+    def tokenize(self, classes: ClassSet) -> Tensor:
+        """With the context's words. -> [C, L]"""
+        return context_ids(self.clip, self.config.context, names=classes.names)

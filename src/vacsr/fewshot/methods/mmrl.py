@@ -1,0 +1,212 @@
+"""MMRL (Guo and Gu, CVPR 2025): representation tokens that both towers share, inserted into their upper blocks.
+
+R [n, rep_dim] is mapped by a separate linear layer into every one of the last ``layers`` blocks of each tower. The n
+mapped tokens follow the first token (the photo's class token, the sentence's start); the first of these blocks inserts
+them and each following block replaces them by its own. The end of a sentence moves by n positions.
+
+A photo has two features: f_c from the class token through the tower's own norm and projection, which stay frozen, and
+f_r from the mean of the representation tokens after the same norm, through a projection that learns. Loss:
+w·CE(f_c) + (1−w)·CE(f_r) + λ(1−cos(f_c, f⁰)) + λ(1−cos(t, t⁰)), where f⁰ and t⁰ are the frozen towers' features.
+
+f_r is fitted to the training classes; so w·logits(f_c) + (1−w)·logits(f_r) scores these, and f_c alone any other class
+list and photos of another domain. Before training f_c is close to zero-shot CLIP but not equal: the inserted tokens are
+attended to from the start.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vacsr.backbones.base import Tower
+from vacsr.backbones.edits import TowerEdits
+from vacsr.config.base import Config
+from vacsr.fewshot.methods.base import (
+    PUBLIC_FRAME,
+    ClassSet,
+    FewshotMethod,
+    PublishedPlan,
+    ShotBatch,
+    cosine_distance,
+    drawn_from,
+)
+from vacsr.fewshot.methods.clip import ClipModel, unit
+from vacsr.objective import LossTerms
+
+_TOKEN_STD = 0.02
+_CONSISTENCY = {
+    "stanford_cars": 7.0,
+    "fgvc_aircraft": 6.0,
+    "sun397": 6.0,
+    "dtd": 6.0,
+    "food101": 5.0,
+    "oxford_flowers": 4.0,
+    "ucf101": 3.0,
+    "imagenet": 0.5,
+    "caltech101": 0.5,
+    "oxford_pets": 0.2,
+    "eurosat": 0.01,
+}
+"""λ, chosen for each data set in the public code."""
+
+
+class MmrlConfig(Config):
+    """Tokens shared by both towers, inserted into their upper blocks. Defaults as published for base-to-novel."""
+
+    name: Literal["mmrl"] = "mmrl"
+    """The method's name."""
+    tokens: Annotated[int, Field(ge=1)] = 5
+    """How many representation tokens."""
+    rep_dim: Annotated[int, Field(ge=1)] = 512
+    """Dimension of the shared tokens; 2048 in the published EuroSAT run."""
+    layers: Annotated[int, Field(ge=1)] = 7
+    """The last so many blocks of each tower: of twelve, from the sixth on. At most all of the shallower tower."""
+    class_weight: Annotated[float, Field(ge=0, le=1)] = 0.7
+    """Share of the class token's feature in the loss and in the mixed logits; the representation's has the rest."""
+    consistency: Annotated[float, Field(ge=0)] = 1.0
+    """λ of both cosine terms that hold the features near the frozen towers'; the published runs set it per data set."""
+    projection: Literal["random", "clip"] = "random"
+    """Start of the representation's own projection: random as published, or a copy of the tower's."""
+    mixed: Literal["trained", "always", "never"] = "trained"
+    """Which class lists are scored by both features: that of training as published, all, or none."""
+
+
+class InsertedTokens(TowerEdits):
+    """Inserts tokens after the first one at the first of the last blocks, and replaces them at each that follows."""
+
+    def __init__(self, rows: Sequence[Tensor], *, depth: int) -> None:
+        self.rows, self.first = rows, depth - len(rows)
+
+    def before(self, depth: int, tokens: Tensor) -> Tensor:
+        """[B, L, W] -> [B, L + n, W] at the first of the blocks, the same length at the others"""
+        index = depth - self.first
+        if index < 0:
+            return tokens
+        row = self.rows[index]
+        replaced = 0 if index == 0 else len(row)
+        inserted = row.to(tokens.dtype).expand(len(tokens), -1, -1)
+        return torch.cat((tokens[:, :1], inserted, tokens[:, 1 + replaced :]), dim=1)
+
+
+class ImageFeatures(NamedTuple):
+    """A photo's two features, unit vectors."""
+
+    of_class: Tensor  # [B, d]
+    of_representation: Tensor  # [B, d]
+
+
+class MmrlTexts(NamedTuple):
+    """The text side of a class list, and whether both features score it."""
+
+    features: Tensor  # [C, d] unit
+    mixed: bool
+
+
+def equal_maps(inputs: int, outputs: int, *, count: int) -> nn.ModuleList:
+    """``count`` linear layers with the same initial weights."""
+    layer = nn.Linear(inputs, outputs)
+    return nn.ModuleList(copy.deepcopy(layer) for _ in range(count))
+
+
+def final_norm(tower: Tower) -> nn.Module:
+    """The norm between a tower's last block and its projection; the identity where it has none."""
+    norm = getattr(tower, "norm", None)
+    return norm if isinstance(norm, nn.Module) else nn.Identity()
+
+
+class Mmrl(FewshotMethod):
+    """Two cross-entropies, and two cosines to the frozen towers."""
+
+    config: MmrlConfig
+    plan = PublishedPlan(
+        {
+            **PUBLIC_FRAME,
+            **{"optimizer": "adamw", "lr": 0.001, "batch_size": 4, "epochs": 10, "crop": (0.5, 1.0)},
+        },
+        train_on={"imagenet": {"batch_size": 32, "epochs": 5}},
+        method_on={
+            **{name: {"consistency": weight} for name, weight in _CONSISTENCY.items()},
+            "eurosat": {"consistency": _CONSISTENCY["eurosat"], "rep_dim": 2048},
+        },
+        domain_method={"consistency": 0.2},
+        domain_train={"epochs": 1, "batch_size": 32, "warmup_epochs": 0},
+    )
+
+    def __init__(self, clip: ClipModel, config: MmrlConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
+        super().__init__(clip, config, classes=classes, generator=generator)
+        self.names = classes.names
+        self.depths = len(clip.backbone.image.blocks()), len(clip.backbone.text.blocks())
+        count = min(config.layers, *self.depths)
+        self.tokens = nn.Parameter(_TOKEN_STD * torch.randn(config.tokens, config.rep_dim, generator=generator))
+        with drawn_from(generator):
+            self.image_maps = equal_maps(config.rep_dim, clip.image_width, count=count)
+            self.text_maps = equal_maps(config.rep_dim, clip.text_width, count=count)
+            self.projection = self._projection().requires_grad_(True)
+
+    def _projection(self) -> nn.Module:
+        """From normed tokens into the shared space. [..., W] -> [..., d]"""
+        if self.config.projection == "clip":
+            layers = (getattr(self.clip.backbone.image, "projection", None), self.clip.image_map)
+            return nn.Sequential(*(copy.deepcopy(layer) for layer in layers if layer is not None))
+        layer = nn.Linear(self.clip.image_width, self.clip.dim, bias=False)
+        nn.init.normal_(layer.weight, std=self.clip.image_width**-0.5)
+        return layer
+
+    def both_features(self, pixels: Tensor) -> ImageFeatures:
+        """[B, 3, S, S] -> [B, d] each"""
+        clip, tower = self.clip, self.clip.backbone.image
+        rows = [layer(self.tokens) for layer in self.image_maps]
+        tokens = clip.image_tokens(pixels, edits=InsertedTokens(rows, depth=self.depths[0]))
+        pooled = clip.image_map(tower.finish(tokens).mean(dim=1)) if clip.mean else clip.finish_image(tokens[:, 0])
+        inserted = final_norm(tower)(tokens[:, 1 : 1 + len(self.tokens)])
+        return ImageFeatures(unit(pooled), unit(self.projection(inserted.mean(dim=1))))
+
+    def text_features(self, classes: ClassSet) -> Tensor:
+        """-> [C, d]"""
+        rows = [layer(self.tokens) for layer in self.text_maps]
+        edits = InsertedTokens(rows, depth=self.depths[1])
+        return self.clip.text(self.sentence_ids(classes), edits=edits, shift=len(self.tokens))
+
+    def frozen_texts(self, classes: ClassSet) -> Tensor:
+        """Zero-shot features of the classes' sentences, cached from step to step. -> [C, d]"""
+        ids = self.sentence_ids(classes)
+        return self.cached("frozen", (classes.names, classes.template, ids.device), lambda: self.clip.text(ids))
+
+    def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
+        """Of one step."""
+        c = self.config
+        with torch.no_grad():
+            frozen_images = self.clip.image(batch.pixels)
+        images, texts = self.both_features(batch.pixels), self.text_features(classes)
+        parts = {
+            "ce": functional.cross_entropy(self.scaled_cosines(images.of_class, texts), batch.labels),
+            "ce_rep": functional.cross_entropy(self.scaled_cosines(images.of_representation, texts), batch.labels),
+            "image": cosine_distance(images.of_class, frozen_images),
+            "text": cosine_distance(texts, self.frozen_texts(classes)),
+        }
+        ce = torch.lerp(parts["ce_rep"], parts["ce"], c.class_weight)
+        total = ce + c.consistency * (parts["image"] + parts["text"])
+        return LossTerms(total, {name: part.detach() for name, part in parts.items()})
+
+    @torch.no_grad()
+    def prepare(self, classes: ClassSet) -> MmrlTexts:
+        """Both features score the class list of training."""
+        trained = classes.names == self.names and not classes.shifted
+        mixed = trained if self.config.mixed == "trained" else self.config.mixed == "always"
+        return MmrlTexts(self.text_features(classes), mixed)
+
+    @torch.no_grad()
+    def logits(self, pixels: Tensor, prepared: MmrlTexts) -> Tensor:
+        """[B, 3, S, S], [C, d] -> [B, C]"""
+        images = self.both_features(pixels)
+        by_class = self.scaled_cosines(images.of_class, prepared.features)
+        if not prepared.mixed:
+            return by_class
+        by_representation = self.scaled_cosines(images.of_representation, prepared.features)
+        return torch.lerp(by_representation, by_class, self.config.class_weight)

@@ -1,0 +1,248 @@
+"""VACSR for recognition: the variational adapter on CLIP's features of photos and class prompts (Tables 4 and 5).
+
+The pair matrix is photos × classes with one match per row, or photos × the prompts of the batch's own labels. Beside
+the adapter some blocks of both towers learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vacsr.adapter import AdapterConfig, VariationalAdapter
+from vacsr.backbones.base import Tower
+from vacsr.config.base import Config
+from vacsr.errors import UsageError
+from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from
+from vacsr.fewshot.methods.clip import ClipModel
+from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
+from vacsr.noise import PairNoise
+from vacsr.objective import LossTerms, ObjectiveConfig, VacsrObjective
+from vacsr.pairwise import PairBlock, cosines, same_image
+from vacsr.strips import PairLoss, StripLoss
+
+Blocks = Annotated[str, Field(pattern=r"^((first|last) [0-9]+|all|none)$")] | tuple[Annotated[int, Field(ge=0)], ...]
+"""`first 2`, `last 3`, `all`, `none`, or the numbers of blocks from 0. A count beyond the tower means all of it."""
+VACSR_PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {"adapter": {"residual": "none"}, "objective": {"cosine_weight": 0.0, "correction": 0.0}},
+}
+"""Adapter and objective fields of `default` (ours) and `paper` (as printed: no cosine residual, labels as they are)."""
+
+
+class FewshotVacsrConfig(Config):
+    """Adapter and objective as in retrieval, on CLIP's own features. The defaults are the preset `default`."""
+
+    name: Literal["vacsr"] = "vacsr"
+    """The method's name."""
+    adapter: AdapterConfig = AdapterConfig()
+    """The model."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """The loss."""
+    image_blocks: Blocks = "first 2"
+    """Blocks of the image tower that learn; the paper's words, taken literally."""
+    text_blocks: Blocks = "first 3"
+    """Blocks of the text tower that learn."""
+    pairs: Literal["classes", "batch"] = "classes"
+    """What photos are compared with: every class's prompt, or the prompts of the batch's own labels."""
+    cosine_start: Literal["clip", "adapter"] = "clip"
+    """Start of the residual a·cos+b (ours): CLIP's scale, and at the first step the b that makes the mean probability
+    of the batch's pairs the share of matches among them; or the adapter's `residual_scale` and `residual_bias`."""
+    decoder_zero: bool = True
+    """With the cosine residual the decoder's last layer starts at 0 (ours): training begins at zero-shot CLIP."""
+    adapter_lr: Annotated[float, Field(gt=0)] = 1.0
+    """The adapter's learning rate relative to train.lr."""
+    tower_lr: Annotated[float, Field(ge=0)] = 0.1
+    """The unfrozen blocks' rate relative to train.lr; 0 freezes them too."""
+    text_chunk: Annotated[int, Field(ge=0)] = 0
+    """Prompts encoded at a time and recomputed in the backward pass: less memory for many classes; 0 takes all."""
+    pair_chunk: Annotated[int, Field(ge=0)] = 0
+    """Pairs of photo and class in the loss at a time, in strips of whole rows: less memory; 0 takes all."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> FewshotVacsrConfig:
+        if self.pairs == "classes" and self.objective.positives == "diagonal":
+            raise ValueError("objective.positives=diagonal is undefined for photos × classes — use pairs=batch or ids")
+        if self.pair_chunk and self.objective.negative_direction == "both":
+            raise ValueError("objective.negative_direction=both needs whole columns — set pair_chunk=0")
+        return self
+
+
+class FewshotVacsr(FewshotMethod):
+    """Logit = decoder of the mixture's mean (+ a·cos + b); uncertainty = mixed bounded variance of the pair."""
+
+    config: FewshotVacsrConfig
+    centred: Tensor
+    test_pairs: int = 16_384
+    """Pairs scored at a time: 64 MiB for each tensor of 1,024 numbers per pair."""
+    # The paper states neither optimiser nor rate; it says that it follows MMA's set-up.
+    plan = PublishedPlan(
+        {**PUBLIC_FRAME, "lr": 0.0015, "batch_size": 16, "epochs": 5},
+        train_on={"imagenet": {"batch_size": 128}, "sun397": {"batch_size": 128}, "eurosat": {"batch_size": 5}},
+        # Prompts and pairs in chunks: for memory, with the same result.
+        method_on={name: {"text_chunk": 250, "pair_chunk": 16_384} for name in ("imagenet", "sun397")},
+    )
+
+    def __init__(
+        self, clip: ClipModel, config: FewshotVacsrConfig, *, classes: ClassSet, generator: torch.Generator
+    ) -> None:
+        super().__init__(clip, config, classes=classes, generator=generator)
+        with drawn_from(generator):
+            self.adapter = VariationalAdapter(clip.dim, config.adapter).to(clip.device)
+        self.objective = VacsrObjective(config.objective)
+        self.register_buffer("centred", torch.zeros((), dtype=torch.bool, device=clip.device))
+        self._known_centred = False
+        self._initialise()
+        if config.tower_lr > 0:
+            _unfreeze(clip.backbone.image, config.image_blocks, field="image_blocks")
+            _unfreeze(clip.backbone.text, config.text_blocks, field="text_blocks")
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """With a cosine residual, training starts at CLIP's own logits where the config says so."""
+        if self.adapter.residual is None:
+            return
+        if self.config.cosine_start == "clip":
+            self.adapter.residual[0] = self.clip.scale
+        if self.config.decoder_zero:
+            for parameter in self.adapter.decoder[-1].parameters():
+                parameter.zero_()
+
+    def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
+        """The objective over the pair matrix, whole or in strips of about ``pair_chunk`` pairs."""
+        images, labels, ids = self.image_features(batch.pixels), batch.labels, self.sentence_ids(classes)
+        if self.config.pairs == "classes":
+            texts, columns = self._encode(ids), torch.arange(len(ids), device=labels.device)
+        else:
+            present, index = torch.unique(labels, return_inverse=True)
+            texts, columns = self._encode(trimmed(ids[present]))[index], labels
+        relevance = same_image(labels, columns)
+        noise = PairNoise.create(
+            seed=batch.seed, step=batch.step, rows=len(labels), cols=len(columns), device=labels.device
+        )
+        block = PairBlock(relevance, len(labels), relevance.sum(), noise)
+        if not self._is_centred():
+            self._centre(images, texts, block)
+        rows = max(1, self.config.pair_chunk // len(texts)) if self.config.pair_chunk else len(images)
+        pair_loss: PairLoss = self._pair_loss if rows >= len(images) else StripLoss(self._pair_loss, self.adapter, rows)
+        return pair_loss(Embedding(images), Embedding(texts), block)
+
+    def _pair_loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
+        """L = α·KL + recon + β(L_P + γ·L_N). [R, d], [C, d]"""
+        return self.objective(self.adapter, v.mean, t.mean, block=pairs)
+
+    def _is_centred(self) -> bool:
+        """Whether b has been set, in this process or before; the answer is cached, since reading it waits for a GPU."""
+        self._known_centred = self._known_centred or bool(self.centred)
+        return self._known_centred
+
+    @torch.no_grad()
+    def _centre(self, images: Tensor, texts: Tensor, block: PairBlock) -> None:
+        """Set b on the first batch: a larger b would call every pair a match and disturb the towers until it falls."""
+        self.centred.fill_(True)
+        residual = self.adapter.residual
+        if residual is not None and self.config.cosine_start == "clip":
+            residual[1] = centred_bias(residual[0] * cosines(images, texts), share=block.relevance.double().mean())
+
+    def text_features(self, classes: ClassSet) -> Tensor:
+        """-> [C, d]"""
+        return self._encode(self.sentence_ids(classes))
+
+    def _encode(self, ids: Tensor) -> Tensor:
+        """[C, L] ids -> [C, d]"""
+        chunks = torch.split(ids, self.config.text_chunk or len(ids))
+        learns = torch.is_grad_enabled() and any(p.requires_grad for p in self.clip.backbone.text.parameters())
+        if learns and len(chunks) > 1:
+            return torch.cat([checkpoint(self.clip.text, chunk, use_reentrant=False) for chunk in chunks])
+        return torch.cat([self.clip.text(chunk) for chunk in chunks])
+
+    @torch.no_grad()
+    def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
+        """[B, 3, S, S], [C, d] -> [B, C]"""
+        return self._of_pairs(self.adapter.logit, self.image_features(pixels), prepared)
+
+    @torch.no_grad()
+    def predict(self, pixels: Tensor, prepared: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits and uncertainty with one pass of the image tower. [B, 3, S, S], [C, d] -> [B, C], [B, C]"""
+        images = self.image_features(pixels)
+        logits = self._of_pairs(self.adapter.logit, images, prepared)
+        return logits, self._of_pairs(self.adapter.uncertainty, images, prepared)
+
+    def _of_pairs(self, function: Callable[[Tensor, Tensor], Tensor], images: Tensor, texts: Tensor) -> Tensor:
+        """A number for every pair, some photos at a time. [B, d], [C, d] -> [B, C]"""
+        chunks = torch.split(images, max(1, self.test_pairs // len(texts)))
+        return torch.cat([function(chunk.unsqueeze(1), texts.unsqueeze(0)) for chunk in chunks])
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """What learns, a and b also where they do not, and whether the first batch has set b."""
+        residual = self.adapter.residual
+        weights: dict[str, Tensor] = {**self.trainable(), "centred": self.centred}
+        return weights if residual is None else weights | {"adapter.residual": residual}
+
+    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """The saved weights say whether b has been set."""
+        super().load_weights(tensors)
+        self._known_centred = False
+
+    def param_groups(self) -> list[ParamGroup]:
+        """The adapter and the unfrozen blocks, each at a rate of its own; biases, norms and scalars do not decay."""
+        towers = [(name, parameter) for name, parameter in self.trainable().items() if name.startswith("clip.")]
+        return [
+            *split_by_decay("adapter", self.adapter.named_parameters(), lr_scale=self.config.adapter_lr),
+            *split_by_decay("towers", towers, lr_scale=self.config.tower_lr),
+        ]
+
+
+def trimmed(ids: Tensor) -> Tensor:
+    """Without the columns in which all these sentences have ended. [C, L] ids, −1 after the end -> [C, ≤ L]
+
+    >>> trimmed(torch.tensor([[5, 6, -1, -1], [5, 7, 6, -1]]))
+    tensor([[ 5,  6, -1],
+            [ 5,  7,  6]])
+    """
+    return ids[:, : int((ids >= 0).sum(dim=1).max())]
+
+
+def centred_bias(scores: Tensor, *, share: Tensor) -> Tensor:
+    """The b at which sigmoid(scores + b) has the mean ``share``, by bisection. [...], 0-d -> 0-d
+
+    >>> scores = torch.tensor([3.0, 5.0])
+    >>> round(float(centred_bias(scores, share=torch.tensor(0.5))), 4)
+    -4.0
+    """
+    scores = scores.double()
+    logit = torch.logit(share.double(), eps=1e-6)
+    low, high = logit - scores.max(), logit - scores.min()  # at these all probabilities are below or above the share
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = torch.sigmoid(scores + middle).mean() > share
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return (low + high) / 2
+
+
+def chosen_blocks(setting: str | tuple[int, ...], depth: int, *, field: str) -> list[int]:
+    """Numbers of the blocks that a setting names in a tower of ``depth`` blocks; more than there are means all.
+
+    >>> chosen_blocks("last 2", 12, field="image_blocks"), chosen_blocks("first 3", 2, field="text_blocks")
+    ([10, 11], [0, 1])
+    """
+    if isinstance(setting, tuple):
+        if any(number >= depth for number in setting):
+            raise UsageError(
+                f"{field}={list(setting)}: the tower has blocks 0 to {depth - 1} — name these, or 'last 2'"
+            )
+        return sorted(set(setting))
+    word, _, count = setting.partition(" ")
+    number = min(int(count), depth) if count else {"all": depth, "none": 0}[word]
+    return list(range(depth - number, depth)) if word == "last" else list(range(number))
+
+
+def _unfreeze(tower: Tower, setting: str | tuple[int, ...], *, field: str) -> None:
+    blocks: list[nn.Module] = tower.blocks()
+    for number in chosen_blocks(setting, len(blocks), field=field):
+        blocks[number].requires_grad_(True)

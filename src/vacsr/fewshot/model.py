@@ -1,0 +1,201 @@
+"""A few-shot method on its CLIP, ready for photos: built from a recipe, evaluated, saved and loaded again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vacsr.backbones.inputs import PhotoReader, Progress
+from vacsr.backbones.preprocess import PhotoTransform
+from vacsr.config import BackboneConfig
+from vacsr.config.io import parse
+from vacsr.data.fewshot import LabelledPhotos
+from vacsr.errors import DataError, UsageError
+from vacsr.evaluate.fewshot import Answers, answers, join_answers
+from vacsr.fewshot.config import AnyFewshotConfig, FewshotRecipe
+from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod, build_fewshot
+from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
+from vacsr.methods.saved import SCHEMA, config_digest, model_folder, read_config
+from vacsr.provenance import Provenance
+from vacsr.scoring import choose_device
+from vacsr.train.precision import matmul_precision
+
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+
+
+class Predicted(NamedTuple):
+    """Predictions for N photos over C classes, on the CPU."""
+
+    names: tuple[str, ...]
+    """[C] the classes, in the order of the columns."""
+    probabilities: Tensor
+    """[N, C] each row sums to 1."""
+    uncertainty: Tensor | None
+    """[N, C] σ of every pair of photo and class; None where the method has none."""
+
+    def best(self) -> list[str]:
+        """[N] the likeliest class of each photo."""
+        return [self.names[index] for index in self.probabilities.argmax(dim=1).tolist()]
+
+
+@dataclass(frozen=True)
+class FewshotModel:
+    """A method and the classes it is trained on; it takes other classes too, by their names."""
+
+    method: FewshotMethod
+    classes: ClassSet
+    transform: PhotoTransform
+    """How photos are prepared: the shorter side resized to the tower's size, then the centre cropped."""
+    origin: dict[str, str]
+    """The CLIP below it: name, preprocessing and a hash of its weights and scale before training."""
+
+    @classmethod
+    def build(
+        cls,
+        method: AnyFewshotConfig,
+        backbone: BackboneConfig,
+        *,
+        classes: ClassSet,
+        seed: int,
+        device: torch.device,
+    ) -> FewshotModel:
+        """New weights are drawn from ``seed``; torch's global generator is not touched."""
+        clip = ClipModel.from_config(backbone)
+        origin, transform = _origin(clip), replace(clip.backbone.transform, resize="center")
+        generator = torch.Generator().manual_seed(seed)
+        built = build_fewshot(clip.to(device), method, classes=classes, generator=generator)
+        return cls(built.to(device), classes, transform, origin)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the method is."""
+        return next(self.method.parameters()).device
+
+    @torch.no_grad()
+    def predict(
+        self, photos: Sequence[Image.Image], names: Sequence[str] | None = None, *, batch_size: int = 100
+    ) -> Predicted:
+        """Photos against the classes of training, or against others by their names, in float32."""
+        if not len(photos):
+            raise UsageError("no photos to predict — give a list of PIL images")
+        classes = self.classes if names is None else _classes_named(self.classes, names)
+        probabilities, sigmas = [], []
+        with matmul_precision("fp32"):
+            prepared = self.method.prepare(classes)
+            for start in range(0, len(photos), batch_size):
+                pixels = torch.stack([self.transform.pixels(photo) for photo in photos[start : start + batch_size]])
+                logits, sigma = self.method.predict(self.transform.normalize(pixels.to(self.device)), prepared)
+                probabilities.append(logits.double().softmax(dim=1).float().cpu())
+                sigmas += [] if sigma is None else [sigma.float().cpu()]
+        return Predicted(classes.names, torch.cat(probabilities), torch.cat(sigmas) if sigmas else None)
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        photos: LabelledPhotos,
+        classes: ClassSet,
+        *,
+        batch_size: int = 100,
+        workers: int = 0,
+        progress: Progress | None = None,
+    ) -> Answers:
+        """Every photo against these classes, in float32, so that runs are comparable however they were trained."""
+        reader = PhotoReader(photos.photos, self.transform, workers=workers)
+        batches = [range(start, min(start + batch_size, len(photos))) for start in range(0, len(photos), batch_size)]
+        parts: list[Answers] = []
+        with matmul_precision("fp32"):
+            prepared = self.method.prepare(classes)
+            for rows, pixels in zip(batches, reader.stream(batches), strict=True):
+                logits, sigma = self.method.predict(self.transform.normalize(pixels.to(self.device)), prepared)
+                labels = photos.labels[rows.start : rows.stop]
+                parts.append(answers(logits, labels, uncertainty=sigma, graded=sigma is not None))
+                if progress is not None:
+                    progress(rows.stop, len(photos))
+        return join_answers(parts)
+
+    def save(self, folder: Path, recipe: FewshotRecipe) -> None:
+        """Write config.json and model.safetensors, the learned weights without the CLIP; both or neither."""
+        described = {
+            "schema": SCHEMA,
+            "task": "fewshot",
+            "backbone": _absolute(recipe.backbone).model_dump(mode="json"),
+            "origin": self.origin,
+            "method": recipe.method.model_dump(mode="json"),
+            "classes": list(self.classes.names),
+            "template": self.classes.template,
+            "sentences": [list(sentences) for sentences in self.classes.sentences],
+        }
+        with atomic_paths(folder / _WEIGHTS, folder / _CONFIG) as (weights, config):
+            save_tensors(weights, self.method.weights(), metadata={"config": config_digest(described)})
+            config.write_text(json_text(described), encoding="utf-8")
+
+
+def load_fewshot(run: str | Path, *, device: str = "auto", start: str | Path | None = None) -> FewshotModel:
+    """Read a run or model folder of `vacsr fewshot`; its CLIP comes from where the recipe says, and must be the same.
+
+    ``start`` says where the run that ``backbone.start`` named is now, if it has moved.
+    """
+    try:
+        folder = model_folder(Path(run).expanduser())
+    except DataError as error:
+        raise DataError(f"no few-shot model in {run} — train one: vacsr fewshot RECIPE.yaml --out {run}") from error
+    raw = read_config(folder / _CONFIG)
+    if raw.get("task") != "fewshot":
+        raise DataError(f"{folder} is not a few-shot model — give a run of vacsr fewshot")
+    tensors, metadata = read_tensors(folder / _WEIGHTS)
+    if metadata.get("config") != config_digest(raw):
+        raise DataError(f"{folder}: {_CONFIG} and the weights were not saved together — run vacsr fewshot again")
+    classes = ClassSet(tuple(raw["classes"]), raw["template"], tuple(tuple(each) for each in raw["sentences"]))
+    method = parse(FewshotRecipe, {"method": raw["method"]}).method
+    backbone = _moved(parse(BackboneConfig, raw["backbone"]), start, folder=folder)
+    model = FewshotModel.build(method, backbone, classes=classes, seed=0, device=choose_device(device))
+    Provenance(**raw["origin"]).check(Provenance(**model.origin))
+    model.method.load_weights(tensors)
+    model.method.eval()
+    return model
+
+
+def _classes_named(classes: ClassSet, names: Sequence[str]) -> ClassSet:
+    """Other classes with the same template; the classes of training are returned as they are."""
+    if isinstance(names, str) or not names or any(not name.strip() for name in names):
+        raise UsageError(f"classes {names!r} — give a list of names, as in ['red tree', 'blue fish']")
+    return classes if tuple(names) == classes.names else ClassSet(tuple(names), classes.template)
+
+
+def _origin(clip: ClipModel) -> dict[str, str]:
+    """Where the towers are from; with the heads of a trained start, the hash includes these and its scale."""
+    origin = asdict(clip.backbone.provenance())
+    heads = sorted(nn.ModuleList([clip.image_map, clip.text_map]).state_dict().items())
+    if not heads:
+        return origin
+    digest = hashlib.sha256(f"{origin['revision']} {clip.scale!r}".encode())
+    for name, tensor in heads:
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return {**origin, "revision": digest.hexdigest()[:12]}
+
+
+def _absolute(backbone: BackboneConfig) -> BackboneConfig:
+    """With an absolute path of its start, so that it is found from any working directory."""
+    start = str(Path(backbone.start).expanduser().resolve()) if backbone.start else ""
+    return backbone.model_copy(update={"start": start})
+
+
+def _moved(backbone: BackboneConfig, start: str | Path | None, *, folder: Path) -> BackboneConfig:
+    """The backbone with its start at the path given or saved, which must exist."""
+    if not backbone.start:
+        if start is not None:
+            raise UsageError(f"{folder} is based on {backbone.spec}, not on a trained run — leave start= out")
+        return backbone
+    moved = _absolute(backbone if start is None else backbone.model_copy(update={"start": str(start)}))
+    if not Path(moved.start).is_dir():
+        message = f"{folder} is based on the towers of {moved.start}, which is missing"
+        raise DataError(f"{message} — restore that run, or say where it is: load_fewshot(RUN, start=FOLDER)")
+    return moved

@@ -1,0 +1,309 @@
+"""A few-shot recipe from data to report. This is what `vacsr fewshot` runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vacsr.backbones import scheme_of
+from vacsr.config.io import dump_yaml
+from vacsr.data.fewshot import LabelledPhotos, save_shots
+from vacsr.data.fewshot.specs import parse_class_spec
+from vacsr.data.karpathy import read_json
+from vacsr.errors import DataError, UsageError
+from vacsr.evaluate.fewshot import Answers, fewshot_result, harmonic_mean
+from vacsr.fewshot.config import FewshotDataConfig, FewshotRecipe, fewshot_from, read_fewshot
+from vacsr.fewshot.feed import ShotFeed
+from vacsr.fewshot.loop import ShotTrainer, check_checkpoint
+from vacsr.fewshot.methods import METHODS
+from vacsr.fewshot.model import FewshotModel, load_fewshot
+from vacsr.fewshot.task import FewshotTask, check_targets, load_task
+from vacsr.files import write_json, write_tensors, write_text
+from vacsr.scoring import choose_device
+from vacsr.train.checkpoint import NO_EFFECT, READING
+from vacsr.train.difference import check_same_training
+from vacsr.train.distributed import take_device
+from vacsr.train.folder import check_folder, run_lock
+from vacsr.train.progress import PhotoProgress
+from vacsr.train.trackers import check_trackers
+
+ANSWERS = "answers.safetensors"
+SEARCH = "search.json"
+Choice = dict[str, Any]
+"""A candidate of a search: ``image_blocks``, ``text_blocks`` and ``epochs``, those that are searched."""
+
+
+class FewshotRun(NamedTuple):
+    """The result of a run; the report is None where it was interrupted."""
+
+    steps: int
+    """Done in the final training."""
+    report: dict[str, Any] | None
+
+    @property
+    def interrupted(self) -> bool:
+        """Stopped by Ctrl-C."""
+        return self.report is None
+
+
+def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progress: bool = True) -> FewshotRun:
+    """Fill the run folder ``out``: config.yaml, shots.json, metrics.jsonl, checkpoint/, model/ and, last, report.json.
+
+    Also answers.safetensors, the prediction for each test photo, and search.json where something was searched. Errors
+    are found before the first file is written, except in photos, which are decoded when they are used. A folder that
+    another process is filling is refused.
+    """
+    with run_lock(out):
+        check_folder(out, resume=resume)
+        if resume:
+            check_same_training(recipe, out, read=fewshot_from, command="vacsr fewshot")
+        check_trackers(recipe.train.trackers)
+        device = take_device(recipe.train.device)
+        task = load_task(recipe.data)
+        check_search(recipe, task.val)
+        model = _build(recipe, task, device)
+        digest = fingerprint(recipe, task, origin=model.origin)
+        check_checkpoint(out / "checkpoint", fingerprint=digest)
+        _open_folder(out, recipe, task, resume=resume)
+        choice: Choice = {}
+        if candidates(recipe):
+            best = search(recipe, task, out=out, fingerprint=digest, device=device, progress=progress)
+            if best is None:
+                return FewshotRun(0, None)
+            choice, recipe = best, with_choice(recipe, best)
+            model = _build(recipe, task, device)
+        steps, interrupted = 0, False
+        if model.method.trains:
+            trainer = _trainer(recipe, task, model, out=out, fingerprint=digest)
+            if resume:
+                trainer.resume()
+            run = trainer.run(progress=progress, label=recipe.method.name)
+            steps, interrupted = run.state.step, run.interrupted
+        else:
+            write_text(out / "metrics.jsonl", "")
+            model.method.eval()
+        if interrupted:
+            return FewshotRun(steps, None)
+        model.save(out / "model", recipe)
+        return FewshotRun(steps, _report(recipe, task, model, out=out, choice=choice, progress=progress))
+
+
+def evaluate_fewshot(recipe: FewshotRecipe, out: Path, *, progress: bool = True) -> dict[str, Any]:
+    """Test a finished run again and write its report; nothing is trained.
+
+    The recipe may have other ``data.targets`` and another ``evaluate`` than the run; other data is refused.
+    """
+    with run_lock(out):
+        _check_same_data(recipe, out)
+        task = load_task(recipe.data)
+        trained_on = read_json(out / "shots.json", keys=("train",)).get("hash")
+        if trained_on != task.shots.hash:
+            message = f"the data gives shots {task.shots.hash[:12]}…, {out / 'shots.json'} has {str(trained_on)[:12]}…"
+            raise UsageError(f"{message}: photos were added, removed or renamed — restore them, or train again")
+        model = load_fewshot(out, device=recipe.train.device)
+        searched = read_json(out / SEARCH, keys=("candidates",)) if (out / SEARCH).is_file() else {}
+        return _report(recipe, task, model, out=out, choice=searched.get("best", {}), progress=progress)
+
+
+def check_fewshot(recipe: FewshotRecipe) -> None:
+    """Refuse a recipe that would be refused later, as far as it alone shows that."""
+    choose_device(recipe.train.device)
+    check_targets(recipe.data)
+    for spec in (recipe.data.spec, *recipe.data.targets.values()):
+        parse_class_spec(spec)
+    check_search(recipe)
+    if not recipe.backbone.start and not scheme_of(recipe.backbone.spec).matched:
+        message = f"backbone {recipe.backbone.spec!r} is not trained to match photos and sentences"
+        raise UsageError(f"{message} — write clip:ID_OR_FOLDER, or set backbone.start to a trained run")
+
+
+def _check_same_data(recipe: FewshotRecipe, out: Path) -> None:
+    """Refuse a recipe whose method or data, except ``targets``, differ from ``out/config.yaml``."""
+    file = out / "config.yaml"
+    if not file.is_file():
+        raise DataError(
+            f"no few-shot model in {out}, no {file.name} — train one: vacsr fewshot RECIPE.yaml --out {out}"
+        )
+    before = read_fewshot(file)
+    pairs = {"method.name": (recipe.method.name, before.method.name)}
+    fields = [name for name in FewshotDataConfig.model_fields if name != "targets"]
+    pairs |= {f"data.{name}": (getattr(recipe.data, name), getattr(before.data, name)) for name in fields}
+    for name, (value, old) in pairs.items():
+        if value != old:
+            message = f"the recipe has {name}={value!r}, the run in {out} was trained with {old!r}"
+            raise UsageError(f"{message} — give its own: vacsr fewshot {file} --out {out} --evaluate-only")
+
+
+def fingerprint(recipe: FewshotRecipe, task: FewshotTask, *, origin: Mapping[str, str]) -> str:
+    """What must be equal for a checkpoint to fit: method, backbone and its weights, plan, shots, classes and search."""
+    whole = {
+        "method": recipe.method.model_dump(mode="json"),
+        "backbone": recipe.backbone.model_dump(mode="json"),
+        "origin": dict(origin),
+        "train": recipe.train.model_dump(mode="json", exclude={*NO_EFFECT, *READING}),
+        "shots": [task.shots.hash, task.train.digest()],
+        "classes": task.classes,
+        "search": recipe.search.model_dump(mode="json"),
+    }
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+
+
+def _open_folder(out: Path, recipe: FewshotRecipe, task: FewshotTask, *, resume: bool) -> None:
+    """Delete an older report and its answers, which would not belong to config.yaml; without resume, a search too."""
+    for name in ("report.json", ANSWERS, *(() if resume else (SEARCH,))):
+        (out / name).unlink(missing_ok=True)
+    write_text(out / "config.yaml", dump_yaml(recipe))
+    save_shots(out / "shots.json", task.shots, source=task.source)
+
+
+def _build(recipe: FewshotRecipe, task: FewshotTask, device: torch.device) -> FewshotModel:
+    return FewshotModel.build(
+        recipe.method, recipe.backbone, classes=task.classes, seed=recipe.train.seed, device=device
+    )
+
+
+def _trainer(
+    recipe: FewshotRecipe, task: FewshotTask, model: FewshotModel, *, out: Path | None = None, fingerprint: str = ""
+) -> ShotTrainer:
+    feed = ShotFeed(task.train, recipe.train, transform=model.transform, second=model.method.second_view)
+    return ShotTrainer(
+        model.method, feed, recipe.train, task.classes, model.transform, model.device, out=out, fingerprint=fingerprint
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ search
+
+
+def candidates(recipe: FewshotRecipe) -> list[Choice]:
+    """All combinations in the order written, the last list fastest; none where nothing is searched.
+
+    >>> recipe = FewshotRecipe.model_validate({"search": {"image_blocks": [1, "last 2"], "epochs": [5]}})
+    >>> candidates(recipe)
+    [{'image_blocks': 'first 1', 'epochs': 5}, {'image_blocks': 'last 2', 'epochs': 5}]
+    """
+    lists: dict[str, list[Any]] = {
+        name: [f"first {value}" if isinstance(value, int) else value for value in getattr(recipe.search, name)]
+        for name in ("image_blocks", "text_blocks")
+    }
+    lists["epochs"] = list(recipe.search.epochs)
+    searched = {name: values for name, values in lists.items() if values}
+    return [dict(zip(searched, values, strict=True)) for values in product(*searched.values())] if searched else []
+
+
+def with_choice(recipe: FewshotRecipe, choice: Mapping[str, Any]) -> FewshotRecipe:
+    """The recipe with a candidate's fields."""
+    fields = {name: value for name, value in choice.items() if name != "epochs"}
+    train = recipe.train.model_copy(update={"epochs": choice.get("epochs", recipe.train.epochs)})
+    return recipe.model_copy(update={"method": recipe.method.model_copy(update=fields), "train": train})
+
+
+def check_search(recipe: FewshotRecipe, val: LabelledPhotos | None = None) -> None:
+    """Refuse a search over fields that the method does not have, or without validation shots."""
+    names = [name for choice in candidates(recipe)[:1] for name in choice]
+    unknown = [name for name in names if name != "epochs" and name not in type(recipe.method).model_fields]
+    if unknown:
+        raise UsageError(f"method '{recipe.method.name}' has no {unknown[0]} to search — take search.{unknown[0]} out")
+    if names and not METHODS[recipe.method.name].trains:
+        raise UsageError(f"method '{recipe.method.name}' does not train, there is nothing to search — take search out")
+    if names and val is not None and not len(val):
+        raise UsageError("a search needs validation shots, the draw has none — lower data.shots or take search out")
+
+
+def search(
+    recipe: FewshotRecipe, task: FewshotTask, *, out: Path, fingerprint: str, device: torch.device, progress: bool
+) -> Choice | None:
+    """Train every candidate on the shots, score it on the validation shots, return the best; among equals the first.
+
+    The test sets are not read (paper, Appendix C.2). ``out/search.json`` is written after each candidate, so that an
+    interrupted search, which returns None, can continue.
+    """
+    table = candidates(recipe)
+    scored = _scored_before(out / SEARCH, fingerprint)
+    for number, choice in enumerate(table[len(scored) :], start=len(scored)):
+        label = f"search {number + 1}/{len(table)}" if progress else ""
+        accuracy = validation_accuracy(with_choice(recipe, choice), task, device=device, label=label)
+        if accuracy is None:
+            return None
+        scored.append({**choice, "val_accuracy": accuracy})
+        write_json(out / SEARCH, {"fingerprint": fingerprint, "candidates": scored, "samples": len(task.val)})
+    best = table[max(range(len(table)), key=lambda number: (scored[number]["val_accuracy"], -number))]
+    result = {"fingerprint": fingerprint, "candidates": scored, "samples": len(task.val), "best": best}
+    write_json(out / SEARCH, result)
+    return best
+
+
+def _scored_before(path: Path, fingerprint: str) -> list[dict[str, Any]]:
+    """Candidates that an earlier, interrupted search of the same run has scored."""
+    if not path.is_file():
+        return []
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        return list(before["candidates"]) if before["fingerprint"] == fingerprint else []
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({error}) — delete it, the search then starts again") from error
+
+
+def validation_accuracy(recipe: FewshotRecipe, task: FewshotTask, *, device: torch.device, label: str) -> float | None:
+    """Train a candidate and test it on the validation shots, in percent; None where it was interrupted."""
+    model = _build(recipe, task, device)
+    if _trainer(recipe, task, model).run(progress=bool(label), label=label).interrupted:
+        return None
+    predicted = model.evaluate(
+        task.val, task.classes, batch_size=recipe.evaluate.batch_size, workers=recipe.train.workers
+    )
+    return 100.0 * float(predicted.correct.double().mean())
+
+
+# ------------------------------------------------------------------------------------------------------------ report
+
+
+def _report(
+    recipe: FewshotRecipe, task: FewshotTask, model: FewshotModel, *, out: Path, choice: Choice, progress: bool
+) -> dict[str, Any]:
+    """Test every set, then write answers and report."""
+    config, draw = recipe.evaluate, recipe.data
+    report: dict[str, Any] = {
+        "schema": 1,
+        "task": "fewshot",
+        "method": recipe.method.name,
+        "dataset": task.source.name,
+        "protocol": draw.protocol,
+        **({"shots_file": draw.shots_file} if draw.shots_file else {"shots": draw.shots, "seed": draw.seed}),
+        "shots_hash": task.shots.hash,
+        "trainable": model.method.trainable_count() if model.method.trains else 0,
+        "results": [],
+    }
+    tensors: dict[str, Tensor] = {}
+    for test in task.tests:
+        with PhotoProgress(f"testing {test.split}", show=progress) as bar:
+            predicted = model.evaluate(
+                test.photos, test.classes, batch_size=config.batch_size, workers=recipe.train.workers, progress=bar
+            )
+        report["results"].append(
+            fewshot_result(
+                test.split, predicted, classes=len(test.classes.names), bins=config.bins, coverages=config.coverages
+            )
+        )
+        tensors |= _columns(test.split, predicted, test.photos.labels)
+    accuracy = {result["split"]: result["accuracy"] for result in report["results"]}
+    if {"base", "new"} <= accuracy.keys():
+        report["hm"] = harmonic_mean(accuracy["base"], accuracy["new"])
+    if choice:
+        report["search"] = choice
+    write_tensors(out / ANSWERS, tensors)
+    write_json(out / "report.json", report)
+    return report
+
+
+def _columns(split: str, predicted: Answers, labels: Tensor) -> dict[str, Tensor]:
+    """What paired tests and reliability plots need."""
+    columns = {name: column for name, column in predicted._asdict().items() if column is not None}
+    del columns["correct"]
+    return {f"{split}.label": labels, **{f"{split}.{name}": column for name, column in columns.items()}}

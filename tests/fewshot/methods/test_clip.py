@@ -1,0 +1,198 @@
+"""CLIP's features against the plain reference, and where they come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vacsr.backbones.edits import TowerEdits
+from vacsr.config import BackboneConfig
+from vacsr.errors import DataError, ShapeMismatch, UsageError
+from vacsr.fewshot.methods.base import ClassSet
+from vacsr.fewshot.methods.clip import ClipModel
+from vacsr.methods.infonce import InfoNCEConfig
+from vacsr.methods.model import MatchingModel
+from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.methods.vacsr import VacsrConfig
+
+from .plain_clip import (
+    CAPTIONS,
+    Plain,
+    photos,
+    plain_finish,
+    plain_image,
+    plain_image_tokens,
+    plain_text,
+    small_clip,
+    trained_tiny,
+)
+
+PROMPTS = ["a cat.", "two dogs", "x"]
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_features_are_the_plain_ones() -> None:
+    clip, pixels = small_clip(), photos(2)
+    assert (clip.dim, clip.image_width, clip.text_width, clip.scale) == (16, 32, 24, 100.0)
+    close(clip.image(pixels), plain_image(clip, pixels))
+    tokens = clip.image_tokens(pixels)
+    close(tokens[1], plain_image_tokens(clip, pixels[1]))
+    close(clip.finish_image(tokens[:, 3])[1], plain_finish(clip, "image", tokens[1, 3]))
+    ids = clip.tokens(PROMPTS)
+    assert ids.shape == (3, 1 + 8 + 1)
+    assert int((ids >= 0).sum()) == sum(map(len, PROMPTS)) + 2 * 3
+    close(clip.text(ids), plain_text(clip, ids))
+
+
+class AllJoints(TowerEdits):
+    """Something at every joint, tokens inserted after the first at block 1."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def words(self, tokens: Tensor) -> Tensor:
+        return tokens.flip(-1)
+
+    def entry(self, tokens: Tensor) -> Tensor:
+        return 0.5 * tokens
+
+    def before(self, depth: int, tokens: Tensor) -> Tensor:
+        if depth != 1:
+            return tokens
+        return torch.cat((tokens[:, :1], self.rows.expand(len(tokens), -1, -1), tokens[:, 1:]), dim=1)
+
+    def after(self, depth: int, given: Tensor, tokens: Tensor) -> Tensor:
+        return tokens + (depth + 1) * given.sin()
+
+
+def all_joints(rows: Tensor) -> Plain:
+    """The same for one row of tokens."""
+    return Plain(
+        words=lambda x: x.flip(-1),
+        entry=lambda x: 0.5 * x,
+        before=lambda depth, x: torch.cat((x[:1], rows, x[1:])) if depth == 1 else x,
+        after=lambda depth, given, x: x + (depth + 1) * given.sin(),
+    )
+
+
+def test_edited_features_are_the_plain_ones() -> None:
+    clip, pixels, draw = small_clip(), photos(2), torch.Generator().manual_seed(1)
+    wide = torch.randn(3, 32, generator=draw, dtype=torch.float64)
+    close(clip.image(pixels, edits=AllJoints(wide)), plain_image(clip, pixels, all_joints(wide)))
+    narrow, ids = torch.randn(2, 24, generator=draw, dtype=torch.float64), clip.tokens(PROMPTS)
+    ours = clip.text(ids, edits=AllJoints(narrow), shift=2)
+    close(ours, plain_text(clip, ids, all_joints(narrow), shift=2))
+    with pytest.raises(ShapeMismatch, match="shift=2"):
+        clip.text(ids, edits=AllJoints(narrow))
+
+
+def test_nothing_learns_until_it_is_woken() -> None:
+    clip = small_clip()
+    assert not any(parameter.requires_grad for parameter in clip.parameters())
+    assert not any(module.training for module in clip.modules())
+    clip.backbone.image.requires_grad_(True)
+    clip.freeze()
+    assert not any(parameter.requires_grad for parameter in clip.parameters())
+
+
+def test_too_long_prompts_are_cut_by_tokens_and_refused_by_text() -> None:
+    clip = small_clip()
+    ids = clip.tokens(["x" * 100])
+    assert ids.shape == (1, 48)
+    assert clip.text(ids).shape == (1, 16)
+    with pytest.raises(ShapeMismatch, match="49 tokens long"):
+        clip.text(torch.cat((ids, ids[:, -1:]), dim=1))
+
+
+def test_half_precision_ends_at_the_features() -> None:
+    clip = small_clip(dtype=torch.float32)
+    pixels = photos(2, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = clip.image(pixels)
+    assert low.dtype == torch.float32
+    torch.testing.assert_close(low.norm(dim=-1), torch.ones(2))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_trained_run_gives_its_own_embeddings(tmp_path: Path, pooling: str) -> None:
+    model = trained_tiny(tmp_path / "model", InfoNCEConfig(scale=20.0), pooling=pooling)
+    clip = ClipModel.from_config(BackboneConfig(start=str(tmp_path)))
+    assert (clip.dim, clip.image_width, clip.text_width) == (12, 32, 32)
+    assert clip.scale == pytest.approx(20.0, rel=1e-6)
+    bytes_ = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model.embed_images(bytes_).mean, model.embed_texts(clip.tokens(CAPTIONS)).mean
+        torch.testing.assert_close(clip.image(clip.backbone.transform.normalize(bytes_)), expected[0])
+        torch.testing.assert_close(clip.text(clip.tokens(CAPTIONS)), expected[1])
+
+
+def test_inserted_tokens_count_in_a_mean(tmp_path: Path) -> None:
+    trained_tiny(tmp_path, InfoNCEConfig(), pooling="mean")
+    clip = ClipModel.from_config(BackboneConfig(start=str(tmp_path)))
+
+    class Insert(TowerEdits):
+        def after(self, depth: int, given: Tensor, tokens: Tensor) -> Tensor:
+            return (
+                torch.cat((tokens[:, :1], torch.full_like(tokens[:, :1], 5.0), tokens[:, 1:]), dim=1)
+                if depth
+                else tokens
+            )
+
+    ids = clip.tokens(CAPTIONS)
+    kept: list[Tensor] = []
+    handle = clip.backbone.text.blocks()[-1].register_forward_hook(lambda _block, _given, out: kept.append(out))
+    plain = clip.text(ids)
+    handle.remove()
+    ours = clip.text(ids, edits=Insert(), shift=1)
+    for row, length in enumerate((ids >= 0).sum(dim=1).tolist()):
+        states = torch.cat((kept[0][row, :length], torch.full((1, 32), 5.0)))
+        mean = clip.backbone.text.finish(states).mean(dim=0)
+        torch.testing.assert_close(ours[row], nn.functional.normalize(clip.text_map(mean), dim=-1))
+    assert not torch.allclose(ours, plain)
+
+
+def test_scales_of_other_methods(tmp_path: Path) -> None:
+    trained_tiny(tmp_path / "sigmoid", SigmoidConfig(scale=7.0))
+    trained_tiny(tmp_path / "vacsr", VacsrConfig())
+    scales = [ClipModel.from_config(BackboneConfig(start=str(tmp_path / name))).scale for name in ("sigmoid", "vacsr")]
+    assert scales == [7.0, 100.0]
+
+
+def test_what_cannot_be_started_from(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"backbone\.start"):
+        ClipModel.from_config(BackboneConfig(spec="tiny:"))
+    with pytest.raises(DataError, match="no trained model"):
+        ClipModel.from_config(BackboneConfig(start=str(tmp_path / "nothing")))
+    trained_tiny(tmp_path / "gpo", InfoNCEConfig(), pooling="gpo")
+    with pytest.raises(UsageError, match="gpo"):
+        ClipModel.from_config(BackboneConfig(start=str(tmp_path / "gpo")))
+    trained_tiny(tmp_path / "cls", InfoNCEConfig())
+    with pytest.raises(UsageError, match=r"leave backbone\.spec out"):
+        ClipModel.from_config(BackboneConfig(start=str(tmp_path / "cls"), spec="clip:vit-b32"))
+    features = MatchingModel.build(InfoNCEConfig(), BackboneConfig(), image_dim=4, text_dim=4)
+    features.save_pretrained(tmp_path / "features")
+    with pytest.raises(UsageError, match="cached features"):
+        ClipModel.from_config(BackboneConfig(start=str(tmp_path / "features")))
+
+
+def test_random_weights_are_always_the_same_and_leave_the_generator_alone(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sides = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**sides, "image_size": 16, "patch_size": 8}
+    transformers.CLIPConfig(vision_config=vision, text_config={**sides, "vocab_size": 300}).save_pretrained(tmp_path)
+    before = torch.get_rng_state()
+    one, other = (ClipModel.from_config(BackboneConfig(spec=f"clip:{tmp_path}", weights="random")) for _ in range(2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_prompts_are_the_template_with_spaces_for_underscores() -> None:
+    classes = ClassSet(("a380", "night_heron"), "a photo of {}, a thing.")
+    assert classes.prompts() == ["a photo of a380, a thing.", "a photo of night heron, a thing."]
+    assert ClassSet(("x",)).prompts() == ["a photo of a x."]

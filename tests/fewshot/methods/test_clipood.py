@@ -1,0 +1,170 @@
+"""CLIPood against a plain CLIP, its margin in words, and its mean of weights in closed form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import beta as beta_distribution
+from torch import Tensor
+
+from vacsr.fewshot.methods.base import ClassSet, ShotBatch
+from vacsr.fewshot.methods.clip import ClipModel
+from vacsr.fewshot.methods.clipood import Clipood, ClipoodConfig, beta_weight
+
+from .plain_clip import photos, plain_image, plain_text, small_clip
+from .plain_maple import tiny_clip
+
+CLASSES = ClassSet(("night_heron", "cat", "plum"), "{} texture.")
+OTHERS = ClassSet(("oak", "old_oak"))
+LABELS = torch.tensor([2, 0])
+
+
+def clipood(clip: ClipModel | None = None, **fields: float) -> Clipood:
+    config = ClipoodConfig.model_validate(fields)
+    return Clipood(clip or small_clip(), config, classes=CLASSES, generator=torch.Generator())
+
+
+def trained(method: Clipood, steps: int, *, stop: int | None = None) -> list[list[Tensor]]:
+    """A few large steps; the weights before the first and after each."""
+    optimizer = torch.optim.SGD(list(method.trainable().values()), lr=0.01)
+    history = [[p.detach().clone() for p in method.trainable().values()]]
+    for step in range(stop or steps):
+        optimizer.zero_grad()
+        method.loss(ShotBatch(photos(2, seed=step), LABELS, step=step, steps=steps), CLASSES).total.backward()
+        optimizer.step()
+        method.after_step(step, steps)
+        history.append([p.detach().clone() for p in method.trainable().values()])
+    return history
+
+
+def test_starts_as_zero_shot_clip() -> None:
+    method, pixels = clipood(), photos(2)
+    clip = method.clip
+    for classes in (CLASSES, OTHERS):
+        rows = clip.tokens(classes.prompts())
+        found = method.logits(pixels, method.prepare(classes))
+        torch.testing.assert_close(found, 100.0 * clip.image(pixels) @ clip.text(rows).T, rtol=0, atol=0)
+        plain = 100.0 * plain_image(clip, pixels) @ plain_text(clip, rows).T
+        torch.testing.assert_close(found, plain, rtol=1e-8, atol=1e-7)
+    assert "night heron texture." in CLASSES.prompts()
+
+
+def test_loss_and_gradients_are_the_plain_ones() -> None:
+    method, pixels = clipood(margin=0.4), photos(2)
+    clip = method.clip
+    terms = method.loss(ShotBatch(pixels, LABELS), CLASSES)
+    images, texts = plain_image(clip, pixels), plain_text(clip, clip.tokens(CLASSES.prompts())).detach()
+    plain = torch.zeros((), dtype=torch.float64)
+    for feature, label in zip(images, LABELS.tolist(), strict=True):
+        logits = torch.stack([100.0 * ((feature - 0.4 * texts[label]) @ text) for text in texts])
+        plain = plain - torch.log_softmax(logits, dim=0)[label] / 2
+    torch.testing.assert_close(terms.total, plain, rtol=1e-8, atol=1e-8)
+    learned = list(method.trainable().values())
+    ours, theirs = torch.autograd.grad(terms.total, learned), torch.autograd.grad(plain, learned)
+    for (name, _), found, wanted in zip(method.trainable().items(), ours, theirs, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
+        # A bias on all keys moves no softmax.
+        assert found.abs().max() > 0 or name.endswith("k_proj.bias"), name
+
+
+def test_only_the_image_tower_learns() -> None:
+    method = clipood()
+    image = {f"clip.backbone.image.{name}" for name, _ in method.clip.backbone.image.named_parameters()}
+    assert set(method.trainable()) == image
+    assert method.trainable_count() == sum(p.numel() for p in method.clip.backbone.image.parameters())
+    method.loss(ShotBatch(photos(2), LABELS), CLASSES).total.backward()
+    assert all(p.grad is None for p in method.clip.backbone.text.parameters())
+    assert all(p.grad is not None for p in method.trainable().values())
+
+
+def test_the_published_numbers() -> None:
+    assert ClipoodConfig() == ClipoodConfig(margin=0.3, beta=0.1)
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("steps", [1, 7, 5000])
+def test_weights_are_the_beta_density(beta: float, steps: int) -> None:
+    places = sorted({0, 1, steps // 3, steps - 1, steps})
+    ours = torch.tensor([beta_weight(i, steps, beta=beta) for i in places], dtype=torch.float64)
+    density = beta_distribution(beta, beta).pdf([(i + 0.5) / (steps + 1) for i in places])
+    theirs = torch.tensor(density, dtype=torch.float64)
+    torch.testing.assert_close(ours / ours.sum(), theirs / theirs.sum(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"beta": 0.5}, {"beta": 1.0}])
+def test_training_ends_at_the_weighted_mean(fields: dict[str, float]) -> None:
+    method = clipood(**fields)
+    history = trained(method, 6)
+    assert len(history) == 7
+    assert not torch.allclose(history[0][0], history[6][0], atol=1e-4)
+    beta = fields.get("beta", 0.1)
+    weight = [float(beta_distribution(beta, beta).pdf((i + 0.5) / 7)) for i in range(7)]
+    texts = method.prepare(OTHERS)
+    last = method.logits(photos(1), texts)
+    for now, latest in zip(method.trainable().values(), history[-1], strict=True):
+        torch.testing.assert_close(now.detach(), latest, rtol=0, atol=0)  # the mean stays apart until the end
+    method.finish()
+    for place, found in enumerate(method.trainable().values()):
+        wanted = sum(w * past[place] for w, past in zip(weight, history, strict=True)) / sum(weight)
+        torch.testing.assert_close(found.detach(), wanted, rtol=1e-6, atol=1e-7)
+    assert not torch.allclose(method.logits(photos(1), texts), last)
+
+
+def test_nothing_learned_nothing_changed() -> None:
+    method = clipood()
+    before = {name: tensor.clone() for name, tensor in method.weights().items()}
+    method.finish()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in method.weights().items())
+
+
+def test_the_mean_travels_with_the_state() -> None:
+    whole, first, second = clipood(), clipood(), clipood()
+    trained(whole, 4)
+    trained(first, 4, stop=2)
+    second.load_state_dict(first.state_dict())
+    optimizer = torch.optim.SGD(list(second.trainable().values()), lr=0.01)
+    for step in (2, 3):
+        optimizer.zero_grad()
+        second.loss(ShotBatch(photos(2, seed=step), LABELS), CLASSES).total.backward()
+        optimizer.step()
+        second.after_step(step, 4)
+    for method in (whole, second):
+        method.finish()
+    for name, tensor in whole.weights().items():
+        torch.testing.assert_close(second.weights()[name], tensor, rtol=1e-12, atol=1e-12)
+
+
+def test_saved_weights_are_the_whole_method_and_a_new_start() -> None:
+    method, again, pixels = clipood(), clipood(), photos(2)
+    trained(method, 3)
+    method.finish()
+    assert set(method.weights()) == set(method.trainable())
+    again.load_weights(method.weights())
+    wanted = method.logits(pixels, method.prepare(OTHERS))
+    torch.testing.assert_close(again.logits(pixels, again.prepare(OTHERS)), wanted, rtol=0, atol=0)
+    again.finish()
+    torch.testing.assert_close(again.logits(pixels, again.prepare(OTHERS)), wanted, rtol=0, atol=0)
+
+
+def test_texts_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, calls = clipood(), []
+    text = method.clip.text
+    monkeypatch.setattr(method.clip, "text", lambda *args: (calls.append(1), text(*args))[1])
+    trained(method, 3)
+    assert len(calls) == 1
+    method.prepare(OTHERS)
+    assert len(calls) == 2
+
+
+def test_tiny_towers_and_their_head() -> None:
+    method, pixels = clipood(tiny_clip()), photos(2)
+    clip = method.clip
+    wanted = 20.0 * clip.image(pixels) @ clip.text(clip.tokens(CLASSES.prompts())).T
+    torch.testing.assert_close(method.logits(pixels, method.prepare(CLASSES)), wanted, rtol=0, atol=0)
+    assert {"clip.image_map.weight", "clip.image_map.bias"} <= set(method.trainable())
+    assert not any("text" in name for name in method.trainable())
+    history = trained(method, 3)
+    method.finish()
+    weight = [beta_weight(i, 3, beta=0.1) for i in range(4)]
+    wanted = sum(w * past[0] for w, past in zip(weight, history, strict=True)) / sum(weight)
+    torch.testing.assert_close(next(iter(method.trainable().values())).detach(), wanted, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,114 @@
+"""CoOp against a plain one, and its start at zero-shot CLIP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from vacsr.config import BackboneConfig
+from vacsr.errors import UsageError
+from vacsr.fewshot.methods import ClassSet, ShotBatch, build_fewshot
+from vacsr.fewshot.methods.base import ZeroshotConfig
+from vacsr.fewshot.methods.clip import ClipModel
+from vacsr.fewshot.methods.coop import Coop, CoopConfig
+from vacsr.methods.infonce import InfoNCEConfig
+
+from .plain_clip import Plain, photos, plain_image, plain_sentence, small_clip, trained_tiny
+
+CLASSES = ClassSet(("cat", "night_heron"), "{} texture.")
+OTHERS = ClassSet(("dog", "x", "red car"))
+WORDS = "a photo of a"
+
+
+def moved(seed: int = 0) -> Coop:
+    """CoOp whose context has learned something."""
+    method = build_fewshot(small_clip(), CoopConfig(), classes=CLASSES, generator=torch.Generator())
+    assert isinstance(method, Coop)
+    draw = torch.randn(method.context.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    method.context.data += 0.3 * draw
+    return method
+
+
+def plain_logits(method: Coop, pixels: Tensor, names: tuple[str, ...]) -> Tensor:
+    """Byte by byte: start, the context in place of the words, the name, a full stop, the end."""
+    clip, context = method.clip, method.context
+    put = Plain(words=lambda x: torch.cat((x[:1], context, x[1 + len(context) :])))
+    texts = []
+    for name in names:
+        ids = [298, *f"{WORDS} {name.replace('_', ' ')}.".encode(), 299]
+        texts.append(plain_sentence(clip, ids, put))
+    return 100.0 * plain_image(clip, pixels) @ torch.stack(texts).T
+
+
+def test_one_vector_per_token_of_the_words() -> None:
+    method = build_fewshot(small_clip(), CoopConfig(), classes=CLASSES, generator=torch.Generator())
+    assert method.weights()["context"].shape == (len(WORDS), 24)  # the tokens of this tokenizer are bytes
+    short = build_fewshot(small_clip(), CoopConfig(context="an"), classes=CLASSES, generator=torch.Generator())
+    assert short.trainable_count() == 2 * 24
+
+
+def test_loss_gradient_and_logits_are_the_plain_ones() -> None:
+    method, pixels, labels = moved(), photos(3), torch.tensor([0, 1, 1])
+    loss = method.loss(ShotBatch(pixels, labels), CLASSES).total
+    logits = plain_logits(method, pixels, CLASSES.names)
+    expected = -torch.log_softmax(logits, dim=1)[torch.arange(3), labels].mean()
+    torch.testing.assert_close(loss, expected)
+    ours, theirs = (torch.autograd.grad(value, method.context)[0] for value in (loss, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+    assert float(ours.abs().max()) > 0
+    torch.testing.assert_close(method.logits(pixels, method.prepare(CLASSES)), logits.detach())
+
+
+def test_other_classes_at_test_time() -> None:
+    method, pixels = moved(), photos(2)
+    logits = method.logits(pixels, method.prepare(OTHERS))
+    torch.testing.assert_close(logits, plain_logits(method, pixels, OTHERS.names).detach())
+    assert not logits.requires_grad
+
+
+def test_it_starts_at_zero_shot_clip_exactly() -> None:
+    clip, pixels, generator = small_clip(dtype=torch.float32), photos(3, dtype=torch.float32), torch.Generator()
+    classes = ClassSet(("cat", "night_heron", "dog"), "a photo of a {}.")
+    coop = build_fewshot(clip, CoopConfig(), classes=classes, generator=generator)
+    zero = build_fewshot(clip, ZeroshotConfig(), classes=classes, generator=generator)
+    start = build_fewshot(clip, CoopConfig(), classes=classes, generator=generator)
+    expected = zero.logits(pixels, zero.prepare(classes))
+    assert torch.equal(start.logits(pixels, start.prepare(classes)), expected)
+    assert torch.equal(coop.logits(pixels, coop.prepare(classes)), expected)
+
+
+def test_it_starts_at_a_trained_runs_own_predictions(tmp_path: Path) -> None:
+    trained_tiny(tmp_path, InfoNCEConfig(scale=20.0))
+    clip, pixels = ClipModel.from_config(BackboneConfig(start=str(tmp_path))), photos(3, dtype=torch.float32)
+    classes = ClassSet(("red dog", "cats"), "a photo of a {}.")
+    coop = build_fewshot(clip, CoopConfig(), classes=classes, generator=torch.Generator())
+    zero = build_fewshot(clip, ZeroshotConfig(), classes=classes, generator=torch.Generator())
+    assert torch.equal(zero.logits(pixels, zero.prepare(classes)), coop.logits(pixels, coop.prepare(classes)))
+    coop = build_fewshot(clip, CoopConfig(), classes=classes, generator=torch.Generator())
+    coop.loss(ShotBatch(pixels, torch.tensor([0, 1, 1])), classes).total.backward()
+    assert coop.trainable_count() == 4 * 32  # four words
+    gradient = coop.trainable()["context"].grad
+    assert gradient is not None
+    assert gradient.abs().max(dim=1).values.min() > 0
+
+
+def test_only_the_context_learns_and_is_saved() -> None:
+    method, pixels = moved(), photos(2)
+    method.loss(ShotBatch(pixels, torch.tensor([0, 1])), CLASSES).total.backward()
+    assert [name for name, parameter in method.named_parameters() if parameter.grad is not None] == ["context"]
+    [group] = method.param_groups()
+    assert group.params == [method.context]
+    fresh = build_fewshot(small_clip(), CoopConfig(), classes=OTHERS, generator=torch.Generator())
+    assert set(method.weights()) == {"context"}
+    fresh.load_weights(method.weights())
+    before, after = (m.logits(pixels, m.prepare(OTHERS)) for m in (method, fresh))
+    assert torch.equal(before, after)
+
+
+def test_a_context_must_leave_room_for_the_class() -> None:
+    method = build_fewshot(small_clip(), CoopConfig(context="x" * 60), classes=CLASSES, generator=torch.Generator())
+    with pytest.raises(UsageError, match="within 48 tokens"):
+        method.prepare(CLASSES)

@@ -1,0 +1,225 @@
+"""MMA's adapters against a plain reference, their gradients, and where they start."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vacsr.backbones import load_backbone
+from vacsr.backbones.base import TowerBackbone
+from vacsr.config import BackboneConfig
+from vacsr.fewshot.methods.base import ClassSet, ShotBatch
+from vacsr.fewshot.methods.clip import ClipModel
+from vacsr.fewshot.methods.mma import Mma, MmaConfig, scale_gradient
+
+from .checks import losses_of_steps
+from .plain_clip import Plain, layer_norm, photos, plain_image, plain_text, small_clip, weights_of
+
+CLASSES = ClassSet(("red_fox", "cat", "a boat"), template="{} texture.")
+
+
+def build(clip: ClipModel | None = None, *, seed: int = 0, **fields: object) -> Mma:
+    config = MmaConfig.model_validate({"layers": 2, "width": 5, "scale": 0.1, **fields})
+    clip = small_clip(image_blocks=4, text_blocks=3) if clip is None else clip
+    method = Mma(clip, config, classes=CLASSES, generator=torch.Generator().manual_seed(seed))
+    return method.to(next(clip.parameters()).dtype)
+
+
+def positive(x: Tensor) -> Tensor:
+    """max(x, 0) with no gradient at 0, where a token that wakes nothing on its way down stands."""
+    return torch.where(x > 0, x, 0.0)
+
+
+def plain_edits(method: Mma, side: str, *, blocks: int, layers: int) -> Plain:
+    """The adapters written out, found by their saved names; the last ``layers`` of ``blocks``."""
+    own, w = dict(method.named_parameters()), weights_of(method.clip, side)
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ own[f"{name}.weight"].T + own[f"{name}.bias"]
+
+    def after(depth: int, given: Tensor, x: Tensor) -> Tensor:
+        place = depth - (blocks - layers)
+        if place < 0:
+            return x
+        y = layer_norm(w, f"encoder.layers.{depth}.layer_norm1", given)
+        y = positive(linear(f"{side}_adapters.{place}.down", y))
+        y = positive(linear(f"shared.{place}", y))
+        return x + method.config.scale * linear(f"{side}_adapters.{place}.up", y)
+
+    return Plain(after=after)
+
+
+def plain_logits(method: Mma, pixels: Tensor, *, blocks: tuple[int, int], layers: int) -> Tensor:
+    image, text = (
+        plain_edits(method, s, blocks=b, layers=layers) for s, b in zip(("image", "text"), blocks, strict=True)
+    )
+    ids = method.clip.tokens([f"a photo of a {name}." for name in ("red fox", "cat", "a boat")])
+    return 100 * plain_image(method.clip, pixels, image) @ plain_text(method.clip, ids, text).T
+
+
+@pytest.mark.parametrize(("wanted", "layers"), [(2, 2), (8, 3)])
+def test_logits_and_loss_are_the_plain_ones(wanted: int, layers: int) -> None:
+    method, pixels = build(layers=wanted), photos(3)
+    assert len(method.image_adapters) == len(method.text_adapters) == len(method.shared) == layers
+    expected = plain_logits(method, pixels, blocks=(4, 3), layers=layers)
+    torch.testing.assert_close(method.logits(pixels, method.prepare(CLASSES)), expected, rtol=1e-8, atol=1e-8)
+    loss = method.loss(ShotBatch(pixels, torch.tensor([2, 0, 1])), CLASSES)
+    by_hand = -sum(row[y] - row.exp().sum().log() for row, y in zip(expected, (2, 0, 1), strict=True)) / 3
+    torch.testing.assert_close(loss.total, by_hand, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(loss.parts["ce"], loss.total.detach())
+
+
+def test_gradients_are_the_true_ones_over_the_scale_and_the_stream_keeps_its_own() -> None:
+    method, labels = build(), torch.tensor([1, 2])
+    pixels, plain_pixels = photos(2).requires_grad_(), photos(2).requires_grad_()
+    method.loss(ShotBatch(pixels, labels), CLASSES).total.backward()
+    logits = plain_logits(method, plain_pixels, blocks=(4, 3), layers=2)
+    learned = method.trainable()
+    true = torch.autograd.grad(nn.functional.cross_entropy(logits, labels), [plain_pixels, *learned.values()])
+    torch.testing.assert_close(pixels.grad, true[0], rtol=1e-7, atol=1e-10)
+    for (name, parameter), grad in zip(learned.items(), true[1:], strict=True):
+        assert float(grad.abs().max()) > 0, name
+        torch.testing.assert_close(parameter.grad, grad / method.config.scale, rtol=1e-7, atol=1e-9)
+
+
+def test_a_scaled_gradient_changes_no_value() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    assert scale_gradient(x, 7.0).equal(x)
+    for factor in (0.25, 1.0, 3.0):
+        (ours,) = torch.autograd.grad((scale_gradient(x, factor).sin() ** 2).sum(), x)
+        torch.testing.assert_close(ours, factor * 2 * x.sin() * x.cos())
+    assert torch.autograd.gradcheck(lambda y: scale_gradient(scale_gradient(y, 4.0).sin(), 0.25), x)
+
+
+def test_only_the_adapters_learn() -> None:
+    method = build()
+    method.loss(ShotBatch(photos(2), torch.tensor([0, 1])), CLASSES).total.backward()
+    assert {name.split(".")[0] for name in method.trainable()} == {"image_adapters", "text_adapters", "shared"}
+    assert all(parameter.grad is None for parameter in method.clip.parameters())
+    (group,) = method.param_groups()
+    assert {id(p) for p in group.params} == {id(p) for p in method.trainable().values()}
+
+
+def test_with_nothing_going_up_it_is_zero_shot_and_at_the_start_close_to_it() -> None:
+    method, pixels = build(layers=8, scale=0.001, width=32, template=""), photos(4)
+    zero_shot = 100 * method.clip.image(pixels) @ method.clip.text(method.clip.tokens(CLASSES.prompts())).T
+    start = method.logits(pixels, method.prepare(CLASSES))
+    away = float((start - zero_shot).detach().abs().max())
+    assert 0 < away < 0.3, away  # of a range of ±100
+    for adapter in (*method.image_adapters, *method.text_adapters):
+        nn.init.zeros_(adapter.up.weight)
+    assert method.logits(pixels, method.prepare(CLASSES)).equal(zero_shot)
+
+
+def test_the_start_is_kaiming_by_outputs_and_a_draw_of_the_generator() -> None:
+    before = torch.random.get_rng_state()
+    method, same, other = build(width=32), build(width=32), build(width=32, seed=1)
+    assert torch.random.get_rng_state().equal(before)
+    for name, parameter in method.trainable().items():
+        assert parameter.equal(same.trainable()[name]), name
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        else:
+            assert not parameter.equal(other.trainable()[name]), name
+            spread = float(parameter.detach().std()) / math.sqrt(2 / len(parameter))
+            assert abs(spread - 1) < 4 / math.sqrt(2 * parameter.numel()), name
+    layers = [method.image_adapters, method.text_adapters, method.shared]
+    assert not any(p.equal(q) for first, second in layers for p, q in zip(*map(matrices, (first, second)), strict=True))
+
+
+def matrices(module: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in module.parameters() if parameter.ndim == 2]
+
+
+def test_its_own_sentence_is_used_for_all_data_sets_unless_it_is_empty() -> None:
+    method, pixels = build(), photos(2)
+    named = [CLASSES._replace(template=template) for template in ("{} texture.", "a {}")]
+    assert method.prepare(named[0]).equal(method.prepare(named[1]))
+    own = build(template="")
+    assert not own.prepare(named[0]).allclose(own.prepare(named[1]))
+    plain = own.prepare(CLASSES._replace(template="a photo of a {}."))
+    assert own.logits(pixels, plain).equal(method.logits(pixels, method.prepare(CLASSES)))
+
+
+def test_what_is_saved_is_the_whole_method() -> None:
+    first, second, pixels = build(seed=0), build(seed=1), photos(2)
+    second.load_weights(first.weights())
+    assert first.logits(pixels, first.prepare(CLASSES)).equal(second.logits(pixels, second.prepare(CLASSES)))
+
+
+def test_checkpointing_changes_no_gradient() -> None:
+    grads = []
+    for on in (False, True):
+        method = build()
+        method.clip.backbone.set_checkpointing(on)
+        loss = method.loss(ShotBatch(photos(2), torch.tensor([0, 1])), CLASSES).total
+        grads.append(torch.autograd.grad(loss, list(method.trainable().values())))
+    for kept, recomputed in zip(*grads, strict=True):
+        torch.testing.assert_close(kept, recomputed, rtol=1e-10, atol=1e-12)
+
+
+def test_some_steps_learn_the_shots_and_move_no_tower() -> None:
+    method = build(small_clip(dtype=torch.float32), scale=0.001, width=32)
+    optimiser = torch.optim.SGD(method.param_groups()[0].params, lr=0.05, momentum=0.9)
+    losses = losses_of_steps(method, optimiser, classes=CLASSES, steps=12)
+    assert losses[-1] < 0.8 * losses[0], losses
+
+
+def closed_form(image: int, text: int, *, middle: int, layers: int) -> int:
+    """Numbers of all maps with their biases."""
+    towers = sum((width + 1) * middle + (middle + 1) * width for width in (image, text))
+    return layers * (towers + (middle + 1) * middle)
+
+
+def test_how_many_numbers_learn() -> None:
+    assert build(width=7).trainable_count() == closed_form(32, 24, middle=7, layers=2)
+    with torch.device("meta"):
+        clip = ClipModel.from_config(BackboneConfig(spec="clip:vit-b16", weights="random"))
+    method = Mma(clip, MmaConfig(), classes=CLASSES, generator=torch.Generator())
+    assert method.trainable_count() == closed_form(768, 512, middle=32, layers=8) == 674_560
+    assert method.image_edits.first == method.text_edits.first == 4  # the fifth block, counted from 1
+
+
+def tiny_clip() -> ClipModel:
+    """Towers of different depth with weights that all count."""
+    spec = "tiny:width=16,depth=4,text_depth=3,heads=2,size=32"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = load_backbone(BackboneConfig(spec=spec, image_output="norm", text_output="norm", pooling="cls"))
+        assert isinstance(backbone, TowerBackbone)
+        backbone.fit_words(["a photo of a red fox cat boat texture ."])
+        clip = ClipModel(backbone, image_map=nn.Linear(16, 8), text_map=nn.Linear(16, 8), dim=8, scale=20.0)
+        for parameter in clip.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    return clip.double()
+
+
+def test_tiny_towers() -> None:
+    method, pixels = build(tiny_clip(), layers=8), photos(2)
+    tower, text = method.clip.backbone.image, method.clip.backbone.text
+
+    def run(tokens: Tensor, *, blocks: nn.ModuleList, adapters: nn.ModuleList) -> Tensor:
+        for depth, block in enumerate(blocks):
+            given, tokens = tokens, block(tokens)
+            place = depth - (len(blocks) - 3)
+            if place >= 0:
+                a, normed = adapters[place], block.attention_norm(given)
+                tokens = tokens + 0.1 * a.up(method.shared[place](a.down(normed).relu()).relu())
+        return tokens
+
+    patches = tower.stem(pixels).flatten(2).transpose(1, 2)
+    first = torch.cat((tower.start.expand(2, 1, -1), patches), dim=1) + tower.places
+    image = run(first, blocks=tower.layers, adapters=method.image_adapters)[:, 0]
+    features = []
+    for name in ("red fox", "cat", "a boat"):
+        ids = method.clip.tokens([f"a photo of a {name}."])
+        words = text.words(ids) + text.places[: ids.shape[1]]
+        last = run(words, blocks=text.layers, adapters=method.text_adapters)[:, -1]
+        features.append(method.clip.text_map(text.norm(last)))
+    expected = 20 * nn.functional.cosine_similarity(
+        method.clip.image_map(tower.norm(image)).unsqueeze(1), torch.cat(features).unsqueeze(0), dim=2
+    )
+    torch.testing.assert_close(method.logits(pixels, method.prepare(CLASSES)), expected, rtol=1e-8, atol=1e-8)

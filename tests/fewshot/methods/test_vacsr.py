@@ -1,0 +1,286 @@
+"""VACSR on photos × classes against the retrieval method's own parts and a plain CLIP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor
+
+from vacsr.errors import UsageError
+from vacsr.fewshot.methods import ClassSet, ShotBatch, build_fewshot
+from vacsr.fewshot.methods.base import ZeroshotConfig
+from vacsr.fewshot.methods.vacsr import VACSR_PRESETS, FewshotVacsr, FewshotVacsrConfig, centred_bias, chosen_blocks
+from vacsr.methods.base import Embedding
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.noise import PairNoise
+from vacsr.pairwise import PairBlock
+
+from .plain_clip import photos, plain_image, plain_text, small_clip
+
+CLASSES = ClassSet(("cat", "night_heron", "red car", "x"), "{} texture.")
+OTHERS = ClassSet(("dog", "blue"))
+LABELS = torch.tensor([0, 2, 2])
+SMALL = {"hidden": 8, "latent": 6, "decoder_hidden": 5}
+
+
+def built(*, seed: int = 0, **fields: object) -> FewshotVacsr:
+    config = FewshotVacsrConfig.model_validate({"adapter": SMALL, "image_blocks": "first 1", **fields})
+    clip = small_clip(dtype=torch.float32)
+    method = build_fewshot(clip, config, classes=CLASSES, generator=torch.Generator().manual_seed(seed))
+    assert isinstance(method, FewshotVacsr)
+    return method
+
+
+def batch(step: int = 1) -> ShotBatch:
+    return ShotBatch(photos(3, dtype=torch.float32), LABELS, None, seed=7, step=step, steps=10)
+
+
+def reference(method: FewshotVacsr, relevance: Tensor, columns: list[str], *, step: int = 1) -> Tensor:
+    """Retrieval's loss on plain features, over a block written by hand."""
+    v, t = (
+        plain_image(method.clip, batch().pixels),
+        plain_text(method.clip, method.clip.tokens(columns)),
+    )
+    retrieval = Vacsr(VacsrConfig(adapter=method.config.adapter, objective=method.config.objective), dim=16)
+    retrieval.adapter = method.adapter
+    noise = PairNoise.create(seed=7, step=step, rows=torch.arange(3), cols=torch.arange(len(columns)))
+    block = PairBlock(relevance, 3, relevance.sum(), noise)
+    return retrieval.loss(Embedding(v), Embedding(t), block).total
+
+
+def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, error: float) -> None:
+    """Against the largest gradient of all: some, such as that of a key's bias, are zero but for rounding."""
+    largest = max(float(gradient.abs().max()) for gradient in theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=error, atol=error * largest)
+
+
+def test_photos_by_classes_with_one_match_each() -> None:
+    method = built(decoder_zero=False)
+    relevance = torch.tensor([[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0]]).bool()
+    loss, expected = method.loss(batch(), CLASSES), reference(method, relevance, CLASSES.prompts())
+    assert set(loss.parts) == {"recon", "kl", "sigma_pos", "sigma_neg", "cosine"}
+    torch.testing.assert_close(loss.total, expected, rtol=1e-4, atol=1e-4)
+    learned = method.trainable()
+    ours = torch.autograd.grad(loss.total, list(learned.values()))
+    theirs = torch.autograd.grad(expected, list(learned.values()))
+    close(ours, theirs, error=1e-4)
+    assert all(float(gradient.abs().max()) > 0 for gradient in ours)
+
+
+def test_prompts_of_the_batch_match_where_labels_are_equal() -> None:
+    method = built(pairs="batch", decoder_zero=False)
+    prompts = CLASSES.prompts()
+    relevance = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 1, 1]]).bool()
+    loss = method.loss(batch(), CLASSES).total
+    expected = reference(method, relevance, [prompts[0], prompts[2], prompts[2]])
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
+    diagonal = built(pairs="batch", decoder_zero=False, objective={"positives": "diagonal"})
+    loss = diagonal.loss(batch(), CLASSES).total
+    strict = reference(diagonal, torch.eye(3).bool(), [prompts[0], prompts[2], prompts[2]])
+    torch.testing.assert_close(loss, strict, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"pair_chunk": 4}, {"pair_chunk": 9}, {"text_chunk": 3}, {"pairs": "batch", "pair_chunk": 1}]
+)
+def test_chunks_change_no_number(fields: dict[str, object]) -> None:
+    whole, parts = (
+        built(decoder_zero=False, **{**fields, "pair_chunk": 0, "text_chunk": 0}),
+        built(decoder_zero=False, **fields),
+    )
+    losses = [method.loss(batch(), CLASSES) for method in (whole, parts)]
+    for name in losses[0].parts:
+        torch.testing.assert_close(losses[1].parts[name], losses[0].parts[name], rtol=1e-5, atol=1e-6)
+    ours, theirs = (
+        torch.autograd.grad(loss.total, list(method.trainable().values()))
+        for loss, method in zip(losses, (whole, parts), strict=True)
+    )
+    close(ours, theirs, error=1e-5)
+
+
+def test_draws_are_those_of_the_seed_and_the_step() -> None:
+    method = built(decoder_zero=False)
+    one, same = method.loss(batch(3), CLASSES).total, method.loss(batch(3), CLASSES).total
+    assert torch.equal(one, same)
+    assert not torch.equal(one, method.loss(batch(4), CLASSES).total)
+    assert not torch.equal(one, method.loss(batch(3)._replace(seed=8), CLASSES).total)
+
+
+def test_it_starts_at_zero_shot_clip() -> None:
+    method = built()
+    zero = build_fewshot(method.clip, ZeroshotConfig(), classes=CLASSES, generator=torch.Generator())
+    method = built()
+    pixels = photos(6, dtype=torch.float32)
+    expected = zero.logits(pixels, zero.prepare(CLASSES))
+    logits = method.logits(pixels, method.prepare(CLASSES))
+    torch.testing.assert_close(logits - logits[:1, :1], expected - expected[:1, :1], rtol=1e-4, atol=1e-3)
+    assert torch.equal(logits.argsort(dim=1), expected.argsort(dim=1))
+    method.loss(batch(0), CLASSES)  # the first step moves every logit by the same number
+    later = method.logits(pixels, method.prepare(CLASSES))
+    assert float((later - logits).abs().max()) > 1
+    torch.testing.assert_close(later - logits, (later - logits)[:1, :1].expand(6, 4), rtol=1e-4, atol=1e-3)
+    drawn = built(decoder_zero=False)
+    assert not torch.allclose(drawn.logits(pixels, drawn.prepare(CLASSES)), logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_the_first_batch_centres_the_bias_and_no_other_does(first: int) -> None:
+    method = built()
+    assert method.adapter.residual is not None
+    assert float(method.adapter.residual.detach()[1]) == method.config.adapter.residual_bias
+    method.loss(batch(first), CLASSES)
+    p = method.logits(batch().pixels, method.prepare(CLASSES)).sigmoid()
+    assert float(p.mean()) == pytest.approx(1 / 4, abs=1e-4)
+    with torch.no_grad():
+        method.adapter.residual[1] = 3.0
+    plain = ShotBatch(photos(3, dtype=torch.float32), LABELS)  # a loop of one's own that counts no steps
+    method.loss(plain, CLASSES)
+    assert float(method.adapter.residual.detach()[1]) == 3.0
+    again = built(seed=3)
+    again.load_weights(method.weights())
+    again.loss(plain, CLASSES)
+    assert again.adapter.residual is not None
+    assert float(again.adapter.residual.detach()[1]) == 3.0
+    method.load_weights(built().weights())  # a fresh start, to be centred again
+    method.loss(plain, CLASSES)
+    assert float(method.adapter.residual.detach()[1]) != method.config.adapter.residual_bias
+
+
+def test_no_cosine_of_clips_no_centring() -> None:
+    as_told = built(cosine_start="adapter")
+    as_told.loss(batch(0), CLASSES)
+    assert as_told.adapter.residual is not None
+    assert as_told.adapter.residual.tolist() == [10.0, -10.0]
+
+
+def test_the_papers_reading_has_no_cosine() -> None:
+    paper = VACSR_PRESETS["paper"]
+    method = built(adapter={**SMALL, **paper["adapter"]}, objective=paper["objective"])
+    assert method.adapter.residual is None
+    assert bool(method.adapter.decoder[-1].weight.ne(0).all())
+    assert set(method.loss(batch(0), CLASSES).parts) == {"recon", "kl", "sigma_pos", "sigma_neg"}
+
+
+def test_test_time_numbers_are_the_adapters() -> None:
+    method, pixels = built(decoder_zero=False), photos(5, dtype=torch.float32)
+    method.test_pairs = 4
+    prepared = method.prepare(OTHERS)
+    logits, spread = method.logits(pixels, prepared), method.predict(pixels, prepared)[1]
+    assert spread is not None
+    v, t = plain_image(method.clip, pixels), plain_text(method.clip, method.clip.tokens(OTHERS.prompts()))
+    for i in range(5):
+        for j in range(2):
+            torch.testing.assert_close(logits[i, j], method.adapter.logit(v[i], t[j]).detach(), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(
+                spread[i, j], method.adapter.uncertainty(v[i], t[j]).detach(), rtol=1e-4, atol=1e-4
+            )
+
+
+def test_both_numbers_with_one_pass_of_the_image_tower(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, pixels = built(decoder_zero=False), photos(5, dtype=torch.float32)
+    prepared = method.prepare(OTHERS)
+    expected = method.logits(pixels, prepared), method.predict(pixels, prepared)[1]
+    plain, passes = method.clip.image, []
+
+    def counted(given: Tensor) -> Tensor:
+        passes.append(len(given))
+        return plain(given)
+
+    monkeypatch.setattr(method.clip, "image", counted)
+    logits, spread = method.predict(pixels, prepared)
+    assert passes == [5]
+    assert spread is not None
+    assert expected[1] is not None
+    assert torch.equal(logits, expected[0])
+    assert torch.equal(spread, expected[1])
+
+
+def test_only_the_named_blocks_and_the_adapter_learn() -> None:
+    method = built(image_blocks=(2, 0), text_blocks="last 1")
+    towers = {".".join(name.split(".")[2:7]) for name in method.trainable() if name.startswith("clip.")}
+    prefix = "model.encoder.layers"
+    assert towers == {f"image.{prefix}.0", f"image.{prefix}.2", f"text.{prefix}.2"}
+    method.loss(batch(), CLASSES).total.backward()
+    moved = {name for name, parameter in method.named_parameters() if parameter.grad is not None}
+    assert moved == set(method.trainable())
+    groups = method.param_groups()
+    assert {(group.name, group.lr_scale, group.decay) for group in groups} == {
+        ("adapter", 1.0, True), ("adapter-plain", 1.0, False), ("towers", 0.1, True), ("towers-plain", 0.1, False),
+    }  # fmt: skip
+    listed = [id(parameter) for group in groups for parameter in group.params]
+    assert sorted(listed) == sorted(map(id, method.trainable().values()))
+    assert method.trainable_count() == sum(p.numel() for group in groups for p in group.params)
+    frozen = built(image_blocks="none", text_blocks="all", tower_lr=0.0)
+    assert all(name.startswith("adapter.") for name in frozen.trainable())
+    assert {group.name for group in frozen.param_groups()} == {"adapter", "adapter-plain"}
+
+
+@pytest.mark.parametrize("learnable", [True, False])
+def test_loading_gives_the_same_logits_to_the_last_bit(learnable: bool) -> None:
+    fields = {"adapter": {**SMALL, "residual_learnable": learnable}}
+    method = built(seed=1, **fields)
+    optimizer = torch.optim.SGD([p for group in method.param_groups() for p in group.params], lr=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        method.loss(batch(step), CLASSES).total.backward()
+        optimizer.step()
+    fresh, pixels = built(seed=2, **fields), photos(3, seed=4, dtype=torch.float32)
+    before = method.logits(pixels, method.prepare(OTHERS))
+    assert not torch.equal(fresh.logits(pixels, fresh.prepare(OTHERS)), before)
+    fresh.load_weights(method.weights())
+    assert torch.equal(fresh.logits(pixels, fresh.prepare(OTHERS)), before)
+    changed = {name for name in method.weights() if name.startswith("clip.")}
+    assert changed == {name for name in method.trainable() if name.startswith("clip.")}
+    assert len(changed) < len(dict(method.clip.named_parameters()))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    scores=st.lists(st.floats(-200, 200), min_size=1, max_size=20),
+    share=st.floats(0.001, 0.999),
+)
+def test_the_centred_bias_meets_the_share(scores: list[float], share: float) -> None:
+    values = torch.tensor(scores, dtype=torch.float64)
+    bias = centred_bias(values, share=torch.tensor(share, dtype=torch.float64))
+    assert float(torch.sigmoid(values + bias).mean()) == pytest.approx(share, abs=1e-6)
+
+
+def test_blocks_by_name_and_number() -> None:
+    def chosen(setting: str | tuple[int, ...], depth: int = 4) -> list[int]:
+        return chosen_blocks(setting, depth, field="image_blocks")
+
+    assert (chosen("first 2"), chosen("last 3")) == ([0, 1], [1, 2, 3])
+    assert chosen("all") == chosen("first 9") == chosen("last 9") == [0, 1, 2, 3]
+    assert chosen("none") == chosen("first 0") == chosen("last 0") == []
+    assert chosen((3, 1, 1)) == [1, 3]
+    with pytest.raises(UsageError, match="0 to 3"):
+        chosen((4,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"image_blocks": "middle 2"}, "image_blocks"),
+        ({"text_blocks": [-1]}, "text_blocks"),
+        ({"objective": {"positives": "diagonal"}}, "pairs=batch"),
+        ({"pair_chunk": 8, "objective": {"negative_direction": "both"}}, "pair_chunk=0"),
+    ],
+)
+def test_settings_that_cannot_be(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        FewshotVacsrConfig.model_validate(fields)
+
+
+def test_clips_size_has_the_papers_adapter() -> None:
+    """At d = 512 the adapter adds about 1.3 million numbers."""
+    from vacsr.adapter import VariationalAdapter
+
+    count = sum(p.numel() for p in VariationalAdapter(512, FewshotVacsrConfig().adapter).parameters())
+    trunk, heads, decoder = 512 * 512 + 512, 2 * 2 * (512 * 512 + 512), 512 * 16 + 16 + 16 + 1
+    assert count == trunk + heads + 2 + decoder + 2 == 1_321_509

@@ -1,0 +1,192 @@
+"""`vacsr fewshot` as a person types it: tables on stdout, one clear message and exit code for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from torch import Tensor
+
+from vacsr.config.io import recipe_from
+from vacsr.fewshot.methods.clip import ClipModel
+from vacsr.fewshot.methods.coop import Coop
+from vacsr.train import run_recipe
+
+Command = Callable[..., Any]
+START: dict[str, Any] = {
+    "data": {"pairs": "scenes:images=20,held_out=4,per_image=2,size=32", "dev": ""},
+    "backbone": {
+        "spec": "tiny:width=16,depth=1,text_depth=1,heads=2,size=32",
+        "image_output": "norm",
+        "text_output": "norm",
+        "pooling": "cls",
+        "head": {"kind": "linear", "dim": 8},
+    },
+    "method": "infonce",
+    "train": {"epochs": 1, "batch_size": 8, "device": "cpu", "eval_every": 0},
+    "evaluate": {"splits": []},
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fewshot")
+    run_recipe(recipe_from(START), folder / "start", progress=False)
+    path = folder / "few.yaml"
+    fields = {
+        "preset": "none",
+        "data": {"spec": "scenes:classes=4,train=4,test=2,size=32", "shots": 2},
+        "backbone": {"start": str(folder / "start")},
+        "method": "coop",
+        "train": {"epochs": 2, "batch_size": 2, "device": "cpu", "workers": 1},
+    }
+    path.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    return path
+
+
+def test_a_run_prints_its_table(vacsr: Command, recipe: Path, tmp_path: Path) -> None:
+    answer = vacsr("fewshot", recipe, "--out", tmp_path / "run", "--set", "train.epochs=1")
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines] == ["split", "---", "base", "new", "HM"]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert f"{report['hm']:.2f}" in lines[-1]
+    assert "epoch 1/1" in answer.err
+    again = vacsr("fewshot", tmp_path / "run" / "config.yaml", "--out", tmp_path / "run", "--evaluate-only")
+    assert again.out == answer.out
+    resumed = vacsr("fewshot", recipe, "--out", tmp_path / "run", "--set", "train.epochs=1", "--resume")
+    assert resumed.out == answer.out
+
+
+def test_a_run_folder_is_named_after_the_recipe(
+    vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert vacsr("fewshot", recipe, "--set", "method=zeroshot").code == 0
+    assert (tmp_path / "runs" / "few" / "report.json").is_file()
+
+
+def test_ctrl_c_tells_how_to_go_on(
+    vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after_step(self: Coop, step: int, steps: int) -> None:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Coop, "after_step", after_step)
+        answer = vacsr("fewshot", recipe, "--out", tmp_path / "run")
+    assert answer.code == 130
+    assert answer.out == ""
+    assert "stopped after step 2" in answer.err
+    assert answer.err.rstrip().endswith(f"{tmp_path / 'run' / 'config.yaml'} --out {tmp_path / 'run'} --resume")
+    words = answer.err.rpartition("vacsr fewshot")[2].split()
+    assert vacsr("fewshot", *words).code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ("method=copo", 2, ["unknown few-shot method 'copo'", "coop"]),
+        ("method.contxt=x", 2, ["method.contxt:", "did you mean 'context'?"]),
+        ("train.epochs=0", 2, ["train.epochs"]),
+        ("data.protocol=domain", 2, ["data.targets"]),
+        ("data.spec=nothing:here", 2, ["unknown scheme 'nothing'"]),
+        ("backbone.start=", 2, ["clip"]),
+        ("data.spec=folder:nowhere", 4, ["nowhere"]),
+        ("data.shots_file=nowhere.json", 4, ["nowhere.json"]),
+        ("data.sentences=nowhere.json", 4, ["nowhere.json"]),
+        ("backbone.start=nowhere", 4, ["nowhere"]),
+        ("train.device=cuda:99", 3, ["GPU"]),
+    ],
+)
+def test_what_is_wrong_is_said_once(
+    vacsr: Command, recipe: Path, tmp_path: Path, change: str, code: int, words: list[str]
+) -> None:
+    overrides = ["--set", change]
+    if change == "backbone.start=":
+        overrides += ["--set", "backbone.spec=tiny:"]
+    assert vacsr("fewshot", recipe, "--out", tmp_path / "run", *overrides).refused(code, *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_and_flags_that_do_not_fit(vacsr: Command, recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert vacsr("fewshot", recipe, "--out", run, "--evaluate-only").refused(4, "no few-shot model", "vacsr fewshot")
+    assert vacsr("fewshot", recipe, "--out", run).code == 0
+    assert vacsr("fewshot", recipe, "--out", run).refused(2, "already holds a run", "--resume")
+    other = vacsr("fewshot", recipe, "--out", run, "--resume", "--set", "train.lr=0.1")
+    assert other.refused(4, "another configuration or data", "train.lr was", "is now 0.1", "vacsr fewshot")
+    assert vacsr("fewshot", recipe, "--out", run, "--resume", "--evaluate-only").refused(2, "leave one out")
+    assert vacsr("fewshot", tmp_path / "none.yaml").refused(2, "no such file")
+    (tmp_path / "file").write_text("")
+    assert vacsr("fewshot", recipe, "--out", tmp_path / "file" / "run").refused(2, "is a file")
+
+
+def test_a_broken_photo_is_named(vacsr: Command, recipe: Path, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "photos" / name / f"{number}.png")
+    change = ["--set", f"data.spec=folder:{tmp_path / 'photos'}", "--set", "data.protocol=all"]
+    assert vacsr("fewshot", recipe, "--out", tmp_path / "run", *change).code == 0
+    for path in (tmp_path / "photos" / "dog").iterdir():
+        path.write_bytes(b"no photo")
+    assert vacsr("fewshot", recipe, "--out", tmp_path / "broken", *change).refused(4, "dog", "cannot be read")
+
+
+CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB."
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("coop", ["train.batch_size below 2", "backbone.checkpointing=true", "evaluate.batch_size below 100"]),
+        ("cocoop", ["method.chunk"]),
+        ("vacsr", ["method.text_chunk=100", "method.pair_chunk=4096"]),
+    ],
+)
+def test_memory_that_runs_out_is_told_with_what_takes_less(
+    vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, words: list[str]
+) -> None:
+    def image(self: ClipModel, pixels: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError(CUDA)
+
+    monkeypatch.setattr(ClipModel, "image", image)
+    answer = vacsr("fewshot", recipe, "--out", tmp_path / "run", "--set", f"method={method}")
+    assert answer.refused(3, "CUDA out of memory — try --set", *words)
+    one = vacsr("fewshot", recipe, "--out", tmp_path / "run", "--set", "train.batch_size=1")
+    assert one.refused(3, "CUDA out of memory")
+    assert "train.batch_size" not in one.err
+
+
+def test_memory_may_run_out_on_a_processor_and_in_a_test(
+    vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    assert vacsr("fewshot", recipe, "--out", run, "--set", "train.epochs=1").code == 0
+    monkeypatch.setattr(ClipModel, "image", lambda *_: torch.empty(10**15))
+    again = vacsr("fewshot", run / "config.yaml", "--out", run, "--evaluate-only")
+    assert again.refused(3, "out of memory", "evaluate.batch_size below 100")
+
+
+def test_other_errors_of_torch_are_left_as_they_are(
+    vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClipModel, "image", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        vacsr("fewshot", recipe, "--out", tmp_path / "run")
+
+
+def test_help_names_the_options(vacsr: Command) -> None:
+    answer = vacsr("fewshot", "--help")
+    assert all(option in answer.out for option in ("RECIPE.yaml", "--set", "--out", "--resume", "--evaluate-only"))
+    assert "fewshot" in vacsr("--help").out

@@ -1,0 +1,199 @@
+"""Few-shot recipes: fields, the papers' plans, and how layers of YAML become one recipe."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vacsr.config import Config
+from vacsr.config.io import dump_yaml
+from vacsr.data.fewshot import COOP_SETS
+from vacsr.errors import ConfigError, UsageError
+from vacsr.fewshot import check_fewshot, fewshot_from, layered_fewshot, read_fewshot
+from vacsr.fewshot import config as config_module
+from vacsr.fewshot.config import FEWSHOT_METHODS, FewshotRecipe, FewshotTrainConfig
+from vacsr.fewshot.methods import METHODS
+from vacsr.fewshot.methods.coop import CoopConfig
+from vacsr.fewshot.methods.maple import MapleConfig
+from vacsr.fewshot.methods.mma import MmaConfig
+from vacsr.fewshot.methods.mmrl import MmrlConfig
+from vacsr.fewshot.methods.vacsr import FewshotVacsrConfig
+
+PETS = {"data": {"spec": "coop:data,set=oxford_pets"}}
+
+
+def on(dataset: str, protocol: str = "base-to-novel") -> dict[str, Any]:
+    return {"data": {"spec": f"coop:data,set={dataset}", "protocol": protocol}}
+
+
+def assert_refused(raw: Any, *words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fewshot_from(raw)
+    assert caught.value.exit_code == 2
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_every_field_gives_its_reason() -> None:
+    kinds = [kind for kind in vars(config_module).values() if isinstance(kind, type) and issubclass(kind, Config)]
+    silent = [
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        for name, field in kind.model_fields.items()
+        if not (field.description or "").strip()
+    ]
+    assert len(kinds) > 12
+    assert silent == []
+
+
+# ------------------------------------------------------------------------------------------------------------- plans
+
+
+@pytest.mark.parametrize(
+    ("method", "dataset", "protocol", "expected"),
+    [
+        ("coop", "dtd", "base-to-novel", {"epochs": 200, "lr": 0.002, "batch_size": 32}),
+        ("coop", "imagenet", "base-to-novel", {"epochs": 50}),
+        ("cocoop", "food101", "base-to-novel", {"epochs": 10, "lr": 0.002, "batch_size": 1, "warmup_epochs": 1}),
+        ("maple", "ucf101", "base-to-novel", {"epochs": 5, "lr": 0.0035, "batch_size": 4}),
+        ("maple", "imagenet", "domain", {"epochs": 2, "lr": 0.0026, "batch_size": 4}),
+        ("coprompt", "dtd", "base-to-novel", {"epochs": 8, "lr": 0.0035, "batch_size": 4, "view": "randaugment"}),
+        ("mma", "dtd", "base-to-novel", {"epochs": 5, "lr": 0.0015, "batch_size": 16, "weight_decay": 5e-4}),
+        ("mma", "imagenet", "base-to-novel", {"batch_size": 128}),
+        ("mma", "imagenet", "domain", {"epochs": 1, "batch_size": 128}),
+        ("mmrl", "dtd", "base-to-novel", {"optimizer": "adamw", "lr": 1e-3, "epochs": 10, "crop": (0.5, 1.0)}),
+        ("mmrl", "imagenet", "base-to-novel", {"batch_size": 32, "epochs": 5}),
+        ("mmrl", "imagenet", "domain", {"batch_size": 32, "epochs": 1}),
+        ("clipood", "dtd", "base-to-novel", {"epochs": 1, "steps_per_epoch": 500, "batch_size": 36, "lr": 5e-6}),
+        ("clipood", "fgvc_aircraft", "base-to-novel", {"epochs": 10, "weight_decay": 0.1}),
+        ("clipood", "ucf101", "base-to-novel", {"epochs": 2, "schedule": "cosine-step", "warmup_epochs": 0}),
+        ("vacsr", "dtd", "base-to-novel", {"epochs": 5, "lr": 0.0015, "momentum": 0.9, "batch_size": 16}),
+        ("vacsr", "sun397", "base-to-novel", {"batch_size": 128}),
+        ("vacsr", "imagenet", "domain", {"batch_size": 128, "epochs": 5}),
+        ("vacsr", "eurosat", "base-to-novel", {"batch_size": 5}),
+    ],
+)
+def test_the_papers_training(method: str, dataset: str, protocol: str, expected: dict[str, Any]) -> None:
+    train = fewshot_from({**on(dataset, protocol), "method": method}).train
+    assert {name: getattr(train, name) for name in expected} == expected
+
+
+def test_the_papers_method_fields() -> None:
+    def method(name: str, dataset: str, protocol: str = "base-to-novel") -> Any:
+        return fewshot_from({**on(dataset, protocol), "method": name}).method
+
+    weights = {name: method("mmrl", name).consistency for name in COOP_SETS}
+    assert (weights["stanford_cars"], weights["oxford_pets"], weights["eurosat"]) == (7.0, 0.2, 0.01)
+    assert len(weights) == 11
+    assert weights.keys() & {"ucf101", "caltech101"} == {"ucf101", "caltech101"}
+    assert (method("mmrl", "eurosat").rep_dim, method("mmrl", "dtd").rep_dim) == (2048, 512)
+    assert method("mmrl", "imagenet", "domain").consistency == 0.2
+    assert (method("maple", "imagenet", "domain").depth, method("maple", "imagenet").depth) == (3, 9)
+    assert (method("mma", "imagenet", "domain"), method("mma", "imagenet")) == (MmaConfig(layers=4), MmaConfig())
+    assert (method("clipood", "imagenet", "domain").beta, method("clipood", "dtd").beta) == (0.5, 0.1)
+
+
+def test_every_plan_fits_its_configuration() -> None:
+    protocols = ("base-to-novel", "domain", "all")
+    for method, dataset, protocol in product(FEWSHOT_METHODS, [*COOP_SETS, "scenes", ""], protocols):
+        plan = METHODS[method].plan.fields(dataset, protocol)
+        FEWSHOT_METHODS[method].model_validate(plan["method"])
+        FewshotTrainConfig.model_validate(plan["train"])
+
+
+def test_a_plan_is_a_copy() -> None:
+    METHODS["mma"].plan.fields("imagenet", "domain")["method"]["layers"] = 99
+    assert METHODS["mma"].plan.fields("imagenet", "domain")["method"] == {"layers": 4}
+
+
+# ----------------------------------------------------------------------------------------------------------- recipes
+
+
+def test_written_fields_win_over_the_plan() -> None:
+    raw = {**on("eurosat"), "method": {"name": "mmrl", "consistency": 3.0}, "train": {"epochs": 2}}
+    recipe = fewshot_from(raw, ["train.lr=0.5"])
+    assert isinstance(recipe.method, MmrlConfig)
+    assert (recipe.method.consistency, recipe.method.rep_dim) == (3.0, 2048)
+    assert (recipe.train.epochs, recipe.train.lr, recipe.train.optimizer) == (2, 0.5, "adamw")
+
+
+def test_without_the_preset_the_class_defaults_hold() -> None:
+    recipe = fewshot_from({**on("eurosat"), "preset": "none", "method": "mmrl"})
+    assert (recipe.method, recipe.train) == (MmrlConfig(), FewshotTrainConfig())
+
+
+def test_another_method_starts_afresh_and_brings_its_plan() -> None:
+    raw = {**PETS, "method": {"name": "maple", "depth": 2}}
+    assert fewshot_from(raw, ["method.name=coop"]).method == CoopConfig()
+    assert fewshot_from(raw, ["method=coop"]).train.epochs == 200
+    assert fewshot_from(raw, ["method.tokens=4"]).method == MapleConfig(depth=2, tokens=4)
+
+
+def test_vacsr_as_printed() -> None:
+    ours, printed = (fewshot_from({**PETS, "method": name}).method for name in ("vacsr", "vacsr-paper"))
+    assert isinstance(ours, FewshotVacsrConfig)
+    assert isinstance(printed, FewshotVacsrConfig)
+    assert (ours.adapter.residual, printed.adapter.residual) == ("cosine", "none")
+    assert printed.objective.correction == 0.0
+    assert fewshot_from({**PETS, "method": "coop-paper"}).method == CoopConfig()
+    assert_refused({"method": "coop-huge"}, "coop", "huge", "default, paper")
+
+
+def test_a_resolved_recipe_survives_yaml() -> None:
+    raw = {**on("imagenet", "domain"), "method": "mma", "search": {"image_blocks": [1, "last 2", [0, 3]]}}
+    raw["data"]["targets"] = {"sketch": "coop:data,set=imagenet_sketch"}
+    recipe = fewshot_from(raw)
+    again = fewshot_from(yaml.safe_load(dump_yaml(recipe)))
+    assert again == recipe
+    assert again.search.image_blocks == (1, "last 2", (0, 3))
+
+
+def test_a_base_below_and_overrides_above(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({**PETS, "method": "coop", "train": {"epochs": 7}}))
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"base": "base.yaml", "train": {"batch_size": 3}}))
+    recipe = read_fewshot(tmp_path / "own.yaml", ["data.seed=2"])
+    assert (recipe.train.epochs, recipe.train.batch_size, recipe.train.lr) == (7, 3, 0.002)
+    assert (recipe.data.seed, recipe.method.name) == (2, "coop")
+
+
+def test_the_backbone_is_a_clip_unless_one_is_named() -> None:
+    assert fewshot_from({}).backbone.spec == FewshotRecipe().backbone.spec == "clip:vit-b16"
+    assert fewshot_from({"backbone": {"weights": "random"}}).backbone.spec == "clip:vit-b16"
+    assert fewshot_from({"backbone": {"spec": "clip:vit-b32"}}).backbone.spec == "clip:vit-b32"
+    assert fewshot_from({"backbone": {"start": "runs/x"}}).backbone.start == "runs/x"
+
+
+def test_refusals_name_the_field() -> None:
+    assert_refused({"method": "copo"}, "unknown few-shot method 'copo'", "did you mean", "clipood")
+    assert_refused({"method": {"name": "maple", "dept": 3}}, "method.dept:", "did you mean 'depth'?")
+    assert_refused({"method": {"name": "maple", "depth": 0}}, "method.depth:")
+    assert_refused({"train": {"epoch": 3}}, "train.epoch:")
+    assert_refused({"train": {"crop": [0, 1]}}, "train.crop")
+    assert_refused({"data": {"protocol": "novel"}}, "data.protocol")
+    assert_refused({"data": 3}, "data:")
+    assert_refused({"train": None}, "train:")
+    assert_refused({"preset": "papr"}, "preset:")
+    assert_refused({"search": {"image_blocks": ["fist 2"]}}, "search.image_blocks")
+    with pytest.raises(ConfigError, match="expected sections"):
+        layered_fewshot([])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"data": {"protocol": "domain"}}, "needs data.targets"),
+        ({"data": {"targets": {"x": "scenes:"}}}, "has no use for data.targets"),
+        ({"data": {"protocol": "domain", "targets": {"source": "scenes:"}}}, "called 'source'"),
+        ({"data": {"protocol": "domain", "targets": {"x": "scene:"}}}, "scene"),
+        ({"data": {"spec": "coop"}}, "no scheme"),
+        ({"method": "coop", "search": {"image_blocks": [1]}}, "'coop' has no image_blocks"),
+        ({"method": "zeroshot", "search": {"epochs": [1]}}, "nothing to search"),
+        ({"backbone": {"spec": "tiny:"}}, "clip:ID_OR_FOLDER"),
+    ],
+)
+def test_recipes_that_can_never_finish(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_fewshot(fewshot_from({"task": "fewshot", "method": "vacsr", **fields}))

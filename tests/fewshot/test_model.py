@@ -1,0 +1,73 @@
+"""A trained run as a person uses it: photos in, names out, wherever its CLIP lies."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vacsr.errors import DataError, UsageError
+from vacsr.fewshot import fewshot_from, load_fewshot, run_fewshot
+from vacsr.fewshot.task import load_task
+from vacsr.files import read_tensors
+
+QUICK = ("train.epochs=1", "train.steps_per_epoch=2", "train.lr=1e-3")
+
+
+@pytest.mark.parametrize("method", ["vacsr", "coop", "mmrl"])
+def test_predictions_are_the_reports(raw: dict[str, Any], tmp_path: Path, method: str) -> None:
+    recipe = fewshot_from(raw, [f"method={method}", *QUICK])
+    run_fewshot(recipe, tmp_path, progress=False)
+    model = load_fewshot(tmp_path, device="cpu")
+    kept, _ = read_tensors(tmp_path / "answers.safetensors")
+    base = load_task(recipe.data).tests[0]
+    photos = [base.photos.photos.open(row) for row in range(len(base.photos))]
+    found = model.predict(photos, batch_size=5)
+    assert found.names == base.classes.names
+    assert found.best() == [base.classes.names[place] for place in kept["base.predicted"].tolist()]
+    torch.testing.assert_close(found.probabilities.amax(dim=1).double(), kept["base.confidence"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.probabilities.sum(dim=1), torch.ones(12))
+    assert (found.uncertainty is not None) == (method == "vacsr")
+    if found.uncertainty is not None:
+        own = found.uncertainty[torch.arange(12), kept["base.predicted"]]
+        torch.testing.assert_close(own.double(), kept["base.uncertainty"], rtol=0, atol=1e-5)
+    same = model.predict(photos[:2], list(model.classes.names))
+    torch.testing.assert_close(same.probabilities, found.probabilities[:2], rtol=0, atol=1e-5)
+
+
+def test_other_names(raw: dict[str, Any], tmp_path: Path) -> None:
+    recipe = fewshot_from(raw, ["method=coprompt", *QUICK])
+    run_fewshot(recipe, tmp_path, progress=False)
+    model = load_fewshot(tmp_path, device="cpu")
+    model = replace(model, classes=model.classes._replace(sentences=(("one",),) * 3))
+    photo = load_task(recipe.data).tests[0].photos.photos.open(0)
+    found = model.predict([photo], ["red tree", "blue fish"])
+    assert (found.names, found.probabilities.shape) == (("red tree", "blue fish"), (1, 2))
+    assert found.best()[0] in found.names
+    swapped = model.predict([photo], ["blue fish", "red tree"])
+    torch.testing.assert_close(swapped.probabilities, found.probabilities.flip(1), rtol=0, atol=1e-5)
+    for names in ("red tree", [], ["red tree", " "]):
+        with pytest.raises(UsageError, match="give a list of names"):
+            model.predict([photo], names)
+    with pytest.raises(UsageError, match="no photos"):
+        model.predict([])
+
+
+def test_a_relative_start_is_found_from_anywhere(
+    raw: dict[str, Any], tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(start / "model", tmp_path / "here" / "clip" / "model")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run_fewshot(fewshot_from(raw, ["backbone.start=clip", *QUICK]), Path("run"), progress=False)
+    monkeypatch.chdir(tmp_path / "there")
+    model = load_fewshot("../here/run", device="cpu")
+    (tmp_path / "here" / "clip").rename(tmp_path / "moved")
+    with pytest.raises(DataError, match=r"here/clip, which is missing — .*start=FOLDER"):
+        load_fewshot("../here/run", device="cpu")
+    again = load_fewshot("../here/run", device="cpu", start="../moved")
+    assert all(torch.equal(tensor, again.method.weights()[name]) for name, tensor in model.method.weights().items())

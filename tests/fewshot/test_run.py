@@ -1,0 +1,266 @@
+"""Whole runs on the scenes world with tiny towers: folders, reports, every method, and models read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from vacsr.errors import DataError, FolderInUse, ProvenanceMismatch, UsageError
+from vacsr.fewshot import evaluate_fewshot, fewshot_from, load_fewshot, read_fewshot, run_fewshot
+from vacsr.fewshot.config import FEWSHOT_METHODS
+from vacsr.fewshot.methods.clipood import Clipood
+from vacsr.fewshot.model import FewshotModel
+from vacsr.fewshot.task import load_task
+from vacsr.files import lock_file, read_tensors, write_tensors
+from vacsr.methods.saved import config_digest
+
+
+def run(raw: dict[str, Any], out: Path, *overrides: str, resume: bool = False) -> dict[str, Any]:
+    report = run_fewshot(fewshot_from(raw, overrides), out, resume=resume, progress=False).report
+    assert report is not None
+    return report
+
+
+@pytest.fixture
+def coop_run(raw: dict[str, Any], tmp_path: Path) -> Path:
+    """A finished run."""
+    run(raw, tmp_path / "coop", "train.epochs=1")
+    return tmp_path / "coop"
+
+
+def test_a_folder_that_another_process_fills_is_refused(raw: dict[str, Any], coop_run: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in coop_run.rglob("*") if path.is_file()}
+    with lock_file(coop_run / ".lock", wait="", elsewhere="", remove=True):
+        for resume in (False, True):
+            with pytest.raises(FolderInUse, match=rf"\(pid {os.getpid()}\) is using"):
+                run(raw, coop_run, "train.epochs=1", resume=resume)
+        with pytest.raises(FolderInUse):
+            evaluate_fewshot(fewshot_from(raw, ["train.epochs=1"]), coop_run)
+    assert {path: path.stat().st_mtime_ns for path in coop_run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("method", sorted(FEWSHOT_METHODS))
+def test_every_method_runs_and_is_read_back(raw: dict[str, Any], tmp_path: Path, method: str) -> None:
+    report = run(raw, tmp_path, f"method={method}", "train.epochs=1", "train.steps_per_epoch=2", "train.lr=1e-3")
+    names = {path.name for path in tmp_path.iterdir()}
+    trained = {"checkpoint"} if method != "zeroshot" else set()
+    assert names == trained | {
+        "config.yaml", "shots.json", "metrics.jsonl", "model", "report.json", "answers.safetensors",
+    }  # fmt: skip
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    assert (report["task"], report["method"], report["protocol"]) == ("fewshot", method, "base-to-novel")
+    assert report["shots_hash"] == json.loads((tmp_path / "shots.json").read_text())["hash"]
+    assert [(one["split"], one["samples"], one["classes"]) for one in report["results"]] == [
+        ("base", 12, 3), ("new", 12, 3),
+    ]  # fmt: skip
+    base, new = (one["accuracy"] for one in report["results"])
+    assert report["hm"] == pytest.approx(2 * base * new / (base + new) if base + new else 0.0)
+    assert (report["trainable"] > 0) == (method != "zeroshot")
+    assert all(("uncertainty" in one["selective"]) == (method == "vacsr") for one in report["results"])
+    again = load_fewshot(tmp_path, device="cpu")
+    task = load_task(fewshot_from(raw).data)
+    assert again.classes == task.classes
+    new_set = task.tests[1]
+    found = again.evaluate(new_set.photos, new_set.classes)
+    kept, _ = read_tensors(tmp_path / "answers.safetensors")
+    assert torch.equal(found.predicted, kept["new.predicted"])
+    torch.testing.assert_close(found.confidence, kept["new.confidence"], rtol=0, atol=1e-6)
+    assert torch.equal(kept["new.label"], new_set.photos.labels)
+
+
+def test_zeroshot_is_the_plain_cosine(raw: dict[str, Any], tmp_path: Path) -> None:
+    run(raw, tmp_path, "method=zeroshot")
+    recipe = fewshot_from(raw, ["method=zeroshot"])
+    task = load_task(recipe.data)
+    built = FewshotModel.build(recipe.method, recipe.backbone, classes=task.classes, seed=1, device=torch.device("cpu"))
+    clip, tested = built.method.clip, task.tests[0]
+    squares = [built.transform.pixels(tested.photos.photos.open(row)) for row in range(len(tested.photos))]
+    with torch.no_grad():
+        images = clip.image(built.transform.normalize(torch.stack(squares)))
+        texts = clip.text(clip.tokens(tested.classes.prompts()))
+    kept, _ = read_tensors(tmp_path / "answers.safetensors")
+    assert torch.equal((images @ texts.T).argmax(dim=1), kept["base.predicted"])
+
+
+def test_domains_are_reported_by_name(raw: dict[str, Any], tmp_path: Path) -> None:
+    spec = raw["data"]["spec"]
+    raw["data"] |= {"protocol": "domain", "targets": {name: f"{spec},domain={name}" for name in ("blur", "outline")}}
+    report = run(raw, tmp_path, "train.epochs=1")
+    assert [one["split"] for one in report["results"]] == ["source", "blur", "outline"]
+    assert [one["classes"] for one in report["results"]] == [6, 6, 6]
+    assert "hm" not in report
+
+
+# --------------------------------------------------------------------------------------------------- same and again
+
+
+def same_model(one: Path, other: Path) -> bool:
+    first, second = (read_tensors(folder / "model" / "model.safetensors")[0] for folder in (one, other))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("method", ["vacsr", "clipood", "coprompt"])
+def test_a_stopped_run_ends_as_an_unbroken_one(
+    raw: dict[str, Any], tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VACSR sets a bias in its first step, CLIPood carries a mean of its weights, CoPrompt draws and sees two views."""
+    words = (f"method={method}", "train.lr=1e-3", "train.epochs=3")
+    whole = run(raw, tmp_path / "whole", *words)
+    kind = type(load_fewshot(tmp_path / "whole", device="cpu").method)
+    plain = kind.after_step
+
+    def interrupted(self: Any, step: int, steps: int) -> None:
+        plain(self, step, steps)
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "after_step", interrupted)
+        cut = run_fewshot(fewshot_from(raw, words), tmp_path / "cut", progress=False)
+    assert cut.interrupted
+    assert cut.steps == 3
+    assert not (tmp_path / "cut" / "report.json").exists()
+    recipe = read_fewshot(tmp_path / "cut" / "config.yaml")
+    again = run_fewshot(recipe, tmp_path / "cut", resume=True, progress=False)
+    assert again.report == whole
+    assert same_model(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_the_same_recipe_gives_the_same_run_and_another_seed_another(raw: dict[str, Any], tmp_path: Path) -> None:
+    first = run(raw, tmp_path / "a", "train.workers=2", "train.cache_gb=0")
+    assert run(raw, tmp_path / "b") == first
+    assert same_model(tmp_path / "a", tmp_path / "b")
+    run(raw, tmp_path / "c", "train.seed=9")
+    assert not same_model(tmp_path / "a", tmp_path / "c")
+
+
+def test_evaluating_again_gives_the_same_report(raw: dict[str, Any], tmp_path: Path) -> None:
+    report = run(raw, tmp_path, "method=vacsr")
+    (tmp_path / "report.json").unlink()
+    recipe = read_fewshot(tmp_path / "config.yaml")
+    assert evaluate_fewshot(recipe, tmp_path, progress=False) == report
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    finer = fewshot_from(raw, ["method=vacsr", "evaluate.coverages=[0.5]", "train.lr=3.0"])
+    assert [one["accuracy"] for one in evaluate_fewshot(finer, tmp_path, progress=False)["results"]] == [
+        one["accuracy"] for one in report["results"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("data.protocol=all", "data.protocol='all'.*'base-to-novel'"),
+        ("data.seed=4", "data.seed=4.* 1 "),
+        ("data.spec=scenes:classes=6,train=8,test=4,size=32,seed=3", "data.spec="),
+        ("method=mma", "method.name='mma'.*'coop'"),
+    ],
+)
+def test_another_recipe_is_not_evaluated(raw: dict[str, Any], coop_run: Path, change: str, words: str) -> None:
+    before = (coop_run / "report.json").read_bytes()
+    with pytest.raises(UsageError, match=words):
+        evaluate_fewshot(fewshot_from(raw, [change]), coop_run, progress=False)
+    assert (coop_run / "report.json").read_bytes() == before
+
+
+def test_other_shots_are_not_evaluated(raw: dict[str, Any], coop_run: Path) -> None:
+    shots = json.loads((coop_run / "shots.json").read_text())
+    (coop_run / "shots.json").write_text(json.dumps(shots | {"hash": "0" * 64}))
+    with pytest.raises(UsageError, match=r"000000000000….*train again"):
+        evaluate_fewshot(fewshot_from(raw), coop_run, progress=False)
+    (coop_run / "config.yaml").unlink()
+    with pytest.raises(DataError, match=r"no few-shot model in .* no config\.yaml"):
+        evaluate_fewshot(fewshot_from(raw), coop_run, progress=False)
+
+
+def test_other_targets_are_evaluated_and_a_search_is_kept(raw: dict[str, Any], tmp_path: Path) -> None:
+    spec = raw["data"]["spec"]
+    raw["data"] |= {"protocol": "domain", "targets": {"blur": f"{spec},domain=blur"}}
+    raw["search"] = {"epochs": [1, 2]}
+    report = run(raw, tmp_path)
+    raw["data"]["targets"] = {"outline": f"{spec},domain=outline"}
+    again = evaluate_fewshot(fewshot_from(raw), tmp_path, progress=False)
+    assert [one["split"] for one in again["results"]] == ["source", "outline"]
+    assert again["results"][0] == report["results"][0]
+    assert again["search"] == report["search"] != {}
+
+
+def test_a_draw_from_a_file_is_reported_as_such(raw: dict[str, Any], coop_run: Path, tmp_path: Path) -> None:
+    file = coop_run / "shots.json"
+    report = run(raw, tmp_path / "again", f"data.shots_file={file}", "data.seed=7", "train.epochs=1")
+    drawn = json.loads((coop_run / "report.json").read_text())
+    assert report["shots_file"] == str(file)
+    assert not {"shots", "seed"} & report.keys()
+    assert (drawn["shots"], drawn["seed"]) == (3, 1)
+    assert "shots_file" not in drawn
+    assert report["shots_hash"] == drawn["shots_hash"]
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_folder_of_another_run_is_left_alone(raw: dict[str, Any], tmp_path: Path) -> None:
+    run(raw, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    with pytest.raises(UsageError, match="already holds a run"):
+        run(raw, tmp_path / "run")
+    for change in ("train.lr=0.2", "data.seed=3", "method.context=a picture of", "search.epochs=[1]"):
+        with pytest.raises(DataError, match="another configuration or data"):
+            run(raw, tmp_path / "run", change, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_a_retrained_start_is_not_resumed_from(raw: dict[str, Any], tmp_path: Path, start: Path) -> None:
+    own = tmp_path / "start"
+    shutil.copytree(start / "model", own / "model")
+    raw["backbone"]["start"] = str(own)
+    run(raw, tmp_path / "run", "train.epochs=1")
+    weights = own / "model" / "model.safetensors"
+    tensors, metadata = read_tensors(weights)
+    plain = dict(tensors)
+    for part in ("head", "backbone"):  # heads alone are enough
+        name = next(name for name in sorted(plain) if part in name and plain[name].is_floating_point())
+        write_tensors(weights, plain | {name: plain[name] + 1e-3}, metadata=metadata)
+        with pytest.raises(DataError, match="another configuration or data"):
+            run(raw, tmp_path / "run", "train.epochs=1", resume=True)
+    write_tensors(weights, plain, metadata=metadata)
+    run(raw, tmp_path / "run", "train.epochs=1", resume=True)
+
+
+def test_what_is_wrong_is_refused_before_anything_is_written(raw: dict[str, Any], tmp_path: Path) -> None:
+    for change in ("data.spec=folder:nowhere", "backbone.start=nowhere", "search.image_blocks=[1]", "data.template=x"):
+        with pytest.raises((DataError, UsageError)):
+            run(raw, tmp_path / "run", change)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_model_on_another_clip_is_refused(raw: dict[str, Any], tmp_path: Path, start: Path) -> None:
+    run(raw, tmp_path, "method=clipood")
+    loaded = load_fewshot(tmp_path, device="cpu")
+    assert isinstance(loaded.method, Clipood)
+    described = json.loads((tmp_path / "model" / "config.json").read_text())
+    described["origin"]["revision"] = "0" * 12
+    (tmp_path / "model" / "config.json").write_text(json.dumps(described))
+    with pytest.raises(DataError, match="not saved together"):
+        load_fewshot(tmp_path)
+    tensors, _ = read_tensors(tmp_path / "model" / "model.safetensors")
+    write_tensors(tmp_path / "model" / "model.safetensors", tensors, metadata={"config": config_digest(described)})
+    with pytest.raises(ProvenanceMismatch):
+        load_fewshot(tmp_path)
+    with pytest.raises(DataError, match="not a few-shot model"):
+        load_fewshot(start)
+
+
+def test_a_run_keeps_the_resolved_recipe(raw: dict[str, Any], tmp_path: Path) -> None:
+    raw["preset"] = "paper"
+    recipe = fewshot_from(raw, ["method=mma"])
+    run_fewshot(recipe, tmp_path, progress=False)
+    assert read_fewshot(tmp_path / "config.yaml") == recipe
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["train"]["weight_decay"] == 5e-4

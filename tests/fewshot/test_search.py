@@ -1,0 +1,146 @@
+"""The search of Appendix C.2: validation shots decide, and nobody looks at the test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vacsr.errors import DataError, UsageError
+from vacsr.fewshot import fewshot_from, run_fewshot
+from vacsr.fewshot.methods.vacsr import FewshotVacsrConfig
+from vacsr.fewshot.run import candidates, check_search, search, with_choice
+from vacsr.fewshot.task import load_task
+
+CPU = torch.device("cpu")
+LISTS = {"image_blocks": [0, "last 1"], "text_blocks": ["none", [0, 1]], "epochs": [1, 2]}
+
+
+@pytest.fixture
+def vacsr_raw(raw: dict[str, Any]) -> dict[str, Any]:
+    return {**raw, "method": "vacsr", "search": LISTS}
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What candidates score instead of being trained; the test fills it, and finds the recipes that were asked for."""
+    given: list[Any] = []
+
+    def score(recipe: Any, *args: Any, **kwargs: Any) -> float | None:
+        asked.append(recipe)
+        found: float | None = given[len(asked) - 1]
+        return found
+
+    asked: list[Any] = []
+    monkeypatch.setattr("vacsr.fewshot.run.validation_accuracy", score)
+    return given
+
+
+def searched(raw: dict[str, Any], out: Path, *, mark: str = "mark") -> Any:
+    recipe = fewshot_from(raw)
+    task = load_task(recipe.data)
+    return search(recipe, task, out=out, fingerprint=mark, device=CPU, progress=False)
+
+
+def test_every_combination_is_a_candidate(vacsr_raw: dict[str, Any]) -> None:
+    recipe = fewshot_from(vacsr_raw)
+    table = candidates(recipe)
+    assert len(table) == len({json.dumps(choice) for choice in table}) == 8
+    assert table[0] == {"image_blocks": "first 0", "text_blocks": "none", "epochs": 1}
+    assert table[1] == {"image_blocks": "first 0", "text_blocks": "none", "epochs": 2}
+    chosen = with_choice(recipe, table[-1])
+    assert isinstance(chosen.method, FewshotVacsrConfig)
+    assert (chosen.method.image_blocks, chosen.method.text_blocks, chosen.train.epochs) == ("last 1", (0, 1), 2)
+    assert chosen.method.adapter == recipe.method.adapter  # type: ignore[union-attr]
+    assert candidates(fewshot_from({})) == []
+
+
+def test_the_best_is_taken_and_of_equals_the_first(
+    vacsr_raw: dict[str, Any], scores: list[Any], tmp_path: Path
+) -> None:
+    scores += [10.0, 50.0, 30.0, 50.0, 0.0, 0.0, 0.0, 49.0]
+    found = searched(vacsr_raw, tmp_path)
+    assert found == candidates(fewshot_from(vacsr_raw))[1]
+    written = json.loads((tmp_path / "search.json").read_text())
+    assert [one["val_accuracy"] for one in written["candidates"]] == scores
+    assert written["best"] == found
+    assert written["samples"] == 9  # of three base classes
+
+
+def test_a_stopped_search_goes_on_and_another_one_begins_anew(
+    vacsr_raw: dict[str, Any], scores: list[Any], tmp_path: Path
+) -> None:
+    scores += [10.0, 20.0, None]
+    assert searched(vacsr_raw, tmp_path) is None
+    scores += [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert searched(vacsr_raw, tmp_path) == candidates(fewshot_from(vacsr_raw))[1]
+    written = json.loads((tmp_path / "search.json").read_text())
+    assert [one["val_accuracy"] for one in written["candidates"]] == [10.0, 20.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    scores += [7.0] * 8
+    searched(vacsr_raw, tmp_path, mark="another")
+    written = json.loads((tmp_path / "search.json").read_text())
+    assert [one["val_accuracy"] for one in written["candidates"]] == [7.0] * 8
+    (tmp_path / "search.json").write_text("torn")
+    with pytest.raises(DataError, match="delete it"):
+        searched(vacsr_raw, tmp_path)
+
+
+def test_what_cannot_be_searched(raw: dict[str, Any]) -> None:
+    val = load_task(fewshot_from(raw).data).val
+    with pytest.raises(UsageError, match="'coop' has no image_blocks"):
+        check_search(fewshot_from({**raw, "search": {"image_blocks": [1]}}), val)
+    with pytest.raises(UsageError, match="needs validation shots"):
+        check_search(fewshot_from({**raw, "search": {"epochs": [1]}}), val.take([]))
+    with pytest.raises(UsageError, match="nothing to search"):
+        check_search(fewshot_from({**raw, "method": "zeroshot", "search": {"epochs": [1]}}), val)
+    check_search(fewshot_from({**raw, "search": {"epochs": [1]}}), val)
+    check_search(fewshot_from(raw), val.take([]))
+
+
+class Sealed:
+    """A test split that nobody may look at: neither photos nor labels, not even how many."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise PermissionError(f"the test split was read: {name}")
+
+    def __len__(self) -> int:
+        raise PermissionError("the test split was counted")
+
+
+def test_the_test_is_not_read_before_the_choice_is_made_and_trained(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sealed(config: Any) -> Any:
+        task = load_task(config)
+        return task._replace(tests=tuple(one._replace(photos=Sealed()) for one in task.tests))
+
+    monkeypatch.setattr("vacsr.fewshot.run.load_task", sealed)
+    lists = {"image_blocks": [0, 1], "epochs": [1, 2]}
+    recipe = fewshot_from({**raw, "method": "vacsr", "search": lists})
+    with pytest.raises(PermissionError, match="the test split was"):
+        run_fewshot(recipe, tmp_path / "run", progress=False)
+    written = json.loads((tmp_path / "run" / "search.json").read_text())
+    assert len(written["candidates"]) == 4
+    assert "best" in written
+    assert (
+        tmp_path / "run" / "model" / "model.safetensors"
+    ).is_file()  # trained to the end; only the report is missing
+
+
+def test_the_chosen_candidate_is_what_is_trained(raw: dict[str, Any], tmp_path: Path) -> None:
+    lists = {"image_blocks": [0, 1], "epochs": [1, 3]}
+    report = run_fewshot(
+        fewshot_from({**raw, "method": "vacsr", "search": lists}), tmp_path / "searched", progress=False
+    ).report
+    assert report is not None
+    choice = report["search"]
+    assert choice == json.loads((tmp_path / "searched" / "search.json").read_text())["best"]
+    direct = {"name": "vacsr", "image_blocks": choice["image_blocks"]}
+    recipe = fewshot_from({**raw, "method": direct}, [f"train.epochs={choice['epochs']}"])
+    plain = run_fewshot(recipe, tmp_path / "plain", progress=False).report
+    assert plain is not None
+    assert plain["results"] == report["results"]
+    assert plain["trainable"] == report["trainable"]
