@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vacsr.config.io import method_config
-from vacsr.methods import Embedding, InfoNCE, Method, Sigmoid, Vacsr, build_method
+from vacsr.methods import Embedding, build_method
 from vacsr.methods.base import split_by_decay, take
 from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.sigmoid import SigmoidConfig
@@ -33,15 +32,6 @@ def test_only_matrices_decay() -> None:
     ]
     assert groups[0].params[0] is module[0].weight
     assert split_by_decay("x", []) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("vacsr", Vacsr), ("vacsr-paper", Vacsr), ("sigmoid", Sigmoid), ("infonce", InfoNCE)]
-)
-def test_a_method_by_its_config(name: str, kind: type) -> None:
-    method = build_method(method_config(name), dim=4)
-    assert type(method) is kind
-    assert isinstance(method, Method)
 
 
 @pytest.mark.parametrize("config", [VacsrConfig(), SigmoidConfig(), InfoNCEConfig()])
