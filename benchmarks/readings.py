@@ -30,8 +30,8 @@ from vacsr.evaluate.ranks import Ties
 from vacsr.evaluate.retrieval import evaluate_scores
 from vacsr.evaluate.uncertainty import Width
 from vacsr.files import write_json
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.vacsr import Vacsr
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, PairScores
 
 

@@ -9,7 +9,7 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config, recipe_from
 from vacsr.data import load_pairs
 from vacsr.efficiency import count_parameters, inference_step, measure_recipe, random_photos, step_cost
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.train.assemble import assemble
 
 

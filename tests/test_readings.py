@@ -18,8 +18,8 @@ from vacsr.compare import Cell, cells, read_table
 from vacsr.config.io import method_config
 from vacsr.data import load_pairs
 from vacsr.evaluate.retrieval import evaluate_retrieval
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.model import MatchingModel
 from vacsr.objective import ObjectiveConfig
 from vacsr.scoring import PairScorer
 

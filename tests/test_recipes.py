@@ -24,7 +24,7 @@ from vacsr.data.fewshot import parse_class_spec
 from vacsr.data.spec import SCHEMES
 from vacsr.demo.settings import demo_recipes, start_recipe
 from vacsr.fewshot.config import FewshotRecipe, read_fewshot
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.train.optim import build_optimizer, lr_factor
 from vacsr.train.towers import loss_ramp, resting
 

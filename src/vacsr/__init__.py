@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vacsr.data import PairSet, Provenance, load_pairs
     from vacsr.evaluate.judgments import read_judgments
     from vacsr.evaluate.retrieval import RetrievalReport, evaluate_retrieval
-    from vacsr.methods.model import MatchingModel
+    from vacsr.model import MatchingModel
     from vacsr.objective import VacsrObjective
     from vacsr.scoring import PairScorer, PairScores
     from vacsr.train import Run, fit, run_recipe
@@ -34,7 +34,7 @@ _HOMES = {
     "read_judgments": "evaluate.judgments",
     "RetrievalReport": "evaluate.retrieval",
     "evaluate_retrieval": "evaluate.retrieval",
-    "MatchingModel": "methods.model",
+    "MatchingModel": "model",
     "VacsrObjective": "objective",
     "PairScorer": "scoring",
     "PairScores": "scoring",

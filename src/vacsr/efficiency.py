@@ -21,7 +21,7 @@ from vacsr.data import PhotoSet
 from vacsr.data.photos import ArrayPhotos
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring.folded import BlockScorer
 from vacsr.train.assemble import Parts, assemble
 from vacsr.train.batches import batch_order

@@ -25,7 +25,7 @@ from vacsr.evaluate.exact import (
     truth_facts,
     values_by_kind,
 )
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, PairScores
 
 IMAGES, EACH = 12, 3

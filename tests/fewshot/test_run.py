@@ -20,7 +20,7 @@ from vacsr.fewshot.methods.clipood import Clipood
 from vacsr.fewshot.model import FewshotModel
 from vacsr.fewshot.task import load_task
 from vacsr.files import lock_file, read_tensors, write_tensors
-from vacsr.methods.saved import config_digest
+from vacsr.pretrained import config_digest
 
 
 def run(raw: dict[str, Any], out: Path, *overrides: str, resume: bool = False) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods import Daa, Embedding, Vse
 from vacsr.methods.daa import DaaConfig, rank_agreement, soft_ranks
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.tfidf import captions_by_image, word_relevance, word_table
 from vacsr.methods.vse import VseConfig
+from vacsr.model import MatchingModel
 from vacsr.pairwise import PairBlock, batch_block
 
 CAPTIONS = ("A dog runs.", "a brown dog", "two cats, two hats", "a cat sleeps", "a dog and a cat", "the")

@@ -14,7 +14,7 @@ import vacsr.scoring.cascade as cascade
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.errors import UsageError
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, PairScores, choose_prefilter, recall_of_prefilter
 from vacsr.scoring.bounds import binomial_tail, mean_level, miss_rate_bound
 from vacsr.scoring.cascade import prefilter_ranks

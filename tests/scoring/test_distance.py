@@ -12,7 +12,7 @@ from vacsr.config.io import method_config
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import UsageError
 from vacsr.evaluate.retrieval import evaluate_retrieval
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.scoring.distance import CosineDistanceScorer
 

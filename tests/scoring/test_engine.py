@@ -10,7 +10,7 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods import build_method
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.scoring.engine import choose_scorer
 

@@ -15,8 +15,8 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.vacsr import Vacsr
+from vacsr.model import MatchingModel
 from vacsr.scoring.engine import choose_scorer
 from vacsr.scoring.folded import BlockScorer
 from vacsr.scoring.kernel_pack import FP8

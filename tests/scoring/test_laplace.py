@@ -13,8 +13,8 @@ from vacsr.data import PairSet
 from vacsr.methods import InfoNCE, Sigmoid
 from vacsr.methods.base import Embedding
 from vacsr.methods.infonce import InfoNCEConfig
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.model import MatchingModel
 from vacsr.pairwise import batch_block
 from vacsr.scoring.curvature import Likelihood, output_curvature
 from vacsr.scoring.laplace import KroneckerFactors, LayerPosterior, likeliest_precision, with_one

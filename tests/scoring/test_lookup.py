@@ -10,9 +10,9 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.data import PairSet, Provenance, load_pairs
 from vacsr.errors import DataError, ProvenanceMismatch
 from vacsr.methods.infonce import InfoNCEConfig
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.methods.vacsr import VacsrConfig
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.scoring.lookup import score_named
 

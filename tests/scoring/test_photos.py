@@ -14,7 +14,7 @@ from vacsr.backbones.inputs import tower_inputs
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import DataError, ShapeMismatch, UsageError
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.scoring.lookup import score_named, score_photo
 from vacsr.train import fit

@@ -16,8 +16,8 @@ from vacsr.data import PairSet, load_pairs
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.retrieval import evaluate_retrieval
 from vacsr.methods import Sigmoid
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.scoring.cosine import Gaussians, cosine_moments, coupled_cosine_moments
 from vacsr.scoring.laplace import with_one

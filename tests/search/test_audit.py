@@ -20,7 +20,7 @@ from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.data import load_pairs
 from vacsr.data.noise import apply_noise, derange_captions
 from vacsr.errors import UsageError
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.search import suspects
 from vacsr.search.audit import audit, signals, usual_grade

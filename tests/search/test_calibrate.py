@@ -14,8 +14,8 @@ from scipy.special import expit
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import DataError, UsageError
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.vacsr import VacsrConfig
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import Direction
 from vacsr.search.calibrate import (

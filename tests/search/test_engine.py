@@ -12,9 +12,9 @@ import torch
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import ProvenanceMismatch, ShapeMismatch, UsageError
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.pcmepp import PcmeppConfig
 from vacsr.methods.vacsr import VacsrConfig
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.search.calibrate import CalibrateSettings, calibrate, search_lists
 from vacsr.search.calibration import Calibration

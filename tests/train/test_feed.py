@@ -13,8 +13,8 @@ from PIL import Image
 from vacsr.config import BackboneConfig, DataConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.errors import DataError
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.model import MatchingModel
 from vacsr.train.distributed import ALONE, World
 from vacsr.train.feed import Feed, TrainTensors, build_feed
 

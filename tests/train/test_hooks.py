@@ -16,7 +16,7 @@ from vacsr.config.io import method_config
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import apply_noise, make_noise
 from vacsr.methods.base import Embedding, Method, MethodConfig, SetEmbeddings, TrainingView
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, same_image
 from vacsr.scoring import PairScorer
@@ -108,14 +108,14 @@ def test_a_saved_model_scores_the_same_and_carries_no_ledger(pairs: PairSet, met
     assert torch.equal(here, there)
 
 
-def test_both_networks_learn_rest_and_draw_apart(photos: PhotoSet) -> None:
+def test_both_networks_learn_freeze_and_draw_apart(photos: PhotoSet) -> None:
     trainer = make(photos, "ncr")
     model = trainer.model
     assert model.second is not None
     grouped = [id(p) for group in model.param_groups(TowersConfig()) for p in group.params]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
-    assert len(model._blocks()) == 2 * len(model.blocks())
-    model.rest(["image"])
+    assert len(model._blocks()) == 2 * len(model.backbone.compilable())
+    model.freeze(["image"])
     for network in model.networks:
         assert not any(p.requires_grad for p in network.backbone.image.parameters())
         assert all(p.requires_grad for p in network.backbone.text.parameters())

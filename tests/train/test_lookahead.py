@@ -18,8 +18,8 @@ from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.noise import apply_noise, make_noise
 from vacsr.methods.base import Neighbours
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.model import MatchingModel
 from vacsr.train.distributed import ALONE, World
 from vacsr.train.feed import Batch, Feed, TrainTensors, build_feed, how_to_keep
 from vacsr.train.loop import Trainer

@@ -145,7 +145,7 @@ def test_daa_without_words_is_refused_before_training(pairs: PairSet) -> None:
 
 
 def test_a_config_of_the_method_travels(pairs: PairSet, tmp_path: Path) -> None:
-    from vacsr.methods.model import MatchingModel
+    from vacsr.model import MatchingModel
 
     run = fit("pcmepp", pairs, TrainConfig(batch_size=8, epochs=1, device="cpu"), backbone=BACKBONE, progress=False)
     run.method.save_pretrained(tmp_path)

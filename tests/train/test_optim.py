@@ -8,8 +8,8 @@ from torch import nn
 
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.methods.base import ParamGroup
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.vacsr import VacsrConfig
+from vacsr.model import MatchingModel
 from vacsr.train.optim import build_optimizer, lr_factor, set_learning_rate
 
 

@@ -22,7 +22,7 @@ from vacsr.demo.settings import demo_recipes, start_recipe
 from vacsr.demo.text import describe
 from vacsr.demo.training import START, train_methods
 from vacsr.files import atomic_path, write_json, write_text
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 
 _SIDE = 256  # pixels of the picture that is left to play with

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vacsr.config import Recipe
 from vacsr.demo.workers import Job, Tell, run_jobs
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.train.loop import Trainer
 from vacsr.train.recipe import training_data
 from vacsr.train.trackers import Row

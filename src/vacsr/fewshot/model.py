@@ -22,7 +22,7 @@ from vacsr.evaluate.fewshot import Answers, answers, join_answers
 from vacsr.fewshot.config import AnyFewshotConfig, FewshotRecipe
 from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod, build_fewshot
 from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
-from vacsr.methods.saved import SCHEMA, config_digest, model_folder, read_config
+from vacsr.pretrained import SCHEMA, config_digest, model_folder, read_config
 from vacsr.provenance import Provenance
 from vacsr.scoring import choose_device
 from vacsr.train.precision import matmul_precision

@@ -13,7 +13,7 @@ from vacsr.data import PairSet, PhotoSet
 from vacsr.data.listed import ListedPhotos
 from vacsr.errors import DataError, ShapeMismatch
 from vacsr.methods.base import Embedding, take
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring.cascade import (
     PrefilterChoice,
     PrefilterRecall,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vacsr.methods.base import Embedding
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, Precision
 from vacsr.scoring.posthoc import check_posthoc
 

@@ -25,7 +25,7 @@ from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
 from vacsr.files import read_tensors, write_tensors
 from vacsr.methods.base import Embedding, Method, take
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.pairwise import same_image
 from vacsr.scoring import Images, PairScorer, PairScores, Texts
 from vacsr.scoring.cosine import Gaussians, cosine_moments, coupled_cosine_moments

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import UsageError
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import AlignedScores, PairScorer, PairScores
 from vacsr.search.suspects import caption_sums, find_neighbours, own_agreement, prototypes, suspicion, weights
 

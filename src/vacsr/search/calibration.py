@@ -9,7 +9,7 @@ from vacsr.config import Config
 from vacsr.config.io import parse
 from vacsr.errors import ConfigError, DataError
 from vacsr.files import write_json
-from vacsr.methods.saved import model_folder
+from vacsr.pretrained import model_folder
 from vacsr.scoring.topk import Direction
 from vacsr.search.grades import GradeCalibration
 from vacsr.search.lcb import LcbRule

@@ -8,7 +8,7 @@ import json
 import torch
 
 from vacsr.errors import UsageError
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 
 _NOT_SEEN = ("start", "weights", "augment", "checkpointing")  # of the backbone's settings: these change no embedding
 

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from vacsr.config import BackboneConfig, DataConfig, MethodConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PairSet, PhotoSet
@@ -37,7 +39,7 @@ def fit(
     if out is not None and not resume and holds_run(Path(out)):
         raise UsageError(f"{out} already holds a run — continue it with resume=True, or choose another out")
     config, backbone = config or TrainConfig(), backbone or BackboneConfig()
-    chosen = method if isinstance(method, Method) else method_config(method)
+    chosen = method if isinstance(method, nn.Module) else method_config(method)
     reading = data or DataConfig()
     with nullcontext() if out is None else run_lock(Path(out)):
         trainer = Trainer.create(

@@ -10,7 +10,7 @@ from vacsr.backbones.inputs import TowerInputs, tower_inputs
 from vacsr.config import BackboneConfig, DataConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import UsageError
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.train.distributed import World, join_world, take_device
 from vacsr.train.feed import Feed, build_feed, how_to_keep
 from vacsr.train.optim import build_optimizer

@@ -15,7 +15,7 @@ from vacsr.backbones.inputs import KeptPhotos, PhotoReader, Progress, Reader, to
 from vacsr.config import DataConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.methods.base import Method, Neighbours
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.train.distributed import ALONE, World
 
 _SHARE = 0.5  # of a GPU's free memory that photos may take

@@ -11,8 +11,7 @@ from torch.func import functional_call
 from vacsr.backbones.tokens import Tokens
 from vacsr.config import TrainConfig
 from vacsr.methods.base import Embedding, Neighbours
-from vacsr.methods.model import MatchingModel
-from vacsr.methods.network import Network
+from vacsr.model import MatchingModel, Network
 from vacsr.pairwise import same_image
 from vacsr.train.distributed import World, gather_rows, sum_over_ranks
 from vacsr.train.feed import Batch, TrainTensors

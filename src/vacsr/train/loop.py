@@ -16,7 +16,7 @@ from vacsr.config import BackboneConfig, DataConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import NonFiniteLoss
 from vacsr.evaluate.retrieval import dev_rsum
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.train.assemble import Parts, assemble
 from vacsr.train.batches import batch_order, check_batches

@@ -10,7 +10,7 @@ from torch import Tensor
 from vacsr.backbones.mixing import Mixture, Partners, draw_mixture, mixed_labels
 from vacsr.config import MixConfig
 from vacsr.errors import UsageError
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.pairwise import PairBlock, same_image
 from vacsr.train.distributed import World
 from vacsr.train.feed import TrainTensors

@@ -7,7 +7,7 @@ from pathlib import Path
 from vacsr.config import DataConfig, TrainConfig
 from vacsr.config.io import parse, read_yaml
 from vacsr.errors import UsageError
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.scoring.distance import CosineDistanceScorer
 from vacsr.scoring.posthoc import POSTHOC_FILE, PostHoc, PostHocScorer, PostHocUncertainty

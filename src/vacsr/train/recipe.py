@@ -19,7 +19,7 @@ from vacsr.evaluate.outcomes import Outcomes, write_outcomes
 from vacsr.evaluate.protocols import protocol_galleries
 from vacsr.evaluate.retrieval import RetrievalReport, evaluate_retrieval
 from vacsr.files import write_json, write_text
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.scoring.distance import CosineDistanceScorer
 from vacsr.scoring.posthoc import POSTHOC_FILE, PostHocScorer, PostHocUncertainty, check_posthoc

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from vacsr.config import TrainConfig
 from vacsr.methods.base import Embedding
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.objective import LossTerms
 from vacsr.pairwise import batch_block
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
@@ -80,7 +80,7 @@ class TrainStep:
 
     def rest(self, towers: frozenset[str]) -> None:
         """Let these towers rest from now on."""
-        self.model.rest(towers)
+        self.model.freeze(towers)
 
     def _loss(self, batch: Batch, step: Tensor) -> LossTerms:
         """This rank's share of the batch's loss."""

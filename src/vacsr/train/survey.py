@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vacsr.config import TrainConfig
 from vacsr.methods.base import SetEmbeddings, TrainingView
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.train.distributed import World, gather_rows
 from vacsr.train.feed import Feed
 

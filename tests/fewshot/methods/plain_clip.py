@@ -21,7 +21,7 @@ from torch import Tensor
 from vacsr.backbones import TowerBackbone
 from vacsr.config import BackboneConfig, HeadConfig, MethodConfig
 from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 
 CAPTIONS = ["a red dog", "two cats sleep", "a photo of a dog"]
 HEADS = 4

@@ -14,9 +14,9 @@ from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.fewshot.methods.base import ClassSet
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.methods.infonce import InfoNCEConfig
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.methods.vacsr import VacsrConfig
+from vacsr.model import MatchingModel
 
 from .plain_clip import (
     CAPTIONS,

@@ -16,8 +16,8 @@ from vacsr.backbones.edits import TowerEdits, edited, token_width
 from vacsr.config import BackboneConfig
 from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.methods.infonce import InfoNCE
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.sigmoid import Sigmoid
+from vacsr.model import MatchingModel
 
 _CLIP_SCALE = 100.0  # where CLIP's own training ended
 

@@ -15,11 +15,11 @@ from vacsr.backbones.mixing import Mixture, Partners
 from vacsr.config import AugmentConfig, BackboneConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.noise import RowNoise, Stream
 from vacsr.train import fit
 
-HELPERS = runpy.run_path(str(Path(__file__).parents[1] / "backbones" / "conftest.py"))
+HELPERS = runpy.run_path(str(Path(__file__).parent / "backbones" / "conftest.py"))
 STILL = AugmentConfig(crop=(1.0, 1.0), flip=0.0, image_tokens=0.0, text_tokens=0.0)
 TINY = "tiny:width=16,depth=2,text_depth=2,heads=2,size=32"
 
@@ -149,10 +149,10 @@ def test_rates_and_rest(pairs: PhotoSet) -> None:
     listed = [id(p) for group in groups.values() for p in group.params]
     assert sorted(listed) == sorted(id(p) for p in model.parameters())
     branch: Any = towers(model).image_variance
-    model.rest(["image"])
+    model.freeze(["image"])
     assert not any(p.requires_grad for p in branch.parameters())
     assert all(p.requires_grad for p in towers(model).text_variance.parameters())  # type: ignore[union-attr]
-    model.rest([])
+    model.freeze([])
     assert all(p.requires_grad for p in branch.parameters())
 
 

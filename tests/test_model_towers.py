@@ -17,12 +17,12 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import DataError, UsageError
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.train import fit
 from vacsr.train.api import TrainConfig
 
-HELPERS = runpy.run_path(str(Path(__file__).parents[1] / "backbones" / "conftest.py"))
+HELPERS = runpy.run_path(str(Path(__file__).parent / "backbones" / "conftest.py"))
 HEAD = HeadConfig(dim=8)
 TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HEAD)
 
@@ -118,7 +118,7 @@ def test_every_asset_is_guarded(pairs: PhotoSet, clip_folder: Path, tmp_path: Pa
             path.unlink()
         else:
             path.write_bytes(whole + b" " if harm == "changed" else b"")
-        with pytest.raises(DataError, match="is missing or was changed since the model was saved — copy") as caught:
+        with pytest.raises(DataError, match="copy the model folder again") as caught:
             MatchingModel.from_pretrained(tmp_path)
         assert str(path) in str(caught.value)
         path.write_bytes(whole)

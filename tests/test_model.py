@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import vacsr.methods.model as model_module
+import vacsr.pretrained as pretrained_module
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.data.pairs import Provenance
 from vacsr.errors import DataError, ShapeMismatch, UsageError, VacsrError
 from vacsr.methods import Sigmoid
-from vacsr.methods.model import MatchingModel
 from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.model import MatchingModel
 
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8, hidden=5, dropout=0.3))
 METHODS = ["vacsr", "vacsr-paper", "sigmoid", "infonce"]
@@ -251,7 +251,7 @@ def test_a_save_that_fails_leaves_the_model_that_was_there(
     def full(*_: object, **__: object) -> None:
         raise OSError
 
-    monkeypatch.setattr(model_module, fails, full)
+    monkeypatch.setattr(pretrained_module, fails, full)
     with pytest.raises(OSError):  # noqa: PT011
         build({"name": "vacsr", "adapter": {"input_scale": "none"}}, seed=1).save_pretrained(tmp_path)
     monkeypatch.undo()

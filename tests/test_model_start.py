@@ -12,7 +12,7 @@ from vacsr.config import AugmentConfig, BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.data import load_pairs
 from vacsr.errors import DataError, UsageError
-from vacsr.methods.model import MatchingModel
+from vacsr.model import MatchingModel
 
 TINY = "tiny:width=16,depth=1,text_depth=1,heads=2,size=32"
 WORLD = "scenes:images=8,held_out=2,size=32"

@@ -1,0 +1,264 @@
+"""MatchingModel: backbone, heads and method. From inputs to unit vectors, and what is trained, saved and scored."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vacsr.backbones import Backbone, ProjectionHead, load_backbone
+from vacsr.backbones.mixing import Partners
+from vacsr.backbones.pooling import build_pooling
+from vacsr.backbones.tokens import Tokens
+from vacsr.backbones.variance import VarianceHead
+from vacsr.config import BackboneConfig, MethodConfig, TowersConfig
+from vacsr.errors import UsageError
+from vacsr.methods import build_method
+from vacsr.methods.base import Embedding, Method, ParamGroup, split_by_decay
+from vacsr.noise import RowNoise, Stream
+from vacsr.pretrained import PretrainedMixin, SavedModel
+from vacsr.provenance import UNKNOWN, Provenance
+
+
+class Network(nn.Module):
+    """A backbone, two projection heads and their pooling: images and texts in, unit vectors out."""
+
+    def __init__(self, backbone: Backbone, config: BackboneConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = backbone
+        self.image_head = ProjectionHead(backbone.image_dim, config.head)
+        self.text_head = ProjectionHead(backbone.text_dim, config.head)
+        self.image_pool, self.text_pool = build_pooling(backbone.pooling), build_pooling(backbone.pooling)
+        self.image_variance: VarianceHead | None = None
+        self.text_variance: VarianceHead | None = None
+
+    def add_variance(self, start: float) -> None:
+        """Give every item a variance, its logarithm near ``start``: heads of their own, on towers a block each too."""
+        pooling, config = self.backbone.pooling, self.config.head
+        self.image_variance = VarianceHead(self.backbone.image_dim, config, pooling=pooling, start=start)
+        self.text_variance = VarianceHead(self.backbone.text_dim, config, pooling=pooling, start=start)
+        self.backbone.add_variance()
+
+    def embed_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Embedding:
+        """Features [N, D_image], or photos [N, 3, H, W] uint8, to unit vectors [N, d]; the rest is for training."""
+        return self.project_images(self.backbone.encode_images(images, noise, mix), noise)
+
+    def embed_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Embedding:
+        """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, d]."""
+        return self.project_texts(self.backbone.encode_texts(texts, noise), noise)
+
+    def project_images(self, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
+        """From the backbone's image tokens to unit vectors. -> [N, d]"""
+        mean = functional.normalize(self._pooled(tokens, self.image_head, self.image_pool, noise), dim=-1)
+        return Embedding(mean, self._log_var(tokens, self.image_variance, noise))
+
+    def project_texts(self, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
+        """From the backbone's text tokens to unit vectors. -> [M, d]"""
+        mean = functional.normalize(self._pooled(tokens, self.text_head, self.text_pool, noise), dim=-1)
+        return Embedding(mean, self._log_var(tokens, self.text_variance, noise))
+
+    def _log_var(self, tokens: Tokens, head: VarianceHead | None, noise: RowNoise | None) -> Tensor | None:
+        """logσ², with dropout of its own; None without variance heads. -> [N, d]"""
+        if head is None:
+            return None
+        assert tokens.spread is not None, "a backbone of a model with variances gives tokens for them"
+        tokens = tokens._replace(values=tokens.spread)
+        return self._pooled(tokens, head.head, head.pool, None if noise is None else noise.other(Stream.VARIANCE))
+
+    def _pooled(self, tokens: Tokens, head: nn.Module, pool: nn.Module, noise: RowNoise | None) -> Tensor:
+        """GPO sorts the projected tokens; mean and class token are taken before, which is cheaper. -> [N, d]"""
+        if self.backbone.pooling == "gpo":
+            projected: Tensor = pool(tokens._replace(values=head(tokens.values, noise)))
+            return projected
+        pooled: Tensor = head(pool(tokens), noise)
+        return pooled
+
+    def head_params(self) -> list[tuple[str, nn.Parameter]]:
+        """Parameters that are trained from scratch: heads and pooling, by their names in this network."""
+        names = ("image_head.", "text_head.", "image_pool.", "text_pool.", "image_variance.", "text_variance.")
+        named = dict(self.named_parameters())
+        return [(name, named[name]) for start in names for name in named if name.startswith(start)]
+
+    def tower_groups(self, config: TowersConfig) -> list[ParamGroup]:
+        """Block ℓ of L at rate·decay^(L−ℓ), everything outside the blocks at the rate of the tower."""
+        groups: list[ParamGroup] = []
+        rates = {"image": config.image_lr, "text": config.text_lr}
+        for name, parts in self.backbone.tower_params().items():
+            rate = rates[name]
+            if rate == 0:
+                continue
+            groups += split_by_decay(f"{name}-stem", parts.stem, lr_scale=rate)
+            for number, block in enumerate(parts.blocks):
+                scale = rate * config.layer_decay ** (len(parts.blocks) - number)
+                groups += split_by_decay(f"{name}-block-{number}", block, lr_scale=scale)
+            branch = self.backbone.variance_params()[name]
+            groups += split_by_decay(f"{name}-variance", branch, lr_scale=rate * config.layer_decay)
+        return groups
+
+    def freeze_towers(self, towers: Iterable[str]) -> None:
+        """Freeze these towers ("image", "text") and unfreeze the others."""
+        frozen = frozenset(towers)
+        for name, parts in self.backbone.tower_params().items():
+            branch = self.backbone.variance_params()[name]
+            for _, parameter in [*parts.stem, *(named for block in parts.blocks for named in block), *branch]:
+                parameter.requires_grad_(name not in frozen)
+
+
+class MatchingModel(Network, PretrainedMixin):
+    """A network and a method: what is trained, saved and scored with. Co-teaching methods have a ``second`` network."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        method: Method,
+        *,
+        config: BackboneConfig,
+        provenance: Provenance | None = None,
+    ) -> None:
+        super().__init__(backbone, config)
+        self.provenance = provenance or UNKNOWN
+        self.method = method
+        self.second: Network | None = None
+
+    @classmethod
+    def build(
+        cls,
+        method: MethodConfig | Method,
+        config: BackboneConfig,
+        *,
+        image_dim: int = 0,
+        text_dim: int = 0,
+        provenance: Provenance | None = None,
+        seed: int = 0,
+        fit: Any = None,
+        assets: Path | None = None,
+    ) -> Self:
+        """A model with fresh heads, drawn from ``seed`` without touching torch's own generator.
+
+        ``image_dim`` and ``text_dim`` are those of cached features; towers know their own. ``fit``: the training set,
+        from which the backbone takes statistics or words. ``assets``: rebuild saved towers, weights to follow. Where
+        ``config.start`` names a model, everything but the method is loaded from it.
+        """
+        start = SavedModel.open(config.start) if config.start and assets is None else None
+        if start is not None:
+            start.check_start(config)
+            assets = start.assets
+
+        def backbone() -> Backbone:
+            loaded = load_backbone(config, image_dim=image_dim, text_dim=text_dim, assets=assets)
+            if fit is not None:
+                loaded.fit(fit)
+            return loaded
+
+        with _seeded(seed):
+            first = backbone()
+            head = build_method(method, dim=config.head.dim) if isinstance(method, MethodConfig) else method
+            if not isinstance(head, Method):
+                raise UsageError(f"{type(head).__name__} is not a method — derive it from vacsr.methods.Method")
+            model = cls(first, head, config=config, provenance=provenance)
+        if head.networks == 2:
+            with _seeded(seed, "second"):
+                model.second = Network(backbone(), config)
+        if start is not None:
+            start.load_start(model)
+        if head.log_var_start is not None:  # after the towers' weights: a branch may start as a copy of a block
+            with _seeded(seed, "variance"):
+                model.add_variance(head.log_var_start)
+        return model
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """This one, and the second where there is one."""
+        return (self,) if self.second is None else (self, self.second)
+
+    @property
+    def dim(self) -> int:
+        """Of an embedding: d, or 2d with two networks."""
+        return self.config.head.dim * len(self.networks)
+
+    def embed_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Embedding:
+        """Features [N, D_image], or photos [N, 3, H, W] uint8, to unit vectors [N, d]; the rest is for training.
+
+        With two networks [N, 2d]: both unit vectors end to end, divided by √2, so that their cosine is the mean of both
+        networks' cosines. Code that scores or saves embeddings need not know.
+        """
+        first = super().embed_images(images, noise, mix)
+        return first if self.second is None else _join(first, self.second.embed_images(images, _other(noise), mix))
+
+    def embed_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Embedding:
+        """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, d], or [M, 2d]."""
+        first = super().embed_texts(texts, noise)
+        return first if self.second is None else _join(first, self.second.embed_texts(texts, _other(noise)))
+
+    def dropout_noise(self, *, seed: int | Tensor, step: Tensor, rows: Tensor) -> tuple[RowNoise, RowNoise]:
+        """The draws of one step for images and for texts: augmentation and dropout."""
+        return RowNoise(seed, step, rows, Stream.IMAGE), RowNoise(seed, step, rows, Stream.TEXT)
+
+    def param_groups(self, towers: TowersConfig | None = None) -> list[ParamGroup]:
+        """Heads, pooling, method and towers; towers have their own rates, and one with rate 0 is omitted."""
+        plan = towers or TowersConfig()
+        heads = [group for network in self.networks for group in split_by_decay("heads", network.head_params())]
+        return [*heads, *self.method.param_groups(), *(g for net in self.networks for g in net.tower_groups(plan))]
+
+    @property
+    def has_towers(self) -> bool:
+        """Whether it reads photos and words; otherwise cached features."""
+        return not self.backbone.cached
+
+    def freeze(self, towers: Iterable[str]) -> None:
+        """Freeze these towers ("image", "text") of all networks and unfreeze the others."""
+        for network in self.networks:
+            network.freeze_towers(towers)
+
+    @contextmanager
+    def plain_blocks(self) -> Iterator[None]:
+        """Run the blocks uncompiled: other batch sizes would each be compiled again."""
+        compiled = {block: block._compiled_call_impl for block in self._blocks()}
+        self.compile_blocks(False)
+        try:
+            yield
+        finally:
+            for block, call in compiled.items():
+                block._compiled_call_impl = call
+
+    def _blocks(self) -> list[nn.Module]:
+        return [block for network in self.networks for block in network.backbone.compilable()]
+
+    def compile_blocks(self, on: bool) -> None:
+        """torch.compile the towers' blocks, or undo it. Equal blocks share one compilation."""
+        for block in self._blocks():
+            if on:
+                block.compile(dynamic=False)
+            else:
+                block._compiled_call_impl = None
+
+
+@contextmanager
+def _seeded(seed: int, part: str = "") -> Iterator[None]:
+    """Fresh weights come from this seed; torch's own generator stays where it was.
+
+    A named ``part`` has a stream that no seed's main draws have: seed + 1 would make neighbouring runs share weights.
+    """
+    if part:
+        seed = int.from_bytes(hashlib.sha256(f"{part} {seed}".encode()).digest()[:8]) >> 1
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
+        yield
+
+
+def _join(first: Embedding, second: Embedding) -> Embedding:
+    """Two unit vectors as one. [N, d], [N, d] -> [N, 2d]"""
+    return Embedding(torch.cat((first.mean, second.mean), dim=-1) * math.sqrt(0.5))
+
+
+def _other(noise: RowNoise | None) -> RowNoise | None:
+    """The second network's own draws: it sees other crops and drops other units."""
+    return None if noise is None else noise.other(Stream.SECOND_NETWORK)
