@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from vacsr.compare import Table, cells, collect, read_table
+from vacsr.config.base import METHODS
 from vacsr.config.io import read_recipe, recipe_from
 from vacsr.data.scenes.classes import ClassOptions, class_source
 from vacsr.errors import UsageError
 from vacsr.fewshot import read_fewshot
-from vacsr.fewshot.config import FEWSHOT_METHODS, FewshotRecipe
+from vacsr.fewshot.config import FewshotRecipe
 from vacsr.fewshot.run import candidates
 from vacsr.report.formats import to_markdown
 from vacsr.report.tables import Published
@@ -362,7 +363,7 @@ def test_the_scenes_table_has_all_methods_and_its_own_words() -> None:
     """The words of a context or a template must be known to the small towers."""
     table = read_table(ROOT / "tables/scenes-fewshot.yaml")
     found = [cell.recipe.method for cell in cells(table, Path("x"))]
-    assert {method.name for method in found} == set(FEWSHOT_METHODS)
+    assert {method.name for method in found} == set(METHODS["fewshot"])
     template = class_source(ClassOptions(classes=4, train=1, test=1)).template
     for method in found:
         assert getattr(method, "template", "") == ""

@@ -10,18 +10,19 @@ import pytest
 import yaml
 
 from vacsr.config import Config
+from vacsr.config.base import METHODS
 from vacsr.config.io import dump_yaml
 from vacsr.data.fewshot import COOP_SETS
 from vacsr.errors import ConfigError, UsageError
 from vacsr.fewshot import check_fewshot, fewshot_from, layered_fewshot, read_fewshot
 from vacsr.fewshot import config as config_module
-from vacsr.fewshot.config import FEWSHOT_METHODS, FewshotRecipe, FewshotTrainConfig
-from vacsr.fewshot.methods import METHODS
+from vacsr.fewshot.config import FewshotRecipe, FewshotTrainConfig
 from vacsr.fewshot.methods.coop import CoopConfig
 from vacsr.fewshot.methods.maple import MapleConfig
-from vacsr.fewshot.methods.mma import MmaConfig
+from vacsr.fewshot.methods.mma import Mma, MmaConfig
 from vacsr.fewshot.methods.mmrl import MmrlConfig
 from vacsr.fewshot.methods.vacsr import FewshotVacsrConfig
+from vacsr.fewshot.optim import learning_rate
 
 PETS = {"data": {"spec": "coop:data,set=oxford_pets"}}
 
@@ -39,6 +40,7 @@ def assert_refused(raw: Any, *words: str) -> None:
 
 def test_every_field_gives_its_reason() -> None:
     kinds = [kind for kind in vars(config_module).values() if isinstance(kind, type) and issubclass(kind, Config)]
+    kinds += [entry.config for entry in METHODS["fewshot"].values()]
     silent = [
         f"{kind.__name__}.{name}"
         for kind in kinds
@@ -63,7 +65,7 @@ def test_every_field_gives_its_reason() -> None:
         ("coprompt", "dtd", "base-to-novel", {"epochs": 8, "lr": 0.0035, "batch_size": 4, "view": "randaugment"}),
         ("mma", "dtd", "base-to-novel", {"epochs": 5, "lr": 0.0015, "batch_size": 16, "weight_decay": 5e-4}),
         ("mma", "imagenet", "base-to-novel", {"batch_size": 128}),
-        ("mma", "imagenet", "domain", {"epochs": 1, "batch_size": 128}),
+        ("mma", "imagenet", "domain", {"epochs": 1, "batch_size": 128, "warmup_epochs": 0}),
         ("mmrl", "dtd", "base-to-novel", {"optimizer": "adamw", "lr": 1e-3, "epochs": 10, "crop": (0.5, 1.0)}),
         ("mmrl", "imagenet", "base-to-novel", {"batch_size": 32, "epochs": 5}),
         ("mmrl", "imagenet", "domain", {"batch_size": 32, "epochs": 1}),
@@ -72,13 +74,21 @@ def test_every_field_gives_its_reason() -> None:
         ("clipood", "ucf101", "base-to-novel", {"epochs": 2, "schedule": "cosine-step", "warmup_epochs": 0}),
         ("vacsr", "dtd", "base-to-novel", {"epochs": 5, "lr": 0.0015, "momentum": 0.9, "batch_size": 16}),
         ("vacsr", "sun397", "base-to-novel", {"batch_size": 128}),
-        ("vacsr", "imagenet", "domain", {"batch_size": 128, "epochs": 5}),
+        ("vacsr", "imagenet", "domain", {"batch_size": 128, "epochs": 5, "warmup_epochs": 0}),
         ("vacsr", "eurosat", "base-to-novel", {"batch_size": 5}),
     ],
 )
 def test_the_papers_training(method: str, dataset: str, protocol: str, expected: dict[str, Any]) -> None:
     train = fewshot_from({**on(dataset, protocol), "method": method}).train
     assert {name: getattr(train, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("method", ["mma", "vacsr"])
+def test_mma_has_no_warm_up(method: str) -> None:
+    """Its public configurations have WARMUP_EPOCH: 0, and few-shot VACSR follows MMA."""
+    train = fewshot_from({**on("dtd"), "method": method}).train
+    rates = [learning_rate(10 * epoch, steps_per_epoch=10, config=train) for epoch in range(train.epochs)]
+    assert rates == pytest.approx([0.0015, 0.001357, 0.000982, 0.000518, 0.000143], abs=5e-7)
 
 
 def test_the_papers_method_fields() -> None:
@@ -98,15 +108,15 @@ def test_the_papers_method_fields() -> None:
 
 def test_every_plan_fits_its_configuration() -> None:
     protocols = ("base-to-novel", "domain", "all")
-    for method, dataset, protocol in product(FEWSHOT_METHODS, [*COOP_SETS, "scenes", ""], protocols):
-        plan = METHODS[method].plan.fields(dataset, protocol)
-        FEWSHOT_METHODS[method].model_validate(plan["method"])
+    for method, dataset, protocol in product(METHODS["fewshot"].values(), [*COOP_SETS, "scenes", ""], protocols):
+        plan = method.method.plan.fields(dataset, protocol)
+        method.config.model_validate(plan["method"])
         FewshotTrainConfig.model_validate(plan["train"])
 
 
 def test_a_plan_is_a_copy() -> None:
-    METHODS["mma"].plan.fields("imagenet", "domain")["method"]["layers"] = 99
-    assert METHODS["mma"].plan.fields("imagenet", "domain")["method"] == {"layers": 4}
+    Mma.plan.fields("imagenet", "domain")["method"]["layers"] = 99
+    assert Mma.plan.fields("imagenet", "domain")["method"] == {"layers": 4}
 
 
 # ----------------------------------------------------------------------------------------------------------- recipes

@@ -7,15 +7,18 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 import yaml
+from torch import Tensor, nn
 
+from vacsr.config.base import METHODS, MethodConfig, register
 from vacsr.errors import DataError, FolderInUse, ProvenanceMismatch, UsageError
 from vacsr.fewshot import evaluate_fewshot, fewshot_from, load_fewshot, read_fewshot, run_fewshot
-from vacsr.fewshot.config import FEWSHOT_METHODS
+from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod
+from vacsr.fewshot.methods.base import PublishedPlan
 from vacsr.fewshot.methods.clipood import Clipood
 from vacsr.fewshot.model import FewshotModel
 from vacsr.fewshot.task import load_task
@@ -47,7 +50,7 @@ def test_a_folder_that_another_process_fills_is_refused(raw: dict[str, Any], coo
     assert {path: path.stat().st_mtime_ns for path in coop_run.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("method", sorted(FEWSHOT_METHODS))
+@pytest.mark.parametrize("method", sorted(METHODS["fewshot"]))
 def test_every_method_runs_and_is_read_back(raw: dict[str, Any], tmp_path: Path, method: str) -> None:
     report = run(raw, tmp_path, f"method={method}", "train.epochs=1", "train.steps_per_epoch=2", "train.lr=1e-3")
     names = {path.name for path in tmp_path.iterdir()}
@@ -74,6 +77,43 @@ def test_every_method_runs_and_is_read_back(raw: dict[str, Any], tmp_path: Path,
     assert torch.equal(found.predicted, kept["new.predicted"])
     torch.testing.assert_close(found.confidence, kept["new.confidence"], rtol=0, atol=1e-6)
     assert torch.equal(kept["new.label"], new_set.photos.labels)
+
+
+class ScaleConfig(MethodConfig):
+    """Settings of a method of one's own."""
+
+    name: Literal["scale"] = "scale"
+    start: float = 1.0
+
+
+class Scale(FewshotMethod):
+    """A learned scale of the features, registered as a user's module would do it."""
+
+    plan = PublishedPlan({"lr": 0.25, "epochs": 1, "warmup_epochs": 0})
+
+    def __init__(self, clip: ClipModel, config: ScaleConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
+        super().__init__(clip, config, classes=classes, generator=generator)
+        self.scale = nn.Parameter(torch.tensor([config.start]))
+
+    def image_features(self, pixels: Tensor) -> Tensor:
+        return self.scale * super().image_features(pixels)
+
+
+def test_a_method_of_ones_own_trains_and_is_read_back(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "fewshot", dict(METHODS["fewshot"]))
+    register("scale", ScaleConfig, presets={"half": {"start": 0.5}})(Scale)
+    raw |= {"preset": "paper", "method": "scale-half", "train": {"device": "cpu", "batch_size": 4}}
+    recipe = fewshot_from(raw)
+    assert (recipe.method, recipe.train.lr, recipe.train.epochs) == (ScaleConfig(start=0.5), 0.25, 1)
+    report = run_fewshot(recipe, tmp_path, progress=False).report
+    assert report is not None
+    assert (report["method"], report["trainable"]) == ("scale", 1)
+    assert read_fewshot(tmp_path / "config.yaml") == recipe
+    loaded = load_fewshot(tmp_path, device="cpu").method
+    assert isinstance(loaded, Scale)
+    assert loaded.scale.item() != 0.5
 
 
 def test_zeroshot_is_the_plain_cosine(raw: dict[str, Any], tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class MethodEntry:
     """What the registry knows about a method."""
 
     name: str
-    method: type
+    method: type[Any]
     config: type[MethodConfig]
     presets: Mapping[str, Mapping[str, Any]]
     """Fields that a preset sets on top of the config's defaults; `default` sets none unless it says so."""

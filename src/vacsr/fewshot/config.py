@@ -4,42 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from vacsr.config import BackboneConfig
-from vacsr.config.base import Config
-from vacsr.config.io import merge, merge_layers, parse, parse_overrides, recipe_layers
-from vacsr.data.fewshot.specs import nearest, parse_class_spec
-from vacsr.errors import ConfigError
-from vacsr.fewshot.methods import METHODS
-from vacsr.fewshot.methods.base import ZeroshotConfig
-from vacsr.fewshot.methods.clipood import ClipoodConfig
-from vacsr.fewshot.methods.cocoop import CocoopConfig
-from vacsr.fewshot.methods.coop import CoopConfig
-from vacsr.fewshot.methods.coprompt import CopromptConfig
-from vacsr.fewshot.methods.maple import MapleConfig
-from vacsr.fewshot.methods.mma import MmaConfig
-from vacsr.fewshot.methods.mmrl import MmrlConfig
-from vacsr.fewshot.methods.vacsr import VACSR_PRESETS, Blocks, FewshotVacsrConfig
+from vacsr.config.base import Config, FewshotMethod, method_entry
+from vacsr.config.io import merge, merge_layers, parse, parse_overrides, recipe_layers, resolve_method
+from vacsr.data.fewshot.specs import parse_class_spec
+from vacsr.fewshot.methods.vacsr import Blocks, FewshotVacsrConfig
 
 _Share = Annotated[float, Field(gt=0, le=1)]
-AnyFewshotConfig = (
-    ZeroshotConfig
-    | CoopConfig
-    | CocoopConfig
-    | MapleConfig
-    | CopromptConfig
-    | MmaConfig
-    | MmrlConfig
-    | ClipoodConfig
-    | FewshotVacsrConfig
-)
-FEWSHOT_METHODS: dict[str, type[Config]] = {
-    kind.model_fields["name"].default: kind for kind in get_args(AnyFewshotConfig)
-}
-"""Config classes by the name that a recipe writes."""
 
 
 class FewshotDataConfig(Config):
@@ -154,7 +129,7 @@ class FewshotRecipe(Config):
     """What to learn from and where to test."""
     backbone: BackboneConfig = BackboneConfig(spec="clip:vit-b16")
     """A CLIP (`spec: clip:…`), or a run of `vacsr train` (`start: RUN`). Pooling and outputs are CLIP's own."""
-    method: Annotated[AnyFewshotConfig, Field(discriminator="name")] = FewshotVacsrConfig()
+    method: FewshotMethod = FewshotVacsrConfig()
     """What learns; in a recipe also `preset: paper`, which for vacsr is the adapter and the loss as printed."""
     search: SearchConfig = SearchConfig()
     """What is chosen on the validation shots before the final run."""
@@ -179,26 +154,9 @@ def fewshot_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -
 
 def layered_fewshot(*layers: Mapping[str, Any]) -> FewshotRecipe:
     """A recipe from several parsed YAML mappings, later ones on top; below all of them the published plan."""
-    whole = merge_layers(*layers)
-    method = whole.pop("method")
-    name = str(method.setdefault("name", _DEFAULT.method.name))
-    if name not in METHODS:
-        hint = nearest(name, METHODS)
-        raise ConfigError(f"unknown few-shot method '{name}'{hint} — choose one of: {', '.join(METHODS)}")
-    raw = _with_plan({**whole, "backbone": _backbone(whole.get("backbone", {})), "method": _with_preset(method)})
-    try:
-        return parse(FewshotRecipe, raw)
-    except ConfigError as error:  # fields are named as one types them, without the name that selects from the union
-        raise ConfigError(str(error).replace(f"  method.{name}.", "  method.")) from error
-
-
-def _with_preset(method: dict[str, Any]) -> dict[str, Any]:
-    """`vacsr-paper` is the adapter and the loss as printed, as in retrieval; the presets of other methods are equal."""
-    preset = str(method.pop("preset", None) or "default")
-    if preset not in VACSR_PRESETS:
-        choices = ", ".join(VACSR_PRESETS)
-        raise ConfigError(f"method '{method['name']}' has no preset '{preset}' — choose one of: {choices}")
-    return merge(VACSR_PRESETS[preset], method) if method["name"] == "vacsr" else method
+    raw = merge_layers(*layers)
+    raw |= {"backbone": _backbone(raw.get("backbone", {})), "method": resolve_method(raw["method"], task="fewshot")}
+    return parse(FewshotRecipe, _with_plan(raw))
 
 
 def _with_plan(raw: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +166,7 @@ def _with_plan(raw: dict[str, Any]) -> dict[str, Any]:
         return raw
     dataset = dataset_of(str(data.get("spec", _DEFAULT.data.spec)))
     protocol = str(data.get("protocol", _DEFAULT.data.protocol))
-    plan = METHODS[raw["method"]["name"]].plan.fields(dataset, protocol)
+    plan = method_entry(raw["method"]["name"], task="fewshot").method.plan.fields(dataset, protocol)
     return {**raw, "method": merge(plan["method"], raw["method"]), "train": merge(plan["train"], train)}
 
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from vacsr.backbones.inputs import PhotoReader, Progress
 from vacsr.backbones.preprocess import PhotoTransform
-from vacsr.config import BackboneConfig
+from vacsr.config import BackboneConfig, MethodConfig
 from vacsr.config.io import parse
 from vacsr.data.fewshot import LabelledPhotos
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import Answers, answers, join_answers
-from vacsr.fewshot.config import AnyFewshotConfig, FewshotRecipe
+from vacsr.fewshot.config import FewshotRecipe
 from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod, build_fewshot
 from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
 from vacsr.pretrained import SCHEMA, config_digest, model_folder, read_config
@@ -59,7 +59,7 @@ class FewshotModel:
     @classmethod
     def build(
         cls,
-        method: AnyFewshotConfig,
+        method: MethodConfig,
         backbone: BackboneConfig,
         *,
         classes: ClassSet,

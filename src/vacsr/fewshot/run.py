@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vacsr.backbones import scheme_of
+from vacsr.config.base import method_entry
 from vacsr.config.io import dump_yaml
 from vacsr.data.fewshot import LabelledPhotos, save_shots
 from vacsr.data.fewshot.specs import parse_class_spec
@@ -22,7 +23,6 @@ from vacsr.evaluate.fewshot import Answers, fewshot_result, harmonic_mean
 from vacsr.fewshot.config import FewshotDataConfig, FewshotRecipe, fewshot_from, read_fewshot
 from vacsr.fewshot.feed import ShotFeed
 from vacsr.fewshot.loop import ShotTrainer, check_checkpoint
-from vacsr.fewshot.methods import METHODS
 from vacsr.fewshot.model import FewshotModel, load_fewshot
 from vacsr.fewshot.task import FewshotTask, check_targets, load_task
 from vacsr.files import write_json, write_tensors, write_text
@@ -210,7 +210,7 @@ def check_search(recipe: FewshotRecipe, val: LabelledPhotos | None = None) -> No
     unknown = [name for name in names if name != "epochs" and name not in type(recipe.method).model_fields]
     if unknown:
         raise UsageError(f"method '{recipe.method.name}' has no {unknown[0]} to search — take search.{unknown[0]} out")
-    if names and not METHODS[recipe.method.name].trains:
+    if names and not method_entry(recipe.method.name, task="fewshot").method.trains:
         raise UsageError(f"method '{recipe.method.name}' does not train, there is nothing to search — take search out")
     if names and val is not None and not len(val):
         raise UsageError("a search needs validation shots, the draw has none — lower data.shots or take search out")

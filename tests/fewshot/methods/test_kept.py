@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vacsr.fewshot.config import FEWSHOT_METHODS
+from vacsr.config.base import METHODS
 from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch, build_fewshot
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.fewshot.methods.vacsr import trimmed
@@ -26,13 +26,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "vacsr": SMALL,
     "batch": {"name": "vacsr", "pairs": "batch", **SMALL},
 }
-NAMES = [*FEWSHOT_METHODS, "batch"]
+NAMES = [*METHODS["fewshot"], "batch"]
 OWN_WORDS = ("coop", "cocoop", "maple", "coprompt")
 
 
 def built(name: str) -> FewshotMethod:
     fields = {"name": name, **CHANGES.get(name, {})}
-    config = FEWSHOT_METHODS[fields["name"]].model_validate(fields)
+    config = METHODS["fewshot"][fields["name"]].config.model_validate(fields)
     generator = torch.Generator().manual_seed(0)
     return build_fewshot(small_clip(dtype=torch.float32), config, classes=BASE, generator=generator)
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
+from vacsr.config.base import method_entry
 from vacsr.errors import UsageError
 from vacsr.fewshot.methods import ClassSet, ShotBatch, build_fewshot
 from vacsr.fewshot.methods.base import ZeroshotConfig
-from vacsr.fewshot.methods.vacsr import VACSR_PRESETS, FewshotVacsr, FewshotVacsrConfig, centred_bias, chosen_blocks
+from vacsr.fewshot.methods.vacsr import FewshotVacsr, FewshotVacsrConfig, centred_bias, chosen_blocks
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.noise import PairNoise
@@ -160,7 +161,7 @@ def test_no_cosine_of_clips_no_centring() -> None:
 
 
 def test_the_papers_reading_has_no_cosine() -> None:
-    paper = VACSR_PRESETS["paper"]
+    paper = method_entry("vacsr", task="fewshot").presets["paper"]
     method = built(adapter={**SMALL, **paper["adapter"]}, objective=paper["objective"])
     assert method.adapter.residual is None
     assert bool(method.adapter.decoder[-1].weight.ne(0).all())

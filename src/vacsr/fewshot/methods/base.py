@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.config.base import Config
+from vacsr.config.base import MethodConfig, Task, register
 from vacsr.errors import DataError
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.methods.base import ParamGroup
@@ -100,12 +100,14 @@ class FewshotMethod(nn.Module):
     and :meth:`text_features`.
     """
 
+    task: ClassVar[Task] = "fewshot"
     second_view: ClassVar[bool] = False
     """The loss takes another view of every photo."""
     trains: ClassVar[bool] = True
     """Whether there is anything to train."""
     plan: ClassVar[PublishedPlan] = PublishedPlan()
-    config: Config
+    """What `preset: paper` of a recipe starts from."""
+    config: MethodConfig
 
     def __init__(self, clip: ClipModel, config: Any, *, classes: ClassSet, generator: torch.Generator) -> None:
         """``classes``: those of training; new weights are drawn from ``generator``, which is on the CPU."""
@@ -213,13 +215,14 @@ class FewshotMethod(nn.Module):
         return self
 
 
-class ZeroshotConfig(Config):
+class ZeroshotConfig(MethodConfig):
     """Scaled cosines with the data set's own sentences; nothing learns."""
 
     name: Literal["zeroshot"] = "zeroshot"
     """The method's name."""
 
 
+@register("zeroshot", ZeroshotConfig, presets={"paper": {}})
 class Zeroshot(FewshotMethod):
     """Zero-shot CLIP: the class whose sentence is nearest to the photo. The baseline of every other method."""
 

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vacsr.config.base import Config
+from vacsr.config.base import MethodConfig, register
 from vacsr.fewshot.methods.base import (
     PUBLIC_FRAME,
     ClassSet,
@@ -30,7 +30,7 @@ from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.objective import LossTerms
 
 
-class ClipoodConfig(Config):
+class ClipoodConfig(MethodConfig):
     """CLIPood: the image tower learns, the text tower is frozen. Defaults as published for base-to-novel."""
 
     name: Literal["clipood"] = "clipood"
@@ -78,6 +78,7 @@ class RunningMean(nn.Module):
             mean.lerp_(tensor.detach(), share.to(mean.dtype))
 
 
+@register("clipood", ClipoodConfig, presets={"paper": {}})
 class Clipood(FewshotMethod):
     """Cross-entropy with a margin on scaled cosines of the image tower and the frozen texts."""
 

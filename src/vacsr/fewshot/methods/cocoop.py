@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vacsr.config.base import Config
+from vacsr.config.base import MethodConfig, register
 from vacsr.fewshot.methods.base import (
     PUBLIC_FRAME,
     ClassSet,
@@ -29,7 +29,7 @@ from vacsr.fewshot.methods.coop import ContextWords, context_ids, context_vector
 from vacsr.objective import LossTerms
 
 
-class CocoopConfig(Config):
+class CocoopConfig(MethodConfig):
     """CoOp's context, shifted by a small network that sees the photo (CoCoOp). Defaults as published."""
 
     name: Literal["cocoop"] = "cocoop"
@@ -42,6 +42,7 @@ class CocoopConfig(Config):
     """Prompts encoded at a time, of photos × classes; where more are needed, training recomputes them."""
 
 
+@register("cocoop", CocoopConfig, presets={"paper": {}})
 class Cocoop(FewshotMethod):
     """A context and a network that shifts it; cross-entropy of scaled cosines."""
 

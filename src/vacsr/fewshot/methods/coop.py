@@ -14,13 +14,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vacsr.backbones.edits import TowerEdits, word_table
-from vacsr.config.base import Config
+from vacsr.config.base import MethodConfig, register
 from vacsr.errors import UsageError
 from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan
 from vacsr.fewshot.methods.clip import ClipModel
 
 
-class CoopConfig(Config):
+class CoopConfig(MethodConfig):
     """Context words shared by all classes are learned as vectors (CoOp). Defaults as published for base-to-novel."""
 
     name: Literal["coop"] = "coop"
@@ -60,6 +60,7 @@ def context_ids(clip: ClipModel, context: str, *, names: tuple[str, ...]) -> Ten
     return ids
 
 
+@register("coop", CoopConfig, presets={"paper": {}})
 class Coop(FewshotMethod):
     """One context for all classes; cross-entropy of scaled cosines."""
 

@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vacsr.config.base import register
 from vacsr.errors import UsageError
 from vacsr.fewshot.methods.base import (
     PUBLIC_FRAME,
@@ -96,6 +97,7 @@ class SentenceFeatures(NamedTuple):
         return self.features[(self.first + chosen).to(self.features.device)]
 
 
+@register("coprompt", CopromptConfig, presets={"paper": {}})
 class Coprompt(Maple):
     """MaPLe's towers with adapters; trained to classify and to stay consistent."""
 

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vacsr.backbones.edits import TowerEdits, word_table
-from vacsr.config.base import Config
+from vacsr.config.base import MethodConfig, register
 from vacsr.errors import UsageError
 from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, drawn_from
 from vacsr.fewshot.methods.clip import ClipModel
@@ -28,7 +28,7 @@ from vacsr.fewshot.methods.clip import ClipModel
 _TOKEN_STD = 0.02
 
 
-class DeepPromptConfig(Config):
+class DeepPromptConfig(MethodConfig):
     """Learned tokens in the first blocks of both towers; the image tokens are made from the text tokens."""
 
     tokens: Annotated[int, Field(ge=1)] = 2
@@ -110,6 +110,7 @@ def _per_row(prompts: Tensor, tokens: Tensor) -> Tensor:
     return prompts.to(tokens.dtype).expand(len(tokens), -1, -1)
 
 
+@register("maple", MapleConfig, presets={"paper": {}})
 class Maple(FewshotMethod):
     """Cross-entropy on scaled cosines of the prompted towers."""
 

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones.edits import TowerEdits, first_norm
-from vacsr.config.base import Config
+from vacsr.config.base import MethodConfig, register
 from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, drawn_from
 from vacsr.fewshot.methods.clip import ClipModel
 
 
-class MmaConfig(Config):
+class MmaConfig(MethodConfig):
     """Small adapters beside the upper blocks of both towers; their middle layer is shared. Defaults as published."""
 
     name: Literal["mma"] = "mma"
@@ -115,16 +115,16 @@ class AdapterEdits(TowerEdits):
         return tokens + scale_gradient(added, 1.0 / self.scale)
 
 
+@register("mma", MmaConfig, presets={"paper": {}})
 class Mma(FewshotMethod):
     """Cross-entropy on scaled cosines of the adapted towers."""
 
     config: MmaConfig
     plan = PublishedPlan(
-        {**PUBLIC_FRAME, "lr": 0.0015, "batch_size": 16, "epochs": 5},
+        {**PUBLIC_FRAME, "lr": 0.0015, "batch_size": 16, "epochs": 5, "warmup_epochs": 0},
         train_on={"imagenet": {"batch_size": 128}},
         domain_method={"layers": 4},
-        # One epoch, as quoted by its authors; a first epoch at 1e-5 would be all there is, so there is none here.
-        domain_train={"epochs": 1, "warmup_epochs": 0},
+        domain_train={"epochs": 1},
     )
 
     def __init__(self, clip: ClipModel, config: MmaConfig, *, classes: ClassSet, generator: torch.Generator) -> None:

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from vacsr.backbones.base import Tower
 from vacsr.backbones.edits import TowerEdits
-from vacsr.config.base import Config
+from vacsr.config.base import MethodConfig, register
 from vacsr.fewshot.methods.base import (
     PUBLIC_FRAME,
     ClassSet,
@@ -56,7 +56,7 @@ _CONSISTENCY = {
 """λ, chosen for each data set in the public code."""
 
 
-class MmrlConfig(Config):
+class MmrlConfig(MethodConfig):
     """Tokens shared by both towers, inserted into their upper blocks. Defaults as published for base-to-novel."""
 
     name: Literal["mmrl"] = "mmrl"
@@ -120,6 +120,7 @@ def final_norm(tower: Tower) -> nn.Module:
     return norm if isinstance(norm, nn.Module) else nn.Identity()
 
 
+@register("mmrl", MmrlConfig, presets={"paper": {}})
 class Mmrl(FewshotMethod):
     """Two cross-entropies, and two cosines to the frozen towers."""
 

@@ -7,7 +7,7 @@ the adapter some blocks of both towers learn.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.backbones.base import Tower
-from vacsr.config.base import Config
+from vacsr.config.base import MethodConfig, method_entry, register
 from vacsr.errors import UsageError
 from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from
 from vacsr.fewshot.methods.clip import ClipModel
@@ -28,14 +28,9 @@ from vacsr.strips import PairLoss, StripLoss
 
 Blocks = Annotated[str, Field(pattern=r"^((first|last) [0-9]+|all|none)$")] | tuple[Annotated[int, Field(ge=0)], ...]
 """`first 2`, `last 3`, `all`, `none`, or the numbers of blocks from 0. A count beyond the tower means all of it."""
-VACSR_PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper": {"adapter": {"residual": "none"}, "objective": {"cosine_weight": 0.0, "correction": 0.0}},
-}
-"""Adapter and objective fields of `default` (ours) and `paper` (as printed: no cosine residual, labels as they are)."""
 
 
-class FewshotVacsrConfig(Config):
+class FewshotVacsrConfig(MethodConfig):
     """Adapter and objective as in retrieval, on CLIP's own features. The defaults are the preset `default`."""
 
     name: Literal["vacsr"] = "vacsr"
@@ -73,6 +68,7 @@ class FewshotVacsrConfig(Config):
         return self
 
 
+@register("vacsr", FewshotVacsrConfig, presets=method_entry("vacsr").presets)
 class FewshotVacsr(FewshotMethod):
     """Logit = decoder of the mixture's mean (+ a·cos + b); uncertainty = mixed bounded variance of the pair."""
 
@@ -82,7 +78,7 @@ class FewshotVacsr(FewshotMethod):
     """Pairs scored at a time: 64 MiB for each tensor of 1,024 numbers per pair."""
     # The paper states neither optimiser nor rate; it says that it follows MMA's set-up.
     plan = PublishedPlan(
-        {**PUBLIC_FRAME, "lr": 0.0015, "batch_size": 16, "epochs": 5},
+        {**PUBLIC_FRAME, "lr": 0.0015, "batch_size": 16, "epochs": 5, "warmup_epochs": 0},
         train_on={"imagenet": {"batch_size": 128}, "sun397": {"batch_size": 128}, "eurosat": {"batch_size": 5}},
         # Prompts and pairs in chunks: for memory, with the same result.
         method_on={name: {"text_chunk": 250, "pair_chunk": 16_384} for name in ("imagenet", "sun397")},
