@@ -90,12 +90,9 @@ def laplace(
     scorer: PairScorer, fitted: PostHocUncertainty, pairs: Any, rows: Tensor, cols: Tensor
 ) -> dict[str, Tensor]:
     """The deviation of the cosine under that posterior. [P] each"""
-    found = {}
-    for kind in ("laplace", "laplace-coupled"):
-        sigma = PostHocScorer(scorer.model, fitted, kind=kind, device="cpu").score_set(pairs).uncertainty(rows, cols)
-        assert sigma is not None
-        found[f"infonce {kind}"] = sigma
-    return found
+    sigma = PostHocScorer(scorer.model, fitted, device="cpu").score_set(pairs).uncertainty(rows, cols)
+    assert sigma is not None
+    return {"infonce laplace": sigma}
 
 
 def other_images(agreement: Tensor, owner: Tensor, rows: Tensor, cols: Tensor) -> Tensor:

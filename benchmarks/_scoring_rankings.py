@@ -10,10 +10,9 @@ from torch import Tensor
 from _scoring_ways import WIDE, Problem
 from vacsr.bench.timing import what_failed
 from vacsr.methods.base import Embedding
-from vacsr.scoring.folded import BlockScorer
-from vacsr.scoring.kernel_error import ranking_error, topk_overlap
-from vacsr.scoring.kernel_pack import FP8
-from vacsr.scoring.kernel_scorer import FinderScorer, KernelScorer
+from vacsr.scoring import Engine, choose_engine
+from vacsr.scoring.folded import FP8, BlockScorer
+from vacsr.scoring.kernel import KernelScorer
 from vacsr.scoring.topk import stable_topk
 
 QUERIES, TOP = 256, 10
@@ -57,7 +56,7 @@ def _among(known: dict[str, Sides], names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name in known]
 
 
-def _scores(p: Problem, scorer: BlockScorer) -> Sides:
+def _scores(p: Problem, scorer: Engine) -> Sides:
     v, t = Embedding(p.v), Embedding(p.t)
     some = Embedding(p.v[:QUERIES]), Embedding(p.t[:QUERIES])
     return Sides(scorer.block(some[0], t), scorer.block(v, some[1]).T)
@@ -65,23 +64,25 @@ def _scores(p: Problem, scorer: BlockScorer) -> Sides:
 
 def _rescored(p: Problem) -> Sides:
     """float8 finds 3·k of all items, half precision scores these again."""
-    scorer, v, t = KernelScorer(p.methods[WIDE], dtype=FP8), Embedding(p.v), Embedding(p.t)
-    texts = scorer.topk_both(Embedding(p.v[:QUERIES]), t, k=TOP).texts
-    return Sides(texts.index, scorer.topk_both(v, Embedding(p.t[:QUERIES]), k=TOP).images.index)
+    return _engine_topk(p, dtype=FP8)
 
 
 def _default(p: Problem) -> Sides:
-    """What `PairScores.topk` finds."""
-    scorer, v, t = FinderScorer(p.methods[WIDE]), Embedding(p.v), Embedding(p.t)
-    texts = scorer.topk(Embedding(p.v[:QUERIES]), t, k=TOP, direction="i2t")
-    return Sides(texts.index, scorer.topk(v, Embedding(p.t[:QUERIES]), k=TOP, direction="t2i").index)
+    """The result of `PairScores.topk`."""
+    return _engine_topk(p, dtype=torch.float32)
+
+
+def _engine_topk(p: Problem, *, dtype: torch.dtype) -> Sides:
+    engine, v, t = choose_engine(p.methods[WIDE], device=p.v.device, dtype=dtype), Embedding(p.v), Embedding(p.t)
+    texts = engine.topk(Embedding(p.v[:QUERIES]), t, k=TOP, direction="i2t")
+    return Sides(texts.index, engine.topk(v, Embedding(p.t[:QUERIES]), k=TOP, direction="t2i").index)
 
 
 def _errors(found: Sides, reference: Sides) -> dict[str, float]:
     """τ and the error of the scores are those of the texts of an image."""
-    error = ranking_error(found.texts, reference.texts, k=TOP)
+    tau = kendall_tau(found.texts, reference.texts)
     spread = float((found.texts - reference.texts).square().mean().sqrt() / reference.texts.std())
-    return {**_overlaps(_best(found), _best(reference)), "tau": error.tau, "rms_over_std": spread}
+    return {**_overlaps(_best(found), _best(reference)), "tau": tau, "rms_over_std": spread}
 
 
 def _best(scores: Sides) -> Sides:
@@ -91,3 +92,19 @@ def _best(scores: Sides) -> Sides:
 def _overlaps(found: Sides, reference: Sides) -> dict[str, float]:
     images = topk_overlap(found.images, reference.images)
     return {"overlap": topk_overlap(found.texts, reference.texts), "overlap_images": images}
+
+
+def topk_overlap(index: Tensor, reference: Tensor) -> float:
+    """Mean share of each row of the reference that is in the same row of the other. [Q, k], [Q, k]"""
+    shared = (reference.unsqueeze(2) == index.unsqueeze(1)).any(dim=2)
+    return float(shared.float().mean())
+
+
+def kendall_tau(scores: Tensor, reference: Tensor, *, items: int = 1000) -> float:
+    """Mean Kendall's τ-a of the rows, over at most ``items`` evenly spaced items. [Q, N], [Q, N]"""
+    step = max(1, -(-scores.shape[1] // items))
+    taus = []
+    for row, other in zip(scores[:, ::step], reference[:, ::step], strict=True):
+        signs = [torch.sign(x.unsqueeze(1) - x.unsqueeze(0)) for x in (row, other)]
+        taus.append((signs[0] * signs[1]).sum() / max(1, len(row) * (len(row) - 1)))
+    return float(torch.stack(taus).mean())

@@ -15,9 +15,9 @@ from vacsr.bench.ceilings import alone_tflops, square_products
 from vacsr.bench.scoring_ways import Runner
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
-from vacsr.scoring.folded import BlockScorer
-from vacsr.scoring.kernel_pack import FP8
-from vacsr.scoring.kernel_scorer import FinderScorer, KernelScorer
+from vacsr.scoring import choose_engine
+from vacsr.scoring.folded import FP8, BlockScorer
+from vacsr.scoring.kernel import KernelScorer
 from vacsr.scoring.topk import Direction
 from vacsr.train.precision import matmul_precision
 
@@ -161,20 +161,20 @@ def kernel_matrix(p: Problem, *, decoder: str, dtype: torch.dtype) -> Runner:
 
 def kernel_topk(p: Problem, *, decoder: str, dtype: torch.dtype) -> Runner:
     """No matrix: the best 10 of each image and of each text."""
-    scorer, v, t = KernelScorer(p.methods[decoder], dtype=dtype), Embedding(p.v), Embedding(p.t)
-    return Runner(lambda: scorer.topk_both(v, t, k=10))
+    engine = choose_engine(p.methods[decoder], device=p.v.device, dtype=dtype)
+    return Runner(lambda: engine.topk_both(Embedding(p.v), Embedding(p.t), k=10))
 
 
 def default_topk(p: Problem, *, decoder: str, direction: Direction) -> Runner:
-    """What `PairScores.topk` does by default: the kernel finds, float32 scores again what it found."""
-    scorer, v, t = FinderScorer(p.methods[decoder]), Embedding(p.v), Embedding(p.t)
-    return Runner(lambda: scorer.topk(v, t, k=10, direction=direction))
+    """What `PairScores.topk` does by default: the kernel chooses candidates, float32 orders them."""
+    engine = choose_engine(p.methods[decoder], device=p.v.device)
+    return Runner(lambda: engine.topk(Embedding(p.v), Embedding(p.t), k=10, direction=direction))
 
 
 def default_both(p: Problem, *, decoder: str) -> Runner:
     """What `PairScores.topk_both` does by default."""
-    scorer, v, t = FinderScorer(p.methods[decoder]), Embedding(p.v), Embedding(p.t)
-    return Runner(lambda: scorer.topk_both(v, t, k=10))
+    engine = choose_engine(p.methods[decoder], device=p.v.device)
+    return Runner(lambda: engine.topk_both(Embedding(p.v), Embedding(p.t), k=10))
 
 
 def ways(edge: int) -> list[Way]:

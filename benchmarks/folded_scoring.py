@@ -5,14 +5,13 @@
 
 One query image against N candidate texts, every way timed in the same run, in a new order each round:
 
-gemm      the trunk's product alone: [d, d] x [d, N] into memory that is already there; in int8 [N, d] x [d, d]
+gemm      the trunk's product alone: [d, d] x [d, N] into memory that is already there
 folded    `BlockScorer.block`, what `PairScorer` calls: decoder 16 wide + cosine residual (the default), or linear
 unfolded  `adapter.logit`: the mean heads for every pair
 sampled   the pass of training: mean and variance heads, one draw, decoder; its noise is drawn beforehand
 
-Weights and unit vectors are random. The folded scores are checked against the unfolded ones first. bfloat16 and int8
-are timed where the processor has instructions for them. With --processor the processor's time is taken instead of the
-wall's: with one thread, others on the machine then hardly show.
+Weights and unit vectors are random. The folded scores are checked against the unfolded ones first. With
+--processor the processor's time is taken instead of the wall's: with one thread, other programs then hardly matter.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ from vacsr.adapter import AdapterConfig
 from vacsr.distributions import mixture_draw, relaxed_one_hot
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
-from vacsr.scoring.cpu import cpu_field, fastest_dtype, offered_dtypes
 from vacsr.scoring.folded import BlockScorer
-from vacsr.scoring.int8 import quantised
 
 WARM_UP = 10
 DECODERS = {
@@ -94,10 +91,9 @@ def variants(dim: int, candidates: int) -> tuple[list[Variant], float]:
         errors.append(float((block() - dense()).abs().max()))
     default = next(iter(methods))
     found.append(Variant("sampled", default, "float32", sampled(v, t, methods[default], generator)))
-    for dtype in offered_dtypes()[1:]:
-        found.append(gemm(v, t, methods[default], dtype))
-        for name, method in methods.items():
-            found.append(Variant("folded", name, str(dtype).removeprefix("torch."), folded(v, t, method, dtype)))
+    found.append(gemm(v, t, methods[default], torch.bfloat16))
+    for name, method in methods.items():
+        found.append(Variant("folded", name, "bfloat16", folded(v, t, method, torch.bfloat16)))
     if not max(errors) < 1e-3:
         raise SystemExit(f"folded and unfolded scores differ by {max(errors):.2g}: nothing to time")
     return found, max(errors)
@@ -114,10 +110,6 @@ def random_method(dim: int, config: AdapterConfig, generator: torch.Generator) -
 
 def gemm(v: Tensor, t: Tensor, method: Vacsr, dtype: torch.dtype) -> Variant:
     """The trunk's product with everything prepared."""
-    if dtype == torch.int8:
-        weight, rows = quantised(method.adapter.trunk.weight * v).values.T, quantised(t).values
-        sums = torch.empty(len(rows), weight.shape[1], dtype=torch.int32)
-        return Variant("gemm", "–", "int8", lambda: torch._int_mm(rows, weight, out=sums))
     scaled = (method.adapter.trunk.weight * v).to(dtype)
     texts = t.T.contiguous().to(dtype)
     out = torch.empty(len(scaled), texts.shape[1], dtype=dtype)
@@ -192,10 +184,8 @@ def table_rows(found: list[Variant], times: list[list[float]]) -> list[dict[str,
 
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
-    name = "".join(cpu_field("model name")) or platform.processor() or platform.machine()
-    folded = random_method(512, AdapterConfig(), torch.Generator().manual_seed(0)).adapter.fold()
-    chosen = str(fastest_dtype(folded)).removeprefix("torch.")
-    return {"cpu": name, "threads": torch.get_num_threads(), "torch": torch.__version__, "auto": chosen}
+    name = platform.processor() or platform.machine()
+    return {"cpu": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
 def to_markdown(result: dict[str, Any]) -> str:
@@ -213,7 +203,7 @@ def to_markdown(result: dict[str, Any]) -> str:
     of, on = result["settings"], result["machine"]
     note = (
         f"d = {of['dim']}, 1 image × {of['candidates']} texts, {of['rounds']} rounds, {of['clock']} time; {on['cpu']}, "
-        f"{on['threads']} threads, torch {on['torch']}; 'auto' takes {on['auto']}; "
+        f"{on['threads']} threads, torch {on['torch']}; "
         f"folded and unfolded differ by {result['max_abs_error']:.1e}."
     )
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", note])

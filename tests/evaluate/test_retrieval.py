@@ -30,7 +30,7 @@ class MatrixBlocks(BlockScorer):
     """The walk of the real one over a given matrix."""
 
     def __init__(self, scorer: MatrixScorer) -> None:
-        self.scorer = scorer
+        self.scorer, self.limits = scorer, None
 
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         return self.scorer.block(v, t)
@@ -41,7 +41,7 @@ class MatrixScorer:
 
     def __init__(self, score: Tensor, sigma: Tensor | None) -> None:
         self.score, self.sigma, self.computed = score, sigma, 0
-        self.blocks = MatrixBlocks(self)
+        self.engine = MatrixBlocks(self)
         self.model = SimpleNamespace(method=SimpleNamespace(grade=torch.sigmoid))
 
     def block(self, v: Embedding, t: Embedding) -> Tensor:

@@ -1,23 +1,298 @@
+"""Top-k in two stages: right also where the coarse score cannot tell items apart.
+
+The kernel is interpreted as in test_kernel.py: one test runs the interpreted ones in a process of their own.
+"""
+
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from torch import Tensor
+from torch.nn import functional
 
-import vacsr.scoring.cascade as cascade
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.errors import UsageError
+from vacsr.methods.base import Embedding
+from vacsr.methods.vacsr import Vacsr
 from vacsr.model import MatchingModel
-from vacsr.scoring import PairScorer, PairScores, choose_prefilter, recall_of_prefilter
-from vacsr.scoring.bounds import binomial_tail, mean_level, miss_rate_bound
-from vacsr.scoring.cascade import prefilter_ranks
+from vacsr.scoring import Direction, Engine, PairScorer, PairScores, choose_engine
+from vacsr.scoring.cascade import MARGIN, Cascade, candidate_scores, prefiltered_topk, surely_best
+from vacsr.scoring.folded import FP8, BlockScorer, half_dtype
+from vacsr.scoring.kernel import KernelScorer
+from vacsr.scoring.topk import TopK, best_of, stable_topk
+
+from ..interpreter import GPU, interpreted, run_interpreted
+from .adapters import exact, method, units
+
+HALF = torch.float16
+WAYS = ("i2t", "t2i", "both")
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+def test_the_cascade_in_the_interpreter() -> None:
+    run_interpreted(__file__)
+
+
+def cascade(made: Vacsr, *, spare: int = 4) -> Cascade:
+    """The default of a GPU, with few candidates to spare, so that few items will do: the interpreter is slow."""
+    coarse = KernelScorer(made, dtype=half_dtype(made.adapter.fold()))
+    return Cascade(coarse, BlockScorer(made), exact=True, spare=spare, worthwhile=0.0)
+
+
+def rescored(made: Vacsr) -> Engine:
+    """What float8 gets on a GPU."""
+    return choose_engine(made, device=torch.device("cuda"), dtype=FP8)
+
+
+def near(count: int, dim: int, *, device: str = "cpu") -> Tensor:
+    """Unit vectors that differ by less than half precision can tell."""
+    noise = torch.randn(count, dim, generator=torch.Generator().manual_seed(5))
+    return functional.normalize(units(1, dim, seed=3) + 2e-5 * noise, dim=1).to(device)
+
+
+def with_large_decoder(dim: int, *, device: str = "cpu") -> Vacsr:
+    """Whose small matrix float16 does not hold."""
+    made = method(dim, device=device)
+    with torch.no_grad():
+        made.adapter.mean_heads.weight *= 1e6
+    return made
+
+
+def best(engine: Engine, v: Tensor, t: Tensor, way: str, k: int = 3) -> list[TopK]:
+    """Of images, of texts or of both."""
+    if way == "both":
+        return list(engine.topk_both(Embedding(v), Embedding(t), k=k))
+    return [engine.topk(Embedding(v), Embedding(t), k=k, direction=way)]  # type: ignore[arg-type]
+
+
+def check(tops: list[TopK], scores: Tensor, way: str, *, atol: float) -> None:
+    """The k highest scores of each query, and items that have them: both as in a full sort, but for rounding."""
+    matrices = {"i2t": [scores], "t2i": [scores.T], "both": [scores, scores.T]}[way]
+    for top, matrix in zip(tops, matrices, strict=True):
+        right = matrix.topk(top.index.shape[1], dim=1).values
+        torch.testing.assert_close(top.score.to(right), right, atol=atol, rtol=1e-6)
+        torch.testing.assert_close(matrix.gather(1, top.index), right, atol=atol, rtol=1e-6)
+        assert all(len(set(row)) == len(row) for row in top.index.tolist())
+
+
+# ------------------------------------------------------------------------------------------------------------ the rule
+
+
+def test_candidates_are_scored_in_chunks() -> None:
+    made, v, t = method(20), Embedding(units(4, 20, seed=1)), Embedding(units(9, 20, seed=2))
+    engine, index = BlockScorer(made), torch.tensor([[0, 8], [1, 1], [5, 2], [7, 3]])
+    expected = engine.block(v, t).gather(1, index)
+    for chunk in (1, 3, 100):
+        scores = candidate_scores(engine, v, t, index, chunk=chunk)
+        torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-5)
+    none = Embedding(torch.empty(0, 20))
+    assert candidate_scores(engine, none, t, torch.empty(0, 3, dtype=torch.int64)).shape == (0, 3)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, 2**31), st.floats(1e-4, 1.0), st.integers(1, 5), st.integers(1, 9))
+def test_what_is_sure_is_the_full_sort(seed: int, size: float, k: int, spare: int) -> None:
+    """As long as no error exceeds the margin, here by making the others' errors as large as it allows."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randn(20, 40, generator=generator)
+    coarse = truth + size * (2 * torch.rand(truth.shape, generator=generator) - 1)
+    candidates = coarse.topk(k + spare, dim=1)
+    fine = truth.gather(1, candidates.indices)
+    allowed = MARGIN * (candidates.values - fine).abs().amax()
+    others = torch.minimum(coarse + allowed, candidates.values[:, -1:] + allowed).scatter(1, candidates.indices, fine)
+    sure = surely_best(candidates.values, fine, k=k)
+    right = stable_topk(others, k).index
+    assert torch.equal(best_of(fine, candidates.indices, k=k).index[sure], right[sure])
+
+
+def test_the_error_allowed_is_that_of_all_queries() -> None:
+    """A query whose candidates happen to have no error is not sure on their word alone."""
+    fine = torch.tensor([[9.0, 8.0, 1.0], [9.0, 1.5, 1.0], [2.0, 2.0, 2.0], [9.0, 8.0, 1.0]])
+    coarse = fine + torch.tensor([0.1, 0.0, 0.0])
+    coarse[2] = 2.0
+    assert surely_best(coarse, fine, k=2).tolist() == [True, False, False, True]  # 8 > 1 + 8·0.1, 1.5 is not; a tie
+    coarse[3, 0] += 1.0
+    assert not surely_best(coarse, fine, k=2).any()
+    assert surely_best(coarse[:0], fine[:0], k=2).shape == (0,)
+
+
+@pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("position", [0, 2])
+def test_what_is_not_finite_is_never_sure_and_leaves_the_others(worst: float, side: int, position: int) -> None:
+    scores = [torch.tensor([[9.0, 8.0, 1.0], [9.0, 8.0, 1.0]]) for _ in range(2)]
+    assert surely_best(*scores, k=2).all()
+    scores[side][0, position] = worst
+    assert surely_best(*scores, k=2).tolist() == [False, True]
+
+
+# ---------------------------------------------------------------------------------- kernel and float32, float8 and half
+
+
+@interpreted
+@every_way
+def test_interpreted_near_ties_are_decided_in_float32(way: str) -> None:
+    """32 items that float16 cannot order: the candidates alone would be a matter of luck."""
+    made, v, t = method(32), units(10, 32, seed=1), near(32, 32)
+    if way == "t2i":
+        v, t = t, v
+    check(best(cascade(made), v, t, way), exact(made.adapter, v, t), way, atol=1e-6)
+
+
+@interpreted
+@every_way
+def test_interpreted_equal_items_go_by_index(way: str) -> None:
+    made, same = method(20), units(1, 20, seed=2).expand(32, 20)
+    other = units(10, 20, seed=1)
+    v, t = (same, other) if way == "t2i" else (other, same)
+    assert best(cascade(made), v, t, way)[0].index.tolist() == [[0, 1, 2]] * 10
+
+
+@interpreted
+def test_interpreted_order_and_scores_are_float32() -> None:
+    """Against float64: right in order and score, as float16 is not."""
+    made, v, t = method(24), units(12, 24, seed=1), units(14, 24, seed=2)
+    engine, reference = cascade(made, spare=1), exact(made.adapter, v, t)
+    for direction, matrix in (("i2t", reference), ("t2i", reference.T)):
+        (top,), right = best(engine, v, t, direction, k=5), matrix.topk(5, dim=1)
+        assert torch.equal(top.index, right.indices)
+        torch.testing.assert_close(top.score.double(), right.values, atol=1e-5, rtol=1e-5)
+        (rough,) = best(engine.coarse, v, t, direction, k=5)
+        assert (rough.score - right.values).abs().max() > 1e-4
+    assert torch.equal(engine.block(Embedding(v), Embedding(t)), BlockScorer(made).block(Embedding(v), Embedding(t)))
+
+
+@interpreted
+@every_way
+def test_interpreted_what_is_clear_is_not_scored_twice(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items far apart: the kernel's one pass and the candidates decide, float32 never sees all pairs."""
+    made, v, t = method(32), units(12, 32, seed=1), units(30, 32, seed=2)
+    with torch.no_grad():  # the adapter's own part is small beside the cosine
+        made.adapter.residual.copy_(torch.tensor([1000.0, 0.0]))
+    engine, reference = cascade(made), exact(made.adapter, v, t)
+    monkeypatch.setattr(BlockScorer, "block", lambda *_: pytest.fail("all items again"))
+    check(best(engine, v, t, way, k=2), reference, way, atol=1e-3)
+
+
+@interpreted
+def test_interpreted_only_the_unsure_are_scored_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two images are among texts that lie close together; for the others these are far off."""
+    made = method(32)
+    with torch.no_grad():
+        made.adapter.residual.copy_(torch.tensor([1000.0, 0.0]))
+    crowd = near(12, 32)
+    v, t = torch.cat([units(9, 32, seed=1), -crowd[:1], crowd[:2]]), torch.cat([units(20, 32, seed=2), crowd])
+    engine, whole, asked = cascade(made), BlockScorer.block, []
+    monkeypatch.setattr(BlockScorer, "block", lambda self, v, t: asked.append(v.mean) or whole(self, v, t))
+    tops = best(engine, v, t, "i2t")
+    assert 2 <= sum(map(len, asked)) < 9
+    for image in v[-2:]:
+        assert any(torch.equal(image, one) for part in asked for one in part)
+    check(tops, exact(made.adapter, v, t), "i2t", atol=1e-3)
+
+
+@interpreted
+@pytest.mark.parametrize("reason", ["little work", "few items", "matrix"])
+def test_interpreted_the_kernel_is_not_asked_in_vain(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, v, t = method(20), units(4, 20, seed=1), units(6 if reason == "few items" else 70, 20, seed=2)
+    engine = cascade(made)
+    engine.worthwhile = 1e12 if reason == "little work" else 0.0
+    matrix = engine.block(Embedding(v), Embedding(t))
+    monkeypatch.setattr(KernelScorer, "stream", None)
+    known = matrix if reason == "matrix" else None
+    top = engine.topk(Embedding(v), Embedding(t), k=3, direction="i2t", matrix=known)
+    assert torch.equal(top.index, stable_topk(matrix, 3).index)
+    assert engine.topk_both(Embedding(v), Embedding(t), k=3, matrix=known).images.index.shape == (len(t), 3)
+
+
+@interpreted
+@every_way
+def test_interpreted_a_decoder_beyond_float16(way: str) -> None:
+    made, v, t = with_large_decoder(20), units(10, 20, seed=1), units(32, 20, seed=2)
+    assert float(made.adapter.fold().small.abs().max()) > torch.finfo(HALF).max
+    assert half_dtype(made.adapter.fold()) == torch.bfloat16
+    reference = exact(made.adapter, v, t)
+    check(best(cascade(made), v, t, way), reference, way, atol=1e-6 * float(reference.std()))
+
+
+@interpreted
+def test_interpreted_a_nan_image_leaves_the_others() -> None:
+    made, v, t = method(20), units(8, 20, seed=1), units(32, 20, seed=2)
+    t[:25] = t[0]  # ties at every border
+    v[3] = torch.nan
+    rest = [row for row in range(8) if row != 3]
+    for engine in (cascade(made), KernelScorer(made, dtype=HALF)):
+        reference = engine.block(Embedding(v), Embedding(t))
+        for way in ("i2t", "both"):
+            top = best(engine, v, t, way)[0]
+            assert top.index[3].tolist() == [0, 1, 2]
+            assert top.score[3].isnan().all()
+            torch.testing.assert_close(top.score[rest], stable_topk(reference[rest], 3).score, atol=1e-5, rtol=1e-5)
+
+
+@interpreted
+@every_way
+def test_interpreted_float8_is_rescored_in_every_way(way: str) -> None:
+    """The best of 3·k by float8 in float16's order, close to float32's, which float8's own is not."""
+    made, v, t = method(64), units(10, 64, seed=1), units(32, 64, seed=2)
+    engine, fine = rescored(made), BlockScorer(made).block(Embedding(v), Embedding(t))
+    rough = engine.block(Embedding(v), Embedding(t))
+    matrices = {"i2t": [(rough, fine)], "t2i": [(rough.T, fine.T)]}
+    matrices["both"] = matrices["i2t"] + matrices["t2i"]
+    for top, (coarse, other) in zip(best(engine, v, t, way, k=3), matrices[way], strict=True):
+        candidates = coarse.topk(9, dim=1).indices
+        right = other.gather(1, candidates).topk(3, dim=1).values
+        torch.testing.assert_close(top.score, right, atol=5e-3, rtol=0)
+        torch.testing.assert_close(other.gather(1, top.index), right, atol=5e-3, rtol=0)
+        assert not torch.equal(top.index, coarse.topk(3, dim=1).indices)
+
+
+@interpreted
+def test_interpreted_float8_of_nothing() -> None:
+    engine, none = rescored(method(20)), Embedding(torch.empty(0, 20))
+    assert engine.block(none, none).shape == (0, 0)
+    assert [top.index.shape for top in engine.topk_both(none, none, k=3)] == [(0, 0), (0, 0)]
+    assert engine.topk(none, Embedding(units(2, 20, seed=1)), k=3, direction="t2i").index.shape == (2, 0)
+
+
+@interpreted
+def test_interpreted_pair_scores_ask_the_engine() -> None:
+    """float8's top-k is rescored, whether or not the matrix has been computed."""
+    scores = scores_of({"name": "vacsr"}, images=6, texts=30)
+    scores.scorer.engine = rescored(scores.scorer.model.method)  # type: ignore[arg-type]
+    tops = [*scores.topk_both(2), scores.topk(2), scores.topk(2, direction="t2i")]
+    assert torch.equal(tops[0].index, tops[2].index)
+    assert torch.equal(tops[1].index, tops[3].index)
+    rough = scores.score
+    for one, other in zip(tops, [*scores.topk_both(2), scores.topk(2), scores.topk(2, direction="t2i")], strict=True):
+        assert torch.equal(one.index, other.index)
+    assert not torch.equal(tops[0].score, stable_topk(rough, 2).score)
+
+
+@pytest.mark.gpu
+@GPU
+def test_gpu_near_ties_and_large_decoders() -> None:
+    """What float16 cannot order or hold; 1,000 texts of which 300 lie within its rounding, d as in test_gpu_topk."""
+    for made in (method(1024, hidden=1024, width=16, device="cuda"), with_large_decoder(1024, device="cuda")):
+        v = units(300, 1024, seed=1, device="cuda")
+        t = torch.cat([units(700, 1024, seed=2, device="cuda"), near(300, 1024, device="cuda")])
+        v[:40] = near(40, 1024, device="cuda")
+        engine = choose_engine(made, device=torch.device("cuda"))
+        assert isinstance(engine, Cascade)
+        engine.spare, engine.worthwhile = 4, 0.0
+        reference = torch.cat([exact(made.adapter, part, t) for part in v.split(8)])
+        for way in WAYS:
+            check(best(engine, v, t, way), reference, way, atol=5e-6 * float(reference.abs().max()))
+
+
+# ------------------------------------------------------------------------------------------------ prefilter by cosine
 
 IMAGES, TEXTS = 60, 90
 METHODS: list[dict[str, Any]] = [
@@ -25,21 +300,19 @@ METHODS: list[dict[str, Any]] = [
     {"name": "vacsr", "adapter": {"mixing": "head"}},
     {"name": "sigmoid"},
 ]
-every_method = pytest.mark.parametrize("raw", METHODS, ids=str)
 both_ways = pytest.mark.parametrize("direction", ["i2t", "t2i"])
-Direction = Literal["i2t", "t2i"]
 
 
 def scores_of(raw: dict[str, Any], *, images: int = IMAGES, texts: int = TEXTS) -> PairScores:
     """Of a random model whose order is far from the cosine's."""
     model = MatchingModel.build(
-        method_config(raw), BackboneConfig(head=HeadConfig(dim=8)), image_dim=6, text_dim=4, seed=1
+        method_config(raw), BackboneConfig(head=HeadConfig(dim=16)), image_dim=6, text_dim=4, seed=1
     )
     generator = torch.Generator().manual_seed(7)
     x, y = torch.randn(images, 6, generator=generator), torch.randn(texts, 4, generator=generator)
-    model.backbone.fit(x, y)
+    model.backbone.fit(SimpleNamespace(images=x, texts=y))
     with torch.no_grad():
-        for p in model.method.parameters():  # type: ignore[attr-defined]
+        for p in model.method.parameters():
             p.add_(0.5 * torch.randn(p.shape, generator=generator))
     return PairScorer(model, device="cpu").score_all(x, y)
 
@@ -54,169 +327,50 @@ def order(row: Tensor) -> list[int]:
     return sorted(range(len(row)), key=lambda j: (-float(row[j]), j))
 
 
-def by_hand(scores: PairScores, k: int, m: int, direction: Direction) -> list[list[int]]:
-    found = []
-    for row, cosine in zip(*matrices(scores, direction), strict=True):
-        candidates = set(order(cosine)[:m])
-        found.append([j for j in order(row) if j in candidates][:k])
-    return found
-
-
-@every_method
+@pytest.mark.parametrize("raw", METHODS, ids=str)
 @both_ways
 @pytest.mark.parametrize("m", [5, 20, 59])
-def test_two_stages_are_a_ranking_of_the_highest_cosines(
-    raw: dict[str, Any], direction: Direction, m: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cascade, "_QUERIES", 17)
+def test_a_prefilter_ranks_the_highest_cosines(raw: dict[str, Any], direction: Direction, m: int) -> None:
     scores = scores_of(raw)
-    got = scores.topk(5, direction=direction, prefilter=m)
-    assert "score" not in vars(scores)
-    assert got.index.tolist() == by_hand(scores, 5, m, direction)
-    torch.testing.assert_close(got.score, matrices(scores, direction)[0].gather(1, got.index), atol=1e-5, rtol=1e-5)
+    engine, sides = scores.scorer.engine, (scores.images, scores.texts)
+    top = scores.topk(5, direction=direction, prefilter=m)
+    small = prefiltered_topk(engine, *sides, k=5, candidates=m, direction=direction, batch=17)
+    assert torch.equal(top.index, small.index)
+    expected = []
+    for row, cosine in zip(*matrices(scores, direction), strict=True):
+        candidates = set(order(cosine)[:m])
+        expected.append([j for j in order(row) if j in candidates][:5])
+    assert top.index.tolist() == expected
+    torch.testing.assert_close(top.score, matrices(scores, direction)[0].gather(1, top.index), atol=1e-5, rtol=1e-5)
 
 
 @both_ways
 def test_as_many_candidates_as_items_are_exact(direction: Direction) -> None:
     scores = scores_of(METHODS[0])
-    exact = scores.topk(5, direction=direction)
+    right = scores.topk(5, direction=direction)
     for m in (TEXTS, 10_000):
-        assert torch.equal(scores.topk(5, direction=direction, prefilter=m).index, exact.index)
+        assert torch.equal(scores.topk(5, direction=direction, prefilter=m).index, right.index)
 
 
 @both_ways
 def test_equal_scores_go_by_index(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = scores_of(METHODS[0])
-    monkeypatch.setattr(scores.scorer.blocks, "block", lambda v, t: torch.zeros(len(v.mean), len(t.mean)))
+    monkeypatch.setattr(scores.scorer.engine, "block", lambda v, t: torch.zeros(len(v.mean), len(t.mean)))
     expected = [sorted(order(row)[:7])[:3] for row in matrices(scores, direction)[1]]
     assert scores.topk(3, direction=direction, prefilter=7).index.tolist() == expected
 
 
-@both_ways
-def test_recall_is_counted(direction: Direction) -> None:
-    scores = scores_of(METHODS[0])
-    ms = [3, 5, 20, 60, 90]
-    got = recall_of_prefilter(scores, 3, ms, direction=direction)
-    found = []
-    for row, cosine in zip(*matrices(scores, direction), strict=True):
-        found.append([len(set(order(row)[:3]) & set(order(cosine)[:m])) for m in ms])
-    count = torch.tensor(found, dtype=torch.float64)
-    torch.testing.assert_close(got.recall, count.mean(dim=0) / 3)
-    torch.testing.assert_close(got.complete, (count == 3).double().mean(dim=0))
-    assert 0 < got.recall[0] < got.recall[2] < 1
-    assert got.candidates.tolist() == ms
-
-
-@both_ways
-def test_the_choice_is_the_smallest_that_passes(direction: Direction) -> None:
-    """Every number of candidates tried in turn, with scipy's bound, on all queries."""
-    scores = scores_of(METHODS[0])
-    queries, items = matrices(scores, direction)[0].shape
-    k, recall = 4, 0.8
-    got = choose_prefilter(scores, k, recall=recall, sample=1000, direction=direction)
-    curve = recall_of_prefilter(scores, k, range(k, items + 1), direction=direction)
-    level = 0.05 / math.e
-    for m, share in zip(curve.candidates.tolist(), curve.recall.tolist(), strict=True):
-        missed = math.ceil(round((1 - share) * queries, 6))
-        bound = 1 - stats.beta.ppf(1 - level, missed + 1, queries - missed) if missed < queries else 0.0
-        if bound >= recall:
-            assert got.candidates == m
-            assert got.recall == pytest.approx(share)
-            assert got.at_least == pytest.approx(bound)
-            break
-    else:
-        pytest.fail("nothing passes")
-    assert got.queries == queries
-    assert recall <= got.at_least < got.recall
-
-
-def test_a_sample_is_drawn_by_its_seed() -> None:
-    scores = scores_of(METHODS[0], images=400)
-    found = [choose_prefilter(scores, 1, recall=0.8, sample=100, seed=seed) for seed in (0, 0, 1, 2, 3)]
-    assert found[0] == found[1]
-    assert len(set(found)) > 1
-    assert {choice.queries for choice in found} == {100}
-
-
-def test_the_choice_holds_as_often_as_it_says() -> None:
-    """Over many samples, the chosen number has the wanted recall on all queries in 95% of cases or more."""
-    scores = scores_of(METHODS[0], images=600)
-    ranks = prefilter_ranks(scores, 2)
-    good = 0
-    for seed in range(60):
-        choice = choose_prefilter(scores, 2, recall=0.9, confidence=0.9, sample=80, seed=seed)
-        good += bool((ranks < choice.candidates).double().mean() >= 0.9)
-    assert good >= 54
-
-
-def test_too_few_queries_are_refused() -> None:
-    scores = scores_of(METHODS[0])
-    with pytest.raises(UsageError, match=r"60 queries cannot show a recall of 0\.99, .*; 398 can — pass sample=398"):
-        choose_prefilter(scores, 10)
-    with pytest.raises(UsageError, match="; 299 can"):
-        choose_prefilter(scores, 1)
-
-
-@pytest.mark.parametrize("given_", [{"recall": 1.0}, {"recall": 0.0}, {"confidence": 1.0}])
-def test_a_certain_recall_cannot_be_asked_for(given_: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="both lie between 0 and 1"):
-        choose_prefilter(scores_of(METHODS[0]), 1, **given_)  # type: ignore[arg-type]
-
-
 def test_fewer_candidates_than_asked_for() -> None:
-    with pytest.raises(UsageError, match="prefilter is 4, k is 5: too few to choose from — use prefilter=50"):
-        scores_of(METHODS[0]).topk(5, prefilter=4)
-
-
-def test_more_asked_for_than_there_is() -> None:
     scores = scores_of(METHODS[0])
-    with pytest.raises(UsageError, match=r"prefilter is 50, .* — leave it out: all 90 are scored then"):
-        scores.topk(10**6, prefilter=50)
-    with pytest.raises(UsageError, match=r"prefilter is 50, .* — leave it out: all 60 are scored then"):
-        scores.topk(10**6, prefilter=50, direction="t2i")
+    with pytest.raises(UsageError, match="use prefilter=50"):
+        scores.topk(5, prefilter=4)
+    for direction in ("i2t", "t2i"):
+        with pytest.raises(UsageError, match="omit it"):
+            scores.topk(10**6, prefilter=50, direction=direction)  # type: ignore[arg-type]
     assert scores.topk(10**6, prefilter=90).index.shape == (IMAGES, TEXTS)
-
-
-@both_ways
-@pytest.mark.parametrize(("images", "texts"), [(0, TEXTS), (IMAGES, 0), (0, 0)])
-def test_there_is_no_recall_of_nothing(direction: Direction, images: int, texts: int) -> None:
-    full = scores_of(METHODS[0])
-    some = [side._replace(mean=side.mean[:n]) for side, n in ((full.images, images), (full.texts, texts))]
-    scores = PairScores(full.scorer, *some)
-    for call in (
-        lambda: choose_prefilter(scores, 1, recall=0.5, direction=direction),
-        lambda: recall_of_prefilter(scores, 1, [5], direction=direction),
-    ):
-        with pytest.raises(UsageError, match=f"here are {images} images and {texts} texts — score some of both"):
-            call()
-
-
-@pytest.mark.parametrize("sample", [0, -1, 7.5])
-def test_a_sample_is_a_whole_number(sample: float) -> None:
-    with pytest.raises(UsageError, match=f"sample is {sample}, expected a whole number from 1 on — use sample=1000"):
-        choose_prefilter(scores_of(METHODS[0]), 1, recall=0.5, sample=sample)  # type: ignore[arg-type]
 
 
 def test_no_queries() -> None:
     scores = scores_of(METHODS[0])
     none = PairScores(scores.scorer, scores.images._replace(mean=scores.images.mean[:0]), scores.texts)
     assert none.topk(3, prefilter=7).index.shape == (0, 3)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(0, 40), st.integers(1, 2000), st.floats(1e-6, 0.5))
-def test_the_bound_is_clopper_and_pearsons(missed: int, trials: int, level: float) -> None:
-    missed = min(missed, trials)
-    expected = 1.0 if missed == trials else float(stats.beta.ppf(1 - level, missed + 1, trials - missed))
-    assert miss_rate_bound(missed, trials, level=level) == pytest.approx(expected, rel=1e-7)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(0, 50), st.integers(50, 3000), st.floats(1e-6, 1 - 1e-6))
-def test_the_tail_is_binomial(count: int, trials: int, rate: float) -> None:
-    assert binomial_tail(count, trials, rate) == pytest.approx(float(stats.binom.cdf(count, trials, rate)), abs=1e-9)
-
-
-def test_shares_need_a_stricter_level_than_hits() -> None:
-    assert mean_level(0.05, parts=1) == 0.05
-    assert mean_level(0.05, parts=10) == pytest.approx(0.05 / math.e)

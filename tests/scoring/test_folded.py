@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-import vacsr.scoring.folded as folded_module
+from vacsr.adapter import VariationalAdapter
 from vacsr.config.io import method_config
+from vacsr.errors import UsageError
 from vacsr.methods import Embedding, build_method
-from vacsr.scoring.folded import BlockScorer
+from vacsr.scoring import choose_engine
+from vacsr.scoring.folded import BlockScorer, Limits
 
 NOT_FOLDABLE: list[dict[str, Any]] = [
     {"mixing": "head"},
@@ -72,17 +74,14 @@ def test_which_methods_are_folded() -> None:
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 200), st.integers(1, 300), st.sampled_from(METHODS))
 def test_any_tiling_gives_the_same(images: int, texts: int, room: int, weights: int, raw: dict[str, Any]) -> None:
     method, v, t = build(raw), unit(images), unit(texts, seed=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folded_module, "_ELEMENTS", {"cpu": room})
-        patch.setattr(folded_module, "_WEIGHTS", {"cpu": weights})
-        scorer = BlockScorer(method)
-        rows, columns = scorer.tile(images, texts, torch.device("cpu"))
-        assert 1 <= columns <= texts
-        assert 1 <= rows <= images
-        assert rows * columns * scorer.width <= max(room, scorer.width)
-        if scorer.folded is not None:
-            assert min(rows, columns) <= max(1, weights // 36)  # a trunk of 6×6
-        torch.testing.assert_close(scorer.block(v, t), dense(method, v, t), atol=1e-5, rtol=1e-5)
+    scorer = BlockScorer(method, limits=Limits(room, weights=weights))
+    rows, columns = scorer.tile(images, texts, torch.device("cpu"))
+    assert 1 <= columns <= texts
+    assert 1 <= rows <= images
+    assert rows * columns * scorer.width <= max(room, scorer.width)
+    if scorer.folded is not None:
+        assert min(rows, columns) <= max(1, weights // 36)  # a trunk of 6×6
+    torch.testing.assert_close(scorer.block(v, t), dense(method, v, t), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +121,30 @@ def test_no_texts() -> None:
 @pytest.mark.parametrize("raw", [{"name": "vacsr"}, {"name": "sigmoid"}])
 def test_no_aligned_pairs(raw: dict[str, Any]) -> None:
     assert BlockScorer(build(raw)).aligned(unit(0), unit(0)).shape == (0,)
+
+
+def test_long_rows_come_in_smaller_blocks() -> None:
+    scorer = BlockScorer(build({"name": "vacsr"}), limits=Limits(1 << 20, pairs=40 * 90))
+    v, t = unit(150), unit(90, seed=1)
+    blocks = list(scorer.stream(v, t))
+    assert [len(block) for block in blocks] == [40, 40, 40, 30]
+    torch.testing.assert_close(torch.cat(blocks), scorer.block(v, t), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("raw", METHODS, ids=str)
+def test_auto_on_a_cpu_is_float32(raw: dict[str, Any]) -> None:
+    assert choose_engine(build(raw), device=torch.device("cpu"), dtype="auto").dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.float8_e4m3fn, "bf16"])
+def test_a_dtype_that_a_cpu_has_not_is_refused_with_those_it_has(dtype: Any) -> None:
+    with pytest.raises(UsageError, match=r"use 'auto' or one of torch\.float32, torch\.bfloat16"):
+        choose_engine(build({"name": "vacsr"}), device=torch.device("cpu"), dtype=dtype)
+
+
+def test_the_adapter_is_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, calls, fold = build({"name": "vacsr"}), [], VariationalAdapter.fold
+    monkeypatch.setattr(VariationalAdapter, "fold", lambda self: calls.append(1) or fold(self))
+    engine = choose_engine(method, device=torch.device("cpu"))
+    engine.topk_both(unit(5), unit(7), k=3)
+    assert len(calls) == 1

@@ -6,8 +6,10 @@ runs the interpreted ones in a process of their own.
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,13 +22,20 @@ from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding
 from vacsr.methods.infonce import InfoNCE, InfoNCEConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
-from vacsr.scoring import kernel
-from vacsr.scoring.engine import Precision, choose_scorer
-from vacsr.scoring.folded import BlockScorer
-from vacsr.scoring.kernel import DTYPES, PairKernel
-from vacsr.scoring.kernel_pack import FP8
-from vacsr.scoring.kernel_scorer import FinderScorer, KernelScorer, kernel_scorer
-from vacsr.scoring.kernel_tiles import SMALL
+from vacsr.scoring import Precision, choose_engine, kernel
+from vacsr.scoring.cascade import Cascade
+from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
+from vacsr.scoring.kernel import (
+    DTYPES,
+    SMALL,
+    KernelScorer,
+    Tile,
+    choose_tiles,
+    images_at_a_time,
+    pass_width,
+    shared_bytes,
+    text_tiles_together,
+)
 from vacsr.scoring.topk import stable_topk
 
 from ..interpreter import GPU, interpreted, run_interpreted
@@ -79,7 +88,7 @@ def test_interpreted_error_is_as_stated(dtype: torch.dtype, width: int) -> None:
 def test_interpreted_decoder_wider_than_a_pass() -> None:
     made, v, t = method(20, width=150), units(3, 20, seed=1), units(9, 20, seed=2)
     scorer = KernelScorer(made, dtype=HALF)
-    assert len(scorer.kernel.packed.passes) == 2
+    assert len(scorer.packed.passes) == 2
     torch.testing.assert_close(
         scorer.block(Embedding(v), Embedding(t)).double(), exact(made.adapter, v, t), atol=5e-3, rtol=0
     )
@@ -94,8 +103,7 @@ def test_interpreted_cuts_change_nothing(tma: bool, monkeypatch: pytest.MonkeyPa
     whole = KernelScorer(made, tile=SMALL._replace(tma=tma))
     expected = whole.block(Embedding(v), Embedding(t))
     monkeypatch.setattr(kernel, "text_tiles_together", lambda *_: 2)  # of 3
-    cut = KernelScorer(made, tile=SMALL._replace(run=3, tma=tma))
-    cut.kernel.rows = 3
+    cut = KernelScorer(made, tile=SMALL._replace(run=3, tma=tma), rows=3)
     assert torch.equal(cut.block(Embedding(v), Embedding(t)), expected)
 
 
@@ -111,58 +119,46 @@ def test_interpreted_sides_may_be_swapped() -> None:
 @pytest.mark.parametrize("residual", [False, True])
 def test_interpreted_outputs_are_fully_overwritten_and_nothing_else(width: int, residual: bool) -> None:
     made, v, t = method(20, width=width, residual=residual), units(3, 20, seed=1), units(37, 20, seed=2)
-    scorer = PairKernel(made.adapter.fold(), dtype=HALF)
+    scorer = KernelScorer(made, dtype=HALF)
     room = torch.full((9, 37), torch.nan)
-    found = scorer.scores(v, scorer.texts(t), out=room[3:6])
-    assert not found.isnan().any()
-    assert torch.equal(found, scorer.scores(v, scorer.texts(t)))
+    assert scorer._write(v, scorer._pack_texts(t), room[3:6])
+    assert torch.equal(room[3:6], scorer.block(Embedding(v), Embedding(t)))
     assert room[:3].isnan().all()
     assert room[6:].isnan().all()
 
 
 @interpreted
-def test_interpreted_images_of_another_shape_are_refused() -> None:
-    scorer = PairKernel(method(20).adapter.fold(), dtype=HALF)
-    texts = scorer.texts(units(37, 20, seed=2))
-    for shape in ([3, 21], [3, 32], [3, 19], [20]):
-        for call in (scorer.scores, lambda v, texts: list(scorer.blocks(v, texts))):
-            with pytest.raises(
-                ShapeMismatch, match="the adapter expects dimension 20 — pass one row per image"
-            ) as error:
-                call(torch.ones(shape), texts)
-            assert str(shape) in str(error.value)
-    with pytest.raises(ShapeMismatch, match="text embeddings have shape"):
-        scorer.texts(torch.ones(3, 21))
+@pytest.mark.parametrize("shape", [[3, 21], [3, 32], [3, 19], [20]])
+def test_interpreted_embeddings_of_another_shape_are_refused(shape: list[int]) -> None:
+    scorer, fine = KernelScorer(method(20), dtype=HALF), Embedding(units(37, 20, seed=2))
+    for v, t in ((Embedding(torch.ones(shape)), fine), (fine, Embedding(torch.ones(shape)))):
+        for call in (scorer.block, lambda v, t: list(scorer.stream(v, t))):
+            with pytest.raises(ShapeMismatch, match="dimension 20"):
+                call(v, t)
 
 
 @interpreted
-def test_interpreted_texts_of_another_kernel_are_refused() -> None:
-    scorer, v = PairKernel(method(20).adapter.fold(), dtype=HALF), units(3, 20, seed=1)
-    wide = PairKernel(method(20).adapter.fold(), dtype=HALF, tile=SMALL._replace(depth=64))
-    for other in (PairKernel(method(20).adapter.fold(), dtype=torch.bfloat16), wide):
-        with pytest.raises(ShapeMismatch, match=r"packed as .* for another kernel, .* pack them: kernel\.texts"):
-            scorer.scores(v, other.texts(units(37, 20, seed=2)))
+def test_interpreted_operators_can_be_compiled() -> None:
+    """They are opaque to the compiler, with their shapes and mutations declared."""
+    from vacsr.kernels import scores
 
+    made, v, t = method(20), units(3, 20, seed=1), units(37, 20, seed=2)
+    scorer = KernelScorer(made, dtype=HALF)
+    texts, rows = scorer._pack_texts(t), torch.nn.functional.pad(v, (0, 12))
+    part, tile = scorer.packed.passes[0], [int(number) for number in scorer.shape]
 
-@interpreted
-@pytest.mark.parametrize(
-    ("out", "given"),
-    [
-        (torch.zeros(3, 38), "[3, 38]"),
-        (torch.zeros(4, 37), "[4, 37]"),
-        (torch.zeros(2, 37), "[2, 37]"),
-        (torch.zeros(3, 37, dtype=torch.float64), "torch.float64"),
-        (torch.zeros(37, 3).T, "not contiguous"),
-        (torch.zeros(3, 74)[:, ::2], "not contiguous"),
-        (torch.zeros(3, 37, device="meta"), "meta"),
-    ],
-    ids=["wide", "tall", "short", "double", "turned", "strided", "elsewhere"],
-)
-def test_interpreted_outputs_that_do_not_fit_are_refused(out: Tensor, given: str) -> None:
-    scorer = PairKernel(method(20).adapter.fold(), dtype=HALF)
-    with pytest.raises(ShapeMismatch, match=r"expected contiguous torch\.float32 \[3, 37\] on cpu — ") as error:
-        scorer.scores(units(3, 20, seed=1), scorer.texts(units(37, 20, seed=2)), out=out)
-    assert given in str(error.value)
+    def compute(rows: Tensor, cosine: Tensor) -> Tensor:
+        weights = scores.scale_trunk(scorer.packed.trunk, rows, HALF, tile)
+        out = cosine.clone()
+        scores.score_pairs(
+            texts.rows, weights, scorer.packed.edge, part.decoder, part.last, rows.new_empty(0), out,
+            constant=part.constant, slope=part.slope, group=1, tile=tile,
+        )  # fmt: skip
+        return out
+
+    with torch.inference_mode():
+        compiled = torch.compile(compute, backend="aot_eager", fullgraph=True)(rows, v @ t.T)
+    assert torch.equal(compiled, scorer.block(Embedding(v), Embedding(t)))
 
 
 @interpreted
@@ -205,8 +201,7 @@ def test_interpreted_without_images_or_texts() -> None:
 @pytest.mark.parametrize("texts", [3, 30])
 def test_interpreted_topk_of_both_directions(texts: int) -> None:
     v, t = Embedding(units(11, 20, seed=1)), Embedding(units(texts, 20, seed=2))
-    scorer = KernelScorer(method(20), dtype=HALF)
-    scorer.kernel.rows = 4
+    scorer = KernelScorer(method(20), dtype=HALF, rows=4)
     scores = scorer.block(v, t)
     found = scorer.topk_both(v, t, k=5)
     for one, other in ((found.texts, stable_topk(scores, 5)), (found.images, stable_topk(scores.T, 5))):
@@ -215,24 +210,9 @@ def test_interpreted_topk_of_both_directions(texts: int) -> None:
 
 
 @interpreted
-def test_interpreted_float8_candidates_are_scored_again() -> None:
-    v, t = Embedding(units(6, 32, seed=1)), Embedding(units(50, 32, seed=2))
-    made = method(32)
-    found = KernelScorer(made, dtype=FP8).topk_both(v, t, k=3, candidates=50)  # all of them: the order is float16's
-    reference = exact(made.adapter, v.mean, t.mean)
-    for one, scores in ((found.texts, reference), (found.images, reference.T)):
-        torch.testing.assert_close(one.score.double(), scores.topk(3, dim=1).values, atol=5e-3, rtol=0)
-        torch.testing.assert_close(scores.gather(1, one.index), scores.topk(3, dim=1).values, atol=5e-3, rtol=0)
-    plain = KernelScorer(made, dtype=FP8).topk_both(v, t, k=3)
-    assert plain.texts.index.shape == (6, 3)
-    assert plain.images.index.shape == (50, 3)
-
-
-@interpreted
 def test_interpreted_streams_have_the_kernels_blocks() -> None:
     v, t = Embedding(units(4, 20, seed=1)), Embedding(units(66, 20, seed=2))
-    scorer = KernelScorer(method(20), dtype=HALF)
-    scorer.kernel.rows = 3
+    scorer = KernelScorer(method(20), dtype=HALF, rows=3)
     blocks = list(scorer.stream(v, t))
     assert [len(block) for block in blocks] == [3, 1]
     whole = scorer.block(v, t)
@@ -245,89 +225,62 @@ def test_interpreted_streams_have_the_kernels_blocks() -> None:
 
 
 @interpreted
-def test_interpreted_long_rows_come_in_smaller_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreted_long_rows_come_in_smaller_blocks() -> None:
     v, t = Embedding(units(5, 20, seed=1)), Embedding(units(66, 20, seed=2))
-    scorer = KernelScorer(method(20), dtype=HALF)
-    whole, best = scorer.block(v, t), scorer.topk_both(v, t, k=3)
-    monkeypatch.setattr("vacsr.scoring.topk._PAIRS", 140)
+    scorer, whole = (KernelScorer(method(20), dtype=HALF, pairs=pairs) for pairs in (140, 1 << 25))
     assert [block.shape for block in scorer.stream(v, t)] == [(2, 66), (2, 66), (1, 66)]
     assert [block.shape for block in scorer.stream(t, v)] == [(28, 5), (28, 5), (10, 5)]
-    torch.testing.assert_close(torch.cat(list(scorer.stream(t, v))), whole.T, atol=1e-6, rtol=1e-6)
-    for one, other in zip(scorer.topk_both(v, t, k=3), best, strict=True):
+    torch.testing.assert_close(torch.cat(list(scorer.stream(t, v))), whole.block(t, v), atol=1e-6, rtol=1e-6)
+    for one, other in zip(scorer.topk_both(v, t, k=3), whole.topk_both(v, t, k=3), strict=True):
         assert torch.equal(one.index, other.index)
 
 
 @interpreted
-def test_interpreted_what_the_kernel_finds_is_scored_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against float64: right in order and score, as float16 is not."""
-    monkeypatch.setattr("vacsr.scoring.kernel_scorer._WORTH_FINDING", 0.0)
-    monkeypatch.setattr("vacsr.scoring.kernel_scorer._SPARE", 1)
-    made, v, t = method(24), units(12, 24, seed=1), units(14, 24, seed=2)
-    scorer, reference = FinderScorer(made), exact(made.adapter, v, t)
-    for direction, matrix in (("i2t", reference), ("t2i", reference.T)):
-        found = scorer.topk(Embedding(v), Embedding(t), k=5, direction=direction)
-        best = matrix.topk(5, dim=1)
-        assert torch.equal(found.index, best.indices)
-        torch.testing.assert_close(found.score.double(), best.values, atol=1e-5, rtol=1e-5)
-        rough = scorer.finder.topk(Embedding(v), Embedding(t), k=5, direction=direction).score
-        assert (rough - best.values).abs().max() > 1e-4
-    assert torch.equal(scorer.block(Embedding(v), Embedding(t)), BlockScorer(made).block(Embedding(v), Embedding(t)))
-
-
-@interpreted
-def test_interpreted_little_work_does_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    v, t = Embedding(units(4, 20, seed=1)), Embedding(units(70, 20, seed=2))
-    scorer = FinderScorer(method(20))
-    monkeypatch.setattr(PairKernel, "blocks", None)
-    assert scorer.topk(v, t, k=3, direction="i2t").index.shape == (4, 3)
-
-
-@interpreted
 def test_interpreted_a_tile_without_room_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vacsr.scoring.kernel_triton import OutOfResources
+    from vacsr.kernels import scores
 
     v, t = Embedding(units(4, 20, seed=1)), Embedding(units(70, 20, seed=2))
     scorer, plain = KernelScorer(method(20), dtype=HALF), BlockScorer(method(20), dtype=HALF)
-    small, large = scorer.kernel.tiles[0], scorer.kernel.tiles[0]._replace(stages=9)
-    launch, tried = PairKernel._score, []
+    small, large = scorer.tiles[0], scorer.tiles[0]._replace(stages=9)
+    launch, tried = scores.score_pairs, []
 
-    def score(self: PairKernel, *args: object, **options: object) -> None:
+    def score(*args: object, **options: Any) -> None:
         tried.append(options["tile"])
         if options["tile"] == large:
-            raise OutOfResources(300_000, 232_448, "shared memory")
-        launch(self, *args, **options)
+            raise scores.OutOfResources(300_000, 232_448, "shared memory")
+        launch(*args, **options)
 
-    monkeypatch.setattr(PairKernel, "_score", score)
+    monkeypatch.setattr(scores, "score_pairs", score)
     expected = scorer.block(v, t)
-    scorer.kernel.tiles = [large, small]
+    scorer.tiles = [large, small]
     assert torch.equal(scorer.block(v, t), expected)
     assert torch.equal(scorer.block(v, t), expected)
     assert tried == [small, large, small, small]
-    scorer.kernel.tiles = [large]
-    with pytest.warns(UserWarning, match="no tile of the scoring kernel fits this GPU at d=20 .* plain torch"):
-        found = scorer.block(v, t)
-    assert torch.equal(found, plain.block(v, t))
-    assert torch.equal(torch.cat(list(scorer.stream(v, t))), found)  # without asking or telling again
+    scorer.tiles = [large]
+    with pytest.warns(UserWarning, match="in torch"):
+        fallback = scorer.block(v, t)
+    assert torch.equal(fallback, plain.block(v, t))
+    assert torch.equal(torch.cat(list(scorer.stream(v, t))), fallback)  # neither tries nor warns again
     assert len(tried) == 5
-    scorer.kernel.tiles = [large]
-    with pytest.warns(UserWarning, match="plain torch"):
+    scorer.tiles = [large]
+    with pytest.warns(UserWarning, match="in torch"):
         streamed = list(scorer.stream(v, t))
-    assert torch.equal(torch.cat(streamed), found)
+    torch.testing.assert_close(torch.cat(streamed), fallback)
 
 
 @interpreted
 def test_interpreted_choice() -> None:
     """By the rule of a GPU; the kernel itself is interpreted, so everything lies on the CPU."""
 
-    def chosen(made: Vacsr, dtype: Precision) -> tuple[type[BlockScorer], torch.dtype]:
-        scorer = choose_scorer(made, device=torch.device("cuda"), dtype=dtype)
-        return type(scorer), scorer.dtype
+    def chosen(made: Vacsr, dtype: Precision) -> tuple[type[Engine], torch.dtype]:
+        engine = choose_engine(made, device=torch.device("cuda"), dtype=dtype)
+        return type(engine), engine.dtype
 
-    assert chosen(method(20), torch.float32) == (FinderScorer, torch.float32)
+    assert chosen(method(20), torch.float32) == (Cascade, torch.float32)
     assert chosen(method(20), "auto") == (KernelScorer, HALF)
     for dtype in (torch.bfloat16, HALF):
         assert chosen(method(20), dtype) == (KernelScorer, dtype)
-    assert chosen(method(20), FP8) == (KernelScorer, HALF)  # in which it scores its candidates again
+    assert chosen(method(20), FP8) == (Cascade, FP8)
     huge = method(20)
     with torch.no_grad():
         huge.adapter.trunk.weight *= 1e5
@@ -338,9 +291,31 @@ def test_interpreted_choice() -> None:
     with pytest.raises(UsageError, match="float32"):
         KernelScorer(method(20), dtype=torch.float32)
     with pytest.raises(UsageError, match="InfoNCE"):
-        KernelScorer(InfoNCE(InfoNCEConfig(), dim=8))
-    with pytest.raises(UsageError, match="k=10"):
-        KernelScorer(method(20)).topk_both(Embedding(torch.ones(1, 20)), Embedding(torch.ones(1, 20)), k=0)
+        KernelScorer(InfoNCE(InfoNCEConfig(), dim=20))
+
+
+@interpreted
+def test_interpreted_a_number_beyond_float16() -> None:
+    made = method(20)
+    assert half_dtype(made.adapter.fold()) == HALF
+    with torch.no_grad():
+        made.adapter.trunk.bias[3] = -2e5
+    assert half_dtype(made.adapter.fold()) == torch.bfloat16
+
+
+@interpreted
+@pytest.mark.parametrize("factor", [1e6, 1e-9])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_interpreted_decoder_units_of_any_size(dtype: torch.dtype, factor: float) -> None:
+    """Scaled by a power of two, which is taken back exactly: the scores are those of the unscaled decoder."""
+    plain, v, t = method(20, residual=False), Embedding(units(4, 20, seed=1)), Embedding(units(30, 20, seed=2))
+    scaled, two = method(20, residual=False), 2.0 ** torch.tensor(factor).log2().round()
+    with torch.no_grad():
+        for part in (scaled.adapter.decoder[0].weight, scaled.adapter.decoder[0].bias):
+            part[::2] *= two
+        scaled.adapter.decoder[2].weight[:, ::2] /= two
+    scores = KernelScorer(scaled, dtype=dtype).block(v, t)
+    torch.testing.assert_close(scores, KernelScorer(plain, dtype=dtype).block(v, t), atol=1e-5, rtol=1e-5)
 
 
 def test_where_the_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,13 +323,12 @@ def test_where_the_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not kernel.available("cpu")
     gpu = torch.device("cuda")
     for dtype in (torch.float32, torch.bfloat16, HALF):
-        assert kernel_scorer(method(20), dtype=dtype) is None
-        plain = choose_scorer(method(20), device=gpu, dtype=dtype)
+        plain = choose_engine(method(20), device=gpu, dtype=dtype)
         assert type(plain) is BlockScorer
         assert plain.dtype == dtype
-    assert choose_scorer(method(20), device=gpu, dtype="auto").dtype == HALF
+    assert choose_engine(method(20), device=gpu, dtype="auto").dtype == HALF
     with pytest.raises(EnvironmentProblem, match="BlockScorer"):
-        choose_scorer(method(20), device=gpu, dtype=FP8)
+        choose_engine(method(20), device=gpu, dtype=FP8)
     monkeypatch.setitem(sys.modules, "triton", None)
     assert not kernel.available("cuda")
 
@@ -390,9 +364,9 @@ def test_gpu_scores(case: Case) -> None:
     made = method(case.dim, hidden=case.hidden, width=case.width, residual=case.residual, device="cuda")
     v, t = (units(n, case.dim, seed=n, device="cuda") for n in (case.images, case.texts))
     scorer = KernelScorer(made, dtype=case.dtype)
-    tiles = scorer.kernel.tiles
+    tiles = list(scorer.tiles)
     found = scorer.block(Embedding(v), Embedding(t))
-    assert scorer.kernel.tiles == tiles, "the rule chose a tile that the GPU has no room for"
+    assert scorer.tiles == tiles, "the rule chose a tile that the GPU has no room for"
     few = slice(None, 8)
     reference, bound = (exact(made.adapter, v[few], t[few], absolute=flag) for flag in (False, True))
     assert bool(((found[few, few] - reference).abs() <= 4.2 * ROUNDINGS[case.dtype] * bound + 1e-3).all())
@@ -401,33 +375,196 @@ def test_gpu_scores(case: Case) -> None:
     for tile in tiles[1 : case.tiles]:
         same = KernelScorer(made, dtype=case.dtype, tile=tile).block(Embedding(v), Embedding(t))
         torch.testing.assert_close(same, found, atol=1e-4, rtol=1e-4)
-    _nan_stays_with_its_pairs(scorer.kernel, v, t)
+    _nan_stays_with_its_pairs(scorer, v, t)
 
 
-def _nan_stays_with_its_pairs(scorer: PairKernel, v: Tensor, t: Tensor) -> None:
+def _nan_stays_with_its_pairs(scorer: KernelScorer, v: Tensor, t: Tensor) -> None:
     """In one image and one text, where there are others."""
     v, t = v.clone(), t.clone()
     hit = torch.zeros(len(v), len(t), dtype=torch.bool, device="cuda")
     if len(v) > 1:
         v[1, 3], t[35, 2] = torch.nan, torch.nan
         hit[1], hit[:, 35] = True, True
-    found = scorer.scores(v, scorer.texts(t), out=torch.full(hit.shape, torch.nan, device="cuda"))
+    found = scorer.block(Embedding(v), Embedding(t))
     assert torch.equal(found.isnan(), hit)
 
 
 @pytest.mark.gpu
 @GPU
-def test_gpu_topk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes of the first case above, so that nothing is compiled for it alone but float16."""
-    monkeypatch.setattr("vacsr.scoring.kernel_scorer._WORTH_FINDING", 0.0)
+def test_gpu_topk() -> None:
+    """Shapes of the first case above, so that nothing is compiled for it alone."""
     made = method(1024, hidden=1024, width=16, device="cuda")
     v, t = (Embedding(units(n, 1024, seed=n, device="cuda")) for n in (700, 3000))
-    scorer, finder = KernelScorer(made), choose_scorer(made, device=torch.device("cuda"))
-    scores, found = scorer.block(v, t), scorer.topk_both(v, t, k=10)
-    assert torch.equal(found.texts.index, stable_topk(scores, 10).index)
-    assert torch.equal(found.images.index, stable_topk(scores.T, 10).index)
-    assert type(finder) is FinderScorer
-    best = BlockScorer(made).block(v, t)
-    for direction, matrix in (("i2t", best), ("t2i", best.T)):
-        top = finder.topk(v, t, k=10, direction=direction)
-        torch.testing.assert_close(top.score, matrix.topk(10, dim=1).values, atol=1e-4, rtol=1e-4)
+    scorer = KernelScorer(made)
+    scores, both = scorer.block(v, t), scorer.topk_both(v, t, k=10)
+    assert torch.equal(both.texts.index, stable_topk(scores, 10).index)
+    assert torch.equal(both.images.index, stable_topk(scores.T, 10).index)
+
+
+@pytest.mark.gpu
+@GPU
+def test_gpu_operators_in_a_cuda_graph() -> None:
+    made = method(256, hidden=256, width=16, device="cuda")
+    scorer, v, t = (
+        KernelScorer(made, dtype=HALF),
+        units(40, 256, seed=1, device="cuda"),
+        units(500, 256, seed=2, device="cuda"),
+    )
+    expected = scorer.block(Embedding(v), Embedding(t))  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode():
+        texts, out = scorer._pack_texts(t), torch.zeros_like(expected)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            scorer._write(v, texts, out)
+    graph.replay()
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(("units", "width"), [(1, 16), (16, 16), (17, 32), (100, 128), (150, 128)])
+def test_pass_width(units: int, width: int) -> None:
+    assert pass_width(units) == width
+
+
+class _Gpu:
+    """What is asked of a GPU's properties."""
+
+    total_memory, multi_processor_count, L2_cache_size = 140 << 30, 132, 60 << 20
+    shared_memory_per_block_optin = 232_448
+
+
+def test_rules_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    gpu = torch.device("cuda")
+    assert images_at_a_time(2 << 20, gpu) == 264
+    assert images_at_a_time(5 << 20, gpu) == 132
+    assert images_at_a_time(64 << 20, gpu) == 16
+    assert images_at_a_time(2 << 30, gpu) == 1
+    assert text_tiles_together(196, 256 << 10, gpu) == 66
+    assert text_tiles_together(1, 256 << 10, gpu) == 1
+    assert text_tiles_together(5, 1 << 30, gpu) == 1
+
+
+def _shapes(hidden: int, width: int, dim: int, dtype: torch.dtype) -> set[tuple[int, ...]]:
+    return {tile[:3] for tile in choose_tiles(hidden, width, dim=dim, dtype=dtype, device=torch.device("cuda"))}
+
+
+def test_tiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One shape each: padding must not depend on the choice."""
+    half, low = torch.bfloat16, torch.float8_e4m3fn
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert _shapes(1024, 16, 1024, half) == {(128, 256, 64)}
+    assert _shapes(1024, 0, 1024, low) == {(128, 256, 128)}
+    assert _shapes(384, 16, 1024, half) == {(128, 128, 64)}
+    assert _shapes(1024, 128, 1024, half) == {(128, 128, 64)}
+    first = choose_tiles(1024, 16, dim=1024, dtype=half, device=torch.device("cuda"))[0]
+    assert (first.stages, first.tma) == (4, True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    found = choose_tiles(1024, 16, dim=1024, dtype=half, device=torch.device("cuda"))
+    assert not any(tile.tma for tile in found)
+
+
+@pytest.mark.parametrize(("capability", "room"), [((8, 0), 166_912), ((8, 9), 101_376), ((9, 0), 232_448)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+def test_some_tile_fits_any_adapter(
+    capability: tuple[int, int], room: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Gpu, "shared_memory_per_block_optin", room)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    for count in (0, 1, 16, 20, 33, 64, 100, 150, 5000):
+        width = pass_width(count) if count else 0
+        for hidden in (7, 256, 384, 1024):
+            for dim in (5, 64, 128, 1024):
+                found = choose_tiles(hidden, width, dim=dim, dtype=dtype, device=torch.device("cuda"))
+                assert found
+                assert len({tile[:3] for tile in found}) == 1
+                assert all(shared_bytes(tile, width, dim=dim, itemsize=dtype.itemsize) <= room for tile in found)
+
+
+def _compiled(name: str, signature: dict[str, str], constants: dict[str, object], **options: int) -> Any:
+    """The kernel for a Hopper GPU, which need not be there."""
+    triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+    from triton.backends.compiler import GPUTarget
+
+    from vacsr.kernels import scores
+
+    function = getattr(scores, name)
+    order = function.arg_names
+    kinds = {arg: signature.get(arg, "constexpr") for arg in order}
+    fixed = {(order.index(arg),): value for arg, value in constants.items()}
+    aligned = {(order.index(arg),): [["tt.divisibility", 16]] for arg, kind in kinds.items() if kind[0] == "*"}
+    source = triton.compiler.ASTSource(fn=function, signature=kinds, constexprs=fixed, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={**options, "enable_fp_fusion": True})
+
+
+def _scoring_kernel(kind: str, width: int, tile: Tile, *, dim: int) -> Any:
+    """Compiled for an adapter whose trunk is as high as it is wide."""
+    blocks = [f"tensordesc<{kind}[{rows}, {tile.depth}]>" if tile.tma else f"*{kind}" for rows in tile[:2]]
+    small = "bf16" if kind == "fp8e4nv" else kind
+    signature = {
+        "texts": blocks[0], "weights": blocks[1], "edge": "*fp32", "decoder": f"*{small}" if width else "*fp32",
+        "last": "*fp32", "gain": "*fp32", "out": "*fp32", "images": "i32", "T": "i32", "tiles": "i32", "group": "i32",
+        "constant": "fp32", "slope": "fp32",
+    }  # fmt: skip
+    constants = {
+        "H": max(dim, tile.hidden), "D": dim, "WIDE": width, "RESIDUAL": width > 0, "GAIN": kind == "fp8e4nv",
+        "BT": tile.texts, "BH": tile.hidden, "BD": tile.depth, "RUN": tile.run, "TMA": tile.tma, "WIDEN": False,
+    }  # fmt: skip
+    return _compiled("score_kernel", signature, constants, num_warps=tile.warps, num_stages=tile.stages)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(
+    ("kind", "width", "tile"),
+    [
+        ("bf16", 16, Tile()),
+        pytest.param("bf16", 0, Tile(stages=3, tma=False), marks=pytest.mark.slow),
+        pytest.param("fp8e4nv", 0, Tile(depth=128), marks=pytest.mark.slow),
+        pytest.param("fp8e4nv", 16, Tile(depth=128), marks=pytest.mark.slow),
+        pytest.param("fp16", 128, Tile(hidden=128), marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_for_hopper_products_run_ahead(
+    kind: str, width: int, tile: Tile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrix units are used, and one product may still run when the next is started: the loop is not serialised."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    made = _scoring_kernel(kind, width, tile, dim=1024)
+    loop = made.asm["ptx"].split("wgmma.mma_async", 1)[1]
+    assert "wgmma.wait_group.sync.aligned \t1" in loop or "wgmma.wait_group.sync.aligned 1" in loop
+    assert ("cp.async.bulk.tensor" in made.asm["ptx"]) == tile.tma
+    estimate = shared_bytes(tile, width, dim=1024, itemsize=1 if kind == "fp8e4nv" else 2)
+    assert estimate - 8192 <= made.metadata.shared <= estimate
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(
+    ("kind", "width", "tile"),
+    [
+        ("fp16", 128, Tile(hidden=128)),
+        pytest.param("bf16", 32, Tile(), marks=pytest.mark.slow),
+        pytest.param("bf16", 128, Tile(hidden=128, stages=3, tma=False), marks=pytest.mark.slow),
+        pytest.param("fp8e4nv", 128, Tile(hidden=128, depth=128), marks=pytest.mark.slow),
+    ],
+)
+def test_one_step_deep_the_decoder_is_loaded_ahead_too(
+    kind: str, width: int, tile: Tile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the estimate must know: then it takes as many copies of the decoder's matrix as there are stages."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    used = _scoring_kernel(kind, width, tile, dim=tile.depth).metadata.shared
+    estimate = shared_bytes(tile, width, dim=tile.depth, itemsize=1 if kind == "fp8e4nv" else 2)
+    assert estimate - 8192 <= used <= estimate
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("kind", ["bf16", "fp8e4nv"])
+def test_the_scaling_kernel_compiles(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    signature = {"trunk": "*fp32", "values": "*fp32", "out": f"*{kind}", "images": "i32"}
+    constants = {"H": 1024, "D": 1024, "RUN": 8, "ROWS": 32, "COLS": 64}
+    ptx = _compiled("scale_kernel", signature, constants, num_warps=4).asm["ptx"]
+    assert ("e4m3" in ptx) == (kind == "fp8e4nv")

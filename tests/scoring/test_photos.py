@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from vacsr.backbones.inputs import tower_inputs
+from vacsr.cli.lookup import score_named, score_photo
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
-from vacsr.scoring.lookup import score_named, score_photo
 from vacsr.train import fit
 
 TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))

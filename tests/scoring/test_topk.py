@@ -1,3 +1,5 @@
+"""The one ordering: (−score, index), NaN first, whatever the blocks."""
+
 from __future__ import annotations
 
 import math
@@ -9,32 +11,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vacsr.scoring.topk import TopK, columns_topk, rows_topk, stable_topk, streamed_rows
+from vacsr.scoring.topk import (
+    TopK,
+    best_of,
+    block_rows,
+    columns_topk,
+    from_keys,
+    order_keys,
+    rows_topk,
+    stable_topk,
+    topk_both,
+)
 
 PROPERTY = settings(max_examples=80, deadline=None, derandomize=True)
+VALUES = [0.0, -0.0, 1.0, 2.0, -1.0, 1e-45, -1e-45, 3e38, -3e38, math.inf, -math.inf, math.nan, -math.nan]
 
 
 @st.composite
 def matrices(draw: st.DrawFn) -> Tensor:
-    """Small integers: almost every row has ties, often across the border; some rows have NaN."""
+    """Ties in almost every row, often across the border, and every kind of float; float32 or float64."""
     rows, cols = draw(st.integers(1, 9)), draw(st.integers(1, 9))
-    values = st.one_of(st.integers(0, 2), st.sampled_from([float("-inf"), float("inf"), -0.0, float("nan")]))
-    flat = draw(st.lists(values, min_size=rows * cols, max_size=rows * cols))
-    return torch.tensor(flat, dtype=torch.float32).view(rows, cols)
+    flat = draw(st.lists(st.sampled_from(VALUES), min_size=rows * cols, max_size=rows * cols))
+    return torch.tensor(flat, dtype=draw(st.sampled_from([torch.float32, torch.float64]))).view(rows, cols)
 
 
 def expected(scores: Tensor, k: int) -> list[list[int]]:
     """By (−score, index), NaN before all."""
 
-    def place(value: float) -> tuple[bool, float]:
+    def key(value: float) -> tuple[bool, float]:
         return not math.isnan(value), 0.0 if math.isnan(value) else -value
 
-    return [sorted(range(len(row)), key=lambda j, row=row: (*place(row[j]), j))[:k] for row in scores.tolist()]
+    return [sorted(range(len(row)), key=lambda j, row=row: (*key(row[j]), j))[:k] for row in scores.tolist()]
 
 
-def check(got: TopK, scores: Tensor, k: int) -> None:
-    assert got.index.tolist() == expected(scores, k)
-    torch.testing.assert_close(got.score, scores.gather(1, got.index), atol=0, rtol=0, equal_nan=True)
+def check(top: TopK, scores: Tensor, k: int) -> None:
+    assert top.index.tolist() == expected(scores, k)
+    torch.testing.assert_close(top.score, scores.gather(1, top.index), atol=0, rtol=0, equal_nan=True)
 
 
 def cut(matrix: Tensor, cuts: list[int]) -> list[Tensor]:
@@ -43,27 +55,28 @@ def cut(matrix: Tensor, cuts: list[int]) -> list[Tensor]:
 
 
 @PROPERTY
-@given(matrices(), st.integers(1, 12))
-def test_stable_topk_is_the_full_sort(scores: Tensor, k: int) -> None:
+@given(matrices(), st.integers(1, 12), st.lists(st.integers(0, 9), max_size=4))
+def test_topk_is_the_full_sort(scores: Tensor, k: int, cuts: list[int]) -> None:
     check(stable_topk(scores, k), scores, k)
-
-
-@PROPERTY
-@given(matrices(), st.integers(1, 12), st.lists(st.integers(0, 9), max_size=4))
-def test_rows_in_blocks(scores: Tensor, k: int, cuts: list[int]) -> None:
     check(rows_topk(iter(cut(scores, cuts)), k), scores, k)
+    check(columns_topk(iter(cut(scores, cuts)), k), scores.T, k)
+    both = topk_both(iter(cut(scores, cuts)), k)
+    check(both.texts, scores, k)
+    check(both.images, scores.T, k)
 
 
 @PROPERTY
-@given(matrices(), st.integers(1, 12), st.lists(st.integers(0, 9), max_size=4))
-def test_columns_in_blocks(scores: Tensor, k: int, cuts: list[int]) -> None:
-    check(columns_topk(iter(cut(scores, cuts)), k), scores.T, k)
+@given(st.lists(st.sampled_from(VALUES), min_size=1, max_size=9), st.integers(0, 2**32 - 1))
+def test_keys_hold_score_and_index(values: list[float], index: int) -> None:
+    scores = torch.tensor(values)
+    back = from_keys(order_keys(scores, torch.full(scores.shape, index)))
+    assert back.index.eq(index).all()
+    torch.testing.assert_close(back.score, scores, atol=0, rtol=0, equal_nan=True)
 
 
-def test_all_equal_gives_the_first_ones() -> None:
-    scores = torch.zeros(3, 500)
-    assert stable_topk(scores, 4).index.tolist() == [[0, 1, 2, 3]] * 3
-    assert columns_topk([scores.T[:100], scores.T[100:]], 4).index.tolist() == [[0, 1, 2, 3]] * 3
+def test_candidates_go_by_score_then_index() -> None:
+    assert best_of(torch.zeros(1, 3), torch.tensor([[7, 2, 5]]), k=2).index.tolist() == [[2, 5]]
+    assert best_of(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[7, 2, 5]]), k=9).index.tolist() == [[2, 5, 7]]
 
 
 def test_a_large_random_matrix() -> None:
@@ -73,10 +86,10 @@ def test_a_large_random_matrix() -> None:
         check(columns_topk(scores.split(7), k), scores.T, k)
 
 
-def test_nan_in_one_row_leaves_a_tie_in_another() -> None:
-    scores = torch.tensor([[math.nan, 1.0, 0.0], [1.0, 1.0, 1.0], [math.nan, math.nan, math.nan]])
-    assert stable_topk(scores, 2).index.tolist() == [[0, 1], [0, 1], [0, 1]]
-    assert rows_topk(scores.split(1), 2).index.tolist() == [[0, 1], [0, 1], [0, 1]]
+def test_float64_scores_that_float32_cannot_tell_apart() -> None:
+    scores = torch.tensor([[1.0, 1.0 + 1e-12, 1.0]], dtype=torch.float64)
+    assert stable_topk(scores, 3).index.tolist() == [[1, 0, 2]]
+    assert columns_topk(scores.T.split(1), 3).index.tolist() == [[1, 0, 2]]
 
 
 @pytest.mark.parametrize(
@@ -84,17 +97,11 @@ def test_nan_in_one_row_leaves_a_tie_in_another() -> None:
     [(264, 0, 264), (264, 100_000, 264), (264, 1_000_000, 33), (64, 1_000_000, 33), (264, 10**9, 1)],
 )
 def test_long_rows_come_in_smaller_blocks(rows: int, texts: int, expected: int) -> None:
-    assert streamed_rows(rows, texts) == expected
+    assert block_rows(rows, texts) == expected
 
 
-def test_no_queries() -> None:
-    got = stable_topk(torch.zeros(0, 5), 3)
-    assert got.index.shape == got.score.shape == (0, 3)
-
-
-def test_nothing_to_choose_from() -> None:
-    assert stable_topk(torch.zeros(2, 0), 3).index.shape == (2, 0)
-
-
-def test_none_asked_for() -> None:
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)])
+def test_nothing_to_choose_from(shape: tuple[int, int]) -> None:
+    top = stable_topk(torch.zeros(shape), 3)
+    assert top.index.shape == top.score.shape == (shape[0], min(3, shape[1]))
     assert stable_topk(torch.zeros(2, 5), 0).index.shape == (2, 0)

@@ -54,7 +54,7 @@ def test_evaluate_uses_what_the_run_kept_and_can_fit_it_again(run: Path, vacsr: 
 
 def test_a_model_folder_does_not_say_what_it_was_trained_on(run: Path, vacsr: Any) -> None:
     pairs = "synthetic:images=29,held_out=12,per_image=2"
-    answer = vacsr("evaluate", run / "model", "--pairs", pairs, "--posthoc", "laplace-coupled", "--device", "cpu")
+    answer = vacsr("evaluate", run / "model", "--pairs", pairs, "--posthoc", "laplace", "--device", "cpu")
     assert answer.refused(2, "give the run folder")
 
 

@@ -14,10 +14,8 @@ from vacsr.adapter import AdapterConfig
 from vacsr.bench.ceilings import EDGE, alone_tflops, square_products
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
-from vacsr.scoring.cpu import offered_dtypes
 from vacsr.scoring.folded import BlockScorer
-from vacsr.scoring.kernel import available
-from vacsr.scoring.kernel_scorer import KernelScorer
+from vacsr.scoring.kernel import KernelScorer, available
 from vacsr.train.precision import matmul_precision
 
 BARE, SQUARE, PAPERS = "bare product", "square products", "the paper's"
@@ -80,7 +78,7 @@ def random_problem(images: int, texts: int, dim: int, *, device: torch.device) -
 def ways(of: Problem) -> Iterator[Way]:
     """In the order of the table, ceilings first."""
     gpu = of.device.type == "cuda"
-    dtypes = [torch.bfloat16, torch.float32] if gpu else offered_dtypes()
+    dtypes = [torch.bfloat16, torch.float32] if gpu else [torch.float32, torch.bfloat16]
     for dtype in dtypes:
         yield Way(BARE, _name(dtype), partial(bare_product, of, dtype))
     edge = EDGE[of.device.type]
@@ -102,22 +100,13 @@ def bare_product(of: Problem, dtype: torch.dtype) -> Runner:
     group = max(1, min(count, _OUT[of.device.type] // (len(trunk) * len(of.t.mean))))
     scaled = (of.v.mean[:group].unsqueeze(1) * trunk).view(-1, trunk.shape[1])
     texts = of.t.mean
-    if dtype == torch.int8:
-        left, right = ((100 * x / x.abs().max()).to(dtype) for x in (texts, scaled))
-        whole = torch.empty(len(texts), len(scaled), dtype=torch.int32)
-
-        def multiply(n: int) -> None:
-            torch._int_mm(left, right[: n * len(trunk)].T, out=whole[:, : n * len(trunk)])
-    else:
-        first, second = scaled.to(dtype), texts.to(dtype).T
-        out = torch.empty(len(scaled), len(texts), dtype=dtype, device=of.device)
-
-        def multiply(n: int) -> None:
-            torch.mm(first[: n * len(trunk)], second, out=out[: n * len(trunk)])
+    first, second = scaled.to(dtype), texts.to(dtype).T
+    out = torch.empty(len(scaled), len(texts), dtype=dtype, device=of.device)
 
     def run() -> None:
         for start in range(0, count, group):
-            multiply(min(group, count - start))
+            rows = min(group, count - start) * len(trunk)
+            torch.mm(first[:rows], second, out=out[:rows])
 
     return Runner(run)
 
@@ -146,7 +135,7 @@ def papers_way(of: Problem, precision: str) -> Runner:
     return Runner(lambda: scores(of.v), scores, warm=lambda: scores(Embedding(of.v.mean[:_CHUNK])))
 
 
-def scorer_way(of: Problem, kind: type[BlockScorer], dtype: torch.dtype) -> Runner:
+def scorer_way(of: Problem, kind: type[BlockScorer] | type[KernelScorer], dtype: torch.dtype) -> Runner:
     """One of the library's."""
     scorer = kind(of.method, dtype=dtype)
     return Runner(lambda: scorer.block(of.v, of.t), lambda v: scorer.block(v, of.t))

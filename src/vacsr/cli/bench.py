@@ -50,7 +50,7 @@ def bench(
 
     from vacsr.bench import run_bench
     from vacsr.files import write_json, write_text
-    from vacsr.scoring.device import choose_device
+    from vacsr.scoring import choose_device
 
     _check_files(json, figure)
     if threads is not None:

@@ -31,7 +31,6 @@ class PostHocChoice(StrEnum):
 
     NONE = "none"
     LAPLACE = "laplace"
-    COUPLED = "laplace-coupled"
     COSINE = "cosine"
 
 

@@ -29,9 +29,9 @@ def score(
 
     A model with towers takes any photo and any words; one on embeddings takes those of its data.
     """
+    from vacsr.cli.lookup import score_named, score_photo
     from vacsr.data import load_pairs
     from vacsr.scoring import PairScorer
-    from vacsr.scoring.lookup import score_named, score_photo
 
     scorer = PairScorer.from_pretrained(run, device=device)
     if scorer.model.has_towers and pairs is None:

@@ -215,7 +215,7 @@ class EvaluateConfig(Config):
     """Equal scores in index order, or every wrong item before the right one."""
     bins: Literal["count", "equal"] = "count"
     """Ten uncertainty bins of equal count, as in the paper's plot, or of equal width, as in its text."""
-    posthoc: Literal["none", "laplace", "laplace-coupled", "cosine"] = "none"
+    posthoc: Literal["none", "laplace", "cosine"] = "none"
     """Uncertainty for a method that scores by a cosine: from a Laplace approximation of its heads, or 1 − cosine."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from vacsr.pairwise import PairBlock
 
 __all__ = [
     "Embedding",
+    "Likelihood",
     "Method",
     "MethodConfig",
     "Neighbours",
@@ -40,6 +41,14 @@ class Embedding(NamedTuple):
 def take(x: Embedding, rows: slice | Tensor) -> Embedding:
     """Some rows of an embedding."""
     return Embedding(x.mean[rows], None if x.log_var is None else x.log_var[rows])
+
+
+class Likelihood(NamedTuple):
+    """How a loss makes cosines probabilities: a softmax of scale·cos over rows and columns, or σ(scale·cos + bias)."""
+
+    kind: Literal["softmax", "logistic"]
+    scale: float
+    bias: float = 0.0
 
 
 class ParamGroup(NamedTuple):
@@ -164,6 +173,10 @@ class Method(nn.Module, ABC):
 
     def fold(self) -> FoldedAdapter | None:
         """An exact, cheaper form of :meth:`score`, for scoring at scale; None where there is none."""
+        return None
+
+    def likelihood(self) -> Likelihood | None:
+        """Of the labels given the cosines, as the loss has it; None where the loss is no likelihood of cosines."""
         return None
 
     def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vacsr.methods.base import Embedding, Method, MethodConfig, register
+from vacsr.methods.base import Embedding, Likelihood, Method, MethodConfig, register
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
 
@@ -46,6 +46,10 @@ class InfoNCE(Method):
         logit = self.log_scale.exp() * cosines(v.mean, t.mean)
         rows, cols = _cross_entropy(logit, relevance), _cross_entropy(logit.T, relevance.T)
         return LossTerms(0.5 * (rows + cols), {"i2t": rows.detach(), "t2i": cols.detach()})
+
+    def likelihood(self) -> Likelihood:
+        """A softmax of scale·cos."""
+        return Likelihood("softmax", float(self.log_scale.detach().exp()))
 
 
 def _cross_entropy(logit: Tensor, relevance: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vacsr.methods.base import Embedding, Method, MethodConfig, register
+from vacsr.methods.base import Embedding, Likelihood, Method, MethodConfig, register
 from vacsr.objective import LossTerms, reconstruction_error
 from vacsr.pairwise import PairBlock, cosines
 
@@ -45,3 +45,8 @@ class Sigmoid(Method):
     def grade(self, score: Tensor) -> Tensor:
         """σ(a·cos+b), the probability the loss trains."""
         return torch.sigmoid(self.affine[0] * score + self.affine[1])
+
+    def likelihood(self) -> Likelihood:
+        """σ(a·cos+b)."""
+        scale, bias = self.affine.detach().tolist()
+        return Likelihood("logistic", scale, bias)

@@ -1,57 +1,129 @@
-"""Blocks of the score matrix in plain torch: folded where the method allows it, dense otherwise."""
+"""Blocks of the score matrix in torch: folded where the method allows it, dense otherwise; and the choice of dtype."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vacsr.adapter import FoldedAdapter
-from vacsr.errors import NotFoldable
+from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method, take
-from vacsr.methods.vacsr import Vacsr
-from vacsr.scoring.cpu import arithmetic
-from vacsr.scoring.int8 import Int8Adapter
-from vacsr.scoring.kernel_topk import BothTopK, topk_both
-from vacsr.scoring.topk import Direction, TopK, columns_topk, rows_topk, streamed_rows
+from vacsr.scoring.topk import BLOCK_PAIRS, BothTopK, Direction, TopK, block_rows, columns_topk, rows_topk, topk_both
 
-_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # trunk outputs alive at a time: cache-sized on a CPU, 0.5 GB on a GPU
-_WEIGHTS = {"cuda": 1 << 26}  # scaled trunk weights alive at a time: 0.25 GB; they outgrow the outputs of small batches
-
-_ROWS = 64  # images of a streamed block; `tile` cuts it further where memory asks for it
-_DIAGONAL = 64  # a method without an aligned form scores small square tiles, of which the diagonal is kept
+Precision = torch.dtype | Literal["auto"]
+"""Of the large products: ``torch.float32``, ``torch.bfloat16``, on a GPU also float16 and float8, or ``"auto"``."""
+FP8 = torch.float8_e4m3fn
+DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.float32, torch.bfloat16, torch.float16, FP8)}
+_SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
+_ROWS = 64  # images per streamed block
+_SQUARE = 64  # a method without a folded form scores aligned pairs as the diagonals of squares of this size
 
 
-class BlockScorer:
-    """Scores rows of images against all texts, tile by tile; float32 out whatever the arithmetic.
+def choose_dtype(dtype: Precision, *, folded: FoldedAdapter | None, device: torch.device) -> torch.dtype:
+    """``auto`` is float32 on a CPU and for methods without a folded form, else :func:`half_dtype`."""
+    if dtype == "auto":
+        return torch.float32 if folded is None or device.type != "cuda" else half_dtype(folded)
+    available = DTYPES.get(device.type, DTYPES["cpu"])
+    if dtype not in available:
+        names = ", ".join(str(name) for name in available)
+        raise UsageError(f"no scoring in {dtype} on {device.type} — use 'auto' or one of {names}")
+    return dtype
 
-    ``dtype``: float32, bfloat16, or int8 on a CPU, which only a folded method has: others then take float32.
+
+def half_dtype(folded: FoldedAdapter) -> torch.dtype:
+    """float16, or bfloat16 for an adapter whose hidden units or small matrix may leave float16's range."""
+    hidden = folded.trunk.norm(dim=1) + folded.trunk_bias.abs()  # an upper bound: embeddings have length 1
+    largest = torch.maximum(hidden.amax(), folded.small.abs().amax())
+    return torch.float16 if bool(largest < _SAFE) else torch.bfloat16
+
+
+class Engine(ABC):
+    """Computes scores of all pairs in row blocks, and ranks by them. Scores are float32 whatever the arithmetic."""
+
+    dtype: torch.dtype
+    """Of the large products."""
+    folded: FoldedAdapter | None
+    """In which form it scores single pairs; None for a method that has no folded form."""
+
+    @abstractmethod
+    def block(self, v: Embedding, t: Embedding) -> Tensor:
+        """Scores of all pairs. [I, d], [T, d] -> [I, T]"""
+
+    @abstractmethod
+    def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
+        """Consecutive row blocks [b, T] of the scores; without images one block [0, T]. [I, d], [T, d]"""
+
+    @abstractmethod
+    def aligned(self, v: Embedding, t: Embedding) -> Tensor:
+        """Scores of pairs (n, n). [N, d], [N, d] -> [N]"""
+
+    def blocks(self, v: Embedding, t: Embedding, *, matrix: Tensor | None = None) -> Iterator[Tensor]:
+        """As :meth:`stream`; ``matrix`` [I, T]: this engine's scores, where they have been computed already."""
+        return self.stream(v, t) if matrix is None else iter(torch.split(matrix, _ROWS))
+
+    def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction, matrix: Tensor | None = None) -> TopK:
+        """Best texts of each image, or images of each text, by (−score, index). [I, min(k, T)] or [T, min(k, I)]"""
+        return (rows_topk if direction == "i2t" else columns_topk)(self.blocks(v, t, matrix=matrix), k)
+
+    def topk_both(self, v: Embedding, t: Embedding, *, k: int, matrix: Tensor | None = None) -> BothTopK:
+        """Both directions in one pass. [I, min(k, T)], [T, min(k, I)]"""
+        return topk_both(self.blocks(v, t, matrix=matrix), k)
+
+
+class Limits(NamedTuple):
+    """Memory bounds of a :class:`BlockScorer`, in numbers rather than bytes."""
+
+    outputs: int
+    """Trunk outputs of a tile: cache-sized on a CPU, 0.5 GB on a GPU."""
+    weights: int | None = None
+    """Scaled trunk weights of a tile, which outgrow the outputs of small batches; None: no bound."""
+    rows: int = _ROWS
+    """Images of a streamed block."""
+    pairs: int = BLOCK_PAIRS
+    """Pairs of a streamed block."""
+
+
+LIMITS = {"cpu": Limits(1 << 20), "cuda": Limits(1 << 27, weights=1 << 26)}
+
+
+class BlockScorer(Engine):
+    """Scores tile by tile in torch, on any device.
+
+    ``folded``: the method's folded form, where it is known already. ``limits``: by default those of the device.
     """
 
-    own_order = True
-    """What it calls best is by the scores that it gives, so that a matrix of them will do."""
+    def __init__(
+        self,
+        method: Method,
+        *,
+        dtype: torch.dtype = torch.float32,
+        folded: FoldedAdapter | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.method, self.dtype, self.limits = method, dtype, limits
+        folded = folded or method.fold()
+        self.folded = None if folded is None else folded.to(folded.trunk.device, dtype)
+        self.width = 2 * method.pair_width if folded is None else len(folded.trunk)
 
-    def __init__(self, method: Method, *, dtype: torch.dtype = torch.float32) -> None:
-        self.method, self.dtype = method, dtype
-        self.folded: FoldedAdapter | Int8Adapter | None = None
-        self.width = 1
-        if isinstance(method, Vacsr):
-            self.width = method.adapter.trunk.out_features
-            try:
-                self.folded = arithmetic(method.adapter.fold(), dtype)
-            except NotFoldable:
-                self.width *= 2 * method.adapter.components
-        if self.folded is None and dtype == torch.int8:
-            self.dtype = torch.float32
+    def _limits(self, device: torch.device) -> Limits:
+        return self.limits or LIMITS.get(device.type, LIMITS["cpu"])
 
     def tile(self, images: int, texts: int, device: torch.device) -> tuple[int, int]:
-        """Images and texts to take at a time so that the trunk's output, and its weights times the items of the
-        smaller side, stay within bounds."""
-        room = self._room(device)
+        """Images and texts per tile so that the trunk's output, and its weights times the smaller side, stay in bounds.
+
+        Each item of the smaller side scales a copy of the trunk.
+        """
+        limits = self._limits(device)
+        room = max(1, limits.outputs // self.width)
         columns = max(1, min(texts, room))
         rows = max(1, min(images, room // columns))
-        most = self._scaled(device)
+        most = room
+        if self.folded is not None and limits.weights is not None:
+            most = max(1, limits.weights // self.folded.trunk.numel())
         if min(rows, columns) > most and rows < columns:
             rows = most
         elif min(rows, columns) > most:
@@ -59,42 +131,23 @@ class BlockScorer:
             rows = max(1, min(images, room // columns))
         return rows, columns
 
-    def _room(self, device: torch.device) -> int:
-        """Pairs at a time."""
-        return max(1, _ELEMENTS.get(device.type, 1 << 20) // self.width)
-
-    def _scaled(self, device: torch.device) -> int:
-        """Items whose scaled weights fit; as many as there may be where nothing bounds them."""
-        if not isinstance(self.folded, FoldedAdapter) or device.type not in _WEIGHTS:
-            return self._room(device)
-        return max(1, _WEIGHTS[device.type] // self.folded.trunk.numel())
-
     @torch.inference_mode()
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         """[I, d], [T, d] -> [I, T] float32"""
-        if isinstance(self.folded, Int8Adapter):  # it cuts tiles of its own
-            return self.folded.logits(v.mean, t.mean)
         rows, columns = self.tile(len(v.mean), len(t.mean), t.mean.device)
         out = torch.empty(len(v.mean), len(t.mean), device=v.mean.device)
         for i in range(0, len(v.mean), rows):
             for j in range(0, len(t.mean), columns):
-                here = slice(i, i + rows), slice(j, j + columns)
-                out[here] = self._tile(take(v, here[0]), take(t, here[1]))
+                part = slice(i, i + rows), slice(j, j + columns)
+                out[part] = self._tile(take(v, part[0]), take(t, part[1]))
         return out
 
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
-        """Consecutive row blocks [b, T] of the scores; without images one block [0, T]. [I, d], [T, d]"""
-        rows = streamed_rows(_ROWS, len(t.mean))
+        """Row blocks [b, T] of the scores. [I, d], [T, d]"""
+        limits = self._limits(t.mean.device)
+        rows = block_rows(limits.rows, len(t.mean), pairs=limits.pairs)
         for start in range(0, max(1, len(v.mean)), rows):
             yield self.block(take(v, slice(start, start + rows)), t)
-
-    def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction) -> TopK:
-        """Best texts of each image, or images of each text, by (−score, index). [I, min(k, T)] or [T, min(k, I)]"""
-        return (rows_topk if direction == "i2t" else columns_topk)(self.stream(v, t), k)
-
-    def topk_both(self, v: Embedding, t: Embedding, *, k: int) -> BothTopK:
-        """The best texts of each image and the best images of each text, in one pass. [I, min(k, T)], [T, min(k, I)]"""
-        return topk_both(self.stream(v, t), k)
 
     def _tile(self, v: Embedding, t: Embedding) -> Tensor:
         if self.folded is not None:
@@ -106,12 +159,12 @@ class BlockScorer:
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of pairs (n, n). [N, d], [N, d] -> [N] float32"""
         out = torch.empty(len(v.mean), device=v.mean.device)
-        size = _DIAGONAL if self.folded is None else self._room(v.mean.device)
+        size = _SQUARE if self.folded is None else max(1, self._limits(out.device).outputs // self.width)
         for start in range(0, len(out), size):
-            here = slice(start, start + size)
-            images, texts = take(v, here), take(t, here)
+            part = slice(start, start + size)
+            images, texts = take(v, part), take(t, part)
             if self.folded is None:
-                out[here] = self._tile(images, texts).diagonal()
+                out[part] = self._tile(images, texts).diagonal()
             else:
-                out[here] = self.folded.aligned_logits(images.mean, texts.mean)
+                out[part] = self.folded.aligned_logits(images.mean, texts.mean)
         return out

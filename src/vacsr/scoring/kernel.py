@@ -1,37 +1,43 @@
-"""Folded scores of all pairs by one Triton kernel: what a matrix product costs, and hardly more.
+"""Folded scores of all pairs by a Triton kernel, at hardly more than the cost of a matrix product.
 
-W(v_i ⊙ t_j) = (W·diag v_i) t_j: the trunk is scaled by each image of a block, into half precision, and multiplied with
-all texts; bias, ReLU, folded decoder and cosine residual are applied to a tile while it is in registers, so that each
-score is written once and no hidden unit ever is. `available` says where it runs; elsewhere use `folded.BlockScorer`.
+W(v_i ⊙ t_j) = (W·diag v_i) t_j: the trunk is scaled by each image of a block, in half precision, and multiplied by all
+texts. Bias, ReLU, folded decoder and cosine residual are applied to a tile while it is in registers, so each score is
+written once and no hidden unit is. This module prepares the operands and chooses tiles; :mod:`vacsr.kernels.scores` has
+the kernels.
 
-Against float64 the error is that of rounding the operands once. Its root mean square over the standard deviation of the
-scores is 3e-3 to 6e-3 in bfloat16, an eighth of that in float16, about 5e-2 in float8 (e4m3);
-`kernel_error.ranking_error` says what that does to rankings.
+The error against float64 is that of rounding the operands once. Its root mean square, relative to the standard
+deviation of the scores, is 3e-3 to 6e-3 in bfloat16, an eighth of that in float16, about 5e-2 in float8 (e4m3).
 """
 
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vacsr import operators
 from vacsr.adapter import FoldedAdapter
 from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
-from vacsr.scoring.kernel_pack import FP8, PackedAdapter, PackedTexts, pack_adapter, pack_images, pack_texts, pass_width
-from vacsr.scoring.kernel_tiles import Tile, candidates, fastest, images_at_a_time, text_tiles_together
-from vacsr.scoring.topk import streamed_rows
+from vacsr.methods.base import Embedding, Method, take
+from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
+from vacsr.scoring.topk import BLOCK_PAIRS, BothTopK, block_rows
 
 DTYPES = (torch.bfloat16, torch.float16, FP8)
-_WORTH_TUNING = 3e12  # operations of a call above which tiles are tried out first
-_SCALED = (32, 64, 8)  # rows × columns of the trunk a program scales, and for how many images
-
-
-class NoRoom(EnvironmentProblem):
-    """The GPU has too little shared memory for any tile."""
+_FEW = 64  # fewer texts than this scale the weights, also where scores are streamed
+_WIDEST = 128  # decoder units per pass; a wider decoder takes several passes
+_NARROW = 32  # up to this width a large tile and the decoder's sums fit into registers together
+_SCRATCH = 1 << 30  # bytes of scaled weights at a time
+_SHARED = 99 << 10  # bytes of shared memory that every GPU from compute capability 8.0 on grants a program
+_REDUCED = 4 << 10  # bytes of shared memory for sums across warps, and barriers
+_LAYOUTS = ((4, True), (3, True), (4, False), (3, False), (2, True), (2, False))  # stages, TMA; the fastest first
+_FP8_MAX = 448.0  # the largest e4m3 number
+_LEAST = 1e-6  # divisor of a vector of zeros
+_FAINT = 2.0**-40  # a decoder unit with smaller weights is not scaled up further: its bias must stay finite
 
 
 def available(device: torch.device | str) -> bool:
@@ -40,144 +46,287 @@ def available(device: torch.device | str) -> bool:
     >>> available("meta")
     False
     """
-    place = torch.device(device)
-    if importlib.util.find_spec("triton") is None or place.type not in ("cpu", "cuda"):
+    device = torch.device(device)
+    if importlib.util.find_spec("triton") is None or device.type not in ("cpu", "cuda"):
         return False
-    if place.type == "cpu":
+    if device.type == "cpu":
         return operators.interpreted()
-    return torch.cuda.is_available() and torch.cuda.get_device_capability(place) >= (8, 0)
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-class PairKernel:
-    """One folded adapter, ready to score.
+class Tile(NamedTuple):
+    """One program's work, and how the compiler lays it out."""
 
-    ``dtype`` is the operands' precision: bfloat16, float16, or float8_e4m3fn from compute capability 8.9 on. Sums are
-    float32. ``tile`` fixes what would be chosen by rule and, before the first large call, by trying a few.
+    texts: int = 128
+    hidden: int = 256
+    depth: int = 64
+    warps: int = 8
+    stages: int = 4
+    run: int = 4  # images one after the other
+    tma: bool = True  # copies by Hopper's tensor memory accelerator; needs compute capability 9.0
+
+
+SMALL = Tile(texts=32, hidden=32, depth=32, run=2, tma=False)
+"""For the interpreter, where a tile costs as much as its numbers."""
+
+
+def choose_tiles(hidden: int, width: int, *, dim: int, dtype: torch.dtype, device: torch.device) -> list[Tile]:
+    """Tiles of one shape for an adapter, the fastest first; each fits the GPU's shared memory.
+
+    ``width``: decoder units per pass, 0 for a linear decoder.
+    """
+    if device.type != "cuda":
+        return [SMALL]
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    depth = 128 // dtype.itemsize  # 128 bytes per row: the widest swizzle of shared memory
+    padded = [-(-hidden // edge) * edge for edge in (256, 128)]
+    large = hopper and width <= _NARROW and padded[0] <= 1.1 * padded[1]
+    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", _SHARED)
+    fitting: list[Tile] = []
+    for texts, units in ((128, 256), (128, 128), (64, 64), (32, 32))[0 if large else 1 :]:
+        tiles = [Tile(texts, units, depth, stages=stages, tma=tma) for stages, tma in _LAYOUTS if hopper or not tma]
+        fitting = [tile for tile in tiles if shared_bytes(tile, width, dim=dim, itemsize=dtype.itemsize) <= room]
+        if fitting:
+            break
+    return fitting
+
+
+def shared_bytes(tile: Tile, width: int, *, dim: int, itemsize: int) -> int:
+    """Estimated shared memory of a program: what the compiler keeps there of its loads.
+
+    Texts and weights are loaded ahead by as many steps as there are stages. The decoder's small matrix, always in two
+    bytes, is there once; or once per stage where one step covers all of d, so that the loop has no branch.
+    """
+    operands = tile.stages * (tile.texts + tile.hidden) * tile.depth * itemsize
+    copies = tile.stages if dim <= tile.depth else 1
+    return operands + 2 * copies * tile.hidden * width + _REDUCED
+
+
+def images_at_a_time(image_bytes: int, device: torch.device) -> int:
+    """Images whose scaled weights are held together, at least 1; on a GPU a whole multiple of its processors."""
+    if device.type != "cuda":
+        return max(1, min(8, _SCRATCH // image_bytes))
+    properties = torch.cuda.get_device_properties(device)
+    room = max(1, min(_SCRATCH, properties.total_memory // 16) // image_bytes)
+    processors = properties.multi_processor_count
+    return room if room < processors else min(2, room // processors) * processors
+
+
+def text_tiles_together(tiles: int, tile_bytes: int, device: torch.device) -> int:
+    """Text tiles that meet all images before the next ones do: a third of the L2 cache, in even groups."""
+    cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 1 << 20
+    groups = -(-tiles // max(1, cache // 3 // tile_bytes))
+    return -(-tiles // groups)
+
+
+class DecoderPass(NamedTuple):
+    """Some of the decoder's units; the passes of a wide decoder add up in the output."""
+
+    decoder: Tensor  # [H'] float32 if linear, else [H', width], each unit divided by a power of two near its largest
+    last: Tensor  # [2, width] float32: bias and weight of the units in the last layer; empty if linear
+    width: int  # 0 if linear
+    constant: float
+    slope: float | None  # factor of what the output already holds; None: it is not read
+
+
+class PackedAdapter(NamedTuple):
+    """What the kernel reads. H' and D' are whole tiles; the padding is 0 and adds 0."""
+
+    trunk: Tensor  # [H', D'] float32; for float8 each row is divided by its largest entry
+    edge: Tensor  # [H'] float32: −bias for a linear decoder, else bias; for float8 divided likewise
+    passes: tuple[DecoderPass, ...]
+    dim: int  # d before padding
+
+
+class PackedTexts(NamedTuple):
+    """All texts, ready to be multiplied."""
+
+    rows: Tensor  # [T', D'] in the kernel's precision
+    exact: Tensor  # [T, d] float32, for the cosine
+    gain: float | Tensor  # what the rows were divided by
+
+
+def pack_adapter(folded: FoldedAdapter, *, dtype: torch.dtype, tile: Tile) -> PackedAdapter:
+    """Sums that do not depend on the pair are taken here, in float64."""
+    trunk, bias, small = (x.double() for x in (folded.trunk, folded.trunk_bias, folded.small))
+    peak = _peaks(trunk) if dtype == FP8 else torch.ones_like(bias)
+    down, across = -len(bias) % tile.hidden, -trunk.shape[1] % tile.depth
+    linear = folded.last is None
+    edge = (-bias if linear else bias) / peak
+    scaled = functional.pad(small * peak, (0, down))  # [M, H']
+    start = 0.0 if folded.residual is None else float(folded.residual[1])
+    slope = None if folded.residual is None else float(folded.residual[0])
+    if linear:
+        constant = float(folded.small_bias[0]) + float(small[0] @ bias) + start
+        passes = [DecoderPass(scaled[0].float(), small.new_empty(0).float(), 0, constant, slope)]
+    else:
+        passes = _wide_passes(folded, scaled, torch.bfloat16 if dtype == FP8 else dtype)
+        passes[0] = passes[0]._replace(constant=folded.last_bias + start, slope=slope)
+    padded = functional.pad(trunk / peak.unsqueeze(1), (0, across, 0, down)).float().contiguous()
+    return PackedAdapter(padded, functional.pad(edge, (0, down)).float(), tuple(passes), trunk.shape[1])
+
+
+def pass_width(units: int) -> int:
+    """Decoder units per pass: a power of two of at least 16, as the matrix units need. 16 -> 16, 20 -> 32"""
+    return min(_WIDEST, max(16, 1 << (units - 1).bit_length()))
+
+
+def _wide_passes(folded: FoldedAdapter, scaled: Tensor, dtype: torch.dtype) -> list[DecoderPass]:
+    """Units in passes; all but the first add to the output.
+
+    p·relu(x/p) = relu(x): a unit's weights are brought to at most 1, which every precision holds, and the last layer
+    takes the factor. A power of two changes no digit.
+    """
+    assert folded.last is not None
+    width, passes = pass_width(len(scaled)), []
+    scale = torch.exp2(_peaks(scaled).clamp_min(_FAINT).log2().ceil())
+    scaled, bias, weight = scaled / scale.unsqueeze(1), folded.small_bias / scale, folded.last * scale
+    for start in range(0, len(scaled), width):
+        part = slice(start, start + width)
+        missing = width - len(scaled[part])
+        last = functional.pad(torch.stack([bias[part], weight[part]]).float(), (0, missing))
+        decoder = functional.pad(scaled[part], (0, 0, 0, missing)).T.to(dtype).contiguous()
+        passes.append(DecoderPass(decoder, last, width, 0.0, 1.0))
+    return passes
+
+
+def _peaks(rows: Tensor) -> Tensor:
+    """The largest magnitude of each row; 1 for a row of zeros. [H, d] -> [H]"""
+    peak = rows.abs().amax(dim=1)
+    return torch.where(peak > 0, peak, 1.0)
+
+
+class KernelScorer(Engine):
+    """The scores of :class:`BlockScorer` up to the rounding of the operands, by the kernel.
+
+    ``dtype``: bfloat16, float16, or float8_e4m3fn from compute capability 8.9 on; sums are float32. ``rows``: images of
+    a block, ``pairs``: pairs of a streamed block. If no tile fits the GPU after all, it warns and scores in torch.
     """
 
-    def __init__(self, folded: FoldedAdapter, *, dtype: torch.dtype = torch.bfloat16, tile: Tile | None = None) -> None:
-        self.device, self.dtype = folded.trunk.device, dtype
+    def __init__(
+        self,
+        method: Method,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        folded: FoldedAdapter | None = None,
+        tile: Tile | None = None,
+        rows: int | None = None,
+        pairs: int = BLOCK_PAIRS,
+    ) -> None:
+        folded = folded or method.fold()
+        if folded is None:
+            raise UsageError(f"{type(method).__name__} has no folded form for the kernel to score — use BlockScorer")
+        self.device, self.dtype, self.pairs = folded.trunk.device, dtype, pairs
         _check(self.device, dtype)
+        self.plain = BlockScorer(method, dtype=half_dtype(folded) if dtype == FP8 else dtype, folded=folded)
+        self.folded = self.plain.folded
         width = 0 if folded.last is None else pass_width(len(folded.small))
         height, dim = folded.trunk.shape
-        self.tiles = [tile] if tile else candidates(height, width, dim=dim, dtype=dtype, device=self.device)
-        self.shape = self.tiles[0]  # all have one shape: what is packed fits each
-        self.packed: PackedAdapter = pack_adapter(folded, dtype=dtype, tile=self.shape)
-        self.rows = images_at_a_time(self.packed.trunk.numel() * dtype.itemsize, self.device)
+        self.tiles = [tile] if tile else choose_tiles(height, width, dim=dim, dtype=dtype, device=self.device)
+        self.shape = self.tiles[0]  # operands are padded for it; all tiles have one shape
+        self.packed = pack_adapter(folded, dtype=dtype, tile=self.shape)
+        self.rows = rows or images_at_a_time(self.packed.trunk.numel() * dtype.itemsize, self.device)
 
     @torch.inference_mode()
-    def texts(self, t: Tensor) -> PackedTexts:
-        """Texts [T, d] in the kernel's layout, to be scored with any number of images."""
-        self._check_rows(t, "text")
-        return pack_texts(t, dtype=self.dtype, tile=self.shape)
-
-    def blocks(self, v: Tensor, texts: PackedTexts) -> Iterator[Tensor]:
-        """Consecutive row blocks [b, T] of the scores; without images one block [0, T]."""
-        self._check_pairs(v, texts)
-        rows = streamed_rows(self.rows, len(texts.exact))
-        for start in range(0, max(1, len(v)), rows):
-            here = v[start : start + rows]
-            yield self._fitted(here, texts, torch.empty(len(here), len(texts.exact), device=self.device), of=len(v))
-
-    def scores(self, v: Tensor, texts: PackedTexts, *, out: Tensor | None = None) -> Tensor:
-        """[I, d], T texts -> [I, T] float32, into ``out`` where given."""
-        self._check_pairs(v, texts)
-        if out is None:
-            out = torch.empty(len(v), len(texts.exact), device=self.device)
-        else:
-            _check_out(out, (len(v), len(texts.exact)), self.device)
-        for start in range(0, len(v), self.rows):
-            here = slice(start, start + self.rows)
-            self._fitted(v[here], texts, out[here], of=len(v))
+    def block(self, v: Embedding, t: Embedding) -> Tensor:
+        """[I, d], [T, d] -> [I, T] float32. v⊙t is symmetric: the shorter side scales the weights."""
+        if len(t.mean) < len(v.mean):
+            return self.block(t, v).T
+        texts = self._pack_texts(t.mean)
+        out = torch.empty(len(v.mean), len(t.mean), device=self.device)
+        for start in range(0, len(out), self.rows):
+            part = slice(start, start + self.rows)
+            if not self._write(v.mean[part], texts, out[part]):
+                return self.plain.block(v, t)
         return out
 
-    def _check_rows(self, x: Tensor, kind: str) -> None:
+    def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
+        """Row blocks [b, T] of the scores, the texts packed once. [I, d], [T, d]
+
+        Fewer texts than a tile holds would leave most of it empty: they scale the weights, for many images at a time.
+        """
+        if len(t.mean) < min(len(v.mean), _FEW):
+            rows = block_rows(len(v.mean), len(t.mean), pairs=self.pairs)
+            for start in range(0, len(v.mean), rows):
+                yield self.block(take(v, slice(start, start + rows)), t)
+            return
+        texts = self._pack_texts(t.mean)
+        rows = block_rows(self.rows, len(t.mean), pairs=self.pairs)
+        for start in range(0, max(1, len(v.mean)), rows):
+            part = take(v, slice(start, start + rows))
+            out = torch.empty(len(part.mean), len(t.mean), device=self.device)
+            yield out if self._write(part.mean, texts, out) else self.plain.block(part, t)
+
+    def aligned(self, v: Embedding, t: Embedding) -> Tensor:
+        """Scores of pairs (n, n), in torch; float8 scores them in half precision. [N, d], [N, d] -> [N]"""
+        return self.plain.aligned(v, t)
+
+    def topk_both(self, v: Embedding, t: Embedding, *, k: int, matrix: Tensor | None = None) -> BothTopK:
+        """Both directions in one pass, the shorter side scaling the weights. [I, min(k, T)], [T, min(k, I)]"""
+        if matrix is None and len(t.mean) < len(v.mean):
+            images, texts = super().topk_both(t, v, k=k)
+            return BothTopK(texts, images)
+        return super().topk_both(v, t, k=k, matrix=matrix)
+
+    def _check_rows(self, x: Tensor) -> None:
         if x.ndim != 2 or x.shape[1] != self.packed.dim:
-            message = f"{kind} embeddings have shape {list(x.shape)}, the adapter expects dimension {self.packed.dim}"
-            raise ShapeMismatch(f"{message} — pass one row per {kind}: [N, {self.packed.dim}]")
-
-    def _check_pairs(self, v: Tensor, texts: PackedTexts) -> None:
-        """Images of the right dimension, and texts in this kernel's own layout."""
-        self._check_rows(v, "image")
-        depth, (count, width) = self.packed.trunk.shape[1], texts.rows.shape
-        if texts.rows.dtype != self.dtype or width != depth or count % self.shape.texts:
-            message = f"these texts are packed as {texts.rows.dtype} [{count}, {width}] for another kernel"
-            raise ShapeMismatch(
-                f"{message}, this one reads {self.dtype} with {depth} columns — pack them: kernel.texts(t)"
-            )
-
-    def _fitted(self, v: Tensor, texts: PackedTexts, out: Tensor, *, of: int) -> Tensor:
-        """A block of ``of`` images; a tile that the GPU has no room for after all is not tried again."""
-        while self.tiles:
-            tile = self._tile(v, texts, of=of)
-            try:
-                return self._block(v, texts, out, tile)
-            except _out_of_resources():
-                self.tiles.remove(tile)
-        raise NoRoom(f"no tile of the scoring kernel fits this GPU at d={self.packed.dim} — use BlockScorer")
-
-    def _tile(self, v: Tensor, texts: PackedTexts, *, of: int) -> Tile:
-        """By rule for little work or where there is no choice, else the fastest on these texts and some images."""
-        work = 2.0 * of * len(texts.exact) * self.packed.trunk.numel()
-        if len(self.tiles) == 1 or work < _WORTH_TUNING:
-            return self.tiles[0]
-        some = v[: max(1, int(_WORTH_TUNING / work * of))]
-        out = torch.empty(len(some), len(texts.exact), device=self.device)
-        widths = tuple(part.width for part in self.packed.passes)
-        key = (str(self.device), self.dtype, tuple(self.packed.trunk.shape), widths, *self.tiles)
-        return fastest(self.tiles, key, lambda tile: self._block(some, texts, out, tile))
+            message = f"embeddings have shape {list(x.shape)}, the adapter expects dimension {self.packed.dim}"
+            raise ShapeMismatch(f"{message} — pass one row per item: [N, {self.packed.dim}]")
 
     @torch.inference_mode()
-    def _block(self, v: Tensor, texts: PackedTexts, out: Tensor, tile: Tile) -> Tensor:
-        """Scores of as many images as are scaled together, written to ``out`` [b, T]."""
-        if out.numel() == 0:
-            return out
-        from vacsr.scoring import kernel_triton
+    def _pack_texts(self, texts: Tensor) -> PackedTexts:
+        """[T, d] -> [T', D']. For float8 all are divided by one number, which ignores texts that are not finite."""
+        self._check_rows(texts)
+        exact = texts.float()
+        gain: float | Tensor = 1.0
+        rows = functional.pad(exact, (0, -exact.shape[1] % self.shape.depth, 0, -len(exact) % self.shape.texts))
+        if self.dtype == FP8 and len(exact):
+            gain = exact.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(_LEAST) / _FP8_MAX
+            rows = rows / gain
+        return PackedTexts(rows.to(self.dtype).contiguous(), exact, gain)
 
-        trunk, count = self.packed.trunk, len(v)
-        images = pack_images(v, texts, dtype=self.dtype)
-        weights = torch.empty(count, *trunk.shape, dtype=self.dtype, device=self.device)
-        rows, cols, run = _scaled_tile(tile)
-        with operators.current(self.device):
-            grid = (trunk.shape[0] // rows, trunk.shape[1] // cols, -(-count // run))
-            kernel_triton.scale_trunk[grid](
-                trunk, images.rows, weights, count, H=trunk.shape[0], D=trunk.shape[1], RUN=run, ROWS=rows, COLS=cols
-            )
-            if self.packed.passes[0].slope is not None:
-                torch.mm(v.float(), texts.exact.T, out=out)
-            self._score(texts, weights.view(-1, trunk.shape[1]), images.gain, out=out, tile=tile)
-        return out
+    def _pack_images(self, images: Tensor, texts: PackedTexts) -> tuple[Tensor, Tensor]:
+        """Float32 rows and, for float8, the true product over the kernel's. [I, d] -> [I, D'], [I]"""
+        rows = functional.pad(images.float(), (0, texts.rows.shape[1] - images.shape[1]))
+        if self.dtype != FP8:
+            return rows.contiguous(), rows.new_empty(0)
+        gain = rows.abs().amax(dim=1).clamp_min(_LEAST) / _FP8_MAX
+        return (rows / gain.unsqueeze(1)).contiguous(), gain * texts.gain
 
-    def _score(self, texts: PackedTexts, weights: Tensor, gain: Tensor, *, out: Tensor, tile: Tile) -> None:
-        """All passes of the decoder over all pairs of a block."""
-        from vacsr.scoring import kernel_triton
+    @torch.inference_mode()
+    def _write(self, v: Tensor, texts: PackedTexts, out: Tensor) -> bool:
+        """Scores of images [b, d] into ``out`` [b, T]; False where no tile fits the GPU. A tile fails once."""
+        self._check_rows(v)
+        if not out.numel():
+            return True
+        from vacsr.kernels import scores
 
-        height, depth = self.packed.trunk.shape
+        while self.tiles:
+            try:
+                self._launch(v, texts, out, self.tiles[0])
+                return True
+            except scores.OutOfResources:
+                del self.tiles[0]
+                if not self.tiles:
+                    message = f"no tile of the scoring kernel fits this GPU at d={self.packed.dim}"
+                    warnings.warn(f"{message}; scoring continues in torch, slower", stacklevel=3)
+        return False
+
+    def _launch(self, v: Tensor, texts: PackedTexts, out: Tensor, tile: Tile) -> None:
+        """Scale the trunk by every image, then run all passes of the decoder over all pairs."""
+        from vacsr.kernels import scores
+
+        rows, gain = self._pack_images(v, texts)
+        weights = scores.scale_trunk(self.packed.trunk, rows, self.dtype, tile)
+        if self.packed.passes[0].slope is not None:
+            torch.mm(v.float(), texts.exact.T, out=out)
         tiles = len(texts.rows) // tile.texts
-        group = text_tiles_together(tiles, tile.texts * depth * self.dtype.itemsize, self.device)
-        grid = (tiles * -(-len(out) // tile.run),)
-        sources: list[Any] = [texts.rows, weights]
-        if tile.tma:
-            shapes = (tile.texts, tile.depth), (tile.hidden, tile.depth)
-            described: Any = kernel_triton.described
-            sources = [described(x, shape) for x, shape in zip(sources, shapes, strict=True)]
+        group = text_tiles_together(tiles, tile.texts * weights.shape[2] * self.dtype.itemsize, self.device)
         for part in self.packed.passes:
-            kernel_triton.score_pairs[grid](
-                *sources, self.packed.edge, part.decoder, part.last, gain, out, *out.shape, tiles, group,
-                part.constant, part.slope or 0.0,
-                H=height, D=depth, WIDE=part.width, RESIDUAL=part.slope is not None, GAIN=self.dtype == FP8,
-                BT=tile.texts, BH=tile.hidden, BD=tile.depth, RUN=tile.run, TMA=tile.tma,
-                WIDEN=self.device.type == "cpu", num_warps=tile.warps, num_stages=tile.stages,
-                enable_fp_fusion=True,  # one operation for ·w and +, whatever the default of the Triton that is here
+            scores.score_pairs(
+                texts.rows, weights, self.packed.edge, part.decoder, part.last, gain, out,
+                constant=part.constant, slope=part.slope, group=group, tile=tile,
             )  # fmt: skip
-
-
-def _out_of_resources() -> type[Exception]:
-    """What Triton raises where a tile asks for more than the GPU has."""
-    from vacsr.scoring.kernel_triton import OutOfResources
-
-    found: type[Exception] = OutOfResources
-    return found
 
 
 def _check(device: torch.device, dtype: torch.dtype) -> None:
@@ -190,16 +339,3 @@ def _check(device: torch.device, dtype: torch.dtype) -> None:
         raise UsageError(f"the scoring kernel has no {dtype} — use torch.bfloat16, torch.float16 or {FP8}")
     if dtype == FP8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise EnvironmentProblem("this GPU has no float8 — use dtype=torch.bfloat16")
-
-
-def _check_out(out: Tensor, shape: tuple[int, int], device: torch.device) -> None:
-    """The kernel writes row after row of float32, and asks nobody."""
-    if out.shape != shape or out.dtype != torch.float32 or out.device != device or not out.is_contiguous():
-        given = f"{out.dtype} {list(out.shape)} on {out.device}{'' if out.is_contiguous() else ', not contiguous'}"
-        expected = f"contiguous torch.float32 {list(shape)} on {device}"
-        raise ShapeMismatch(f"out is {given}, expected {expected} — pass such a tensor, or leave out away")
-
-
-def _scaled_tile(tile: Tile) -> tuple[int, int, int]:
-    """Rows, columns and images of a scaling program; they divide the padded trunk."""
-    return min(_SCALED[0], tile.hidden), min(_SCALED[1], tile.depth), _SCALED[2]

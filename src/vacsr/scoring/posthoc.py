@@ -1,16 +1,24 @@
-"""Uncertainty for a trained cosine model, after the fact and without training: a Laplace approximation of its heads.
+"""Uncertainty for a trained cosine model without further training.
 
-The last linear layer of each head gets a Gaussian over its weights (:mod:`vacsr.scoring.laplace`). Each image and each
-text is then a Gaussian in the shared space before it is normalised, and the cosine of a pair has a mean and a variance
-in closed form (:mod:`vacsr.scoring.cosine`). The uncertainty of a pair is the deviation of its cosine.
+:class:`CosineDistanceScorer` takes 1 − cosine. :class:`PostHocScorer` uses a Laplace approximation: the last linear
+layer of each head gets a Gaussian over its weights. Each image and each text is then a Gaussian in the shared space
+before it is normalised, and the cosine of a pair has a variance in closed form. The uncertainty of a pair is its root.
+
+The Gaussian comes from the curvature of the training loss. A row's loss is a function of the cosines c_j of one
+un-normalised embedding f with unit vectors t_j. With u = f/‖f‖ its Gauss–Newton matrix by f is H = JᵀMJ: M is the
+loss's second derivative by the cosines, J = T(I − uuᵀ)/‖f‖ their first derivative by f. The precision
+Σ_i x_i x_iᵀ ⊗ H_i + λI of the weights is replaced by the Kronecker product (A + √λ·I) ⊗ (B + √λ·I), with A = Σ x xᵀ/√N
+over the layer's inputs (a 1 added for the bias), B = Σ H/√N, and λ the precision of a zero-mean Gaussian prior. The
+output at x then has the covariance xᵀ(A + √λ·I)⁻¹x · (B + √λ·I)⁻¹.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,24 +32,211 @@ from vacsr.config import BackboneConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
 from vacsr.files import read_tensors, write_tensors
-from vacsr.methods.base import Embedding, Method, take
+from vacsr.methods.base import Embedding, Likelihood, Method
 from vacsr.model import MatchingModel
 from vacsr.pairwise import same_image
-from vacsr.scoring import Images, PairScorer, PairScores, Texts
-from vacsr.scoring.cosine import Gaussians, cosine_moments, coupled_cosine_moments
-from vacsr.scoring.curvature import Likelihood, output_curvature
-from vacsr.scoring.laplace import KroneckerFactors, LayerPosterior, likeliest_precision, with_one
-from vacsr.scoring.likelihoods import LabelledCosines, check_cosine, likelihood_of
+from vacsr.scoring.folded import Precision
+from vacsr.scoring.scorer import Images, PairScorer, PairScores, Texts
 
-Laplace = Literal["laplace", "laplace-coupled"]
-"""Norms held at their expected size, as published; or varying with the numerator, so that only turning counts."""
-PostHoc = Laplace | Literal["cosine"]
-"""Besides: 1 − cosine, without a fit (:mod:`vacsr.scoring.distance`)."""
-_MOMENTS = {"laplace": cosine_moments, "laplace-coupled": coupled_cosine_moments}
+PostHoc = Literal["laplace", "cosine"]
+"""Kinds of post-hoc uncertainty; ``cosine`` needs no fit."""
 POSTHOC_FILE = "posthoc.safetensors"
 """Its name in a run folder."""
 _CHUNK = 8192  # rows in float64 at a time
-_PROBES = 16  # batches that choose the scale of a hinge's stand-in
+_PROBES = 16  # batches that choose the softmax scale of a hinge loss
+_SCALES = torch.logspace(0.0, 2.5, 101).tolist()
+_PRECISIONS = torch.logspace(-8.0, 12.0, 801, dtype=torch.float64)
+
+
+class Gaussians(NamedTuple):
+    """Independent normal vectors with diagonal covariance, one per row."""
+
+    mean: Tensor  # [N, d]
+    variance: Tensor  # [N, d]
+
+    def squared_norm(self) -> Tensor:
+        """E‖x‖² = ‖mean‖² + Σ variance. [N]"""
+        return self.mean.square().sum(dim=-1) + self.variance.sum(dim=-1)
+
+
+def cosine_variance(x: Gaussians, y: Gaussians) -> Tensor:
+    """Variance of xᵀy/√(E‖x‖²·E‖y‖²) for aligned rows, exactly. [N, d], [N, d] -> [N]
+
+    Var xᵀy = Σ v·w + v·ν² + w·μ². It hardly depends on the angle: it is a sum over the two vectors' own noise.
+    """
+    spread = x.variance * (y.variance + y.mean.square()) + y.variance * x.mean.square()
+    return spread.sum(dim=-1) / (x.squared_norm() * y.squared_norm())
+
+
+# -------------------------------------------------------------------------------------- curvature of losses on cosines
+
+
+class LabelledCosines(NamedTuple):
+    """A batch's cosines and which of its pairs are labelled a match. [B, B] each"""
+
+    cosine: Tensor
+    match: Tensor
+
+
+def likelihood_of(method: Method, batches: Sequence[LabelledCosines]) -> Likelihood:
+    """The loss's own likelihood; a loss without one, such as a hinge, gets the softmax that fits ``batches`` best."""
+    return method.likelihood() or Likelihood("softmax", min(_SCALES, key=lambda s: sum(_loss(b, s) for b in batches)))
+
+
+def _loss(batch: LabelledCosines, scale: float) -> float:
+    """−Σ log of the labels' share in the softmax over rows and in that over columns. [B, B] -> float"""
+    total = 0.0
+    for dim in (0, 1):
+        share = batch.match / batch.match.sum(dim=dim, keepdim=True)
+        total -= float((share * torch.log_softmax(scale * batch.cosine, dim=dim)).sum())
+    return total
+
+
+def cosine_curvature(cosine: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+    """M of each row as diag(single_i) − joint_i·joint_iᵀ: the summed loss's second derivative. [R, C] -> [R, C] twice
+
+    The softmax loss is the mean of both directions; a cosine takes part in its row's softmax with all others of the
+    row, and alone in its column's. Neither depends on the labels.
+    """
+    kind, scale, bias = likelihood
+    if kind == "logistic":
+        chance = torch.sigmoid(scale * cosine + bias)
+        return scale**2 * chance * (1.0 - chance), torch.zeros_like(cosine)
+    row, column = (torch.softmax(scale * cosine, dim=dim) for dim in (1, 0))
+    half = 0.5 * scale**2
+    return half * (row + column * (1.0 - column)), half**0.5 * row
+
+
+def output_curvature(outputs: Tensor, other: Tensor, likelihood: Likelihood) -> Tensor:
+    """Σ_i JᵢᵀMᵢJᵢ over the rows, without a matrix per row. [R, d] un-normalised, [C, d] unit -> [d, d]
+
+    A row of J is (t_j − c_j·u)/‖f‖; multiplied out, each sum over i and j is one matrix product.
+    """
+    unit = functional.normalize(outputs, dim=1)
+    cosine = unit @ other.T
+    single, joint = cosine_curvature(cosine, likelihood)
+    length = outputs.norm(dim=1, keepdim=True)
+    single, joint = single / length.square(), joint / length
+    cross = other.T @ (single * cosine).T @ unit
+    turned = joint @ other - (joint * cosine).sum(dim=1, keepdim=True) * unit  # J_iᵀ joint_i
+    total: Tensor = (
+        other.T @ (single.sum(dim=0).unsqueeze(1) * other)
+        - (cross + cross.T)
+        + unit.T @ ((single * cosine.square()).sum(dim=1, keepdim=True) * unit)
+        - turned.T @ turned
+    )
+    return total
+
+
+# ---------------------------------------------------------------------------------------- the posterior of one layer
+
+
+class KroneckerFactors(NamedTuple):
+    """Of one layer with h inputs and d outputs."""
+
+    inputs: Tensor
+    """A [h+1, h+1] float64"""
+    outputs: Tensor
+    """B [d, d] float64"""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPosterior:
+    """The layer's weights are normal around the trained ones."""
+
+    factors: KroneckerFactors
+    precision: float
+    """λ of the prior."""
+
+    @cached_property
+    def _whitening(self) -> Tensor:
+        """R with RᵀR = (A + √λ·I)⁻¹. [h+1, h+1]"""
+        lower = torch.linalg.cholesky(_damped(self.factors.inputs, self.precision))
+        root: Tensor = torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False)
+        return root
+
+    @cached_property
+    def _output_variance(self) -> Tensor:
+        """The diagonal of (B + √λ·I)⁻¹. [d]"""
+        covariance: Tensor = torch.linalg.inv(_damped(self.factors.outputs, self.precision))
+        return covariance.diagonal()
+
+    def variance(self, inputs: Tensor) -> Tensor:
+        """Of each output at these inputs of the layer. [N, h] -> [N, d] float64"""
+        spread = (with_one(inputs) @ self._whitening.to(inputs.device).T).square().sum(dim=1, keepdim=True)
+        return spread * self._output_variance.to(inputs.device)
+
+
+def _damped(matrix: Tensor, precision: float) -> Tensor:
+    return torch.add(matrix, torch.eye(len(matrix)).to(matrix), alpha=precision**0.5)
+
+
+def with_one(inputs: Tensor) -> Tensor:
+    """Inputs as a layer with a bias sees them. [N, h] -> [N, h+1] float64"""
+    return functional.pad(inputs.double(), (0, 1), value=1.0)
+
+
+def likeliest_precision(factors: KroneckerFactors, layer: nn.Linear) -> float:
+    """λ that maximises the Laplace approximation of the marginal likelihood of the training data.
+
+    Up to a constant, 2·log p = P·log λ − λ‖W‖² − d·log|A + √λ·I| − (h+1)·log|B + √λ·I| with P = (h+1)·d weights. Only
+    training data enter the choice.
+    """
+    a, b = (torch.linalg.eigvalsh(matrix.cpu()).clamp(min=0.0) for matrix in factors)
+    if not (torch.isfinite(a).all() and torch.isfinite(b).all() and b.max() > 0.0):
+        raise DataError("the loss has no curvature at these weights — train the model first, on finite features")
+    grid = _PRECISIONS
+    log_a, log_b = ((values + grid.sqrt().unsqueeze(1)).log().sum(dim=1) for values in (a, b))
+    size = sum(float(p.detach().double().square().sum()) for p in layer.parameters())
+    evidence = len(a) * len(b) * grid.log() - grid * size - len(b) * log_a - len(a) * log_b
+    return float(grid[evidence.argmax()])
+
+
+class _Side(NamedTuple):
+    """One modality of the training rows."""
+
+    layer: nn.Linear
+    inputs: Tensor
+    """[N, h] of the last layer, one row per item."""
+    rows: Tensor
+    """[M] the item of each training row, in the order of training."""
+
+    def outputs(self, part: slice) -> Tensor:
+        """Un-normalised embeddings of some training rows. -> [B, d] float64"""
+        outputs: Tensor = self.layer(self.inputs[self.rows[part]])
+        return outputs.double()
+
+
+def _cosines(image: _Side, text: _Side, part: slice) -> LabelledCosines:
+    """Caption n of a batch belongs to image n, and to every other row of the batch with that image."""
+    v, t = functional.normalize(image.outputs(part), dim=1), functional.normalize(text.outputs(part), dim=1)
+    return LabelledCosines(v @ t.T, same_image(image.rows[part], image.rows[part]))
+
+
+def _posterior(side: _Side, other: _Side, batches: list[slice], *, likelihood: Likelihood) -> LayerPosterior:
+    """Both Kronecker factors over the training rows, and the likeliest prior."""
+    inputs, outputs = torch.zeros(()), torch.zeros(())
+    for part in batches:
+        x = with_one(side.inputs[side.rows[part]])
+        y = functional.normalize(other.outputs(part), dim=1)
+        inputs = inputs.to(x) + x.T @ x
+        outputs = outputs.to(x) + output_curvature(side.outputs(part), y, likelihood)
+    factors = KroneckerFactors(inputs / len(side.rows) ** 0.5, outputs / len(side.rows) ** 0.5)
+    return LayerPosterior(factors, likeliest_precision(factors, side.layer))
+
+
+@contextmanager
+def _inputs_of(layer: nn.Linear) -> Iterator[list[Tensor]]:
+    """Records the layer's inputs while the context is open, batch by batch. [b, h] each"""
+    recorded: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0].detach()))
+    try:
+        yield recorded
+    finally:
+        handle.remove()
+
+
+# ------------------------------------------------------------------------------------------------ fit, file and scorers
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +260,7 @@ class PostHocUncertainty:
     ) -> PostHocUncertainty:
         """From one pass over the pairs that the model was trained on; no other labels are used.
 
-        ``batch_size``: captions that the loss saw at once in training, each with its image; ``seed`` orders them.
+        ``batch_size``: captions per batch of the loss in training, each with its image; ``seed`` orders them.
         """
         check_posthoc(model)
         scorer = PairScorer(model, device=device)
@@ -75,7 +270,7 @@ class PostHocUncertainty:
         image = _Side(model.image_head.last, torch.cat(images), pairs.caption_image.cpu()[order].to(scorer.device))
         text = _Side(model.text_head.last, torch.cat(texts), order.to(scorer.device))
         batches = [slice(start, start + batch_size) for start in range(0, len(pairs), batch_size)]
-        likelihood = likelihood_of(model.method, [_cosines(image, text, here) for here in batches[:_PROBES]])
+        likelihood = likelihood_of(model.method, [_cosines(image, text, part) for part in batches[:_PROBES]])
         return cls(
             _posterior(image, text, batches, likelihood=likelihood),
             _posterior(text, image, batches, likelihood=likelihood),
@@ -114,159 +309,124 @@ class PostHocUncertainty:
             raise DataError(f"this post-hoc uncertainty was fitted to other weights — fit it to this model: {again}")
 
 
-class PostHocScorer(PairScorer):
-    """Scores as before, with the deviation of the cosine as uncertainty.
-
-    ``kind`` is how the cosine's moments are taken; ``expected`` scores by the expected cosine instead of the cosine of
-    the means, which lowers the score of uncertain items.
-    """
-
-    def __init__(
-        self,
-        model: MatchingModel,
-        posthoc: PostHocUncertainty,
-        *,
-        kind: Laplace = "laplace",
-        expected: bool = False,
-        device: str | torch.device = "auto",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        check_posthoc(model)
-        posthoc.check(model)
-        super().__init__(model, device=device, dtype=dtype)
-        self.posthoc, self.moments, self.expected = posthoc, _MOMENTS[kind], expected
-
-    @torch.inference_mode()
-    def embed_images(self, images: Images) -> Embedding:
-        """Unit vectors with the log-variance of each of their coordinates. -> [I, d]"""
-        with _inputs_of(self.model.image_head.last) as seen:
-            found = super().embed_images(images)
-        return self._spread(found, self.model.image_head.last, seen, posterior=self.posthoc.image)
-
-    @torch.inference_mode()
-    def embed_texts(self, texts: Texts) -> Embedding:
-        """Unit vectors with the log-variance of each of their coordinates. -> [T, d]"""
-        with _inputs_of(self.model.text_head.last) as seen:
-            found = super().embed_texts(texts)
-        return self._spread(found, self.model.text_head.last, seen, posterior=self.posthoc.text)
-
-    @torch.inference_mode()
-    def score_set(self, pairs: PairSet | PhotoSet, *, inputs: TowerInputs | None = None) -> PairScores:
-        """Every pair of a data set, as :meth:`PairScorer.score_set` has it."""
-        image, text = self.model.image_head.last, self.model.text_head.last
-        with _inputs_of(image) as images, _inputs_of(text) as texts:
-            found = super().score_set(pairs, inputs=inputs)
-        return PairScores(
-            self,
-            self._spread(found.images, image, images, posterior=self.posthoc.image),
-            self._spread(found.texts, text, texts, posterior=self.posthoc.text),
-        )
-
-    def uncertainty_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor:
-        """Deviation of the cosine of the pairs (rows[n], cols[n]). [N]"""
-        rows, cols = rows.to(self.device), cols.to(self.device)
-        parts = zip(torch.split(rows, _CHUNK), torch.split(cols, _CHUNK), strict=True)
-        found = [self.moments(_gaussians(take(images, row)), _gaussians(take(texts, col))) for row, col in parts]
-        return torch.cat([part.variance for part in found]).sqrt() if found else torch.empty(0, device=self.device)
-
-    def _spread(
-        self, found: Embedding, layer: nn.Linear, seen: list[Tensor], *, posterior: LayerPosterior
-    ) -> Embedding:
-        """An embedding with variances, as a share of its squared length: a cosine does not see the length."""
-        log_var = torch.empty_like(found.mean)
-        start = 0
-        for inputs in (chunk for part in seen for chunk in torch.split(part, _CHUNK)):
-            length = layer(inputs).double().norm(dim=1, keepdim=True).clamp(min=1e-12)
-            log_var[start : start + len(inputs)] = (posterior.variance(inputs) / length.square()).log()
-            start += len(inputs)
-        if not self.expected:
-            return Embedding(found.mean, log_var)
-        norm = _gaussians(Embedding(found.mean, log_var)).squared_norm().unsqueeze(1)
-        return Embedding(found.mean / norm.sqrt(), log_var - norm.log())
-
-
-def check_posthoc(model: MatchingModel, kind: PostHoc = "laplace") -> None:
-    """Raise where it would not be sound: no cosines, or for Laplace two networks or more than a norm after a head."""
-    check_cosine(model.method, dim=model.dim, device=model.image_head.last.weight.device)
-    if kind != "cosine":
-        _check_laplace(
-            model.method, networks=len(model.networks), pooling=model.config.pooling if model.has_towers else ""
-        )
-
-
-def check_posthoc_plan(method: Method, backbone: BackboneConfig, *, kind: PostHoc) -> None:
-    """The same before there is a model: a fresh method, and the backbone that it would be trained on."""
-    networks = method.networks
-    check_cosine(method, dim=backbone.head.dim * networks, device=torch.device("cpu"))
-    if kind != "cosine":
-        pooling = "" if scheme_of(backbone.spec).cached else backbone.pooling
-        _check_laplace(method, networks=networks, pooling=pooling)
-
-
-def _check_laplace(method: Method, *, networks: int, pooling: str) -> None:
-    """``pooling``: of the towers' tokens, empty where there are no towers."""
-    if networks > 1:
-        message = f"a Laplace approximation is for one network, {type(method).__name__} trains two"
-        raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=cosine")
-    if pooling == "gpo":
-        message = (
-            "a Laplace approximation needs the embedding from a head's last layer, pooling 'gpo' sorts its outputs"
-        )
-        raise UsageError(f"{message} — train with backbone.pooling=mean or cls, or set evaluate.posthoc=cosine")
-
-
-class _Side(NamedTuple):
-    """One modality of the training rows."""
-
-    layer: nn.Linear
-    inputs: Tensor
-    """[N, h] of the last layer, one row an item."""
-    rows: Tensor
-    """[M] the item of each training row, in the order of training."""
-
-    def outputs(self, here: slice) -> Tensor:
-        """Un-normalised embeddings of some training rows. -> [B, d] float64"""
-        found: Tensor = self.layer(self.inputs[self.rows[here]])
-        return found.double()
-
-
-def _cosines(image: _Side, text: _Side, here: slice) -> LabelledCosines:
-    """Caption n of a batch belongs to its image n, and to every other place where that image stands."""
-    v, t = functional.normalize(image.outputs(here), dim=1), functional.normalize(text.outputs(here), dim=1)
-    return LabelledCosines(v @ t.T, same_image(image.rows[here], image.rows[here]))
-
-
-def _posterior(own: _Side, other: _Side, batches: list[slice], *, likelihood: Likelihood) -> LayerPosterior:
-    """Both Kronecker factors over the training rows, and the likeliest prior."""
-    inputs, outputs = torch.zeros(()), torch.zeros(())
-    for here in batches:
-        x = with_one(own.inputs[own.rows[here]])
-        y = functional.normalize(other.outputs(here), dim=1)
-        inputs = inputs.to(x) + x.T @ x
-        outputs = outputs.to(x) + output_curvature(own.outputs(here), y, likelihood)
-    factors = KroneckerFactors(inputs / len(own.rows) ** 0.5, outputs / len(own.rows) ** 0.5)
-    return LayerPosterior(factors, likeliest_precision(factors, own.layer))
-
-
-@contextmanager
-def _inputs_of(layer: nn.Linear) -> Iterator[list[Tensor]]:
-    """Keep what the layer sees while the context is open, batch by batch. [b, h] each"""
-    seen: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-def _gaussians(x: Embedding) -> Gaussians:
-    assert x.log_var is not None, "the scorer has given it one"
-    return Gaussians(x.mean, x.log_var.exp())
-
-
 def _digest(model: MatchingModel) -> str:
     digest = hashlib.sha256()
     for head in (model.image_head, model.text_head):
         for _, tensor in sorted(head.state_dict().items()):
             digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+class PostHocScorer(PairScorer):
+    """The same scores, with the standard deviation of the cosine as uncertainty."""
+
+    def __init__(
+        self,
+        model: MatchingModel,
+        posthoc: PostHocUncertainty,
+        *,
+        device: str | torch.device = "auto",
+        dtype: Precision = torch.float32,
+    ) -> None:
+        check_posthoc(model)
+        posthoc.check(model)
+        super().__init__(model, device=device, dtype=dtype)
+        self.posthoc = posthoc
+
+    @torch.inference_mode()
+    def embed_images(self, images: Images) -> Embedding:
+        """Unit vectors with the log-variance of each coordinate. -> [I, d]"""
+        with _inputs_of(self.model.image_head.last) as inputs:
+            embedding = super().embed_images(images)
+        return _spread(embedding, self.model.image_head.last, inputs, posterior=self.posthoc.image)
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: Texts) -> Embedding:
+        """Unit vectors with the log-variance of each coordinate. -> [T, d]"""
+        with _inputs_of(self.model.text_head.last) as inputs:
+            embedding = super().embed_texts(texts)
+        return _spread(embedding, self.model.text_head.last, inputs, posterior=self.posthoc.text)
+
+    @torch.inference_mode()
+    def score_set(self, pairs: PairSet | PhotoSet, *, inputs: TowerInputs | None = None) -> PairScores:
+        """Every pair of a data set, as in :meth:`PairScorer.score_set`."""
+        image, text = self.model.image_head.last, self.model.text_head.last
+        with _inputs_of(image) as images, _inputs_of(text) as texts:
+            scores = super().score_set(pairs, inputs=inputs)
+        return PairScores(
+            self,
+            _spread(scores.images, image, images, posterior=self.posthoc.image),
+            _spread(scores.texts, text, texts, posterior=self.posthoc.text),
+        )
+
+    def uncertainty_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor:
+        """Standard deviation of the cosine of the pairs (rows[n], cols[n]). [N]"""
+        parts = self._aligned_parts(images, texts, rows, cols)
+        return torch.cat([cosine_variance(_gaussians(v), _gaussians(t)) for v, t in parts]).sqrt()
+
+
+def _spread(
+    embedding: Embedding, layer: nn.Linear, inputs: Sequence[Tensor], *, posterior: LayerPosterior
+) -> Embedding:
+    """An embedding with variances relative to its squared length, which a cosine does not see."""
+    log_var = torch.empty_like(embedding.mean)
+    start = 0
+    for x in (chunk for part in inputs for chunk in torch.split(part, _CHUNK)):
+        length = layer(x).double().norm(dim=1, keepdim=True).clamp(min=1e-12)
+        log_var[start : start + len(x)] = (posterior.variance(x) / length.square()).log()
+        start += len(x)
+    return Embedding(embedding.mean, log_var)
+
+
+def _gaussians(x: Embedding) -> Gaussians:
+    assert x.log_var is not None, "PostHocScorer gives every embedding a variance"
+    return Gaussians(x.mean, x.log_var.exp())
+
+
+class CosineDistanceScorer(PairScorer):
+    """The same scores, with 1 − score as uncertainty: a reference for every other uncertainty. It needs no fit.
+
+    Among the answers to one query it only repeats the ranking; across queries it separates sure from unsure ones.
+    """
+
+    def __init__(
+        self, model: MatchingModel, *, device: str | torch.device = "auto", dtype: Precision = torch.float32
+    ) -> None:
+        check_posthoc(model, "cosine")
+        super().__init__(model, device=device, dtype=dtype)
+
+    def uncertainty_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor:
+        """1 − cosine of the pairs (rows[n], cols[n]); of two networks, 1 − the mean of both cosines. [N]"""
+        return 1.0 - self.score_of(images, texts, rows=rows, cols=cols)
+
+
+def check_posthoc(model: MatchingModel, kind: PostHoc = "laplace") -> None:
+    """Raise where it would not be sound: no cosines, or for Laplace two networks or more than a norm after a head."""
+    pooling = model.config.pooling if model.has_towers else ""
+    _check(model.method, model.dim, networks=len(model.networks), pooling=pooling, kind=kind)
+
+
+def check_posthoc_plan(method: Method, backbone: BackboneConfig, *, kind: PostHoc) -> None:
+    """The same before there is a model: a fresh method, and the backbone that it would be trained on."""
+    pooling = "" if scheme_of(backbone.spec).cached else backbone.pooling
+    _check(method, backbone.head.dim * method.networks, networks=method.networks, pooling=pooling, kind=kind)
+
+
+def _check(method: Method, dim: int, *, networks: int, pooling: str, kind: PostHoc) -> None:
+    """``pooling``: of the towers' tokens, empty without towers."""
+    name, parameter = type(method).__name__, next(method.parameters(), torch.empty(0))
+    generator = torch.Generator().manual_seed(0)
+    v, t = (functional.normalize(torch.randn(3, dim, generator=generator), dim=1).to(parameter.device) for _ in "vt")
+    with torch.no_grad():
+        scores = method.score(Embedding(v, torch.zeros_like(v)), Embedding(t, torch.zeros_like(t)))
+    if not torch.allclose(scores.float(), v @ t.T, atol=1e-5):
+        message = f"{name} does not score by a cosine, which post-hoc uncertainty needs"
+        raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=none")
+    if kind == "cosine":
+        return
+    if networks > 1:
+        message = f"a Laplace approximation is for one network, {name} trains two"
+        raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=cosine")
+    if pooling == "gpo":
+        message = "a Laplace approximation needs the last layer's output as embedding, pooling 'gpo' sorts it first"
+        raise UsageError(f"{message} — train with backbone.pooling=mean or cls, or set evaluate.posthoc=cosine")

@@ -9,8 +9,7 @@ from vacsr.config.io import parse, read_yaml
 from vacsr.errors import UsageError
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
-from vacsr.scoring.distance import CosineDistanceScorer
-from vacsr.scoring.posthoc import POSTHOC_FILE, PostHoc, PostHocScorer, PostHocUncertainty
+from vacsr.scoring.posthoc import POSTHOC_FILE, CosineDistanceScorer, PostHoc, PostHocScorer, PostHocUncertainty
 from vacsr.train.recipe import training_data
 
 
@@ -19,7 +18,7 @@ def run_posthoc(run: Path, model: MatchingModel, *, kind: PostHoc, device: str =
     if kind == "cosine":
         return CosineDistanceScorer(model, device=device)
     if (run / POSTHOC_FILE).is_file():
-        return PostHocScorer(model, PostHocUncertainty.load(run / POSTHOC_FILE), kind=kind, device=device)
+        return PostHocScorer(model, PostHocUncertainty.load(run / POSTHOC_FILE), device=device)
     if not (run / "config.yaml").is_file():
         message = f"{run} is a model folder, so it does not say on which data post-hoc uncertainty is to be fitted"
         raise UsageError(f"{message} — give the run folder")
@@ -27,4 +26,4 @@ def run_posthoc(run: Path, model: MatchingModel, *, kind: PostHoc, device: str =
     data, plan = parse(DataConfig, raw.get("data") or {}), raw.get("train") or {}
     size, seed = (plan.get(name, TrainConfig.model_fields[name].default) for name in ("batch_size", "seed"))
     found = PostHocUncertainty.fit(model, training_data(data).train, batch_size=size, seed=seed, device=device)
-    return PostHocScorer(model, found, kind=kind, device=device)
+    return PostHocScorer(model, found, device=device)

@@ -21,8 +21,13 @@ from vacsr.evaluate.retrieval import RetrievalReport, evaluate_retrieval
 from vacsr.files import write_json, write_text
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
-from vacsr.scoring.distance import CosineDistanceScorer
-from vacsr.scoring.posthoc import POSTHOC_FILE, PostHocScorer, PostHocUncertainty, check_posthoc
+from vacsr.scoring.posthoc import (
+    POSTHOC_FILE,
+    CosineDistanceScorer,
+    PostHocScorer,
+    PostHocUncertainty,
+    check_posthoc,
+)
 from vacsr.train.difference import check_same_training
 from vacsr.train.distributed import barrier, leaving_world
 from vacsr.train.folder import check_folder, run_lock
@@ -121,7 +126,7 @@ def _scorer(model: MatchingModel, train: PairSet | PhotoSet, recipe: Recipe, *, 
         return CosineDistanceScorer(model, device=plan.device)
     found = PostHocUncertainty.fit(model, train, batch_size=plan.batch_size, seed=plan.seed, device=plan.device)
     found.save(out / POSTHOC_FILE)
-    return PostHocScorer(model, found, kind=kind, device=plan.device)
+    return PostHocScorer(model, found, device=plan.device)
 
 
 def training_data(config: DataConfig) -> TrainingData:

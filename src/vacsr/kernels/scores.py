@@ -1,28 +1,80 @@
 # mypy: ignore-errors
-"""The Triton kernels behind `kernel`; imported only where they run, so that nothing else needs Triton.
+"""Kernels and operators of the scorer (:mod:`vacsr.scoring.kernel`).
 
-One file apart because a kernel is no ordinary Python: it is compiled at first call, or interpreted when
-TRITON_INTERPRET=1 was set before Triton was imported. All sizes are padded to whole tiles by the caller, with zeros, so
-that the inner loop masks nothing.
+The operators are ``torch.library.custom_op`` rather than ``triton_op``: on Hopper the kernel reads through TMA
+descriptors, which need a tensor's address and so cannot be traced. As opaque operators they run eagerly, under
+``torch.compile``, in CUDA graphs and in Triton's interpreter (TRITON_INTERPRET=1, set before Triton is imported). The
+caller pads all sizes to whole tiles with zeros, so the inner loop masks nothing.
 """
 
+from collections.abc import Sequence
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["OutOfResources", "described", "scale_trunk", "score_pairs"]
+from vacsr import operators
+
+__all__ = ["OutOfResources", "scale_kernel", "scale_trunk", "score_kernel", "score_pairs"]
 
 _COUNTS = ["images", "T", "tiles", "group"]  # they change from block to block: not worth a compilation each
+_SCALED = (32, 64, 8)  # rows × columns of the trunk that a program scales, and for how many images
 
 
-def described(matrix, shape):
-    """A descriptor with which the copy engine fetches tiles of this shape."""
-    return TensorDescriptor.from_tensor(matrix, list(shape))
+@torch.library.custom_op("vacsr::scale_trunk", mutates_args=())
+def scale_trunk(trunk: Tensor, images: Tensor, dtype: torch.dtype, tile: Sequence[int]) -> Tensor:
+    """The trunk times each image, rounded once. [H, D], [I, D] float32 -> [I, H, D]"""
+    weights = torch.empty(len(images), *trunk.shape, dtype=dtype, device=trunk.device)
+    _, hidden, depth, *_ = tile
+    (height, width), rows, cols, run = trunk.shape, min(_SCALED[0], hidden), min(_SCALED[1], depth), _SCALED[2]
+    with operators.current(trunk.device):
+        scale_kernel[height // rows, width // cols, -(-len(images) // run)](
+            trunk, images, weights, len(images), H=height, D=width, RUN=run, ROWS=rows, COLS=cols
+        )
+    return weights
+
+
+@scale_trunk.register_fake
+def _(trunk, images, dtype, tile):
+    return trunk.new_empty(len(images), *trunk.shape, dtype=dtype)
+
+
+@torch.library.custom_op("vacsr::score_pairs", mutates_args=("out",))
+def score_pairs(
+    texts: Tensor, weights: Tensor, edge: Tensor, decoder: Tensor, last: Tensor, gain: Tensor, out: Tensor, *,
+    constant: float, slope: float | None, group: int, tile: Sequence[int],
+) -> None:  # fmt: skip
+    """One pass of the decoder over all pairs, as in :func:`score_kernel`. [T', D], [I, H, D] -> out [I, T] float32
+
+    ``slope``: factor of what ``out`` holds, which is added; None: it is not read. ``tile``: a
+    :class:`vacsr.scoring.kernel.Tile`.
+    """
+    rows, hidden, depth, warps, stages, run, tma = tile
+    (images, height, dim), tiles = weights.shape, len(texts) // rows
+    sources = texts, weights.view(-1, dim)
+    if tma:
+        shapes = [rows, depth], [hidden, depth]
+        sources = [TensorDescriptor.from_tensor(x, shape) for x, shape in zip(sources, shapes, strict=True)]
+    with operators.current(out.device):
+        score_kernel[(tiles * -(-images // run),)](
+            *sources, edge, decoder, last, gain, out, *out.shape, tiles, group, constant, slope or 0.0,
+            H=height, D=dim, WIDE=decoder.shape[1] if decoder.ndim == 2 else 0, RESIDUAL=slope is not None,
+            GAIN=texts.dtype == torch.float8_e4m3fn, BT=rows, BH=hidden, BD=depth, RUN=run, TMA=bool(tma),
+            WIDEN=out.device.type == "cpu", num_warps=warps, num_stages=stages,
+            enable_fp_fusion=True,  # one operation for ·w and +, whatever the default of the installed Triton
+        )  # fmt: skip
+
+
+@score_pairs.register_fake
+def _(texts, weights, edge, decoder, last, gain, out, *, constant, slope, group, tile):
+    return None
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def scale_trunk(
+def scale_kernel(
     trunk, values, out, images,
     H: tl.constexpr, D: tl.constexpr, RUN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
@@ -42,7 +94,7 @@ def scale_trunk(
 
 
 @triton.jit
-def _place(images, tiles, group, RUN: tl.constexpr):
+def _position(images, tiles, group, RUN: tl.constexpr):
     """Which text tile and which run of images a program has: a group of text tiles meets all images before the next.
 
     The texts of a group stay in the L2 cache meanwhile, and programs side by side share the images' weights.
@@ -95,7 +147,7 @@ def _decoded(total, last, WIDE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=["out"])
-def score_pairs(
+def score_kernel(
     texts, weights, edge, decoder, last, gain, out, images, T, tiles, group, constant, slope,
     H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, RESIDUAL: tl.constexpr, GAIN: tl.constexpr,
     BT: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr, RUN: tl.constexpr, TMA: tl.constexpr,
@@ -114,7 +166,7 @@ def score_pairs(
     GAIN: the true trunk output is gain[image] times the product of the operands, edge is in true units.
     RESIDUAL: out holds the pair's cosine, of which ``slope`` times is added.
     """
-    tile, first = _place(images, tiles, group, RUN)
+    tile, first = _position(images, tiles, group, RUN)
     hidden_tiles: tl.constexpr = H // BH
     steps: tl.constexpr = D // BD
     row = tile * BT + tl.arange(0, BT)

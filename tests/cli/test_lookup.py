@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from vacsr.cli.lookup import score_named
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.data import PairSet, Provenance, load_pairs
 from vacsr.errors import DataError, ProvenanceMismatch
@@ -14,7 +15,6 @@ from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.methods.vacsr import VacsrConfig
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
-from vacsr.scoring.lookup import score_named
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +60,15 @@ def with_words(pairs: PairSet, *columns: int) -> PairSet:
 
 
 @pytest.mark.parametrize(
-    ("columns", "taken", "said"),
+    ("columns", "taken", "warned"),
     [
         ((9,), 9, None),
         ((2, 7, 9), 7, None),
-        ((2, 9), 2, "2 captions of other images read 'the same words', 'train-0001#0' is taken — give a caption id"),
-        ((2, 6, 7), 6, "2 captions of image 'train-0003' read 'the same words', 'train-0003#0' is taken — give"),
+        ((2, 9), 2, "other images"),
+        ((2, 6, 7), 6, "image 'train-0003'"),
     ],
 )
-def test_words_of_several_captions(pairs: PairSet, columns: tuple[int, ...], taken: int, said: str | None) -> None:
+def test_words_of_several_captions(pairs: PairSet, columns: tuple[int, ...], taken: int, warned: str | None) -> None:
     judge, same = scorer(pairs, VacsrConfig()), with_words(pairs, *columns)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -76,7 +76,8 @@ def test_words_of_several_captions(pairs: PairSet, columns: tuple[int, ...], tak
     (by_id,) = score_named(judge, same, image="train-0003", texts=[same.caption_ids[taken]])
     assert by_words[2:] == by_id[2:]
     assert by_words[1] == "the same words"
-    assert [str(warning.message).startswith(said or "nothing") for warning in caught] == [True] * (said is not None)
+    assert len(caught) == (warned is not None)
+    assert all(warned and warned in str(one.message) and "give a caption id" in str(one.message) for one in caught)
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(pairs: PairSet) -> None:

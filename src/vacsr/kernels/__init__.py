@@ -1,0 +1,1 @@
+"""Triton kernels. Import a module of this package only where it runs: everything else works without Triton."""
