@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from _graphs import captured
+from _gpu import captured
 from vacsr.train.adamp import AdamP
 
 WIDTH, WORDS = 384, 30_522

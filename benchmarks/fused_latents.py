@@ -18,8 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from _adapter_cost import copy_rate
-from _graphs import captured
+from _gpu import captured, copy_rate
 from vacsr import fused
 from vacsr.noise import PairNoise
 

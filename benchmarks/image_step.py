@@ -29,11 +29,10 @@ from typing import Any
 
 import torch
 
-from _adapter_cost import adapter_flops, product_rate
-from _graphs import captured
+from _gpu import adapter_flops, captured, product_rate
+from vacsr.bench.efficiency import inference_step, random_photos, training_step
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, MethodConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
-from vacsr.efficiency import inference_step, random_photos, training_step
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.train.assemble import Parts, assemble
 from vacsr.train.feed import Batch

@@ -1,147 +1,255 @@
-"""Scores of all pairs of a COCO-5K-sized set, every way in one run on one GPU.
+"""Scores of all pairs of a set as large as COCO's 5K test, every way in one run on one GPU.
 
     python benchmarks/scoring.py [--images 5000] [--texts 25000] [--dim 1024] [--rounds 3] [--only WORD …]
                                  [--json FILE] [--device cuda|cpu]
 
-cuBLAS       ceilings, bf16 and fp8: the trunk's own multiplications, one product for 16 images, and as many operations
-             in products of 8192³ back to back; one such product alone, after a pause, is reported beside them
-kernel       `KernelScorer`: linear and 16-wide decoder, bf16 or fp8; all scores, or top-10 of both sides streamed
-default      `PairScores.topk` and `topk_both`: the kernel finds 26 of each query in fp16, float32 scores these
-folded       `BlockScorer` in bf16: eager, and one tile compiled
-paper-style  all heads for every pair of 128 × 128 chunks, mixture mean, decoder; float32 and TF32, timed once each
+The ways of `vacsr bench scoring` (vacsr/bench/scoring.py) with more decoders and precisions:
 
-Every row scores all images; the rounds go round all rows, so that all meet the same clocks, and medians are shown. A
-row that takes over two seconds is timed once.
-Weights and unit vectors are random. A row that fails says why and the others go on; FILE is written after each round.
-Rankings: 256 images with all texts, 256 texts with all images. A CPU runs what it can, for trying the script out.
+cuBLAS       ceilings, bf16 and fp8: the trunk's own products, 16 images at a time, and as many operations in products
+             of 8192³ back to back
+kernel       linear and 16-wide decoder, bf16, fp16 or fp8; all scores, or the top-10 of both sides
+default      `PairScores.topk` and `topk_both`: the kernel chooses candidates in fp16, float32 scores them again
+folded       plain torch in bf16: eager, and one tile compiled
+paper-style  all heads for every pair of 128 × 128 chunks, mixture mean, decoder; float32 and TF32
+
+All ways take turns, and medians are shown; a way that has used six seconds is not timed again. Weights and unit
+vectors are random. A way that fails says why and the others go on. Rankings: 256 images with all texts, 256 texts with
+all images. A CPU runs what it can, to try the script out.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from _scoring_rankings import QUERIES, TOP, rankings
-from _scoring_ways import PAPERS, PRODUCTS, TRUNK, Problem, Way, problem, ways
-from vacsr.bench.ceilings import EDGE
-from vacsr.bench.scoring_ways import Runner
-from vacsr.bench.timing import once, what_failed
-from vacsr.efficiency import where_it_runs
+from _gpu import need_gpu
+from vacsr.adapter import AdapterConfig
+from vacsr.bench.scoring import (
+    Problem,
+    Runner,
+    bare_product,
+    chosen_topk,
+    matrix,
+    papers_way,
+    random_problem,
+    square_products,
+)
+from vacsr.bench.stopwatch import describe_device, describe_error, time_in_turn
 from vacsr.files import write_json
-from vacsr.scoring import kernel
+from vacsr.methods.base import Embedding
+from vacsr.scoring import BlockScorer, Engine, choose_engine, kernel
+from vacsr.scoring.folded import FP8
+from vacsr.scoring.kernel import KernelScorer
+from vacsr.scoring.topk import stable_topk
 
 Row = dict[str, Any]
-TABLE = {
+LINEAR, WIDE, COSINE = "linear", "16-wide", "16-wide + cosine"
+DECODERS = {
+    LINEAR: AdapterConfig(decoder_hidden=0, residual="none"),
+    WIDE: AdapterConfig(decoder_hidden=16, residual="none"),
+    COSINE: AdapterConfig(decoder_hidden=16, residual="cosine"),
+}
+PRODUCTS = "cuBLAS"
+TRUNK, PAPER = f"{PRODUCTS}: the trunk's products", "paper-style: all heads, 128 × 128 pairs"
+COLUMNS = {
     "way": "way", "decoder": "decoder", "dtype": "dtype", "seconds": "seconds", "rounds": "rounds", "tflops": "TFLOP/s",
     "x_ceiling": "× the trunk's products", "x_sustained": "× the best sustained",
     "x_fp32": "faster than paper-style fp32", "x_tf32": "TF32",
 }  # fmt: skip
 RANKED = {"overlap": "texts of an image kept", "overlap_images": "images of a text kept", "tau": "Kendall's τ",
           "rms_over_std": "error / spread"}  # fmt: skip
-
 SCORES = {
     "fp16": "kernel, fp16", "bf16": "kernel, bf16", "fp8": "kernel, fp8",
     "fp8 rescored": "kernel, fp8, 30 candidates scored again in fp16", "default topk": "default topk(10)",
 }  # fmt: skip
-SLOW_S = 2.0  # a row that takes longer is timed once
-DIGITS = {"seconds": ".3f", "rounds": "d", "tau": ".4f"}  # .2f for others
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": FP8}
+QUERIES, TOP = 256, 10
+SAMPLED = 1000  # items that a query's τ is computed over
 
 
-def started(way: Way, p: Problem) -> tuple[Row, Runner | None]:
-    """A row without figures yet and its call, warm; what goes wrong becomes part of the row."""
-    print(f"{way.name}, {way.decoder}, {way.dtype}: first call", file=sys.stderr, flush=True)
-    row: Row = {"way": way.name, "decoder": way.decoder, "dtype": way.dtype, "note": way.note}
-    try:
-        runner = way.make(p)
-        (runner.warm or runner.run)()
-    except Exception as error:  # one row must not end the run
-        row["error"] = what_failed(error)
-        return row, None
-    if runner.alone is not None:
-        row["alone_tflops"] = runner.alone
-    return row, runner
+class Way(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    decoder: str
+    dtype: str
+    prepare: Callable[[Problem], Runner]
+    note: str = ""
 
 
-def time_once(row: Row, runner: Runner, p: Problem) -> None:
-    """One more round of a row that has not failed and is not so slow that one must do."""
-    if "error" in row or max(row.get("times", [0.0])) > SLOW_S:
-        return
-    try:
-        row.setdefault("times", []).append(once(runner.run, device=p.v.device))
-    except Exception as error:
-        row["error"] = what_failed(error)
-        return
-    row["rounds"], row["seconds"] = len(row["times"]), statistics.median(row["times"])
-    row["tflops"] = (runner.operations or p.operations) / row["seconds"] / 1e12
+def ways(edge: int) -> Iterator[Way]:
+    """In the order of the table; ``edge`` is that of the square products."""
+    squares = f"{PRODUCTS}: products of {edge:,}³, back to back"
+    for name in ("bf16", "fp8"):
+        dtype, note = PRECISIONS[name], "one scale a tensor" if name == "fp8" else ""
+        yield Way(TRUNK, "–", name, partial(bare_product, dtype=dtype), note)
+        yield Way(squares, "–", name, partial(square_products, dtype=dtype, edge=edge), note)
+    full, both = "kernel, all scores", "kernel, top-10 of both sides"
+    for decoder, name in ((LINEAR, "bf16"), (WIDE, "bf16"), (COSINE, "bf16"), (WIDE, "fp16")):
+        yield Way(full, decoder, name, partial(matrix, engine=KernelScorer, dtype=PRECISIONS[name]))
+    for decoder in (LINEAR, WIDE):
+        yield Way(both, decoder, "bf16", partial(chosen_topk, dtype=torch.bfloat16))
+    for direction, title in (("i2t", "topk(10), texts of images"), ("t2i", "topk(10), images of texts")):
+        default = partial(chosen_topk, dtype=torch.float32, direction=direction)
+        yield Way(f"default {title}", WIDE, "fp16, fp32", default)
+    yield Way("default topk_both(10)", WIDE, "fp16, fp32", partial(chosen_topk, dtype=torch.float32))
+    for decoder in (LINEAR, WIDE):
+        yield Way(full, decoder, "fp8", partial(matrix, engine=KernelScorer, dtype=FP8))
+    yield Way(both, WIDE, "fp8", partial(chosen_topk, dtype=FP8), "30 of each scored again in fp16")
+    yield Way("folded torch, compiled", LINEAR, "bf16", folded_compiled)
+    for decoder in (LINEAR, WIDE):
+        yield Way("folded torch", decoder, "bf16", partial(matrix, engine=BlockScorer, dtype=torch.bfloat16))
+    for name in ("TF32", "fp32"):
+        yield Way(PAPER, WIDE, name, partial(papers_way, precision=name.lower()))
 
 
-def ceilings(rows: list[Row]) -> list[Row]:
-    """The rates of large products: what shares are taken of, and the single ones, for comparison."""
-    found = []
-    for row in rows:
-        if row["way"].startswith(PRODUCTS) and "tflops" in row:
-            known = {"name": row["way"].removeprefix(f"{PRODUCTS}: "), "dtype": row["dtype"]}
-            found.append({**known, "sustained": True, "tflops": row["tflops"]})
-            if "alone_tflops" in row:
-                single = (
-                    known["name"].replace("products", "one product").replace("back to back", "alone, after a pause")
-                )
-                found.append({**known, "name": single, "sustained": False, "tflops": row["alone_tflops"]})
-    return found
+def folded_compiled(problem: Problem) -> Runner:
+    """The folded logits of 4 images with all texts, compiled, over all images."""
+    v, t = problem.v.mean, problem.t.mean
+    tile = torch.compile(problem.method.adapter.fold().to(problem.device, torch.bfloat16).logits, dynamic=False)
+
+    def run() -> Tensor:
+        out = torch.empty(len(v), len(t), device=problem.device)
+        for start in range(0, len(v), 4):
+            out[start : start + 4] = tile(v[start : start + 4], t)
+        return out
+
+    return Runner(run)
 
 
-def ratios(rows: list[Row]) -> None:
-    """Rates beside those of the bf16 ceilings, of the ceilings in the row's own precision, and of the paper's way."""
-    rates = {(row["way"], row["dtype"]): row["tflops"] for row in rows if "tflops" in row}
-    for row in rows:
-        if "tflops" not in row:
+def measure(picked: list[Way], problems: dict[str, Problem], *, rounds: int) -> list[Row]:
+    """A row for each way: first call, then all in turn."""
+    rows: list[Row] = []
+    runners: dict[str, Runner] = {}
+    for number, way in enumerate(picked):
+        print(f"{way.name}, {way.decoder}, {way.dtype}: first call", file=sys.stderr, flush=True)
+        rows.append({"way": way.name, "decoder": way.decoder, "dtype": way.dtype, "note": way.note})
+        try:
+            runner = way.prepare(problems.get(way.decoder, problems[WIDE]))
+            (runner.warm_up or runner.run)()
+            runners[str(number)] = runner
+        except Exception as error:  # one way must not end the run
+            rows[-1]["error"] = describe_error(error)
+    print(f"{rounds} rounds of all in turn", file=sys.stderr, flush=True)
+    steps = {number: runner.run for number, runner in runners.items()}
+    device = problems[WIDE].device
+    for number, timing in time_in_turn(steps, device=device, rounds=rounds, budget=6.0).items():
+        row = rows[int(number)]
+        if timing.error is not None:
+            row["error"] = timing.error
             continue
-        own = "fp8" if row["dtype"] == "fp8" else "bf16"
-        for key, dtype in (("", "bf16"), ("own_", own)):
+        operations = runners[number].operations or problems[WIDE].operations
+        row |= {"times": timing.times, "rounds": len(timing.times), "seconds": timing.median}
+        row["tflops"] = operations / timing.median / 1e12
+    return rows
+
+
+def add_ratios(rows: list[Row]) -> None:
+    """Rates relative to the bf16 ceilings, to the ceilings in the row's own precision, and to the paper's way."""
+    rates = {(row["way"], row["dtype"]): row["tflops"] for row in rows if "tflops" in row}
+
+    def share(row: Row, rate: float | None) -> float | None:
+        return None if rate is None else row["tflops"] / rate
+
+    for row in (row for row in rows if "tflops" in row):
+        for key, dtype in (("", "bf16"), ("own_", "fp8" if row["dtype"] == "fp8" else "bf16")):
             best = [rate for (way, precision), rate in rates.items() if way.startswith(PRODUCTS) and precision == dtype]
-            row[f"x_{key}ceiling"] = _share(row, rates.get((TRUNK, dtype)))
-            row[f"x_{key}sustained"] = _share(row, max(best, default=None))
-        for key, dtype in (("x_fp32", "fp32"), ("x_tf32", "TF32")):
-            row[key] = _share(row, rates.get((PAPERS, dtype)))
+            row[f"x_{key}ceiling"] = share(row, rates.get((TRUNK, dtype)))
+            row[f"x_{key}sustained"] = share(row, max(best, default=None))
+        row["x_fp32"], row["x_tf32"] = (share(row, rates.get((PAPER, dtype))) for dtype in ("fp32", "TF32"))
 
 
-def _share(row: Row, rate: float | None) -> float | None:
-    return None if rate is None else row["tflops"] / rate
+class Sides(NamedTuple):
+    """Of some images with all texts, and of some texts with all images: scores, or the indices of the best."""
+
+    texts: Tensor  # [Q, T] or [Q, k]
+    images: Tensor  # [Q, I] or [Q, k]
 
 
-def tables(found: dict[str, Any]) -> str:
-    """Markdown, as on the page of results: rows, ceilings, rankings."""
-    rows = [[_cell(row, key) for key in TABLE] for row in found["rows"]]
-    products = [[row["name"], row["dtype"], _cell(row, "tflops")] for row in found["ceilings"]]
+def rankings(problem: Problem) -> dict[str, Any]:
+    """Each precision against float32, float8 also against bfloat16; one that fails says why, the others go on."""
+    v, t, method = problem.v, problem.t, problem.method
+    images, texts = Embedding(v.mean[:QUERIES]), Embedding(t.mean[:QUERIES])
+
+    def scores(engine: Engine) -> Sides:
+        return Sides(engine.block(images, t), engine.block(v, texts).T)
+
+    def best(engine: Engine) -> Sides:
+        texts_of = engine.topk(images, t, k=TOP, direction="i2t")
+        return Sides(texts_of.index, engine.topk(v, texts, k=TOP, direction="t2i").index)
+
+    exact = {"fp32": scores(BlockScorer(method))}
+    result: dict[str, Any] = {}
+    for name in SCORES:
+        try:
+            if name in PRECISIONS:
+                exact[name] = scores(KernelScorer(method, dtype=PRECISIONS[name]))
+            else:
+                dtype = FP8 if "fp8" in name else torch.float32
+                top = best(choose_engine(method, device=problem.device, dtype=dtype))
+            for reference in ("fp32", "bf16") if "fp8" in name else ("fp32",):
+                compared = exact[reference]
+                errors = overlaps(top, tops(compared)) if name not in PRECISIONS else differences(exact[name], compared)
+                result[f"{name} against {reference}"] = errors
+        except Exception as error:  # the others are worth having
+            result[f"{name} against fp32"] = {"error": describe_error(error)}
+    return result
+
+
+def tops(scores: Sides) -> Sides:
+    """The best 10 of each query."""
+    return Sides(stable_topk(scores.texts, TOP).index, stable_topk(scores.images, TOP).index)
+
+
+def overlaps(top: Sides, reference: Sides) -> dict[str, float]:
+    """Shares of the reference's top-10 that are kept."""
+
+    def share(index: Tensor, expected: Tensor) -> float:
+        return float((expected.unsqueeze(2) == index.unsqueeze(1)).any(dim=2).float().mean())
+
+    return {"overlap": share(top.texts, reference.texts), "overlap_images": share(top.images, reference.images)}
+
+
+def differences(scores: Sides, reference: Sides) -> dict[str, float]:
+    """Overlaps of the top-10; τ-a and the error of the scores for the texts of an image."""
+    step = -(-scores.texts.shape[1] // SAMPLED)
+    taus = []
+    for pair in zip(scores.texts[:, ::step], reference.texts[:, ::step], strict=True):
+        signs = [torch.sign(x.unsqueeze(1) - x.unsqueeze(0)) for x in pair]
+        taus.append(float((signs[0] * signs[1]).sum()) / max(1, len(pair[0]) * (len(pair[0]) - 1)))
+    error = float((scores.texts - reference.texts).square().mean().sqrt() / reference.texts.std())
+    return {**overlaps(tops(scores), tops(reference)), "tau": sum(taus) / len(taus), "rms_over_std": error}
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Markdown, as in docs/performance.md: rows, ceilings, rankings."""
+    rows = [[_cell(row, key) for key in COLUMNS] for row in result["rows"]]
+    products = [[row["name"], row["dtype"], _cell(row, "tflops")] for row in result["ceilings"]]
     ranked = [
         [_named(name, row), *(_cell(row, key) for key in RANKED)]
-        for name, row in ((name, found["rankings"].get(f"{key} against fp32")) for key, name in SCORES.items())
+        for name, row in ((name, result["rankings"].get(f"{key} against fp32")) for key, name in SCORES.items())
         if row is not None
     ]
-    parts = [(list(TABLE.values()), rows), (["product", "dtype", "TFLOP/s"], products),
+    parts = [(list(COLUMNS.values()), rows), (["product", "dtype", "TFLOP/s"], products),
              (["scores", *RANKED.values()], ranked)]  # fmt: skip
-    return "\n\n".join("\n".join([_line(head), "|---" * len(head) + "|", *map(_line, body)]) for head, body in parts)
+    lines = [[f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)] for head, body in parts]
+    return "\n\n".join("\n".join(table) for table in lines)
 
 
 def _named(name: str, row: Row) -> str:
-    """With what there is to say of it."""
-    said = row.get("error") or row.get("note")
-    return f"{name} ({said})" if said else name
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    remark = row.get("error") or row.get("note")
+    return f"{name} ({remark})" if remark else name
 
 
 def _cell(row: Row, key: str) -> str:
-    """A figure with the digits that mean something."""
     value = row.get(key)
     if key == "way":
         return _named(row["way"], row)
@@ -153,31 +261,7 @@ def _cell(row: Row, key: str) -> str:
         return f"{100 * value:.2f}%"
     if key == "tflops":
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return f"{value:{DIGITS.get(key, '.2f')}}"
-
-
-def measure(picked: list[Way], p: Problem, *, rounds: int, found: dict[str, Any], save: Callable[[], None]) -> None:
-    """All rounds of the fast rows in turn, then rankings, then the slow rows once; ``save`` after each step."""
-    begun = [started(way, p) for way in picked if not way.slow]
-    found["rows"] = [row for row, _ in begun]
-    save()
-    for number in range(rounds):
-        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        for row, runner in begun:
-            if runner is not None:
-                time_once(row, runner, p)
-        save()
-    try:
-        found["rankings"] = rankings(p)
-    except Exception as error:  # the times are worth printing without it
-        found["rankings"] = {f"{name} against fp32": {"error": what_failed(error)} for name in SCORES}
-    save()
-    for way in (way for way in picked if way.slow):
-        row, runner = started(way, p)
-        found["rows"].append(row)
-        if runner is not None:
-            time_once(row, runner, p)
-        save()
+    return f"{value:{ {'seconds': '.3f', 'rounds': 'd', 'tau': '.4f'}.get(key, '.2f') }}"
 
 
 def options() -> argparse.Namespace:
@@ -186,49 +270,51 @@ def options() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--texts", type=int, default=25_000)
     parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--edge", type=int, help="of the square ceilings; default 8192, on a CPU 1024")
-    parser.add_argument("--rounds", type=int, default=3, help="timed repetitions of all but the paper's way")
-    parser.add_argument(
-        "--only", nargs="+", default=[], help="rows whose name, decoder or dtype has one of these words"
-    )
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--edge", type=int, help="of the square products; default 8192, on a CPU 1024")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", default=[], help="ways whose name, decoder or dtype has such a word")
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    args.edge = EDGE[args.device] if args.edge is None else args.edge
+    args.edge = args.edge or (8192 if args.device == "cuda" else 1024)
     if min(args.images, args.texts, args.dim, args.rounds, args.edge) < 1:
         parser.error("--images, --texts, --dim, --rounds and --edge start at 1")
-    if args.device == "cuda" and not kernel.available("cuda"):
-        print("the scoring kernel is timed on a CUDA GPU with Triton; there is none here", file=sys.stderr)
-        raise SystemExit(3)
     return args
 
 
+@torch.inference_mode()
 def main() -> None:
     """Measure, print, write."""
-    args, begun = options(), time.perf_counter()
+    args, started = options(), time.perf_counter()
+    if args.device == "cuda":
+        need_gpu("the scoring kernel", available=kernel.available("cuda"))
     device = torch.device(args.device)
-    sizes = {name: getattr(args, name) for name in ("images", "texts", "dim", "edge")}
-    found: dict[str, Any] = {
-        "schema": 2, "where": where_it_runs(device), "settings": sizes, "wall_s": None, "ceilings": [], "rows": [],
-        "compared": {"images": min(QUERIES, args.images), "texts": min(QUERIES, args.texts), "k": TOP}, "rankings": {},
-    }  # fmt: skip
-
-    def save() -> None:
-        ratios(found["rows"])
-        found["ceilings"], found["wall_s"] = ceilings(found["rows"]), round(time.perf_counter() - begun, 1)
-        if args.json is not None:
-            write_json(args.json, found)
-
     picked = [
         way
         for way in ways(args.edge)
         if not args.only or any(word in f"{way.name} {way.decoder} {way.dtype}" for word in args.only)
     ]
-    p = problem(args.images, args.texts, args.dim, device=device)
-    with torch.inference_mode():
-        measure(picked, p, rounds=args.rounds, found=found, save=save)
-    print(f"{found['where']}; {args.images:,} × {args.texts:,} pairs, d = {args.dim}; {found['wall_s']:g} s in all\n")
-    print(tables(found))
+    problems = {
+        name: random_problem(args.images, args.texts, args.dim, device=device, adapter=config)
+        for name, config in DECODERS.items()
+    }
+    rows = measure(picked, problems, rounds=args.rounds)
+    add_ratios(rows)
+    ceilings = [
+        {"name": row["way"].removeprefix(f"{PRODUCTS}: "), "dtype": row["dtype"], "tflops": row["tflops"]}
+        for row in rows
+        if row["way"].startswith(PRODUCTS) and "tflops" in row
+    ]
+    sizes = {name: getattr(args, name) for name in ("images", "texts", "dim", "edge")}
+    result = {
+        "schema": 2, "where": describe_device(device), "settings": sizes, "ceilings": ceilings, "rows": rows,
+        "compared": {"images": min(QUERIES, args.images), "texts": min(QUERIES, args.texts), "k": TOP},
+        "rankings": rankings(problems[WIDE]), "wall_s": round(time.perf_counter() - started, 1),
+    }  # fmt: skip
+    if args.json is not None:
+        write_json(args.json, result)
+    print(f"{result['where']}; {args.images:,} × {args.texts:,} pairs, d = {args.dim}; {result['wall_s']:g} s in all\n")
+    print(tables(result))
 
 
 if __name__ == "__main__":

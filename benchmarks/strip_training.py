@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from _adapter_cost import adapter_flops, copy_rate, latent_bytes, product_rate
-from _graphs import captured
+from _gpu import adapter_flops, captured, copy_rate, latent_bytes, product_rate
 from vacsr import fused
 from vacsr.methods.base import Embedding
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig

@@ -355,8 +355,14 @@ def test_photos_that_cannot_be_read(clip: str, photos: str, tmp_path: Path) -> N
             "unknown backbone 'open:x' — write",
         ),
         (embedding_config("clip:CLIP"), "synthetic:images=5", "f.safetensors", DataError, "holds features already"),
-        (embedding_config("clip:CLIP"), "PHOTOS", "f.npy", UsageError, "is not a .safetensors file's name — write"),
-        (embedding_config("clip:CLIP"), "PHOTOS", "folder.safetensors", UsageError, "is not a .safetensors file's"),
+        (embedding_config("clip:CLIP"), "PHOTOS", "f.npy", UsageError, "is not the name of a .safetensors file"),
+        (
+            embedding_config("clip:CLIP"),
+            "PHOTOS",
+            "folder.safetensors",
+            UsageError,
+            "is not the name of a .safetensors file",
+        ),
         (embedding_config("clip:CLIP", pooling="mean"), "PHOTOS", "f.safetensors", UsageError, "write --pooling cls"),
     ],
 )

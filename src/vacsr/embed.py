@@ -1,6 +1,6 @@
-"""Photos and captions to cached features, with ids and provenance beside them: what `vacsr embed` runs.
+"""`vacsr embed`: photos and captions to cached features, with ids and provenance.
 
-The work is done in parts that are kept until the whole is written, so that the same command goes on where it stopped.
+The work is stored in parts until the result is written, so the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _SPLITS = ("train", "dev", "val", "test")
 
 @dataclass(frozen=True)
 class Embedded:
-    """What was written."""
+    """The result: where it is and how much it holds."""
 
     spec: str
-    """How to name it as data: `features:FILE,captions=FILE`."""
+    """Its SPEC as data: `features:FILE,captions=FILE`."""
     images: int
     captions: int
     skipped: tuple[str, ...]
 
 
 def embedding_config(spec: str, *, pooling: Pooling = "auto") -> BackboneConfig:
-    """Settings that give the vectors people know: CLIP's projected ones, or normed class tokens and mean-pooled words.
+    """The usual embeddings: CLIP's projected vectors, or else normed class tokens of photos and mean-pooled words.
 
     >>> embedding_config("clip:folder").image_output, embedding_config("towers:a,b").image_output
     ('projected', 'norm')
@@ -77,30 +77,29 @@ def embed_pairs(
     if on_error == "skip":
         data = without(data, check_photos(data, workers=workers))
     backbone = _load_towers(config)
-    work = _Work(backbone.to(choose_device(device)).eval(), data, out, pooling=pooling, dtype=dtype, workers=workers)
-    image = work.images(None if progress is None else progress("photos"))
-    text = work.texts(None if progress is None else progress("captions"))
-    captions = captions_beside(out)
-    provenance = backbone.provenance().as_metadata() | {"pooling": work.pooling}
+    job = _Job(backbone.to(choose_device(device)).eval(), data, out, pooling=pooling, dtype=dtype, workers=workers)
+    image = job.images(None if progress is None else progress("photos"))
+    text = job.texts(None if progress is None else progress("captions"))
+    captions = captions_path(out)
+    provenance = backbone.provenance().as_metadata() | {"pooling": job.pooling}
     tensors = {"image": image, "text": text, "caption_image": data.caption_image}
     lines = _caption_lines(data, _split_names(pairs, data, split=split, on_error=on_error))
     with atomic_paths(out, captions) as (features, words):
         save_tensors(features, tensors, metadata=provenance)
         words.write_text("".join(lines), encoding="utf-8")
-    shutil.rmtree(work.folder, ignore_errors=True)
-    spec = f"features:{out},captions={captions}"
-    return Embedded(spec, len(data.image_ids), len(data), data.skipped)
+    shutil.rmtree(job.folder, ignore_errors=True)
+    return Embedded(f"features:{out},captions={captions}", len(data.image_ids), len(data), data.skipped)
 
 
-def captions_beside(out: Path) -> Path:
-    """Where the words of the features in ``out`` go."""
+def captions_path(out: Path) -> Path:
+    """The captions file that belongs to the features in ``out``."""
     return out.with_name(f"{out.stem}-captions.jsonl")
 
 
 def _check_request(config: BackboneConfig, out: Path, *, pooling: Pooling) -> None:
-    """Refuse what would fail, or mean something else, after all the work."""
+    """Refuse before the work what would fail, or mean something else, after it."""
     if out.suffix != ".safetensors" or out.is_dir():
-        raise UsageError(f"{out} is not a .safetensors file's name — write --out features.safetensors")
+        raise UsageError(f"{out} is not the name of a .safetensors file — write --out features.safetensors")
     if not scheme_of(config.spec).pretrained:
         message = f"backbone '{config.spec}' has no pretrained towers"
         raise UsageError(f"{message} — use clip:ID_OR_FOLDER or towers:IMAGE,TEXT")
@@ -110,14 +109,14 @@ def _check_request(config: BackboneConfig, out: Path, *, pooling: Pooling) -> No
 
 
 def _load_towers(config: BackboneConfig) -> Backbone:
-    """The towers; random weights, which only tests and timings ask for, are the same every time."""
+    """Random weights, which only tests and benchmarks ask for, are the same every time."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         return load_backbone(config)
 
 
-class _Work:
-    """The parts of one embedding job, on disk until all are there."""
+class _Job:
+    """One embedding job, whose parts stay on disk until all are there."""
 
     def __init__(
         self, backbone: Backbone, data: PhotoSet, out: Path, *, pooling: Pooling, dtype: torch.dtype, workers: int
@@ -165,22 +164,22 @@ class _Work:
     def _parts(
         self, kind: str, count: int, part: Callable[[int, int], Iterator[Tensor]], progress: Progress | None
     ) -> Tensor:
-        """Every part, read where an earlier attempt left it, made otherwise."""
-        found = []
+        """All rows, part by part: read if an earlier attempt stored it, computed otherwise."""
+        parts = []
         for start in range(0, count, _PART):
             stop = min(start + _PART, count)
             path = self.folder / f"{kind}-{start:08d}.safetensors"
-            rows = self._earlier(path, stop - start)
+            rows = self._stored(path, stop - start)
             if rows is None:
                 rows = torch.cat(list(part(start, stop)))
                 write_tensors(path, {"rows": rows}, metadata={"fingerprint": self.fingerprint})
-            found.append(rows)
+            parts.append(rows)
             if progress is not None:
                 progress(stop, count)
-        return torch.cat(found)
+        return torch.cat(parts)
 
-    def _earlier(self, path: Path, count: int) -> Tensor | None:
-        """A part of the same job, if it is there and whole."""
+    def _stored(self, path: Path, count: int) -> Tensor | None:
+        """A part of the same job, if there is a complete one."""
         try:
             tensors, metadata = read_tensors(path)
         except DataError:
@@ -190,14 +189,14 @@ class _Work:
 
 
 def _split_names(pairs: str, data: PhotoSet, *, split: str | None, on_error: Literal["fail", "skip"]) -> dict[str, str]:
-    """The split of each image, where the data have splits."""
+    """The split of each image, if the data have splits."""
     if split not in (None, "all"):
         return dict.fromkeys(data.image_ids, data.split)
     names: dict[str, str] = {}
     for name in _SPLITS:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # all that is left out was told of when everything was loaded
+                warnings.simplefilter("ignore")  # everything that was skipped was reported when all splits were loaded
                 part = load_pairs(pairs, split=name, on_error=on_error)
         except NoSuchSplit:
             continue
@@ -207,11 +206,11 @@ def _split_names(pairs: str, data: PhotoSet, *, split: str | None, on_error: Lit
             warnings.warn(f"nothing of the split {name!r} is embedded: {error}", stacklevel=2)
             continue
         names |= dict.fromkeys(part.image_ids, name)
-    lost = [image for image in data.image_ids if image not in names]
-    if names and lost:
-        message = f"{len(lost):,} images are in no split named {', '.join(_SPLITS)}, first {lost[0]!r}"
-        warnings.warn(f"{message}: no splits are noted — embed the splits one by one with --split", stacklevel=2)
-    return {} if lost else names
+    missing = [image for image in data.image_ids if image not in names]
+    if names and missing:
+        message = f"{len(missing):,} images are in no split named {', '.join(_SPLITS)}, first {missing[0]!r}"
+        warnings.warn(f"{message}: no splits are written — embed the splits one by one with --split", stacklevel=2)
+    return {} if missing else names
 
 
 def _caption_lines(data: PhotoSet, splits: dict[str, str]) -> Iterator[str]:
@@ -226,5 +225,5 @@ def _caption_lines(data: PhotoSet, splits: dict[str, str]) -> Iterator[str]:
 
 
 def _is_unicode(text: str) -> bool:
-    """No half of a pair of surrogates, which JSON may hold and UTF-8 may not."""
+    """No lone surrogate, which JSON allows and UTF-8 does not."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)

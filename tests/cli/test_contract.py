@@ -60,7 +60,6 @@ def test_files_of_a_fewshot_run_and_keys_of_its_report(pinned: Any, tmp_path: Pa
     assert fewshot_names(tmp_path) == {key: pinned[key] for key in ("fewshot folder", "fewshot report")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["scoring", "training", "metrics"])
 def test_keys_of_a_bench(pinned: Any, what: str, tmp_path: Path) -> None:
     assert bench_keys(what, tmp_path) == pinned["bench"][what]
@@ -120,8 +119,14 @@ def fewshot_names(folder: Path) -> dict[str, list[str]]:
 
 def bench_keys(what: str, folder: Path) -> list[str]:
     """Of the JSON that `vacsr bench` writes."""
+    from vacsr.bench import metrics, scoring, training
+
     file = folder / f"{what}.json"
-    _vacsr("bench", what, "--size", "small", "--device", "cpu", "--json", file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(scoring.SIZES, "small", scoring.Sizes(images=3, texts=150, dim=16, edge=32))
+        patch.setitem(training.SIZES, "small", training.Sizes(16, (8, 40)))
+        patch.setitem(metrics.SIZES, "small", 12)
+        _vacsr("bench", what, "--size", "small", "--device", "cpu", "--json", file)
     return key_paths(file)
 
 

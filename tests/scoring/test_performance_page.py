@@ -71,7 +71,7 @@ def test_scoring_on_a_gpu() -> None:
 def test_ceilings_and_rounds_on_a_gpu() -> None:
     assert {"rounds", "× the trunk's products", "× the best sustained"} <= set(table_with("seconds")[0])
     shown = {(line["product"], line["dtype"]): line["TFLOP/s"] for line in table_with("product")}
-    for ceiling in STORED["ceilings"]:
+    for ceiling in (ceiling for ceiling in STORED["ceilings"] if ceiling["sustained"]):
         assert agrees(shown[ceiling["name"], ceiling["dtype"]], ceiling["tflops"])
     best = max(row["tflops"] for row in STORED["ceilings"] if row["dtype"] == "bf16" and row["sustained"])
     for row in STORED["rows"]:

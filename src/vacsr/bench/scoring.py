@@ -1,110 +1,266 @@
-"""Scores of all pairs: the paper's way, the folded ones and the kernel beside the bare product none can do without."""
+"""`vacsr bench scoring`: the scores of all pairs, several ways in one run.
+
+The ceiling is the trunk's matrix product, which no way can do without; the slowest way is the paper's, all heads for
+every pair. Between them are folded scoring in plain torch and the kernel. `benchmarks/scoring.py` times the same ways
+with more decoders and precisions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from vacsr.bench.result import BenchResult, Cell
-from vacsr.bench.scoring_ways import BARE, PAPERS, SQUARE, Problem, Runner, random_problem, ways
-from vacsr.bench.timing import timed_in_turn, what_failed
-from vacsr.efficiency import where_it_runs
+from vacsr.adapter import AdapterConfig
+from vacsr.bench import BenchResult, Cell
+from vacsr.bench.stopwatch import Step, describe_device, describe_error, time_in_turn
 from vacsr.methods.base import Embedding
-from vacsr.scoring.folded import BlockScorer
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.scoring import BlockScorer, Direction, Engine, choose_engine
+from vacsr.scoring.folded import FP8
+from vacsr.scoring.kernel import KernelScorer, available
 from vacsr.scoring.topk import stable_topk
+from vacsr.train.precision import matmul_precision
 
-if TYPE_CHECKING:
-    from vacsr.bench import Size
 
-SIZES = {"small": (64, 1000, 512), "coco": (5000, 25000, 1024)}
-"""Images, texts, d."""
+class Sizes(NamedTuple):
+    """How many images and texts, the width of the embeddings, and the edge of the square products."""
+
+    images: int
+    texts: int
+    dim: int
+    edge: int
+
+
+SIZES = {"small": Sizes(64, 1000, 512, 1024), "coco": Sizes(5000, 25_000, 1024, 8192)}
 COLUMNS = {
     "way": "way", "precision": "precision", "seconds": "seconds", "tflops": "trunk TFLOP/s",
     "of_ceiling": "time / bare product", "of_best": "time / best product",
     "faster": "faster than the paper's", "error": "error / spread", "overlap": "top-10 kept",
 }  # fmt: skip
+BARE, SQUARE, PAPER = "bare product", "square products", "the paper's"
+"""How the names of the ceilings and of the paper's way begin."""
+_CHUNK = 128  # images and texts at a time in the paper's way
+_GROUP = {"cpu": 1, "cuda": 16}  # images that share one bare product
+_CHECKED = 16  # images on which errors are measured
 _NOTES = (
     "Seconds of the fastest round, all ways in turn; errors against the folded float32 scores, root mean square.",
-    "Bare product: the trunk's own, for all pairs. Best product: that or the square ones back to back, whichever is "
-    "faster. One alone, after a pause, shows the clocks of a cool machine: no share is taken of it.",
+    "Bare product: the trunk's own, for all pairs. Best product: that or as much work in square products, whichever is "
+    "faster.",
 )
-_CHECKED = 16  # images on which errors are measured
+
+
+class Problem(NamedTuple):
+    """What is scored."""
+
+    v: Embedding
+    t: Embedding
+    method: Vacsr
+
+    @property
+    def device(self) -> torch.device:
+        """Where all tensors are."""
+        return self.v.mean.device
+
+    @property
+    def operations(self) -> float:
+        """Of the trunk for all pairs, which every way does: 2·I·T·d·H."""
+        return 2.0 * len(self.v.mean) * len(self.t.mean) * self.method.adapter.trunk.weight.numel()
+
+
+class Runner(NamedTuple):
+    """A way, prepared."""
+
+    run: Step
+    scores: Callable[[Embedding], Tensor] | None = None
+    """Scores of some images with all texts, for ways that may differ from the exact ones."""
+    operations: float | None = None
+    """If they are not those of the trunk for all pairs."""
+    warm_up: Step | None = None
+    """A short call of the same kind, if a whole one takes too long."""
+
+
+class Way(NamedTuple):
+    """One way to all scores, prepared when its turn comes."""
+
+    name: str
+    precision: str
+    prepare: Callable[[], Runner]
+
+
+@torch.no_grad()
+def random_problem(
+    images: int, texts: int, dim: int, *, device: torch.device, adapter: AdapterConfig | None = None
+) -> Problem:
+    """Random weights, also where training starts from zero, and unit vectors."""
+    generator = torch.Generator().manual_seed(0)
+    method = Vacsr(VacsrConfig(adapter=adapter or AdapterConfig()), dim=dim).eval()
+    for weight in method.parameters():
+        weight.copy_(torch.randn(weight.shape, generator=generator) / max(1, weight.shape[-1]) ** 0.5)
+    v, t = (functional.normalize(torch.randn(n, dim, generator=generator), dim=1) for n in (images, texts))
+    return Problem(Embedding(v.to(device)), Embedding(t.to(device)), method.to(device))
 
 
 @torch.inference_mode()
-def bench_scoring(size: Size, device: torch.device, say: Callable[[str], None]) -> BenchResult:
-    """Every way on random weights and unit vectors; one that fails says so and the others go on."""
-    images, texts, dim = SIZES[size]
-    made = random_problem(images, texts, dim, device=device)
-    exact = BlockScorer(made.method).block(_head(made.v), made.t)
-    rows, runners = _first_calls(made, exact, say)
-    say("all of them in turn")
-    timed = timed_in_turn({name: runner.run for name, runner in runners.items()}, device=device)
-    for name, found in timed.found.items():
-        operations = runners[name].operations or made.operations
-        rows[name] |= {**found._asdict(), "tflops": operations / found.seconds / 1e12}
-    for name, problem in timed.problems.items():
-        rows[name]["problem"] = problem
-    shown = list(rows.values())
-    _compare(shown)
-    settings = {"images": images, "texts": texts, "d": dim, "decoder": made.method.adapter.config.decoder_hidden}
-    return BenchResult("scoring", where_it_runs(device), settings, shown, COLUMNS, ("seconds",), _NOTES, label="bar")
-
-
-def _first_calls(
-    made: Problem, exact: Tensor, say: Callable[[str], None]
-) -> tuple[dict[str, dict[str, Cell]], dict[str, Runner]]:
-    """A row of each way, and those that can be called again."""
+def run(sizes: Sizes, device: torch.device, log: Callable[[str], None] = lambda _: None) -> BenchResult:
+    """Every way on random weights; one that fails says so and the others go on."""
+    problem = random_problem(sizes.images, sizes.texts, sizes.dim, device=device)
+    exact = BlockScorer(problem.method).block(_head(problem.v), problem.t)
     rows: dict[str, dict[str, Cell]] = {}
     runners: dict[str, Runner] = {}
-    for way in ways(made):
+    for way in ways(problem, edge=sizes.edge):
         name = f"{way.name}, {way.precision}"
-        say(f"{name}: first call")
+        log(f"{name}: first call")
         rows[name] = {"way": way.name, "precision": way.precision, "bar": name}
         try:
-            runner = way.make()
-            (runner.warm or runner.run)()
-            rows[name] |= {} if runner.check is None else _errors(runner.check(_head(made.v)), exact)
-            if runner.alone is not None:
-                single = {"way": "one of them alone, after a pause", "precision": way.precision}
-                rows[f"{name}, alone"] = {**single, "tflops": runner.alone}
+            runner = way.prepare()
+            (runner.warm_up or runner.run)()
+            if runner.scores is not None:
+                rows[name] |= errors(runner.scores(_head(problem.v)), exact)
             runners[name] = runner
         except Exception as error:  # one way must not end the run
-            rows[name]["problem"] = what_failed(error)
-    return rows, runners
+            rows[name]["problem"] = describe_error(error)
+    log("all of them in turn")
+    for name, timing in time_in_turn({name: runner.run for name, runner in runners.items()}, device=device).items():
+        if timing.error is not None:
+            rows[name]["problem"] = timing.error
+            continue
+        operations = runners[name].operations or problem.operations
+        times = {"seconds": timing.fastest, "median": timing.median, "rounds": len(timing.times)}
+        rows[name] |= {**times, "tflops": operations / timing.fastest / 1e12}
+    table = list(rows.values())
+    _add_ratios(table)
+    settings = {"images": sizes.images, "texts": sizes.texts, "d": sizes.dim,
+                "decoder": problem.method.adapter.config.decoder_hidden}  # fmt: skip
+    return BenchResult("scoring", describe_device(device), settings, table, COLUMNS, ("seconds",), _NOTES, label="bar")
 
 
 def _head(v: Embedding) -> Embedding:
     return Embedding(v.mean[:_CHECKED])
 
 
-def _errors(found: Tensor, exact: Tensor) -> dict[str, Cell]:
+def errors(scores: Tensor, exact: Tensor) -> dict[str, Cell]:
     """Root mean square over the spread of the scores, and the share of the top-10 that is the same."""
-    own, other = (stable_topk(x, 10).index for x in (found, exact))
-    kept = (own.unsqueeze(2) == other.unsqueeze(1)).any(dim=2).double().mean()
-    return {"error": float((found - exact).square().mean().sqrt() / exact.std()), "overlap": float(kept)}
+    best, reference = (stable_topk(x, 10).index for x in (scores, exact))
+    kept = (best.unsqueeze(2) == reference.unsqueeze(1)).any(dim=2).double().mean()
+    return {"error": float((scores - exact).square().mean().sqrt() / exact.std()), "overlap": float(kept)}
 
 
-def _compare(rows: list[dict[str, Cell]]) -> None:
-    """With the first bare product, float32 on a CPU and bfloat16 on a GPU, the best product in that precision, and the
-    paper's way. All by rates: where the work is the same, their ratio is that of the times.
-    """
-    ceiling = next((_rate(row) for row in rows if row["way"] == BARE), None)
-    square = next((_rate(row) for row in rows if str(row["way"]).startswith(SQUARE)), None)
-    best = max((rate for rate in (ceiling, square) if rate is not None), default=None)
-    papers = next((_rate(row) for row in rows if str(row["way"]).startswith(PAPERS)), None)
+def _add_ratios(rows: list[dict[str, Cell]]) -> None:
+    """To the first bare product, to the best product in its precision, and to the paper's way, by their rates."""
+
+    def rate(start: str) -> float | None:
+        rates = (row.get("tflops") for row in rows if str(row["way"]).startswith(start))
+        return next((value for value in rates if isinstance(value, float)), None)
+
+    bare, square, paper = rate(BARE), rate(SQUARE), rate(PAPER)
+    best = max((value for value in (bare, square) if value is not None), default=None)
     for row in rows:
-        rate = _rate(row)
-        if rate is not None and "seconds" in row:
-            row["of_ceiling"] = None if ceiling is None else ceiling / rate
-            row["of_best"] = None if best is None else best / rate
-            row["faster"] = None if papers is None else rate / papers
+        tflops = row.get("tflops")
+        if isinstance(tflops, float):
+            row["of_ceiling"] = None if bare is None else bare / tflops
+            row["of_best"] = None if best is None else best / tflops
+            row["faster"] = None if paper is None else tflops / paper
 
 
-def _rate(row: dict[str, Cell]) -> float | None:
-    """TFLOP/s."""
-    found = row.get("tflops")
-    return found if isinstance(found, float) else None
+def ways(problem: Problem, *, edge: int) -> Iterator[Way]:
+    """In the order of the table, ceilings first."""
+    gpu = problem.device.type == "cuda"
+    dtypes = [torch.bfloat16, torch.float32] if gpu else [torch.float32, torch.bfloat16]
+    for dtype in dtypes:
+        yield Way(BARE, _name(dtype), partial(bare_product, problem, dtype))
+    squares = partial(square_products, problem, dtypes[0], edge=edge)
+    yield Way(f"{SQUARE} of {edge:,}³, back to back", _name(dtypes[0]), squares)
+    for precision in ("fp32", "tf32") if gpu else ("fp32",):
+        yield Way(f"{PAPER}: all heads, 128 × 128 pairs", precision, partial(papers_way, problem, precision))
+    for dtype in dtypes:
+        yield Way("folded", _name(dtype), partial(matrix, problem, BlockScorer, dtype))
+    yield Way("folded, top-10 both ways", "float32", lambda: topk(problem, BlockScorer(problem.method)))
+    if gpu and available(problem.device):
+        for dtype in (torch.bfloat16, FP8):
+            yield Way("kernel", _name(dtype), partial(matrix, problem, KernelScorer, dtype))
+        yield Way("kernel, top-10 both ways", "bfloat16", partial(chosen_topk, problem, torch.bfloat16))
+
+
+def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Callable[[int], object]:
+    """left[:n] × right in ``dtype``, everything prepared; in float8 with one scale per tensor. [m, d], [d, k]"""
+    if dtype == FP8:
+        one = torch.ones((), device=left.device)
+        a, b = left.to(FP8), functional.pad(right, (0, -right.shape[1] % 16)).T.contiguous().to(FP8).T
+        return lambda n: torch._scaled_mm(a[:n], b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    a, b = left.to(dtype), right.to(dtype)
+    out = torch.empty(len(a), b.shape[1], dtype=dtype, device=a.device)
+    return lambda n: torch.mm(a[:n], b, out=out[:n])
+
+
+def bare_product(problem: Problem, dtype: torch.dtype) -> Runner:
+    """The trunk's product for all pairs; the scaled weights of the first images serve for all."""
+    trunk, images = problem.method.adapter.trunk.weight, len(problem.v.mean)
+    group = min(images, _GROUP[problem.device.type])
+    scaled = (problem.v.mean[:group].unsqueeze(1) * trunk).view(-1, trunk.shape[1])
+    multiply = product(scaled, problem.t.mean.T, dtype)
+
+    def run() -> None:
+        for start in range(0, images, group):
+            multiply(min(group, images - start) * len(trunk))
+
+    return Runner(run)
+
+
+def square_products(problem: Problem, dtype: torch.dtype, *, edge: int) -> Runner:
+    """As many operations in products of edge³, back to back: the rate that the machine sustains for any shape."""
+    generator = torch.Generator(problem.device).manual_seed(0)
+    left, right = (torch.randn(edge, edge, device=problem.device, generator=generator) for _ in range(2))
+    multiply = product(left, right, dtype)
+    count = max(1, round(problem.operations / (2.0 * edge**3)))
+
+    def run() -> None:
+        for _ in range(count):
+            multiply(edge)
+
+    return Runner(run, operations=count * 2.0 * edge**3)
+
+
+def papers_way(problem: Problem, precision: str) -> Runner:
+    """Chunks of 128 × 128 pairs through trunk, all heads and decoder."""
+    adapter, texts = problem.method.adapter, problem.t.mean
+
+    def chunk(v: Tensor, t: Tensor) -> Tensor:
+        posterior = adapter.posterior(adapter.features(v.unsqueeze(1), t.unsqueeze(0)))
+        logit = adapter.decode((posterior.log_alpha.exp().unsqueeze(-1) * posterior.mean).sum(dim=-2))
+        residual = adapter.residual_logit(v @ t.T)
+        return logit if residual is None else logit + residual
+
+    def scores(v: Embedding) -> Tensor:
+        with matmul_precision(precision):
+            rows = [[chunk(some, part) for part in torch.split(texts, _CHUNK)] for some in torch.split(v.mean, _CHUNK)]
+            return torch.cat([torch.cat(row, dim=1) for row in rows])
+
+    return Runner(lambda: scores(problem.v), scores, warm_up=lambda: scores(Embedding(problem.v.mean[:_CHUNK])))
+
+
+def matrix(problem: Problem, engine: type[BlockScorer] | type[KernelScorer], dtype: torch.dtype) -> Runner:
+    """All scores by one of the library's engines."""
+    scorer: Engine = engine(problem.method, dtype=dtype)
+    return Runner(lambda: scorer.block(problem.v, problem.t), lambda v: scorer.block(v, problem.t))
+
+
+def topk(problem: Problem, engine: Engine, *, direction: Direction | None = None) -> Runner:
+    """The top-10 of one side, or of both in one pass, without the matrix."""
+    if direction is None:
+        return Runner(lambda: engine.topk_both(problem.v, problem.t, k=10))
+    return Runner(lambda: engine.topk(problem.v, problem.t, k=10, direction=direction))
+
+
+def chosen_topk(problem: Problem, dtype: torch.dtype, *, direction: Direction | None = None) -> Runner:
+    """The same by the engine that `PairScorer` takes."""
+    engine = choose_engine(problem.method, device=problem.device, dtype=dtype)
+    return topk(problem, engine, direction=direction)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -35,8 +35,8 @@ def bench(
         BenchSize | None,
         typer.Option(help="small, or coco for the size of COCO's test list; default: coco on a GPU, except metrics."),
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Also write the figures as JSON.")] = None,
-    figure: Annotated[Path | None, typer.Option("--figure", help="Also draw them, as SVG.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the numbers as JSON.")] = None,
+    figure: Annotated[Path | None, typer.Option("--figure", help="Also plot them, as SVG.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="torch's threads on a CPU; default: torch's own.")] = None,
     device: Device = "auto",
 ) -> None:
@@ -55,21 +55,21 @@ def bench(
     _check_files(json, figure)
     if threads is not None:
         torch.set_num_threads(threads)
-    found = run_bench(
+    result = run_bench(
         what.value,
         device=choose_device(device),
         size=None if size is None else size.value,
-        say=lambda what: typer.echo(f"timing {what}", err=True),
+        log=lambda what: typer.echo(f"timing {what}", err=True),
     )
-    typer.echo(found.to_markdown())
+    typer.echo(result.to_markdown())
     if json is not None:
-        write_json(json, found.to_json())
+        write_json(json, result.to_json())
     if figure is not None:
-        write_text(figure, found.to_svg())
+        write_text(figure, result.to_svg())
 
 
 def _check_files(json: Path | None, figure: Path | None) -> None:
-    """Before minutes of timing: can both be written where they are asked for?"""
+    """Before minutes of timing: can both files be written?"""
     from vacsr.errors import UsageError
     from vacsr.files import check_output
 
@@ -78,6 +78,6 @@ def _check_files(json: Path | None, figure: Path | None) -> None:
             continue
         check_output(option, path)
         if option == "--figure" and path.suffix.lower() != ".svg":
-            raise UsageError(f"--figure {path}: figures are drawn as SVG — name it {path.with_suffix('.svg')}")
+            raise UsageError(f"--figure {path}: plots are SVG files — name it {path.with_suffix('.svg')}")
     if json is not None and figure is not None and os.path.realpath(json) == os.path.realpath(figure):
-        raise UsageError(f"--json and --figure both name {json} — give each a file of its own")
+        raise UsageError(f"--json and --figure both name {json} — give each its own file")

@@ -44,21 +44,21 @@ def embed(
 
     from vacsr.config import BackboneConfig
     from vacsr.config.io import merge, parse, parse_overrides
-    from vacsr.embed import captions_beside, embed_pairs, embedding_config
+    from vacsr.embed import captions_path, embed_pairs, embedding_config
     from vacsr.files import check_output
     from vacsr.train.progress import PhotoProgress
 
     towers = [Path(text).expanduser() for text in backbone.partition(":")[2].split(",") if text]
-    for path in (out, captions_beside(out)):
+    for path in (out, captions_path(out)):
         check_output("--out", path, inputs=[*spec_files(pairs), *towers])
     base = embedding_config(backbone, pooling=pooling.value)
     config = parse(BackboneConfig, merge(base.model_dump(mode="json"), parse_overrides(overrides or [])))
     with PhotoProgress("reading", show=True) as bar:
-        found = embed_pairs(
+        result = embed_pairs(
             config, pairs, out,
             split=split, pooling=pooling.value, dtype=torch.float32 if full else torch.float16, device=device,
             workers=workers, on_error="skip" if skip else "fail", progress=bar.named,
         )  # fmt: skip
-    left = f", {len(found.skipped):,} left out" if found.skipped else ""
-    typer.echo(f"embedded {found.images:,} photos and {found.captions:,} captions{left}", err=True)
-    typer.echo(found.spec)
+    skipped = f", {len(result.skipped):,} left out" if result.skipped else ""
+    typer.echo(f"embedded {result.images:,} photos and {result.captions:,} captions{skipped}", err=True)
+    typer.echo(result.spec)

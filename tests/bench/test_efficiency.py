@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from vacsr.bench.efficiency import count_parameters, inference_step, measure_recipe, random_photos, step_cost
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config, recipe_from
 from vacsr.data import load_pairs
-from vacsr.efficiency import count_parameters, inference_step, measure_recipe, random_photos, step_cost
 from vacsr.model import MatchingModel
 from vacsr.train.assemble import assemble
 
@@ -75,7 +75,7 @@ def test_inference_embeds_and_scores_all_pairs_of_the_batch(monkeypatch: pytest.
     def block(_: Any, v: Any, t: Any) -> None:
         seen.append((v.mean.shape, t.mean.shape, v.log_var is not None, v.mean.requires_grad))
 
-    monkeypatch.setattr("vacsr.efficiency.BlockScorer.block", block)
+    monkeypatch.setattr("vacsr.bench.efficiency.BlockScorer.block", block)
     inference_step(parts, 16, precision="fp32")()
     assert seen == [((16, 8), (16, 8), True, False)]
 

@@ -1,21 +1,19 @@
-"""What a method costs: parameters, and the time and memory of a step in training and in inference.
+"""The cost of a method: parameters, and time and memory of a training step and of an inference step.
 
-Photos are random and captions fill the context, so that nothing but the arithmetic is timed; cached features are the
-data's own. Memory is CUDA's peak of allocated bytes, on a CPU the growth of the process at its peak.
+Photos are random and captions fill the context, so that only the arithmetic is timed; cached features are the data's
+own. Memory is CUDA's peak of allocated bytes, on a CPU the growth of the process at its peak.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from vacsr.backbones import scheme_of
+from vacsr.bench.stopwatch import GIB, Step, describe_device, process_bytes, reset_peak_memory, seconds_per_step
 from vacsr.config import DataConfig, Recipe
 from vacsr.data import PhotoSet
 from vacsr.data.photos import ArrayPhotos
@@ -29,14 +27,12 @@ from vacsr.train.feed import Batch
 from vacsr.train.precision import matmul_precision
 from vacsr.train.recipe import training_data
 
-Step = Callable[[], object]
-_WARM = {"cuda": 10, "cpu": 2}  # steps that compile, capture and fill caches
+_WARM_UP = {"cuda": 10, "cpu": 2}  # steps that compile, capture and fill caches
 _SIDE, _WORDS, _CACHE_GB = 224, 120, 64.0
-_GIB = 2**30
 
 
 class StepCost(NamedTuple):
-    """Mean over steps."""
+    """Means over steps."""
 
     ms: float
     images_per_s: float
@@ -45,11 +41,11 @@ class StepCost(NamedTuple):
 
 
 class Efficiency(NamedTuple):
-    """Of one method. Parameters in millions."""
+    """Of one method; parameters in millions."""
 
     parameters: float
     method_parameters: float
-    """Those beyond towers, pooling and heads of one network."""
+    """Those beyond towers, pooling and heads of one network, in millions."""
     inference: StepCost
     training: StepCost
     steps: int
@@ -57,14 +53,14 @@ class Efficiency(NamedTuple):
     """GPU or CPU, and torch."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a result of a report."""
+        """For a report."""
         costs = {"inference": self.inference._asdict(), "training": self.training._asdict()}
         return {**self._asdict(), **costs}
 
 
 def measure_recipe(recipe: Recipe, *, steps: int = 100) -> Efficiency:
     """Build the recipe's model and time its steps, inference first: gradients and moments are not part of that."""
-    before = _resident()
+    before = process_bytes("VmRSS")
     batch = recipe.train.batch_size
     parts = _assemble(recipe)
     with matmul_precision(recipe.train.precision):
@@ -72,8 +68,8 @@ def measure_recipe(recipe: Recipe, *, steps: int = 100) -> Efficiency:
         inferring = step_cost(inference, batch=batch, device=parts.device, steps=steps, before=before)
         parts.model.train()
         training = step_cost(training_step(parts, batch), batch=batch, device=parts.device, steps=steps, before=before)
-    total, own = count_parameters(parts.model)
-    return Efficiency(total / 1e6, own / 1e6, inferring, training, steps, where_it_runs(parts.device))
+    total, added = count_parameters(parts.model)
+    return Efficiency(total / 1e6, added / 1e6, inferring, training, steps, describe_device(parts.device))
 
 
 def _assemble(recipe: Recipe) -> Parts:
@@ -94,13 +90,13 @@ def random_photos(batch: int, *, words: int) -> PhotoSet:
 
 
 def count_parameters(model: MatchingModel) -> tuple[int, int]:
-    """All of them, and those that the method adds to towers, pooling and heads."""
+    """All parameters, and those that the method adds to towers, pooling and heads."""
     total = sum(parameter.numel() for parameter in model.parameters())
     plain = [model.backbone, model.image_head, model.text_head, model.image_pool, model.text_pool]
-    known = sum(p.numel() for module in plain for p in module.parameters())
-    # A variance branch lies in the towers, and is the method's.
-    known -= sum(p.numel() for branch in model.backbone.variance_params().values() for _, p in branch)
-    return total, total - known
+    shared = sum(p.numel() for module in plain for p in module.parameters())
+    # A variance branch is part of the towers but belongs to the method.
+    shared -= sum(p.numel() for branch in model.backbone.variance_params().values() for _, p in branch)
+    return total, total - shared
 
 
 def training_step(parts: Parts, batch: int) -> Step:
@@ -146,55 +142,15 @@ def _float(x: Embedding) -> Embedding:
 
 def step_cost(step: Step, *, batch: int, device: torch.device, steps: int = 100, before: int | None = None) -> StepCost:
     """Warm up, then the mean over ``steps``. ``before``: bytes that the process held before the model."""
-    _forget_peak(device)
-    for _ in range(_WARM[device.type]):
+    reset_peak_memory(device)
+    for _ in range(_WARM_UP[device.type]):
         step()
-    _wait(device)
-    started = time.perf_counter()
-    for _ in range(steps):
-        step()
-    _wait(device)
-    seconds = (time.perf_counter() - started) / steps
-    return StepCost(1e3 * seconds, batch / seconds, _peak(device, before))
+    seconds = seconds_per_step(step, device=device, steps=steps)
+    return StepCost(1e3 * seconds, batch / seconds, _peak_gib(device, before))
 
 
-def where_it_runs(device: torch.device) -> str:
-    """For people."""
-    threads = f"{torch.get_num_threads()} thread{'' if torch.get_num_threads() == 1 else 's'}"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {threads}"
-    return f"{name}, torch {torch.__version__}"
-
-
-def _wait(device: torch.device) -> None:
+def _peak_gib(device: torch.device, before: int | None) -> float | None:
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _forget_peak(device: torch.device) -> None:
-    """Let the peak start from what is held now."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def _peak(device: torch.device, before: int | None) -> float | None:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / _GIB
-    peak = _status("VmHWM")
-    return None if peak is None or before is None else max(0, peak - before) / _GIB
-
-
-def _resident() -> int | None:
-    return _status("VmRSS")
-
-
-def _status(name: str) -> int | None:
-    """Bytes, as Linux tells them; None elsewhere."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return None
+        return torch.cuda.max_memory_allocated(device) / GIB
+    peak = process_bytes("VmHWM")
+    return None if peak is None or before is None else max(0, peak - before) / GIB

@@ -1,0 +1,315 @@
+"""`vacsr bench`: every way is timed, failures stay with the way that failed, files are checked first."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from vacsr.bench import BenchResult, metrics, run_bench, scoring, training
+from vacsr.bench.metrics import MetricsDiffer, largest_difference
+from vacsr.bench.stopwatch import peak_mib, seconds_per_step, time_in_turn
+from vacsr.cli import app
+from vacsr.errors import DiskFull, EnvironmentProblem, MissingExtra, UsageError
+from vacsr.methods.base import Embedding
+from vacsr.scoring import BlockScorer
+
+CPU = torch.device("cpu")
+SMALL = scoring.Sizes(images=3, texts=150, dim=16, edge=32)
+
+
+# ------------------------------------------------------------------------------------------------------- stopwatch
+
+
+def test_rounds_take_turns() -> None:
+    seen: list[str] = []
+    ways = {name: lambda name=name: seen.append(name) for name in "ab"}  # type: ignore[misc]
+    timings = time_in_turn(ways, device=CPU, rounds=2)
+    assert seen == ["a", "a", "b", "b"] * 2
+    assert all(len(each.times) == 2 and 0 <= each.fastest <= each.median for each in timings.values())
+
+
+def test_a_slow_way_is_timed_until_its_budget_is_used() -> None:
+    calls: list[int] = []
+    timings = time_in_turn({"slow": lambda: calls.append(0)}, device=CPU, rounds=5, budget=0.0)
+    assert (len(calls), len(timings["slow"].times)) == (1, 1)
+
+
+def test_a_way_that_fails_while_it_is_timed() -> None:
+    calls: list[int] = []
+
+    def full() -> None:
+        calls.append(0)
+        if len(calls) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    timings = time_in_turn({"full": full, "fine": lambda: None}, device=CPU, rounds=3)
+    assert timings["full"] == ((), "out of memory")
+    assert (len(timings["fine"].times), len(calls)) == (3, 4)
+
+
+def test_every_step_of_every_group_runs() -> None:
+    calls: list[int] = []
+    assert seconds_per_step(lambda: calls.append(0), device=CPU, steps=10, groups=5) >= 0
+    assert len(calls) == 10
+
+
+def test_memory_is_what_is_alive_at_once() -> None:
+    def work() -> None:
+        first = torch.zeros(1 << 18)  # 1 MiB
+        second = first + 1
+        del first, second
+        torch.zeros(1 << 19)  # 2 MiB
+        torch.zeros(1 << 19)
+
+    assert peak_mib(work, device=CPU) == pytest.approx(2.0, abs=0.1)
+
+
+# --------------------------------------------------------------------------------------------------------- scoring
+
+
+def test_scoring_side_by_side() -> None:
+    log: list[str] = []
+    result = scoring.run(SMALL, CPU, log.append)
+    rows: dict[Any, Any] = {(row["way"], row["precision"]): row for row in result.rows}
+    assert all(row.get("problem") is None for row in result.rows)
+    square = rows.pop(("square products of 32³, back to back", "float32"))
+    paper = rows["the paper's: all heads, 128 × 128 pairs", "fp32"]
+    assert {way for way, _ in rows} == {"bare product", paper["way"], "folded", "folded, top-10 both ways"}
+    bare = rows["bare product", "float32"]
+    assert bare["of_ceiling"] == paper["faster"] == 1
+    assert square["tflops"] == pytest.approx(round(230_400 / 65_536) * 65_536 / square["seconds"] / 1e12)
+    best = max(bare["tflops"], square["tflops"])
+    for row in rows.values():
+        assert row["tflops"] == pytest.approx(2 * 3 * 150 * 16 * 16 / row["seconds"] / 1e12)
+        assert row["of_ceiling"] == pytest.approx(row["seconds"] / bare["seconds"])
+        assert row["of_best"] == pytest.approx(best / row["tflops"])
+        assert row["faster"] == pytest.approx(paper["seconds"] / row["seconds"])
+    assert 0 < paper["error"] < 1e-5
+    assert rows["folded", "float32"]["error"] == 0
+    assert len(log) == len(rows) + 2  # the square products, and all in turn
+
+
+@torch.inference_mode()
+def test_every_way_scores_the_same_pairs() -> None:
+    """What is timed is what is checked, and all of it agrees."""
+    problem = scoring.random_problem(5, 140, 24, device=CPU)
+    exact = problem.method.score(problem.v, problem.t)
+    ways = {
+        "paper": scoring.papers_way(problem, "fp32"),
+        "folded": scoring.matrix(problem, BlockScorer, torch.float32),
+    }
+    for runner in ways.values():
+        assert runner.scores is not None
+        torch.testing.assert_close(runner.run(), exact, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(runner.scores(Embedding(problem.v.mean[:2])), exact[:2], atol=1e-5, rtol=1e-5)
+
+
+def test_a_way_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("no such luck\nmore about it")
+
+    monkeypatch.setattr(scoring, "papers_way", broken)
+    result = scoring.run(SMALL, CPU)
+    assert [row["problem"] for row in result.rows if "problem" in row] == ["no such luck"]
+    assert "128 × 128 pairs (no such luck) | fp32 | – |" in result.to_markdown()
+    assert all(row["faster"] is None for row in result.rows if "seconds" in row)
+    assert sum("seconds" in row for row in result.rows) == len(result.rows) - 1
+    assert ">no such luck<" in result.to_svg()
+
+
+def test_square_products_make_up_the_work() -> None:
+    problem = scoring.random_problem(3, 5, 16, device=CPU)  # 7,680 operations
+    assert scoring.square_products(problem, torch.float32, edge=10).operations == 8_000  # four of 2·10³
+    assert scoring.square_products(problem, torch.float32, edge=100).operations == 2_000_000  # one at least
+
+
+# -------------------------------------------------------------------------------------------- training and metrics
+
+
+def test_training_side_by_side() -> None:
+    result = training.run(training.Sizes(16, (8, 40)), CPU, tile=8)
+    rows: dict[Any, Any] = {(row["way"], row["batch"]): row for row in result.rows}
+    assert [way for way, batch in rows if batch == 8][-1] == "adapter in one strip: dense"
+    dense, strips, sigmoid = (rows[way, 40] for way in ("adapter, dense", "adapter in strips", "sigmoid"))
+    assert dense["peak_mib"] > 40 * 40 * 2 * 16 * 4 / 2**20  # the means of all pairs
+    assert strips["peak_mib"] < dense["peak_mib"] / 2
+    assert sigmoid["peak_mib"] < dense["peak_mib"]
+    assert strips["of_dense_mib"] == pytest.approx(strips["peak_mib"] / dense["peak_mib"])
+    assert dense["of_dense_ms"] == 1
+
+
+def test_a_loss_that_does_not_fit_is_named_in_the_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 GiB")
+
+    monkeypatch.setattr(training, "Vacsr", full)
+    result = training.run(training.Sizes(8, (6,)), CPU)
+    labels = svg_texts(result.to_svg())
+    assert labels.count("out of memory") == 4  # two losses, two panels
+    assert {"ms a step", "peak MiB", "adapter, dense, B=6", "sigmoid, B=6"} <= set(labels)
+
+
+def test_metrics_side_by_side() -> None:
+    result = metrics.run(12, CPU)
+    assert [row["way"] for row in result.rows] == ["vacsr", "torchmetrics"]
+    assert result.rows[1]["difference"] < 1e-4  # type: ignore[operator]
+    assert result.settings == {"images": 12, "captions": 60}
+
+
+def test_metrics_without_torchmetrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> Any:
+        raise MissingExtra("torchmetrics", "dev")
+
+    monkeypatch.setattr(metrics, "torchmetrics_metrics", missing)
+    result = metrics.run(12, CPU)
+    assert [row["way"] for row in result.rows] == ["vacsr"]
+    assert "torchmetrics is left out: torchmetrics is not installed" in result.to_markdown()
+
+
+def test_metrics_that_differ_are_an_error() -> None:
+    assert largest_difference({"a": 1.0, "b": 2.0}, {"a": 1.0}, system="eccv_caption") == 0
+    with pytest.raises(MetricsDiffer, match=r"vacsr and torchmetrics differ by 0\.5%"):
+        largest_difference({"a": 1.0}, {"a": 1.5}, system="torchmetrics")
+
+
+# ---------------------------------------------------------------------------------------------- tables and plots
+
+
+def test_the_table() -> None:
+    rows = [{"way": "one", "seconds": 0.012345}, {"way": "two", "seconds": None}, {"way": "three", "problem": "full"}]
+    result = BenchResult("try", "here", {"d": 5000}, rows, {"way": "way", "seconds": "s"}, ["seconds"], ["Said."])
+    assert result.to_markdown().splitlines() == [
+        "| way | s |",
+        "| --- | ---: |",
+        "| one | 0.0123 |",
+        "| two | – |",
+        "| three (full) | – |",
+        "",
+        "d 5,000; here.",
+        "Said.",
+    ]
+
+
+def svg_texts(svg: str) -> list[str]:
+    return [(text.text or "").strip() for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_plot_names_every_way_and_value() -> None:
+    values = {"a <b>": 200.0, "c": 2.0, "d": 0.02, "zero": 0.0}
+    rows = [{"way": name, "s": value} for name, value in values.items()]
+    result = BenchResult("try", "N & M", {"d": 1}, rows, {"way": "way", "s": "s"}, ["s"])
+    labels = svg_texts(result.to_svg())
+    assert {"a <b>", "c", "d", "200", "2", "0.02", "d 1; N & M."} <= set(labels)
+    assert "zero" not in labels, "a logarithmic axis has no zero"
+    assert result.to_svg() == result.to_svg()
+    assert svg_texts(BenchResult("try", "here", {}, [], {"s": "s"}, ["s"]).to_svg())
+
+
+# ----------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scoring.SIZES, "small", SMALL)
+    files = ["--json", str(tmp_path / "a.json"), "--figure", str(tmp_path / "a.svg")]
+    done = CliRunner().invoke(app, ["bench", "scoring", "--device", "cpu", *files], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("| way | precision | seconds |")
+    assert "timing bare product, float32" in done.stderr
+    report = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert report["schema"] == 1
+    assert report["bench"] == "scoring"
+    assert report["settings"] == {"images": 3, "texts": 150, "d": 16, "decoder": 16}
+    assert {"way", "precision", "seconds", "median", "rounds", "tflops"} <= set(report["rows"][0])
+    ElementTree.parse(tmp_path / "a.svg")
+
+
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Says whether the benchmark ran; it takes no time."""
+    seen: list[str] = []
+
+    def run(size: Any, *_: object) -> BenchResult:
+        seen.append(next(name for name, sizes in scoring.SIZES.items() if sizes is size))
+        return BenchResult("try", "here", {}, [{"way": "one", "s": 1.0}], {"way": "way", "s": "s"}, ["s"])
+
+    monkeypatch.setattr(scoring, "run", run)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        (["--figure", "a.png"], UsageError, "name it a.svg"),
+        (["--figure", "a"], UsageError, "name it a.svg"),
+        (["--figure", "folder"], UsageError, "--figure folder is a folder"),
+        (["--json", "folder"], UsageError, "--json folder is a folder"),
+        (["--json", "a.svg", "--figure", "a.svg"], UsageError, "both name a.svg"),
+        (["--json", "file/a.json"], EnvironmentProblem, "cannot make the folder file"),
+    ],
+)
+def test_files_are_checked_before_anything_is_timed(
+    options: list[str],
+    error: type[Exception],
+    said: str,
+    untimed: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(app, ["bench", "scoring", "--device", "cpu", *options])
+    assert isinstance(done.exception, error)
+    assert said in str(done.exception)
+    assert not untimed
+
+
+def test_a_folder_that_takes_no_files(untimed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    done = CliRunner().invoke(app, ["bench", "scoring", "--device", "cpu", "--json", str(tmp_path / "a.json")])
+    assert isinstance(done.exception, EnvironmentProblem)
+    assert not untimed
+
+
+def test_the_table_is_printed_even_if_no_file_can_be_written(
+    untimed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise DiskFull("no space left")
+
+    monkeypatch.setattr("vacsr.files.write_json", full)
+    done = CliRunner().invoke(app, ["bench", "scoring", "--device", "cpu", "--json", str(tmp_path / "a.json")])
+    assert isinstance(done.exception, DiskFull)
+    assert "| one | 1 |" in done.stdout
+    assert untimed == ["small"]
+
+
+def test_the_command_knows_what_it_can_time() -> None:
+    done = CliRunner().invoke(app, ["bench", "lunch"])
+    assert done.exit_code == 2
+    assert all(name in done.output for name in ("lunch", "scoring", "training", "metrics"))
+
+
+@pytest.mark.parametrize(
+    ("what", "device", "expected"),
+    [
+        ("scoring", "cpu", "small"),
+        ("scoring", "cuda", "coco"),
+        ("metrics", "cuda", "small"),
+        ("training", "cpu", "small"),
+    ],
+)
+def test_the_size_fits_the_machine(what: Any, device: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    module: Any = {"scoring": scoring, "training": training, "metrics": metrics}[what]
+    monkeypatch.setattr(module, "SIZES", {"small": "small", "coco": "coco"})
+    monkeypatch.setattr(module, "run", lambda size, *_: seen.append(size))
+    run_bench(what, device=torch.device(device))
+    run_bench(what, device=torch.device(device), size="coco")
+    assert seen == [expected, "coco"]
