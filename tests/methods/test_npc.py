@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from vacsr.config.io import method_config
 from vacsr.methods import Embedding, Npc
 from vacsr.methods.base import Neighbours, SetEmbeddings, TrainingView
+from vacsr.methods.mixtures import fit_gaussians, rescaled
 from vacsr.methods.npc import NpcConfig, nearest_in_bank, pair_weights
 from vacsr.pairwise import batch_block, same_image
 
@@ -136,3 +138,20 @@ def test_weights_stay_1_and_the_bank_silent_before_there_is_a_bank() -> None:
     gain.backward()
     assert old.by_image.grad is not None
     assert old.by_image.grad.tolist() == [1.5, 1.5]
+
+
+def test_the_papers_preset_starts_at_clips_scale_and_fits_raw_losses() -> None:
+    config = method_config("npc-paper")
+    assert isinstance(config, NpcConfig)
+    assert (config.scale, config.rescale) == (100.0, False)
+    probability = []
+    for rescale in (True, False):
+        method = Npc(NpcConfig(warmup=0.2, rescale=rescale), dim=8)
+        method.fit(None, world(0).caption_image)
+        view = world(2)
+        method.start_epoch(view)
+        losses = method._all_losses(view, view.embed()).double()
+        fitted = rescaled(losses) if rescale else losses
+        probability.append(fit_gaussians(fitted, steps=100).first(fitted))
+        torch.testing.assert_close(method.clean, probability[-1].float())
+    assert not torch.allclose(*probability, atol=1e-3), "the floor of the variances weighs less on raw losses"

@@ -31,16 +31,22 @@ class NpcConfig(MethodConfig):
     warmup: Share = 0.1
     """Share of the epochs, one at least unless 0, before the first bank; NPC starts from a trained CLIP instead."""
     refresh: bool = True
-    """Build the bank anew before each epoch; otherwise once, after warm-up."""
+    """Rebuild the bank before each epoch; otherwise build it once, after warm-up."""
     threshold: Share = 0.9
     """A pair is in the bank above this probability of being clean."""
+    rescale: bool = True
+    """Bring the losses to [0, 1] before the mixture is fitted, so that it also splits losses near 0; NPC does not."""
     look_ahead: Annotated[float, Field(gt=0)] = 0.1
     """Length of the trial step relative to the length of the heads' weights; 0.02 is about an Adam step."""
     bank_weight: Annotated[float, Field(ge=0)] = 1.0
     """Of the bank pairs' own loss, which trains heads and pooling."""
 
 
-@register("npc", NpcConfig, presets={"paper": {"refresh": False, "look_ahead": 0.02}})
+_PAPER = {"scale": 100.0, "refresh": False, "rescale": False, "look_ahead": 0.02}
+"""NPC starts from CLIP with its scale of 100, and fits the mixture to raw losses."""
+
+
+@register("npc", NpcConfig, presets={"paper": _PAPER})
 class Npc(Method):
     """Score = cosine. L = mean_i w_i·ℓ_i + mean of the neighbours' ℓ, with ℓ the two-way cross entropy of one pair.
 
@@ -68,9 +74,9 @@ class Npc(Method):
         self.look_ahead = config.look_ahead
         self.base = InfoNCE(InfoNCEConfig(scale=config.scale, learnable=config.learnable), dim=dim)
         self.register_training_state("ready", torch.zeros(()))
-        self._begin(0)
+        self._reset(0)
 
-    def _begin(self, captions: int) -> None:
+    def _reset(self, captions: int) -> None:
         """All captions are trusted, and their own neighbours."""
         self.register_training_state("clean", torch.ones(captions))
         self.register_training_state("weight", torch.ones(captions))
@@ -78,31 +84,32 @@ class Npc(Method):
         self.register_training_state("by_text", torch.arange(captions))
 
     def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
-        """Room for each caption."""
-        self._begin(len(caption_image))
+        """All captions are trusted at first."""
+        self._reset(len(caption_image))
 
     @torch.no_grad()
     def start_epoch(self, view: TrainingView) -> None:
-        """After warm-up, build the bank and find everybody's neighbours in it."""
-        warm = view.first_epochs(self.config.warmup)
-        if view.epoch < warm or (view.epoch > warm and not self.config.refresh):
+        """After warm-up, build the bank and find the neighbours of all captions in it."""
+        warmup = view.first_epochs(self.config.warmup)
+        if view.epoch < warmup or (view.epoch > warmup and not self.config.refresh):
             return
         embedded = view.embed()
-        losses = rescaled(self._all_losses(view, embedded))
+        losses = self._all_losses(view, embedded).double()
+        losses = rescaled(losses) if self.config.rescale else losses
         self.clean.copy_(fit_gaussians(losses, steps=100).first(losses))
-        found = nearest_in_bank(embedded, view.caption_image, self.clean, threshold=self.config.threshold)
-        self.by_image.copy_(found.by_image)
-        self.by_text.copy_(found.by_text)
+        nearest = nearest_in_bank(embedded, view.caption_image, self.clean, threshold=self.config.threshold)
+        self.by_image.copy_(nearest.by_image)
+        self.by_text.copy_(nearest.by_text)
         self.ready.fill_(1.0)
 
     def _all_losses(self, view: TrainingView, embedded: SetEmbeddings) -> Tensor:
         """Every training caption's loss, in random groups. -> [M]"""
-        found = []
+        losses = []
         for group in view.groups():
             image = view.caption_image[group]
             v, t = Embedding(embedded.images[image]), Embedding(embedded.texts[group])
-            found.append(self.pair_losses(v, t, image.unsqueeze(1) == image.unsqueeze(0)))
-        return view.by_caption(torch.cat(found))
+            losses.append(self.pair_losses(v, t, image.unsqueeze(1) == image.unsqueeze(0)))
+        return view.by_caption(torch.cat(losses))
 
     def neighbours(self, captions: Tensor) -> Neighbours:
         """Their bank pairs; before there is a bank, themselves. [B] -> [B], [B]"""
@@ -117,7 +124,7 @@ class Npc(Method):
         return -0.5 * (rows + cols)
 
     def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:
-        """Note the batch's weights, all 1 before there is a bank; returns the bank's share of the loss."""
+        """Store the batch's weights, all 1 before there is a bank; returns the bank's part of the loss."""
         with torch.no_grad():
             weight = torch.where(self.ready > 0, pair_weights(before, after), 1.0)
             self.weight.index_copy_(0, captions, weight)
@@ -153,8 +160,8 @@ def nearest_in_bank(embedded: SetEmbeddings, caption_image: Tensor, clean: Tenso
     best = _most_trusted(caption_image, clean, bank, images=len(embedded.images))  # [N], −1 where none
     with_bank, without = (best >= 0).nonzero().squeeze(1), (best < 0).nonzero().squeeze(1)
     best[without] = best[with_bank][_nearest(embedded.images[without], embedded.images[with_bank])]
-    own = torch.arange(len(clean), device=clean.device)
-    by_image, by_text = torch.where(inside, own, best[caption_image]), own.clone()
+    captions = torch.arange(len(clean), device=clean.device)
+    by_image, by_text = torch.where(inside, captions, best[caption_image]), captions.clone()
     outside = (~inside).nonzero().squeeze(1)
     by_text[outside] = bank[_nearest(embedded.texts[outside], embedded.texts[bank])]
     return Neighbours(by_image, by_text)
@@ -165,8 +172,8 @@ def _most_trusted(caption_image: Tensor, clean: Tensor, bank: Tensor, *, images:
     order = bank[clean[bank].argsort(stable=True)]
     best = torch.full((images,), -1, dtype=torch.int64, device=clean.device)
     rank = torch.arange(len(order), device=clean.device)
-    place = best.scatter_reduce(0, caption_image[order], rank, "amax")
-    return torch.where(place >= 0, order[place.clamp_min(0)], place)
+    last = best.scatter_reduce(0, caption_image[order], rank, "amax")
+    return torch.where(last >= 0, order[last.clamp_min(0)], last)
 
 
 def _nearest(x: Tensor, among: Tensor, *, at_once: int = 1 << 24) -> Tensor:

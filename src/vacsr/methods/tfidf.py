@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"\b\w\w+\b")  # as in DAA's public code: one-letter words, above all "a", are dropped
 
 
 class WordTable(NamedTuple):
