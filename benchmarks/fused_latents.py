@@ -3,8 +3,8 @@
     python benchmarks/fused_latents.py [--shapes 16384x2x512,16384x2x1024] [--widths 128,256,512] [--precision bf16]
 
 A shape is pairs × components × latent numbers; a width is how many of these numbers a warp holds, the one choice that
-the kernels leave open (`vacsr.fused` has the default). Each row is one forward and one backward kernel, timed as a CUDA
-graph of 20; ``ideal`` is what they read and write at the rate of a copy in the same run.
+the kernels leave open (`vacsr.kernels.latents` has the default). Each row is one forward and one backward kernel,
+timed as a CUDA graph of 20; ``ideal`` is what they read and write at the rate of a copy in the same run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from _gpu import captured, copy_rate
-from vacsr import fused
 from vacsr.noise import PairNoise
 
 REPEATS, ROUNDS = 20, 15
@@ -55,8 +54,10 @@ def row(shape: tuple[int, int, int], width: int, dtype: torch.dtype, rate: float
     """Of the table."""
     pairs, components, latent = shape
     given = inputs(pairs, components, latent, dtype)
-    reading = fused.Reading(clamp=10.0, bounded=False, squash=True)
-    fused._PER_WARP = width
+    from vacsr.kernels import latents
+
+    reading = (10.0, False, True)  # clamp, bounded, squash
+    latents.PER_WARP = width
     out = torch.ops.vacsr.pair_latents(*given, *reading)
     forward = milliseconds(lambda: torch.ops.vacsr.pair_latents(*given, *reading))
     backward = milliseconds(lambda: torch.ops.vacsr.pair_latents_backward(*given, *out, *reading))
@@ -74,7 +75,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        print("there is no CUDA GPU to time — tests/test_fused.py runs the kernels without one", file=sys.stderr)
+        print(
+            "there is no CUDA GPU to time — tests/kernels/test_latents.py runs the kernels without one", file=sys.stderr
+        )
         raise SystemExit(3)
     dtype, rate = torch.bfloat16 if args.precision == "bf16" else torch.float32, copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {args.precision}, {rate / 1e12:.2f} TB/s\n")

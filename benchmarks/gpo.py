@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from _gpu import captured
-from vacsr.backbones import gpo_kernel
+from vacsr import kernels
 
 SHAPES = ((128, 257, 512), (128, 50, 1024), (128, 197, 1024), (128, 40, 512))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -70,7 +70,9 @@ def torch_weights(x: Inputs) -> Tensor:
 def kernel_weights(x: Inputs) -> Tensor:
     """The recurrence in one launch."""
     lengths = x.mask.sum(1)
-    states = gpo_kernel.gru_states(x.gru, x.places, lengths=lengths)
+    from vacsr.kernels import gpo
+
+    states = gpo.gru_states(x.gru, x.places, lengths=lengths)
     return softmax_over_ranks((states.forward + states.backward) / 2, x.score, lengths)
 
 
@@ -83,7 +85,9 @@ def torch_sum(x: Inputs, weights: Tensor) -> Tensor:
 
 def kernel_sum(x: Inputs, weights: Tensor) -> Tensor:
     """Count ranks, weigh."""
-    return gpo_kernel.ranked_sum(x.values, x.mask, weights)
+    from vacsr.kernels import gpo
+
+    return gpo.ranked_sum(x.values, x.mask, weights)
 
 
 def ways_of(part: str, x: Inputs) -> dict[str, Callable[[], Tensor]]:
@@ -156,7 +160,7 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if not (torch.cuda.is_available() and gpo_kernel.available("cuda")):
+    if not (torch.cuda.is_available() and kernels.available(torch.device("cuda"))):
         print("the kernels are timed on a CUDA GPU with Triton; there is none here", file=sys.stderr)
         raise SystemExit(3)
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from _gpu import adapter_flops, captured, copy_rate, latent_bytes, product_rate
-from vacsr import fused
+from vacsr import kernels
 from vacsr.methods.base import Embedding
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
@@ -104,10 +104,10 @@ def losses(args: argparse.Namespace, batch: int, *, device: str) -> dict[str, tu
     """By name; one compilation serves one batch size."""
     sigmoid = Sigmoid(SigmoidConfig(), dim=8).to(device)
     found: dict[str, tuple[nn.Module, PairLoss]] = {"sigmoid": (sigmoid, sigmoid.loss)}
-    for kernels in (way == "fused" for way in args.ways):
+    for with_kernels in (way == "fused" for way in args.ways):
         torch.manual_seed(0)
-        vacsr = Vacsr(VacsrConfig(objective=ObjectiveConfig(fused=kernels)), dim=args.dim).to(device)
-        way = FUSED if kernels else ""
+        vacsr = Vacsr(VacsrConfig(objective=ObjectiveConfig(fused=with_kernels)), dim=args.dim).to(device)
+        way = FUSED if with_kernels else ""
         found["dense" + way] = vacsr, vacsr.loss
         rows = strip_rows(
             vacsr, args.tile, rows=batch, columns=batch, itemsize=ITEM[args.precision], graphed=args.graph
@@ -210,7 +210,7 @@ def main() -> None:
     args = parser.parse_args()
     if set(args.ways) - {"plain", "fused"}:
         parser.error(f"--ways {','.join(args.ways)}: expected some of plain,fused")
-    if "fused" in args.ways and not fused.available(device):
+    if "fused" in args.ways and not kernels.available(torch.device(device)):
         parser.error("the way 'fused' needs Triton and a CUDA GPU — leave it out")
     if device == "cpu":
         print("no CUDA GPU: a small run in place of the real one, without memory\n")

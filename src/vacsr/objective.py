@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr import fused
+from vacsr import kernels
 from vacsr.adapter import VariationalAdapter
 from vacsr.config import Config
 from vacsr.distributions import (
@@ -21,9 +21,11 @@ from vacsr.distributions import (
     relaxed_one_hot,
     ste_sigmoid,
 )
-from vacsr.fused import PairLatents
+from vacsr.errors import EnvironmentProblem, UsageError
 from vacsr.noise import PairNoise
 from vacsr.pairwise import PairBlock, cosines
+
+_KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ def mean_over_rows(values: Tensor, chosen: Tensor, *, rows: int) -> Tensor:
     """Mean over each row's chosen entries, summed over rows / ``rows``; rows without any add nothing. -> 0-d"""
     count = chosen.sum(dim=1).clamp_min(1)
     return (torch.where(chosen, values, 0.0).sum(dim=1) / count).sum() / rows
+
+
+class PairLatents(NamedTuple):
+    """A draw of z for every pair, and statistics of its distribution."""
+
+    z: Tensor  # [..., D]
+    kl: Tensor  # [..., K] each component's KL to N(0, I)
+    inverse: Tensor  # [...] Σ_D 1/(2v)
+    log_variance: Tensor  # [...] Σ_D ½·log v
 
 
 @dataclass(frozen=True)
@@ -163,8 +174,7 @@ class VacsrObjective:
         alpha = log_alpha.exp()
         weights = relaxed_one_hot(log_alpha, gumbel, temperature=c.gumbel_temperature, hard=c.gumbel_hard)
         sigma_weights = weights if c.sigma_component == "gumbel" else alpha.expand_as(weights)
-        with_kernel = fused.runs(hidden, adapter.config, objective=c, latent=adapter.latent)
-        draw_latents = self._kernel_latents if with_kernel else self._latents
+        draw_latents = self._kernel_latents if self.uses_kernel(adapter, hidden) else self._latents
         latents = draw_latents(adapter, hidden, weights, sigma_weights, noise)
         share = adapter.latent if c.sigma_reduction == "mean" else 1
         return PairDraw(
@@ -190,12 +200,33 @@ class VacsrObjective:
         self, adapter: VariationalAdapter, hidden: Tensor, weights: Tensor, sigma_weights: Tensor, noise: PairNoise
     ) -> PairLatents:
         """The same by a kernel that writes z alone and draws the noise itself."""
-        latents = fused.pair_latents(
+        from vacsr.kernels.latents import pair_latents
+
+        bounded = adapter.config.variance == "sigmoid"
+        latents = pair_latents(
             adapter.heads(hidden).flatten(end_dim=-2), weights.flatten(end_dim=-2),
             sigma_weights=sigma_weights.flatten(end_dim=-2), keys=noise.normal_keys().flatten(),
-            reading=fused.Reading.of(adapter.config, self.config),
+            clamp=adapter.config.log_var_clamp, bounded=bounded,
+            squash=self.config.sigma_variance == "sigmoid" and not bounded,
         )  # fmt: skip
         return PairLatents(*(x.view(*hidden.shape[:-1], *x.shape[1:]) for x in latents))
+
+    def uses_kernel(self, adapter: VariationalAdapter, hidden: Tensor) -> bool:
+        """Whether ``fused`` asks for the kernel and it can run; an error where it must and cannot."""
+        fits = adapter.components <= 4 and adapter.latent <= 8192 and hidden.dtype in _KERNEL_TYPES
+        runs = kernels.available(hidden.device)
+        if self.config.fused is True and not fits:
+            raise UsageError(
+                f"method.objective.fused=true with components={adapter.components}, z of {adapter.latent} numbers in "
+                f"{hidden.dtype}: the kernel takes at most 4 components, 8192 numbers and float32 or half precision "
+                "— set method.objective.fused=auto"
+            )
+        if self.config.fused is True and not runs:
+            raise EnvironmentProblem(
+                f"method.objective.fused=true needs Triton and a CUDA device, not {hidden.device} — run: pip install "
+                "triton, or set method.objective.fused=auto"
+            )
+        return self.config.fused is not False and fits and runs
 
     def targets(self, labels: Tensor, cosine: Tensor | None) -> Tensor:
         """The labels, moved by ``correction`` towards the score of the cosine alone, detached. [R, C]"""

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vacsr.backbones import gpo_kernel
+from vacsr import kernels
 from vacsr.backbones.tokens import Tokens
 
 _WIDTH = 32  # of the rank codes and of the recurrent state
@@ -35,8 +35,11 @@ class GeneralizedPooling(nn.Module):
         """[B, L, D] -> [B, D] float32"""
         places = rank_codes(tokens.mask.shape[1], device=tokens.mask.device)
         weights = position_weights(self.gru, self.score, lengths=tokens.mask.sum(dim=1), places=places)
-        weigh = gpo_kernel.ranked_sum if gpo_kernel.available(tokens.mask.device) else ranked_sum
-        return weigh(tokens.values, tokens.mask, weights)
+        if kernels.available(tokens.mask.device):
+            from vacsr.kernels import gpo
+
+            return gpo.ranked_sum(tokens.values, tokens.mask, weights)
+        return ranked_sum(tokens.values, tokens.mask, weights)
 
 
 class RankNetwork(nn.Module):
@@ -107,7 +110,7 @@ def position_weights(gru: RankNetwork, score: nn.Linear, *, lengths: Tensor, pla
 def _weights(gru: RankNetwork, score: nn.Linear, *, lengths: Tensor, places: Tensor) -> Tensor:
     """Softmax over each item's own ranks. [N], [L, 32] -> [N, L]"""
     past_end = torch.arange(places.shape[0], device=places.device) >= lengths.clamp(min=1).unsqueeze(1)
-    states_of = _kernel_states if gpo_kernel.available(places.device) else mean_states
+    states_of = _kernel_states if kernels.available(places.device) else mean_states
     with torch.autocast(places.device.type, enabled=False):
         logits = score(states_of(gru, lengths=lengths, places=places)).squeeze(-1)
     return torch.softmax((logits / _TEMPERATURE).masked_fill(past_end, -torch.inf), dim=-1)
@@ -115,7 +118,9 @@ def _weights(gru: RankNetwork, score: nn.Linear, *, lengths: Tensor, places: Ten
 
 def _kernel_states(gru: RankNetwork, *, lengths: Tensor, places: Tensor) -> Tensor:
     """:func:`mean_states` where Triton's kernels run. [N], [L, 32] -> [N, L, 32]"""
-    states = gpo_kernel.gru_states(gru, places, lengths=lengths.clamp(min=1))
+    from vacsr.kernels import gpo
+
+    states = gpo.gru_states(gru, places, lengths=lengths.clamp(min=1))
     return (states.forward.unsqueeze(0) + states.backward) / 2
 
 

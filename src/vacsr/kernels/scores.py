@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from vacsr import operators
+from vacsr import kernels
 
 __all__ = ["OutOfResources", "scale_kernel", "scale_trunk", "score_kernel", "score_pairs"]
 
@@ -30,7 +30,7 @@ def scale_trunk(trunk: Tensor, images: Tensor, dtype: torch.dtype, tile: Sequenc
     weights = torch.empty(len(images), *trunk.shape, dtype=dtype, device=trunk.device)
     _, hidden, depth, *_ = tile
     (height, width), rows, cols, run = trunk.shape, min(_SCALED[0], hidden), min(_SCALED[1], depth), _SCALED[2]
-    with operators.current(trunk.device):
+    with kernels.current(trunk.device):
         scale_kernel[height // rows, width // cols, -(-len(images) // run)](
             trunk, images, weights, len(images), H=height, D=width, RUN=run, ROWS=rows, COLS=cols
         )
@@ -58,7 +58,7 @@ def score_pairs(
     if tma:
         shapes = [rows, depth], [hidden, depth]
         sources = [TensorDescriptor.from_tensor(x, shape) for x, shape in zip(sources, shapes, strict=True)]
-    with operators.current(out.device):
+    with kernels.current(out.device):
         score_kernel[(tiles * -(-images // run),)](
             *sources, edge, decoder, last, gain, out, *out.shape, tiles, group, constant, slope or 0.0,
             H=height, D=dim, WIDE=decoder.shape[1] if decoder.ndim == 2 else 0, RESIDUAL=slope is not None,

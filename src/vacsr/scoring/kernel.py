@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr import operators
+from vacsr import kernels
 from vacsr.adapter import FoldedAdapter
 from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, Method, take
@@ -50,7 +50,7 @@ def available(device: torch.device | str) -> bool:
     if importlib.util.find_spec("triton") is None or device.type not in ("cpu", "cuda"):
         return False
     if device.type == "cpu":
-        return operators.interpreted()
+        return kernels.INTERPRETED
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,21 +13,32 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr import fused
+from vacsr import kernels
 from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.distributions import kl_to_standard_normal, mixture_draw
 from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
-from vacsr.fused import PairLatents, Reading
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.noise import PairNoise
-from vacsr.objective import LossTerms, ObjectiveConfig
+from vacsr.objective import LossTerms, ObjectiveConfig, PairLatents, VacsrObjective
 from vacsr.pairwise import batch_block
 from vacsr.strips import PairLoss, StripLoss, compile_pairs
 
-from .interpreter import GPU, INTERPRETED, interpreted, run_interpreted
+from ..interpreter import GPU, INTERPRETED, interpreted, run_interpreted
 
-DEFAULT = Reading(clamp=10.0, bounded=False, squash=True)
+pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+from vacsr.kernels import latents
+
+
+class Reading(NamedTuple):
+    """How the kernels read the heads' numbers."""
+
+    clamp: float = 10.0
+    bounded: bool = False
+    squash: bool = True
+
+
+DEFAULT = Reading()
 
 
 @pytest.mark.slow
@@ -70,7 +80,8 @@ def make_noise(pairs: int, *, seed: int = 3, device: str = "cpu") -> PairNoise:
 def by_kernel(inputs: Inputs, noise: PairNoise, reading: Reading) -> PairLatents:
     heads, weights, sigma_weights = inputs
     keys = noise.normal_keys().flatten()
-    return fused.pair_latents(heads, weights, sigma_weights=sigma_weights, keys=keys, reading=reading)
+    out = latents.pair_latents(heads, weights, sigma_weights=sigma_weights, keys=keys, **reading._asdict())
+    return PairLatents(*out)
 
 
 def by_torch(inputs: Inputs, noise: PairNoise, reading: Reading) -> PairLatents:
@@ -115,13 +126,7 @@ def test_interpreted_noise_is_that_of_the_contract(components: int, latent: int)
     expected = noise.normal(components * latent).view(2, components, latent)
     for k in range(components):
         one = functional.one_hot(torch.full((2,), k), components).float()
-        found = fused.pair_latents(
-            torch.zeros(2, 2 * components * latent),
-            one,
-            sigma_weights=one,
-            keys=noise.normal_keys().flatten(),
-            reading=DEFAULT,
-        )
+        found = by_kernel(Inputs(torch.zeros(2, 2 * components * latent), one, one), noise, DEFAULT)
         torch.testing.assert_close(found.z, expected[:, k], atol=3e-6, rtol=0)
 
 
@@ -284,37 +289,34 @@ def test_interpreted_kernels_are_opaque_to_the_compiler(strips: bool, monkeypatc
 # ------------------------------------------------------------------------------------------------------- what is asked
 
 
-def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    hidden, adapter = torch.zeros(1, 4), AdapterConfig()
-    assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(fused="auto"), latent=4)
-    assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(fused=False), latent=4)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    asked = ObjectiveConfig(fused="auto")
-    there = importlib.util.find_spec("triton") is not None
-    assert fused.runs(hidden, adapter, objective=asked, latent=4) == there
-    assert not fused.runs(hidden, adapter, objective=ObjectiveConfig(fused=False), latent=4)
-    assert not fused.runs(hidden.double(), adapter, objective=asked, latent=4)
-    assert not fused.runs(hidden.to("meta"), adapter, objective=asked, latent=4)
-    assert not fused.runs(hidden, AdapterConfig(components=5), objective=asked, latent=4)
-    assert not fused.runs(hidden, adapter, objective=asked, latent=8193)
+def test_where_the_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    hidden, adapter = torch.zeros(1, 4), VariationalAdapter(4)
+    auto, never = VacsrObjective(ObjectiveConfig(fused="auto")), VacsrObjective(ObjectiveConfig(fused=False))
+    assert not auto.uses_kernel(adapter, hidden)
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
+    assert auto.uses_kernel(adapter, hidden)
+    assert not never.uses_kernel(adapter, hidden)
+    assert not auto.uses_kernel(adapter, hidden.double())
+    assert not auto.uses_kernel(adapter, hidden.to("meta"))
+    assert not auto.uses_kernel(VariationalAdapter(4, AdapterConfig(components=5)), hidden)
+    assert not auto.uses_kernel(VariationalAdapter(4, AdapterConfig(latent=8193)), hidden)
+    monkeypatch.setattr(kernels, "TRITON", False)
+    assert not auto.uses_kernel(adapter, hidden)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter runs anywhere")
 def test_what_cannot_run_says_so() -> None:
     method = make(True)
-    with pytest.raises(EnvironmentProblem, match=r"need Triton and a CUDA device, not cpu .*fused=auto"):
+    with pytest.raises(EnvironmentProblem, match=r"fused=auto"):
         run(method, method.loss)
     method = make(True, {"components": 5})
-    with pytest.raises(
-        UsageError, match=r"components=5, .* at most 4 components.* — set method\.objective\.fused=auto"
-    ):
+    with pytest.raises(UsageError, match=r"at most 4 components.* — set method\.objective\.fused=auto"):
         run(method, method.loss)
     inputs, keys = make_inputs(3, 2, 4), torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(ShapeMismatch, match="flatten the pairs first"):
-        fused.pair_latents(inputs.heads[:2], inputs.weights, sigma_weights=inputs.weights, keys=keys, reading=DEFAULT)
-    with pytest.raises(ShapeMismatch, match="one for each of 3 pairs"):
-        fused.pair_latents(inputs.heads, inputs.weights, sigma_weights=inputs.weights, keys=keys[:2], reading=DEFAULT)
+    for heads, wanted in ((inputs.heads[:2], keys), (inputs.heads, keys[:2])):
+        with pytest.raises(ShapeMismatch, match="flatten"):
+            latents.pair_latents(heads, inputs.weights, sigma_weights=inputs.weights, keys=wanted, **DEFAULT._asdict())
 
 
 def test_auto_changes_nothing_without_a_gpu() -> None:
@@ -340,14 +342,12 @@ def test_compiled_for_hopper_noise_stays_in_registers(
 ) -> None:
     """Threads draw the noise of the numbers they hold: shared memory is for the sums of the warps alone."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+    import triton
     from triton.backends.compiler import GPUTarget
 
-    from vacsr import fused_triton
-
-    function = getattr(fused_triton, name)
+    function = getattr(latents, name)
     weights = torch.empty(1, components)
-    fixed = fused._sizes(torch.empty(1, 2 * components * 1024), weights, DEFAULT) | {"FAST": True}
+    fixed = latents.sizes(torch.empty(1, 2 * components * 1024), weights, bounded=False, squash=True) | {"FAST": True}
     warps = fixed.pop("num_warps")
     half, plain = {"heads", "z", "d_z", "d_heads"}, {"clamp": "fp32", "keys": "*i64"}
     order = function.arg_names
@@ -471,8 +471,8 @@ def test_the_kernels_never_wait_for_the_device() -> None:
     keys = noise.normal_keys().flatten()
 
     def once() -> None:
-        found = fused.pair_latents(
-            inputs.heads, inputs.weights, sigma_weights=inputs.sigma_weights, keys=keys, reading=DEFAULT
+        found = latents.pair_latents(
+            inputs.heads, inputs.weights, sigma_weights=inputs.sigma_weights, keys=keys, **DEFAULT._asdict()
         )
         torch.autograd.grad(found, inputs, [torch.ones_like(x) for x in found])
 

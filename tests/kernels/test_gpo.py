@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,10 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from vacsr.backbones import gpo_kernel
-from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
+from vacsr import kernels
+from vacsr.errors import ShapeMismatch, UsageError
 
 from ..interpreter import GPU, interpreted, run_interpreted
+
+pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+from vacsr.kernels import gpo
 
 SIZES = [(128, 257, 512), (128, 50, 1024), (16, 197, 1024), (7, 33, 65), (3, 1, 1)]
 
@@ -57,7 +58,7 @@ def _check_states(lengths: Tensor, *, places: int, width: int = 32, tolerance: f
     exact.load_state_dict({name: value.double() for name, value in gru.state_dict().items()})
     codes = torch.randn(places, 8, device=device, requires_grad=True)
     exact_codes = codes.detach().double().requires_grad_()
-    found = gpo_kernel.gru_states(gru, codes, lengths=lengths)
+    found = gpo.gru_states(gru, codes, lengths=lengths)
     ahead, behind = _packed_states(exact, exact_codes, lengths)
     longest = int(lengths.argmax())
     torch.testing.assert_close(
@@ -80,7 +81,7 @@ def _check_sum(values: Tensor, mask: Tensor, weights: Tensor, *, tolerance: floa
     """The sum and both gradients; a gradient in half precision is the float32 one, rounded."""
     inputs = values.detach().requires_grad_(), weights.detach().requires_grad_()
     reference = values.detach().float().requires_grad_(), weights.detach().requires_grad_()
-    out, expected = gpo_kernel.ranked_sum(inputs[0], mask, inputs[1]), _sorted_sum(reference[0], mask, reference[1])
+    out, expected = gpo.ranked_sum(inputs[0], mask, inputs[1]), _sorted_sum(reference[0], mask, reference[1])
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, expected, atol=tolerance * (1 + float(expected.detach().abs().max())), rtol=0)
     push = torch.randn_like(out)
@@ -112,7 +113,7 @@ def test_interpreted_states_equal_a_packed_gru(lengths: list[int]) -> None:
 @interpreted
 def test_interpreted_states_of_an_empty_item_are_zero() -> None:
     gru = nn.GRU(8, 16, batch_first=True, bidirectional=True)
-    states = gpo_kernel.gru_states(gru, torch.randn(3, 8), lengths=torch.tensor([0, 3]))
+    states = gpo.gru_states(gru, torch.randn(3, 8), lengths=torch.tensor([0, 3]))
     assert not states.backward[0].any()
     assert states.backward[1].all()
 
@@ -145,17 +146,17 @@ def test_interpreted_ranks_are_those_of_a_stable_sort(data: st.DataObject) -> No
 def test_interpreted_sums_show_values_that_are_not_finite(worst: float) -> None:
     values, mask, weights = torch.randn(1, 9, 2), torch.ones(1, 9, dtype=torch.bool), torch.full((1, 9), 0.1)
     values[0, 4, 0] = worst
-    out = gpo_kernel.ranked_sum(values, mask, weights)
+    out = gpo.ranked_sum(values, mask, weights)
     torch.testing.assert_close(out, _sorted_sum(values, mask, weights), equal_nan=True)
 
 
 @interpreted
 def test_interpreted_items_without_tokens_sum_to_zero() -> None:
     values, weights = torch.full((2, 3, 4), torch.nan, requires_grad=True), torch.ones(2, 3)
-    out = gpo_kernel.ranked_sum(values, torch.zeros(2, 3, dtype=torch.bool), weights)
+    out = gpo.ranked_sum(values, torch.zeros(2, 3, dtype=torch.bool), weights)
     assert torch.equal(out, torch.zeros(2, 4))
     assert torch.equal(torch.autograd.grad(out.sum(), values)[0], torch.zeros(2, 3, 4))
-    assert gpo_kernel.ranked_sum(values[:0], torch.ones(0, 3, dtype=torch.bool), weights[:0]).shape == (0, 4)
+    assert gpo.ranked_sum(values[:0], torch.ones(0, 3, dtype=torch.bool), weights[:0]).shape == (0, 4)
 
 
 @interpreted
@@ -186,13 +187,13 @@ class _Pool(nn.Module):
         self.score = nn.Linear(width, 1, bias=False)
 
     def forward(self, values: Tensor, mask: Tensor, places: Tensor) -> Tensor:
-        assert gpo_kernel.available(values.device)
+        assert kernels.available(values.device)
         lengths = mask.sum(1)
-        states = gpo_kernel.gru_states(self.gru, places, lengths=lengths)
+        states = gpo.gru_states(self.gru, places, lengths=lengths)
         logits = self.score((states.forward + states.backward) / 2).squeeze(-1)
         past_end = torch.arange(mask.shape[1], device=mask.device) >= lengths.unsqueeze(1)
         weights = torch.softmax(logits.masked_fill(past_end, -torch.inf) / 0.1, dim=-1)
-        return gpo_kernel.ranked_sum(values, mask, weights)
+        return gpo.ranked_sum(values, mask, weights)
 
 
 def _gradients(pool: Callable[..., Tensor], module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -213,26 +214,26 @@ def test_interpreted_kernels_are_opaque_to_the_compiler() -> None:
 
 
 def test_where_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert not gpo_kernel.available("cpu")
-    assert gpo_kernel.available("cuda") == (importlib.util.find_spec("triton") is not None)
-    monkeypatch.setitem(sys.modules, "triton", None)
-    assert not gpo_kernel.available("cuda")
-    with pytest.raises(EnvironmentProblem, match=r"vacsr\.backbones\.pooling"):
-        gpo_kernel.ranked_sum(torch.ones(1, 2, 3), torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2))
+    cpu, cuda, meta = (torch.device(name) for name in ("cpu", "cuda", "meta"))
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    assert [kernels.available(device) for device in (cpu, cuda, meta)] == [False, True, False]
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
+    assert [kernels.available(device) for device in (cpu, cuda, meta)] == [True, True, False]
+    monkeypatch.setattr(kernels, "TRITON", False)
+    assert not any(kernels.available(device) for device in (cpu, cuda, meta))
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeMismatch, match="one weight per token"):
-        gpo_kernel.ranked_sum(torch.ones(1, 2, 3), torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 3))
+        gpo.ranked_sum(torch.ones(1, 2, 3), torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 3))
     with pytest.raises(UsageError, match="at most"):
-        gpo_kernel.ranked_sum(torch.ones(1, 32_768, 1), torch.ones(1, 32_768, dtype=torch.bool), torch.ones(1, 32_768))
+        gpo.ranked_sum(torch.ones(1, 32_768, 1), torch.ones(1, 32_768, dtype=torch.bool), torch.ones(1, 32_768))
     with pytest.raises(ShapeMismatch, match="stack the two directions"):
-        gpo_kernel.bigru(torch.ones(4, 96), torch.tensor([4]), weight=torch.ones(2, 96, 32), bias=torch.ones(2, 96))
+        gpo.bigru(torch.ones(4, 96), torch.tensor([4]), weight=torch.ones(2, 96, 32), bias=torch.ones(2, 96))
     with pytest.raises(UsageError, match="power of two"):
-        gpo_kernel.bigru(torch.ones(2, 4, 72), torch.tensor([4]), weight=torch.ones(2, 72, 24), bias=torch.ones(2, 72))
+        gpo.bigru(torch.ones(2, 4, 72), torch.tensor([4]), weight=torch.ones(2, 72, 24), bias=torch.ones(2, 72))
     with pytest.raises(UsageError, match="one-layer"):
-        gpo_kernel.gru_states(nn.GRU(4, 32), torch.ones(5, 4), lengths=torch.tensor([5]))
+        gpo.gru_states(nn.GRU(4, 32), torch.ones(5, 4), lengths=torch.tensor([5]))
 
 
 @pytest.mark.gpu

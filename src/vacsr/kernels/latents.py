@@ -1,14 +1,27 @@
 # mypy: ignore-errors
-"""The Triton kernels behind `fused`; imported only where they run, so that nothing else needs Triton.
+"""All between the matrix product of the adapter's heads and its decoder, as one kernel forward and one backward.
 
-One file apart because a kernel is no ordinary Python: it is compiled at first call, or interpreted when
-TRITON_INTERPRET=1 was set before Triton was imported. A program has one pair, and all D numbers of it at once: what is
-summed over D needs no second look, and every number of the heads is fetched from memory once.
+Written with torch it is a dozen passes over [pairs, K, D] float32 numbers, and noise that has to be stored. Here a
+pair's means and log-variances are read once, in the precision of the product; the noise is drawn where it is used, the
+same numbers as :meth:`vacsr.noise.PairNoise.normal`; only z is written. The gradient draws the noise again.
+
+L_σ needs the decoded logit, which comes after z. But it is linear in the error e: Σ_D e/(2v) + ½·log v is e times one
+sum plus another, and a pair keeps just these two sums of its variances.
+
+A program has one pair and all D numbers of it: a sum over D needs no second pass, and every number of the heads is
+fetched from memory once. A kernel is compiled at its first call, or interpreted if TRITON_INTERPRET=1.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra import libdevice
+
+from vacsr import kernels
+from vacsr.errors import ShapeMismatch
+
+PER_WARP = 256  # numbers of z: 8 per thread, a 16-byte read in half precision
 
 # SplitMix64's constants, as in `noise`
 _GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
@@ -230,3 +243,89 @@ def latents_gradient(
             step, noise, d_total, d_mixed, heads, weights, sigma_weights, d_kl, d_heads, d_weights, d_sigma_weights,
             clamp, lane, K, D, BOUNDED, FAST,
         )  # fmt: skip
+
+
+def pair_latents(
+    heads: Tensor, weights: Tensor, *, sigma_weights: Tensor, keys: Tensor, clamp: float, bounded: bool, squash: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Draw z for every pair, with what the losses need of its distribution; differentiable.
+
+    heads [N, 2·K·D]: means, then log-variances as the heads gave them, which are clamped to ± ``clamp``; weights [N, K]
+    mix z, sigma_weights [N, K] mix logσ² into v; keys [N]: where the normal draws of each pair begin. ``bounded``: σ²
+    is the sigmoid of the clamped number; ``squash``: v is the sigmoid of the mixed logσ², else its exponential.
+
+    -> z [N, D] in the precision of the heads; float32: each component's KL to N(0, I) [N, K], Σ_D 1/(2v) [N],
+    Σ_D ½·log v [N]
+    """
+    pairs, components = weights.shape
+    if len(heads) != pairs or heads.shape[1] % (2 * components) or sigma_weights.shape != weights.shape:
+        raise ShapeMismatch(
+            f"heads {list(heads.shape)}, weights {list(weights.shape)}, sigma_weights {list(sigma_weights.shape)}: "
+            "expected [N, 2·K·D], [N, K], [N, K] — flatten the pairs first"
+        )
+    if keys.shape != (pairs,):
+        raise ShapeMismatch(f"keys {list(keys.shape)}: expected one for each of {pairs} pairs — flatten them first")
+    return _forward(heads, weights.float(), sigma_weights.float(), keys, clamp, bounded, squash)
+
+
+def sizes(heads: Tensor, weights: Tensor, *, bounded: bool, squash: bool) -> dict[str, int | bool]:
+    """What the kernels are compiled for."""
+    components = weights.shape[1]
+    latent = heads.shape[1] // (2 * components)
+    block = max(32, 1 << (latent - 1).bit_length())
+    return {
+        "K": components, "D": latent, "BLOCK": block, "BOUNDED": bounded, "SQUASH": squash,
+        "FAST": heads.is_cuda and not kernels.INTERPRETED, "num_warps": min(8, max(1, block // PER_WARP)),
+    }  # fmt: skip
+
+
+# custom_op, not triton_op: torch.compile would trace through a triton_op, which Triton's interpreter cannot follow.
+@torch.library.custom_op("vacsr::pair_latents", mutates_args=())
+def _forward(
+    heads: Tensor, weights: Tensor, sigma_weights: Tensor, keys: Tensor, clamp: float, bounded: bool, squash: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out = _outputs(heads, weights, sigma_weights, keys, clamp, bounded, squash)
+    if len(heads):
+        inputs = [x.contiguous() for x in (heads, weights, sigma_weights, keys)]
+        with kernels.current(heads.device):
+            draw_latents[(len(heads),)](*inputs, *out, clamp, **sizes(heads, weights, bounded=bounded, squash=squash))
+    return out
+
+
+@_forward.register_fake
+def _outputs(heads, weights, sigma_weights, keys, clamp, bounded, squash):
+    pairs, components = weights.shape
+    z = heads.new_empty(pairs, heads.shape[1] // (2 * components))
+    return z, weights.new_empty(pairs, components), weights.new_empty(pairs), weights.new_empty(pairs)
+
+
+@torch.library.custom_op("vacsr::pair_latents_backward", mutates_args=())
+def _backward(
+    heads: Tensor, weights: Tensor, sigma_weights: Tensor, keys: Tensor,
+    d_z: Tensor, d_kl: Tensor, d_inverse: Tensor, d_log_variance: Tensor, clamp: float, bounded: bool, squash: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    out = _gradients(heads, weights)
+    if len(heads):
+        inputs = (heads, weights, sigma_weights, keys, d_z, d_kl, d_inverse, d_log_variance)
+        with kernels.current(heads.device):
+            latents_gradient[(len(heads),)](
+                *(x.contiguous() for x in inputs), *out, clamp, **sizes(heads, weights, bounded=bounded, squash=squash)
+            )
+    return out
+
+
+@_backward.register_fake
+def _gradients(heads, weights, *_):
+    return heads.new_empty(heads.shape), weights.new_empty(weights.shape), weights.new_empty(weights.shape)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:4])
+    ctx.settings = inputs[4:]
+
+
+def _gradient(ctx, *grads):
+    return (*_backward(*ctx.saved_tensors, *grads, *ctx.settings), None, None, None, None)
+
+
+_forward.register_autograd(_gradient, setup_context=_save)
