@@ -9,7 +9,7 @@ import torch
 
 from vacsr.adapter import VariationalAdapter
 from vacsr.bench.stopwatch import Step, time_in_turn
-from vacsr.train.precision import matmul_precision
+from vacsr.train.step import matmul_precision
 
 _EDGE = 8192
 

@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from _gpu import captured
-from vacsr.train.adamp import AdamP
+from vacsr.train.optim import AdamP
 
 WIDTH, WORDS = 384, 30_522
 BLOCK = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)] + [(WIDTH,)] * 9 + [(4 * WIDTH,)]

@@ -31,7 +31,7 @@ from vacsr.evaluate.judgments import Judgments, read_judgments
 from vacsr.files import write_json, write_text
 from vacsr.scoring import PairScorer
 from vacsr.search.suspects import find_neighbours
-from vacsr.train.recipe import read_split, training_data
+from vacsr.train.data import read_split, training_data
 
 Record = dict[str, Any]
 OURS, RIVAL = "vacsr-default", "infonce-cosine"

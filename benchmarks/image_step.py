@@ -34,9 +34,10 @@ from vacsr.bench.efficiency import inference_step, random_photos, training_step
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, MethodConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
-from vacsr.train.assemble import Parts, assemble
-from vacsr.train.feed import Batch
-from vacsr.train.precision import matmul_precision
+from vacsr.train.data import Batch
+from vacsr.train.retrieval import retrieval_task
+from vacsr.train.step import matmul_precision
+from vacsr.train.trainer import Trainer
 
 MODES: dict[str, dict[str, Any]] = {
     "eager": {},
@@ -81,36 +82,37 @@ def measured(step: Step, *, steps: int, before: int, replayed: Callable[[Step], 
     return {"ms": statistics.median(times), "peak_gib": peak}
 
 
-def towers(parts: Parts, batch: int, precision: str, *, beside: bool) -> Step:
+def towers(trainer: Trainer, batch: int, precision: str, *, beside: bool) -> Step:
     """Forward and backward of the towers alone."""
-    backbone, data = parts.model.backbone, parts.feed.data
+    task = trainer.task
+    backbone, data = task.model.backbone, task.loader
     images, texts = data.images[:batch], data.texts[:batch]
 
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            with parts.step._beside() if beside else nullcontext():
+            with task._beside() if beside else nullcontext():
                 total = backbone.encode_texts(texts).values.sum()
             seen = backbone.encode_images(images).values.sum()
             if beside:
-                parts.step._together()
+                torch.cuda.current_stream().wait_stream(task.side)
         (total + seen).backward()
-        parts.step.optimizer.zero_grad(set_to_none=True)
+        trainer.optimizer.zero_grad(set_to_none=True)
 
     return step
 
 
-def gradients(parts: Parts, batch: int) -> Step:
+def gradients(trainer: Trainer, batch: int) -> Step:
     """A training step without clipping and update."""
     rows, number = torch.arange(batch, device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")
 
     def step() -> None:
-        parts.step.accumulate(Batch(rows), number)
-        parts.step.optimizer.zero_grad(set_to_none=True)
+        trainer.step.run(Batch(rows), number, last=False)
+        trainer.optimizer.zero_grad(set_to_none=True)
 
     return step
 
 
-def built(args: argparse.Namespace, method: str, *, tile: int | str, mode: str, precision: str) -> Parts:
+def built(args: argparse.Namespace, method: str, *, tile: int | str, mode: str, precision: str) -> Trainer:
     """Model, photos and step."""
     head = HeadConfig(kind="linear", dim=args.dim, init="xavier")
     backbone = BackboneConfig(spec=args.backbone, weights="random", head=head, context=args.context)
@@ -118,7 +120,7 @@ def built(args: argparse.Namespace, method: str, *, tile: int | str, mode: str, 
     resting = TowersConfig(freeze_image=0, ramp=False)
     config = TrainConfig.model_validate({**given, "towers": resting, **MODES[mode]})
     photos, reading = random_photos(args.batch, words=args.words), DataConfig(cache_gb=64)
-    return assemble(settings(method), photos, config, backbone=backbone, dev=None, reading=reading)
+    return Trainer(retrieval_task(settings(method), photos, config, backbone=backbone, reading=reading), config)
 
 
 def settings(method: str) -> MethodConfig:
@@ -140,39 +142,43 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             first = next((number for number, (method, _) in enumerate(runs) if "vacsr" in method), None)
             for number, (method, tile) in enumerate(runs):
                 started, before = time.perf_counter(), held()
-                parts = built(args, method, tile=tile, mode=mode, precision=precision)
+                trainer = built(args, method, tile=tile, mode=mode, precision=precision)
                 known = {"method": method, "tile": tile, "mode": mode, "precision": precision}
                 with matmul_precision(precision):
                     for step, found in steps_of(
-                        args, parts, mode=mode, precision=precision, before=before, first=number == 0
+                        args, trainer, mode=mode, precision=precision, before=before, first=number == 0
                     ):
                         alone = step.startswith("towers")
                         yield {"step": step, **known, **({"method": "–", "tile": 0} if alone else {}), **found}
-                    if isinstance(parts.model.method, Vacsr) and number == first:
-                        yield {"step": "products", **known, **products(parts.model.method, args.batch, precision)}
+                    if isinstance(trainer.task.model.method, Vacsr) and number == first:
+                        yield {
+                            "step": "products",
+                            **known,
+                            **products(trainer.task.model.method, args.batch, precision),
+                        }
                 print(f"({method}, {mode}: {time.perf_counter() - started:.0f} s in all)", file=sys.stderr)
-                del parts
+                del trainer
                 torch._dynamo.reset()
                 torch.cuda.empty_cache()
 
 
 def steps_of(
-    args: argparse.Namespace, parts: Parts, *, mode: str, precision: str, before: int, first: bool
+    args: argparse.Namespace, trainer: Trainer, *, mode: str, precision: str, before: int, first: bool
 ) -> Iterator[tuple[str, Row]]:
     """The towers alone for the first of a mode, then training, and inference where nothing is captured."""
     plain = {"steps": args.steps, "before": before}
     again = plain if mode == "eager" else {**plain, "replayed": captured}
     if first:
         for beside in (False, True) if args.beside else (False,):
-            alone = towers(parts, args.batch, precision, beside=beside)
+            alone = towers(trainer, args.batch, precision, beside=beside)
             yield "towers, beside" if beside else "towers", measured(alone, **again)
     if args.no_optimizer:
-        yield "training", measured(gradients(parts, args.batch), **again)
+        yield "training", measured(gradients(trainer, args.batch), **again)
     else:  # it is captured by itself
-        yield "training", measured(training_step(parts, args.batch), **plain)
-    if mode == "eager" and parts.step.config.tile in (0, args.tile[0]):
-        parts.step.optimizer.state.clear()
-        yield "inference", measured(inference_step(parts, args.batch, precision=precision), **plain)
+        yield "training", measured(training_step(trainer, args.batch), **plain)
+    if mode == "eager" and trainer.task.config.tile in (0, args.tile[0]):
+        trainer.optimizer.state.clear()
+        yield "inference", measured(inference_step(trainer.task, args.batch, precision=precision), **plain)
 
 
 def products(method: Vacsr, batch: int, precision: str) -> Row:

@@ -33,7 +33,7 @@ from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.objective import ObjectiveConfig
 from vacsr.pairwise import batch_block
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
-from vacsr.train.precision import matmul_precision
+from vacsr.train.step import matmul_precision
 
 GIB = 2**30
 BATCHES = {"cuda": [128, 512, 1024, 2048, 4096], "cpu": [16, 32, 64]}

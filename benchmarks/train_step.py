@@ -18,10 +18,10 @@ import torch
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PairSet
-from vacsr.train.batches import batch_order
-from vacsr.train.feed import Batch
-from vacsr.train.loop import Trainer
-from vacsr.train.precision import matmul_precision
+from vacsr.train.data import Batch, batch_order
+from vacsr.train.retrieval import retrieval_task
+from vacsr.train.step import matmul_precision
+from vacsr.train.trainer import Trainer
 
 METHODS = ("vacsr", "sigmoid", "infonce")
 
@@ -39,9 +39,11 @@ def random_pairs(images: int = 1200, captions: int = 5) -> PairSet:
 def time_steps(method: str, pairs: PairSet, config: TrainConfig, *, dim: int, steps: int) -> float:
     """Median milliseconds of a step over five groups, after a warm-up that compiles and captures."""
     backbone = BackboneConfig(head=HeadConfig(dim=dim))
-    trainer = Trainer.create(method_config(method), pairs, config, backbone=backbone, dev=None, out=None)
-    batches = [rows.to(trainer.device) for rows in batch_order(len(pairs), batch=config.batch_size, seed=0, epoch=0)]
-    wait = torch.cuda.synchronize if trainer.device.type == "cuda" else lambda: None
+    trainer = Trainer(retrieval_task(method_config(method), pairs, config, backbone=backbone), config)
+    batches = [
+        rows.to(trainer.task.device) for rows in batch_order(len(pairs), batch=config.batch_size, seed=0, epoch=0)
+    ]
+    wait = torch.cuda.synchronize if trainer.task.device.type == "cuda" else lambda: None
     for number in range(10):
         trainer.step(Batch(batches[number % len(batches)]), number)
     times, number = [], 10

@@ -327,7 +327,7 @@ def test_evaluate_loads_the_data_once(vacsr: Command, run: Path, monkeypatch: py
         calls.append(split)
         return load_pairs(spec, split=split, on_error=on_error)
 
-    monkeypatch.setattr("vacsr.train.recipe.load_pairs", counted)
+    monkeypatch.setattr("vacsr.train.data.load_pairs", counted)
     assert vacsr("evaluate", run).code == 0
     assert calls == ["test"]
 
@@ -518,7 +518,7 @@ def test_memory_that_runs_out(vacsr: Command, recipe: Path, tmp_path: Path, monk
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("vacsr.train.loop.Trainer.run", full)
+    monkeypatch.setattr("vacsr.train.trainer.Trainer.run", full)
     answer = vacsr("train", recipe, "--out", tmp_path / "run")
     assert answer.refused(3, "CUDA out of memory — try --set train.tile=auto", "train.batch_size")
 

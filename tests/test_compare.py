@@ -24,9 +24,8 @@ from vacsr.errors import DataError, EnvironmentProblem, NonFiniteLoss, OtherRun,
 from vacsr.files import read_tensors, write_tensors
 from vacsr.report.formats import FILES, to_markdown
 from vacsr.report.stored import read_results
-from vacsr.train.checkpoint import FILE
-from vacsr.train.difference import first_difference
-from vacsr.train.recipe import RecipeRun, run_recipe
+from vacsr.train.checkpoint import FILE, first_difference
+from vacsr.train.run import RecipeRun, run_recipe
 
 TABLE: dict[str, Any] = {
     "title": "Small world",
@@ -238,7 +237,7 @@ def test_killed_half_way_and_run_again(whole: Path, tmp_path: Path) -> None:
 
 
 def test_one_ctrl_c_stops_the_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vacsr.train.feed import Batch
+    from vacsr.train.data import Batch
     from vacsr.train.step import TrainStep
 
     original = TrainStep.__call__
@@ -488,7 +487,7 @@ def test_a_changed_cell_that_is_killed_is_not_taken_for_finished(
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vacsr.train.recipe.evaluate_retrieval", killed)
+    monkeypatch.setattr("vacsr.train.run.evaluate_retrieval", killed)
     with pytest.raises(KeyboardInterrupt):
         compare(table, out, rows=["ours"], fresh=True)
     monkeypatch.undo()

@@ -13,14 +13,13 @@ import torch
 from PIL import Image
 
 from vacsr.backbones.base import TowerBackbone
-from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import DataError, UsageError
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.train import fit
-from vacsr.train.api import TrainConfig
 
 HELPERS = runpy.run_path(str(Path(__file__).parent / "backbones" / "conftest.py"))
 HEAD = HeadConfig(dim=8)

@@ -301,7 +301,7 @@ def test_a_photo_that_breaks_while_training(
     vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streamed photos are met in the middle of an epoch: the photo is named, and what was saved stays."""
-    from vacsr.train.loop import Trainer
+    from vacsr.train.trainer import Trainer
 
     original = Trainer._evaluate
 

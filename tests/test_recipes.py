@@ -25,8 +25,8 @@ from vacsr.data.spec import SCHEMES
 from vacsr.demo.settings import demo_recipes, start_recipe
 from vacsr.fewshot.config import FewshotRecipe, read_fewshot
 from vacsr.model import MatchingModel
+from vacsr.train.callbacks import frozen_towers, loss_warmup
 from vacsr.train.optim import build_optimizer, lr_factor
-from vacsr.train.towers import loss_ramp, resting
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -224,8 +224,8 @@ def test_the_papers_schedule() -> None:
     config = read_recipe(ROOT / "recipes/coco-vitb32.yaml").train
     factors = [lr_factor(epoch * 10 + 9, steps_per_epoch=10, config=config) for epoch in range(25)]
     assert factors == [1.0] * 15 + [0.1] * 10
-    assert [sorted(resting(epoch, config.towers)) for epoch in range(25)] == [["image"]] * 2 + [[]] * 23
-    ramp = [loss_ramp(step, steps_per_epoch=4, config=config.towers) for step in range(100)]
+    assert [sorted(frozen_towers(epoch, config.towers)) for epoch in range(25)] == [["image"]] * 2 + [[]] * 23
+    ramp = [loss_warmup(step, steps_per_epoch=4, config=config.towers) for step in range(100)]
     assert ramp == [1.0] * 8 + [0.25, 0.5, 0.75, 1.0] + [1.0] * 88
 
 
@@ -249,7 +249,7 @@ def test_the_papers_rate_of_every_parameter(method: str, narrow_clip: Path) -> N
     given = [f"backbone.spec=clip:{narrow_clip}", "backbone.weights=random", "backbone.head.dim=8"]
     recipe = read_recipe(ROOT / "recipes/coco-vitb32.yaml", [*given, f"method.name={method}"])
     model = MatchingModel.build(recipe.method, recipe.backbone)
-    optimizer = build_optimizer(model.param_groups(recipe.train.towers), recipe.train)
+    optimizer = build_optimizer(model.param_groups(recipe.train.towers), "adamp", lr=recipe.train.lr, weight_decay=1e-4)
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     tower = {"image": 5e-4 * 0.01, "text": 5e-4 * 0.1}

@@ -10,7 +10,7 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config, recipe_from
 from vacsr.data import load_pairs
 from vacsr.model import MatchingModel
-from vacsr.train.assemble import assemble
+from vacsr.train.retrieval import retrieval_task
 
 
 def recipe(method: str, **train: Any) -> Any:
@@ -69,14 +69,14 @@ def test_every_step_is_run_and_timed() -> None:
 def test_inference_embeds_and_scores_all_pairs_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     given = recipe("pcmepp")
     pairs = load_pairs(given.data.pairs, split="train")
-    parts = assemble(given.method, pairs, given.train, backbone=given.backbone, dev=None, reading=given.data)
+    task = retrieval_task(given.method, pairs, given.train, backbone=given.backbone, reading=given.data)
     seen = []
 
     def block(_: Any, v: Any, t: Any) -> None:
         seen.append((v.mean.shape, t.mean.shape, v.log_var is not None, v.mean.requires_grad))
 
     monkeypatch.setattr("vacsr.bench.efficiency.BlockScorer.block", block)
-    inference_step(parts, 16, precision="fp32")()
+    inference_step(task, 16, precision="fp32")()
     assert seen == [((16, 8), (16, 8), True, False)]
 
 

@@ -19,11 +19,12 @@ from vacsr.data.fewshot import LabelledPhotos, load_classes
 from vacsr.data.photos import ArrayPhotos
 from vacsr.fewshot.config import FewshotTrainConfig
 from vacsr.fewshot.feed import ShotFeed
-from vacsr.fewshot.loop import ShotTrainer
+from vacsr.fewshot.loop import ShotTask
 from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch
 from vacsr.fewshot.methods.base import ZeroshotConfig, cross_entropy
 from vacsr.objective import LossTerms
 from vacsr.train import run_recipe
+from vacsr.train.trainer import Trainer
 
 TRANSFORM = PhotoTransform(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), resize="center")
 CLASSES = ClassSet(("red", "green", "blue"))
@@ -122,19 +123,21 @@ class CountingPhotos:
         return self.inner.digest()
 
 
-Make = Callable[..., ShotTrainer]
+Make = Callable[..., Trainer]
 
 
 @pytest.fixture
 def make_trainer() -> Make:
     """A trainer of the toy on coloured photos."""
 
-    def make(shots: LabelledPhotos | None = None, *, out: Path | None = None, **fields: Any) -> ShotTrainer:
+    def make(shots: LabelledPhotos | None = None, *, out: Path | None = None, **fields: Any) -> Trainer:
         fields = {"epochs": 3, "batch_size": 4, "lr": 0.5, "warmup_epochs": 0, "log_every": 1, "workers": 1} | fields
         config = FewshotTrainConfig(device="cpu", **fields)
         method = Toy(torch.Generator().manual_seed(config.seed))
         feed = ShotFeed(shots or colours(14), config, transform=TRANSFORM)
-        return ShotTrainer(method, feed, config, CLASSES, TRANSFORM, torch.device("cpu"), out=out, fingerprint="toy")
+        device = torch.device("cpu")
+        task = ShotTask(method, feed, config, classes=CLASSES, transform=TRANSFORM, device=device, settings={"toy": 1})
+        return Trainer(task, config, out)
 
     return make
 

@@ -58,7 +58,7 @@ def test_a_stream_is_the_same_from_any_step() -> None:
     whole = list(shots.stream(0, 9))
     for start in (1, 3, 8):
         for one, other in zip(whole[start:], feed(colours(14), second=True).stream(start, 9), strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True) if a is not None)
+            assert all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True) if a is not None)
 
 
 def test_draws_do_not_depend_on_batch_threads_or_cache() -> None:

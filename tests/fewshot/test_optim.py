@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from vacsr.fewshot.config import FewshotTrainConfig
-from vacsr.fewshot.optim import build_optimizer, learning_rate
-from vacsr.methods.base import ParamGroup
+from vacsr.fewshot.optim import learning_rate
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 2])
@@ -43,27 +42,3 @@ def test_the_cosine_by_steps() -> None:
 def test_a_constant_rate_and_its_warm_up() -> None:
     config = FewshotTrainConfig(epochs=3, lr=0.3, warmup_epochs=1, schedule="constant")
     assert [learning_rate(step, steps_per_epoch=2, config=config) for step in (0, 1, 2, 5)] == [1e-5, 1e-5, 0.3, 0.3]
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_groups_keep_their_scale_and_decay(kind: str) -> None:
-    params = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    groups = [ParamGroup("a", params[:1], 1.0, True), ParamGroup("b", params[1:], 0.1, False)]
-    config = FewshotTrainConfig(optimizer=kind, momentum=0.5, weight_decay=0.2)  # type: ignore[arg-type]
-    optimizer = build_optimizer(groups, config)
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0.0]
-    assert [group["lr_scale"] for group in optimizer.param_groups] == [1.0, 0.1]
-    assert type(optimizer) is (torch.optim.SGD if kind == "sgd" else torch.optim.AdamW)
-    assert optimizer.param_groups[0].get("momentum", 0.5) == 0.5
-
-
-def test_sgd_steps_as_written_by_hand() -> None:
-    weight = nn.Parameter(torch.tensor([2.0]))
-    optimizer = build_optimizer([ParamGroup("a", [weight])], FewshotTrainConfig(lr=0.1, momentum=0.9, weight_decay=0.5))
-    value, speed = 2.0, 0.0
-    for gradient in (1.0, -0.5, 2.0):
-        weight.grad = torch.tensor([gradient])
-        optimizer.step()
-        speed = 0.9 * speed + gradient + 0.5 * value
-        value -= 0.1 * speed
-        assert weight.item() == pytest.approx(value)

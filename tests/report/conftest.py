@@ -10,7 +10,7 @@ import torch
 
 from vacsr.config.io import recipe_from
 from vacsr.report.records import RunRecord, read_run
-from vacsr.train.recipe import run_recipe
+from vacsr.train.run import run_recipe
 
 FEATURES = {"data": {"pairs": "synthetic:images=40,held_out=24"}, "backbone": {"head": {"dim": 16}}}
 SCENES = {

@@ -20,17 +20,17 @@ from safetensors.torch import save_file
 
 import vacsr.embed
 import vacsr.files
-import vacsr.train.loop
+import vacsr.train.trainer
 from vacsr.cli import main
 from vacsr.config.io import read_yaml, recipe_from
 from vacsr.pairwise import batch_block
-from vacsr.train.batches import batch_order
+from vacsr.train.callbacks import JsonlTracker
+from vacsr.train.data import Batch, batch_order
 from vacsr.train.distributed import sum_gradients
-from vacsr.train.feed import Batch
-from vacsr.train.loop import Trainer
-from vacsr.train.recipe import run_recipe, training_data
+from vacsr.train.retrieval import retrieval_task
+from vacsr.train.run import run_recipe, training_data
 from vacsr.train.step import TrainStep
-from vacsr.train.trackers import JsonlTracker
+from vacsr.train.trainer import Trainer
 
 JOB: dict[str, Any] = globals().get("JOB", {})
 
@@ -71,7 +71,7 @@ def tear_file(number: int) -> None:
     setattr(vacsr.files, "save_file", save_half)  # noqa: B010
 
 
-def tear_line(tracker: JsonlTracker, row: dict[str, Any]) -> None:
+def tear_line(tracker: JsonlTracker, _: Trainer, row: dict[str, Any]) -> None:
     with tracker.path.open("a", encoding="utf-8") as file:
         file.write(f'{{"step": {row["step"]}, "lo')
     die()
@@ -82,13 +82,13 @@ def arm(moment: str, number: int) -> None:
     if moment == "after step":
         nth_call(TrainStep, "__call__", number, lambda *_: die(), before=False)
     elif moment == "after checkpoint":
-        nth_call(vacsr.train.loop, "save_checkpoint", number, lambda *_: die(), before=False)
+        nth_call(vacsr.train.trainer, "save_checkpoint", number, lambda *_: die(), before=False)
     elif moment == "before checkpoint":
-        nth_call(vacsr.train.loop, "save_checkpoint", number, lambda *_: die(), before=True)
+        nth_call(vacsr.train.trainer, "save_checkpoint", number, lambda *_: die(), before=True)
     elif moment == "in checkpoint":
         tear_file(number)
     elif moment == "in log":
-        nth_call(JsonlTracker, "log", number, tear_line, before=True)
+        nth_call(JsonlTracker, "on_log", number, tear_line, before=True)
     elif moment == "ctrl-c":
         nth_call(TrainStep, "__call__", number, lambda *_: die(signal.SIGINT), before=False)
     elif moment == "after part":
@@ -101,28 +101,29 @@ def arm(moment: str, number: int) -> None:
 def trainer() -> Trainer:
     recipe = recipe_from(read_yaml(Path(JOB["recipe"])))
     pairs = training_data(recipe.data).train
-    return Trainer.create(recipe.method, pairs, recipe.train, backbone=recipe.backbone, dev=None, out=None)
+    return Trainer(retrieval_task(recipe.method, pairs, recipe.train, backbone=recipe.backbone), recipe.train)
 
 
 def gradients() -> None:
     """The loss terms and the summed gradient of the first batch, before any update."""
     run = trainer()
-    rows = next(iter(batch_order(len(run.pairs), batch=run.config.batch_size, seed=run.config.seed, epoch=0)))
-    values = run.step.accumulate(Batch(rows), torch.tensor(0))
-    sum_gradients(run.step.params, run.world)
-    named = {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}
-    torch.save({"values": values, "grad": named}, Path(JOB["result"]) / f"rank-{run.world.rank}.pt")
+    task = run.task
+    rows = next(iter(batch_order(len(task.pairs), batch=task.config.batch_size, seed=task.config.seed, epoch=0)))
+    values = run.step.run(Batch(rows), torch.tensor(0), last=False)
+    sum_gradients(run.step.params, task.world)
+    named = {name: p.grad for name, p in task.model.named_parameters() if p.grad is not None}
+    torch.save({"values": values, "grad": named}, Path(JOB["result"]) / f"rank-{task.world.rank}.pt")
 
 
 def noise() -> None:
     """What this rank draws for its rows of a batch of 8."""
-    run, step = trainer(), torch.tensor(5)
-    rows = run.world.rows(8)
-    block = batch_block(torch.arange(8), seed=run.step.seed, step=step, rows=rows)
-    image, text = run.model.dropout_noise(seed=run.step.seed, step=step, rows=torch.arange(8)[rows])
+    task, step = trainer().task, torch.tensor(5)
+    rows = task.world.rows(8)
+    block = batch_block(torch.arange(8), seed=task.seed, step=step, rows=rows)
+    image, text = task.model.dropout_noise(seed=task.seed, step=step, rows=torch.arange(8)[rows])
     drawn = {"gumbel": block.noise.gumbel(2), "normal": block.noise.normal(6)}
     drawn |= {"image dropout": image.uniform(8), "text dropout": text.uniform(8)}
-    torch.save(drawn, Path(JOB["result"]) / f"rank-{run.world.rank}.pt")
+    torch.save(drawn, Path(JOB["result"]) / f"rank-{task.world.rank}.pt")
 
 
 def twice() -> None:

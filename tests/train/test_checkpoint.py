@@ -26,17 +26,39 @@ from vacsr.methods.base import ParamGroup
 from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.train import fit
-from vacsr.train.checkpoint import FILE, TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
+from vacsr.train.checkpoint import (
+    FILE,
+    TrainState,
+    check_checkpoint,
+    fingerprint,
+    has_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vacsr.train.optim import build_optimizer
+from vacsr.train.retrieval import describe
 
 
 def trained(optimizer: str, *, steps: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    config = TrainConfig(optimizer=optimizer)
-    built = build_optimizer([ParamGroup("all", list(model.parameters()))], config)
+    groups = [ParamGroup("all", list(model.parameters()))]
+    built = build_optimizer(groups, optimizer, lr=0.01, weight_decay=0.01, momentum=0.9)
     train(model, built, steps)
     return model, built
+
+
+def save(
+    folder: Path,
+    model: nn.Linear,
+    optimizer: torch.optim.Optimizer,
+    *,
+    state: TrainState | None = None,
+    mark: str = "f",
+) -> None:
+    groups = {"model": model.state_dict()}
+    device = torch.device("cpu")
+    save_checkpoint(folder, groups, optimizer, state=state or TrainState(), fingerprint=mark, device=device)
 
 
 def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -46,18 +68,20 @@ def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.step()
 
 
-@pytest.mark.parametrize("name", ["adamw", "adamp"])
+@pytest.mark.parametrize("name", ["adamw", "adamp", "sgd"])
 def test_everything_comes_back(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("adamp")
     model, optimizer = trained(name, steps=3)
     state = TrainState(step=7, best=123.5, best_step=4, best_weights={"weight": torch.ones(2, 3)})
     torch.manual_seed(5)
-    save_checkpoint(tmp_path, model, optimizer, state=state, fingerprint="f")
+    save(tmp_path, model, optimizer, state=state)
     drawn = torch.rand(3)
     fresh, other = trained(name, steps=0)
-    found = load_checkpoint(tmp_path, fresh, other, fingerprint="f")
-    assert found is not None
+    checkpoint = load_checkpoint(tmp_path, fingerprint="f")
+    assert checkpoint is not None
+    fresh.load_state_dict(checkpoint.groups["model"])
+    checkpoint.restore(other, torch.device("cpu"))
     assert torch.equal(torch.rand(3), drawn), "torch's generator goes on where it was"
+    found = checkpoint.state
     assert (found.step, found.best, found.best_step, found.stopped) == (7, 123.5, 4, "")
     assert torch.equal(found.best_weights["weight"], torch.ones(2, 3))
     for part, optim in ((model, optimizer), (fresh, other)):
@@ -67,18 +91,18 @@ def test_everything_comes_back(tmp_path: Path, name: str) -> None:
 
 
 def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
-    model, optimizer = trained("adamw", steps=0)
     assert not has_checkpoint(tmp_path)
-    assert load_checkpoint(tmp_path, model, optimizer, fingerprint="f") is None
+    assert load_checkpoint(tmp_path, fingerprint="f") is None
+    check_checkpoint(tmp_path, fingerprint="f")
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     model, optimizer = trained("adamw", steps=1)
-    save_checkpoint(tmp_path, model, optimizer, state=TrainState(), fingerprint="one")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(OtherRun, match="another configuration or data"):
-        load_checkpoint(tmp_path, model, optimizer, fingerprint="two")
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    save(tmp_path, model, optimizer, mark="one")
+    for refuse in (load_checkpoint, check_checkpoint):
+        with pytest.raises(OtherRun, match="another configuration or data"):
+            refuse(tmp_path, fingerprint="two")
+    check_checkpoint(tmp_path, fingerprint="one")
 
 
 def test_a_run_on_the_processor_leaves_cuda_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,30 +110,25 @@ def test_a_run_on_the_processor_leaves_cuda_alone(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(torch.cuda, name, lambda *_: pytest.fail("takes memory on the GPU"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     model, optimizer = trained("adamw", steps=1)
-    save_checkpoint(tmp_path, model, optimizer, state=TrainState(), fingerprint="f")
+    save(tmp_path, model, optimizer)
     tensors, metadata = vacsr.files.read_tensors(tmp_path / FILE)
     assert "rng.cuda" not in tensors
     vacsr.files.write_tensors(tmp_path / FILE, {**tensors, "rng.cuda": torch.zeros(16)}, metadata=metadata)
-    assert load_checkpoint(tmp_path, model, optimizer, fingerprint="f") is not None, "a run that moved off its GPU"
+    checkpoint = load_checkpoint(tmp_path, fingerprint="f")
+    assert checkpoint is not None
+    checkpoint.restore(optimizer, torch.device("cpu"))  # a run that moved off its GPU
 
 
 def mark(**changes: Any) -> str:
+    """The fingerprint of a retrieval run."""
     given: dict[str, Any] = {
         "method": SigmoidConfig(), "pairs": load_pairs(SPEC, split="train"), "dev": load_pairs(SPEC, split="dev"),
         "config": TrainConfig(), "backbone": BackboneConfig(), **changes,
     }  # fmt: skip
-    return fingerprint(given.pop("method"), given.pop("pairs"), **given)
+    return fingerprint(describe(given.pop("method"), given.pop("pairs"), **given))
 
 
 SPEC = "synthetic:images=8,held_out=6,per_image=2"
-
-
-class Wide(nn.Module):
-    """A method object without a config."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width))
 
 
 def test_the_fingerprint_tells_runs_apart() -> None:
@@ -122,8 +141,6 @@ def test_the_fingerprint_tells_runs_apart() -> None:
         mark(pairs=load_pairs(SPEC, split="test")),
         mark(config=TrainConfig(lr=0.1)),
         mark(method=InfoNCEConfig()),
-        mark(method=Wide(3)),
-        mark(method=Wide(4)),
     ]
     assert len(set(others)) == len(others)
 
@@ -138,9 +155,9 @@ def worded(split: str, *words: str) -> PairSet:
 def refusal(folder: Path, *, before: str, now: str) -> str:
     """What a run marked ``now`` says of a checkpoint marked ``before``."""
     model, optimizer = trained("adamw", steps=1)
-    save_checkpoint(folder, model, optimizer, state=TrainState(), fingerprint=before)
+    save(folder, model, optimizer, mark=before)
     with pytest.raises(DataError) as refused:
-        load_checkpoint(folder, model, optimizer, fingerprint=now)
+        load_checkpoint(folder, fingerprint=now)
     return str(refused.value)
 
 
@@ -202,9 +219,6 @@ def test_a_refusal_names_every_part_that_differs(tmp_path: Path) -> None:
         assert f"data: other {name} — " in message
     both = mark(**given | changes["method"] | changes["dev data"])
     assert "data: other method, other dev data — " in refusal(tmp_path, before=mark(**given), now=both)
-    older = refusal(tmp_path, before="0" * 64, now=mark())
-    assert "is of an earlier version, which did not look at the words of captions — " in older
-    assert f"or delete {tmp_path} to train anew" in older
 
 
 def test_a_fingerprint_is_the_same_tomorrow() -> None:
@@ -218,7 +232,6 @@ def test_a_fingerprint_is_the_same_tomorrow() -> None:
 def test_the_fingerprint_does_not_mind_what_changes_nothing() -> None:
     free = TrainConfig(device="cuda", log_every=3, checkpoint_every=4, trackers=("csv",))
     assert mark() == mark(config=free) == mark(method=Sigmoid(SigmoidConfig(), dim=8))
-    assert mark(method=Wide(3)) == mark(method=Wide(3))
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
@@ -226,22 +239,22 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     model, optimizer = trained("adamw", steps=1)
     for folder in (tmp_path / "checkpoint", tmp_path / "checkpoint" / "deep"):
         with pytest.raises(EnvironmentProblem, match=r"cannot make the folder .*checkpoint"):
-            save_checkpoint(folder, model, optimizer, state=TrainState(), fingerprint="f")
+            save(folder, model, optimizer)
 
 
 def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
     model, optimizer = trained("adamw", steps=1)
-    save_checkpoint(tmp_path, model, optimizer, state=TrainState(), fingerprint="f")
+    save(tmp_path, model, optimizer)
     file = tmp_path / FILE
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(DataError, match=FILE):
-        load_checkpoint(tmp_path, model, optimizer, fingerprint="f")
+        load_checkpoint(tmp_path, fingerprint="f")
 
 
 def test_what_a_kill_left_behind_is_cleared(tmp_path: Path) -> None:
     (tmp_path / f".{FILE}.123.tmp").write_bytes(b"half")
     model, optimizer = trained("adamw", steps=1)
-    save_checkpoint(tmp_path, model, optimizer, state=TrainState(), fingerprint="f")
+    save(tmp_path, model, optimizer)
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 

@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 import torch
 
-from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.config import BackboneConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import load_pairs
-from vacsr.train import adamp
-from vacsr.train.assemble import Parts, assemble
-from vacsr.train.feed import Batch
+from vacsr.train.data import Batch
+from vacsr.train.retrieval import retrieval_task
+from vacsr.train.trainer import Trainer
 
 TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HeadConfig(kind="linear", dim=8))
 
 
-def parts(**train: Any) -> Parts:
+def trainer(**train: Any) -> Trainer:
     pairs = load_pairs("scenes:images=8,held_out=2,size=32", split="train")
     config = TrainConfig(batch_size=8, device="cpu", optimizer="adamp", towers=TowersConfig(freeze_image=0), **train)
-    return assemble(method_config("vacsr"), pairs, config, backbone=TINY, dev=None, reading=DataConfig())
+    return Trainer(retrieval_task(method_config("vacsr"), pairs, config, backbone=TINY), config)
 
 
 def refuse(*_: object, **__: object) -> None:
     raise torch._dynamo.exc.TorchDynamoException("no compiler here")
 
 
-def assert_same_steps(broken: Parts, plain: Parts, *, said: str) -> None:
+def assert_same_steps(broken: Trainer, plain: Trainer, *, said: str) -> None:
     """The first step warns, the second does not, and both end as if nothing had been compiled."""
     batch = Batch(torch.arange(8))
     with pytest.warns(UserWarning, match=said):
@@ -37,33 +37,20 @@ def assert_same_steps(broken: Parts, plain: Parts, *, said: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(broken.step(batch, 1), plain.step(batch, 1), rtol=0, atol=0)
-    for (name, ours), theirs in zip(broken.model.named_parameters(), plain.model.parameters(), strict=True):
+    for (name, ours), theirs in zip(broken.task.model.named_parameters(), plain.task.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, msg=name)
 
 
 def test_auto_goes_on_without_a_compiled_loss() -> None:
-    plain, broken = parts(), parts()
-    broken.step.may_give_up = True
-    broken.step.pair_loss = refuse  # type: ignore[assignment]
-    said = r"torch.compile gave up \(no compiler here\); training goes on uncompiled"
+    plain, broken = trainer(), trainer()
+    broken.step.falls_back = True
+    broken.task.pair_loss = refuse  # type: ignore[assignment]
+    said = r"torch.compile failed \(no compiler here\); training continues uncompiled"
     assert_same_steps(broken, plain, said=said)
 
 
-def test_adamp_goes_on_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, broken = parts(), parts()
-    for group in broken.step.optimizer.param_groups:
-        group["compiled"] = True
-    monkeypatch.setattr(adamp, "_WORTH_COMPILING", 1)
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
-    adamp._compiled_change.cache_clear()
-    try:
-        assert_same_steps(broken, plain, said=r"torch.compile gave up on AdamP \(no compiler here\)")
-    finally:
-        adamp._compiled_change.cache_clear()
-
-
 def test_what_was_asked_for_fails_loudly() -> None:
-    step = parts().step
-    step.pair_loss = refuse  # type: ignore[assignment]
+    broken = trainer()
+    broken.task.pair_loss = refuse  # type: ignore[attr-defined]
     with pytest.raises(torch._dynamo.exc.TorchDynamoException):
-        step(Batch(torch.arange(8)), 0)
+        broken.step(Batch(torch.arange(8)), 0)

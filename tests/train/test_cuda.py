@@ -11,7 +11,7 @@ from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.data import load_pairs
 from vacsr.scoring import PairScorer
 from vacsr.train import Run, fit
-from vacsr.train.feed import Batch
+from vacsr.train.data import Batch
 from vacsr.train.step import GraphedStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -96,10 +96,10 @@ def test_a_graph_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     whole = _towers(cuda_graph=True, select="last")
     original = GraphedStep.__call__
 
-    def killed(self: GraphedStep, batch: Batch, step: int, *, epoch: int = 0, ramp: float = 1.0) -> torch.Tensor:
+    def killed(self: GraphedStep, batch: Batch, step: int) -> torch.Tensor:
         if step == 7:
             raise RuntimeError("killed")
-        return original(self, batch, step, epoch=epoch, ramp=ramp)
+        return original(self, batch, step)
 
     monkeypatch.setattr(GraphedStep, "__call__", killed)
     with pytest.raises(RuntimeError, match="killed"):

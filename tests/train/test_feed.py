@@ -15,8 +15,8 @@ from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.errors import DataError
 from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.model import MatchingModel
+from vacsr.train.data import PairLoader, build_loader
 from vacsr.train.distributed import ALONE, World
-from vacsr.train.feed import Feed, TrainTensors, build_feed
 
 TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32")
 CPU = torch.device("cpu")
@@ -40,30 +40,30 @@ ORDER = [torch.tensor([17, 3, 0, 9]), torch.tensor([1, 1, 8, 16]), torch.tensor(
 @pytest.mark.parametrize("size", [0, 24, 48])
 @pytest.mark.parametrize("world", [ALONE, World(0, 2), World(1, 2)])
 def test_photos_read_by_batch_are_those_kept(model: MatchingModel, pairs: PhotoSet, size: int, world: World) -> None:
-    def feed(cache: float) -> Feed:
+    def feed(cache: float) -> PairLoader:
         config = DataConfig(photo_size=size, cache_gb=cache, workers=3)
-        return build_feed(model, pairs, config=config, device=CPU, world=world)
+        return build_loader(model, pairs, config=config, device=CPU, world=world)
 
     kept, streamed = feed(1.0), feed(0.0)
     assert kept.reader is None
-    assert streamed.data.images is None
-    assert kept.data.images is not None
+    assert streamed.images is None
+    assert kept.images is not None
     side = size or 32
-    assert kept.data.images.shape == (9, 3, side, side)
+    assert kept.images.shape == (9, 3, side, side)
     found = list(streamed.batches(ORDER))
     assert len(found) == 3
     for batch, captions in zip(found, ORDER, strict=True):
         assert torch.equal(batch.captions, captions), "every rank knows the whole batch"
         mine = captions[world.rows(4)]
         assert batch.photos is not None
-        assert torch.equal(batch.photos, kept.data.images[pairs.caption_image[mine]])
+        assert torch.equal(batch.photos, kept.images[pairs.caption_image[mine]])
     assert [batch.photos for batch in kept.batches(ORDER)] == [None] * 3
 
 
 def test_the_cache_holds_what_fits_and_no_more(model: MatchingModel, pairs: PhotoSet) -> None:
     exactly = 9 * 3 * 32 * 32 / 2**30
     for cache, kept in ((exactly, True), (exactly * 0.999, False), (0.0, False)):
-        feed = build_feed(model, pairs, config=DataConfig(cache_gb=cache), device=CPU, world=ALONE)
+        feed = build_loader(model, pairs, config=DataConfig(cache_gb=cache), device=CPU, world=ALONE)
         assert (feed.reader is None) == kept
 
 
@@ -73,8 +73,8 @@ def test_features_are_looked_up() -> None:
     model = MatchingModel.build(
         SigmoidConfig(), BackboneConfig(), image_dim=pairs.images.shape[1], text_dim=pairs.texts.shape[1]
     )
-    feed = build_feed(model, pairs, config=DataConfig(), device=CPU, world=ALONE)
-    assert feed.data.images is pairs.images
+    feed = build_loader(model, pairs, config=DataConfig(), device=CPU, world=ALONE)
+    assert feed.images is pairs.images
     assert [batch.captions.tolist() for batch in feed.batches([torch.tensor([3, 1])])] == [[3, 1]]
 
 
@@ -92,14 +92,14 @@ class Waiting:
 
 def test_only_the_batches_of_the_order_are_read(pairs: PhotoSet) -> None:
     reader = Waiting()
-    feed = Feed(TrainTensors(None, torch.zeros(18, 4, dtype=torch.int32), pairs.caption_image), reader, World(1, 2))
+    feed = PairLoader(None, torch.zeros(18, 4, dtype=torch.int32), pairs.caption_image, reader, World(1, 2))
     list(feed.batches(iter(ORDER[1:])))
     images = pairs.caption_image
     assert reader.asked == [images[ORDER[1][2:]].tolist(), images[ORDER[2][2:]].tolist()]
 
 
 def test_leaving_an_epoch_stops_the_readers(model: MatchingModel, pairs: PhotoSet) -> None:
-    feed = build_feed(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=ALONE)
+    feed = build_loader(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=ALONE)
     batches = feed.batches(ORDER * 5)
     next(batches)
     assert any(thread.name.startswith("photos") for thread in threading.enumerate())
@@ -113,7 +113,7 @@ def test_a_photo_that_breaks_on_the_way_is_named(model: MatchingModel, tmp_path:
         (tmp_path / f"{number}.txt").write_text(f"thing {number}", encoding="utf-8")
     pairs = load_pairs(f"folder:{tmp_path}")
     assert isinstance(pairs, PhotoSet)
-    feed = build_feed(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=ALONE)
+    feed = build_loader(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=ALONE)
     (tmp_path / "4.png").write_bytes(b"no photo")
     batches = feed.batches([torch.tensor([0, 1]), torch.tensor([4, 5]), torch.tensor([2, 3])])
     assert next(batches).captions.tolist() == [0, 1]

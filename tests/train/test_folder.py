@@ -13,7 +13,7 @@ import pytest
 
 from vacsr import TrainConfig, fit, load_pairs
 from vacsr.errors import FolderInUse, UsageError
-from vacsr.train.folder import LOCK, clear_folder, run_lock
+from vacsr.train.run import LOCK, clear_folder, run_lock
 
 LONG = {"method.name": "infonce", "train.epochs": 100_000, "train.checkpoint_every": 5}
 

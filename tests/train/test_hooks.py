@@ -21,9 +21,9 @@ from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, same_image
 from vacsr.scoring import PairScorer
 from vacsr.train import fit
-from vacsr.train.feed import Batch
-from vacsr.train.loop import Trainer
-from vacsr.train.survey import embed_training_set, take_stock
+from vacsr.train.data import Batch
+from vacsr.train.retrieval import retrieval_task
+from vacsr.train.trainer import Trainer
 
 PCMES = [("pcmepp", seed) for seed in range(4)]
 METHODS = ["ncr", "bicro", "npc"]
@@ -50,7 +50,7 @@ def make(pairs: PairSet | PhotoSet, method: Any, **fields: Any) -> Trainer:
     config = TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 4, "log_every": 1, **fields})
     chosen = method_config(method) if isinstance(method, str | dict) else method
     backbone = BACKBONE if isinstance(pairs, PairSet) else TINY
-    return Trainer.create(chosen, pairs, config, backbone=backbone, dev=None, out=None)
+    return Trainer(retrieval_task(chosen, pairs, config, backbone=backbone), config)
 
 
 # ------------------------------------------------------------------------------------------------- two networks
@@ -74,7 +74,7 @@ def test_runs_of_neighbouring_seeds_share_no_weights(pairs: PairSet) -> None:
     begun = [
         {name: value for name, value in network.named_parameters() if not name.startswith("second.")}
         for seed in range(4)
-        for network in make(pairs, "ncr", seed=seed).model.networks
+        for network in make(pairs, "ncr", seed=seed).task.model.networks
     ]
     drawn = [name for name, value in begun[0].items() if value.ndim > 1]
     assert drawn
@@ -84,7 +84,9 @@ def test_runs_of_neighbouring_seeds_share_no_weights(pairs: PairSet) -> None:
 
 def test_a_variance_head_begins_with_draws_of_its_own(pairs: PairSet) -> None:
     """And leaves those of the heads as they are without it."""
-    plain, *begun = [dict(make(pairs, name, seed=n).model.named_parameters()) for name, n in (("infonce", 0), *PCMES)]
+    plain, *begun = [
+        dict(make(pairs, name, seed=n).task.model.named_parameters()) for name, n in (("infonce", 0), *PCMES)
+    ]
     first = begun[0]
     assert all(torch.equal(first[name], value) for name, value in plain.items() if name in first)
     own = [name for name in first if "variance" in name and first[name].ndim > 1]
@@ -110,7 +112,7 @@ def test_a_saved_model_scores_the_same_and_carries_no_ledger(pairs: PairSet, met
 
 def test_both_networks_learn_freeze_and_draw_apart(photos: PhotoSet) -> None:
     trainer = make(photos, "ncr")
-    model = trainer.model
+    model = trainer.task.model
     assert model.second is not None
     grouped = [id(p) for group in model.param_groups(TowersConfig()) for p in group.params]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
@@ -171,8 +173,8 @@ def test_a_short_run_warms_up_too(share: float, epochs: int, expected: int) -> N
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_called_noisy_before_there_is_anything_to_judge_by(pairs: PairSet, method: str) -> None:
     trainer = make(pairs, method, epochs=3)
-    take_stock(trainer.model, trainer.parts.feed, config=trainer.config, epoch=0, images=len(pairs.image_ids))
-    assert bool((trainer.model.method.clean == 1).all())  # type: ignore[union-attr]
+    trainer.task.batches(0, 0)
+    assert bool((trainer.task.model.method.clean == 1).all())  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", ["features", "photos", "streamed"])
@@ -181,11 +183,11 @@ def test_the_set_is_embedded_as_a_scorer_would(pairs: PairSet, photos: PhotoSet,
     trainer = make(data, "ncr")
     if kind == "streamed":
         reading = DataConfig(cache_gb=0.0)
-        trainer = Trainer.create(method_config("ncr"), photos, TrainConfig(batch_size=8, device="cpu"),
-                                 backbone=TINY, dev=None, out=None, reading=reading)  # fmt: skip
-    found = embed_training_set(trainer.model, trainer.parts.feed, images=len(data.image_ids))
-    assert trainer.model.training
-    expected = PairScorer(trainer.model, device="cpu").score_set(data)
+        config = TrainConfig(batch_size=8, device="cpu")
+        trainer = Trainer(retrieval_task(method_config("ncr"), photos, config, backbone=TINY, reading=reading), config)
+    found = trainer.task.embed_training_set()
+    assert trainer.task.model.training
+    expected = PairScorer(trainer.task.model, device="cpu").score_set(data)
     close = 1e-6 if kind != "streamed" else 2e-2  # JPEGs and the like are read quicker for training
     torch.testing.assert_close(found.images, expected.images.mean, atol=close, rtol=0)
     torch.testing.assert_close(found.texts, expected.texts.mean, atol=1e-6, rtol=0)
@@ -218,15 +220,15 @@ def test_checkpoints_hold_the_training_state_of_a_method(pairs: PairSet, tmp_pat
     class Stop(Exception):
         pass
 
-    trainer = Trainer.create(Diary(), pairs, config, backbone=BACKBONE, dev=None, out=tmp_path / "run")
-    original = trainer.step._one
+    trainer = Trainer(retrieval_task(Diary(), pairs, config, backbone=BACKBONE), config, tmp_path / "run")
+    original = trainer.step.run
 
     def breaks(*args: Any, **fields: Any) -> Tensor:
         if trainer.state.step == 12:  # of 7 steps an epoch: in the second
             raise Stop
         return original(*args, **fields)
 
-    trainer.step._one = breaks  # type: ignore[method-assign]
+    trainer.step.run = breaks  # type: ignore[method-assign]
     with pytest.raises(Stop):
         trainer.run(progress=False)
     resumed = fit(Diary(), pairs, config, backbone=BACKBONE, out=tmp_path / "run", resume=True, progress=False)
@@ -298,15 +300,15 @@ def _own_image(clean: Any, noisy: PairSet) -> Tensor:
 def test_weights_come_from_a_trial_step_that_leaves_no_trace(pairs: PairSet) -> None:
     """The same by hand: copy the model, step down the gradient of the heads, compare the neighbours' losses."""
     trainer = make(pairs, {"name": "npc", "look_ahead": 0.05})
-    model, data, captions = trainer.model, trainer.parts.feed.data, torch.arange(3, 11)
+    model, data, captions = trainer.task.model, trainer.task.loader, torch.arange(3, 11)
     generator = torch.Generator().manual_seed(0)
     method: Any = model.method
     method.by_image.copy_(torch.randint(len(pairs), (len(pairs),), generator=generator))
     method.by_text.copy_(torch.randint(len(pairs), (len(pairs),), generator=generator))
     method.ready.fill_(1.0)
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert trainer.step.look_ahead is not None
-    gain = trainer.step.look_ahead(Batch(captions))
+    assert trainer.task.look_ahead is not None
+    gain = trainer.task.look_ahead(Batch(captions))
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
@@ -338,12 +340,11 @@ def test_the_banks_loss_is_trained_on(pairs: PairSet) -> None:
     grads = []
     for weight in (0.0, 1.0):
         trainer = make(pairs, {"name": "npc", "bank_weight": weight})
-        trainer.model.method.ready.fill_(1.0)  # type: ignore[union-attr,operator]
-        values = trainer.step.accumulate(Batch(torch.arange(8)), torch.tensor(0))
-        names = trainer.step.names
-        assert names[-1] == "bank"
-        assert (values[-1] > 0) == (weight > 0)
-        grads.append(trainer.model.image_head.last.weight.grad.clone())  # type: ignore[union-attr]
+        trainer.task.model.method.ready.fill_(1.0)  # type: ignore[union-attr,operator]
+        values = trainer.step.run(Batch(torch.arange(8)), torch.tensor(0), last=False)
+        assert trainer.step.names[-1] == "bank"
+        assert (values[-2] > 0) == (weight > 0)
+        grads.append(trainer.task.model.image_head.last.weight.grad.clone())  # type: ignore[union-attr]
     assert not torch.allclose(grads[0], grads[1])
 
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from vacsr.train.interrupt import Interrupt
+from vacsr.train.callbacks import Interrupt
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -16,7 +16,7 @@ def test_the_second_stops_at_once(number: signal.Signals, monkeypatch: pytest.Mo
     before = signal.getsignal(number)
     with Interrupt() as interrupt:
         signal.raise_signal(number)
-        assert interrupt.asked
+        assert interrupt.requested
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before
@@ -27,6 +27,6 @@ def test_a_worker_that_is_told_twice_still_saves(monkeypatch: pytest.MonkeyPatch
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-        assert interrupt.asked
+        assert interrupt.requested
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

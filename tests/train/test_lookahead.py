@@ -20,9 +20,10 @@ from vacsr.data.noise import apply_noise, make_noise
 from vacsr.methods.base import Neighbours
 from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.model import MatchingModel
+from vacsr.train.data import Batch, PairLoader, build_loader
 from vacsr.train.distributed import ALONE, World
-from vacsr.train.feed import Batch, Feed, TrainTensors, build_feed, how_to_keep
-from vacsr.train.loop import Trainer
+from vacsr.train.retrieval import retrieval_task
+from vacsr.train.trainer import Trainer
 
 TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
 SPEC = "scenes:images=16,held_out=6,per_image=2,size=32"
@@ -53,30 +54,27 @@ def make(pairs: PhotoSet, *, cache: float, device: str = "cpu") -> Trainer:
     towers = TowersConfig(image_lr=0.5, text_lr=0.5, freeze_image=1)
     config = TrainConfig(batch_size=8, device=device, epochs=4, log_every=1, towers=towers, lr=3e-3)
     reading = DataConfig(cache_gb=cache, photo_size=40, workers=2)
-    return Trainer.create(method_config(NPC), pairs, config, backbone=TINY, dev=None, out=None, reading=reading)
+    return Trainer(retrieval_task(method_config(NPC), pairs, config, backbone=TINY, reading=reading), config)
 
 
 def watched(trainer: Trainer) -> list[Batch]:
     """The batches that the run will have been fed with."""
     seen: list[Batch] = []
-    original = Feed.batches
+    original = trainer.task.batches
 
-    class Watching(Feed):
-        def batches(self, order: Any) -> Iterator[Batch]:
-            for batch in original(self, order):
-                seen.append(batch)
-                yield batch
+    def batches(epoch: int, start: int) -> Iterator[Batch]:
+        for batch in original(epoch, start):
+            seen.append(batch)
+            yield batch
 
-    feed = trainer.parts.feed
-    looking = Watching(feed.data, feed.reader, feed.world, feed.looks)
-    trainer.parts = trainer.parts._replace(feed=looking)
+    trainer.task.batches = batches  # type: ignore[method-assign]
     return seen
 
 
 def test_streamed_photos_train_the_same_weights(noisy: PhotoSet) -> None:
     kept, streamed = make(noisy, cache=1.0), make(noisy, cache=0.0)
-    assert kept.parts.feed.reader is None
-    assert streamed.parts.feed.reader is not None
+    assert kept.task.loader.reader is None
+    assert streamed.task.loader.reader is not None
     fed = watched(streamed)
     one, other = kept.run(progress=False), streamed.run(progress=False)
     for name, tensor in one.model.state_dict().items():
@@ -95,8 +93,8 @@ def test_streamed_photos_train_the_same_weights(noisy: PhotoSet) -> None:
 def test_streamed_photos_train_the_same_on_a_gpu(noisy: PhotoSet) -> None:
     """A GPU's sums differ in their last digits; the first epochs must agree, with neighbours in use from the second."""
     kept, streamed = (make(noisy, cache=cache, device="cuda") for cache in (1.0, 0.0))
-    assert kept.parts.feed.reader is None
-    assert streamed.parts.feed.reader is not None
+    assert kept.task.loader.reader is None
+    assert streamed.task.loader.reader is not None
     one, other = (
         [row["loss"] for row in trainer.run(progress=False).history if "loss" in row] for trainer in (kept, streamed)
     )
@@ -163,7 +161,7 @@ def test_a_batch_brings_its_neighbours_and_reads_each_photo_once(world: World) -
     image = torch.arange(20) // 2
     method = Fixed(*(torch.randint(20, (20,), generator=generator) for _ in range(2)))
     reader = Numbered()
-    feed = Feed(TrainTensors(None, torch.zeros(20, 4, dtype=torch.int32), image), reader, world, method)
+    feed = PairLoader(None, torch.zeros(20, 4, dtype=torch.int32), image, reader, world, method)
     order = [torch.randperm(20, generator=generator)[:8] for _ in range(3)]
     found = list(feed.batches(order))
     assert method.asked == 1, "once an epoch"
@@ -183,7 +181,7 @@ def test_a_batch_brings_its_neighbours_and_reads_each_photo_once(world: World) -
 
 def test_other_methods_read_their_batches_alone(noisy: PhotoSet) -> None:
     model = MatchingModel.build(SigmoidConfig(), TINY, fit=noisy)
-    feed = build_feed(model, noisy, config=DataConfig(cache_gb=0), device=CPU, world=ALONE)
+    feed = build_loader(model, noisy, config=DataConfig(cache_gb=0), device=CPU, world=ALONE)
     assert feed.looks is None
     assert [batch.near for batch in feed.batches([torch.arange(4)])] == [None]
 
@@ -192,7 +190,8 @@ def test_what_to_do_depends_on_where_photos_do_not_fit(noisy: PhotoSet) -> None:
     """A larger cache is of no use to a GPU that is too small."""
     reader = PhotoReader(noisy.photos, PhotoTransform(size=32), size=4096)
     size = 16 * 3 * 4096**2 / 2**30
-    assert how_to_keep(reader) == f"they take {size:.1f} GiB, data.cache_gb allows less — set data.cache_gb=1"
-    told = how_to_keep(KeptPhotos(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)))
-    assert "more than half of the GPU's free memory — set a smaller data.photo_size" in told
-    assert "cache_gb" not in told
+    row, kept = torch.zeros(1, dtype=torch.int64), KeptPhotos(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    assert f"{size:.1f} GiB" in PairLoader(None, row, row, reader).how_to_fit()
+    assert "set data.cache_gb=1" in PairLoader(None, row, row, reader).how_to_fit()
+    assert "set a smaller data.photo_size" in PairLoader(None, row, row, kept).how_to_fit()
+    assert "cache_gb" not in PairLoader(None, row, row, kept).how_to_fit()

@@ -17,8 +17,7 @@ from vacsr.evaluate.retrieval import dev_rsum
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.scoring import PairScorer
 from vacsr.train import Run, fit
-from vacsr.train.batches import batch_order
-from vacsr.train.feed import Batch
+from vacsr.train.data import Batch, batch_order
 from vacsr.train.step import TrainStep
 
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
@@ -142,10 +141,9 @@ def test_the_logged_learning_rate_follows_the_schedule(pairs: PairSet) -> None:
 
 def test_a_finished_run_is_ready_to_score(pairs: PairSet) -> None:
     done = run(pairs)
-    assert done.method is done.model
     assert not done.model.training
     assert not done.interrupted
-    assert done.folder is None
+    assert done.path is None
 
 
 def test_a_method_may_be_an_object_or_a_config(pairs: PairSet) -> None:
@@ -157,7 +155,7 @@ def test_a_method_may_be_an_object_or_a_config(pairs: PairSet) -> None:
 def test_what_is_refused(pairs: PairSet) -> None:
     with pytest.raises(DataError, match=r"40 captions do not fill one batch of 64 — set train\.batch_size=20"):
         run(pairs, batch_size=64)
-    with pytest.raises(DataError, match=r"one optimiser step of 8 batches of 8 — set train\.batch_size=2 "):
+    with pytest.raises(DataError, match=r"8 batches of 8 — set train\.batch_size=2 "):
         run(pairs, accumulate=8)
     with pytest.raises(ConfigError, match=r"unknown method 'sigmid' \(did you mean 'sigmoid'"):
         run(pairs, method="sigmid")
@@ -215,10 +213,10 @@ def test_trackers_are_closed_when_training_breaks(
 ) -> None:
     original = TrainStep.__call__
 
-    def breaking(self: TrainStep, batch: Batch, step: int, *, epoch: int, ramp: float) -> torch.Tensor:
+    def breaking(self: TrainStep, batch: Batch, step: int) -> torch.Tensor:
         if step == 3:
             raise error
-        return original(self, batch, step, epoch=epoch, ramp=ramp)
+        return original(self, batch, step)
 
     monkeypatch.setattr(TrainStep, "__call__", breaking)
     config = CONFIG.model_copy(update={"trackers": ("csv",)})
@@ -237,18 +235,18 @@ def test_the_precision_of_products_is_the_runs_own(
     seen: list[str] = []
     train, look = TrainStep.__call__, dev_rsum
 
-    def step(self: TrainStep, batch: Batch, number: int, *, epoch: int, ramp: float) -> torch.Tensor:
+    def step(self: TrainStep, batch: Batch, number: int) -> torch.Tensor:
         seen.append(torch.get_float32_matmul_precision())
         if len(seen) == 9:
             raise RuntimeError("broken")
-        return train(self, batch, number, epoch=epoch, ramp=ramp)
+        return train(self, batch, number)
 
     def evaluate(*args: Any) -> float:
         seen.append(torch.get_float32_matmul_precision())
         return look(*args)
 
     monkeypatch.setattr(TrainStep, "__call__", step)
-    monkeypatch.setattr("vacsr.train.loop.dev_rsum", evaluate)
+    monkeypatch.setattr("vacsr.train.retrieval.dev_rsum", evaluate)
     torch.set_float32_matmul_precision(before)
     try:
         run(pairs, dev, precision=precision, epochs=1)

@@ -16,12 +16,11 @@ from vacsr.errors import UsageError
 from vacsr.methods.pcmepp import PcmeppConfig
 from vacsr.pairwise import PairBlock
 from vacsr.train import fit
-from vacsr.train.batches import batch_order
+from vacsr.train.data import Batch, Mixer, PairLoader, batch_order
 from vacsr.train.distributed import World
-from vacsr.train.feed import Batch, TrainTensors
-from vacsr.train.loop import Trainer
-from vacsr.train.mixing import Mixer
+from vacsr.train.retrieval import retrieval_task
 from vacsr.train.step import TrainStep
+from vacsr.train.trainer import Trainer
 
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
 PLAIN: dict[str, Any] = {"data.dev": "", "evaluate.splits": ["test"]}
@@ -35,17 +34,17 @@ def pairs() -> PairSet:
 
 def make(pairs: PairSet, method: Any) -> Trainer:
     config = TrainConfig(batch_size=8, device="cpu", epochs=2)
-    return Trainer.create(method_config(method), pairs, config, backbone=BACKBONE, dev=None, out=None)
+    return Trainer(retrieval_task(method_config(method), pairs, config, backbone=BACKBONE), config)
 
 
 def seen(trainer: Trainer, rows: Tensor, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, PairBlock]:
     """The image features that reach the head in one step, and the block that reaches the loss."""
     found: list[Any] = []
-    scaling = trainer.model.backbone.image.forward
-    monkeypatch.setattr(trainer.model.backbone.image, "forward", lambda x: found.append(x) or scaling(x))
-    loss = trainer.step.pair_loss
-    trainer.step.pair_loss = lambda v, t, block: found.append(block) or loss(v, t, block)  # type: ignore[func-returns-value]
-    trainer.step._loss(Batch(rows), torch.tensor(step))
+    scaling = trainer.task.model.backbone.image.forward
+    monkeypatch.setattr(trainer.task.model.backbone.image, "forward", lambda x: found.append(x) or scaling(x))
+    loss = trainer.task.pair_loss
+    trainer.task.pair_loss = lambda v, t, block: found.append(block) or loss(v, t, block)  # type: ignore[func-returns-value]
+    trainer.task.loss(Batch(rows), torch.tensor(step))
     return found[0], found[1]
 
 
@@ -88,11 +87,10 @@ def test_without_a_share_nothing_is_mixed(pairs: PairSet, monkeypatch: pytest.Mo
 
 def test_ranks_that_decode_their_own_photos_cannot_mix(pairs: PairSet) -> None:
     trainer = make(pairs, "pcmepp")
-    data = TrainTensors(None, pairs.texts, pairs.caption_image)
     with pytest.raises(UsageError, match=r"method\.mix.*data\.cache_gb") as caught:
-        Mixer(MixConfig(), trainer.model, data, world=World(0, 2))
+        Mixer(MixConfig(), trainer.task.model, PairLoader(None, pairs.texts, pairs.caption_image, world=World(0, 2)))
     assert caught.value.exit_code == 2
-    Mixer(MixConfig(), trainer.model, data, world=World(0, 1))
+    Mixer(MixConfig(), trainer.task.model, PairLoader(None, pairs.texts, pairs.caption_image))
 
 
 @pytest.mark.parametrize("method", ["pcme", "pcmepp", "daa"])
@@ -148,7 +146,7 @@ def test_a_config_of_the_method_travels(pairs: PairSet, tmp_path: Path) -> None:
     from vacsr.model import MatchingModel
 
     run = fit("pcmepp", pairs, TrainConfig(batch_size=8, epochs=1, device="cpu"), backbone=BACKBONE, progress=False)
-    run.method.save_pretrained(tmp_path)
+    run.model.save_pretrained(tmp_path)
     again: Any = MatchingModel.from_pretrained(tmp_path)
     assert isinstance(again.method.config, PcmeppConfig)
     with torch.no_grad():
@@ -165,4 +163,4 @@ def test_the_loss_is_one_graph_for_the_compiler(pairs: PairSet, method: str) -> 
     trainer = make(pairs, method)
     compiled = torch.compile(trainer.step._loss, backend="eager", fullgraph=True, dynamic=False)
     batch, step = Batch(torch.arange(8)), torch.tensor(3)
-    torch.testing.assert_close(compiled(batch, step).total, trainer.step._loss(batch, step).total)
+    torch.testing.assert_close(compiled(batch, step).total, trainer.task.loss(batch, step).total)

@@ -17,10 +17,11 @@ from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import UsageError
 from vacsr.train import fit
-from vacsr.train.batches import batch_order
-from vacsr.train.feed import Batch
-from vacsr.train.loop import Trainer
+from vacsr.train.callbacks import Callback, Row
+from vacsr.train.data import Batch, batch_order
+from vacsr.train.retrieval import retrieval_task
 from vacsr.train.step import TrainStep
+from vacsr.train.trainer import Trainer
 
 TINY = BackboneConfig(spec="tiny:width=16,depth=2,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
 AWAKE = {"image_lr": 0.5, "text_lr": 0.5, "freeze_image": 0}
@@ -47,11 +48,11 @@ def train_config(**fields: Any) -> TrainConfig:
 
 def make(pairs: PhotoSet, *, method: str = "vacsr", backbone: BackboneConfig = TINY, **fields: Any) -> Trainer:
     config = train_config(**fields)
-    return Trainer.create(method_config(method), pairs, config, backbone=backbone, dev=None, out=None)
+    return Trainer(retrieval_task(method_config(method), pairs, config, backbone=backbone), config)
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in trainer.model.state_dict().items()}
+    return {name: tensor.detach().clone() for name, tensor in trainer.task.model.state_dict().items()}
 
 
 def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -68,20 +69,19 @@ REST = {"image_head", "text_head", "image_pool", "text_pool", "method"}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamp"])
-def test_a_resting_tower_stays_as_it_is_and_wakes(pairs: PhotoSet, optimizer: str) -> None:
+def test_a_frozen_tower_does_not_move_until_it_is_unfrozen(pairs: PhotoSet, optimizer: str) -> None:
     """Weight decay would move it too, were its gradient zero instead of absent."""
     plan = {"image_lr": 0.5, "text_lr": 0.5, "freeze_image": 2, "freeze_text": 1}
     trainer = make(pairs, epochs=4, towers=plan, optimizer=optimizer, weight_decay=0.5, select="last")
     seen: list[set[str]] = []
     before = weights(trainer)
-    original = trainer._evaluate
 
-    def watching(epoch: int, *args: Any) -> None:
-        seen.append(moved(before, after := weights(trainer)))
-        before.update(after)
-        original(epoch, *args)
+    class Watch(Callback):
+        def on_epoch(self, trainer: Trainer, epoch: int, row: Row) -> None:
+            seen.append(moved(before, after := weights(trainer)))
+            before.update(after)
 
-    trainer._evaluate = watching  # type: ignore[method-assign]
+    trainer.callbacks.append(Watch())
     trainer.run(progress=False)
     assert seen == [REST, REST | {"text"}, REST | {"text", "image"}, REST | {"text", "image"}]
 
@@ -92,10 +92,10 @@ def test_a_tower_with_rate_0_never_moves_and_has_no_gradient(pairs: PhotoSet, to
     before = weights(trainer)
     groups = {group["name"] for group in trainer.step.optimizer.param_groups}
     assert not any(name.startswith(tower) for name in groups)
-    trainer._set_resting(0)
-    trainer.step.accumulate(first_batch(pairs), torch.tensor(0))
-    assert isinstance(trainer.model.backbone, TowerBackbone)
-    sides = {"image": trainer.model.backbone.image, "text": trainer.model.backbone.text}
+    trainer.callbacks[0].on_epoch_start(trainer, 0)
+    trainer.step.run(first_batch(pairs), torch.tensor(0), last=False)
+    assert isinstance(trainer.task.model.backbone, TowerBackbone)
+    sides = {"image": trainer.task.model.backbone.image, "text": trainer.task.model.backbone.text}
     assert all(parameter.grad is None for parameter in sides[tower].parameters())
     other = sides["text" if tower == "image" else "image"]
     assert all(parameter.grad is not None for parameter in other.parameters())
@@ -104,44 +104,42 @@ def test_a_tower_with_rate_0_never_moves_and_has_no_gradient(pairs: PhotoSet, to
     assert moved(before, weights(trainer)) == REST | {"image", "text"} - {tower}
 
 
-def test_a_resting_tower_costs_no_backward_pass(pairs: PhotoSet) -> None:
+def test_a_frozen_tower_costs_no_backward_pass(pairs: PhotoSet) -> None:
     trainer = make(pairs, towers={**AWAKE, "freeze_image": 1})
-    trainer._set_resting(0)
-    images = trainer.model.embed_images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).mean
-    assert isinstance(trainer.model.backbone, TowerBackbone)
-    tokens = trainer.model.backbone.encode_images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+    trainer.callbacks[0].on_epoch_start(trainer, 0)
+    images = trainer.task.model.embed_images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).mean
+    assert isinstance(trainer.task.model.backbone, TowerBackbone)
+    tokens = trainer.task.model.backbone.encode_images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
     assert not tokens.values.requires_grad
     assert images.requires_grad, "the head learns"
 
 
-@pytest.mark.parametrize("ramp", [1.0, 0.25, 0.01])
-def test_the_ramp_scales_the_gradient_and_not_the_figures(pairs: PhotoSet, ramp: float) -> None:
-    plain, ramped = make(pairs, clip_norm=0.0), make(pairs, clip_norm=0.0)
-    for trainer in (plain, ramped):
+@pytest.mark.parametrize("scale", [1.0, 0.25, 0.01])
+def test_the_loss_scale_is_in_the_gradient_and_not_in_the_log(pairs: PhotoSet, scale: float) -> None:
+    plain, scaled = make(pairs, clip_norm=0.0), make(pairs, clip_norm=0.0)
+    for trainer in (plain, scaled):
         trainer.step.optimizer = torch.optim.SGD(trainer.step.params, lr=1.0)
+    scaled.step.loss_scale.fill_(scale)
     before = weights(plain)
-    values = [plain.step(first_batch(pairs), 0), ramped.step(first_batch(pairs), 0, ramp=ramp)]
+    values = [trainer.step(first_batch(pairs), 0) for trainer in (plain, scaled)]
     assert torch.equal(values[0][:-1], values[1][:-1])
-    assert float(values[1][-1]) == pytest.approx(ramp * float(values[0][-1]), rel=1e-5)
-    one, other = weights(plain), weights(ramped)
+    assert float(values[1][-1]) == pytest.approx(scale * float(values[0][-1]), rel=1e-5)
+    one, other = weights(plain), weights(scaled)
     for name, start in before.items():
-        torch.testing.assert_close(other[name] - start, ramp * (one[name] - start), rtol=1e-3, atol=1e-5, msg=name)
+        torch.testing.assert_close(other[name] - start, scale * (one[name] - start), rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_the_loop_ramps_the_epoch_that_wakes(pairs: PhotoSet) -> None:
+def test_the_loss_warms_up_in_the_epoch_that_unfreezes(pairs: PhotoSet) -> None:
     trainer = make(pairs, epochs=3, towers={**AWAKE, "freeze_image": 1})
-    asked: list[float] = []
-    original = trainer.step
+    scales: list[float] = []
 
-    def watching(batch: Batch, step: int, *, epoch: int, ramp: float) -> Tensor:
-        asked.append(ramp)
-        return original(batch, step, epoch=epoch, ramp=ramp)
+    class Watch(Callback):
+        def on_step(self, trainer: Trainer, step: int) -> None:
+            scales.append(float(trainer.step.loss_scale))
 
-    watching.optimizer, watching.rest, watching.names = original.optimizer, original.rest, ()  # type: ignore[attr-defined]
-    trainer.parts = trainer.parts._replace(step=watching)  # type: ignore[arg-type]
-    trainer._flush = lambda bar: trainer.pending.clear()  # type: ignore[method-assign]
-    trainer._epochs(progress=False)
-    assert asked == [1, 1, 1, 1, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+    trainer.callbacks.append(Watch())
+    trainer.run(progress=False)
+    assert scales == [1, 1, 1, 1, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("depths", [(2, 1), (3, 2)])
@@ -157,7 +155,7 @@ def test_every_block_has_the_rate_of_the_formula(pairs: PhotoSet, depths: tuple[
     rate = {id(p): group for group in trainer.step.optimizer.param_groups for p in group["params"]}
     blocks = {"image": depths[0], "text": depths[1]}
     seen = 0
-    for name, parameter in trainer.model.named_parameters():
+    for name, parameter in trainer.task.model.named_parameters():
         expected = 5e-4 * (step + 1) / 10
         if name.startswith("backbone."):
             _, tower, rest = name.split(".", 2)
@@ -175,8 +173,8 @@ def test_accumulated_batches_of_photos_are_the_mean_of_their_gradients(pairs: Ph
 
     def gradient(rows: Tensor, step: int) -> dict[str, Tensor]:
         trainer = make(pairs)
-        trainer.step.accumulate(Batch(rows), torch.tensor(step))
-        return {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+        trainer.step.run(Batch(rows), torch.tensor(step), last=False)
+        return {name: p.grad for name, p in trainer.task.model.named_parameters() if p.grad is not None}
 
     both = make(pairs, accumulate=2, clip_norm=0.0)
     both.step.optimizer = torch.optim.SGD(both.step.params, lr=1.0)
@@ -214,12 +212,12 @@ def test_augmentation_is_in_training_and_only_there(pairs: PhotoSet) -> None:
     """Two steps draw differently, the same step draws the same, and without augmentation all are equal."""
     trainer = make(pairs, method="sigmoid", backbone=TINY.model_copy(update={"head": HeadConfig(dim=8, dropout=0.0)}))
     batch = first_batch(pairs)
-    losses = [float(trainer.step._loss(batch, torch.tensor(step)).total.detach()) for step in (0, 1, 0)]
+    losses = [float(trainer.task.loss(batch, torch.tensor(step)).total.detach()) for step in (0, 1, 0)]
     assert losses[0] == losses[2] != losses[1]
     off = TINY.augment.model_copy(update={"crop": (1.0, 1.0), "flip": 0.0, "image_tokens": 0.0, "text_tokens": 0.0})
     plain = TINY.model_copy(update={"augment": off, "head": HeadConfig(dim=8, dropout=0.0)})
     still = make(pairs, method="sigmoid", backbone=plain)
-    fixed = [float(still.step._loss(batch, torch.tensor(step)).total.detach()) for step in (0, 1)]
+    fixed = [float(still.task.loss(batch, torch.tensor(step)).total.detach()) for step in (0, 1)]
     assert fixed[0] == fixed[1]
 
 
@@ -228,7 +226,7 @@ def test_checkpoints_at_epoch_ends(
     pairs: PhotoSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, expected: list[int]
 ) -> None:
     saved: list[int] = []
-    monkeypatch.setattr("vacsr.train.loop.save_checkpoint", lambda *_, state, **__: saved.append(state.step))
+    monkeypatch.setattr("vacsr.train.trainer.save_checkpoint", lambda *_, state, **__: saved.append(state.step))
     config = train_config(epochs=4, checkpoint_epochs=every, checkpoint_every=0)
     fit("sigmoid", pairs, config, backbone=TINY, out=tmp_path / "run", progress=False)
     assert saved == expected
@@ -238,10 +236,10 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
     """Ctrl-C while the step of this number (from 1) is at work."""
     original = TrainStep.__call__
 
-    def interrupting(self: TrainStep, batch: Batch, step: int, *, epoch: int, ramp: float) -> Tensor:
+    def interrupting(self: TrainStep, batch: Batch, step: int) -> Tensor:
         if step + 1 == stop:
             signal.raise_signal(signal.SIGINT)
-        return original(self, batch, step, epoch=epoch, ramp=ramp)
+        return original(self, batch, step)
 
     monkeypatch.setattr(TrainStep, "__call__", interrupting)
 
@@ -276,10 +274,10 @@ def test_the_first_dev_images_choose(pairs: PhotoSet, dev: PhotoSet) -> None:
 def test_bf16_on_photos(pairs: PhotoSet) -> None:
     """Close to float32 and not equal; gradients reach both towers."""
     exact, low = make(pairs, method="sigmoid"), make(pairs, method="sigmoid", precision="bf16")
-    values = [trainer.step.accumulate(first_batch(pairs), torch.tensor(0)) for trainer in (exact, low)]
+    values = [trainer.step.run(first_batch(pairs), torch.tensor(0), last=False) for trainer in (exact, low)]
     assert values[0][0] != values[1][0]
     torch.testing.assert_close(values[1][0], values[0][0], rtol=2e-2, atol=0)
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in low.model.backbone.parameters())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in low.task.model.backbone.parameters())
 
 
 def test_kinds_that_do_not_fit_are_usage_errors(pairs: PhotoSet) -> None:
@@ -295,13 +293,12 @@ def test_noisy_labels_take_the_photo_of_the_new_image(pairs: PhotoSet) -> None:
     swapped = replace(pairs, caption_image=pairs.caption_image.flip(0))
     seen: list[Tensor] = []
     for cache in (1.0, 0.0):
-        trainer = Trainer.create(
-            method_config("sigmoid"), swapped, train_config(), backbone=TINY, dev=None, out=None,
-            reading=DataConfig(cache_gb=cache),
-        )  # fmt: skip
-        (batch,) = trainer.parts.feed.batches([torch.tensor([0, 1, 2, 3, 28, 29, 30, 31])])
-        seen.append(trainer.step._images(batch, swapped.caption_image[batch.captions]))
+        task = retrieval_task(
+            method_config("sigmoid"), swapped, train_config(), backbone=TINY, reading=DataConfig(cache_gb=cache)
+        )
+        (batch,) = task.loader.batches([torch.tensor([0, 1, 2, 3, 28, 29, 30, 31])])
+        seen.append(task.loader.batch_images(batch))
     assert torch.equal(seen[0], seen[1])
-    assert isinstance(trainer.model.backbone, TowerBackbone)
-    last = trainer.model.backbone.transform.pixels(pairs.photos.open(15))
+    assert isinstance(task.model.backbone, TowerBackbone)
+    last = task.model.backbone.transform.pixels(pairs.photos.open(15))
     assert torch.equal(seen[0][0], last)

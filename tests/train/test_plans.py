@@ -12,7 +12,7 @@ import torch
 from vacsr.config.io import read_recipe, read_yaml, recipe_from
 from vacsr.errors import UsageError
 from vacsr.fewshot import check_fewshot, read_fewshot
-from vacsr.train.plans import check_plan
+from vacsr.train.run import check_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {"spec": "tiny:", "text_output": "norm"}
@@ -24,7 +24,7 @@ def test_shipped_recipes_can_finish(path: Path) -> None:
     if read_yaml(path).get("task") == "fewshot" or "base2novel" in path.stem or "domain" in path.stem:
         check_fewshot(read_fewshot(path))
     else:
-        check_plan(read_recipe(path))
+        check_recipe(read_recipe(path))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -63,7 +63,7 @@ def test_what_can_never_finish_is_refused(case: str) -> None:
     fields, message = REFUSED[case]
     before = torch.get_rng_state()
     with pytest.raises(UsageError, match=re.escape(message)):
-        check_plan(recipe_from({"method": "vacsr", **fields}))
+        check_recipe(recipe_from({"method": "vacsr", **fields}))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -82,18 +82,18 @@ def test_what_can_never_finish_is_refused(case: str) -> None:
     ],
 )  # fmt: skip
 def test_what_may_finish_is_let_through(fields: dict[str, Any]) -> None:
-    check_plan(recipe_from({"method": "vacsr", **fields}))
+    check_recipe(recipe_from({"method": "vacsr", **fields}))
 
 
 def test_steps_that_are_only_timed_need_no_data_and_no_report() -> None:
     recipe = recipe_from({"backbone": TINY, "method": "vacsr", "evaluate": {"posthoc": "cosine"}})
-    check_plan(recipe, timed=True)
+    check_recipe(recipe, timed=True)
     with pytest.raises(UsageError):
-        check_plan(recipe)
+        check_recipe(recipe)
 
 
 def test_a_graph_and_accumulation_need_other_plans_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     recipe = recipe_from({"method": "infonce", "train": {"accumulate": 2, "cuda_graph": True}})
     with pytest.raises(UsageError, match="accumulate=1"):
-        check_plan(recipe)
+        check_recipe(recipe)

@@ -10,7 +10,7 @@ import pytest
 
 from vacsr.cli.runs import run_pairs
 from vacsr.errors import UsageError
-from vacsr.train.recipe import run_recipe
+from vacsr.train.run import run_recipe
 
 
 @pytest.fixture(scope="module")

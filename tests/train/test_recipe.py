@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import vacsr.train.recipe
+import vacsr.train.run
 from vacsr.config import DataConfig
 from vacsr.config.io import read_yaml, recipe_from
 from vacsr.data import load_pairs
@@ -22,7 +22,7 @@ from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, UsageError
 from vacsr.evaluate.outcomes import read_outcomes
 from vacsr.evaluate.protocols import PROTOCOLS
 from vacsr.scoring import PairScorer
-from vacsr.train.recipe import run_recipe, training_data
+from vacsr.train.run import run_recipe, training_data
 
 
 def test_a_run_folder(recipes: Any, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_an_old_report_never_stands_beside_a_new_config(
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(vacsr.train.recipe, "evaluate_retrieval", killed)
+    monkeypatch.setattr(vacsr.train.run, "evaluate_retrieval", killed)
     recipe = recipes.recipe({"method.name": "sigmoid", "evaluate.splits": ["test"]})
     with pytest.raises(KeyboardInterrupt):
         run_recipe(recipe, tmp_path, resume=True, progress=False)
@@ -231,7 +231,7 @@ def test_a_file_in_the_way(recipes: Any, tmp_path: Path, resume: bool) -> None:
 
 def test_a_folder_that_may_not_be_written(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(EnvironmentProblem, match="may not be written to"):
+    with pytest.raises(EnvironmentProblem, match="no permission to write to"):
         run_recipe(recipes.recipe(), tmp_path / "deep" / "run", progress=False)
 
 
@@ -278,9 +278,11 @@ def test_images_of_a_judging_split_that_were_trained_on(
 ) -> None:
     spec = with_captions(tmp_path, ["train"] * 20 + ["dev"] * 6 + ["test"] * 4)
     recipe = recipes.recipe({"method.name": "sigmoid", "train.epochs": 1, "data.pairs": spec, **change})
-    advice = "were trained on — its figures flatter; set data.train=train"
-    expected = [f"{n} of the {of} images of {split!r} {advice}" for split, (n, of) in found.items()]
-    assert sorted(flattered(recipe, tmp_path / "run")) == sorted(expected)
+    messages = flattered(recipe, tmp_path / "run")
+    assert len(messages) == len(found)
+    for split, (n, of) in found.items():
+        assert any(f"{n} of the {of} images of {split!r}" in message for message in messages)
+    assert all(message.endswith("set data.train=train") for message in messages)
 
 
 def test_part_of_a_split_was_trained_on(recipes: Any, tmp_path: Path) -> None:
@@ -292,13 +294,14 @@ def test_part_of_a_split_was_trained_on(recipes: Any, tmp_path: Path) -> None:
     count = sum(f"i{number}" in kept for number in range(10, 30))
     assert 0 < count < 20
     (message,) = flattered(recipe, tmp_path / "run")
-    assert message.startswith(f"{count} of the 20 images of 'test' were trained on")
+    assert f"{count} of the 20 images of 'test'" in message
 
 
 def test_a_dev_split_that_is_the_training_split(recipes: Any, tmp_path: Path) -> None:
     changes = {"method.name": "sigmoid", "train.epochs": 1, "data.dev": "train", "evaluate.splits": ["test"]}
     (message,) = flattered(recipes.recipe(changes), tmp_path / "run")
-    assert message == "29 of the 29 images of 'train' were trained on — its figures flatter; set data.dev_share=0.1"
+    assert "29 of the 29 images of 'train'" in message
+    assert message.endswith("set data.dev_share=0.1")
 
 
 def test_outcomes_stand_beside_the_report(recipes: Any, tmp_path: Path) -> None:
@@ -320,7 +323,7 @@ def test_a_protocol_is_reported_where_it_fits(recipes: Any, tmp_path: Path, monk
         return PROTOCOLS["flickr"](pairs)
 
     monkeypatch.setattr("vacsr.evaluate.protocols.PROTOCOLS", {**PROTOCOLS, "coco-5k": only_test})
-    monkeypatch.setattr("vacsr.train.plans._NOT_COCO", ())
+    monkeypatch.setattr("vacsr.train.run._NOT_COCO", ())
     changes = {"method.name": "sigmoid", "train.epochs": 1, "evaluate.protocols": ["flickr", "coco-5k"]}
     report = run_recipe(recipes.recipe(changes), tmp_path / "run", progress=False).report
     assert report is not None

@@ -18,10 +18,10 @@ from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
 from vacsr.train import fit
-from vacsr.train.batches import batch_order
-from vacsr.train.feed import Batch
-from vacsr.train.loop import Trainer
+from vacsr.train.data import Batch, batch_order
+from vacsr.train.retrieval import retrieval_task
 from vacsr.train.step import TrainStep
+from vacsr.train.trainer import Trainer
 
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
 
@@ -36,7 +36,7 @@ def make(pairs: PairSet, method: Any = "vacsr", **fields: Any) -> Trainer:
 
     config = TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 2, "log_every": 1, **fields})
     chosen = method_config(method) if isinstance(method, str) else method
-    return Trainer.create(chosen, pairs, config, backbone=BACKBONE, dev=None, out=None)
+    return Trainer(retrieval_task(chosen, pairs, config, backbone=BACKBONE), config)
 
 
 def batches(pairs: PairSet) -> list[Tensor]:
@@ -45,9 +45,9 @@ def batches(pairs: PairSet) -> list[Tensor]:
 
 def gradient(trainer: Trainer, rows: Tensor, step: int) -> dict[str, Tensor]:
     """The plain gradient of one batch."""
-    trainer.model.zero_grad(set_to_none=True)
-    trainer.step._loss(Batch(rows), torch.tensor(step)).total.backward()  # type: ignore[no-untyped-call]
-    return {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    trainer.task.model.zero_grad(set_to_none=True)
+    trainer.task.loss(Batch(rows), torch.tensor(step)).total.backward()  # type: ignore[no-untyped-call]
+    return {name: p.grad.clone() for name, p in trainer.task.model.named_parameters() if p.grad is not None}
 
 
 def norm(gradients: dict[str, Tensor]) -> float:
@@ -59,12 +59,12 @@ def test_the_norm_is_of_before_clipping_and_the_update_obeys_the_clip(pairs: Pai
     trainer = make(pairs, clip_norm=limit)
     rows = batches(pairs)[0]
     plain = gradient(trainer, rows, 0)
-    trainer.model.zero_grad(set_to_none=True)
+    trainer.task.model.zero_grad(set_to_none=True)
     # Plain descent makes the update the clipped gradient itself.
     trainer.step.optimizer = torch.optim.SGD(trainer.step.params, lr=1.0)
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in trainer.task.model.named_parameters()}
     reported = float(trainer.step(Batch(rows), 0)[-1])
-    moved = {name: before[name] - p.detach() for name, p in trainer.model.named_parameters()}
+    moved = {name: before[name] - p.detach() for name, p in trainer.task.model.named_parameters()}
     assert reported == pytest.approx(norm(plain), rel=1e-5)
     assert reported > 0.5
     expected = 1.0 if limit in (0.0, 1e6) else limit / norm(plain)
@@ -81,11 +81,11 @@ def test_two_accumulated_batches_are_the_mean_of_their_gradients(pairs: PairSet,
     parts = [gradient(alone, first, 0), gradient(alone, second, 1)]
     trainer = make(pairs, method, accumulate=2, clip_norm=0)
     trainer.step.optimizer = torch.optim.SGD(trainer.step.params, lr=1.0)
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in trainer.task.model.named_parameters()}
     values = [trainer.step(Batch(first), 0), trainer.step(Batch(second), 1)]
     assert float(values[0][-1]) == 0, "no update after the first"
     assert float(values[1][-1]) > 0
-    for name, p in trainer.model.named_parameters():
+    for name, p in trainer.task.model.named_parameters():
         if name in parts[0]:
             mean = 0.5 * (parts[0][name] + parts[1][name])
             torch.testing.assert_close(before[name] - p.detach(), mean, rtol=1e-4, atol=1e-5)
@@ -93,7 +93,7 @@ def test_two_accumulated_batches_are_the_mean_of_their_gradients(pairs: PairSet,
 
 def test_an_optimiser_step_never_crosses_an_epoch(pairs: PairSet) -> None:
     trainer = make(pairs, accumulate=2)  # 40 captions: 5 batches, of which 4 make two steps
-    assert (trainer.steps_per_epoch, trainer.total_steps) == (4, 8)
+    assert (trainer.task.steps_per_epoch, trainer.total_steps) == (4, 8)
     run = trainer.run(progress=False)
     assert run.state.step == 8
     updates = [row["grad_norm"] > 0 for row in run.history if "loss" in row]
@@ -131,7 +131,7 @@ class Breaking(Sigmoid):
     """A sigmoid loss that breaks at one step, in its value or in its gradient alone."""
 
     def __init__(self, at: int, what: str) -> None:
-        super().__init__(SigmoidConfig())
+        super().__init__(SigmoidConfig(), dim=8)
         self.at, self.what = at, what
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
@@ -183,9 +183,9 @@ def test_a_broken_gradient_does_not_reach_the_weights(pairs: PairSet, what: str)
     trainer = make(pairs, Breaking(3, what))
     for step, rows in enumerate(batches(pairs)[:3]):
         trainer.step(Batch(rows), step)
-    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.task.model.state_dict().items()}
     assert not bool(trainer.step(Batch(batches(pairs)[3]), 3).isfinite().all())
-    for name, tensor in trainer.model.state_dict().items():
+    for name, tensor in trainer.task.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert bool(trainer.step(Batch(batches(pairs)[4]), 4).isfinite().all()), "nor the next step's gradients"
 
@@ -193,10 +193,10 @@ def test_a_broken_gradient_does_not_reach_the_weights(pairs: PairSet, what: str)
 def test_features_that_break_on_the_way(pairs: PairSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = TrainStep.__call__
 
-    def breaking(self: TrainStep, batch: Batch, step: int, *, epoch: int = 0, ramp: float = 1.0) -> Tensor:
+    def breaking(self: TrainStep, batch: Batch, step: int) -> Tensor:
         if step == 6:
-            self.data.texts[batch.captions[0]] = torch.nan
-        return original(self, batch, step, epoch=epoch, ramp=ramp)
+            self.task.loader.texts[batch.captions[0]] = torch.nan
+        return original(self, batch, step)
 
     monkeypatch.setattr(TrainStep, "__call__", breaking)
     config = TrainConfig(batch_size=8, epochs=4, device="cpu", checkpoint_every=5, log_every=1)

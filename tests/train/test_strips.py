@@ -15,8 +15,9 @@ from vacsr.data import PairSet, load_pairs
 from vacsr.errors import ConfigError, UsageError
 from vacsr.strips import StripLoss
 from vacsr.train import fit
-from vacsr.train.feed import Batch
-from vacsr.train.loop import Trainer
+from vacsr.train.data import Batch
+from vacsr.train.retrieval import retrieval_task
+from vacsr.train.trainer import Trainer
 
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
 ROWS = torch.arange(12)
@@ -30,20 +31,20 @@ def pairs() -> PairSet:
 
 def make(pairs: PairSet, method: str, **fields: Any) -> Trainer:
     config = TrainConfig(**{"batch_size": 12, "device": "cpu", **fields})
-    return Trainer.create(method_config(method), pairs, config, backbone=BACKBONE, dev=None, out=None)
+    return Trainer(retrieval_task(method_config(method), pairs, config, backbone=BACKBONE), config)
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    return {name: p.detach().clone() for name, p in trainer.task.model.named_parameters()}
 
 
 @pytest.mark.parametrize("method", ["vacsr", "sigmoid", "pcme"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_in_strips_takes_the_steps_of_a_dense_one(pairs: PairSet, method: str, precision: str) -> None:
     dense, strips = (make(pairs, method, tile=tile, precision=precision, optimizer="adamw") for tile in (0, 5))
-    assert not isinstance(dense.step.pair_loss, StripLoss)
-    assert isinstance(strips.step.pair_loss, StripLoss)
-    assert strips.step.pair_loss.rows == 4
+    assert not isinstance(dense.task.pair_loss, StripLoss)
+    assert isinstance(strips.task.pair_loss, StripLoss)
+    assert strips.task.pair_loss.rows == 4
     within = 1e-5 if precision == "fp32" else 2e-2
     for step in range(3):
         ours, theirs = (trainer.step(Batch(ROWS + step), step) for trainer in (strips, dense))
@@ -54,20 +55,21 @@ def test_a_run_in_strips_takes_the_steps_of_a_dense_one(pairs: PairSet, method: 
             torch.testing.assert_close(weights(strips)[name], weight, rtol=0, atol=2e-5, msg=name)
 
 
-def test_gradients_accumulate_and_ramp(pairs: PairSet) -> None:
+def test_gradients_accumulate_and_warm_up(pairs: PairSet) -> None:
     dense, strips = (make(pairs, "vacsr", tile=tile, accumulate=2) for tile in (0, 5))
     found = []
     for trainer in (strips, dense):
-        trainer.step(Batch(ROWS), 0, ramp=0.25)
-        found.append({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
+        trainer.step.loss_scale.fill_(0.25)
+        trainer.step(Batch(ROWS), 0)
+        found.append({n: p.grad.clone() for n, p in trainer.task.model.named_parameters() if p.grad is not None})
     assert found[0].keys() == found[1].keys()
     for name, grad in found[1].items():
         torch.testing.assert_close(found[0][name], grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_auto_takes_small_batches_whole(pairs: PairSet) -> None:
-    assert not isinstance(make(pairs, "vacsr", tile="auto").step.pair_loss, StripLoss)
-    assert not isinstance(make(pairs, "infonce", tile="auto").step.pair_loss, StripLoss)
+    assert not isinstance(make(pairs, "vacsr", tile="auto").task.pair_loss, StripLoss)
+    assert not isinstance(make(pairs, "infonce", tile="auto").task.pair_loss, StripLoss)
 
 
 def test_a_method_without_strips_refuses_a_number(pairs: PairSet) -> None:
@@ -115,10 +117,10 @@ def refuse(*_: object, **__: object) -> None:
 def test_a_broken_compiler_leaves_the_strips(pairs: PairSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
     plain, broken = make(pairs, "vacsr", tile=5), make(pairs, "vacsr", tile=5, compile=True)
-    broken.step.may_give_up = True
+    broken.step.falls_back = True
     with pytest.warns(UserWarning, match="no compiler here"):
         first = broken.step(Batch(ROWS), 0)
-    assert isinstance(broken.step.pair_loss, StripLoss)
+    assert isinstance(broken.task.pair_loss, StripLoss)
     torch.testing.assert_close(first, plain.step(Batch(ROWS), 0), rtol=0, atol=0)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vacsr.config import TowersConfig
-from vacsr.train.towers import loss_ramp, resting
+from vacsr.train.callbacks import frozen_towers, loss_warmup
 
 
 def plan(image: int, text: int, *, image_lr: float = 0.1, text_lr: float = 0.1, ramp: bool = True) -> TowersConfig:
@@ -25,7 +25,7 @@ def plan(image: int, text: int, *, image_lr: float = 0.1, text_lr: float = 0.1, 
     ],
 )
 def test_which_towers_rest(config: TowersConfig, expected: list[set[str]]) -> None:
-    assert [set(resting(epoch, config)) for epoch in range(4)] == expected
+    assert [set(frozen_towers(epoch, config)) for epoch in range(4)] == expected
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_which_towers_rest(config: TowersConfig, expected: list[set[str]]) -> No
     ],
 )
 def test_the_ramp(config: TowersConfig, expected: list[float]) -> None:
-    assert [loss_ramp(step, steps_per_epoch=2, config=config) for step in range(8)] == expected
+    assert [loss_warmup(step, steps_per_epoch=2, config=config) for step in range(8)] == expected
 
 
 @given(st.integers(0, 4), st.integers(0, 4), st.integers(1, 9))
 def test_the_ramp_grows_to_one_within_an_epoch(image: int, text: int, steps: int) -> None:
     config = plan(image, text)
     for epoch in range(6):
-        values = [loss_ramp(epoch * steps + place, steps_per_epoch=steps, config=config) for place in range(steps)]
+        values = [loss_warmup(epoch * steps + place, steps_per_epoch=steps, config=config) for place in range(steps)]
         assert values[-1] == 1.0
         assert all(value > 0 for value in values)
         wakes = epoch > 0 and epoch in (image, text)

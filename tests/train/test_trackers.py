@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vacsr.errors import DiskFull, MissingExtra
-from vacsr.train.trackers import CsvTracker, JsonlTracker, check_trackers, open_trackers
+from vacsr.train.callbacks import CsvTracker, JsonlTracker, check_trackers, open_trackers
 
 
 def steps(path: Path) -> list[int]:
@@ -17,10 +17,10 @@ def steps(path: Path) -> list[int]:
 
 def test_rows_are_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tracker = JsonlTracker(path, keep_before=0)
-    tracker.log({"step": 0, "loss": 1.5})
-    tracker.log({"step": 1, "loss": 1.25})
-    tracker.close()
+    tracker = JsonlTracker(path, before=0)
+    tracker.on_log(None, {"step": 0, "loss": 1.5})
+    tracker.on_log(None, {"step": 1, "loss": 1.25})
+    tracker.on_train_end(None)
     assert path.read_text(encoding="utf-8") == '{"step": 0, "loss": 1.5}\n{"step": 1, "loss": 1.25}\n'
 
 
@@ -28,24 +28,24 @@ def test_rows_are_lines(tmp_path: Path) -> None:
 def test_a_resumed_run_lives_the_later_rows_again(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {n}}}\n' for n in (0, 1, 1, 2, 3)) + torn, encoding="utf-8")
-    tracker = JsonlTracker(path, keep_before=2)
+    tracker = JsonlTracker(path, before=2)
     assert steps(path) == [0, 1, 1]
-    tracker.log({"step": 2})
+    tracker.on_log(None, {"step": 2})
     assert steps(path) == [0, 1, 1, 2]
 
 
 def test_a_fresh_run_starts_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n', encoding="utf-8")
-    JsonlTracker(tmp_path / "metrics.jsonl", keep_before=0)
+    JsonlTracker(tmp_path / "metrics.jsonl", before=0)
     assert (tmp_path / "metrics.jsonl").read_text(encoding="utf-8") == ""
 
 
 def test_csv_has_every_column(tmp_path: Path) -> None:
     lines, table = open_trackers(["jsonl", "csv"], tmp_path, step=0, config={})
     for row in ({"step": 0, "loss": 1.5}, {"step": 0, "epoch": 1, "dev_rsum": 300.0}):
-        lines.log(row)
-        table.log(row)
-    table.close()
+        lines.on_log(None, row)
+        table.on_log(None, row)
+    table.on_train_end(None)
     with (tmp_path / "metrics.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert rows == [
@@ -68,10 +68,10 @@ def test_a_missing_tracker_says_what_to_install(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    tracker = JsonlTracker(tmp_path / "metrics.jsonl", keep_before=0)
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl", before=0)
     tracker.path = Path("/dev/full")
     with pytest.raises(DiskFull, match="no space left while writing /dev/full"):
-        tracker.log({"step": 0})
+        tracker.on_log(None, {"step": 0})
 
 
 def test_trackers_without_extras_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +90,8 @@ def test_the_table_is_whole_or_the_old_one(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patched:
         patched.setattr(csv.DictWriter, "writerows", broken)
         with pytest.raises(RuntimeError, match="broken"):
-            tracker.close()
+            tracker.on_train_end(None)
     assert (tmp_path / "metrics.csv").read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", "metrics.jsonl"]
-    tracker.close()
+    tracker.on_train_end(None)
     assert (tmp_path / "metrics.csv").read_text(encoding="utf-8").split() == ["step,loss", "0,1.5"], "no torn line"

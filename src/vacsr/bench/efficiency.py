@@ -21,11 +21,10 @@ from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
 from vacsr.model import MatchingModel
 from vacsr.scoring.folded import BlockScorer
-from vacsr.train.assemble import Parts, assemble
-from vacsr.train.batches import batch_order
-from vacsr.train.feed import Batch
-from vacsr.train.precision import matmul_precision
-from vacsr.train.recipe import training_data
+from vacsr.train.data import Batch, batch_order, training_data
+from vacsr.train.retrieval import RetrievalTask, retrieval_task
+from vacsr.train.step import matmul_precision
+from vacsr.train.trainer import Trainer
 
 _WARM_UP = {"cuda": 10, "cpu": 2}  # steps that compile, capture and fill caches
 _SIDE, _WORDS, _CACHE_GB = 224, 120, 64.0
@@ -62,22 +61,23 @@ def measure_recipe(recipe: Recipe, *, steps: int = 100) -> Efficiency:
     """Build the recipe's model and time its steps, inference first: gradients and moments are not part of that."""
     before = process_bytes("VmRSS")
     batch = recipe.train.batch_size
-    parts = _assemble(recipe)
+    task = _task(recipe)
+    trainer = Trainer(task, recipe.train)  # compiles, where the recipe says so
     with matmul_precision(recipe.train.precision):
-        inference = inference_step(parts, batch, precision=recipe.train.precision)
-        inferring = step_cost(inference, batch=batch, device=parts.device, steps=steps, before=before)
-        parts.model.train()
-        training = step_cost(training_step(parts, batch), batch=batch, device=parts.device, steps=steps, before=before)
-    total, added = count_parameters(parts.model)
-    return Efficiency(total / 1e6, added / 1e6, inferring, training, steps, describe_device(parts.device))
+        inference = inference_step(task, batch, precision=recipe.train.precision)
+        inferring = step_cost(inference, batch=batch, device=task.device, steps=steps, before=before)
+        task.model.train()
+        training = step_cost(training_step(trainer, batch), batch=batch, device=task.device, steps=steps, before=before)
+    total, added = count_parameters(task.model)
+    return Efficiency(total / 1e6, added / 1e6, inferring, training, steps, describe_device(task.device))
 
 
-def _assemble(recipe: Recipe) -> Parts:
+def _task(recipe: Recipe) -> RetrievalTask:
     """Random photos for towers, the training split for cached features."""
     cached = scheme_of(recipe.backbone.spec).cached
     pairs = training_data(recipe.data).train if cached else random_photos(recipe.train.batch_size, words=_WORDS)
     reading = DataConfig(cache_gb=_CACHE_GB)
-    return assemble(recipe.method, pairs, recipe.train, backbone=recipe.backbone, dev=None, reading=reading)
+    return retrieval_task(recipe.method, pairs, recipe.train, backbone=recipe.backbone, reading=reading)
 
 
 def random_photos(batch: int, *, words: int) -> PhotoSet:
@@ -99,32 +99,34 @@ def count_parameters(model: MatchingModel) -> tuple[int, int]:
     return total, total - shared
 
 
-def training_step(parts: Parts, batch: int) -> Step:
+def training_step(trainer: Trainer, batch: int) -> Step:
     """One training step after the other."""
-    if len(parts.feed.data.texts) < batch:
-        raise UsageError(f"a batch of {batch} from {len(parts.feed.data.texts)} captions — set train.batch_size lower")
+    assert isinstance(trainer.task, RetrievalTask), "retrieval is measured"
+    device, count = trainer.task.device, len(trainer.task.loader.texts)
+    if count < batch:
+        raise UsageError(f"a batch of {batch} from {count} captions — set train.batch_size lower")
 
     def numbered() -> Iterator[tuple[int, Batch]]:
         number = 0
         while True:
-            for rows in batch_order(len(parts.feed.data.texts), batch=batch, seed=0, epoch=number):
-                yield number, Batch(rows.to(parts.device))
+            for rows in batch_order(count, batch=batch, seed=0, epoch=number):
+                yield number, Batch(rows.to(device))
                 number += 1
 
     batches = numbered()
 
     def step() -> None:
         number, rows = next(batches)
-        parts.step(rows, number)
+        trainer.step(rows, number)
 
     return step
 
 
-def inference_step(parts: Parts, batch: int, *, precision: str) -> Step:
+def inference_step(task: RetrievalTask, batch: int, *, precision: str) -> Step:
     """Embed a batch and score all its pairs."""
-    model, data, device = parts.model.eval(), parts.feed.data, parts.device.type
-    assert data.images is not None, "a few batches fit on the device"
-    images, texts = data.images[:batch], data.texts[:batch]
+    model, loader, device = task.model.eval(), task.loader, task.device.type
+    assert loader.images is not None, "a few batches fit on the device"
+    images, texts = loader.images[:batch], loader.texts[:batch]
     scorer = BlockScorer(model.method, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
 
     @torch.inference_mode()

@@ -24,7 +24,7 @@ from vacsr.scoring import BlockScorer, Direction, Engine, choose_engine
 from vacsr.scoring.folded import FP8
 from vacsr.scoring.kernel import KernelScorer, available
 from vacsr.scoring.topk import stable_topk
-from vacsr.train.precision import matmul_precision
+from vacsr.train.step import matmul_precision
 
 
 class Sizes(NamedTuple):

@@ -44,10 +44,10 @@ def audit(
 ) -> None:
     """Find labelled pairs that are probably wrong, and matches that are probably missing."""
     from vacsr.files import check_output
+    from vacsr.progress import PhotoProgress
     from vacsr.scoring import PairScorer
     from vacsr.search.audit import audit as audit_pairs
     from vacsr.search.audit_files import MISSING, PAGE, WRONG, write_audit
-    from vacsr.train.progress import PhotoProgress
 
     for name in (WRONG, MISSING, PAGE):
         check_output("--out", out / name, inputs=spec_files(pairs))
@@ -69,7 +69,7 @@ def _read(pairs: str, split: str | None, *, skip: bool) -> PairSet | PhotoSet:
     """The split asked for; without one train, or everything where there is no train: labels may be wrong anywhere."""
     from vacsr.config import DataConfig
     from vacsr.data import parse_spec
-    from vacsr.train.recipe import read_split
+    from vacsr.train.data import read_split
 
     config = DataConfig(pairs=pairs, on_error="skip" if skip else "fail")
     chosen = split or parse_spec(pairs).options.get("split")

@@ -51,7 +51,7 @@ def calibrate(
     from vacsr.search.calibrate import DIRECTIONS, CalibrateSettings, check_calibration, check_size
     from vacsr.search.calibrate import calibrate as fit
     from vacsr.search.calibration import calibration_path, save_calibration
-    from vacsr.train.recipe import read_split
+    from vacsr.train.data import read_split
 
     home = _run_folder(run)
     spec = pairs or run_pairs(home)

@@ -46,7 +46,7 @@ def embed(
     from vacsr.config.io import merge, parse, parse_overrides
     from vacsr.embed import captions_path, embed_pairs, embedding_config
     from vacsr.files import check_output
-    from vacsr.train.progress import PhotoProgress
+    from vacsr.progress import PhotoProgress
 
     towers = [Path(text).expanduser() for text in backbone.partition(":")[2].split(",") if text]
     for path in (out, captions_path(out)):

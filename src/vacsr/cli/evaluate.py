@@ -173,7 +173,7 @@ def _judge_run(
     from vacsr.evaluate.protocols import fitting_protocols
     from vacsr.evaluate.retrieval import evaluate_retrieval
     from vacsr.scoring import PairScorer
-    from vacsr.train.posthoc import run_posthoc
+    from vacsr.train.run import run_posthoc
 
     settings = _evaluate_settings({} if pairs else run_section(run, "evaluate"), given)
     scorer = PairScorer.from_pretrained(run, device=device)
@@ -226,7 +226,7 @@ def _pairs_to_report(run: Path, pairs: str | None, *, split: str | None) -> Pair
     from vacsr.config import DataConfig
     from vacsr.config.io import parse
     from vacsr.data import parse_spec
-    from vacsr.train.recipe import read_split
+    from vacsr.train.data import read_split
 
     policy = {} if pairs else {k: v for k, v in run_section(run, "data").items() if k in ("on_error", "workers")}
     config = parse(DataConfig, {**policy, "pairs": pairs or run_pairs(run)})

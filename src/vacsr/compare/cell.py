@@ -15,10 +15,8 @@ from vacsr.errors import ConfigError, DataError, OtherRun
 from vacsr.fewshot import fewshot_from, run_fewshot
 from vacsr.fewshot.config import FewshotRecipe
 from vacsr.files import write_json, write_text
-from vacsr.train.checkpoint import NO_EFFECT, READING
-from vacsr.train.difference import first_difference
-from vacsr.train.folder import check_folder, clear_folder, holds_run, run_lock
-from vacsr.train.recipe import run_recipe
+from vacsr.train.checkpoint import NO_EFFECT, READING, first_difference
+from vacsr.train.run import check_folder, clear_folder, holds_run, run_lock, run_recipe
 
 
 class Cell(NamedTuple):

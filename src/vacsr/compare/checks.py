@@ -10,14 +10,14 @@ from vacsr.compare.table import Table
 from vacsr.config.io import recipe_from
 from vacsr.errors import UsageError
 from vacsr.fewshot import FewshotRecipe, check_fewshot
-from vacsr.train.plans import check_plan
+from vacsr.train.run import check_recipe
 
 
 def check_cells(table: Table, asked: Sequence[Cell]) -> None:
     """Refuse ``asked`` where a recipe alone shows that its cell cannot finish; the message names row and setting."""
     if asked and table.start is not None:
         try:
-            check_plan(recipe_from(table.start.recipe))
+            check_recipe(recipe_from(table.start.recipe))
         except UsageError as error:
             raise UsageError(f"what the cells start from cannot be trained: {error}") from error
     refused: dict[str, tuple[str, UsageError]] = {}
@@ -39,7 +39,7 @@ def _check_recipe(cell: Cell) -> None:
     if isinstance(cell.recipe, FewshotRecipe):
         check_fewshot(cell.recipe)
     else:
-        check_plan(cell.recipe, timed=cell.task == "efficiency")
+        check_recipe(cell.recipe, timed=cell.task == "efficiency")
 
 
 def _told(refused: dict[str, tuple[str, UsageError]], *, all_of_them: bool) -> UsageError:

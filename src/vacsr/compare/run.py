@@ -25,7 +25,7 @@ from vacsr.report.formats import FILES, FORMATS
 from vacsr.report.stored import read_results, table_to_json
 from vacsr.report.tables import CellValues, ComparisonTable, look_up
 from vacsr.train.distributed import ranks
-from vacsr.train.folder import check_place
+from vacsr.train.run import check_writable
 
 
 def compare(
@@ -48,7 +48,7 @@ def compare(
     other data. ``only_collect`` takes what is finished. ``page`` adds page.html with figures, and what these are drawn
     from as records.json.
     """
-    check_place(out)
+    check_writable(out)
     _check_call(table, rows, jobs=jobs)
     every = list(cells(table, runs or out, seeds=seeds))
     todo = [] if only_collect else [cell for cell in every if not rows or cell.row in rows]

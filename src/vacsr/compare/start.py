@@ -16,7 +16,7 @@ from vacsr.config.io import recipe_from
 from vacsr.errors import UsageError
 from vacsr.fewshot.config import FewshotRecipe
 from vacsr.methods import build_method
-from vacsr.train.folder import clear_folder, run_lock
+from vacsr.train.run import clear_folder, run_lock
 
 _FREE = ("start", "weights", "augment", "checkpointing")  # in these a cell may differ from what it starts from
 

@@ -18,7 +18,7 @@ from vacsr.methods.infonce import InfoNCE
 from vacsr.methods.sigmoid import Sigmoid
 from vacsr.methods.vacsr import Vacsr
 from vacsr.scoring import PairScorer
-from vacsr.train.recipe import report_data
+from vacsr.train.run import report_data
 
 _MATCHES = 3.0  # mean expert grade from which a caption fits the photo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vacsr.demo.training import Progress as MethodProgress
-from vacsr.train.progress import Bars
+from vacsr.progress import Bars
 
 
 class DemoProgress(Bars):

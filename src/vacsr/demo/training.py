@@ -10,9 +10,10 @@ from typing import NamedTuple
 from vacsr.config import Recipe
 from vacsr.demo.workers import Job, Tell, run_jobs
 from vacsr.model import MatchingModel
-from vacsr.train.loop import Trainer
-from vacsr.train.recipe import training_data
-from vacsr.train.trackers import Row
+from vacsr.train.callbacks import Callback, Row
+from vacsr.train.data import training_data
+from vacsr.train.retrieval import retrieval_task
+from vacsr.train.trainer import Trainer
 
 _TELL_EVERY = 10  # steps
 
@@ -66,26 +67,23 @@ def train_in_worker(recipe: Recipe, folder: Path, *, tell: Tell) -> None:
     """Train one recipe and leave the model in ``folder``; dev RSUM on the official labels chooses the epoch."""
     data = training_data(recipe.data)
     config = recipe.train.model_copy(update={"log_every": _TELL_EVERY})
-    trainer = Trainer.create(
-        recipe.method, data.train, config, backbone=recipe.backbone, dev=data.dev, out=None, reading=recipe.data
+    task = retrieval_task(
+        recipe.method, data.train, config, backbone=recipe.backbone, dev=data.dev, reading=recipe.data
     )
-    trainer.trackers.append(_Teller(tell, steps=trainer.total_steps, epochs=config.epochs))
-    run = trainer.run(progress=False)
+    run = Trainer(task, config, callbacks=[_Report(tell)]).run(progress=False)
     if run.interrupted:
         raise KeyboardInterrupt
     run.model.save_pretrained(folder)
 
 
-class _Teller:
-    """A tracker that passes on what a person waits for."""
+class _Report(Callback):
+    """Sends the progress to the display."""
 
-    def __init__(self, tell: Tell, *, steps: int, epochs: int) -> None:
-        self.tell, self.steps, self.epochs = tell, steps, epochs
+    def __init__(self, tell: Tell) -> None:
+        self.tell = tell
 
-    def log(self, row: Row) -> None:
-        """Rows at the end of an epoch carry its rate, the others the loss."""
+    def on_log(self, trainer: Trainer, row: Row) -> None:
+        """Rows at the end of an epoch have its rate, the others the loss."""
         rate, rsum = row.get("steps_per_second"), row.get("dev_rsum")
-        self.tell(Progress(row["step"] + 1, self.steps, row["epoch"], self.epochs, dev_rsum=rsum, rate=rate))
-
-    def close(self) -> None:
-        """Nothing is held open."""
+        steps, epochs = trainer.total_steps, trainer.config.epochs
+        self.tell(Progress(row["step"] + 1, steps, row["epoch"], epochs, dev_rsum=rsum, rate=rate))

@@ -21,7 +21,7 @@ from vacsr.data.photos import Photos
 from vacsr.fewshot.config import FewshotTrainConfig
 from vacsr.fewshot.views import View, build_view
 from vacsr.noise import RowNoise, Stream
-from vacsr.train.batches import batch_order
+from vacsr.train.data import batch_order
 
 _PIXEL = 4  # bytes that PIL keeps for an RGB pixel
 
@@ -29,6 +29,7 @@ _PIXEL = 4  # bytes that PIL keeps for an RGB pixel
 class ShotPixels(NamedTuple):
     """One batch before it goes to the device."""
 
+    step: int
     rows: Tensor
     """[B] of the shots."""
     first: Tensor
@@ -40,6 +41,7 @@ class ShotPixels(NamedTuple):
 class _Work(NamedTuple):
     """What a thread needs for one batch."""
 
+    step: int
     rows: Tensor
     draws: list[list[list[float]]]
     """For each view, for each row."""
@@ -122,7 +124,7 @@ class ShotFeed:
                 known = epoch * turns + turn
                 order = list(batch_order(len(self.shots), batch=self.batch, seed=self.config.seed, epoch=known))
                 draws = self._draws(known)
-            yield _Work(order[at], [of_view[order[at]].tolist() for of_view in draws])
+            yield _Work(step, order[at], [of_view[order[at]].tolist() for of_view in draws])
 
     def _draws(self, turn: int) -> list[Tensor]:
         """For each view, [N, lanes]"""
@@ -136,7 +138,7 @@ class ShotFeed:
     def _make(self, work: _Work) -> ShotPixels:
         photos = [self.photos.open(row) for row in work.rows.tolist()]
         made = [_stack(photos, view, draws) for view, draws in zip(self.views, work.draws, strict=True)]
-        return ShotPixels(work.rows, made[0], made[1] if len(made) > 1 else None)
+        return ShotPixels(work.step, work.rows, made[0], made[1] if len(made) > 1 else None)
 
 
 def _stack(photos: Sequence[Image.Image], view: View, draws: Sequence[Sequence[float]]) -> Tensor:

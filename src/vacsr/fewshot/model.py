@@ -25,7 +25,7 @@ from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
 from vacsr.pretrained import SCHEMA, config_digest, model_folder, read_config
 from vacsr.provenance import Provenance
 from vacsr.scoring import choose_device
-from vacsr.train.precision import matmul_precision
+from vacsr.train.step import matmul_precision
 
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 

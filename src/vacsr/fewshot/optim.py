@@ -1,32 +1,10 @@
-"""Optimisers of few-shot training, and its learning rate as a pure function of the step."""
+"""The learning rate of few-shot training as a pure function of the step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch.optim import Optimizer
 
 from vacsr.fewshot.config import FewshotTrainConfig
-from vacsr.methods.base import ParamGroup
-
-
-def build_optimizer(groups: Sequence[ParamGroup], config: FewshotTrainConfig) -> Optimizer:
-    """SGD or AdamW over the groups; each keeps its ``lr_scale``."""
-    options: list[dict[str, Any]] = [
-        {
-            "params": group.params,
-            "name": group.name,
-            "lr_scale": group.lr_scale,
-            "weight_decay": config.weight_decay if group.decay else 0.0,
-        }
-        for group in groups
-    ]
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(options, lr=config.lr, momentum=config.momentum)
-    return torch.optim.AdamW(options, lr=config.lr)
 
 
 def learning_rate(step: int, *, steps_per_epoch: int, config: FewshotTrainConfig) -> float:

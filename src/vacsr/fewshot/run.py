@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from itertools import product
@@ -22,17 +21,17 @@ from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import Answers, fewshot_result, harmonic_mean
 from vacsr.fewshot.config import FewshotDataConfig, FewshotRecipe, fewshot_from, read_fewshot
 from vacsr.fewshot.feed import ShotFeed
-from vacsr.fewshot.loop import ShotTrainer, check_checkpoint
+from vacsr.fewshot.loop import ShotTask
 from vacsr.fewshot.model import FewshotModel, load_fewshot
 from vacsr.fewshot.task import FewshotTask, check_targets, load_task
 from vacsr.files import write_json, write_tensors, write_text
+from vacsr.progress import PhotoProgress
 from vacsr.scoring import choose_device
-from vacsr.train.checkpoint import NO_EFFECT, READING
-from vacsr.train.difference import check_same_training
+from vacsr.train.callbacks import check_trackers
+from vacsr.train.checkpoint import NO_EFFECT, READING, check_checkpoint, check_same_training, fingerprint
 from vacsr.train.distributed import take_device
-from vacsr.train.folder import check_folder, run_lock
-from vacsr.train.progress import PhotoProgress
-from vacsr.train.trackers import check_trackers
+from vacsr.train.run import check_folder, run_lock
+from vacsr.train.trainer import Trainer
 
 ANSWERS = "answers.safetensors"
 SEARCH = "search.json"
@@ -69,7 +68,8 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
         task = load_task(recipe.data)
         check_search(recipe, task.val)
         model = _build(recipe, task, device)
-        digest = fingerprint(recipe, task, origin=model.origin)
+        description = describe(recipe, task, origin=model.origin)
+        digest = fingerprint(description)
         check_checkpoint(out / "checkpoint", fingerprint=digest)
         _open_folder(out, recipe, task, resume=resume)
         choice: Choice = {}
@@ -81,10 +81,10 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
             model = _build(recipe, task, device)
         steps, interrupted = 0, False
         if model.method.trains:
-            trainer = _trainer(recipe, task, model, out=out, fingerprint=digest)
+            trainer = _trainer(recipe, task, model, out=out, description=description, label=recipe.method.name)
             if resume:
                 trainer.resume()
-            run = trainer.run(progress=progress, label=recipe.method.name)
+            run = trainer.run(progress=progress)
             steps, interrupted = run.state.step, run.interrupted
         else:
             write_text(out / "metrics.jsonl", "")
@@ -141,9 +141,9 @@ def _check_same_data(recipe: FewshotRecipe, out: Path) -> None:
             raise UsageError(f"{message} — give its own: vacsr fewshot {file} --out {out} --evaluate-only")
 
 
-def fingerprint(recipe: FewshotRecipe, task: FewshotTask, *, origin: Mapping[str, str]) -> str:
+def describe(recipe: FewshotRecipe, task: FewshotTask, *, origin: Mapping[str, str]) -> dict[str, Any]:
     """What must be equal for a checkpoint to fit: method, backbone and its weights, plan, shots, classes and search."""
-    whole = {
+    return {
         "method": recipe.method.model_dump(mode="json"),
         "backbone": recipe.backbone.model_dump(mode="json"),
         "origin": dict(origin),
@@ -152,7 +152,6 @@ def fingerprint(recipe: FewshotRecipe, task: FewshotTask, *, origin: Mapping[str
         "classes": task.classes,
         "search": recipe.search.model_dump(mode="json"),
     }
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
 def _open_folder(out: Path, recipe: FewshotRecipe, task: FewshotTask, *, resume: bool) -> None:
@@ -170,12 +169,20 @@ def _build(recipe: FewshotRecipe, task: FewshotTask, device: torch.device) -> Fe
 
 
 def _trainer(
-    recipe: FewshotRecipe, task: FewshotTask, model: FewshotModel, *, out: Path | None = None, fingerprint: str = ""
-) -> ShotTrainer:
+    recipe: FewshotRecipe,
+    task: FewshotTask,
+    model: FewshotModel,
+    *,
+    label: str,
+    out: Path | None = None,
+    description: Mapping[str, Any] | None = None,
+) -> Trainer:
     feed = ShotFeed(task.train, recipe.train, transform=model.transform, second=model.method.second_view)
-    return ShotTrainer(
-        model.method, feed, recipe.train, task.classes, model.transform, model.device, out=out, fingerprint=fingerprint
-    )
+    shots = ShotTask(
+        model.method, feed, recipe.train,
+        classes=task.classes, transform=model.transform, device=model.device, label=label, settings=description,
+    )  # fmt: skip
+    return Trainer(shots, recipe.train, out)
 
 
 # ------------------------------------------------------------------------------------------------------------ search
@@ -253,7 +260,7 @@ def _scored_before(path: Path, fingerprint: str) -> list[dict[str, Any]]:
 def validation_accuracy(recipe: FewshotRecipe, task: FewshotTask, *, device: torch.device, label: str) -> float | None:
     """Train a candidate and test it on the validation shots, in percent; None where it was interrupted."""
     model = _build(recipe, task, device)
-    if _trainer(recipe, task, model).run(progress=bool(label), label=label).interrupted:
+    if _trainer(recipe, task, model, label=label or "search").run(progress=bool(label)).interrupted:
         return None
     predicted = model.evaluate(
         task.val, task.classes, batch_size=recipe.evaluate.batch_size, workers=recipe.train.workers

@@ -19,7 +19,7 @@ from vacsr.report.curves import Direction
 from vacsr.report.records import RunRecord, runs_of
 from vacsr.report.verdicts import ExactVerdicts, JudgedVerdicts, Verdict, Verdicts
 from vacsr.scoring import PairScorer, PairScores
-from vacsr.train.recipe import read_split
+from vacsr.train.data import read_split
 
 _EXACT = (0, 1, 2, 4, 7, 12)  # unlabelled matches of the captions asked for, where the truth is known
 _FEW = 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from vacsr.progress import Bars
 from vacsr.search.filling import Filled
-from vacsr.train.progress import Bars
 
 _LINE_S = 30.0  # between two lines where there is no terminal for a bar
 

@@ -1,4 +1,4 @@
-"""The whole state of a run in one safetensors file: weights, optimiser, generators and place in the data order.
+"""The whole state of a run in one safetensors file, and what tells two runs apart.
 
 One file and one rename: after a kill at any moment there is either the old state or the new one.
 """
@@ -7,191 +7,185 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vacsr.config import BackboneConfig, Config, TrainConfig
-from vacsr.data import PairSet, PhotoSet
-from vacsr.errors import OtherRun
+from vacsr.config import Config
+from vacsr.config.io import read_yaml
+from vacsr.errors import ConfigError, DataError, OtherRun
 from vacsr.files import read_tensors, write_tensors
-from vacsr.methods.base import Method
 
 FILE = "state.safetensors"
 NO_EFFECT = frozenset({"device", "log_every", "checkpoint_every", "checkpoint_epochs", "trackers"})
-"""Training fields that a run may change on its way: what comes out is the same."""
+"""Training fields that may change when a run is resumed: the result is the same."""
 READING = frozenset({"workers", "cache_gb"})
-"""Few-shot runs have how photos are read among them."""
+"""How photos are read, which few-shot recipes have among their training fields."""
 
 
 @dataclass
 class TrainState:
-    """Where a run stands."""
+    """How far a run has come."""
 
     step: int = 0
     """Batches done."""
     best: float | None = None
-    """Best dev RSUM so far."""
+    """Best dev metric so far."""
     best_step: int = 0
     best_weights: dict[str, Tensor] = field(default_factory=dict)
     stopped: str = ""
     """Why the run ended early, if it did."""
 
 
+class Checkpoint(NamedTuple):
+    """What a file holds: the run's state, its tensors by group, and those of the optimiser and the generators."""
+
+    state: TrainState
+    groups: dict[str, dict[str, Tensor]]
+    optimizer: dict[int, dict[str, Any]]
+
+    def restore(self, optimizer: Optimizer, device: torch.device) -> None:
+        """Give the optimiser its moments and torch's generators their states."""
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": self.optimizer, "param_groups": groups})
+        generators = self.groups["rng"]
+        torch.set_rng_state(generators["cpu"])
+        if "cuda" in generators and device.type == "cuda":
+            torch.cuda.set_rng_state(generators["cuda"], device)
+
+
 def save_checkpoint(
-    folder: Path, model: torch.nn.Module, optimizer: Optimizer, *, state: TrainState, fingerprint: str
+    folder: Path,
+    groups: Mapping[str, Mapping[str, Tensor]],
+    optimizer: Optimizer,
+    *,
+    state: TrainState,
+    fingerprint: str,
+    device: torch.device,
 ) -> None:
-    """Write ``folder/state.safetensors`` atomically; what a kill left half-written goes first."""
-    for torn in folder.glob(f".{FILE}.*.tmp"):
+    """Write ``folder/state.safetensors`` atomically: named groups of tensors, the optimiser and torch's generators."""
+    for torn in folder.glob(f".{FILE}.*.tmp"):  # what a kill left behind
         torn.unlink(missing_ok=True)
-    optimizer_tensors, optimizer_numbers = _flatten(optimizer.state_dict()["state"])
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"best.{name}": tensor for name, tensor in state.best_weights.items()}
-    tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors.items()}
-    tensors |= {f"method_state.{name}": tensor for name, tensor in _method_state(model).items()}
-    tensors |= {f"rng.{name}": tensor for name, tensor in _generators(_device(model)).items()}
-    meta = {"step": state.step, "best": state.best, "best_step": state.best_step}
-    metadata = {"state": json.dumps(meta), "optimizer": json.dumps(optimizer_numbers), "fingerprint": fingerprint}
+    entries = {
+        f"{index}.{name}": value
+        for index, values in optimizer.state_dict()["state"].items()
+        for name, value in values.items()
+        if value is not None  # SGD's momentum before its first step
+    }
+    moments = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+    numbers = {name: value for name, value in entries.items() if not isinstance(value, Tensor)}
+    generators = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":  # asking CUDA takes memory on the GPU
+        generators["cuda"] = torch.cuda.get_rng_state(device)
+    groups = {**groups, "best": state.best_weights, "optimizer": moments, "rng": generators}
+    tensors = {f"{group}.{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+    progress = {"step": state.step, "best": state.best, "best_step": state.best_step}
+    metadata = {"state": json.dumps(progress), "optimizer": json.dumps(numbers), "fingerprint": fingerprint}
     write_tensors(folder / FILE, tensors, metadata=metadata)
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Is there a state to go back to?"""
+    """Is there a state to resume from?"""
     return (folder / FILE).is_file()
 
 
-def load_checkpoint(
-    folder: Path, model: torch.nn.Module, optimizer: Optimizer, *, fingerprint: str
-) -> TrainState | None:
-    """Restore everything; None where there is no checkpoint yet."""
+def load_checkpoint(folder: Path, *, fingerprint: str) -> Checkpoint | None:
+    """Read a checkpoint, None where there is none; one of another run is refused."""
     if not has_checkpoint(folder):
         return None
-    path = folder / FILE
-    tensors, metadata = read_tensors(path)
-    if metadata.get("fingerprint") != fingerprint:
-        raise OtherRun(f"{path} {_misfit(metadata.get('fingerprint', ''), fingerprint, folder)}")
-    model.load_state_dict(_under(tensors, "model."))
-    saved = _unflatten(_under(tensors, "optimizer."), json.loads(metadata["optimizer"]))
-    optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
-    if _method_state(model):
-        model.get_submodule("method").load_training_state(_under(tensors, "method_state."))  # type: ignore[operator]
-    torch.set_rng_state(tensors["rng.cpu"])
-    device = _device(model)
-    if "rng.cuda" in tensors and device.type == "cuda":
-        torch.cuda.set_rng_state(tensors["rng.cuda"], device)
-    return TrainState(**json.loads(metadata["state"]), best_weights=_under(tensors, "best."))
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _method_state(model: torch.nn.Module) -> dict[str, Tensor]:
-    """State of the method that its saved model does without."""
-    method = getattr(model, "method", None)
-    return method.training_state() if isinstance(method, Method) else {}
-
-
-def _device(model: torch.nn.Module) -> torch.device:
-    return next(model.parameters()).device
-
-
-def _generators(device: torch.device) -> dict[str, Tensor]:
-    """Our own draws need no state; a method that uses torch's generators does.
-
-    CUDA is asked only by a run on CUDA: the question alone takes memory on the GPU.
-    """
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def _flatten(state: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Per-parameter optimiser state as named tensors and plain numbers."""
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, float] = {}
-    for index, entries in state.items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{name}"] = value
-            else:
-                numbers[f"{index}.{name}"] = value
-    return tensors, numbers
-
-
-def _unflatten(tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> dict[int, dict[str, Any]]:
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in [*tensors.items(), *numbers.items()]:
+    tensors, metadata = read_tensors(folder / FILE)
+    _check_fingerprint(metadata.get("fingerprint", ""), fingerprint, folder)
+    groups: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        group, _, name = key.partition(".")
+        groups.setdefault(group, {})[name] = tensor
+    moments: dict[int, dict[str, Any]] = {}
+    for key, value in [*groups.pop("optimizer", {}).items(), *json.loads(metadata["optimizer"]).items()]:
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    return state
+        moments.setdefault(int(index), {})[name] = value
+    state = TrainState(**json.loads(metadata["state"]), best_weights=groups.pop("best", {}))
+    return Checkpoint(state, groups, moments)
 
 
-def fingerprint(
-    method: Any,
-    pairs: PairSet | PhotoSet,
-    *,
-    dev: PairSet | PhotoSet | None,
-    config: TrainConfig,
-    backbone: BackboneConfig,
-    photo_size: int = 0,
-) -> str:
-    """What must be equal for a checkpoint to fit: method, backbone, training fields, data and dev set.
+def check_checkpoint(folder: Path, *, fingerprint: str) -> None:
+    """Refuse a checkpoint of another run without reading its tensors, before anything beside it is written."""
+    if not has_checkpoint(folder):
+        return
+    try:
+        with safe_open(folder / FILE, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        message = f"{folder / FILE} is not a whole checkpoint ({error})"
+        raise DataError(f"{message} — delete {folder}, or choose a new --out") from error
+    _check_fingerprint(metadata.get("fingerprint", ""), fingerprint, folder)
 
-    A digest for each part, as JSON: where two fingerprints differ, the parts have names.
+
+def fingerprint(description: Mapping[str, Any]) -> str:
+    """What must be equal for a checkpoint to fit: a SHA-256 of each part, as JSON, so that differences have names.
+
+    >>> first, second = (fingerprint({"method": "vse", "lr": lr}) for lr in (0.1, 0.2))
+    >>> [name for name in json.loads(first) if json.loads(first)[name] != json.loads(second)[name]]
+    ['lr']
     """
-    parts = {
-        "method": _describe(method),
-        "backbone": backbone.model_dump(mode="json"),
-        "training fields": config.model_dump(mode="json", exclude=set(NO_EFFECT)),
-        "training data": _digest(pairs),
-        "words of the training captions": pairs.captions,
-        "data.photo_size": photo_size,
-        "dev data": None if dev is None else _digest(dev),
-        "words of the dev captions": None if dev is None else dev.captions,
-    }
-    return json.dumps({name: _sha256(part) for name, part in parts.items()})
+    parts = {name: json.dumps(part, sort_keys=True).encode() for name, part in description.items()}
+    return json.dumps({name: hashlib.sha256(part).hexdigest() for name, part in parts.items()})
 
 
-def _sha256(part: Any) -> str:
-    """Of anything that JSON can hold, independent of the order of keys."""
-    return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()
+def _check_fingerprint(before: str, now: str, folder: Path) -> None:
+    """Refuse another fingerprint by naming the parts that differ."""
+    if before == now:
+        return
+    old, new = (json.loads(text) if text.startswith("{") else {} for text in (before, now))
+    parts = ", ".join(f"other {name}" for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name))
+    raise OtherRun(
+        f"{folder / FILE} belongs to a run with another configuration or data{': ' if parts else ''}{parts} — resume "
+        "with the recipe and the data of that run, or choose a new --out"
+    )
 
 
-def _misfit(before: str, now: str, folder: Path) -> str:
-    """What is wrong with a checkpoint, by the parts in which fingerprints differ, and what to do."""
-    old, new = _parts(before), _parts(now)
-    if new and not old:
-        message = "is of an earlier version, which did not look at the words of captions"
-        return f"{message} — finish the run with that version, or delete {folder} to train anew"
-    other = [f"other {name}" for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name)]
-    message = f"belongs to a run with another configuration or data{': ' if other else ''}{', '.join(other)}"
-    return f"{message} — resume with the recipe and the data of that run, or choose a new --out"
+def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str | None:
+    """The first dotted field in which two configurations differ, with both values.
+
+    >>> first_difference({"train": {"epochs": 20, "lr": 0.1}}, {"train": {"epochs": 1, "lr": 0.2}})
+    'train.epochs was 20 and is now 1'
+    """
+    for key in dict.fromkeys((*now, *before)):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            difference = first_difference(old, new, f"{prefix}{key}.")
+            if difference is not None:
+                return difference
+        elif old != new:
+            return f"{prefix}{key} was {old!r} and is now {new!r}"
+    return None
 
 
-def _parts(fingerprint: str) -> dict[str, str]:
-    return json.loads(fingerprint) if fingerprint.startswith("{") else {}
+def check_same_training(recipe: Config, out: Path, *, read: Callable[[dict[str, Any]], Config], command: str) -> None:
+    """Before a run is resumed: refuse a recipe that trains otherwise than ``out/config.yaml``, naming the field.
+
+    Other data are noticed later, by the checkpoint's fingerprint.
+    """
+    file = out / "config.yaml"
+    if not has_checkpoint(out / "checkpoint") or not file.is_file():
+        return
+    try:
+        before = read(read_yaml(file))
+    except ConfigError:
+        return  # the checkpoint's fingerprint decides
+    difference = first_difference(_training_fields(before), _training_fields(recipe))
+    if difference is not None:
+        raise DataError(
+            f"{out} belongs to a run with another configuration or data: {difference} — resume with its own recipe: "
+            f"{command} {file} --out {out} --resume, or choose a new --out"
+        )
 
 
-def _describe(method: Any) -> Any:
-    """A method's config, or the name and the parameters' shapes of an object that has none."""
-    described = method if isinstance(method, Config) else getattr(method, "config", None)
-    if isinstance(described, Config):
-        return described.model_dump(mode="json")
-    return [type(method).__name__, {name: list(p.shape) for name, p in method.named_parameters()}]
-
-
-def _digest(pairs: PairSet | PhotoSet) -> str:
-    """Of features, or photos, and labels."""
-    if isinstance(pairs, PhotoSet):
-        return pairs.digest()
-    data = hashlib.sha256()
-    for tensor in (pairs.images, pairs.texts, pairs.caption_image):
-        data.update(tensor.contiguous().numpy().tobytes())
-    return data.hexdigest()
+def _training_fields(recipe: Config) -> dict[str, Any]:
+    parts = {"method", "backbone", "train", "search"}
+    return recipe.model_dump(mode="json", include=parts, exclude={"train": {*NO_EFFECT, *READING}})

@@ -1,4 +1,4 @@
-"""Several processes as one: each owns its rows of the batch, sees every caption and adds up the gradients."""
+"""Several processes as one: each has its rows of the batch, sees every caption and adds up the gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GROUPS = count()
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among all."""
+    """This process's rank among all."""
 
     rank: int = 0
     size: int = 1
@@ -34,7 +34,7 @@ class World:
         return self.rank == 0
 
     def rows(self, batch: int) -> slice:
-        """The rows of a batch that this rank owns."""
+        """The rows of a batch that this rank has."""
         if batch % self.size:
             raise UsageError(f"a batch of {batch} does not divide over {self.size} ranks — set train.batch_size")
         share = batch // self.size
@@ -49,15 +49,15 @@ def take_device(name: str) -> torch.device:
     """The device of a run. A numbered GPU becomes CUDA's current one, where streams and graphs are made."""
     device = choose_device(name)
     if device.type == "cuda" and device.index is not None:
-        there = torch.cuda.device_count()
-        if device.index >= there:
-            raise EnvironmentProblem(f"no GPU '{name}', there are {there} — use a number below {there}, or cuda")
+        gpus = torch.cuda.device_count()
+        if device.index >= gpus:
+            raise EnvironmentProblem(f"no GPU '{name}', there are {gpus} — use a number below {gpus}, or cuda")
         torch.cuda.set_device(device)
     return device
 
 
 def is_first_rank() -> bool:
-    """The one that writes files, known before the others are met."""
+    """Does this process write the files? Known before it has joined the others."""
     if dist.is_initialized():
         return dist.get_rank() == 0
     return ranks() == 1 or int(os.environ.get("RANK", "0")) == 0
@@ -69,26 +69,25 @@ def ranks() -> int:
 
 
 def join_world(device: torch.device) -> World:
-    """The world that torchrun set up (nccl on CUDA, gloo otherwise), or a world of one."""
+    """The process group of torchrun (nccl on CUDA, gloo otherwise), or a world of one.
+
+    torchrun's store outlives a group, and addresses of an earlier one would block the next: each has keys of its own.
+    """
     if ranks() == 1 and not dist.is_initialized():
         return World()
     if not dist.is_initialized():
         if device.type == "cuda" and device.index is None:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # each rank its own GPU
-        _join("nccl" if device.type == "cuda" else "gloo")
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # one GPU per rank
+        store, rank, size = _rendezvous()
+        store = dist.PrefixStore(f"vacsr-{next(_GROUPS)}", store)  # type: ignore[attr-defined]
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     return World(dist.get_rank(), dist.get_world_size())
 
 
-def _join(backend: str) -> None:
-    """A process group with keys of its own: torchrun's store outlives a group, and old addresses hang the next one."""
-    store, rank, size = _meeting_place()
-    own = dist.PrefixStore(f"vacsr-{next(_GROUPS)}", store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
-
-
 @cache
-def _meeting_place() -> tuple[Any, int, int]:
-    """Where the ranks find each other, as torchrun's environment says: store, rank, size."""
+def _rendezvous() -> tuple[Any, int, int]:
+    """Store, rank and size, from torchrun's environment."""
     from torch.distributed.rendezvous import rendezvous
 
     store, rank, size = next(rendezvous("env://"))
@@ -106,28 +105,13 @@ def leaving_world() -> Iterator[None]:
             dist.destroy_process_group()
 
 
-class _GatherRows(torch.autograd.Function):
-    """All ranks' rows in rank order; the gradient of a row is the sum of what every rank says about it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        grad = grads[0].contiguous()
-        dist.all_reduce(grad)
-        return grad.chunk(dist.get_world_size())[dist.get_rank()]
-
-
 def gather_rows(x: Tensor, world: World) -> Tensor:
-    """[R, d] on each rank -> [R·size, d] on all, with gradient."""
+    """[R, d] on each rank -> [R·size, d] on all, in rank order; the gradient of a row is the sum over all ranks."""
     if world.size == 1:
         return x
-    gathered: Tensor = _GatherRows.apply(x)  # type: ignore[no-untyped-call]
-    return gathered
+    from torch.distributed.nn.functional import all_gather
+
+    return torch.cat(all_gather(x))  # type: ignore[no-untyped-call]
 
 
 def sum_over_ranks(tensor: Tensor, world: World) -> Tensor:
@@ -139,29 +123,27 @@ def sum_over_ranks(tensor: Tensor, world: World) -> Tensor:
 
 def sum_gradients(params: Iterable[nn.Parameter], world: World) -> None:
     """Add up the gradients of all ranks in one message."""
-    if world.size == 1:
-        return
     grads = [p.grad for p in params if p.grad is not None]
-    flat = torch.cat([g.reshape(-1) for g in grads])
+    if world.size == 1 or not grads:
+        return
+    flat = torch.cat([grad.reshape(-1) for grad in grads])
     dist.all_reduce(flat)
-    offset = 0
-    for grad in grads:
-        grad.copy_(flat[offset : offset + grad.numel()].view_as(grad))
-        offset += grad.numel()
+    parts = torch.split(flat, [grad.numel() for grad in grads])
+    torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads, strict=True)])
 
 
 def check_ranks_agree(fingerprint: str, world: World) -> None:
-    """Every rank must have read the same data by the same settings: their batches would not fit together."""
+    """Refuse ranks that read different data or settings: their batches would not fit together."""
     if world.size == 1:
         return
-    prints = [""] * world.size
-    dist.all_gather_object(prints, fingerprint)
-    if len(set(prints)) > 1:
+    fingerprints = [""] * world.size
+    dist.all_gather_object(fingerprints, fingerprint)
+    if len(set(fingerprints)) > 1:
         message = f"the {world.size} ranks read different data or settings, expected the same on each"
         raise DataError(f"{message} — compare recipes, and what data.on_error=skip left out on each machine")
 
 
 def barrier(world: World) -> None:
-    """Wait for everyone."""
+    """Wait for all ranks."""
     if world.size > 1:
         dist.barrier()

@@ -1,0 +1,268 @@
+"""What happens around the steps of a run: trackers, progress, frozen towers, Ctrl-C. A callback overrides hooks.
+
+A moving average of the weights, for example, is a callback with ``on_step`` that keeps its tensors in ``state_dict``,
+so that they are part of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from vacsr.config import TowersConfig
+from vacsr.errors import MissingExtra
+from vacsr.files import atomic_path, disk_errors, write_text
+from vacsr.progress import Bars
+
+if TYPE_CHECKING:
+    from vacsr.model import MatchingModel
+    from vacsr.train.trainer import Trainer
+
+Row = dict[str, Any]
+"""One line of the log. Every row has a ``step``: the last one that it knows of."""
+
+_LINES = 10  # of progress, about, that stay on the screen where epochs have no metrics
+
+
+class Callback:
+    """Hooks around the steps of a run; each does nothing unless overridden. Steps and epochs count from 0."""
+
+    name = ""
+    """Of its tensors in a checkpoint, where it has any."""
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        """Before the first step, after a checkpoint was loaded."""
+
+    def on_epoch_start(self, trainer: Trainer, epoch: int) -> None:
+        """Before an epoch's first batch, and before the first one after resuming within an epoch."""
+
+    def on_step_start(self, trainer: Trainer, step: int) -> None:
+        """Before a batch."""
+
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        """After a batch, and after the optimiser's update where the batch ends one."""
+
+    def on_log(self, trainer: Trainer, row: Row) -> None:
+        """A row of the log is ready."""
+
+    def on_epoch(self, trainer: Trainer, epoch: int, row: Row) -> None:
+        """After an epoch; ``row`` holds its metrics and its speed."""
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """However the training ended, also by an error."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint must carry for it."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """What :meth:`state_dict` gave."""
+
+
+class JsonlTracker(Callback):
+    """``metrics.jsonl``: one JSON object per line."""
+
+    def __init__(self, path: Path, *, before: int) -> None:
+        """A resumed run repeats the steps from ``before`` on, so their rows are removed."""
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        write_text(path, "".join(f"{line}\n" for line in lines if _step(line) < before))
+
+    def on_log(self, trainer: Trainer, row: Row) -> None:
+        with disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _step(line: str) -> float:
+    """The step of a row; a line that a kill cut short counts as the last of all."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+class CsvTracker(Callback):
+    """``metrics.csv``: the same rows as a table, written at the end, when all columns are known."""
+
+    def __init__(self, path: Path, source: Path) -> None:
+        self.path, self.source = path, source
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        lines = self.source.read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines if _step(line) < float("inf")]
+        with atomic_path(self.path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+class TensorBoardTracker(Callback):
+    """Scalars for TensorBoard (extra ``tensorboard``)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = _tensorboard().SummaryWriter(str(folder))
+
+    def on_log(self, trainer: Trainer, row: Row) -> None:
+        for name, value in row.items():
+            if isinstance(value, int | float) and name != "step":
+                self.writer.add_scalar(name, value, row["step"])
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        self.writer.close()
+
+
+class WandbTracker(Callback):
+    """Rows to Weights & Biases (extra ``wandb``)."""
+
+    def __init__(self, folder: Path, config: Row) -> None:
+        self.run = _wandb().init(project="vacsr", dir=str(folder), config=config)
+
+    def on_log(self, trainer: Trainer, row: Row) -> None:
+        self.run.log(row, step=row["step"])
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        self.run.finish()
+
+
+def _tensorboard() -> Any:
+    try:
+        import torch.utils.tensorboard
+    except ImportError as error:
+        raise MissingExtra("tensorboard", "tensorboard") from error
+    return torch.utils.tensorboard
+
+
+def _wandb() -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise MissingExtra("wandb", "wandb") from error
+    return wandb
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse a tracker whose extra is missing, before a run writes anything."""
+    for name, load in (("tensorboard", _tensorboard), ("wandb", _wandb)):
+        if name in names:
+            load()
+
+
+def open_trackers(names: Sequence[str], folder: Path, *, step: int, config: Row) -> list[Callback]:
+    """The trackers of a run folder whose next step is ``step``. JSON lines are always written: reports read them."""
+    lines = folder / "metrics.jsonl"
+    trackers: list[Callback] = [JsonlTracker(lines, before=step)]
+    if "csv" in names:
+        trackers.append(CsvTracker(folder / "metrics.csv", lines))
+    if "tensorboard" in names:
+        trackers.append(TensorBoardTracker(folder / "tensorboard"))
+    if "wandb" in names:
+        trackers.append(WandbTracker(folder, config))
+    return trackers
+
+
+class ProgressBar(Callback, Bars):
+    """A bar over the steps with the newest loss terms behind it, and a line that stays after an epoch."""
+
+    def __init__(self, label: str, *, show: bool) -> None:
+        Bars.__init__(self, show=show, timed=True)
+        self.label = label
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self.task = self.bar.add_task(self.label, total=trainer.total_steps, completed=trainer.state.step, note="")
+        self.bar.start()
+
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        self.bar.advance(self.task)
+
+    def on_log(self, trainer: Trainer, row: Row) -> None:
+        if "loss" in row:
+            terms = {name: row[name] for name in trainer.step.names}
+            self.bar.update(self.task, note=" ".join(f"{name} {value:.3g}" for name, value in terms.items()))
+
+    def on_epoch(self, trainer: Trainer, epoch: int, row: Row) -> None:
+        epochs, metric = trainer.config.epochs, trainer.task.metric
+        if metric in row or epoch + 1 == epochs or (epoch + 1) % max(1, epochs // _LINES) == 0:
+            value = f", {metric.replace('_rsum', ' RSUM')} {row[metric]:.1f}" if metric in row else ""
+            self.say(f"{self.label}: epoch {epoch + 1}/{epochs}{value}, {row['steps_per_second']:.1f} steps/s")
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        self.bar.stop()
+
+
+class FreezeTowers(Callback):
+    """Freezes towers in their first epochs, and warms the loss up in the epoch that unfreezes one."""
+
+    def __init__(self, model: MatchingModel, config: TowersConfig) -> None:
+        self.model, self.config = model, config
+        self.frozen: frozenset[str] | None = None
+
+    def on_epoch_start(self, trainer: Trainer, epoch: int) -> None:
+        towers = frozen_towers(epoch, self.config)
+        if towers != self.frozen:
+            self.model.freeze(towers)
+            trainer.step.reset()
+            self.frozen = towers
+
+    def on_step_start(self, trainer: Trainer, step: int) -> None:
+        scale = loss_warmup(step, steps_per_epoch=trainer.task.steps_per_epoch, config=self.config)
+        trainer.step.loss_scale.fill_(scale)
+
+
+def frozen_towers(epoch: int, config: TowersConfig) -> frozenset[str]:
+    """Towers without gradient in this epoch, counted from 0.
+
+    >>> config = TowersConfig(freeze_image=2)
+    >>> [sorted(frozen_towers(epoch, config)) for epoch in (0, 1, 2)]
+    [['image'], ['image'], []]
+    """
+    towers = {"image": (config.image_lr, config.freeze_image), "text": (config.text_lr, config.freeze_text)}
+    return frozenset(name for name, (rate, epochs) in towers.items() if rate == 0 or epoch < epochs)
+
+
+def loss_warmup(step: int, *, steps_per_epoch: int, config: TowersConfig) -> float:
+    """The factor of the loss at a step: 1, but rising linearly to 1 in an epoch that unfreezes a tower.
+
+    >>> config = TowersConfig(freeze_image=2)
+    >>> [loss_warmup(step, steps_per_epoch=4, config=config) for step in (7, 8, 9, 11, 12)]
+    [1.0, 0.25, 0.5, 1.0, 1.0]
+    """
+    epoch, index = divmod(step, steps_per_epoch)
+    unfreezes = epoch > 0 and frozen_towers(epoch, config) != frozen_towers(epoch - 1, config)
+    return (index + 1) / steps_per_epoch if config.ramp and unfreezes else 1.0
+
+
+class Interrupt:
+    """``requested`` becomes True at the first SIGINT or SIGTERM, so that the step at work can be finished and saved.
+
+    A second one stops at once. Outside the main thread nothing is caught.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self.handlers = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        # A worker may be told twice: by its parent, and by whoever ends all processes. It can still be killed.
+        if self.requested and not (number == signal.SIGTERM and multiprocessing.parent_process() is not None):
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,268 @@
+"""From a data set to batches on the device: what is read, in which order, and which images are mixed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import tee
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vacsr.backbones.inputs import KeptPhotos, PhotoReader, Progress, Reader, tower_inputs
+from vacsr.backbones.mixing import Mixture, Partners, draw_mixture, mixed_labels
+from vacsr.config import DataConfig, MixConfig, TrainConfig
+from vacsr.data import PairSet, PhotoSet, load_pairs
+from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
+from vacsr.data.photos import check_photos, without
+from vacsr.errors import DataError, NoSuchSplit, UsageError
+from vacsr.methods.base import Method, Neighbours
+from vacsr.model import MatchingModel
+from vacsr.pairwise import PairBlock, same_image
+from vacsr.train.distributed import ALONE, World
+
+_GPU_SHARE = 0.5  # of a GPU's free memory that photos may take
+
+
+class TrainingData(NamedTuple):
+    """The training split, whose labels may be noisy, and a dev split, which is always clean."""
+
+    train: PairSet | PhotoSet
+    dev: PairSet | PhotoSet | None
+    noise: CaptionNoise | None = None
+    """What was done to the labels."""
+
+
+def training_data(config: DataConfig) -> TrainingData:
+    """Read the training split with its noise, and a dev split where there is one."""
+    train = read_split(config, config.train)
+    dev: PairSet | PhotoSet | None = None
+    if config.dev_share > 0:
+        train, dev = train.split_images(config.dev_share, seed=config.noise.seed)
+    elif config.dev:
+        try:
+            dev = read_split(config, config.dev)
+        except NoSuchSplit as error:
+            raise DataError(f"{error}; to do without it, set data.dev= (none) or data.dev_share=0.1") from error
+    if config.noise.file:  # published labels, or drawn here
+        noise = load_noise(Path(config.noise.file).expanduser(), caption_image=train.caption_image)
+    elif config.noise.ratio > 0:
+        plan = config.noise
+        noise = make_noise(plan.protocol, train.caption_image, ratio=plan.ratio, seed=plan.seed)
+    else:
+        return TrainingData(train, dev)
+    return TrainingData(apply_noise(train, noise), dev, noise)
+
+
+def read_split(config: DataConfig, split: str) -> PairSet | PhotoSet:
+    """One split of the data. Under `skip` every photo is decoded once, so that none fails in the middle of training."""
+    pairs = load_pairs(config.pairs, split=split, on_error=config.on_error)
+    if isinstance(pairs, PairSet) or config.on_error == "fail":
+        return pairs
+    return without(pairs, check_photos(pairs, workers=config.workers))
+
+
+def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Iterator[Tensor]:
+    """The caption rows of each batch of an epoch (from 0): a function of (seed, epoch), so resuming needs no state.
+
+    A last, smaller batch is left out: its pair matrix would weigh differently. Its captions come in other epochs.
+    """
+    mixed = (seed * 1_000_003 + epoch) % 2**64  # a generator takes no more bits
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
+    for start in range(0, count - batch + 1, batch):
+        yield order[start : start + batch]
+
+
+def check_batches(pairs: PairSet | PhotoSet, config: TrainConfig) -> None:
+    """Refuse data that do not fill one optimiser step, or that have one image only."""
+    if len(pairs) < config.batch_size * config.accumulate:
+        batches = f"{config.accumulate} batches" if config.accumulate > 1 else "one batch"
+        raise DataError(
+            f"{len(pairs)} captions do not fill {batches} of {config.batch_size} — "
+            f"set train.batch_size={max(2, len(pairs) // (2 * config.accumulate))} or give more data"
+        )
+    if bool((pairs.caption_image == pairs.caption_image[0]).all()):
+        image = pairs.image_ids[int(pairs.caption_image[0])]
+        raise DataError(
+            f"all {len(pairs)} training captions are of one image ('{image}'), so no batch can hold a pair that does "
+            "not match — give captions of at least two images"
+        )
+
+
+class NearPairs(NamedTuple):
+    """The neighbours of a batch, and this rank's photos of them."""
+
+    captions: Neighbours  # [B] each
+    photos: Neighbours  # uint8 [R, 3, S, S] each
+
+
+class Batch(NamedTuple):
+    """Caption rows of a step, the same on all ranks, and this rank's photos where they are not on the device."""
+
+    captions: Tensor  # [B]
+    photos: Tensor | None = None  # uint8 [R, 3, S, S]
+    near: NearPairs | None = None
+    """Where photos come with the batch and the method looks at neighbours too."""
+
+
+class _Request(NamedTuple):
+    """What has to be read for a batch."""
+
+    captions: tuple[Tensor, ...]  # [B] each: the batch, and two kinds of neighbours where the method has them
+    rows: list[int]
+    positions: Tensor | None  # [3, R] into rows, each of which is read once; None where rows are the batch's photos
+
+
+@dataclass(frozen=True)
+class PairLoader:
+    """The dataloader: the training set on the device; photos that do not fit come with their batch."""
+
+    images: Tensor | None  # [N, D_image], or uint8 [N, 3, S, S]; None where they come with batches
+    texts: Tensor  # [M, D_text], or int32 [M, L]
+    caption_image: Tensor  # [M]
+    reader: Reader | None = None
+    """Where photos come from that are not on the device."""
+    world: World = ALONE
+    looks: Method | None = None
+    """The method whose neighbours' photos are read along with a batch."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are put."""
+        return self.texts.device
+
+    def batches(self, order: Iterable[Tensor]) -> Iterator[Batch]:
+        """One batch for each tensor of caption rows [B]; photos are read some batches ahead."""
+        if self.reader is None:
+            for captions in order:
+                yield Batch(captions.to(self.device))
+            return
+        requests, coming = tee(self._requests(order))
+        for request, photos in zip(coming, self.reader.stream(one.rows for one in requests), strict=True):
+            if self.device.type == "cuda" and photos.device.type == "cpu":
+                photos = photos.pin_memory()
+            yield self._batch(request, photos.to(self.device, non_blocking=True))
+
+    def _requests(self, order: Iterable[Tensor]) -> Iterator[_Request]:
+        """Batch by batch, the photos that this rank encodes."""
+        images, near = self.caption_image.cpu(), self._neighbours()
+        for captions in order:
+            rank = self.world.rows(len(captions))
+            if near is None:
+                yield _Request((captions,), images[captions[rank]].tolist(), None)
+                continue
+            together = (captions, *(kind[captions] for kind in near))
+            rows, positions = torch.unique(torch.stack([images[part[rank]] for part in together]), return_inverse=True)
+            yield _Request(together, rows.tolist(), positions)
+
+    def _neighbours(self) -> Neighbours | None:
+        """Of every caption, once per epoch: they do not change within it, and asking waits for the GPU. [M]"""
+        if self.looks is None:
+            return None
+        captions = torch.arange(len(self.caption_image), device=self.device)
+        return Neighbours(*(kind.cpu() for kind in self.looks.neighbours(captions)))
+
+    def _batch(self, request: _Request, photos: Tensor) -> Batch:
+        """Photos [U, 3, S, S] were read once each; they are repeated where several pairs need them."""
+        captions, *near = (rows.to(self.device) for rows in request.captions)
+        if request.positions is None:
+            return Batch(captions, photos)
+        own, *others = (photos[positions] for positions in request.positions.to(self.device))
+        return Batch(captions, own, NearPairs(Neighbours(*near), Neighbours(*others)))
+
+    def batch_images(self, batch: Batch) -> Tensor:
+        """This rank's images of a batch, from the batch or from the device. -> [R, ...]"""
+        if batch.photos is not None:
+            return batch.photos
+        return self.images_of(batch.captions[self.world.rows(len(batch.captions))])
+
+    def images_of(self, captions: Tensor) -> Tensor:
+        """The images of some captions, where they are on the device. [R] -> [R, ...]"""
+        assert self.images is not None, "images are on the device or come with the batch"
+        return self.images[self.caption_image[captions]]
+
+    def all_images(self, blocks: list[range]) -> Iterator[Tensor]:
+        """Blocks of image rows, on the device."""
+        if self.reader is not None:
+            return (photos.to(self.device) for photos in self.reader.stream(blocks))
+        assert self.images is not None, "images are on the device or come from a reader"
+        images = self.images
+        return (images[rows.start : rows.stop] for rows in blocks)
+
+    def how_to_fit(self) -> str:
+        """Why photos are not on the GPU, and what to set so that they are."""
+        if isinstance(self.reader, PhotoReader):
+            size = self.reader.bytes / 2**30
+            return f"they take {size:.1f} GiB, data.cache_gb allows less — set data.cache_gb={math.ceil(size)}"
+        assert isinstance(self.reader, KeptPhotos), "there are no other readers"
+        size = self.reader.pixels.nbytes / 2**30
+        return f"they take {size:.1f} GiB, more than half of the GPU's free memory — set a smaller data.photo_size"
+
+
+def build_loader(
+    model: MatchingModel,
+    pairs: PairSet | PhotoSet,
+    *,
+    config: DataConfig,
+    device: torch.device,
+    world: World = ALONE,
+    progress: Progress | None = None,
+) -> PairLoader:
+    """Features go to the device whole; so do photos that fit. The others stay where they are."""
+    labels = pairs.caption_image.to(device)
+    if isinstance(pairs, PairSet):
+        return PairLoader(pairs.images.to(device), pairs.texts.to(device), labels, world=world)
+    inputs = tower_inputs(
+        model.backbone, pairs,
+        size=config.photo_size, workers=config.workers, cache_gb=config.cache_gb, draft=True, progress=progress,
+    )  # fmt: skip
+    texts = inputs.texts.to(device)
+    if isinstance(inputs.images, KeptPhotos):
+        pixels = inputs.images.pixels
+        if device.type == "cpu" or pixels.nbytes <= _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
+            return PairLoader(pixels.to(device), texts, labels, world=world)
+    looks = model.method if model.method.look_ahead > 0 else None
+    return PairLoader(None, texts, labels, inputs.images, world, looks)
+
+
+class Mixed(NamedTuple):
+    """A batch whose images are mixed."""
+
+    block: PairBlock
+    """All of its pairs, with soft labels."""
+    partners: Partners
+    """Of this rank's images."""
+
+
+class Mixer:
+    """Mixes the images of every batch as a method's ``mix`` says; the partner of position i is position B−1−i."""
+
+    def __init__(self, config: MixConfig, model: MatchingModel, loader: PairLoader) -> None:
+        if loader.images is None and loader.world.size > 1:
+            raise UsageError(
+                f"method.mix blends photos of all {loader.world.size} ranks, but each rank decodes only those of its "
+                "rows — raise data.cache_gb until all fit in memory, or set method.mix.share=0"
+            )
+        self.config, self.model, self.loader = config, model, loader
+        self.side = model.backbone.transform.size if model.has_towers else 0
+
+    def __call__(self, block: PairBlock, image: Tensor) -> Mixed:
+        """The whole batch's block, and the image [B] at each position; every rank draws the same for all."""
+        noise = self.model.dropout_noise(seed=block.noise.seed, step=block.noise.step, rows=block.noise.rows)[0]
+        mixture = draw_mixture(noise, self.config, side=self.side)
+        matches = block.relevance if self.config.labels == "ids" else same_image(block.noise.rows, block.noise.cols)
+        targets = mixed_labels(matches.to(mixture.own.dtype), mixture.own)
+        return Mixed(replace(block, targets=targets), self._partners(mixture, image, positions=block.noise.rows))
+
+    def _partners(self, mixture: Mixture, image: Tensor, *, positions: Tensor) -> Partners:
+        """Of this rank's rows. A single rank has the images already; one of several looks them up."""
+        rows = self.loader.world.rows(len(image))
+        mine = Mixture(mixture.own[rows], mixture.cut[rows], mixture.box[rows])
+        partners = positions.flip(0)[rows]
+        if self.loader.world.size == 1:
+            return Partners(mine, partners)
+        assert self.loader.images is not None, "refused at the start"
+        return Partners(mine, partners, self.loader.images[image[partners]])

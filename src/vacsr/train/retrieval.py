@@ -1,0 +1,344 @@
+"""Retrieval as a task of the trainer: image–caption pairs, a matching model, dev RSUM."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from vacsr.backbones.inputs import TowerInputs, tower_inputs
+from vacsr.config import BackboneConfig, Config, DataConfig, TrainConfig
+from vacsr.data import PairSet, PhotoSet
+from vacsr.errors import UsageError
+from vacsr.evaluate.retrieval import dev_rsum
+from vacsr.methods.base import Embedding, SetEmbeddings, TrainingView
+from vacsr.model import MatchingModel
+from vacsr.objective import LossTerms
+from vacsr.pairwise import batch_block
+from vacsr.progress import PhotoProgress
+from vacsr.scoring import PairScorer
+from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
+from vacsr.train.callbacks import Callback, FreezeTowers
+from vacsr.train.checkpoint import NO_EFFECT
+from vacsr.train.data import Batch, Mixer, PairLoader, batch_order, build_loader, check_batches
+from vacsr.train.distributed import gather_rows, join_world, take_device
+from vacsr.train.lookahead import LookAhead
+from vacsr.train.optim import build_optimizer, lr_factor
+from vacsr.train.trainer import Task
+
+_TOWERS = {"cpu": 32, "cuda": 256}  # photos or captions embedded at a time
+_FEATURES = 8192
+
+
+class RetrievalTask(Task):
+    """Train a matching model on pairs. ``dev`` chooses the best weights by RSUM."""
+
+    metric = "dev_rsum"
+
+    def __init__(
+        self,
+        model: MatchingModel,
+        loader: PairLoader,
+        config: TrainConfig,
+        *,
+        pairs: PairSet | PhotoSet,
+        dev: PairSet | PhotoSet | None = None,
+        dev_inputs: TowerInputs | None = None,
+        described: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model: MatchingModel = model
+        self.loader, self.config, self.pairs = loader, config, pairs
+        self.dev, self.dev_inputs = dev, dev_inputs
+        self.described = dict(described or {})
+        self.device, self.world = loader.device, loader.world
+        self.label = type(model.method).__name__.lower()
+        self.graphed = is_graphed(config, self.device, ranks=self.world.size)
+        self.seed = torch.tensor(config.seed, device=self.device)
+        self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
+        mix = model.method.mix
+        self.mixer = None if mix is None or mix.share == 0 else Mixer(mix, model, loader)
+        beside = model.has_towers and self.device.type == "cuda"
+        self.side = torch.cuda.Stream() if beside else None  # type: ignore[no-untyped-call]
+        self.pair_loss = self._plain_pair_loss()
+
+    def _plain_pair_loss(self) -> PairLoss:
+        """The method's loss, uncompiled, whole or in strips of rows."""
+        method, batch = self.model.method, self.config.batch_size
+        height = batch // self.world.size if method.pairwise else batch
+        itemsize = 2 if self.config.precision == "bf16" else 4
+        rows = strip_rows(method, self.config.tile, rows=height, columns=batch, itemsize=itemsize, graphed=self.graphed)
+        return method.loss if rows == height else StripLoss(method.loss, method, rows)
+
+    @property
+    def steps_per_epoch(self) -> int:  # type: ignore[override]
+        """Full batches of an epoch; an optimiser step never reaches into the next epoch."""
+        group = self.config.accumulate
+        return len(self.pairs) // self.config.batch_size // group * group
+
+    def build_optimizer(self) -> Optimizer:
+        """Heads, method and towers, each group with its own rate."""
+        config = self.config
+        return build_optimizer(
+            self.model.param_groups(config.towers), config.optimizer,
+            lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, capturable=self.graphed,
+        )  # fmt: skip
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of the heads at an optimiser step."""
+        per_epoch = max(1, self.steps_per_epoch // self.config.accumulate)
+        return self.config.lr * lr_factor(step, steps_per_epoch=per_epoch, config=self.config)
+
+    def callbacks(self) -> list[Callback]:
+        """Towers are frozen and unfrozen as the config says."""
+        return [FreezeTowers(self.model, self.config.towers)] if self.model.has_towers else []
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Before an epoch's first batch the method may look at the whole training set."""
+        self.epoch.fill_(epoch)
+        if start == 0:
+            self.model.method.start_epoch(self._view(epoch))
+        return self.loader.batches(islice(self._order(epoch), start, self.steps_per_epoch))
+
+    def _order(self, epoch: int) -> Iterator[Tensor]:
+        return batch_order(len(self.pairs), batch=self.config.batch_size, seed=self.config.seed, epoch=epoch)
+
+    def _view(self, epoch: int) -> TrainingView:
+        config = self.config
+        return TrainingView(
+            epoch=epoch, epochs=config.epochs, seed=config.seed, batch_size=config.batch_size,
+            caption_image=self.loader.caption_image, embed=self.embed_training_set,
+        )  # fmt: skip
+
+    def batch_ids(self, step: int) -> list[str]:
+        """The captions of a step's batch."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        return [self.pairs.caption_ids[row] for row in next(islice(self._order(epoch), number, None)).tolist()]
+
+    def loss(self, batch: Batch, step: Tensor) -> LossTerms:
+        """This rank's share of the batch's loss."""
+        model, captions = self.model, batch.captions
+        rows = self.world.rows(len(captions))
+        image = self.loader.caption_image[captions]
+        positions = torch.arange(len(captions), device=self.device)[rows]
+        image_noise, text_noise = model.dropout_noise(seed=self.seed, step=step, rows=positions)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            with self._beside():
+                t = model.embed_texts(self.loader.texts[captions[rows]], text_noise)
+            block = batch_block(image, seed=self.seed, step=step, captions=captions, epoch=self.epoch)
+            block, partners = (block, None) if self.mixer is None else self.mixer(block, image)
+            v = model.embed_images(self.loader.batch_images(batch), image_noise, partners)
+            if self.side is not None:
+                torch.cuda.current_stream().wait_stream(self.side)
+            v, t = _float(v), self._gathered(_float(t))
+            if model.method.pairwise:
+                return self.pair_loss(v, t, block.rows(rows))
+            whole = self.pair_loss(self._gathered(v), t, block)
+        return LossTerms(whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()})
+
+    def _gathered(self, x: Embedding) -> Embedding:
+        """Every rank's rows."""
+        log_var = None if x.log_var is None else gather_rows(x.log_var, self.world)
+        return Embedding(gather_rows(x.mean, self.world), log_var)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On a GPU the text tower runs on its own stream: its small kernels fill what the image tower leaves free."""
+        if self.side is None:
+            yield
+            return
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            yield
+
+    def compile(self) -> Callable[[Batch, Tensor], LossTerms]:
+        """On features the whole loss; with towers their blocks, one compilation for all of a kind, and the pairs.
+
+        Of strips only one is compiled: the compiler would unroll the loop over them.
+        """
+        if not self.model.has_towers and not isinstance(self.pair_loss, StripLoss):
+            return compile_pairs(self.loss)
+        self.model.compile_blocks(True)
+        plain = self.pair_loss
+        self.pair_loss = plain.compiled() if isinstance(plain, StripLoss) else compile_pairs(plain)
+        return self.loss
+
+    def uncompile(self) -> None:
+        """Back to plain blocks and a plain loss."""
+        self.model.compile_blocks(False)
+        self.pair_loss = self._plain_pair_loss()
+
+    def evaluate(self) -> dict[str, float]:
+        """Dev RSUM, where there is a dev split."""
+        if self.dev is None:
+            return {}
+        with self.model.plain_blocks():
+            scorer = PairScorer(self.model, device=self.device)
+            return {"dev_rsum": dev_rsum(scorer.score_set(self.dev, inputs=self.dev_inputs), self.dev)}
+
+    @torch.no_grad()
+    def embed_training_set(self) -> SetEmbeddings:
+        """Every image and caption without augmentation; ranks share the work and all get the result."""
+        model, texts, images = self.model, self.loader.texts, len(self.pairs.image_ids)
+        size = _TOWERS[self.device.type] if model.has_towers else _FEATURES
+        model.eval()
+        try:
+            with model.plain_blocks():
+                blocks = self.loader.all_images(self._blocks(images, size))
+                v = self._from_all((model.embed_images(part).mean for part in blocks), images)
+                rows = self._blocks(len(texts), size)
+                t = self._from_all((model.embed_texts(texts[r.start : r.stop]).mean for r in rows), len(texts))
+        finally:
+            model.train()
+        return SetEmbeddings(v, t)
+
+    def _blocks(self, count: int, size: int) -> list[range]:
+        """This rank's share of the rows, in blocks."""
+        share = -(-count // self.world.size)
+        stop = min((self.world.rank + 1) * share, count)
+        return [range(start, min(start + size, stop)) for start in range(self.world.rank * share, stop, size)]
+
+    def _from_all(self, parts: Iterable[Tensor], count: int) -> Tensor:
+        """All ranks' rows; a last, smaller share is padded on the way, since ranks send equally much. -> [count, d]"""
+        share = torch.zeros(-(-count // self.world.size), self.model.dim, device=self.device)
+        done = 0
+        for part in parts:
+            share[done : done + len(part)] = part.float()
+            done += len(part)
+        return gather_rows(share, self.world)[:count]
+
+    def training_state(self) -> dict[str, Tensor]:
+        """What the method remembers between epochs."""
+        return self.model.method.training_state()
+
+    def load_training_state(self, state: Mapping[str, Tensor]) -> None:
+        """What the method remembered."""
+        self.model.method.load_training_state(state)
+
+    def description(self) -> dict[str, Any]:
+        """See :func:`describe`."""
+        return self.described
+
+
+class LookAheadTask(RetrievalTask):
+    """For methods that weigh each pair by a trial step, see :class:`vacsr.train.lookahead.LookAhead`."""
+
+    def __init__(self, model: MatchingModel, loader: PairLoader, config: TrainConfig, **parts: Any) -> None:
+        super().__init__(model, loader, config, **parts)
+        self.look_ahead = LookAhead(model, loader, half=config.precision == "bf16")
+        self.batch_loss: Callable[[Batch, Tensor], LossTerms] = super().loss
+
+    def loss(self, batch: Batch, step: Tensor) -> LossTerms:
+        """The batch's loss with the weights of a trial step, and the loss of the trusted pairs."""
+        share = self.look_ahead(batch) / self.world.size  # before the loss, which uses the weights
+        terms = self.batch_loss(batch, step)
+        return LossTerms(terms.total + share, {**terms.parts, "bank": share})
+
+    def compile(self) -> Callable[[Batch, Tensor], LossTerms]:
+        """Everything but the trial step."""
+        if not self.model.has_towers:
+            self.batch_loss = compile_pairs(super().loss)
+        else:
+            super().compile()
+        return self.loss
+
+    def uncompile(self) -> None:
+        """Back to a plain loss."""
+        super().uncompile()
+        self.batch_loss = super().loss
+
+
+def retrieval_task(
+    method: Any,
+    pairs: PairSet | PhotoSet,
+    config: TrainConfig,
+    *,
+    backbone: BackboneConfig,
+    dev: PairSet | PhotoSet | None = None,
+    reading: DataConfig | None = None,
+    progress: bool = False,
+) -> RetrievalTask:
+    """Build model and dataloader on the right device; photos are decoded here where they fit into memory."""
+    check_batches(pairs, config)
+    device = take_device(config.device)
+    world = join_world(device)
+    world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
+    graphed = is_graphed(config, device, ranks=world.size)
+    if dev is not None and 0 < config.dev_images < len(dev.image_ids):
+        dev = dev.subset(range(config.dev_images))
+    dims = (pairs.images.shape[1], pairs.texts.shape[1]) if isinstance(pairs, PairSet) else (0, 0)
+    model = MatchingModel.build(
+        method, backbone,
+        image_dim=dims[0], text_dim=dims[1], provenance=pairs.provenance, seed=config.seed, fit=pairs,
+    )  # fmt: skip
+    model.method.fit(pairs.captions, pairs.caption_image)
+    model.to(device).train()
+    reading = reading or DataConfig()
+    with PhotoProgress("reading photos", show=progress and world.is_main and isinstance(pairs, PhotoSet)) as bar:
+        loader = build_loader(model, pairs, config=reading, device=device, world=world, progress=bar)
+        dev_inputs = _dev_inputs(model, dev, reading)
+    if graphed and loader.reader is not None:
+        raise UsageError(
+            f"train.cuda_graph needs all photos on the GPU: {loader.how_to_fit()}, or train.cuda_graph=false"
+        )
+    described = describe(method, pairs, dev=dev, config=config, backbone=backbone, photo_size=reading.photo_size)
+    kind = LookAheadTask if model.method.look_ahead > 0 else RetrievalTask
+    return kind(model, loader, config, pairs=pairs, dev=dev, dev_inputs=dev_inputs, described=described)
+
+
+def is_graphed(config: TrainConfig, device: torch.device, *, ranks: int = 1) -> bool:
+    """Are steps replayed as a CUDA graph? A config that no graph can hold is refused."""
+    graphed = config.cuda_graph and device.type == "cuda"
+    if graphed and (ranks > 1 or config.accumulate > 1):
+        raise UsageError("train.cuda_graph needs one rank and accumulate=1 — set train.cuda_graph=false")
+    return graphed
+
+
+def _dev_inputs(model: MatchingModel, dev: PairSet | PhotoSet | None, reading: DataConfig) -> TowerInputs | None:
+    """Photos of the dev split are read in every epoch, so they are decoded once where they fit."""
+    if not isinstance(dev, PhotoSet):
+        return None
+    return tower_inputs(model.backbone, dev, workers=reading.workers, cache_gb=reading.cache_gb)
+
+
+def describe(
+    method: Any,
+    pairs: PairSet | PhotoSet,
+    *,
+    dev: PairSet | PhotoSet | None,
+    config: TrainConfig,
+    backbone: BackboneConfig,
+    photo_size: int = 0,
+) -> dict[str, Any]:
+    """What tells retrieval runs apart: method, backbone, training fields, data and dev set."""
+    settings = method if isinstance(method, Config) else method.config
+    return {
+        "method": settings.model_dump(mode="json"),
+        "backbone": backbone.model_dump(mode="json"),
+        "training fields": config.model_dump(mode="json", exclude=set(NO_EFFECT)),
+        "training data": _digest(pairs),
+        "words of the training captions": pairs.captions,
+        "data.photo_size": photo_size,
+        "dev data": None if dev is None else _digest(dev),
+        "words of the dev captions": None if dev is None else dev.captions,
+    }
+
+
+def _digest(pairs: PairSet | PhotoSet) -> str:
+    """Of features, or photos, and labels."""
+    if isinstance(pairs, PhotoSet):
+        return pairs.digest()
+    data = hashlib.sha256()
+    for tensor in (pairs.images, pairs.texts, pairs.caption_image):
+        data.update(tensor.contiguous().numpy().tobytes())
+    return data.hexdigest()
+
+
+def _float(x: Embedding) -> Embedding:
+    """In float32, whatever the towers computed in. [N, d]"""
+    return Embedding(x.mean.float(), None if x.log_var is None else x.log_var.float())

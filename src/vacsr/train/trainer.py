@@ -1,0 +1,336 @@
+"""The one training loop. It knows epochs, steps, logs and checkpoints; a :class:`Task` says what is trained."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vacsr.config import Config
+from vacsr.errors import NonFiniteLoss
+from vacsr.objective import LossTerms
+from vacsr.train.callbacks import Callback, Interrupt, ProgressBar, Row, open_trackers
+from vacsr.train.checkpoint import TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
+from vacsr.train.distributed import ALONE, World, barrier, check_ranks_agree, sum_over_ranks
+from vacsr.train.optim import set_learning_rate
+from vacsr.train.step import GraphedStep, TrainStep, matmul_precision
+
+_SHOWN = 8  # ids of a batch in a message
+
+
+class Task(ABC):
+    """What a :class:`Trainer` trains: batches, a loss, an optimiser, and perhaps an evaluation after each epoch."""
+
+    model: nn.Module
+    device: torch.device
+    world: World = ALONE
+    label: str = "train"
+    """What the progress bar is called."""
+    steps_per_epoch: int
+    """Batches of an epoch: full optimiser steps only."""
+    metric: str = ""
+    """The metric of :meth:`evaluate` that chooses the best weights."""
+
+    @abstractmethod
+    def build_optimizer(self) -> Optimizer:
+        """With a ``lr_scale`` in every group, see :func:`vacsr.train.optim.build_optimizer`."""
+
+    @abstractmethod
+    def learning_rate(self, step: int) -> float:
+        """The base rate of an optimiser step."""
+
+    @abstractmethod
+    def batches(self, epoch: int, start: int) -> Iterator[Any]:
+        """The batches of an epoch from number ``start`` on: a function of these two, so that resuming needs no state.
+
+        With ``start`` 0 an epoch begins; otherwise the run was resumed within it.
+        """
+
+    @abstractmethod
+    def loss(self, batch: Any, step: Tensor) -> LossTerms:
+        """This rank's share of the loss of a batch. ``step`` is 0-d, on the device."""
+
+    @abstractmethod
+    def batch_ids(self, step: int) -> list[str]:
+        """What the batch of a step held, for messages."""
+
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """Named parts, as JSON can hold them, that must be equal for a checkpoint to fit."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics after an epoch; nothing by default."""
+        return {}
+
+    def callbacks(self) -> list[Callback]:
+        """What the task itself needs done around its steps."""
+        return []
+
+    def finish(self) -> None:  # noqa: B027
+        """After the last step of a run that was not interrupted; the weights to keep are loaded."""
+
+    def compile(self) -> Callable[[Any, Tensor], LossTerms]:
+        """:meth:`loss`, compiled as far as that pays."""
+        return torch.compile(self.loss, dynamic=False)
+
+    def uncompile(self) -> None:  # noqa: B027
+        """Undo what :meth:`compile` changed in the model."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights, for checkpoints and for the best epoch."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """What :meth:`state_dict` gave."""
+        self.model.load_state_dict(state)
+
+    def training_state(self) -> dict[str, Tensor]:
+        """What else a checkpoint must carry."""
+        return {}
+
+    def load_training_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """What :meth:`training_state` gave."""
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """What the loop itself reads of a config. Fields that a config does not have keep these defaults."""
+
+    epochs: int = 1
+    accumulate: int = 1
+    clip_norm: float = 0.0
+    precision: str = "fp32"
+    log_every: int = 50
+    checkpoint_every: int = 0
+    checkpoint_epochs: int = 1
+    eval_every: int = 0
+    select: str = "last"
+    compile: bool | Literal["auto"] = False
+    cuda_graph: bool = False
+    trackers: tuple[str, ...] = ("jsonl",)
+
+    @classmethod
+    def of(cls, config: Config) -> LoopConfig:
+        """From a recipe's ``train`` section."""
+        known = type(config).model_fields
+        return cls(**{item.name: getattr(config, item.name) for item in fields(cls) if item.name in known})
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished (or interrupted) training run."""
+
+    model: Any
+    """What was trained: a :class:`vacsr.model.MatchingModel`, or a few-shot method."""
+    state: TrainState
+    history: list[Row]
+    path: Path | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Stopped by Ctrl-C before the last step."""
+        return bool(self.state.stopped)
+
+
+class _Pending(NamedTuple):
+    """A step whose values have not been read from the device yet."""
+
+    step: int
+    lr: float
+    values: Tensor
+
+
+@dataclass
+class Trainer:
+    """Trains a task. ``out`` is where log and checkpoint go; None keeps no files."""
+
+    task: Task
+    train_config: Config
+    out: Path | None = None
+    callbacks: list[Callback] = field(default_factory=list)
+    state: TrainState = field(default_factory=TrainState)
+    history: list[Row] = field(default_factory=list)
+    pending: list[_Pending] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.config = LoopConfig.of(self.train_config)
+        self.fingerprint = fingerprint(self.task.description())
+        check_ranks_agree(self.fingerprint, self.task.world)
+        self.optimizer = self.task.build_optimizer()
+        graphed = self.config.cuda_graph and self.task.device.type == "cuda"
+        self.step = (GraphedStep if graphed else TrainStep)(self.task, self.optimizer, self.config)
+        self.callbacks = [*self.task.callbacks(), *self.callbacks]
+
+    @property
+    def total_steps(self) -> int:
+        """Batches of the whole run."""
+        return self.task.steps_per_epoch * self.config.epochs
+
+    def resume(self) -> None:
+        """Load the checkpoint in ``out``, if there is one; one of another run is refused."""
+        checkpoint = None if self.out is None else load_checkpoint(self._folder, fingerprint=self.fingerprint)
+        if checkpoint is None:
+            return
+        self.task.load_state_dict(checkpoint.groups["model"])
+        self.task.load_training_state(checkpoint.groups.get("training", {}))
+        for callback in self.callbacks:
+            callback.load_state_dict(checkpoint.groups.get(f"callback-{callback.name}", {}))
+        checkpoint.restore(self.optimizer, self.task.device)
+        self.state = checkpoint.state
+        self.state.best_weights = {name: x.to(self.task.device) for name, x in self.state.best_weights.items()}
+
+    def run(self, *, progress: bool = True) -> Run:
+        """From the present state to the last step, or to Ctrl-C."""
+        self.task.model.train()
+        with matmul_precision(self.config.precision), ExitStack() as stack:
+            for callback in self._add_callbacks(progress=progress):
+                stack.callback(callback.on_train_end, self)
+                callback.on_train_start(self)
+            interrupt = stack.enter_context(Interrupt())
+            while self.state.step < self.total_steps and not self.state.stopped:
+                self._epoch(interrupt)
+        if not self.state.stopped:
+            if self.config.select == "best" and self.state.best_weights:
+                self.task.load_state_dict(self.state.best_weights)
+            self.task.finish()
+        self.task.uncompile()
+        self.task.model.eval()
+        return Run(self.task.model, self.state, self.history, self.out)
+
+    def _add_callbacks(self, *, progress: bool) -> list[Callback]:
+        """Trackers, a progress bar, and those that were there before."""
+        if self.out is not None and self.task.world.is_main:
+            config = self.train_config.model_dump(mode="json")
+            self.callbacks += open_trackers(self.config.trackers, self.out, step=self.state.step, config=config)
+        self.callbacks.append(ProgressBar(self.task.label, show=progress and self.task.world.is_main))
+        return self.callbacks
+
+    def _epoch(self, interrupt: Interrupt) -> None:
+        """The rest of the current epoch."""
+        epoch, done = divmod(self.state.step, self.task.steps_per_epoch)
+        for callback in self.callbacks:
+            callback.on_epoch_start(self, epoch)
+        batches = self.task.batches(epoch, done)
+        started, first = time.perf_counter(), self.state.step
+        for batch in batches:
+            self._one_step(batch)
+            if self.state.step % self.task.steps_per_epoch == 0 or self.state.step % self.config.accumulate:
+                continue  # an epoch's end has its own checkpoint; half-accumulated gradients are in none
+            stop = self._stop_requested(interrupt)
+            if stop or self._checkpoint_due():
+                self._save()
+            if stop:
+                self.state.stopped = "interrupted"
+                return
+        self._flush()
+        self._end_epoch(epoch, (self.state.step - first) / max(time.perf_counter() - started, 1e-9))
+        every, last = self.config.checkpoint_epochs, self.state.step == self.total_steps
+        stop = not last and self._stop_requested(interrupt)
+        if stop or (every and (last or (epoch + 1) % every == 0)):
+            self._save()
+        if stop:
+            self.state.stopped = "interrupted"
+
+    def _one_step(self, batch: Any) -> None:
+        step = self.state.step
+        lr = self.task.learning_rate(step // self.config.accumulate)
+        set_learning_rate(self.optimizer, lr)
+        for callback in self.callbacks:
+            callback.on_step_start(self, step)
+        self.pending.append(_Pending(step, lr, self.step(batch, step)))
+        # A CPU checks every step at once; reading values from a GPU would wait for it, so they are read in groups.
+        if self.task.device.type == "cpu" or len(self.pending) >= self.config.log_every:
+            self._flush()
+        self.state.step += 1
+        for callback in self.callbacks:
+            callback.on_step(self, step)
+
+    def _flush(self) -> None:
+        """Read the pending values: stop at the first that is not finite, log every ``log_every``-th step."""
+        if not self.pending:
+            return
+        names = (*self.step.names, "grad_norm")
+        table = torch.stack([pending.values for pending in self.pending]).double().tolist()
+        for (step, lr, _), values in zip(self.pending, table, strict=True):
+            numbers = dict(zip(names, values, strict=True))
+            broken = [name for name, value in numbers.items() if not abs(value) < float("inf")]
+            if broken:
+                raise self._non_finite(step, broken)
+            if step % self.config.log_every == 0:
+                self._log({"step": step, "epoch": step // self.task.steps_per_epoch + 1, "lr": lr, **numbers})
+        self.pending.clear()
+
+    def _non_finite(self, step: int, broken: Sequence[str]) -> NonFiniteLoss:
+        """Name the term, the batch, and what to do."""
+        ids = self.task.batch_ids(step)
+        shown = ", ".join(ids[:_SHOWN]) + (f" … ({len(ids)} in all)" if len(ids) > _SHOWN else "")
+        term = next((name for name in broken if name not in ("loss", "grad_norm")), broken[0])
+        saved = self.out is not None and has_checkpoint(self._folder)
+        where = f"; the last good checkpoint is in {self._folder}" if saved else ""
+        half = " or set train.precision=fp32" if self.config.precision == "bf16" else ""
+        return NonFiniteLoss(
+            f"'{term}' is not finite at step {step} (epoch {step // self.task.steps_per_epoch + 1}); the batch held: "
+            f"{shown}{where} — look at these inputs, lower train.lr{half}, or set train.clip_norm=1"
+        )
+
+    def _end_epoch(self, epoch: int, rate: float) -> None:
+        """Evaluate, keep the best weights so far, and log. The row's step is the last one that it knows of."""
+        row: Row = {"step": self.state.step - 1, "epoch": epoch + 1, "steps_per_second": round(rate, 3)}
+        every, last = self.config.eval_every, epoch + 1 == self.config.epochs
+        if every and (last or (epoch + 1) % every == 0):
+            row |= self.task.evaluate()
+            self.task.model.train()
+        value = row.get(self.task.metric)
+        if value is not None and (self.state.best is None or value > self.state.best):
+            self.state.best, self.state.best_step = value, self.state.step
+            self.state.best_weights = {name: x.detach().clone() for name, x in self.task.state_dict().items()}
+        self._log(row)
+        for callback in self.callbacks:
+            callback.on_epoch(self, epoch, row)
+
+    def _log(self, row: Row) -> None:
+        self.history.append(row)
+        for callback in self.callbacks:
+            callback.on_log(self, row)
+
+    def _stop_requested(self, interrupt: Interrupt) -> bool:
+        """Has any rank been asked to stop? All stop at the same step; a GPU is asked only when it waits anyway."""
+        if self.task.world.size == 1:
+            return interrupt.requested
+        if self.pending:
+            return False
+        requested = torch.tensor(float(interrupt.requested), device=self.task.device)
+        return bool(sum_over_ranks(requested, self.task.world))
+
+    def _checkpoint_due(self) -> bool:
+        """Every ``checkpoint_every`` steps, rounded up to whole optimiser steps."""
+        group = self.config.accumulate
+        every = -(-self.config.checkpoint_every // group) * group
+        return every > 0 and self.state.step % every == 0
+
+    @property
+    def _folder(self) -> Path:
+        assert self.out is not None, "a run without files has no checkpoint"
+        return self.out / "checkpoint"
+
+    def _save(self) -> None:
+        """Write a checkpoint; pending values are read first, so that no broken state is saved."""
+        self._flush()
+        if self.out is None:
+            return
+        if self.task.world.is_main:
+            groups = {"model": self.task.state_dict(), "training": self.task.training_state()}
+            groups |= {f"callback-{callback.name}": callback.state_dict() for callback in self.callbacks}
+            save_checkpoint(
+                self._folder, groups, self.optimizer,
+                state=self.state, fingerprint=self.fingerprint, device=self.task.device,
+            )  # fmt: skip
+        barrier(self.task.world)
