@@ -62,8 +62,8 @@ class SavedModel(NamedTuple):
     @classmethod
     def open(cls, folder: str | Path) -> SavedModel:
         """A model folder or a run folder."""
-        found = model_folder(Path(folder).expanduser())
-        return cls(found, read_config(found / "config.json"))
+        folder = model_folder(Path(folder).expanduser())
+        return cls(folder, read_config(folder / "config.json"))
 
     @property
     def assets(self) -> Path:
@@ -195,7 +195,7 @@ def model_card(model: PretrainedMixin) -> str:
     return (
         "---\nlibrary_name: vacsr\ntags: [image-text-retrieval, uncertainty]\n---\n"
         f"# {model.method.config.name} on {source}\n\n"
-        f"{sum(p.numel() for p in model.parameters()):,} parameters: {parts} and the method's own.\n\n"
+        f"{sum(p.numel() for p in model.parameters()):,} parameters: {parts} and those of the method.\n\n"
         "```python\nimport vacsr\nscorer = vacsr.PairScorer.from_pretrained('PATH')\n"
         f"scores = {inputs}\n```\n"
     )

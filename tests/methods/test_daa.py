@@ -16,7 +16,7 @@ from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods import Daa, Embedding, Vse
 from vacsr.methods.daa import DaaConfig, rank_agreement, soft_ranks
-from vacsr.methods.tfidf import captions_by_image, word_relevance, word_table
+from vacsr.methods.tfidf import WordTable, captions_by_image
 from vacsr.methods.vse import VseConfig
 from vacsr.model import MatchingModel
 from vacsr.pairwise import PairBlock, batch_block
@@ -102,34 +102,34 @@ def test_like_orders_agree_and_opposite_ones_do_not() -> None:
 
 @pytest.mark.parametrize("rarity", ["captions", "images"])
 def test_relevance_is_the_mean_cosine_with_the_images_captions(rarity: Any) -> None:
-    table = word_table(CAPTIONS, IMAGES, rarity=rarity)
+    table = WordTable(CAPTIONS, IMAGES, rarity=rarity)
     batch = torch.tensor([4, 2, 0, 1, 5])
-    found = word_relevance(table, batch)
+    found = table.relevance(batch)
     for row, i in enumerate(batch.tolist()):
         for col, j in enumerate(batch.tolist()):
             assert found[row, col].item() == pytest.approx(likeness(i, j, rarity), abs=1e-6), (i, j)
 
 
 def test_relevance_is_that_of_float32_also_under_autocast() -> None:
-    table, batch = word_table(CAPTIONS, IMAGES), torch.tensor([4, 2, 0, 1, 5])
+    table, batch = WordTable(CAPTIONS, IMAGES), torch.tensor([4, 2, 0, 1, 5])
     with torch.autocast("cpu", torch.bfloat16):
-        found = word_relevance(table, batch)
+        found = table.relevance(batch)
     assert found.dtype == torch.float32
-    assert torch.equal(found, word_relevance(table, batch))
+    assert torch.equal(found, table.relevance(batch))
 
 
 def test_a_word_of_all_images_weighs_nothing_where_images_are_counted() -> None:
-    table = word_table(("the", "the dog", "the"), torch.tensor([0, 1, 2]), rarity="images")
-    torch.testing.assert_close(word_relevance(table, torch.arange(3)), torch.diag(torch.tensor([0.0, 1.0, 0.0])))
-    table = word_table(("the", "the dog", "the"), torch.tensor([0, 1, 2]), rarity="captions")
-    assert (word_relevance(table, torch.arange(3)) > 0.3).all()
+    table = WordTable(("the", "the dog", "the"), torch.tensor([0, 1, 2]), rarity="images")
+    torch.testing.assert_close(table.relevance(torch.arange(3)), torch.diag(torch.tensor([0.0, 1.0, 0.0])))
+    table = WordTable(("the", "the dog", "the"), torch.tensor([0, 1, 2]), rarity="captions")
+    assert (table.relevance(torch.arange(3)) > 0.3).all()
 
 
 def test_words_of_one_letter_do_not_count() -> None:
     """As in the public code, whose vectorizer takes words of two characters at least."""
-    table = word_table(("a dog", "a cat", "I see a dog, x"), torch.tensor([0, 1, 2]))
+    table = WordTable(("a dog", "a cat", "I see a dog, x"), torch.tensor([0, 1, 2]))
     assert table.size == 3
-    relevance = word_relevance(table, torch.arange(3))
+    relevance = table.relevance(torch.arange(3))
     assert relevance[0, 1].item() == 0.0
     assert relevance[0, 2].item() > 0.3
 
@@ -139,7 +139,7 @@ def test_the_method_counts_as_its_config_says() -> None:
     for rarity in ("captions", "images"):
         method: Any = Daa(method_config({"name": "daa", "rarity": rarity}), dim=8)  # type: ignore[arg-type]
         method.fit(CAPTIONS, IMAGES)
-        found.append(method._relevance(block(torch.tensor([0, 3]))))
+        found.append(method.words.relevance(torch.tensor([0, 3])))
         assert found[-1][0, 1].item() == pytest.approx(likeness(0, 3, rarity), abs=1e-6)
     assert not torch.allclose(*found)
 
@@ -151,8 +151,8 @@ def test_equal_scores_agree_with_words_less_where_captions_are_counted(rarity: A
     """The lower, the more the term invites all items into one place; docs/methods/daa.md has these figures."""
     known = [item["captions"] for item in json.loads(FLICKR8K.read_text()) if item["split"] == "train"]
     image = torch.arange(len(known)).repeat_interleave(5)
-    table = word_table([caption for captions in known for caption in captions], image, rarity=rarity)
-    words = word_relevance(table, torch.randperm(len(image), generator=torch.Generator().manual_seed(0))[:128])
+    table = WordTable([caption for captions in known for caption in captions], image, rarity=rarity)
+    words = table.relevance(torch.randperm(len(image), generator=torch.Generator().manual_seed(0))[:128])
     found = 1 - rank_agreement(torch.zeros_like(words), words, temperature=0.01)
     assert found.item() == pytest.approx(expected, abs=0.01)
 
@@ -234,7 +234,7 @@ def test_a_saved_model_carries_no_training_captions(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     again: Any = MatchingModel.from_pretrained(tmp_path)
     assert not any("study" in name for name in again.state_dict())
-    assert again.method.study_words is None
+    assert again.method.words is None
     x = torch.ones(2, 3)
     assert torch.equal(
         again.method.score(again.embed_images(x), again.embed_texts(x)),

@@ -15,7 +15,7 @@ from vacsr.methods.base import Embedding, Method, MethodConfig, ParamGroup, regi
 from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.pcme import PcmeConfig
 from vacsr.methods.sigmoid import SigmoidConfig
-from vacsr.methods.tfidf import WordTable, word_relevance, word_table
+from vacsr.methods.tfidf import WordTable
 from vacsr.methods.vse import VseConfig
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
@@ -37,7 +37,7 @@ class DaaConfig(MethodConfig):
 
 
 _PCME = {"name": "pcme", "samples": 5, "scale": 15.0, "shift": 15.0, "vib_weight": 1e-5, "vib_reduction": "sum"}
-"""PCME as DAA's own code has it."""
+"""PCME as in DAA's code."""
 
 
 @register("daa", DaaConfig, presets={"paper": {"base": _PCME}})
@@ -45,21 +45,17 @@ class Daa(Method):
     """loss = base + w(1 − ASP) per image + w(1 − ASP) per caption; score, grade and uncertainty are the base's.
 
     ASP = mean min(R_s, R_c)/max(R_s, R_c) of soft ranks R(x)_j = 1 + Σ_{k≠j} σ((x_k − x_j)/T), over a row's cosines
-    and over the TF-IDF likeness of its captions. The public code lacks a transpose, and so compares the rank of one
+    and over the TF-IDF similarity of its captions. The public code lacks a transpose, and so compares the rank of one
     pair with that of another; this is what the paper writes.
     """
 
     config: DaaConfig
 
-    _TABLE = ("words", "weights", "caption_image", "image_captions")
-
     def __init__(self, config: DaaConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
         self.base: Method = method_entry(config.base.name).method(config.base, dim=dim)
         self.log_var_start = self.base.log_var_start
-        self.vocabulary = 0
-        for name in self._TABLE:  # the training set's words, which are no part of what is saved
-            self.register_buffer(f"study_{name}", None, persistent=False)
+        self.words: WordTable | None = None  # of the training captions; saved models do without
 
     def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
         """Count the words of the training captions."""
@@ -68,29 +64,21 @@ class Daa(Method):
                 "method 'daa' compares the words of captions, and these data have none — "
                 "name the file with them: features:FILE,captions=FILE"
             )
-        table = word_table(captions, caption_image.cpu(), rarity=self.config.rarity)
-        self.vocabulary = table.size
-        for name in self._TABLE:
-            setattr(self, f"study_{name}", getattr(table, name))
+        self.words = WordTable(captions, caption_image.cpu(), rarity=self.config.rarity)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        """The base's terms, and the two of the ranks."""
+        """The terms of the base, and the two of the ranks."""
+        if pairs.captions is None or self.words is None:
+            raise UsageError(
+                "method 'daa' has not seen the training captions — train it with vacsr.fit, or call its fit() first"
+            )
         base = self.base.loss(v, t, pairs)
-        score, words = cosines(v.mean, t.mean), self._relevance(pairs)
+        score, words = cosines(v.mean, t.mean), self.words.relevance(pairs.captions)
         temperature = self.config.temperature
         rows = 1.0 - rank_agreement(score, words, temperature=temperature)
         cols = 1.0 - rank_agreement(score.T, words.T, temperature=temperature)
         total = base.total + self.config.weight * (rows + cols)
         return LossTerms(total, {**base.parts, "asp_i2t": rows.detach(), "asp_t2i": cols.detach()})
-
-    def _relevance(self, pairs: PairBlock) -> Tensor:
-        """[B, B]"""
-        found = {name: getattr(self, f"study_{name}") for name in self._TABLE}
-        if pairs.captions is None or any(tensor is None for tensor in found.values()):
-            raise UsageError(
-                "method 'daa' has not seen the training captions — train it with vacsr.fit, or call its fit() first"
-            )
-        return word_relevance(WordTable(**found, size=self.vocabulary), pairs.captions)
 
     def score(self, v: Embedding, t: Embedding) -> Tensor:
         """The base's. [I, d], [T, d] -> [I, T]"""
@@ -116,6 +104,6 @@ def soft_ranks(x: Tensor, *, temperature: float) -> Tensor:
 
 
 def rank_agreement(score: Tensor, relevance: Tensor, *, temperature: float) -> Tensor:
-    """ASP: mean over queries and items of min(R_s, R_c)/max(R_s, R_c), 1 where both rank alike. [Q, C] -> 0-d"""
-    ours, theirs = soft_ranks(score, temperature=temperature), soft_ranks(relevance, temperature=temperature)
-    return (torch.minimum(ours, theirs) / torch.maximum(ours, theirs)).mean()
+    """ASP: mean over queries and items of min(R_s, R_c)/max(R_s, R_c), 1 where both orders agree. [Q, C] -> 0-d"""
+    by_score, by_relevance = (soft_ranks(x, temperature=temperature) for x in (score, relevance))
+    return (torch.minimum(by_score, by_relevance) / torch.maximum(by_score, by_relevance)).mean()

@@ -44,7 +44,7 @@ class InfoNCE(Method):
         """Mean of the two directions' cross entropies; the target is the diagonal, or all captions of the image."""
         relevance = (pairs if self.config.positives == "ids" else pairs.diagonal()).relevance
         logit = self.log_scale.exp() * cosines(v.mean, t.mean)
-        rows, cols = _cross_entropy(logit, relevance), _cross_entropy(logit.T, relevance.T)
+        rows, cols = cross_entropy(logit, relevance).mean(), cross_entropy(logit.T, relevance.T).mean()
         return LossTerms(0.5 * (rows + cols), {"i2t": rows.detach(), "t2i": cols.detach()})
 
     def likelihood(self) -> Likelihood:
@@ -52,7 +52,7 @@ class InfoNCE(Method):
         return Likelihood("softmax", float(self.log_scale.detach().exp()))
 
 
-def _cross_entropy(logit: Tensor, relevance: Tensor) -> Tensor:
-    """−mean_i Σ_j y_ij log softmax(logit_i)_j with y spread evenly over the row's positives. [R, C] -> 0-d"""
+def cross_entropy(logit: Tensor, relevance: Tensor) -> Tensor:
+    """−Σ_j y_ij log softmax(logit_i)_j with y spread evenly over the row's positives. [R, C] -> [R]"""
     share = relevance / relevance.sum(dim=1, keepdim=True)
-    return -(share * torch.log_softmax(logit, dim=1)).sum(dim=1).mean()
+    return -(share * torch.log_softmax(logit, dim=1)).sum(dim=1)

@@ -62,17 +62,17 @@ def fit_gaussians(x: Tensor, *, steps: int = 10, tolerance: float = 1e-2, floor:
     ``floor`` is added to the variances: a component cannot fall onto a point. [n] -> two components
     """
     weight = two_means(x)
-    found = _gaussians(x, weight, floor)
+    mixture = _gaussians(x, weight, floor)
     before = -math.inf
     for _ in range(steps):
-        joint = found.log_joint(x)
+        joint = mixture.log_joint(x)
         likelihood = float(joint.logsumexp(dim=1).mean())
-        found = _gaussians(x, joint.softmax(dim=1), floor)
+        mixture = _gaussians(x, joint.softmax(dim=1), floor)
         if abs(likelihood - before) < tolerance:
             break
         before = likelihood
-    order = found.mean.argsort(stable=True)  # where all are equal, the component that has them stays first
-    return Gaussians(*(values[order] for values in found))
+    order = mixture.mean.argsort(stable=True)  # where all are equal, the component that has them stays first
+    return Gaussians(*(values[order] for values in mixture))
 
 
 def _gaussians(x: Tensor, weight: Tensor, floor: float) -> Gaussians:
@@ -84,7 +84,7 @@ def _gaussians(x: Tensor, weight: Tensor, floor: float) -> Gaussians:
 
 
 def two_means(x: Tensor, *, steps: int = 20) -> Tensor:
-    """Lloyd's algorithm from the smallest and the largest value: who belongs to which mean. [n] -> [n, 2] of 0 and 1"""
+    """Lloyd's algorithm from the smallest and the largest value: which mean each is nearer to. [n] -> [n, 2], 0 or 1"""
     low, high = x.aminmax()
     for _ in range(steps):
         upper = x > 0.5 * (low + high)
@@ -98,17 +98,17 @@ def two_means(x: Tensor, *, steps: int = 20) -> Tensor:
 def fit_betas(x: Tensor, *, steps: int = 10) -> Betas:
     """EM for values in [0, 1] from Beta(1, 2) and Beta(2, 1); the M step matches mean and variance. [n]"""
     x = _inside(x)
-    found = Betas(x.new_tensor([0.5, 0.5]), x.new_tensor([1.0, 2.0]), x.new_tensor([2.0, 1.0]))
+    mixture = Betas(x.new_tensor([0.5, 0.5]), x.new_tensor([1.0, 2.0]), x.new_tensor([2.0, 1.0]))
     for _ in range(steps):
-        weight = found.joint(x).clamp_min(_TINY)
+        weight = mixture.joint(x).clamp_min(_TINY)
         weight = weight / weight.sum(dim=1, keepdim=True)
         total = weight.sum(dim=0)
         mean = (weight * x.unsqueeze(1)).sum(dim=0) / total
         variance = (weight * (x.unsqueeze(1) - mean).square()).sum(dim=0) / total
         # A variance of mean·(1−mean) is the widest a Beta can have; values in (0, 1) stay below it.
         alpha = mean * (mean * (1.0 - mean) / variance.clamp_min(_TINY) - 1.0)
-        found = Betas(total / total.sum(), alpha, alpha * (1.0 - mean) / mean)
-    return found
+        mixture = Betas(total / total.sum(), alpha, alpha * (1.0 - mean) / mean)
+    return mixture
 
 
 def falling(probability: Tensor, x: Tensor) -> Tensor:

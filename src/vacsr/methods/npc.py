@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from vacsr.config import Share
 from vacsr.methods.base import Embedding, Method, MethodConfig, Neighbours, SetEmbeddings, TrainingView, register
-from vacsr.methods.infonce import InfoNCE, InfoNCEConfig
+from vacsr.methods.infonce import cross_entropy
 from vacsr.methods.mixtures import fit_gaussians, rescaled
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
 
-_TINY = 1e-6  # a loss in float32 knows no smaller differences
+_TINY = 1e-6  # smaller differences of a loss are rounding in float32
 
 
 class NpcConfig(MethodConfig):
@@ -27,7 +28,7 @@ class NpcConfig(MethodConfig):
     scale: Annotated[float, Field(gt=0)] = 14.3
     """exp(log_scale) at the start, as InfoNCE's."""
     learnable: bool = True
-    """Does the scale learn?"""
+    """Whether the scale learns."""
     warmup: Share = 0.1
     """Share of the epochs, one at least unless 0, before the first bank; NPC starts from a trained CLIP instead."""
     refresh: bool = True
@@ -72,7 +73,7 @@ class Npc(Method):
     def __init__(self, config: NpcConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
         self.look_ahead = config.look_ahead
-        self.base = InfoNCE(InfoNCEConfig(scale=config.scale, learnable=config.learnable), dim=dim)
+        self.log_scale = nn.Parameter(torch.tensor(math.log(config.scale)), config.learnable)
         self.register_training_state("ready", torch.zeros(()))
         self._reset(0)
 
@@ -117,11 +118,8 @@ class Npc(Method):
 
     def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
         """ℓ_i = ½·(cross entropy of row i + of column i), spread over the labelled matches. [B, d] -> [B]"""
-        logit = self.base.log_scale.exp() * cosines(v.mean, t.mean)
-        share = relevance / relevance.sum(dim=1, keepdim=True)
-        rows = (share * logit.log_softmax(dim=1)).sum(dim=1)
-        cols = (share.T * logit.log_softmax(dim=0)).sum(dim=0)
-        return -0.5 * (rows + cols)
+        logit = self.log_scale.exp() * cosines(v.mean, t.mean)
+        return 0.5 * (cross_entropy(logit, relevance) + cross_entropy(logit.T, relevance.T))
 
     def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:
         """Store the batch's weights, all 1 before there is a bank; returns the bank's part of the loss."""
@@ -133,8 +131,8 @@ class Npc(Method):
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """Weighted mean of the pairs' losses."""
         losses = self.pair_losses(v, t, pairs.relevance)
-        known = pairs.captions is not None and len(self.weight) > 0
-        weight = self.weight[pairs.captions] if known else torch.ones_like(losses)
+        fitted = pairs.captions is not None and len(self.weight) > 0
+        weight = self.weight[pairs.captions] if fitted else torch.ones_like(losses)
         total = (weight * losses).mean()
         return LossTerms(total, {"cross_entropy": losses.detach().mean(), "weight": weight.mean()})
 

@@ -52,10 +52,10 @@ class Pcmepp(GaussianMethod):
         logit = self.logit(closed_form_distance(v, t))
         labels = pairs.relevance.to(logit.dtype) if pairs.targets is None else pairs.targets.to(logit.dtype)
         target = smooth(labels, self.config.smoothing)
-        own = same_image(pairs.noise.rows, pairs.noise.cols)
+        diagonal = same_image(pairs.noise.rows, pairs.noise.cols)
         match = self._bce(logit, target, pairs)
-        rows = self._bce(logit, with_pseudo_positives(logit, target, own), pairs)
-        cols = self._bce(logit, with_pseudo_positives(logit.T, target.T, own.T).T, pairs)
+        rows = self._bce(logit, with_pseudo_positives(logit, target, diagonal), pairs)
+        cols = self._bce(logit, with_pseudo_positives(logit.T, target.T, diagonal.T).T, pairs)
         vib, pseudo = bottleneck(v, t, pairs), rows + cols
         total = 2.0 * match + self.config.vib_weight * vib + self.config.pseudo_weight * pseudo
         return LossTerms(total, {"match": match.detach(), "vib": vib.detach(), "pseudo": pseudo.detach()})
@@ -83,11 +83,11 @@ def smooth(labels: Tensor, amount: float) -> Tensor:
     return labels + amount * (1.0 - 2.0 * labels)
 
 
-def with_pseudo_positives(logit: Tensor, target: Tensor, own: Tensor) -> Tensor:
+def with_pseudo_positives(logit: Tensor, target: Tensor, diagonal: Tensor) -> Tensor:
     """Every pair that scores at least as high as the row's strongest label gets that label. [R, C] -> [R, C]
 
-    ``own`` marks the row's own pair: among equal labels it is the one to beat.
+    ``diagonal`` marks the pairs of the batch: among equal labels of a row, theirs counts as the strongest.
     """
-    strongest = torch.where(own, target + 1e-6, target).argmax(dim=1, keepdim=True)
+    strongest = torch.where(diagonal, target + 1e-6, target).argmax(dim=1, keepdim=True)
     score = logit.detach()
     return torch.where(score >= score.gather(1, strongest), target.gather(1, strongest), target)
