@@ -4,15 +4,12 @@
 
 Parameters have the shapes of DINOv2-small (12 blocks) and MiniLM-L6 (6 blocks and 30,522 word vectors), 22M each;
 every block has a learning rate of its own, gradients are random. On a GPU what can be captured is timed as a CUDA
-graph too. A figure is the median of the rounds, the ways taking turns.
+graph too. Medians of interleaved rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from _gpu import captured
+from vacsr.bench.stopwatch import describe_device, time_in_turn
+from vacsr.files import write_json
 from vacsr.train.optim import AdamP
 
 WIDTH, WORDS = 384, 30_522
@@ -49,7 +48,7 @@ def options(groups: list[list[nn.Parameter]], *, rate: Callable[[float], Any]) -
 
 
 def package(groups: list[dict[str, Any]], **settings: Any) -> Optimizer:
-    """The authors' own."""
+    """By the authors of the paper."""
     from adamp import AdamP as Authors
 
     optimizer: Optimizer = Authors(groups, **settings)
@@ -57,7 +56,7 @@ def package(groups: list[dict[str, Any]], **settings: Any) -> Optimizer:
 
 
 def ways(device: str) -> dict[str, Callable[[], object]]:
-    """Each optimiser on towers of its own."""
+    """Each optimiser on its own towers."""
     made: dict[str, Callable[[], object]] = {
         "adamp package": package(options(towers(device), rate=float), weight_decay=1e-4).step,
         "vacsr AdamP": AdamP(options(towers(device), rate=float), weight_decay=1e-4).step,
@@ -74,21 +73,6 @@ def ways(device: str) -> dict[str, Callable[[], object]]:
     return made
 
 
-def time_all(steps: dict[str, Callable[[], object]], device: str, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, taking turns."""
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 3):
-        for name, step in steps.items():
-            wait()
-            started = time.perf_counter()
-            step()
-            wait()
-            if number >= 3:
-                times[name].append(1e3 * (time.perf_counter() - started))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def main() -> None:
     """Print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -97,17 +81,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     count = sum(weight.numel() for group in towers("cpu") for weight in group)
-    found = time_all(ways(device), device, args.rounds)
-    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {args.threads} threads"
-    print(f"{where}, torch {torch.__version__}, {count / 1e6:.1f}M parameters, median of {args.rounds}\n")
+    timings = time_in_turn(ways(device.type), device=device, rounds=args.rounds, budget=60.0)
+    ms = {name: 1e3 * timing.median for name, timing in timings.items()}
+    rows = [{"optimiser": name, "ms": each, "ratio": ms["adamp package"] / each} for name, each in ms.items()]
+    print(f"{describe_device(device)}, {count / 1e6:.1f}M parameters, median of {args.rounds}\n")
     print("| optimiser | ms a step | package / this |\n|---|---|---|")
-    for name, ms in found.items():
-        print(f"| {name} | {ms:.2f} | {found['adamp package'] / ms:.2f} |")
+    for row in rows:
+        print(f"| {row['optimiser']} | {row['ms']:.2f} | {row['ratio']:.2f} |")
     if args.json:
-        rows = [{"optimiser": name, "ms": ms, "ratio": found["adamp package"] / ms} for name, ms in found.items()]
-        args.json.write_text(json.dumps({"where": where, "parameters": count, "rows": rows}, indent=2))
+        write_json(args.json, {"where": describe_device(device), "parameters": count, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -10,18 +10,15 @@ timed as a CUDA graph of 20; ``ideal`` is what they read and write at the rate o
 from __future__ import annotations
 
 import argparse
-import statistics
-import sys
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from _gpu import captured, copy_rate
+from _gpu import captured, copy_rate, median_seconds, need_gpu
 from vacsr.noise import PairNoise
 
-REPEATS, ROUNDS = 20, 15
+REPEATS = 20
 
 
 def milliseconds(step: Callable[[], object]) -> float:
@@ -31,14 +28,7 @@ def milliseconds(step: Callable[[], object]) -> float:
         for _ in range(REPEATS):
             step()
 
-    replay, times = captured(many), []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        replay()
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - started) / REPEATS)
-    return statistics.median(times[3:])
+    return 1e3 * median_seconds(captured(many), rounds=12) / REPEATS
 
 
 def inputs(pairs: int, components: int, latent: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -74,11 +64,7 @@ def main() -> None:
     parser.add_argument("--widths", default="128,256,512,1024")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
-        print(
-            "there is no CUDA GPU to time — tests/kernels/test_latents.py runs the kernels without one", file=sys.stderr
-        )
-        raise SystemExit(3)
+    need_gpu("timing the fused kernels")
     dtype, rate = torch.bfloat16 if args.precision == "bf16" else torch.float32, copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {args.precision}, {rate / 1e12:.2f} TB/s\n")
     print("| pairs×K×D | a warp | forward ms | ideal | backward ms | ideal |\n|---|---|---|---|---|---|")

@@ -5,15 +5,12 @@
 Three parts: `weights` (recurrence over ranks to one weight per rank), `sum` (weighted sum of sorted values) and `whole`
 (both), forward alone and forward with backward. `graph` is the kernels' whole pass replayed as a CUDA graph; torch's
 cannot be captured, since packing reads the lengths on the host. Lengths are drawn between L/2 and L, masks have holes.
-The results are compared before anything is timed; a figure is the median of the rounds, the ways taking turns.
+The results are compared before anything is timed. Medians of interleaved rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from _gpu import captured
+from _gpu import captured, need_gpu
 from vacsr import kernels
+from vacsr.bench.stopwatch import describe_device, time_in_turn
+from vacsr.files import write_json
 
 SHAPES = ((128, 257, 512), (128, 50, 1024), (128, 197, 1024), (128, 40, 512))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -35,14 +34,14 @@ class Inputs(NamedTuple):
 
     gru: nn.GRU
     score: nn.Linear
-    places: Tensor
+    positions: Tensor
     values: Tensor
     mask: Tensor
     weights: Tensor
 
 
 def draw(items: int, length: int, channels: int, *, dtype: torch.dtype) -> Inputs:
-    """Random values and weights; each item has its own number of real tokens, in random places."""
+    """Random values and weights; each item has its own number of real tokens, at random positions."""
     torch.manual_seed(0)
     gru, score = nn.GRU(32, 32, batch_first=True, bidirectional=True).cuda(), nn.Linear(32, 1, bias=False).cuda()
     values = torch.randn(items, length, channels, device="cuda", dtype=dtype, requires_grad=True)
@@ -61,9 +60,9 @@ def softmax_over_ranks(states: Tensor, score: nn.Linear, lengths: Tensor) -> Ten
 def torch_weights(x: Inputs) -> Tensor:
     """A packed bidirectional GRU, directions averaged."""
     lengths = x.mask.sum(1)
-    every = x.places.expand(len(lengths), -1, -1)
+    every = x.positions.expand(len(lengths), -1, -1)
     packed = pack_padded_sequence(every, lengths.cpu(), batch_first=True, enforce_sorted=False)
-    states, _ = pad_packed_sequence(x.gru(packed)[0], batch_first=True, total_length=len(x.places))
+    states, _ = pad_packed_sequence(x.gru(packed)[0], batch_first=True, total_length=len(x.positions))
     return softmax_over_ranks((states[..., :32] + states[..., 32:]) / 2, x.score, lengths)
 
 
@@ -72,7 +71,7 @@ def kernel_weights(x: Inputs) -> Tensor:
     lengths = x.mask.sum(1)
     from vacsr.kernels import gpo
 
-    states = gpo.gru_states(x.gru, x.places, lengths=lengths)
+    states = gpo.gru_states(x.gru, x.positions, lengths=lengths)
     return softmax_over_ranks((states.forward + states.backward) / 2, x.score, lengths)
 
 
@@ -99,8 +98,8 @@ def ways_of(part: str, x: Inputs) -> dict[str, Callable[[], Tensor]]:
     return {"torch": lambda: torch_sum(x, torch_weights(x)), "kernels": lambda: kernel_sum(x, kernel_weights(x))}
 
 
-def learnt(part: str, x: Inputs) -> list[Tensor]:
-    """What a part has gradients for."""
+def trained(part: str, x: Inputs) -> list[Tensor]:
+    """The tensors that a part has gradients for."""
     net = [*x.gru.parameters(), *x.score.parameters()]
     return {"weights": net, "sum": [x.values, x.weights], "whole": [x.values, *net]}[part]
 
@@ -121,25 +120,9 @@ def check(part: str, ways: dict[str, Callable[[], Tensor]], leaves: list[Tensor]
         assert gap <= 0.02 * size, f"{part}: gradients differ by {gap / size:.1%}"
 
 
-def time_all(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each way, taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds + 5):
-        for name, way in ways.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            start.record()
-            way()
-            end.record()
-            torch.cuda.synchronize()
-            if number >= 5:
-                times[name].append(start.elapsed_time(end))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def measure(part: str, x: Inputs, rounds: int) -> list[dict[str, object]]:
     """Forward, then forward with backward."""
-    ways, leaves, rows = ways_of(part, x), learnt(part, x), []
+    ways, leaves, rows = ways_of(part, x), trained(part, x), []
     torch.backends.cudnn.allow_tf32 = False  # the comparison is in full precision, the timing as torch comes
     check(part, ways, leaves)
     torch.backends.cudnn.allow_tf32 = True
@@ -147,9 +130,10 @@ def measure(part: str, x: Inputs, rounds: int) -> list[dict[str, object]]:
     for name, runs in (("forward", dict(ways)), ("forward + backward", both)):
         if part == "whole":
             runs = {**runs, "graph": captured(runs["kernels"])}
-        found = time_all(runs, rounds)
-        ratios = {f"torch/{way}": found["torch"] / ms for way, ms in found.items() if way != "torch"}
-        rows.append({"part": part, "pass": name, **found, **ratios})
+        timings = time_in_turn(runs, device=x.values.device, rounds=rounds, budget=60.0)
+        times = {way: 1e3 * timing.median for way, timing in timings.items()}
+        ratios = {f"torch/{way}": times["torch"] / ms for way, ms in times.items() if way != "torch"}
+        rows.append({"part": part, "pass": name, **times, **ratios})
     return rows
 
 
@@ -160,10 +144,8 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if not (torch.cuda.is_available() and kernels.available(torch.device("cuda"))):
-        print("the kernels are timed on a CUDA GPU with Triton; there is none here", file=sys.stderr)
-        raise SystemExit(3)
-    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    available = torch.cuda.is_available() and kernels.available(torch.device("cuda"))
+    where = describe_device(need_gpu("the comparison of GPO's kernels", available=available))
     print(f"{where}, milliseconds, median of {args.rounds}\n")
     print("| dtype | B, L, D | part | pass | torch | kernels | ratio | graph | ratio |\n" + "|---" * 9 + "|")
     rows: list[dict[str, object]] = []
@@ -179,7 +161,7 @@ def main() -> None:
                     flush=True,
                 )
     if args.json:
-        args.json.write_text(json.dumps({"where": where, "rounds": args.rounds, "rows": rows}, indent=2))
+        write_json(args.json, {"where": where, "rounds": args.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

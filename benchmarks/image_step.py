@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,10 +27,12 @@ from typing import Any
 
 import torch
 
-from _gpu import adapter_flops, captured, product_rate
+from _gpu import adapter_flops, captured, need_gpu, product_rate
 from vacsr.bench.efficiency import inference_step, random_photos, training_step
+from vacsr.bench.stopwatch import GIB, Step, describe_device, seconds_per_step
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, MethodConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
+from vacsr.files import write_json
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.train.data import Batch
 from vacsr.train.retrieval import retrieval_task
@@ -45,13 +45,12 @@ MODES: dict[str, dict[str, Any]] = {
     "compiled": {"cuda_graph": True, "compile": True},
 }
 FUSED = ", fused"  # how the name of vacsr with its kernels ends
-_WARM, _GROUPS = 3, 5  # a graphed step is captured after three
-Step = Callable[[], object]
+_WARM_UP, _GROUPS = 3, 5  # a graphed step is captured after three
 Row = dict[str, Any]
 
 
 def held() -> int:
-    """Bytes that earlier rows have left behind, workspaces and compiled constants, and that no row must answer for."""
+    """Bytes that earlier rows have left behind, such as workspaces, and that count for no row."""
     gc.collect()
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
@@ -61,25 +60,19 @@ def held() -> int:
 
 def measured(step: Step, *, steps: int, before: int, replayed: Callable[[Step], Step] = lambda step: step) -> Row:
     """Peak of one step after a warm-up that compiles, above ``before``; then the median time over groups of steps."""
-    for _ in range(_WARM):
+    for _ in range(_WARM_UP):
         step()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     step()
     torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - before) / 2**30
-    step, times = replayed(step), []
-    for _ in range(_WARM):
+    peak = (torch.cuda.max_memory_allocated() - before) / GIB
+    step = replayed(step)
+    for _ in range(_WARM_UP):
         step()
-    for _ in range(_GROUPS):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(max(1, steps // _GROUPS)):
-            step()
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - started) / max(1, steps // _GROUPS))
-    return {"ms": statistics.median(times), "peak_gib": peak}
+    seconds = seconds_per_step(step, device=torch.device("cuda"), steps=steps, groups=_GROUPS)
+    return {"ms": 1e3 * seconds, "peak_gib": peak}
 
 
 def towers(trainer: Trainer, batch: int, precision: str, *, beside: bool) -> Step:
@@ -188,7 +181,7 @@ def products(method: Vacsr, batch: int, precision: str) -> Row:
 
 
 def ratios(rows: list[Row]) -> Iterator[str]:
-    """What a table of absolute figures does not say by itself."""
+    """What the table of absolute numbers does not show by itself."""
     known = {(r["precision"], r["mode"], r["step"], r["method"], r["tile"]): r for r in rows}
     products = {row["precision"]: row for row in rows if row["step"] == "products"}
     for (precision, mode, step, method, tile), row in known.items():
@@ -218,8 +211,8 @@ def line(row: Row, batch: int) -> str:
     return f"| {' | '.join(map(str, names))} | {row['ms']:.2f} | {rate} | {peak} |"
 
 
-def listed(text: str) -> list[str]:
-    """Words between commas."""
+def words(text: str) -> list[str]:
+    """Separated by commas."""
     return text.split(",")
 
 
@@ -228,7 +221,7 @@ def tiles(text: str) -> list[int | str]:
     return [part if part == "auto" else int(part) for part in text.split(",")]
 
 
-def main() -> int:
+def main() -> None:
     """Print a Markdown table, and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="clip:vit-b32")
@@ -236,23 +229,20 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--context", type=int, default=0, help="0: the text tower's own")
     parser.add_argument("--words", type=int, default=120, help="of a caption; enough to fill the context")
-    parser.add_argument("--precision", type=listed, default=["fp32"], help="some of fp32,tf32,bf16")
+    parser.add_argument("--precision", type=words, default=["fp32"], help="some of fp32,tf32,bf16")
     parser.add_argument("--optimizer", default="adamp", choices=("adamp", "adamw"))
     parser.add_argument(
         "--beside", action="store_true", help="also time the towers on two streams, as the step has them"
     )
     parser.add_argument("--no-optimizer", action="store_true", help="a step ends with its gradients")
-    parser.add_argument("--methods", type=listed, default=["sigmoid", "vacsr"])
-    parser.add_argument("--modes", type=listed, default=list(MODES), help="some of eager,graph,compiled")
+    parser.add_argument("--methods", type=words, default=["sigmoid", "vacsr"])
+    parser.add_argument("--modes", type=words, default=list(MODES), help="some of eager,graph,compiled")
     parser.add_argument("--fused", action="store_true", help="also vacsr with fused kernels")
     parser.add_argument("--tile", type=tiles, default=[0], help="of vacsr's loss: 0 (whole), numbers, auto")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("this benchmark needs a CUDA GPU", file=sys.stderr)
-        return 3
-    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    where = describe_device(need_gpu("a step with towers"))
     update = "no optimiser" if args.no_optimizer else args.optimizer
     print(f"{where}, {args.backbone}, d={args.dim}, B={args.batch}, {update}\n")
     print("| precision | mode | step | method | tile | ms | images/s | peak GiB |\n|---|---|---|---|---|---|---|---|")
@@ -260,14 +250,12 @@ def main() -> int:
     for row in measure(args):
         rows.append(row)
         print(line(row, args.batch), flush=True)
-    told = list(ratios(rows))
-    print("\n" + "\n".join(f"- {text}" for text in told))
+    texts = list(ratios(rows))
+    print("\n" + "\n".join(f"- {text}" for text in texts))
     if args.json:
         options = {name: value for name, value in vars(args).items() if name != "json"}
-        found = {"where": where, "options": options, "rows": rows, "ratios": told}
-        args.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0
+        write_json(args.json, {"where": where, "options": options, "rows": rows, "ratios": texts})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import statistics
 import sys
@@ -32,6 +31,7 @@ from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import Photos
 from vacsr.data.sources import FilePhotos
 from vacsr.errors import DataError
+from vacsr.files import write_json
 
 _BATCH = 128
 _MADE = 64  # photos made up; more are copies under other names
@@ -112,7 +112,7 @@ def main() -> None:
         rows = measure(photos, sides=given.sides, threads=given.threads, rounds=given.rounds)
     print(table(rows))
     if given.json is not None:
-        given.json.write_text(json.dumps({"schema": 1, "results": rows}, indent=2) + "\n", encoding="utf-8")
+        write_json(given.json, {"schema": 1, "results": rows})
 
 
 if __name__ == "__main__":

@@ -15,10 +15,6 @@ run. Without a GPU a small run shows that it works (with TRITON_INTERPRET=1 also
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +23,8 @@ from torch import nn
 
 from _gpu import adapter_flops, captured, copy_rate, latent_bytes, product_rate
 from vacsr import kernels
+from vacsr.bench.stopwatch import GIB, MIB, Step, describe_device, peak_mib, time_in_turn
+from vacsr.files import write_json
 from vacsr.methods.base import Embedding
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
@@ -35,12 +33,10 @@ from vacsr.pairwise import batch_block
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
 from vacsr.train.step import matmul_precision
 
-GIB = 2**30
 BATCHES = {"cuda": [128, 512, 1024, 2048, 4096], "cpu": [16, 32, 64]}
 SECONDS = 2.0  # spent on timing one row
 FUSED = ", fused"  # how the names of its rows end
 ITEM = {"fp32": 4, "tf32": 4, "bf16": 2}  # bytes
-Step = Callable[[], None]
 
 
 def make_step(loss: PairLoss, method: nn.Module, batch: int, dim: int, *, half: bool, device: str) -> Step:
@@ -60,44 +56,24 @@ def make_step(loss: PairLoss, method: nn.Module, batch: int, dim: int, *, half: 
     return step
 
 
-def milliseconds(step: Step, *, device: str) -> float:
-    """Median of single steps, warm."""
-    times: list[float] = []
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    began = time.perf_counter()
-    while len(times) < 3 or (time.perf_counter() - began < SECONDS and len(times) < 100):
-        wait()
-        started = time.perf_counter()
-        step()
-        wait()
-        times.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(times)
-
-
-def peak_gib(step: Step) -> float:
-    """Above what is held now; after a step that has compiled."""
-    step()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / GIB
-
-
-def measure(step: Step, *, device: str, graph: bool) -> dict[str, float | None]:
-    """Peak memory as it is, time as it is or replayed."""
-    if device == "cpu":
-        step()
-        return {"ms": milliseconds(step, device=device), "peak_gib": None}
+def measure(step: Step, *, device: torch.device, graph: bool) -> dict[str, float | None]:
+    """Peak memory as it is, time as it is or replayed; after a step that has compiled."""
+    gpu = device.type == "cuda"
     try:
-        peak = peak_gib(step)
-        return {"ms": milliseconds(captured(step) if graph else step, device=device), "peak_gib": peak}
+        step()
+        if gpu:
+            torch.cuda.empty_cache()
+        peak = peak_mib(step, device=device) * MIB / GIB if gpu else None
+        replayed = captured(step) if graph else step
+        timing = time_in_turn({"step": replayed}, device=device, rounds=100, budget=SECONDS)["step"]
+        if timing.error not in (None, "out of memory"):
+            raise RuntimeError(timing.error)
+        return {"ms": None, "peak_gib": None} if timing.error else {"ms": 1e3 * timing.median, "peak_gib": peak}
     except torch.OutOfMemoryError:
         return {"ms": None, "peak_gib": None}
     finally:
-        torch.cuda.empty_cache()
+        if gpu:
+            torch.cuda.empty_cache()
 
 
 def losses(args: argparse.Namespace, batch: int, *, device: str) -> dict[str, tuple[nn.Module, PairLoss]]:
@@ -134,7 +110,7 @@ def sweep(args: argparse.Namespace, *, device: str) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"batch": batch, "loss": name, "ms": None, "peak_gib": None}
             if device == "cpu" or dense.get(name, 0.0) * batch**2 < torch.cuda.mem_get_info()[1] / GIB:
                 step = make_step(loss, method, batch, args.dim, half=half, device=device)
-                row |= measure(step, device=device, graph=args.graph)
+                row |= measure(step, device=torch.device(device), graph=args.graph)
             if name.startswith("dense") and row["peak_gib"]:
                 dense[name] = row["peak_gib"] / batch**2
             if isinstance(method, Vacsr) and row["ms"] and rate:
@@ -216,17 +192,17 @@ def main() -> None:
         print("no CUDA GPU: a small run in place of the real one, without memory\n")
         args.graph = False
     args.tile = args.tile or ("auto" if device == "cuda" else 16)
-    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{where}, torch {torch.__version__}, d={args.dim}, {args.precision}\n")
+    where = describe_device(torch.device(device))
+    print(f"{where}, d={args.dim}, {args.precision}\n")
     print("| B | loss | ms a step | peak GiB | ratio |\n|---|---|---|---|---|")
     with matmul_precision(args.precision):
         rows = sweep(args, device=device)
-        told = least(args) if device == "cuda" else []
-    told += compared(rows) + compared(rows, way=FUSED) + gains(rows)
-    print("\n" + "\n".join(f"- {text}" for text in told))
+        texts = least(args) if device == "cuda" else []
+    texts += compared(rows) + compared(rows, way=FUSED) + gains(rows)
+    print("\n" + "\n".join(f"- {text}" for text in texts))
     if args.json:
         ways = {"dim": args.dim, "precision": args.precision, "compile": args.compile, "graph": args.graph}
-        args.json.write_text(json.dumps({"where": where, **ways, "rows": rows, "compared": told}, indent=2))
+        write_json(args.json, {"where": where, **ways, "rows": rows, "compared": texts})
 
 
 if __name__ == "__main__":

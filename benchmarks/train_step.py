@@ -8,17 +8,16 @@ Everything in one run, on random features of the Flickr8k shape. Without a GPU o
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import time
 from pathlib import Path
 
 import torch
 
+from vacsr.bench.efficiency import training_step
+from vacsr.bench.stopwatch import describe_device, seconds_per_step
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PairSet
-from vacsr.train.data import Batch, batch_order
+from vacsr.files import write_json
 from vacsr.train.retrieval import retrieval_task
 from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Trainer
@@ -37,25 +36,13 @@ def random_pairs(images: int = 1200, captions: int = 5) -> PairSet:
 
 
 def time_steps(method: str, pairs: PairSet, config: TrainConfig, *, dim: int, steps: int) -> float:
-    """Median milliseconds of a step over five groups, after a warm-up that compiles and captures."""
+    """Milliseconds per step, the median of five groups, after a warm-up that compiles and captures."""
     backbone = BackboneConfig(head=HeadConfig(dim=dim))
     trainer = Trainer(retrieval_task(method_config(method), pairs, config, backbone=backbone), config)
-    batches = [
-        rows.to(trainer.task.device) for rows in batch_order(len(pairs), batch=config.batch_size, seed=0, epoch=0)
-    ]
-    wait = torch.cuda.synchronize if trainer.task.device.type == "cuda" else lambda: None
-    for number in range(10):
-        trainer.step(Batch(batches[number % len(batches)]), number)
-    times, number = [], 10
-    for _ in range(5):
-        wait()
-        started = time.perf_counter()
-        for _ in range(max(1, steps // 5)):
-            trainer.step(Batch(batches[number % len(batches)]), number)
-            number += 1
-        wait()
-        times.append(1e3 * (time.perf_counter() - started) / max(1, steps // 5))
-    return statistics.median(times)
+    step = training_step(trainer, config.batch_size)
+    for _ in range(10):
+        step()
+    return 1e3 * seconds_per_step(step, device=trainer.task.device, steps=steps, groups=5)
 
 
 def main() -> None:
@@ -74,15 +61,15 @@ def main() -> None:
     for name, changes in ways.items():
         config = TrainConfig.model_validate({"batch_size": args.batch, "precision": "tf32", **changes})
         with matmul_precision(config.precision):
-            found = {m: time_steps(m, pairs, config, dim=args.dim, steps=args.steps) for m in METHODS}
-        rows.append({"way": name, **found})
-    where = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{where}, torch {torch.__version__}, d={args.dim}, B={args.batch}, milliseconds a step\n")
+            times = {m: time_steps(m, pairs, config, dim=args.dim, steps=args.steps) for m in METHODS}
+        rows.append({"way": name, **times})
+    where = describe_device(torch.device("cuda" if gpu else "cpu"))
+    print(f"{where}, d={args.dim}, B={args.batch}, milliseconds a step\n")
     print("| step | vacsr | sigmoid | infonce |\n|---|---|---|---|")
     for row in rows:
         print(f"| {row['way']} | {row['vacsr']:.2f} | {row['sigmoid']:.2f} | {row['infonce']:.2f} |")
     if args.json:
-        args.json.write_text(json.dumps({"where": where, "dim": args.dim, "batch": args.batch, "rows": rows}, indent=2))
+        write_json(args.json, {"where": where, "dim": args.dim, "batch": args.batch, "rows": rows})
 
 
 if __name__ == "__main__":

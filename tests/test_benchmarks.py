@@ -27,10 +27,9 @@ SIZE = ["--device", "cpu", "--images", "20", "--texts", "45", "--dim", "16", "--
         ("audit", 0, "nothing to do without them"),
         ("averaged_runs", 0, "nothing to do without them"),
         ("readings", 0, "nothing to do without them"),
-        ("fused_latents", 3, "no CUDA GPU"),
+        ("fused_latents", 3, "CUDA GPU"),
         ("gpo", 3, "CUDA GPU"),
         ("image_step", 3, "CUDA GPU"),
-        ("score_tiles", 3, "CUDA GPU"),
         ("scoring", 3, "CUDA GPU"),
     ],
 )
