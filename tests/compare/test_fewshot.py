@@ -18,7 +18,7 @@ from vacsr.compare.recognition import averaged_figures, joint_figures
 from vacsr.errors import OtherRun, UsageError
 from vacsr.evaluate.fewshot import BaseNewScore, harmonic_mean, hm_of_averages, mean_of_hms
 from vacsr.fewshot.config import FewshotRecipe
-from vacsr.fewshot.loop import ShotTask
+from vacsr.fewshot.task import FewshotTask
 from vacsr.files import read_tensors, write_tensors
 from vacsr.report.formats import FILES
 from vacsr.train.checkpoint import FILE
@@ -176,19 +176,19 @@ def test_killed_interrupted_and_run_again(whole: Path, tmp_path: Path, monkeypat
     """In the second epoch of the first cell that trains, then of the next; two workers go on to the same table."""
     file, out = write(tmp_path), tmp_path / "out"
     shutil.copytree(whole / "start", tmp_path / "start")
-    original = ShotTask.loss
+    original = FewshotTask.loss
     for at, stop, error in ((2, killed, Killed), (4, lambda: signal.raise_signal(signal.SIGINT), KeyboardInterrupt)):
         steps: list[int] = []
 
         def stopping(
-            self: ShotTask, batch: Any, step: Any, steps: list[int] = steps, at: int = at, stop: Any = stop
+            self: FewshotTask, batch: Any, step: Any, steps: list[int] = steps, at: int = at, stop: Any = stop
         ) -> Any:
             if len(steps) == at:
                 stop()
             steps.append(int(step))
             return original(self, batch, step)
 
-        monkeypatch.setattr(ShotTask, "loss", stopping)
+        monkeypatch.setattr(FewshotTask, "loss", stopping)
         with pytest.raises(error):
             compare(read_table(file), out)
         assert steps == ([0, 1] if error is Killed else [2, 3, 0, 1, 2]), "goes on from its checkpoint"
@@ -299,7 +299,7 @@ def test_another_target_tests_again_and_trains_nothing(
 ) -> None:
     out = Path(shutil.copytree(domains / "out", tmp_path / "out"))
     changes = {**DOMAIN, "base": {"data": {"protocol": "domain", "targets": {"blur": TARGETS["blur"]}}}}
-    monkeypatch.setattr(ShotTask, "loss", lambda *_: pytest.fail("trains"))
+    monkeypatch.setattr(FewshotTask, "loss", lambda *_: pytest.fail("trains"))
     table = read_table(write(tmp_path, **changes), [f"backbone.start={whole / 'start'}"])
     compare(table, out, rows=["coop"])
     report = reports(out)["domain", "coop", 1]

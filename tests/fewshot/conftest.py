@@ -18,10 +18,10 @@ from vacsr.config.io import recipe_from
 from vacsr.data.fewshot import LabelledPhotos, load_classes
 from vacsr.data.photos import ArrayPhotos
 from vacsr.fewshot.config import FewshotTrainConfig
-from vacsr.fewshot.feed import ShotFeed
-from vacsr.fewshot.loop import ShotTask
 from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch
 from vacsr.fewshot.methods.base import ZeroshotConfig, cross_entropy
+from vacsr.fewshot.model import FewshotModel
+from vacsr.fewshot.task import FewshotTask
 from vacsr.objective import LossTerms
 from vacsr.train import run_recipe
 from vacsr.train.trainer import Trainer
@@ -57,7 +57,7 @@ class Toy(FewshotMethod):
 
     def __init__(self, generator: torch.Generator, *, second: bool = False) -> None:
         super().__init__(StandIn(), ZeroshotConfig(), classes=CLASSES, generator=generator)  # type: ignore[arg-type]
-        self.second_view = second
+        self.second_view = second  # type: ignore[misc]
         self.map = nn.Linear(3, 3)
         with torch.no_grad():
             self.map.weight.copy_(0.1 * torch.randn(3, 3, generator=generator))
@@ -130,14 +130,14 @@ Make = Callable[..., Trainer]
 def make_trainer() -> Make:
     """A trainer of the toy on coloured photos."""
 
-    def make(shots: LabelledPhotos | None = None, *, out: Path | None = None, **fields: Any) -> Trainer:
+    def make(
+        shots: LabelledPhotos | None = None, *, out: Path | None = None, second: bool = False, **fields: Any
+    ) -> Trainer:
         fields = {"epochs": 3, "batch_size": 4, "lr": 0.5, "warmup_epochs": 0, "log_every": 1, "workers": 1} | fields
         config = FewshotTrainConfig(device="cpu", **fields)
-        method = Toy(torch.Generator().manual_seed(config.seed))
-        feed = ShotFeed(shots or colours(14), config, transform=TRANSFORM)
-        device = torch.device("cpu")
-        task = ShotTask(method, feed, config, classes=CLASSES, transform=TRANSFORM, device=device, settings={"toy": 1})
-        return Trainer(task, config, out)
+        method = Toy(torch.Generator().manual_seed(config.seed), second=second)
+        model = FewshotModel(method, CLASSES, TRANSFORM, {})
+        return Trainer(FewshotTask(model, shots or colours(14), config, description={"toy": 1}), config, out)
 
     return make
 

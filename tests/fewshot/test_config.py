@@ -22,7 +22,7 @@ from vacsr.fewshot.methods.maple import MapleConfig
 from vacsr.fewshot.methods.mma import Mma, MmaConfig
 from vacsr.fewshot.methods.mmrl import MmrlConfig
 from vacsr.fewshot.methods.vacsr import FewshotVacsrConfig
-from vacsr.fewshot.optim import learning_rate
+from vacsr.fewshot.task import learning_rate
 
 PETS = {"data": {"spec": "coop:data,set=oxford_pets"}}
 

@@ -12,7 +12,7 @@ import torch
 
 from vacsr.errors import DataError, UsageError
 from vacsr.fewshot import fewshot_from, load_fewshot, run_fewshot
-from vacsr.fewshot.task import load_task
+from vacsr.fewshot.task import load_sets
 from vacsr.files import read_tensors
 
 QUICK = ("train.epochs=1", "train.steps_per_epoch=2", "train.lr=1e-3")
@@ -24,7 +24,7 @@ def test_predictions_are_the_reports(raw: dict[str, Any], tmp_path: Path, method
     run_fewshot(recipe, tmp_path, progress=False)
     model = load_fewshot(tmp_path, device="cpu")
     kept, _ = read_tensors(tmp_path / "answers.safetensors")
-    base = load_task(recipe.data).tests[0]
+    base = load_sets(recipe.data).tests[0]
     photos = [base.photos.photos.open(row) for row in range(len(base.photos))]
     found = model.predict(photos, batch_size=5)
     assert found.names == base.classes.names
@@ -44,7 +44,7 @@ def test_other_names(raw: dict[str, Any], tmp_path: Path) -> None:
     run_fewshot(recipe, tmp_path, progress=False)
     model = load_fewshot(tmp_path, device="cpu")
     model = replace(model, classes=model.classes._replace(sentences=(("one",),) * 3))
-    photo = load_task(recipe.data).tests[0].photos.photos.open(0)
+    photo = load_sets(recipe.data).tests[0].photos.photos.open(0)
     found = model.predict([photo], ["red tree", "blue fish"])
     assert (found.names, found.probabilities.shape) == (("red tree", "blue fish"), (1, 2))
     assert found.best()[0] in found.names

@@ -21,7 +21,7 @@ from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod
 from vacsr.fewshot.methods.base import PublishedPlan
 from vacsr.fewshot.methods.clipood import Clipood
 from vacsr.fewshot.model import FewshotModel
-from vacsr.fewshot.task import load_task
+from vacsr.fewshot.task import load_sets
 from vacsr.files import lock_file, read_tensors, write_tensors
 from vacsr.pretrained import config_digest
 
@@ -69,7 +69,7 @@ def test_every_method_runs_and_is_read_back(raw: dict[str, Any], tmp_path: Path,
     assert (report["trainable"] > 0) == (method != "zeroshot")
     assert all(("uncertainty" in one["selective"]) == (method == "vacsr") for one in report["results"])
     again = load_fewshot(tmp_path, device="cpu")
-    task = load_task(fewshot_from(raw).data)
+    task = load_sets(fewshot_from(raw).data)
     assert again.classes == task.classes
     new_set = task.tests[1]
     found = again.evaluate(new_set.photos, new_set.classes)
@@ -119,7 +119,7 @@ def test_a_method_of_ones_own_trains_and_is_read_back(
 def test_zeroshot_is_the_plain_cosine(raw: dict[str, Any], tmp_path: Path) -> None:
     run(raw, tmp_path, "method=zeroshot")
     recipe = fewshot_from(raw, ["method=zeroshot"])
-    task = load_task(recipe.data)
+    task = load_sets(recipe.data)
     built = FewshotModel.build(recipe.method, recipe.backbone, classes=task.classes, seed=1, device=torch.device("cpu"))
     clip, tested = built.method.clip, task.tests[0]
     squares = [built.transform.pixels(tested.photos.photos.open(row)) for row in range(len(tested.photos))]

@@ -13,7 +13,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.fewshot import fewshot_from, run_fewshot
 from vacsr.fewshot.methods.vacsr import FewshotVacsrConfig
 from vacsr.fewshot.run import candidates, check_search, search, with_choice
-from vacsr.fewshot.task import load_task
+from vacsr.fewshot.task import load_sets
 
 CPU = torch.device("cpu")
 LISTS = {"image_blocks": [0, "last 1"], "text_blocks": ["none", [0, 1]], "epochs": [1, 2]}
@@ -41,7 +41,7 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def searched(raw: dict[str, Any], out: Path, *, mark: str = "mark") -> Any:
     recipe = fewshot_from(raw)
-    task = load_task(recipe.data)
+    task = load_sets(recipe.data)
     return search(recipe, task, out=out, fingerprint=mark, device=CPU, progress=False)
 
 
@@ -89,7 +89,7 @@ def test_a_stopped_search_goes_on_and_another_one_begins_anew(
 
 
 def test_what_cannot_be_searched(raw: dict[str, Any]) -> None:
-    val = load_task(fewshot_from(raw).data).val
+    val = load_sets(fewshot_from(raw).data).val
     with pytest.raises(UsageError, match="'coop' has no image_blocks"):
         check_search(fewshot_from({**raw, "search": {"image_blocks": [1]}}), val)
     with pytest.raises(UsageError, match="needs validation shots"):
@@ -114,10 +114,10 @@ def test_the_test_is_not_read_before_the_choice_is_made_and_trained(
     raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sealed(config: Any) -> Any:
-        task = load_task(config)
+        task = load_sets(config)
         return task._replace(tests=tuple(one._replace(photos=Sealed()) for one in task.tests))
 
-    monkeypatch.setattr("vacsr.fewshot.run.load_task", sealed)
+    monkeypatch.setattr("vacsr.fewshot.run.load_sets", sealed)
     lists = {"image_blocks": [0, 1], "epochs": [1, 2]}
     recipe = fewshot_from({**raw, "method": "vacsr", "search": lists})
     with pytest.raises(PermissionError, match="the test split was"):

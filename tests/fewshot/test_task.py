@@ -14,13 +14,13 @@ from PIL import Image
 from vacsr.data.fewshot import load_classes
 from vacsr.errors import DataError, UsageError
 from vacsr.fewshot.config import FewshotDataConfig, dataset_of
-from vacsr.fewshot.task import load_task, read_sentences
+from vacsr.fewshot.task import load_sets, read_sentences
 
 SPEC = "scenes:classes=7,train=6,test=2,size=32"
 
 
 def task(**fields: Any) -> Any:
-    return load_task(FewshotDataConfig(**{"spec": SPEC, "shots": 3, **fields}))
+    return load_sets(FewshotDataConfig(**{"spec": SPEC, "shots": 3, **fields}))
 
 
 def test_base_to_novel_tests_each_half_over_itself() -> None:

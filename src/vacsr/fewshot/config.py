@@ -61,6 +61,8 @@ class FewshotTrainConfig(Config):
     """First epochs at warmup_lr. As in the public frame the cosine starts after them, so it does not quite end."""
     warmup_lr: Annotated[float, Field(gt=0)] = 1e-5
     """Constant."""
+    accumulate: Annotated[int, Field(ge=1)] = 1
+    """Batches whose gradients make one optimiser step."""
     clip_norm: Annotated[float, Field(ge=0)] = 0.0
     """Gradient norm bound; 0 for none."""
     view: Literal["crop", "randaugment"] = "crop"
@@ -87,6 +89,8 @@ class FewshotTrainConfig(Config):
     """Threads that read photos; 0 takes one per core."""
     log_every: Annotated[int, Field(ge=1)] = 20
     """Steps between log rows."""
+    checkpoint_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between checkpoints within an epoch; 0 for none."""
     checkpoint_epochs: Annotated[int, Field(ge=0)] = 1
     """Epochs between checkpoints; 0 for none."""
     trackers: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)

@@ -20,10 +20,8 @@ from vacsr.data.karpathy import read_json
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import Answers, fewshot_result, harmonic_mean
 from vacsr.fewshot.config import FewshotDataConfig, FewshotRecipe, fewshot_from, read_fewshot
-from vacsr.fewshot.feed import ShotFeed
-from vacsr.fewshot.loop import ShotTask
 from vacsr.fewshot.model import FewshotModel, load_fewshot
-from vacsr.fewshot.task import FewshotTask, check_targets, load_task
+from vacsr.fewshot.task import FewshotSets, FewshotTask, check_targets, load_sets
 from vacsr.files import write_json, write_tensors, write_text
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import choose_device
@@ -65,23 +63,24 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
             check_same_training(recipe, out, read=fewshot_from, command="vacsr fewshot")
         check_trackers(recipe.train.trackers)
         device = take_device(recipe.train.device)
-        task = load_task(recipe.data)
-        check_search(recipe, task.val)
-        model = _build(recipe, task, device)
-        description = describe(recipe, task, origin=model.origin)
+        sets = load_sets(recipe.data)
+        check_search(recipe, sets.val)
+        model = _build(recipe, sets, device)
+        description = describe(recipe, sets, origin=model.origin)
         digest = fingerprint(description)
         check_checkpoint(out / "checkpoint", fingerprint=digest)
-        _open_folder(out, recipe, task, resume=resume)
+        _open_folder(out, recipe, sets, resume=resume)
         choice: Choice = {}
         if candidates(recipe):
-            best = search(recipe, task, out=out, fingerprint=digest, device=device, progress=progress)
+            best = search(recipe, sets, out=out, fingerprint=digest, device=device, progress=progress)
             if best is None:
                 return FewshotRun(0, None)
             choice, recipe = best, with_choice(recipe, best)
-            model = _build(recipe, task, device)
+            model = _build(recipe, sets, device)
         steps, interrupted = 0, False
         if model.method.trains:
-            trainer = _trainer(recipe, task, model, out=out, description=description, label=recipe.method.name)
+            task = FewshotTask(model, sets.train, recipe.train, label=recipe.method.name, description=description)
+            trainer = Trainer(task, recipe.train, out)
             if resume:
                 trainer.resume()
             run = trainer.run(progress=progress)
@@ -92,7 +91,7 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
         if interrupted:
             return FewshotRun(steps, None)
         model.save(out / "model", recipe)
-        return FewshotRun(steps, _report(recipe, task, model, out=out, choice=choice, progress=progress))
+        return FewshotRun(steps, _report(recipe, sets, model, out=out, choice=choice, progress=progress))
 
 
 def evaluate_fewshot(recipe: FewshotRecipe, out: Path, *, progress: bool = True) -> dict[str, Any]:
@@ -102,14 +101,14 @@ def evaluate_fewshot(recipe: FewshotRecipe, out: Path, *, progress: bool = True)
     """
     with run_lock(out):
         _check_same_data(recipe, out)
-        task = load_task(recipe.data)
+        sets = load_sets(recipe.data)
         trained_on = read_json(out / "shots.json", keys=("train",)).get("hash")
-        if trained_on != task.shots.hash:
-            message = f"the data gives shots {task.shots.hash[:12]}…, {out / 'shots.json'} has {str(trained_on)[:12]}…"
+        if trained_on != sets.shots.hash:
+            message = f"the data gives shots {sets.shots.hash[:12]}…, {out / 'shots.json'} has {str(trained_on)[:12]}…"
             raise UsageError(f"{message}: photos were added, removed or renamed — restore them, or train again")
         model = load_fewshot(out, device=recipe.train.device)
         searched = read_json(out / SEARCH, keys=("candidates",)) if (out / SEARCH).is_file() else {}
-        return _report(recipe, task, model, out=out, choice=searched.get("best", {}), progress=progress)
+        return _report(recipe, sets, model, out=out, choice=searched.get("best", {}), progress=progress)
 
 
 def check_fewshot(recipe: FewshotRecipe) -> None:
@@ -141,48 +140,31 @@ def _check_same_data(recipe: FewshotRecipe, out: Path) -> None:
             raise UsageError(f"{message} — give its own: vacsr fewshot {file} --out {out} --evaluate-only")
 
 
-def describe(recipe: FewshotRecipe, task: FewshotTask, *, origin: Mapping[str, str]) -> dict[str, Any]:
+def describe(recipe: FewshotRecipe, sets: FewshotSets, *, origin: Mapping[str, str]) -> dict[str, Any]:
     """What must be equal for a checkpoint to fit: method, backbone and its weights, plan, shots, classes and search."""
     return {
         "method": recipe.method.model_dump(mode="json"),
         "backbone": recipe.backbone.model_dump(mode="json"),
         "origin": dict(origin),
         "train": recipe.train.model_dump(mode="json", exclude={*NO_EFFECT, *READING}),
-        "shots": [task.shots.hash, task.train.digest()],
-        "classes": task.classes,
+        "shots": [sets.shots.hash, sets.train.digest()],
+        "classes": sets.classes,
         "search": recipe.search.model_dump(mode="json"),
     }
 
 
-def _open_folder(out: Path, recipe: FewshotRecipe, task: FewshotTask, *, resume: bool) -> None:
+def _open_folder(out: Path, recipe: FewshotRecipe, sets: FewshotSets, *, resume: bool) -> None:
     """Delete an older report and its answers, which would not belong to config.yaml; without resume, a search too."""
     for name in ("report.json", ANSWERS, *(() if resume else (SEARCH,))):
         (out / name).unlink(missing_ok=True)
     write_text(out / "config.yaml", dump_yaml(recipe))
-    save_shots(out / "shots.json", task.shots, source=task.source)
+    save_shots(out / "shots.json", sets.shots, source=sets.source)
 
 
-def _build(recipe: FewshotRecipe, task: FewshotTask, device: torch.device) -> FewshotModel:
+def _build(recipe: FewshotRecipe, sets: FewshotSets, device: torch.device) -> FewshotModel:
     return FewshotModel.build(
-        recipe.method, recipe.backbone, classes=task.classes, seed=recipe.train.seed, device=device
+        recipe.method, recipe.backbone, classes=sets.classes, seed=recipe.train.seed, device=device
     )
-
-
-def _trainer(
-    recipe: FewshotRecipe,
-    task: FewshotTask,
-    model: FewshotModel,
-    *,
-    label: str,
-    out: Path | None = None,
-    description: Mapping[str, Any] | None = None,
-) -> Trainer:
-    feed = ShotFeed(task.train, recipe.train, transform=model.transform, second=model.method.second_view)
-    shots = ShotTask(
-        model.method, feed, recipe.train,
-        classes=task.classes, transform=model.transform, device=model.device, label=label, settings=description,
-    )  # fmt: skip
-    return Trainer(shots, recipe.train, out)
 
 
 # ------------------------------------------------------------------------------------------------------------ search
@@ -224,7 +206,7 @@ def check_search(recipe: FewshotRecipe, val: LabelledPhotos | None = None) -> No
 
 
 def search(
-    recipe: FewshotRecipe, task: FewshotTask, *, out: Path, fingerprint: str, device: torch.device, progress: bool
+    recipe: FewshotRecipe, sets: FewshotSets, *, out: Path, fingerprint: str, device: torch.device, progress: bool
 ) -> Choice | None:
     """Train every candidate on the shots, score it on the validation shots, return the best; among equals the first.
 
@@ -235,13 +217,13 @@ def search(
     scored = _scored_before(out / SEARCH, fingerprint)
     for number, choice in enumerate(table[len(scored) :], start=len(scored)):
         label = f"search {number + 1}/{len(table)}" if progress else ""
-        accuracy = validation_accuracy(with_choice(recipe, choice), task, device=device, label=label)
+        accuracy = validation_accuracy(with_choice(recipe, choice), sets, device=device, label=label)
         if accuracy is None:
             return None
         scored.append({**choice, "val_accuracy": accuracy})
-        write_json(out / SEARCH, {"fingerprint": fingerprint, "candidates": scored, "samples": len(task.val)})
+        write_json(out / SEARCH, {"fingerprint": fingerprint, "candidates": scored, "samples": len(sets.val)})
     best = table[max(range(len(table)), key=lambda number: (scored[number]["val_accuracy"], -number))]
-    result = {"fingerprint": fingerprint, "candidates": scored, "samples": len(task.val), "best": best}
+    result = {"fingerprint": fingerprint, "candidates": scored, "samples": len(sets.val), "best": best}
     write_json(out / SEARCH, result)
     return best
 
@@ -257,13 +239,14 @@ def _scored_before(path: Path, fingerprint: str) -> list[dict[str, Any]]:
         raise DataError(f"{path} cannot be read ({error}) — delete it, the search then starts again") from error
 
 
-def validation_accuracy(recipe: FewshotRecipe, task: FewshotTask, *, device: torch.device, label: str) -> float | None:
+def validation_accuracy(recipe: FewshotRecipe, sets: FewshotSets, *, device: torch.device, label: str) -> float | None:
     """Train a candidate and test it on the validation shots, in percent; None where it was interrupted."""
-    model = _build(recipe, task, device)
-    if _trainer(recipe, task, model, label=label or "search").run(progress=bool(label)).interrupted:
+    model = _build(recipe, sets, device)
+    task = FewshotTask(model, sets.train, recipe.train, label=label)
+    if Trainer(task, recipe.train).run(progress=bool(label)).interrupted:
         return None
     predicted = model.evaluate(
-        task.val, task.classes, batch_size=recipe.evaluate.batch_size, workers=recipe.train.workers
+        sets.val, sets.classes, batch_size=recipe.evaluate.batch_size, workers=recipe.train.workers
     )
     return 100.0 * float(predicted.correct.double().mean())
 
@@ -272,7 +255,7 @@ def validation_accuracy(recipe: FewshotRecipe, task: FewshotTask, *, device: tor
 
 
 def _report(
-    recipe: FewshotRecipe, task: FewshotTask, model: FewshotModel, *, out: Path, choice: Choice, progress: bool
+    recipe: FewshotRecipe, sets: FewshotSets, model: FewshotModel, *, out: Path, choice: Choice, progress: bool
 ) -> dict[str, Any]:
     """Test every set, then write answers and report."""
     config, draw = recipe.evaluate, recipe.data
@@ -280,15 +263,15 @@ def _report(
         "schema": 1,
         "task": "fewshot",
         "method": recipe.method.name,
-        "dataset": task.source.name,
+        "dataset": sets.source.name,
         "protocol": draw.protocol,
         **({"shots_file": draw.shots_file} if draw.shots_file else {"shots": draw.shots, "seed": draw.seed}),
-        "shots_hash": task.shots.hash,
+        "shots_hash": sets.shots.hash,
         "trainable": model.method.trainable_count() if model.method.trains else 0,
         "results": [],
     }
     tensors: dict[str, Tensor] = {}
-    for test in task.tests:
+    for test in sets.tests:
         with PhotoProgress(f"testing {test.split}", show=progress) as bar:
             predicted = model.evaluate(
                 test.photos, test.classes, batch_size=config.batch_size, workers=recipe.train.workers, progress=bar

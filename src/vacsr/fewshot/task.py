@@ -1,10 +1,16 @@
-"""What a protocol trains, validates and tests on."""
+"""Few-shot recognition as a task: what a protocol trains, validates and tests on, and how the trainer trains it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from vacsr.data.fewshot import (
     FewshotSource,
@@ -19,8 +25,14 @@ from vacsr.data.fewshot import (
 from vacsr.data.fewshot.templates import check_template
 from vacsr.data.karpathy import read_json
 from vacsr.errors import DataError, UsageError
-from vacsr.fewshot.config import FewshotDataConfig
-from vacsr.fewshot.methods import ClassSet
+from vacsr.fewshot.config import FewshotDataConfig, FewshotTrainConfig
+from vacsr.fewshot.methods import ClassSet, ShotBatch
+from vacsr.fewshot.model import FewshotModel
+from vacsr.fewshot.shots import PixelBatch, ShotLoader
+from vacsr.objective import LossTerms
+from vacsr.train.callbacks import Callback
+from vacsr.train.optim import build_optimizer
+from vacsr.train.trainer import Task, Trainer
 
 
 class ReportSet(NamedTuple):
@@ -32,7 +44,7 @@ class ReportSet(NamedTuple):
     classes: ClassSet
 
 
-class FewshotTask(NamedTuple):
+class FewshotSets(NamedTuple):
     """All the data of a run."""
 
     source: FewshotSource
@@ -40,13 +52,13 @@ class FewshotTask(NamedTuple):
     train: LabelledPhotos
     """The shots to learn from."""
     val: LabelledPhotos
-    """The shots to choose settings on, of the same classes; perhaps none."""
+    """The shots to choose settings on, of the same classes; may be empty."""
     classes: ClassSet
     """Those of training."""
     tests: tuple[ReportSet, ...]
 
 
-def load_task(config: FewshotDataConfig) -> FewshotTask:
+def load_sets(config: FewshotDataConfig) -> FewshotSets:
     """Load the data, draw the shots over all classes, and split by the protocol.
 
     ``base-to-novel`` trains on the base half and tests ``base`` and ``new``, each over its own half; ``domain`` trains
@@ -60,23 +72,27 @@ def load_task(config: FewshotDataConfig) -> FewshotTask:
     else:
         shots = draw_shots(source, shots=config.shots, seed=config.seed)
     taken = take_shots(source, shots)
-    train, val, tests = taken.train, taken.val, [("test", source.test)]
+    train, val, splits = taken.train, taken.val, {"test": source.test}
     if config.protocol == "base-to-novel":
         halves = base_and_new(len(source.test.classes))
         train, val = train.only(halves.base), val.only(halves.base)
-        tests = [("base", source.test.only(halves.base)), ("new", source.test.only(halves.new))]
+        splits = {"base": source.test.only(halves.base), "new": source.test.only(halves.new)}
     elif config.protocol == "domain":
-        tests = [("source", source.test)]
+        splits = {"source": source.test}
     if not len(train):
         raise DataError(f"{train.name}: no shots of the classes to train on — draw them again")
-    report = [ReportSet(split, photos, class_set(photos, source, config)) for split, photos in tests]
-    report += [_target(name, spec, config) for name, spec in config.targets.items()]
-    for one in report:
-        _check_tested(one.photos)
-    classes = class_set(train, source, config)
+    tests = [ReportSet(split, photos, _class_set(photos, source, config)) for split, photos in splits.items()]
+    for name, spec in config.targets.items():
+        target = load_classes(spec, whole=True)
+        tests.append(ReportSet(name, target.test, _class_set(target.test, target, config)._replace(shifted=True)))
+    for test in tests:
+        if not len(test.photos):
+            raise DataError(f"{test.photos.name} has no photos to test — check the data set")
+        test.photos.check_files()
+    classes = _class_set(train, source, config)
     if config.sentences:
         classes = classes._replace(sentences=read_sentences(Path(config.sentences).expanduser(), classes.names))
-    return FewshotTask(source, shots, train, val, classes, tuple(report))
+    return FewshotSets(source, shots, train, val, classes, tuple(tests))
 
 
 def check_targets(config: FewshotDataConfig) -> None:
@@ -90,20 +106,8 @@ def check_targets(config: FewshotDataConfig) -> None:
         raise UsageError("a target is called 'source', as the report calls data.spec itself — give it another name")
 
 
-def class_set(photos: LabelledPhotos, source: FewshotSource, config: FewshotDataConfig) -> ClassSet:
-    """The classes of some photos with their template."""
+def _class_set(photos: LabelledPhotos, source: FewshotSource, config: FewshotDataConfig) -> ClassSet:
     return ClassSet(photos.classes, check_template(config.template or source.template))
-
-
-def _target(name: str, spec: str, config: FewshotDataConfig) -> ReportSet:
-    target = load_classes(spec, whole=True)
-    return ReportSet(name, target.test, class_set(target.test, target, config)._replace(shifted=True))
-
-
-def _check_tested(photos: LabelledPhotos) -> None:
-    if not len(photos):
-        raise DataError(f"{photos.name} has no photos to test — check the data set")
-    photos.check_files()
 
 
 def read_sentences(path: Path, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -128,3 +132,128 @@ def _normalised(name: str) -> str:
 
 def _are_sentences(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one.strip() for one in value)
+
+
+class FewshotTask(Task):
+    """Trains a few-shot method on its shots. The final weights count: no epoch is chosen by a metric."""
+
+    def __init__(
+        self,
+        model: FewshotModel,
+        shots: LabelledPhotos,
+        config: FewshotTrainConfig,
+        *,
+        label: str = "shots",
+        description: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = self.method = model.method
+        self.transform, self.classes, self.device = model.transform, model.classes, model.device
+        self.shots, self.config, self.label, self.described = shots, config, label, dict(description or {})
+        self.loader = ShotLoader(shots, config, transform=model.transform, second=model.method.second_view)
+        self.steps_per_epoch = self.loader.steps_per_epoch // config.accumulate * config.accumulate
+        if not self.steps_per_epoch:
+            message = f"an epoch has {self.loader.steps_per_epoch} batches, train.accumulate={config.accumulate}"
+            raise UsageError(f"{message} — lower train.accumulate or train.batch_size, or set train.steps_per_epoch")
+        self.stream: Iterator[PixelBatch] = iter(())
+        self.next_step = -1  # of the stream
+
+    def build_optimizer(self) -> Optimizer:
+        """SGD or AdamW over the method's groups."""
+        c, groups = self.config, self.method.param_groups()
+        return build_optimizer(groups, c.optimizer, lr=c.lr, weight_decay=c.weight_decay, momentum=c.momentum)
+
+    def learning_rate(self, step: int) -> float:
+        """The base rate of an optimiser step."""
+        steps = self.steps_per_epoch // self.config.accumulate
+        return learning_rate(step, steps_per_epoch=steps, config=self.config)
+
+    def callbacks(self) -> list[Callback]:
+        """The method's own work after a step, such as a running mean of its weights."""
+        return [_AfterStep(self)]
+
+    def batches(self, epoch: int, start: int) -> Iterator[PixelBatch]:
+        """From one stream for the whole run, so that threads prepare the next epoch's batches during this one."""
+        first = epoch * self.steps_per_epoch + start
+        if self.next_step != first:
+            self.stream = self.loader.stream(first, self.config.epochs * self.steps_per_epoch)
+        self.next_step = (epoch + 1) * self.steps_per_epoch
+        return islice(self.stream, self.steps_per_epoch - start)
+
+    def loss(self, batch: PixelBatch, step: Tensor) -> LossTerms:
+        """The method's loss of a batch."""
+        shots = ShotBatch(
+            self._normalised(batch.first),
+            self.shots.labels[batch.rows].to(self.device),
+            None if batch.second is None else self._normalised(batch.second),
+            seed=self.config.seed,
+            step=batch.step,
+            steps=self.config.epochs * self.steps_per_epoch,
+        )
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            return self.method.loss(shots, self.classes)
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        """uint8 [B, 3, S, S] -> float32, on the device"""
+        if self.device.type == "cuda":
+            pixels = pixels.pin_memory()
+        return self.transform.normalize(pixels.to(self.device, non_blocking=True))
+
+    def batch_ids(self, step: int) -> list[str]:
+        """The photos of a step's batch."""
+        return [self.shots.photos.name(row) for row in self.loader.pass_and_rows(step)[1].tolist()]
+
+    def description(self) -> dict[str, Any]:
+        """As given by the run."""
+        return self.described
+
+    def finish(self) -> None:
+        """What the method does after training."""
+        self.method.finish()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The method's weights and buffers, such as a running mean, without its CLIP."""
+        return {**self.method.weights(), **self._buffers()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Weights first: a method may start its buffers from them."""
+        names = self._buffers().keys() - self.method.weights().keys()
+        self.method.load_weights({name: tensor for name, tensor in state.items() if name not in names})
+        with torch.no_grad():
+            for name, buffer in self._buffers().items():
+                buffer.copy_(state[name])
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: buffer for name, buffer in self.method.named_buffers() if not name.startswith("clip.")}
+
+
+class _AfterStep(Callback):
+    """Calls the method after each optimiser step."""
+
+    def __init__(self, task: FewshotTask) -> None:
+        self.task = task
+
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        group = self.task.config.accumulate
+        if (step + 1) % group == 0:
+            self.task.method.after_step(step // group, trainer.total_steps // group)
+
+
+def learning_rate(step: int, *, steps_per_epoch: int, config: FewshotTrainConfig) -> float:
+    """The scheduler: the base rate of an optimiser step.
+
+    After the warm-up the cosine starts from its beginning and has a period of all epochs, so that it is cut off before
+    its end by as many epochs as the warm-up took, as in the public code.
+
+    >>> config = FewshotTrainConfig(epochs=4, lr=1.0, warmup_epochs=1)
+    >>> [round(learning_rate(10 * epoch, steps_per_epoch=10, config=config), 3) for epoch in range(4)]
+    [0.0, 1.0, 0.854, 0.5]
+    """
+    warm_up = config.warmup_epochs * steps_per_epoch
+    if step < warm_up:
+        return config.warmup_lr
+    if config.schedule == "constant":
+        return config.lr
+    done = step - warm_up
+    if config.schedule == "cosine-epoch":
+        done = done // steps_per_epoch * steps_per_epoch
+    return 0.5 * config.lr * (1.0 + math.cos(math.pi * done / (config.epochs * steps_per_epoch)))

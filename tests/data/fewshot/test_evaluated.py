@@ -15,7 +15,7 @@ from vacsr.fewshot.config import FewshotDataConfig
 from vacsr.fewshot.methods import ClassSet, FewshotMethod
 from vacsr.fewshot.methods.base import ZeroshotConfig
 from vacsr.fewshot.model import FewshotModel
-from vacsr.fewshot.task import FewshotTask, ReportSet, load_task
+from vacsr.fewshot.task import FewshotSets, ReportSet, load_sets
 
 TARGETS = ("imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r")
 
@@ -55,8 +55,8 @@ def share(listed: list[Any], names: list[str], name: str) -> float:
     return 100 * own.count(name) / len(own)
 
 
-def task(world: Any, name: str, **fields: Any) -> FewshotTask:
-    return load_task(FewshotDataConfig(spec=f"coop:{world.root},set={name}", shots=2, seed=1, **fields))
+def task(world: Any, name: str, **fields: Any) -> FewshotSets:
+    return load_sets(FewshotDataConfig(spec=f"coop:{world.root},set={name}", shots=2, seed=1, **fields))
 
 
 @pytest.mark.parametrize("name", COOP_SETS)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
-from vacsr.errors import DataError, NonFiniteLoss, OtherRun
+from vacsr.errors import DataError, NonFiniteLoss, OtherRun, UsageError
+from vacsr.fewshot.config import FewshotTrainConfig
 from vacsr.fewshot.model import FewshotModel
-from vacsr.fewshot.optim import learning_rate
+from vacsr.fewshot.task import learning_rate
 from vacsr.files import read_tensors
 from vacsr.train.checkpoint import check_checkpoint
 from vacsr.train.trainer import Trainer
@@ -44,14 +47,14 @@ def test_it_learns(make_trainer: Make) -> None:
 
 def test_a_run_is_a_plain_loop_over_its_batches(make_trainer: Make) -> None:
     trainer = make_trainer(momentum=0.9, weight_decay=0.01, clip_norm=0.05)
-    config, feed = trainer.task.config, trainer.task.feed
+    config, loader = trainer.task.config, trainer.task.loader
     trainer.run(progress=False)
     weights = list(Toy(torch.Generator().manual_seed(config.seed)).map.parameters())
     speeds = [torch.zeros_like(weight) for weight in weights]
     mean = torch.zeros(3, 3)
-    for step, batch in enumerate(feed.stream(0, 9)):
+    for step, batch in enumerate(loader.stream(0, 9)):
         pixels = TRANSFORM.normalize(batch.first).mean(dim=(2, 3))
-        labels = feed.shots.labels[batch.rows]
+        labels = loader.shots.labels[batch.rows]
         loss = functional.cross_entropy(functional.linear(pixels, *weights), labels)
         grads = torch.autograd.grad(loss, weights)
         norm = torch.cat([grad.flatten() for grad in grads]).norm()
@@ -78,22 +81,26 @@ def test_batches_carry_what_methods_ask_for(make_trainer: Make) -> None:
 
 
 def test_a_second_view_reaches_the_loss(make_trainer: Make) -> None:
-    trainer = make_trainer()
-    trainer.task.feed = type(trainer.task.feed)(colours(14), trainer.task.config, transform=TRANSFORM, second=True)
+    trainer = make_trainer(second=True)
     trainer.run(progress=False)
     second = toy(trainer).batches[0].second
     assert second is not None
     assert second.shape == (4, 3, 8, 8)
 
 
-def test_the_log(make_trainer: Make, tmp_path: Path) -> None:
-    trainer = make_trainer(out=tmp_path, log_every=2, warmup_epochs=1)
-    history = trainer.run(progress=False).history
-    assert rows(tmp_path) == history
-    assert [row["step"] for row in history if "loss" in row] == [0, 2, 4, 6, 8]
-    assert [row["step"] for row in history if "steps_per_second" in row] == [2, 5, 8]
-    assert {row["lr"] for row in history if row["epoch"] == 1 and "lr" in row} == {1e-5}
-    assert history[0]["loss"] == history[0]["ce"]
+def test_gradients_accumulate(make_trainer: Make) -> None:
+    """Two batches of two are a batch of four; after_step and the scheduler count optimiser steps."""
+    shots = colours(8)
+    whole, halves = (
+        make_trainer(shots, crop=(1.0, 1.0)),
+        make_trainer(shots, crop=(1.0, 1.0), batch_size=2, accumulate=2),
+    )
+    for trainer in (whole, halves):
+        trainer.run(progress=False)
+    assert toy(whole).after == toy(halves).after == list(range(6))
+    torch.testing.assert_close(toy(halves).map.bias, toy(whole).map.bias)
+    with pytest.raises(UsageError, match=r"lower train\.accumulate"):
+        make_trainer(shots, accumulate=3)
 
 
 # -------------------------------------------------------------------------------------------------- stop and go on
@@ -167,11 +174,11 @@ def test_a_checkpoint_holds_what_learns_and_buffers(make_trainer: Make, tmp_path
         check_checkpoint(tmp_path / "checkpoint", fingerprint=trainer.fingerprint)
 
 
-def test_checkpoints_may_be_left_out(make_trainer: Make, tmp_path: Path) -> None:
-    make_trainer(out=tmp_path, checkpoint_epochs=0).run(progress=False)
-    assert not (tmp_path / "checkpoint").exists()
-    stopped(make_trainer, tmp_path / "cut", 4, checkpoint_epochs=0)  # but Ctrl-C always leaves one
-    assert (tmp_path / "cut" / "checkpoint").exists()
+def test_checkpoints_within_an_epoch(make_trainer: Make, tmp_path: Path) -> None:
+    trainer = make_trainer(out=tmp_path, checkpoint_every=2, checkpoint_epochs=0)
+    trainer.run(progress=False)
+    _, metadata = read_tensors(tmp_path / "checkpoint" / "state.safetensors")
+    assert json.loads(metadata["state"])["step"] == 8
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -209,3 +216,38 @@ def test_answers_do_not_depend_on_the_batch() -> None:
         logits = method.logits(TRANSFORM.normalize(square[None]), method.prepare(CLASSES))[0]
         assert int(one.predicted[row]) == int(logits.argmax())
         assert float(many.confidence[row]) == pytest.approx(logits.detach().softmax(0).max().item(), abs=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------- scheduler
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2])
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+def test_the_cosine_moves_once_an_epoch_and_begins_after_the_warm_up(epochs: int, warmup: int) -> None:
+    config = FewshotTrainConfig(epochs=epochs, lr=0.3, warmup_epochs=warmup, warmup_lr=1e-5)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, float(epochs))
+    for epoch in range(epochs):
+        expected = 1e-5 if epoch < warmup else optimizer.param_groups[0]["lr"]
+        for step in range(4 * epoch, 4 * epoch + 4):
+            assert learning_rate(step, steps_per_epoch=4, config=config) == pytest.approx(expected, abs=1e-12)
+        if epoch >= warmup:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch wants a step of the optimiser first
+                cosine.step()
+
+
+def test_the_cosine_by_steps() -> None:
+    config = FewshotTrainConfig(epochs=2, lr=0.3, warmup_epochs=0, schedule="cosine-step")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    for step in range(10):
+        expected = optimizer.param_groups[0]["lr"]
+        assert learning_rate(step, steps_per_epoch=5, config=config) == pytest.approx(expected, abs=1e-12)
+        optimizer.step()
+        cosine.step()
+
+
+def test_a_constant_rate_and_its_warm_up() -> None:
+    config = FewshotTrainConfig(epochs=3, lr=0.3, warmup_epochs=1, schedule="constant")
+    assert [learning_rate(step, steps_per_epoch=2, config=config) for step in (0, 1, 2, 5)] == [1e-5, 1e-5, 0.3, 0.3]

@@ -1,0 +1,198 @@
+"""Crops by the usual rule; batches that depend on seed, pass and shot only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vacsr.backbones.randaugment import randaugment
+from vacsr.data.fewshot import LabelledPhotos
+from vacsr.data.photos import ArrayPhotos
+from vacsr.errors import DataError
+from vacsr.fewshot.config import FewshotTrainConfig
+from vacsr.fewshot.shots import Box, CachedPhotos, PixelBatch, ShotLoader, View, crop_box
+
+from .conftest import TRANSFORM, CountingPhotos, colours
+
+PROPERTY = settings(max_examples=60, deadline=None, derandomize=True)
+shares = st.floats(0.001, 0.999)
+draws_of = st.lists(shares, min_size=40, max_size=40)
+CENTRAL = [0.5, 0.5, 0.5, 0.5]
+
+
+@PROPERTY
+@given(st.integers(1, 400), st.integers(1, 400), draws_of, st.tuples(st.floats(0.05, 1), st.floats(0.05, 1)))
+def test_a_box_is_the_first_try_that_fits(
+    width: int, height: int, draws: list[float], scale: tuple[float, float]
+) -> None:
+    box = crop_box(width, height, draws=draws, scale=scale)
+    assert 0 <= box.left <= box.left + box.width <= width
+    assert 0 <= box.top <= box.top + box.height <= height
+    low, high = sorted(scale)
+    fitting = []
+    for number in range(10):
+        area, aspect = draws[4 * number], draws[4 * number + 1]
+        ratio = (3 / 4) ** (1 - aspect) * (4 / 3) ** aspect
+        pixels = (low + (high - low) * area) * width * height
+        wide, tall = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        if 1 <= wide <= width and 1 <= tall <= height:
+            fitting.append((wide, tall, int(draws[4 * number + 3] * (width - wide + 1))))
+    if fitting:
+        assert (box.width, box.height, box.left) == fitting[0]
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [
+        (400, 20, Box(186, 0, 27, 20)),  # too wide for any try: 4/3 of the height, in the middle
+        (20, 400, Box(0, 186, 20, 27)),
+        (100, 100, Box(0, 0, 100, 100)),
+    ],
+)
+def test_where_no_try_fits_the_middle_is_taken(width: int, height: int, expected: Box) -> None:
+    wide_first = [0.5, 0.999, 0.5, 0.5] if width == height else CENTRAL
+    assert crop_box(width, height, draws=wide_first * 10, scale=(1.0, 1.0)) == expected
+
+
+def test_every_place_of_a_crop_is_reached() -> None:
+    grid = np.linspace(0.0005, 0.9995, 400)
+    lefts = {crop_box(10, 10, draws=[0.5, 0.5, 0.5, x] * 10, scale=(0.25, 0.25)).left for x in grid}
+    assert lefts == {0, 1, 2, 3, 4, 5}
+
+
+def photo(seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (20, 30, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("flip", [0.1, 0.9])
+def test_a_crop_view_is_pils_crop_and_resize(flip: float) -> None:
+    draws = [0.3, 0.6, 0.2, 0.8] * 10 + [flip]
+    got = View("crop", FewshotTrainConfig(crop=(0.08, 1.0), flip=0.5), TRANSFORM)(photo(), draws)
+    box = crop_box(30, 20, draws=draws, scale=(0.08, 1.0))
+    part = photo().crop((box.left, box.top, box.left + box.width, box.top + box.height))
+    expected = np.asarray(part.resize((8, 8), Image.Resampling.BICUBIC))
+    assert np.array_equal(np.asarray(got), expected[:, ::-1] if flip < 0.5 else expected)
+
+
+def test_a_randaugment_view_squeezes_the_whole_photo_first() -> None:
+    draws = [0.3, 0.2, 0.7, 0.9]
+    config = FewshotTrainConfig(randaugment_operations=2, randaugment_magnitude=10)
+    got = View("randaugment", config, TRANSFORM)(photo(), draws)
+    assert View("randaugment", config, TRANSFORM).draws == len(draws)
+    squeezed = photo().resize((8, 8), Image.Resampling.BICUBIC)
+    assert np.array_equal(np.asarray(got), np.asarray(randaugment(squeezed, draws, operations=2, magnitude=10)))
+
+
+# ----------------------------------------------------------------------------------------------------------- batches
+
+
+def loader(shots: LabelledPhotos, *, second: bool = False, **fields: Any) -> ShotLoader:
+    config = FewshotTrainConfig(**{"batch_size": 4, "epochs": 3, "workers": 2, **fields})
+    return ShotLoader(shots, config, transform=TRANSFORM, second=second)
+
+
+def by_shot(batches: Iterator[PixelBatch]) -> dict[int, list[torch.Tensor]]:
+    found: dict[int, list[torch.Tensor]] = {}
+    for batch in batches:
+        for row, pixels in zip(batch.rows.tolist(), batch.first, strict=True):
+            found.setdefault(row, []).append(pixels)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "size", "steps"), [(14, 4, 4, 3), (12, 4, 4, 3), (3, 4, 3, 1), (4, 4, 4, 1), (5, 1, 1, 5)]
+)
+def test_a_last_batch_is_dropped_unless_it_is_the_only_one(count: int, batch: int, size: int, steps: int) -> None:
+    shots = loader(colours(count), batch_size=batch)
+    assert shots.steps_per_epoch == steps
+    epoch = list(shots.stream(0, steps))
+    assert [len(one.rows) for one in epoch] == [size] * steps
+    seen = torch.cat([one.rows for one in epoch]).tolist()
+    assert len(set(seen)) == len(seen) == size * steps
+
+
+def test_an_epoch_of_many_steps_goes_over_the_shots_again() -> None:
+    shots = loader(colours(8), steps_per_epoch=5)
+    rows = [one.rows.tolist() for one in shots.stream(0, 10)]
+    for start in (0, 2, 5, 7):  # an epoch is two passes and a half; the next one begins afresh
+        assert sorted(rows[start] + rows[start + 1]) == list(range(8))
+    assert len({tuple(batch) for batch in rows}) > 5
+
+
+def test_a_stream_is_the_same_from_any_step() -> None:
+    shots = loader(colours(14), second=True)
+    whole = list(shots.stream(0, 9))
+    for start in (1, 3, 8):
+        for one, other in zip(whole[start:], loader(colours(14), second=True).stream(start, 9), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True) if a is not None)
+
+
+def test_draws_do_not_depend_on_batch_threads_or_cache() -> None:
+    first = by_shot(loader(colours(12), batch_size=4, workers=3).stream(0, 9))
+    other = by_shot(loader(colours(12), batch_size=2, workers=1, cache_gb=0).stream(0, 18))
+    assert first.keys() == other.keys() == set(range(12))
+    for row, views in first.items():
+        assert len(views) == 3
+        assert all(torch.equal(a, b) for a, b in zip(views, other[row], strict=True))
+        assert not torch.equal(views[0], views[1])
+
+
+def test_draws_follow_the_seed_and_the_shot() -> None:
+    photo = np.random.default_rng(0).integers(0, 256, (10, 14, 3), dtype=np.uint8)
+    same = replace(colours(4), photos=ArrayPhotos(np.stack([photo] * 4), tuple("abcd")))
+    views = by_shot(loader(same).stream(0, 1))
+    assert not torch.equal(views[0][0], views[1][0])
+    assert not torch.equal(views[0][0], by_shot(loader(same, seed=2).stream(0, 1))[0][0])
+
+
+def test_a_second_view_is_another_one() -> None:
+    batch = next(loader(colours(8), second=True, second_view="crop").stream(0, 1))
+    assert batch.second is not None
+    assert batch.second.shape == batch.first.shape == (4, 3, 8, 8)
+    assert not torch.equal(batch.first, batch.second)
+    assert next(loader(colours(8)).stream(0, 1)).second is None
+
+
+def test_a_crop_of_all_and_no_flip_is_the_resized_photo() -> None:
+    shots = colours(4, size=(12, 12))
+    batch = next(loader(shots, crop=(1.0, 1.0), flip=0.0, workers=1).stream(0, 1))
+    squares = 0
+    for row, pixels in zip(batch.rows.tolist(), batch.first, strict=True):
+        expected = shots.photos.open(row).resize((8, 8), Image.Resampling.BICUBIC)
+        squares += int(np.array_equal(pixels.permute(1, 2, 0).numpy(), np.asarray(expected)))
+    assert squares == 4  # a square's only crop with all of its area is the whole of it
+
+
+def test_photos_are_decoded_once_where_they_fit() -> None:
+    shots = colours(8)
+    counting = CountingPhotos(shots.photos)  # type: ignore[arg-type]
+    kept = replace(shots, photos=counting)
+    list(loader(kept, workers=1).stream(0, 6))
+    assert counting.opened == [1] * 8
+    counting.opened = [0] * 8
+    list(loader(kept, workers=1, cache_gb=0).stream(0, 6))
+    assert counting.opened == [3] * 8
+    half = CachedPhotos(counting, limit=4 * 10 * 14 * 4)
+    for row in [*range(8), *range(8)]:
+        half.open(row)
+    assert len(half.cache) == 4
+    assert half.free == 0
+
+
+def test_a_photo_that_cannot_be_read_stops_the_stream() -> None:
+    class Broken(CountingPhotos):
+        def open(self, row: int, *, side: int = 0) -> Image.Image:
+            raise DataError(f"photo {row} cannot be read — copy it again")
+
+    shots = colours(8)
+    with pytest.raises(DataError, match="copy it again"):
+        list(loader(replace(shots, photos=Broken(shots.photos))).stream(0, 2))  # type: ignore[arg-type]
