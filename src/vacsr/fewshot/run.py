@@ -18,15 +18,22 @@ from vacsr.data.fewshot import LabelledPhotos, save_shots
 from vacsr.data.fewshot.specs import parse_class_spec
 from vacsr.data.karpathy import read_json
 from vacsr.errors import DataError, UsageError
-from vacsr.evaluate.fewshot import Answers, fewshot_result, harmonic_mean
-from vacsr.fewshot.config import FewshotDataConfig, FewshotRecipe, fewshot_from, read_fewshot
+from vacsr.evaluate.fewshot import fewshot_result, harmonic_mean
+from vacsr.fewshot.config import FewshotRecipe, fewshot_from, read_fewshot
 from vacsr.fewshot.model import FewshotModel, load_fewshot
 from vacsr.fewshot.task import FewshotSets, FewshotTask, check_targets, load_sets
 from vacsr.files import write_json, write_tensors, write_text
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import choose_device
 from vacsr.train.callbacks import check_trackers
-from vacsr.train.checkpoint import NO_EFFECT, READING, check_checkpoint, check_same_training, fingerprint
+from vacsr.train.checkpoint import (
+    NO_EFFECT,
+    READING,
+    check_checkpoint,
+    check_same_training,
+    fingerprint,
+    first_difference,
+)
 from vacsr.train.distributed import take_device
 from vacsr.train.run import check_folder, run_lock
 from vacsr.train.trainer import Trainer
@@ -130,14 +137,14 @@ def _check_same_data(recipe: FewshotRecipe, out: Path) -> None:
         raise DataError(
             f"no few-shot model in {out}, no {file.name} — train one: vacsr fewshot RECIPE.yaml --out {out}"
         )
-    before = read_fewshot(file)
-    pairs = {"method.name": (recipe.method.name, before.method.name)}
-    fields = [name for name in FewshotDataConfig.model_fields if name != "targets"]
-    pairs |= {f"data.{name}": (getattr(recipe.data, name), getattr(before.data, name)) for name in fields}
-    for name, (value, old) in pairs.items():
-        if value != old:
-            message = f"the recipe has {name}={value!r}, the run in {out} was trained with {old!r}"
-            raise UsageError(f"{message} — give its own: vacsr fewshot {file} --out {out} --evaluate-only")
+    difference = first_difference(_identity(read_fewshot(file)), _identity(recipe))
+    if difference is not None:
+        message = f"the run in {out} was trained otherwise: {difference}"
+        raise UsageError(f"{message} — give its own recipe: vacsr fewshot {file} --out {out} --evaluate-only")
+
+
+def _identity(recipe: FewshotRecipe) -> dict[str, Any]:
+    return {"method": {"name": recipe.method.name}, "data": recipe.data.model_dump(exclude={"targets"})}
 
 
 def describe(recipe: FewshotRecipe, sets: FewshotSets, *, origin: Mapping[str, str]) -> dict[str, Any]:
@@ -281,7 +288,9 @@ def _report(
                 test.split, predicted, classes=len(test.classes.names), bins=config.bins, coverages=config.coverages
             )
         )
-        tensors |= _columns(test.split, predicted, test.photos.labels)
+        tensors[f"{test.split}.label"] = test.photos.labels
+        columns = {name: column for name, column in predicted._asdict().items() if name != "correct"}
+        tensors |= {f"{test.split}.{name}": column for name, column in columns.items() if column is not None}
     accuracy = {result["split"]: result["accuracy"] for result in report["results"]}
     if {"base", "new"} <= accuracy.keys():
         report["hm"] = harmonic_mean(accuracy["base"], accuracy["new"])
@@ -290,10 +299,3 @@ def _report(
     write_tensors(out / ANSWERS, tensors)
     write_json(out / "report.json", report)
     return report
-
-
-def _columns(split: str, predicted: Answers, labels: Tensor) -> dict[str, Tensor]:
-    """What paired tests and reliability plots need."""
-    columns = {name: column for name, column in predicted._asdict().items() if column is not None}
-    del columns["correct"]
-    return {f"{split}.label": labels, **{f"{split}.{name}": column for name, column in columns.items()}}

@@ -14,28 +14,18 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vacsr.config.base import MethodConfig, register
-from vacsr.fewshot.methods.base import (
-    PUBLIC_FRAME,
-    ClassSet,
-    FewshotMethod,
-    PublishedPlan,
-    ShotBatch,
-    cross_entropy,
-    drawn_from,
-)
+from vacsr.config.base import register
+from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, PublishedPlan, ShotBatch, cross_entropy, drawn_from
 from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.fewshot.methods.coop import ContextWords, context_ids, context_vectors
+from vacsr.fewshot.methods.coop import ContextWords, Coop, CoopConfig
 from vacsr.objective import LossTerms
 
 
-class CocoopConfig(MethodConfig):
+class CocoopConfig(CoopConfig):
     """CoOp's context, shifted by a small network that sees the photo (CoCoOp). Defaults as published."""
 
-    name: Literal["cocoop"] = "cocoop"
+    name: Literal["cocoop"] = "cocoop"  # type: ignore[assignment]
     """The method's name."""
-    context: Annotated[str, Field(min_length=1)] = "a photo of a"
-    """As in CoOp."""
     reduction: Annotated[int, Field(ge=1)] = 16
     """The network's hidden layer has d divided by this: 32 for CLIP's 512."""
     chunk: Annotated[int, Field(ge=1)] = 2048
@@ -43,15 +33,14 @@ class CocoopConfig(MethodConfig):
 
 
 @register("cocoop", CocoopConfig, presets={"paper": {}})
-class Cocoop(FewshotMethod):
-    """A context and a network that shifts it; cross-entropy of scaled cosines."""
+class Cocoop(Coop):
+    """CoOp's context and a network that shifts it; cross-entropy of scaled cosines."""
 
     config: CocoopConfig
     plan = PublishedPlan({**PUBLIC_FRAME, "lr": 0.002, "batch_size": 1, "epochs": 10})
 
     def __init__(self, clip: ClipModel, config: CocoopConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
         super().__init__(clip, config, classes=classes, generator=generator)
-        self.context = nn.Parameter(context_vectors(clip, config.context))
         hidden = max(1, clip.dim // config.reduction)
         with drawn_from(generator):
             self.meta = nn.Sequential(nn.Linear(clip.dim, hidden), nn.ReLU(), nn.Linear(hidden, clip.text_width))
@@ -64,10 +53,6 @@ class Cocoop(FewshotMethod):
     def prepare(self, classes: ClassSet) -> Tensor:
         """The ids of the classes' sentences: their features depend on the photo. -> [C, L]"""
         return self.sentence_ids(classes)
-
-    def tokenize(self, classes: ClassSet) -> Tensor:
-        """With the context's words. -> [C, L]"""
-        return context_ids(self.clip, self.config.context, names=classes.names)
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:

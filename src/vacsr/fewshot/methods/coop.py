@@ -41,25 +41,6 @@ class ContextWords(TowerEdits):
         return torch.cat((tokens[:, :1], context, tokens[:, 1 + context.shape[1] :]), dim=1)
 
 
-def context_vectors(clip: ClipModel, context: str) -> Tensor:
-    """The embeddings of the context's words. -> [n, W]"""
-    ids = clip.tokens([context])[0, 1:-1]
-    return word_table(clip.backbone.text).weight.detach()[ids].clone()
-
-
-def context_ids(clip: ClipModel, context: str, *, names: tuple[str, ...]) -> Tensor:
-    """Ids of "context name.", which begin with the same tokens for every class. -> [C, L]"""
-    ids = clip.tokens([f"{context} {name.replace('_', ' ')}." for name in names])
-    prefix = clip.tokens([context])[0, 1:-1]
-    complete = ids[:, 1 + len(prefix) :].ge(0).sum(dim=1) >= 2  # a word of the name and the end
-    if not bool(complete.all() and (ids[:, 1 : 1 + len(prefix)] == prefix).all()):
-        raise UsageError(
-            f"context {context!r} is not tokenised as {len(prefix)} tokens before every class name — end it with a "
-            f"whole word and keep sentences within {clip.backbone.text.context} tokens"
-        )
-    return ids
-
-
 @register("coop", CoopConfig, presets={"paper": {}})
 class Coop(FewshotMethod):
     """One context for all classes; cross-entropy of scaled cosines."""
@@ -71,12 +52,21 @@ class Coop(FewshotMethod):
 
     def __init__(self, clip: ClipModel, config: CoopConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
         super().__init__(clip, config, classes=classes, generator=generator)
-        self.context = nn.Parameter(context_vectors(clip, config.context))
+        self.prefix = clip.tokens([config.context])[0, 1:-1]
+        self.context = nn.Parameter(word_table(clip.backbone.text).weight.detach()[self.prefix].clone())
 
     def text_features(self, classes: ClassSet) -> Tensor:
         """-> [C, d]"""
         return self.clip.text(self.sentence_ids(classes), edits=ContextWords(self.context))
 
     def tokenize(self, classes: ClassSet) -> Tensor:
-        """With the context's words. -> [C, L]"""
-        return context_ids(self.clip, self.config.context, names=classes.names)
+        """Ids of "context name.", which begin with the same tokens for every class. -> [C, L]"""
+        context, n = self.config.context, len(self.prefix)
+        ids = self.clip.tokens([f"{context} {name.replace('_', ' ')}." for name in classes.names])
+        complete = ids[:, 1 + n :].ge(0).sum(dim=1) >= 2  # a word of the name and the end
+        if not bool(complete.all() and (ids[:, 1 : 1 + n] == self.prefix.to(ids.device)).all()):
+            raise UsageError(
+                f"context {context!r} is not tokenised as {n} tokens before every class name — end it with a whole "
+                f"word and keep sentences within {self.clip.backbone.text.context} tokens"
+            )
+        return ids
