@@ -29,7 +29,7 @@ def test_the_promised_way(tmp_path: Path) -> None:
     pairs = vacsr.load_pairs("synthetic:images=60", split="train")
     config = vacsr.TrainConfig(epochs=2, batch_size=32, seed=0, device="cpu")
     run = vacsr.fit("vacsr", pairs, config, backbone=backbone, progress=False)
-    run.method.save_pretrained(tmp_path / "model")
+    run.model.save_pretrained(tmp_path / "model")
     scorer = vacsr.PairScorer.from_pretrained(tmp_path / "model", device="cpu")
     test = vacsr.load_pairs("synthetic:images=60", split="test")
     scores = scorer.score_all(test.images, test.texts)
