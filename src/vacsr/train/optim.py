@@ -78,6 +78,9 @@ def lr_factor(step: int, *, steps_per_epoch: int, config: TrainConfig) -> float:
     return warm * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
+_NUMBERS = 1 << 25  # stacked at once by AdamP
+
+
 class AdamP(Optimizer):
     """AdamP (Heo et al. 2021) that never waits for the device, so that a CUDA graph can hold it.
 
@@ -119,44 +122,46 @@ class AdamP(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; those with the same settings together."""
+        """Update every parameter that has a gradient. Those of one shape are stacked, as the blocks of a tower are."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        buckets: dict[_Settings, list[tuple[Tensor, dict[str, Any]]]] = {}
+        stacks: dict[_Stack, list[tuple[Tensor, float | Tensor]]] = {}
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    settings = _Settings(param.device, param.dtype, *(group[name] for name in _Settings._fields[2:]))
-                    buckets.setdefault(settings, []).append((param, group))
-        for settings, members in buckets.items():
-            if settings.device.type == "cuda" and not settings.capturable and torch.cuda.is_current_stream_capturing():
+                    settings = (group[name] for name in _Stack._fields[3:])
+                    stack = _Stack(param.device, param.dtype, param.shape, *settings)
+                    stacks.setdefault(stack, []).append((param, group["lr"]))
+        for stack, members in stacks.items():
+            if stack.device.type == "cuda" and not stack.capturable and torch.cuda.is_current_stream_capturing():
                 raise UsageError("a CUDA graph needs its counters on the device — use AdamP(..., capturable=True)")
-            self._update(members, settings)
+            most = max(1, _NUMBERS // max(1, stack.shape.numel()))
+            for start in range(0, len(members), most):
+                self._update(members[start : start + most], stack)
         return loss
 
-    def _update(self, members: list[tuple[Tensor, dict[str, Any]]], settings: _Settings) -> None:
+    def _update(self, members: list[tuple[Tensor, float | Tensor]], stack: _Stack) -> None:
         params = [param for param, _ in members]
         grads = [param.grad for param in params if param.grad is not None]
-        states = [self._state(param, settings.capturable) for param in params]
+        states = [self._state(param, stack.capturable) for param in params]
         steps, first, second = ([state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq"))
-        beta1, beta2 = settings.betas
         torch._foreach_add_(steps, 1)
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-        updates = torch._foreach_sqrt(second)
-        torch._foreach_div_(updates, [c**0.5 for c in _bias_corrections(steps, beta2, settings.capturable)])
-        torch._foreach_add_(updates, settings.eps)
-        updates = torch._foreach_div(first, updates)
-        softened = _project(params, grads, updates, settings)
-        for (param, group), factor in zip(members, softened, strict=True):
-            if group["weight_decay"]:
-                param.mul_(1.0 - group["lr"] * group["weight_decay"] * factor)
-        corrections = _bias_corrections(steps, beta1, settings.capturable)
-        torch._foreach_mul_(updates, [group["lr"] / c for (_, group), c in zip(members, corrections, strict=True)])
-        torch._foreach_sub_(params, updates)
+        torch._foreach_lerp_(first, grads, 1 - stack.betas[0])
+        torch._foreach_mul_(second, stack.betas[1])
+        torch._foreach_addcmul_(second, grads, grads, 1 - stack.betas[1])
+        lr, c1, c2 = _scales([lr for _, lr in members], steps, stack)
+        rows = stack.shape[0] if len(stack.shape) > 1 else 1
+        w, g, m, v = (torch.stack(x).reshape(len(x), rows, -1) for x in (params, grads, first, second))
+        u = m.div_(v.sqrt_().div_(c2.sqrt()).add_(stack.eps))
+        decay: float | Tensor = stack.weight_decay
+        if len(stack.shape) > 1:
+            along, softened = _projection(w, g, u, stack)
+            u = u.addcmul_(along, w, value=-1.0)
+            decay = decay * softened
+        change = u.mul_(lr / c1).addcmul_(w, lr * decay)
+        torch._foreach_sub_(params, [x.view_as(param) for x, param in zip(change.unbind(), params, strict=True)])
 
     def _state(self, param: Tensor, capturable: bool) -> dict[str, Tensor]:
         """Moments, and a step counter: beside the weights where a graph counts, on the host where Python does."""
@@ -167,60 +172,54 @@ class AdamP(Optimizer):
         return state
 
 
-class _Settings(NamedTuple):
+class _Stack(NamedTuple):
     """What parameters must share to be updated together."""
 
     device: torch.device
     dtype: torch.dtype
+    shape: torch.Size
     betas: tuple[float, float]
     eps: float
+    weight_decay: float
     delta: float
     wd_ratio: float
     capturable: bool
 
 
-def _bias_corrections(steps: Sequence[Tensor], beta: float, capturable: bool) -> list[Any]:
-    """1 − betaᵗ for each counter: numbers, or 0-d tensors without the cancellation that float32 suffers at small t."""
-    if not capturable:
-        return [1.0 - beta ** float(step) for step in steps]
-    return [-torch.expm1(step * (math.log(beta) if beta else -math.inf)) for step in steps]
+def _scales(rates: Sequence[float | Tensor], steps: Sequence[Tensor], stack: _Stack) -> Tensor:
+    """Learning rate, 1 − beta₁ᵗ and 1 − beta₂ᵗ of each parameter, without waiting for the device. -> [3, n, 1, 1]"""
+    if stack.capturable:
+        full = [torch.full((), lr, device=stack.device) if isinstance(lr, float) else lr for lr in rates]
+        t = torch.stack(list(steps)).to(stack.dtype)
+        logs = [math.log(beta) if beta else -math.inf for beta in stack.betas]
+        scales = torch.stack([torch.stack(full).to(t), *(-torch.expm1(t * log) for log in logs)])
+    else:
+        corrections = [[1.0 - beta ** float(step) for step in steps] for beta in stack.betas]
+        scales = torch.tensor([[float(lr) for lr in rates], *corrections], dtype=stack.dtype)
+        if stack.device.type == "cuda":
+            scales = scales.pin_memory().to(stack.device, non_blocking=True)
+    return scales[:, :, None, None]
 
 
-def _project(
-    params: Sequence[Tensor], grads: Sequence[Tensor], updates: Sequence[Tensor], settings: _Settings
-) -> list[float | Tensor]:
-    """Remove from updates, in place, their part along scale-invariant weights; returns each parameter's decay factor.
+def _projection(w: Tensor, g: Tensor, u: Tensor, stack: _Stack) -> tuple[Tensor, Tensor]:
+    """How much of its weight each update holds, where the weight is scale-invariant, and the factor of weight decay.
 
-    A matrix is tested by its rows first, then as a whole, whose sums are sums over its rows. Statistics of rows are
-    lists of [R] for all matrices, so that most of the arithmetic is one launch for all of them.
+    A matrix is tested by its rows first, then as a whole. [n, R, C] -> [n, R, 1], [n, 1, 1]
     """
-    factors: list[float | Tensor] = [1.0] * len(params)
-    matrices = [index for index, param in enumerate(params) if param.dim() > 1]
-    if not matrices:
-        return factors
-    w, g, u = ([tensors[index].flatten(1) for index in matrices] for tensors in (params, grads, updates))
-    dots = [torch.linalg.vecdot(x, y) for x, y in zip(g, w, strict=True)]
-    parts = [torch.linalg.vecdot(x, y) for x, y in zip(u, w, strict=True)]
-    g_norms, w_norms = ([torch.linalg.vector_norm(x, dim=1) for x in tensors] for tensors in (g, w))
-    whole = [torch.stack([x.sum() for x in rows]) for rows in (dots, parts)]
-    whole += [torch.stack(torch._foreach_norm(rows)) for rows in (g_norms, w_norms)]
-    row_cosines = torch._foreach_max(_cosines(dots, g_norms, w_norms, eps=settings.eps))
-    torch._foreach_mul_(row_cosines, [math.sqrt(x.shape[1]) for x in w])
-    whole_cosines = list(_cosines([whole[0]], [whole[2]], [whole[3]], eps=settings.eps)[0].unbind())
-    torch._foreach_mul_(whole_cosines, [math.sqrt(x.numel()) for x in w])
-    by_rows, by_whole = (torch.stack(cosines) < settings.delta for cosines in (row_cosines, whole_cosines))
-    row_shares = torch._foreach_add(w_norms, settings.eps)
-    row_shares = torch._foreach_div(parts, torch._foreach_mul(row_shares, row_shares))
-    whole_shares = torch.where(by_whole, whole[1] / (whole[3] + settings.eps).square(), 0.0)
-    softened = torch.where(by_rows | by_whole, settings.wd_ratio, 1.0).to(w[0].dtype)
-    for number, index in enumerate(matrices):
-        share = torch.where(by_rows[number], row_shares[number], whole_shares[number])
-        updates[index].addcmul_(share.reshape(-1, *[1] * (params[index].dim() - 1)), params[index], value=-1.0)
-        factors[index] = softened[number]
-    return factors
+    rows = ((g * w).sum(2, keepdim=True), (u * w).sum(2, keepdim=True), _norm(g, 2), _norm(w, 2))
+    whole = (rows[0].sum(1, keepdim=True), rows[1].sum(1, keepdim=True), _norm(rows[2], 1), _norm(rows[3], 1))
+    (by_row, row_share), (by_layer, layer_share) = (
+        (
+            (dot.abs() / (g_norm.clamp_min(stack.eps) * w_norm.clamp_min(stack.eps))).amax(1, keepdim=True)
+            < stack.delta / math.sqrt(size),
+            part / (w_norm + stack.eps).square(),
+        )
+        for (dot, part, g_norm, w_norm), size in ((rows, w.shape[2]), (whole, w[0].numel()))
+    )
+    softened = torch.where(by_row | by_layer, stack.wd_ratio, 1.0).to(w.dtype)
+    return torch.where(by_row, row_share, torch.where(by_layer, layer_share, 0.0)), softened
 
 
-def _cosines(dots: list[Tensor], *norms: list[Tensor], eps: float) -> list[Tensor]:
-    """|⟨g, w⟩| / (|g|·|w|), for lists of tensors."""
-    left, right = (torch._foreach_clamp_min(rows, eps) for rows in norms)
-    return list(torch._foreach_div(torch._foreach_abs(dots), list(torch._foreach_mul(left, right))))
+def _norm(x: Tensor, dim: int) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
+    return norm
