@@ -23,8 +23,8 @@ class PairBlock:
     batch: int  # rows of the whole batch, the B of the losses
     positives: Tensor  # 0-d, labelled matches in the whole batch
     noise: PairNoise
-    captions: Tensor | None = None  # [C] each column's caption as a row of the training set, for what is known of it
-    epoch: Tensor | None = None  # 0-d, counted from 0, for losses that change on the way; None outside of training
+    captions: Tensor | None = None  # [C] the captions' rows in the training set
+    epoch: Tensor | None = None  # 0-d, from 0, for losses that change during training; else None
     targets: Tensor | None = None  # [R, C] soft labels in [0, 1], where the step has mixed images; else None
 
     @property
@@ -39,9 +39,9 @@ class PairBlock:
         return replace(self, relevance=self.relevance[rows], noise=noise, targets=targets)
 
     def diagonal(self) -> Self:
-        """The same pairs with only (i, i) called a match, as a strict reading of binary labels has it."""
-        own = same_image(self.noise.rows, self.noise.cols)
-        return replace(self, relevance=own, positives=torch.full_like(self.positives, self.batch))
+        """The same pairs with only (i, i) called a match, a strict reading of binary labels."""
+        diagonal = same_image(self.noise.rows, self.noise.cols)
+        return replace(self, relevance=diagonal, positives=torch.full_like(self.positives, self.batch))
 
 
 def same_image(row_ids: Tensor, col_ids: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def batch_block(
     epoch: Tensor | None = None,
 ) -> PairBlock:
     """The block of one training batch: caption j belongs to image ``image_ids[j]``, row i is caption i's image."""
-    places = torch.arange(len(image_ids), device=image_ids.device)
+    positions = torch.arange(len(image_ids), device=image_ids.device)
     whole = same_image(image_ids, image_ids)
-    noise = PairNoise.create(seed=seed, step=step, rows=places[rows], cols=places, device=image_ids.device)
+    noise = PairNoise.create(seed=seed, step=step, rows=positions[rows], cols=positions, device=image_ids.device)
     return PairBlock(whole[rows], len(image_ids), whole.sum(), noise, captions, epoch)

@@ -104,7 +104,7 @@ class StripLoss:
         params = [p for p in self.module.parameters() if p.requires_grad]
         sums = _Sums([*v, *t, *params], learns=torch.is_grad_enabled())
         total, *parts = _GradientsInForward.apply(self, pairs, sums, *sums.inputs)  # type: ignore[no-untyped-call]
-        return LossTerms(total, dict(zip(sums.parts, parts, strict=True)))
+        return LossTerms(total, dict(zip(sums.names, parts, strict=True)))
 
     def compiled(self) -> StripLoss:
         """The same with its strip compiled; equal strips share one compilation."""
@@ -112,20 +112,23 @@ class StripLoss:
 
 
 class _Sums:
-    """What the strips of one batch add up to. The inputs are v and t, each mean and log-variance, and parameters."""
+    """What the strips of one batch add up to."""
 
     def __init__(self, inputs: list[Tensor | None], *, learns: bool) -> None:
-        self.inputs, self.learns = inputs, learns
-        self.parts: dict[str, Tensor] = {}
+        self.inputs = inputs  # v's mean and log-variance, t's, parameters
+        self.learns = learns
         self.gradients: list[Tensor | None] = [None] * len(inputs)
+        self.names: tuple[str, ...] = ()
+        self.values: Tensor | None = None  # the loss and its parts
 
-    def add_parts(self, parts: dict[str, Tensor]) -> None:
-        """Add the named parts of a strip's loss."""
-        for name, part in parts.items():
-            self.parts[name] = self.parts[name] + part.detach() if name in self.parts else part.detach().clone()
+    def add_values(self, terms: LossTerms) -> None:
+        """Add the loss of a strip and its parts."""
+        values = torch.stack([terms.total, *terms.parts.values()]).detach()
+        self.values = values if self.values is None else self.values + values
+        self.names = tuple(terms.parts)
 
     def add_gradients(self, gradients: dict[int, Tensor | None], rows: slice) -> None:
-        """Add a strip's gradients of some inputs, by their numbers, in one launch; ``rows`` of v are its own."""
+        """Add a strip's gradients of some inputs, by their numbers, in one launch; of v it has only these rows."""
         sums, new = [], []
         for number, gradient in gradients.items():
             x = self.inputs[number]
@@ -148,7 +151,6 @@ class _GradientsInForward(torch.autograd.Function):
         needs = [sums.learns and need for need in ctx.needs_input_grad[3:]]
         wanted = [number for number, need in enumerate(needs) if need]
         v, t = inputs[:2], [_leaf(x, need) for x, need in zip(inputs[2:4], needs[2:4], strict=True)]
-        total = pairs.relevance.new_zeros((), dtype=torch.promote_types(inputs[0].dtype, torch.float32))
         for start in range(0, len(pairs.relevance), strips.rows):
             rows = slice(start, start + strips.rows)
             leaves: list[Any] = [*(_leaf(x, need, rows) for x, need in zip(v, needs, strict=False)), *t, *inputs[4:]]
@@ -156,10 +158,10 @@ class _GradientsInForward(torch.autograd.Function):
                 terms = strips.loss(Embedding(*leaves[:2]), Embedding(*leaves[2:4]), pairs.rows(rows))
                 learning = [leaves[number] for number in wanted]
                 gradients = torch.autograd.grad(terms.total, learning, allow_unused=True) if wanted else ()
-            total = total + terms.total.detach()
-            sums.add_parts(terms.parts)
+            sums.add_values(terms)
             sums.add_gradients(dict(zip(wanted, gradients, strict=True)), rows)
-        parts = tuple(sums.parts.values())
+        assert sums.values is not None, "a pair matrix has rows"
+        total, *parts = (value.clone() for value in sums.values)
         ctx.save_for_backward(*sums.gradients)
         ctx.mark_non_differentiable(*parts)
         return (total, *parts)

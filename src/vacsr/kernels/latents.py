@@ -32,7 +32,7 @@ _HALF = tl.constexpr(2.0**-24)  # what `noise._unit` adds to its 23 bits
 
 @triton.jit
 def _exp(x, FAST: tl.constexpr):
-    """FAST is the hardware's own function, where there is hardware: the interpreter has none."""
+    """FAST is the hardware's function; the interpreter has none."""
     return libdevice.fast_expf(x) if FAST else tl.exp(x)
 
 
@@ -83,9 +83,9 @@ def _normal(key, lane, words, FAST: tl.constexpr):
 
 @triton.jit
 def _beside(lane, numbers):
-    """The same lanes, in the hands of the threads that hold these numbers: else noise is passed through shared memory.
+    """The same lanes, held by the threads that hold these numbers: else noise is passed through shared memory.
 
-    What is added is 0, which the compiler sees only after it has given out the work.
+    What is added is 0, which the compiler sees only after it has laid out the work.
     """
     return lane + ((numbers.to(tl.int32, bitcast=True) & 1) >> 1)
 
@@ -148,14 +148,14 @@ def draw_latents(
     key = tl.load(keys + pair)
     heads += pair * (2 * K * D)
     weights, sigma_weights, kl = weights + pair * K, sigma_weights + pair * K, kl + pair * K
-    place = _beside(lane, tl.load(heads + lane, mask=lane < D, other=0.0).to(tl.float32))
+    draw_lane = _beside(lane, tl.load(heads + lane, mask=lane < D, other=0.0).to(tl.float32))
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     mixed = tl.zeros((BLOCK,), dtype=tl.float32)
     for step in tl.static_range(K if K % 2 else K // 2):
         if K % 2:
-            noise = _normal(key, step * D + place, (K * D + 1) // 2, FAST)
+            noise = _normal(key, step * D + draw_lane, (K * D + 1) // 2, FAST)
         else:  # two components share their words
-            noise, other = _two_normals(key, step * D + place, FAST)
+            noise, other = _two_normals(key, step * D + draw_lane, FAST)
             total, mixed = _add_component(
                 total, mixed, step + K // 2, other, heads, weights, sigma_weights, kl, clamp, lane,
                 K, D, BOUNDED, FAST,
@@ -229,12 +229,12 @@ def latents_gradient(
         d_mixed = 0.5 * (d_log - d_inv * inverted)
     d_mixed = tl.where(inside, d_mixed, 0.0)
     d_total = tl.load(d_z + pair * D + lane, mask=inside, other=0.0).to(tl.float32)
-    place = _beside(lane, d_total)
+    draw_lane = _beside(lane, d_total)
     for step in tl.static_range(K if K % 2 else K // 2):
         if K % 2:
-            noise = _normal(key, step * D + place, (K * D + 1) // 2, FAST)
+            noise = _normal(key, step * D + draw_lane, (K * D + 1) // 2, FAST)
         else:
-            noise, other = _two_normals(key, step * D + place, FAST)
+            noise, other = _two_normals(key, step * D + draw_lane, FAST)
             _component_gradient(
                 step + K // 2, other, d_total, d_mixed, heads, weights, sigma_weights, d_kl, d_heads, d_weights,
                 d_sigma_weights, clamp, lane, K, D, BOUNDED, FAST,
