@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vacsr.backbones.inputs import PhotoReader
-from vacsr.backbones.preprocess import CLIP_MEAN, CLIP_STD, PhotoTransform
+from vacsr.backbones.images import CLIP_MEAN, CLIP_STD, PhotoReader, PhotoTransform
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import Photos
 from vacsr.data.sources import FilePhotos

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from vacsr.backbones.base import TowerBackbone
-from vacsr.backbones.mixing import Mixture, Partners
+from vacsr.backbones.augment import Mixture, Partners
+from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import AugmentConfig, BackboneConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
@@ -63,7 +64,7 @@ def test_as_many_parameters_as_the_public_model(size: str, total: int) -> None:
     head = HeadConfig(kind="linear", dim=1024)
     with torch.device("meta"):
         model = build(BackboneConfig(spec=f"clip:{size}", weights="random", head=head))
-    assert sum(p.numel() for p in model.parameters()) == total
+    assert model.count_parameters() == total
 
 
 def test_other_methods_have_none_of_it(pairs: PhotoSet) -> None:
@@ -83,8 +84,8 @@ def test_features_get_a_head_for_variances() -> None:
     assert embedded.log_var is not None
     assert embedded.log_var.shape == embedded.mean.shape == (64, 8)
     assert model.image_variance is not None
-    torch.testing.assert_close(embedded.log_var, model.image_variance.head(model.backbone.image(x)))
-    assert embedded.log_var.mean().item() == pytest.approx(-4.0, abs=0.5)
+    raw = model.image_variance.head(model.backbone.image(x))
+    torch.testing.assert_close(embedded.log_var, -4.0 + 0.01 * functional.layer_norm(raw, (8,)))
     noise, _ = model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(64))
     assert not torch.equal(model.embed_images(x, noise).log_var, embedded.log_var)  # type: ignore[arg-type]
     assert {"image_variance.head.last.bias", "text_variance.head.last.bias"} <= set(dict(model.named_parameters()))
@@ -95,14 +96,23 @@ def test_features_get_a_head_for_variances() -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", ["tiny", "clip"])
-def test_the_branch_begins_as_the_last_block_and_sees_its_input(
+def test_a_branch_sees_the_input_of_the_last_block_and_skips_the_final_norm(
     pairs: PhotoSet, clip_folder: Path, kind: str, checkpointing: bool
 ) -> None:
-    model = build(config(kind, clip_folder, checkpointing=checkpointing), pairs)
+    """Also of texts, whose means pass the norm: as in PCME and PCME++."""
+    model = build(config(kind, clip_folder, checkpointing=checkpointing, variance_block="copy"), pairs)
     photos, texts = inputs(model, pairs)
-    for tokens in (towers(model).encode_images(photos), towers(model).encode_texts(texts)):
+    sides = (
+        (towers(model).image, towers(model).encode_images(photos)),
+        (
+            towers(model).text,
+            towers(model).encode_texts(texts),
+        ),
+    )
+    for tower, tokens in sides:
         assert tokens.spread is not None
-        torch.testing.assert_close(tokens.spread, tokens.values)
+        torch.testing.assert_close(tower.finish(tokens.spread), tokens.values)
+    assert not torch.allclose(sides[1][1].spread, sides[1][1].values)  # type: ignore[arg-type]
     for branch in (towers(model).image_variance, towers(model).text_variance):
         assert branch is not None
         with torch.no_grad():
@@ -145,7 +155,7 @@ def test_rates_and_rest(pairs: PhotoSet) -> None:
     groups = {group.name: group for group in model.param_groups(TowersConfig(image_lr=0.02, text_lr=0.3))}
     assert groups["image-variance"].lr_scale == pytest.approx(0.02 * 0.7)
     assert groups["text-variance"].lr_scale == pytest.approx(0.3 * 0.7)
-    assert groups["image-variance"].lr_scale == groups["image-block-1"].lr_scale, "the rate of the block it copies"
+    assert groups["image-variance"].lr_scale == groups["image-block-1"].lr_scale, "the rate of the block beside it"
     listed = [id(p) for group in groups.values() for p in group.params]
     assert sorted(listed) == sorted(id(p) for p in model.parameters())
     branch: Any = towers(model).image_variance
@@ -163,7 +173,7 @@ def test_the_block_that_is_watched_is_not_compiled(pairs: PhotoSet, monkeypatch:
     model.compile_blocks(True)
     watched = [backbone.image.blocks()[-1], backbone.text.blocks()[-1]]
     assert not any(block is other for block in watched for other in compiled)
-    assert [branch.block in compiled for branch in (backbone.image_variance, backbone.text_variance)] == [True, True]  # type: ignore[union-attr]
+    assert [branch in compiled for branch in (backbone.image_variance, backbone.text_variance)] == [True, True]
     assert len(compiled) == 4
 
 
@@ -187,15 +197,39 @@ def test_towers_train_and_come_back_from_a_folder(pairs: PhotoSet, tmp_path: Pat
     assert any(name.startswith("text_variance.pool") for name in moved)
 
 
-def test_the_branch_copies_the_towers_that_training_starts_from(pairs: PhotoSet, tmp_path: Path) -> None:
+def test_a_branch_starts_fresh_or_as_a_copy_of_the_tower_that_training_starts_from(
+    pairs: PhotoSet, tmp_path: Path
+) -> None:
     train = TrainConfig(epochs=1, batch_size=8, device="cpu", towers=TowersConfig(freeze_image=0))
     fit("sigmoid", pairs, train, backbone=config("tiny", Path()), progress=False).model.save_pretrained(tmp_path)
-    model = build(config("tiny", Path(), start=str(tmp_path)), pairs)
+    model = build(config("tiny", Path(), start=str(tmp_path), variance_block="copy"), pairs)
     branch: Any = towers(model).image_variance
     for ours, theirs in zip(branch.parameters(), towers(model).image.blocks()[-1].parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    fresh = build(config("tiny", Path()), pairs)
-    assert not torch.equal(branch.block.inputs.weight, towers(fresh).image_variance.block.inputs.weight)  # type: ignore[union-attr]
+    fresh: Any = towers(build(config("tiny", Path(), start=str(tmp_path)), pairs)).image_variance
+    assert not torch.equal(fresh.inputs.weight, branch.inputs.weight)
+    assert not fresh.mlp[2].weight.any()  # a tiny block begins as the identity
+    assert torch.equal(fresh.attention_norm.weight, torch.ones(len(fresh.attention_norm.weight)))
+
+
+@pytest.mark.parametrize(("method", "norm"), [("pcme", True), ("daa", True), ("pcmepp", False)])
+def test_pcme_alone_normalises_its_log_variances(method: str, norm: bool) -> None:
+    model = build(BackboneConfig(head=HeadConfig(dim=8)), method=method)
+    for head in (model.image_variance, model.text_variance):
+        assert head is not None
+        assert isinstance(head.norm, nn.LayerNorm) == norm
+        if norm:
+            assert torch.equal(head.norm.weight, torch.full((8,), 0.01))
+            assert torch.equal(head.norm.bias, torch.full((8,), -8.0))
+
+
+def test_a_fresh_branch_of_clip_is_not_the_last_block(clip_folder: Path, pairs: PhotoSet) -> None:
+    backbone = towers(build(config("clip", clip_folder), pairs))
+    for tower, branch in ((backbone.image, backbone.image_variance), (backbone.text, backbone.text_variance)):
+        last = dict(tower.blocks()[-1].named_parameters())
+        for name, parameter in branch.named_parameters():  # type: ignore[union-attr]
+            assert parameter.shape == last[name].shape
+            assert parameter.ndim == 1 or not torch.equal(parameter, last[name])
 
 
 # ----------------------------------------------------------------------------------------------------------- mixing

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from vacsr.backbones import Backbone, load_backbone, scheme_of
-from vacsr.backbones.inputs import PhotoReader, Progress
+from vacsr.backbones.base import Tokens
+from vacsr.backbones.images import PhotoReader, Progress
 from vacsr.backbones.pooling import build_pooling
-from vacsr.backbones.tokens import Tokens
 from vacsr.config import BackboneConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import check_photos, without

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones import Backbone, ProjectionHead, load_backbone
-from vacsr.backbones.mixing import Partners
+from vacsr.backbones.augment import Partners
+from vacsr.backbones.base import Tokens
+from vacsr.backbones.heads import VarianceHead
 from vacsr.backbones.pooling import build_pooling
-from vacsr.backbones.tokens import Tokens
-from vacsr.backbones.variance import VarianceHead
 from vacsr.config import BackboneConfig, MethodConfig, TowersConfig
 from vacsr.errors import UsageError
 from vacsr.methods import build_method
@@ -40,11 +40,15 @@ class Network(nn.Module):
         self.image_variance: VarianceHead | None = None
         self.text_variance: VarianceHead | None = None
 
-    def add_variance(self, start: float) -> None:
-        """Give every item a variance, its logarithm near ``start``: heads of their own, on towers a block each too."""
-        pooling, config = self.backbone.pooling, self.config.head
-        self.image_variance = VarianceHead(self.backbone.image_dim, config, pooling=pooling, start=start)
-        self.text_variance = VarianceHead(self.backbone.text_dim, config, pooling=pooling, start=start)
+    def add_variance(self, *, start: float, norm: float | None) -> None:
+        """Give every item a variance, its logarithm near ``start``: heads of their own, on towers a block each too.
+
+        ``norm``: the weight that a LayerNorm on logσ² starts with; None for no norm.
+        """
+        self.image_variance, self.text_variance = (
+            VarianceHead(dim, self.config.head, pooling=self.backbone.pooling, start=start, norm=norm)
+            for dim in self.backbone.spread_dims
+        )
         self.backbone.add_variance()
 
     def embed_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Embedding:
@@ -71,7 +75,9 @@ class Network(nn.Module):
             return None
         assert tokens.spread is not None, "a backbone of a model with variances gives tokens for them"
         tokens = tokens._replace(values=tokens.spread)
-        return self._pooled(tokens, head.head, head.pool, None if noise is None else noise.other(Stream.VARIANCE))
+        noise = None if noise is None else noise.other(Stream.VARIANCE)
+        log_var: Tensor = head.norm(self._pooled(tokens, head.head, head.pool, noise))
+        return log_var
 
     def _pooled(self, tokens: Tokens, head: nn.Module, pool: nn.Module, noise: RowNoise | None) -> Tensor:
         """GPO sorts the projected tokens; mean and class token are taken before, which is cheaper. -> [N, d]"""
@@ -171,7 +177,7 @@ class MatchingModel(Network, PretrainedMixin):
             start.load_start(model)
         if head.log_var_start is not None:  # after the towers' weights: a branch may start as a copy of a block
             with _seeded(seed, "variance"):
-                model.add_variance(head.log_var_start)
+                model.add_variance(start=head.log_var_start, norm=head.variance_norm)
         return model
 
     @property
@@ -208,6 +214,11 @@ class MatchingModel(Network, PretrainedMixin):
         heads = [group for network in self.networks for group in split_by_decay("heads", network.head_params())]
         return [*heads, *self.method.param_groups(), *(g for net in self.networks for g in net.tower_groups(plan))]
 
+    def count_parameters(self) -> int:
+        """All but those of checkpoints that no token passes."""
+        unused = sum(p.numel() for network in self.networks for p in network.backbone.unused_params())
+        return sum(p.numel() for p in self.parameters()) - unused
+
     @property
     def has_towers(self) -> bool:
         """Whether it reads photos and words; otherwise cached features."""
@@ -221,24 +232,18 @@ class MatchingModel(Network, PretrainedMixin):
     @contextmanager
     def plain_blocks(self) -> Iterator[None]:
         """Run the blocks uncompiled: other batch sizes would each be compiled again."""
-        compiled = {block: block._compiled_call_impl for block in self._blocks()}
+        before = [network.backbone.compiled for network in self.networks]
         self.compile_blocks(False)
         try:
             yield
         finally:
-            for block, call in compiled.items():
-                block._compiled_call_impl = call
-
-    def _blocks(self) -> list[nn.Module]:
-        return [block for network in self.networks for block in network.backbone.compilable()]
+            for network, compiled in zip(self.networks, before, strict=True):
+                network.backbone.compile_blocks(compiled)
 
     def compile_blocks(self, on: bool) -> None:
-        """torch.compile the towers' blocks, or undo it. Equal blocks share one compilation."""
-        for block in self._blocks():
-            if on:
-                block.compile(dynamic=False)
-            else:
-                block._compiled_call_impl = None
+        """torch.compile the towers' blocks, or run them uncompiled again."""
+        for network in self.networks:
+            network.backbone.compile_blocks(on)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from vacsr.provenance import Provenance
 SCHEMA = 1
 ASSETS = "backbone"
 """Subfolder with tower configurations and tokenizer."""
-_FREE_FIELDS = ("start", "weights", "augment", "checkpointing")
+_FREE_FIELDS = ("start", "weights", "augment", "variance_block", "checkpointing")
 """Fields of the backbone in which a model may differ from the one that training starts from."""
 
 
@@ -184,6 +184,8 @@ def _asset_files(backbone: Backbone) -> dict[str, bytes]:
 def model_card(model: PretrainedMixin) -> str:
     """README.md of a model folder."""
     backbone, towers = model.backbone, not model.backbone.cached
+    count = sum(p.numel() for p in model.parameters())
+    count -= model.method.networks * sum(p.numel() for p in backbone.unused_params())
     source = backbone.name or model.provenance.backbone or "unknown embeddings"
     parts = f"{'two towers, ' * towers}two projection heads to {model.config.head.dim} dimensions"
     parts += ", all of it twice, averaged," * (model.method.networks == 2)
@@ -195,7 +197,7 @@ def model_card(model: PretrainedMixin) -> str:
     return (
         "---\nlibrary_name: vacsr\ntags: [image-text-retrieval, uncertainty]\n---\n"
         f"# {model.method.config.name} on {source}\n\n"
-        f"{sum(p.numel() for p in model.parameters()):,} parameters: {parts} and those of the method.\n\n"
+        f"{count:,} parameters: {parts} and those of the method.\n\n"
         "```python\nimport vacsr\nscorer = vacsr.PairScorer.from_pretrained('PATH')\n"
         f"scores = {inputs}\n```\n"
     )

@@ -25,7 +25,9 @@ def load(folder: Path | str, **fields: Any) -> TowerBackbone:
 
 
 def count(module: torch.nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+    """All parameters that tokens pass."""
+    unused = module.unused_params() if isinstance(module, TowerBackbone) else []
+    return sum(p.numel() for p in module.parameters()) - sum(p.numel() for p in unused)
 
 
 def test_parameters_of_vit_b32_are_the_papers() -> None:
@@ -34,9 +36,10 @@ def test_parameters_of_vit_b32_are_the_papers() -> None:
         heads = [ProjectionHead(dim, HeadConfig(kind="linear", dim=1024)) for dim in (768, 512)]
         pooling = [build_pooling("gpo"), build_pooling("gpo")]
     assert (backbone.image_dim, backbone.text_dim) == (768, 512)
-    assert (count(backbone.image), count(backbone.text)) == (87_454_464, 63_165_952)
-    assert count(backbone) + sum(map(count, (*heads, *pooling))) == 151_958_592
     parts = backbone.tower_params()
+    sides = [sum(p.numel() for group in (part.stem, *part.blocks) for _, p in group) for part in parts.values()]
+    assert sides == [87_454_464, 63_165_952]
+    assert count(backbone) + sum(map(count, (*heads, *pooling))) == 151_958_592
     assert [len(parts[side].blocks) for side in ("image", "text")] == [12, 12]
     assert backbone.transform.size == 224
     assert backbone.tokenizer.context == 77
@@ -91,18 +94,23 @@ def test_training_mode_draws_nothing_of_its_own(clip_checkpoint: Path, photos: t
 
 
 @pytest.mark.parametrize("capturing", [False, True])
-def test_blocks_get_no_mask_also_while_a_graph_is_captured(
+def test_blocks_get_the_same_mask_while_a_graph_is_captured(
     clip_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capturing: bool
 ) -> None:
-    """A mask that appears only then would have a compiled block compiled anew in the middle of the capture."""
-    backbone, seen = load(clip_checkpoint), []
+    """A mask that appears only then would have a compiled block compiled again in the middle of the capture."""
+    backbone, calls = load(clip_checkpoint), []
     for block in backbone.text.blocks():
-        block.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+        block.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capturing)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    backbone.encode_texts(backbone.tokenize(CAPTIONS))
-    assert len(seen) == len(backbone.text.blocks())
-    assert all(sum(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values())) == 1 for args, kwargs in seen)
+    texts = backbone.tokenize(CAPTIONS)
+    backbone.encode_texts(texts)
+    causal = torch.ones(texts.shape[1], texts.shape[1], dtype=torch.bool).tril()
+    for args, kwargs in calls:
+        masks = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.ndim == 4]
+        assert len(masks) == 1
+        assert torch.equal(masks[0][0, 0], causal)
+    assert len(calls) == len(backbone.text.blocks())
 
 
 def test_padding_never_matters(clip_checkpoint: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.backbones import TowerBackbone, load_backbone
-from vacsr.backbones.base import Tower
-from vacsr.backbones.edits import TowerEdits, edited, first_norm, token_width, word_table
+from vacsr.backbones.edits import TowerEdits, edited, first_norm, word_table
+from vacsr.backbones.towers import Tower
 from vacsr.config import BackboneConfig
 from vacsr.errors import UsageError
 
@@ -117,7 +117,7 @@ def test_edits_that_change_nothing_change_nothing(backbone: TowerBackbone) -> No
     with edited(backbone.image, image):
         backbone.image(pixels())
     assert [(kind, depth) for kind, depth, _ in image.seen] == [("entry", -1), *blocks]
-    assert image.seen[0][2].shape[-1] == token_width(backbone.image)
+    assert image.seen[0][2].shape[-1] == backbone.image.width
 
 
 def test_entry_stands_before_the_first_norm_of_clip(clip: TowerBackbone) -> None:
@@ -144,7 +144,7 @@ def test_entry_makes_rows_longer_in_both_towers(backbone: TowerBackbone) -> None
 
 
 def test_longer_rows_stay_causal_in_clip(clip: TowerBackbone) -> None:
-    width = token_width(clip.text)
+    width = clip.text.width
     rows = torch.randn(2, width, generator=torch.Generator().manual_seed(4))
     one, other = (text(clip, Insert(rows, depth=1), [f"a red {end}"]) for end in ("dog", "cat"))
     same = 1 + 2 + len("ared")  # start, the two rows and the equal letters
@@ -155,37 +155,24 @@ def test_longer_rows_stay_causal_in_clip(clip: TowerBackbone) -> None:
     assert (moved[:, 3:] - one[:, 3:]).abs().amax(dim=-1).min() > 1e-4  # all later ones do
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_a_mask_that_is_handed_to_the_blocks_grows_with_the_row(clip: TowerBackbone, implementation: str) -> None:
-    rows = torch.randn(2, token_width(clip.text), generator=torch.Generator().manual_seed(5))
-    expected = text(clip, Insert(rows, depth=1))
-    config = clip.text.model.config
-    before = config._attn_implementation
-    try:
-        config._attn_implementation = implementation
-        torch.testing.assert_close(text(clip, Insert(rows, depth=1)), expected, rtol=1e-4, atol=1e-4)
-    finally:
-        config._attn_implementation = before
-
-
 def test_padding_never_matters_to_longer_rows(backbone: TowerBackbone) -> None:
-    rows = torch.randn(2, token_width(backbone.text), generator=torch.Generator().manual_seed(6))
+    rows = torch.randn(2, backbone.text.width, generator=torch.Generator().manual_seed(6))
     for edits in (Insert(rows, depth=0), Insert(rows, depth=1), Remove(rows, depth=1)):
         alone, padded = text(backbone, edits, WORDS[:1]), text(backbone, edits, WORDS)
         torch.testing.assert_close(padded[:1, : alone.shape[1]], alone)
 
 
 def test_rows_that_shrink_again_fit_the_blocks_after(backbone: TowerBackbone) -> None:
-    rows = torch.zeros(2, token_width(backbone.text))
+    rows = torch.zeros(2, backbone.text.width)
     assert text(backbone, Remove(rows, depth=0)).shape == text(backbone, None).shape
     assert not torch.allclose(text(backbone, Remove(rows, depth=0)), text(backbone, None))
 
 
 def test_edited_blocks_can_be_recomputed(backbone: TowerBackbone) -> None:
-    rows = torch.randn(2, token_width(backbone.text), requires_grad=True)
+    rows = torch.randn(2, backbone.text.width, requires_grad=True)
     gradients = []
     for on in (False, True):
-        backbone.set_checkpointing(on)
+        backbone.set_checkpointing(on)  # in evaluation mode, as few-shot methods have their towers
         out = text(backbone, Insert(rows, depth=1))
         gradients.append(torch.autograd.grad(out.square().sum(), rows)[0])
     backbone.set_checkpointing(False)

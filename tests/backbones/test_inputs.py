@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 
 from vacsr.backbones import TowerBackbone, load_backbone
-from vacsr.backbones.inputs import KeptPhotos, PhotoReader, tower_inputs
-from vacsr.backbones.preprocess import PhotoTransform
+from vacsr.backbones.images import DecodedPhotos, PhotoReader, PhotoTransform, tower_inputs
 from vacsr.config import BackboneConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import ArrayPhotos
@@ -197,7 +196,7 @@ def test_a_draft_is_close_and_never_enlarged(
 
 def test_kept_photos_are_looked_up() -> None:
     pixels = torch.arange(5 * 12, dtype=torch.uint8).view(5, 3, 2, 2)
-    found = list(KeptPhotos(pixels).stream([[4, 0, 0], range(2, 4)]))
+    found = list(DecodedPhotos(pixels).stream([[4, 0, 0], range(2, 4)]))
     assert torch.equal(found[0], pixels[[4, 0, 0]])
     assert torch.equal(found[1], pixels[2:4])
 
@@ -207,9 +206,9 @@ def test_a_data_set_kept_or_read() -> None:
     assert isinstance(pairs, PhotoSet)
     backbone = load_backbone(BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32"))
     assert isinstance(backbone, TowerBackbone)
-    backbone.fit(pairs.captions)
+    backbone.fit(pairs)
     kept, read = (tower_inputs(backbone, pairs, cache_gb=cache) for cache in (1.0, 0.0))
-    assert isinstance(kept.images, KeptPhotos)
+    assert isinstance(kept.images, DecodedPhotos)
     assert isinstance(read.images, PhotoReader)
     assert torch.equal(kept.texts, read.texts)
     assert torch.equal(kept.texts, backbone.tokenize(pairs.captions))

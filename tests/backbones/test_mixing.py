@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vacsr.backbones.mixing import Mixture, blend, draw_mixture, mixed_labels
+from vacsr.backbones.augment import Mixture, blend, draw_mixture, mixed_labels
 from vacsr.config import MixConfig
 from vacsr.noise import RowNoise, Stream
 

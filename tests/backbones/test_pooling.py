@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from vacsr.backbones.base import Tokens
 from vacsr.backbones.pooling import (
     GeneralizedPooling,
     build_pooling,
@@ -16,7 +17,6 @@ from vacsr.backbones.pooling import (
     rank_codes,
     ranked_sum,
 )
-from vacsr.backbones.tokens import Tokens
 
 
 def seeded(kind: str = "gpo") -> nn.Module:

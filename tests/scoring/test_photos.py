@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vacsr.backbones.inputs import tower_inputs
+from vacsr.backbones.images import tower_inputs
 from vacsr.cli.lookup import score_named, score_photo
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.data import PhotoSet, load_pairs

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vacsr.backbones.inputs import KeptPhotos, PhotoReader
-from vacsr.backbones.preprocess import PhotoTransform
+from vacsr.backbones.images import DecodedPhotos, PhotoReader, PhotoTransform
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
@@ -190,7 +189,7 @@ def test_what_to_do_depends_on_where_photos_do_not_fit(noisy: PhotoSet) -> None:
     """A larger cache is of no use to a GPU that is too small."""
     reader = PhotoReader(noisy.photos, PhotoTransform(size=32), size=4096)
     size = 16 * 3 * 4096**2 / 2**30
-    row, kept = torch.zeros(1, dtype=torch.int64), KeptPhotos(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    row, kept = torch.zeros(1, dtype=torch.int64), DecodedPhotos(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
     assert f"{size:.1f} GiB" in PairLoader(None, row, row, reader).how_to_fit()
     assert "set data.cache_gb=1" in PairLoader(None, row, row, reader).how_to_fit()
     assert "set a smaller data.photo_size" in PairLoader(None, row, row, kept).how_to_fit()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vacsr.backbones.base import TowerBackbone
+from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs

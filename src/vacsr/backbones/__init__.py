@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vacsr.backbones import clip, features, tiny, towers
-from vacsr.backbones.base import Backbone, Scheme, Source, TowerBackbone, TowerParams
+from vacsr.backbones import features, huggingface, tiny
+from vacsr.backbones.base import Backbone, Scheme, Source, Tokens, TowerParams
 from vacsr.backbones.heads import ProjectionHead
 from vacsr.backbones.pooling import build_pooling
-from vacsr.backbones.tokens import Tokens
+from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import BackboneConfig
 from vacsr.errors import UsageError
 
@@ -32,8 +32,8 @@ __all__ = [
 
 SCHEMES: dict[str, Scheme] = {
     "features": features.SCHEME,
-    "clip": clip.SCHEME,
-    "towers": towers.SCHEME,
+    "clip": huggingface.CLIP,
+    "towers": huggingface.TOWERS,
     "tiny": tiny.SCHEME,
 }
 

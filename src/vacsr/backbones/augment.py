@@ -1,14 +1,21 @@
-"""Augmentation of photos and captions. Every draw is a function of seed, step and the item's position in the batch."""
+"""Augmentation of photos and captions: crops, dropped tokens and words, mixup and cutmix, RandAugment.
+
+Randomness is passed in: every draw is a function of seed, step (or epoch) and the item's position.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from math import ceil
 from typing import NamedTuple
 
 import torch
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
-from vacsr.backbones.resample import Boxes
-from vacsr.config import AugmentConfig
+from vacsr.backbones.images import Boxes
+from vacsr.config import AugmentConfig, MixConfig
+from vacsr.errors import UsageError
 from vacsr.noise import RowNoise, Stream
 
 
@@ -29,11 +36,11 @@ def draw_boxes(noise: RowNoise, config: AugmentConfig, *, height: int, width: in
     low, high = min(config.crop), max(config.crop)
     ratio = low + (high - low) * draw[:, 0]
     sides = [(ratio * side).round().clamp(min=1.0) for side in (height, width)]
-    places = [
+    top, left = (
         torch.minimum((draw[:, 1 + axis] * (total - side + 1.0)).floor(), total - side)
         for axis, (side, total) in enumerate(zip(sides, (height, width), strict=True))
-    ]
-    return Boxes(places[0], places[1], sides[0], sides[1], draw[:, 3] < config.flip)
+    )
+    return Boxes(top, left, sides[0], sides[1], draw[:, 3] < config.flip)
 
 
 def drop_image_tokens(mask: Tensor, noise: RowNoise, *, rate: float) -> Tensor:
@@ -57,7 +64,7 @@ def change_words(texts: Tensor, noise: RowNoise, config: AugmentConfig, *, vocab
     """
     if config.text_tokens == 0.0:
         return texts
-    # Three numbers per place, side by side: a row's draws must not depend on how far others pad it.
+    # Three numbers per position, side by side: a row's draws must not depend on how far others pad it.
     draw = noise.other(Stream.TEXT_TOKENS).uniform(3 * texts.shape[1]).view(*texts.shape, 3)
     hit, kind, pick = draw.unbind(-1)
     ordinary = vocabulary.ordinary
@@ -71,3 +78,147 @@ def change_words(texts: Tensor, noise: RowNoise, config: AugmentConfig, *, vocab
     new = torch.where(masked, vocabulary.mask, torch.where(replaced, other, texts))
     together = gone.to(torch.uint8).sort(dim=1, stable=True).indices
     return new.masked_fill(gone, -1).gather(1, together)
+
+
+class Mixture(NamedTuple):
+    """How each of R images is mixed."""
+
+    own: Tensor
+    """[R] the part that stays its own, 1 where it is not mixed."""
+    cut: Tensor
+    """[R] bool: a rectangle is pasted, nothing is blended."""
+    box: Tensor
+    """[R, 4] int64: top, bottom, left and right of that rectangle in pixels."""
+
+
+class Partners(NamedTuple):
+    """What R images are mixed with."""
+
+    mixture: Mixture
+    rows: Tensor
+    """[R] the partners' positions in the batch, by which their crops are drawn."""
+    images: Tensor | None = None
+    """The partners themselves; None where they are the R images in reverse order."""
+
+
+def draw_mixture(noise: RowNoise, config: MixConfig, *, side: int = 0) -> Mixture:
+    """The draws of R images with ``side`` pixels; features have no sides, and are only blended.
+
+    The middle one of 2α−1 uniform numbers is Beta(α, α), without a loop of rejections that a CUDA graph cannot hold.
+    """
+    count = 2 * config.alpha - 1
+    draw = noise.other(Stream.MIX).uniform(4 + count)
+    mixed = draw[:, 0] < config.share
+    own = draw[:, 4:].sort(dim=1).values[:, config.alpha - 1]
+    cut = mixed & (draw[:, 1] < config.cutmix) if side else torch.zeros_like(mixed)
+    box = _box(own, draw[:, 2:4], side)
+    area = (box[:, 1] - box[:, 0]) * (box[:, 3] - box[:, 2])
+    own = torch.where(cut, 1.0 - area / max(1, side * side), own)
+    return Mixture(torch.where(mixed, own, torch.ones_like(own)), cut, box)
+
+
+def _box(own: Tensor, centre: Tensor, side: int) -> Tensor:
+    """A rectangle of 1 − ``own`` of the square around a random centre, cut off at the edges. [R], [R, 2] -> [R, 4]"""
+    half = (side * (1.0 - own).sqrt()).long() // 2
+    middle = (centre * side).long()
+    ends = torch.stack((middle[:, 0] - half, middle[:, 0] + half, middle[:, 1] - half, middle[:, 1] + half), dim=1)
+    return ends.clamp(0, side)
+
+
+def blend(images: Tensor, partners: Tensor, mixture: Mixture) -> Tensor:
+    """Features [R, D] or pixels [R, 3, S, S], each with its partner."""
+    whole = (len(images), *[1] * (images.ndim - 1))
+    blended = torch.lerp(partners, images, mixture.own.view(whole).to(images.dtype))
+    if images.ndim == 2:
+        return blended
+    pixel = torch.arange(images.shape[-1], device=images.device)
+    top, bottom, left, right = mixture.box.unsqueeze(-1).unbind(dim=1)  # [R, 1] each
+    down, across = (pixel >= top) & (pixel < bottom), (pixel >= left) & (pixel < right)
+    inside = (down.unsqueeze(2) & across.unsqueeze(1)).unsqueeze(1)
+    return torch.where(mixture.cut.view(whole), torch.where(inside, partners, images), blended)
+
+
+def mixed_labels(labels: Tensor, own: Tensor) -> Tensor:
+    """λ·y_i + (1−λ)·y_partner, the partner of row i being row B−1−i. [B, C], [B] -> [B, C]"""
+    return torch.lerp(labels.flip(0), labels, own.unsqueeze(1).to(labels.dtype))
+
+
+LEVELS = 30
+"""The magnitude of RandAugment at which every operation is at the end of its range."""
+DRAWS = 3
+"""Numbers that one operation takes: which it is, and two for its direction or position."""
+
+_Operation = Callable[[Image.Image, float, float, float], Image.Image]
+
+
+def _signed(strength: float, draw: float) -> float:
+    return -strength if draw > 0.5 else strength
+
+
+def _affine(photo: Image.Image, *rows: float) -> Image.Image:
+    """Each pixel is the nearest to (a·x + b·y + c, d·x + e·y + f); black comes in from outside."""
+    return photo.transform(photo.size, Image.Transform.AFFINE, rows)
+
+
+def _solarize_add(photo: Image.Image, strength: float) -> Image.Image:
+    return ImageOps.solarize(photo.point(lambda value: int(min(255.0, value + strength))), 128)
+
+
+def _cutout(photo: Image.Image, side: float, across: float, down: float) -> Image.Image:
+    """A square of grey with this side around a random centre."""
+    left, top = (
+        int(max(0.0, draw * extent - side / 2)) for draw, extent in zip((across, down), photo.size, strict=True)
+    )
+    photo = photo.copy()
+    box = (left, top, min(photo.width, left + side), min(photo.height, top + side))
+    ImageDraw.Draw(photo).rectangle(box, (125, 123, 114))
+    return photo
+
+
+OPERATIONS: dict[str, tuple[float, float, _Operation]] = {
+    "autocontrast": (0.0, 1.0, lambda photo, _, a, b: ImageOps.autocontrast(photo)),
+    "equalize": (0.0, 1.0, lambda photo, _, a, b: ImageOps.equalize(photo)),
+    "invert": (0.0, 1.0, lambda photo, _, a, b: ImageOps.invert(photo)),
+    "rotate": (0.0, 30.0, lambda photo, x, a, b: photo.rotate(_signed(x, a))),
+    "posterize": (4.0, 8.0, lambda photo, x, a, b: ImageOps.posterize(photo, int(x))),
+    "solarize": (0.0, 256.0, lambda photo, x, a, b: ImageOps.solarize(photo, ceil(x))),
+    "solarize-add": (0.0, 110.0, lambda photo, x, a, b: _solarize_add(photo, x)),
+    "color": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Color(photo).enhance(x)),
+    "contrast": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Contrast(photo).enhance(x)),
+    "brightness": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Brightness(photo).enhance(x)),
+    "sharpness": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Sharpness(photo).enhance(x)),
+    "shear-x": (0.0, 0.3, lambda photo, x, a, b: _affine(photo, 1, _signed(x, a), 0, 0, 1, 0)),
+    "shear-y": (0.0, 0.3, lambda photo, x, a, b: _affine(photo, 1, 0, 0, _signed(x, a), 1, 0)),
+    "cutout": (0.0, 40.0, _cutout),
+    "translate-x": (0.0, 100.0, lambda photo, x, a, b: _affine(photo, 1, 0, _signed(x, a), 0, 1, 0)),
+    "translate-y": (0.0, 100.0, lambda photo, x, a, b: _affine(photo, 1, 0, 0, 0, 1, _signed(x, a))),
+}
+"""Dassl's sixteen operations, which CoPrompt trains with: the ends of the strength, and what it does to an RGB photo.
+
+Degrees, bits kept, thresholds, factors and pixels. Geometric operations go either way; the others only grow.
+"""
+
+
+def randaugment(photo: Image.Image, draws: Sequence[float], *, operations: int = 2, magnitude: int = 10) -> Image.Image:
+    """``operations`` of the sixteen, one after the other; the same one may come twice. RGB of the same size.
+
+    ``draws`` are uniform in [0, 1), :data:`DRAWS` for each operation. All have the strength
+    low + magnitude / 30 · (high − low).
+
+    >>> photo = Image.new("RGB", (8, 8), (10, 200, 90))
+    >>> solarize = (list(OPERATIONS).index("solarize") + 0.5) / len(OPERATIONS)
+    >>> randaugment(photo, [solarize, 0.0, 0.0], operations=1, magnitude=10).getpixel((0, 0))
+    (10, 55, 165)
+    """
+    wanted = DRAWS * operations
+    if len(draws) != wanted or not all(0.0 <= draw < 1.0 for draw in draws):
+        raise UsageError(f"randaugment got the draws {list(draws)} — give {wanted}, each in [0, 1)")
+    if not 0 <= magnitude <= LEVELS:
+        raise UsageError(f"randaugment's magnitude is {magnitude} — give 0 to {LEVELS}")
+    photo = photo if photo.mode == "RGB" else photo.convert("RGB")
+    table = list(OPERATIONS.values())
+    for start in range(0, wanted, DRAWS):
+        which, first, second = draws[start : start + DRAWS]
+        low, high, operation = table[int(which * len(table))]
+        photo = operation(photo, low + magnitude / LEVELS * (high - low), first, second)
+    return photo

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.backbones.base import Backbone, Scheme, Source
-from vacsr.backbones.mixing import Partners, blend
-from vacsr.backbones.tokens import Tokens
+from vacsr.backbones.augment import Partners, blend
+from vacsr.backbones.base import Backbone, Scheme, Source, Tokens
 from vacsr.config import BackboneConfig
 from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.noise import RowNoise

@@ -1,16 +1,19 @@
-"""Projection from a tower's features into the shared space."""
+"""Projection from a backbone's tokens into the shared space: heads for means, and heads for variances."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from vacsr.backbones.pooling import build_pooling
 from vacsr.config import HeadConfig
 from vacsr.noise import RowNoise
 
 
 class ProjectionHead(nn.Module):
-    """Linear, or Linear-GELU-Dropout-Linear. The dropout mask is a draw of the item's place in the batch."""
+    """Linear, or Linear-GELU-Dropout-Linear. The dropout mask is a draw of the item's position in the batch."""
 
     def __init__(self, in_dim: int, config: HeadConfig) -> None:
         super().__init__()
@@ -38,3 +41,22 @@ class ProjectionHead(nn.Module):
             x = x * keep.view(len(x), *[1] * (x.ndim - 2), x.shape[-1]) / (1.0 - self.dropout)
         out: Tensor = self.last(x)
         return out
+
+
+class VarianceHead(nn.Module):
+    """Shaped like the head of the means, with a pooling and perhaps a norm of its own; its output is logσ²."""
+
+    def __init__(
+        self, dim: int, config: HeadConfig, *, pooling: Literal["gpo", "mean", "cls"], start: float, norm: float | None
+    ) -> None:
+        """``start``: of the last bias. ``norm``: the weight that a final LayerNorm starts with; None for no norm."""
+        super().__init__()
+        self.head = ProjectionHead(dim, config)
+        self.pool = build_pooling(pooling)
+        self.norm: nn.Module = nn.Identity()
+        if norm is None:
+            nn.init.constant_(self.head.last.bias, start)
+        else:
+            self.norm = layer = nn.LayerNorm(config.dim)
+            nn.init.constant_(layer.weight, norm)
+            nn.init.constant_(layer.bias, start)

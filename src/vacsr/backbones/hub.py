@@ -1,17 +1,22 @@
-"""Getting configurations, weights and tokenizers through transformers, from a folder or by id, with clear refusals."""
+"""Configurations, weights, tokenizers and image processors through transformers, from a folder or by id."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from vacsr.backbones.images import IMAGENET_MEAN, IMAGENET_STD, PhotoTransform, Resample
+from vacsr.config import BackboneConfig
 from vacsr.errors import DataError, EnvironmentProblem, MissingExtra
 
+_PIL_FILTERS: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}  # PIL's numbers, as the settings hold them
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -30,10 +35,14 @@ def short_name(source: str) -> str:
 
 
 def load_config(source: str) -> Any:
-    """The checkpoint's configuration, with every dropout at 0: training's draws are made elsewhere, by seed."""
+    """The checkpoint's configuration, for tokens alone: see :func:`_trim`."""
     library = _transformers()
     with _reaching(source):
-        return without_dropout(library.AutoConfig.from_pretrained(_place(source)))
+        config = library.AutoConfig.from_pretrained(_path(source))
+    for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
+        if part is not None:
+            _trim(part)
+    return config
 
 
 def read_config(saved: Mapping[str, Any]) -> Any:
@@ -49,49 +58,92 @@ def plain_config(config: Any) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if name not in private}
 
 
-def without_dropout(config: Any) -> Any:
-    """The same object: dropout, stochastic depth and layer drop at 0, in its sub-configurations too."""
-    for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
-        for name, value in list(vars(part).items()) if part is not None else ():
-            if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):
-                setattr(part, name, 0.0)
-    return config
+def _trim(config: Any) -> None:
+    """Every dropout at 0, for training draws by seed and outside; no parts that give no tokens (SigLIP, DINOv2)."""
+    for name, value in list(vars(config).items()):
+        if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, name, 0.0)
+    for name in ("vision_use_head", "use_mask_token"):
+        if hasattr(config, name):
+            setattr(config, name, False)
 
 
-def load_model(source: str, config: Any) -> Any:
+class Loaded(NamedTuple):
+    """A model, and whether it attends by torch's scaled_dot_product_attention."""
+
+    model: Any
+    sdpa: bool
+
+
+def load_model(source: str, config: Any) -> Loaded:
     """The checkpoint with its weights in float32; from safetensors, since a pickle may run code."""
     library = _transformers()
-    with _reaching(source), _without_bars(library):
-        return library.AutoModel.from_pretrained(
-            _place(source), config=config, dtype=torch.float32, use_safetensors=True
-        )
+    common = {"config": config, "dtype": torch.float32, "use_safetensors": True}
+    with _reaching(source), _quiet(library):
+        return _built(lambda **options: library.AutoModel.from_pretrained(_path(source), **common, **options))
 
 
-@contextmanager
-def _without_bars(library: Any) -> Iterator[None]:
-    """Weights are read in a second; a bar for it only clutters the terminal."""
-    shown = library.utils.logging.is_progress_bar_enabled()
-    library.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            library.utils.logging.enable_progress_bar()
-
-
-def fresh_model(config: Any) -> Any:
+def fresh_model(config: Any) -> Loaded:
     """The same architecture with random weights in float32."""
     library = _transformers()
     if config.model_type == "siglip_text_model":  # the one tower that AutoModel does not know
-        return library.SiglipTextModel(config).float()
-    return library.AutoModel.from_config(config, dtype=torch.float32)
+        return Loaded(library.SiglipTextModel(config).float(), sdpa=True)
+    return _built(lambda **options: library.AutoModel.from_config(config, dtype=torch.float32, **options))
+
+
+def _built(build: Callable[..., Any]) -> Loaded:
+    """With torch's attention and without a pooling layer, whose weights would get no gradient, if possible."""
+    kinds = [(attention, pooling) for attention in ("sdpa", "eager") for pooling in ({"add_pooling_layer": False}, {})]
+    for attention, pooling in kinds[:-1]:
+        try:
+            return Loaded(build(attn_implementation=attention, **pooling), attention == "sdpa")
+        except (TypeError, ValueError):  # the class knows no such argument, or no such attention
+            continue
+    return Loaded(build(attn_implementation="eager"), sdpa=False)
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Without a progress bar for a second's work, and without a report of weights that are left out on purpose."""
+    logging = library.utils.logging
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+@torch.no_grad()
+def with_size(model: Any, size: int) -> Any:
+    """An image model for photos of this side: its table of positions is interpolated once, by the model's own rule.
+
+    Left to the model it would be done in every step, and its backward pass on a GPU is not repeatable.
+    """
+    if one_side(model.config.image_size) == size:
+        return model
+    config = deepcopy(model.config)
+    config.image_size = size
+    with torch.random.fork_rng(devices=[]):
+        resized = fresh_model(config).model
+    state = model.state_dict()
+    for name, target in resized.state_dict().items():
+        if state[name].shape != target.shape:
+            table = next(module for module in model.modules() if hasattr(module, "interpolate_pos_encoding"))
+            like = torch.empty(1, *target.shape[-2:])
+            state[name] = table.interpolate_pos_encoding(like, size, size).reshape(target.shape)
+    resized.load_state_dict(state)
+    return resized
 
 
 def load_tokenizer(source: str) -> Any:
     """The checkpoint's tokenizer."""
     library = _transformers()
     with _reaching(source):
-        return library.AutoTokenizer.from_pretrained(_place(source))
+        return library.AutoTokenizer.from_pretrained(_path(source))
 
 
 def has_tokenizer(source: str) -> bool:
@@ -99,16 +151,44 @@ def has_tokenizer(source: str) -> bool:
     return not is_folder(source) or any((Path(source).expanduser() / name).is_file() for name in _TOKENIZER_FILES)
 
 
-def processor_settings(source: str) -> dict[str, Any]:
-    """What the checkpoint's image processor is set to; empty where it says nothing."""
+def processor_transform(source: str, config: BackboneConfig, *, usual: PhotoTransform) -> PhotoTransform:
+    """What the image processor of a folder or id does, ``usual`` where it says nothing, changed as ``config`` asks."""
     settings: dict[str, Any] = {}
-    with _reaching(source):
-        for name in ("processor_config.json", "preprocessor_config.json"):  # new and old names
+    for name in ("processor_config.json", "preprocessor_config.json") if source else ():  # new and old names
+        with _reaching(source):
             path = _file(source, name)
-            if path is not None:
-                found = json.loads(path.read_text(encoding="utf-8"))
-                settings |= found.get("image_processor") or found
-    return settings
+            written = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+            settings |= written.get("image_processor") or written
+    return transform_from(settings, config, usual=usual)
+
+
+def transform_from(settings: Mapping[str, Any], config: BackboneConfig, *, usual: PhotoTransform) -> PhotoTransform:
+    """The same from settings at hand. A square is cut from a shorter side only where the processor does so."""
+    crop, size = settings.get("crop_size"), settings.get("size")
+    cut = crop is not None and settings.get("do_center_crop", True)
+    own = one_side(crop if cut else size) or usual.size
+    mean, std = settings.get("image_mean") or usual.mean, settings.get("image_std") or usual.std
+    if config.pixel_stats == "imagenet":
+        mean, std = IMAGENET_MEAN, IMAGENET_STD
+    side = config.image_size or own
+    short = max(side, round(side * one_side(size) / own)) if cut else 0
+    resample = _PIL_FILTERS.get(settings.get("resample", 0), usual.resample)
+    return replace(
+        usual,
+        size=side,
+        mean=tuple(mean),
+        std=tuple(std),
+        resample=resample if config.resample == "own" else config.resample,
+        resize=config.resize,
+        short=short if config.resize == "center" else 0,
+    )
+
+
+def one_side(size: Any) -> int:
+    """A side, a pair of equal ones, or a processor's mapping, as one number; 0 for none."""
+    if isinstance(size, Mapping):
+        size = size.get("shortest_edge") or size.get("height")
+    return int((size[0] if isinstance(size, list | tuple) else size) or 0)
 
 
 def _file(source: str, name: str) -> Path | None:
@@ -133,13 +213,13 @@ def _transformers() -> Any:
     return transformers
 
 
-def _place(source: str) -> str:
+def _path(source: str) -> str:
     return str(Path(source).expanduser()) if is_folder(source) else source
 
 
 @contextmanager
 def _reaching(source: str) -> Iterator[None]:
-    """Turn the many ways in which a checkpoint cannot be had into one that says what to do."""
+    """Turn the many ways in which a checkpoint cannot be loaded into one that says what to do."""
     from safetensors import SafetensorError
 
     folder = is_folder(source)
@@ -153,8 +233,8 @@ def _reaching(source: str) -> Iterator[None]:
                 "it needs config.json, model.safetensors and, for text, the tokenizer's files"
             ) from error
         raise EnvironmentProblem(
-            f"the model {source!r} cannot be had ({reason}) — where there is a network run: "
-            f"hf download {source} --local-dir FOLDER, then give the folder in its place"
+            f"model {source!r} not found ({reason}) — where there is a network run: "
+            f"hf download {source} --local-dir FOLDER, then give the folder instead"
         ) from error
     except ImportError as error:
         raise EnvironmentProblem(f"{source} needs a package that is not installed: {error}") from error

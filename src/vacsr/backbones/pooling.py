@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vacsr import kernels
-from vacsr.backbones.tokens import Tokens
+from vacsr.backbones.base import Tokens
 
 _WIDTH = 32  # of the rank codes and of the recurrent state
 _TEMPERATURE = 0.1  # of the softmax over ranks

@@ -7,17 +7,19 @@ A convolutional stem rather than patches: on little data it finds edges and colo
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from vacsr.backbones.assets import read_backbone
-from vacsr.backbones.base import ImageTower, Scheme, Source, TextTower, TowerBackbone
-from vacsr.backbones.preprocess import PhotoTransform
-from vacsr.backbones.tokenizers import WordTokenizer, choose_context
+from vacsr.backbones.base import Scheme, Source
+from vacsr.backbones.images import PhotoTransform
+from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, choose_context
+from vacsr.backbones.towers import Contexts, ImageTower, Joints, TextTower, Tower, TowerBackbone, rebuild
 from vacsr.config import BackboneConfig
 from vacsr.errors import UsageError
 
@@ -83,10 +85,13 @@ class Block(nn.Module):
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.inputs, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """A block begins as the identity: tokens keep their content, and learning starts sooner."""
         for start in (*self.output.parameters(), *self.mlp[2].parameters()):
-            nn.init.zeros_(
-                start
-            )  # a block begins as the identity: tokens keep who they are, and learning starts sooner
+            nn.init.zeros_(start)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B, L, D], [B, 1, 1, L] True where attended to -> [B, L, D]"""
@@ -97,14 +102,54 @@ class Block(nn.Module):
         return out
 
 
-class TinyImageTower(ImageTower):
+class _TinyTower(Tower):
+    """What both towers share: the blocks and the norm after them."""
+
+    norm: nn.Module
+    layers: nn.ModuleList
+
+    def _add_blocks(self, config: TinyConfig, *, depth: int, output: str) -> None:
+        self.config, self.dim, self.width = config, config.width, config.width
+        self.layers = nn.ModuleList(Block(config.width, heads=config.heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(config.width) if output == "norm" else nn.Identity()
+        self.recompute: Contexts | None = None
+
+    def _encode(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[B, L, D] -> [B, L, D]"""
+        for layer in self.layers:
+            if self.recompute is not None and torch.is_grad_enabled():
+                contexts = self.recompute
+                x = checkpoint(layer, x, mask, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+            else:
+                x = layer(x, mask)
+        return self.finish(x)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        """The norm. [..., D] -> [..., D]"""
+        out: Tensor = self.norm(tokens)
+        return out
+
+    def blocks(self) -> list[nn.Module]:
+        """Its blocks."""
+        return list(self.layers)
+
+    def set_checkpointing(self, on: bool, contexts: Contexts) -> None:
+        """Recompute the blocks' activations, or keep them."""
+        self.recompute = contexts if on else None
+
+    def architecture(self) -> dict[str, Any]:
+        """The sizes."""
+        return asdict(self.config)
+
+
+class TinyImageTower(_TinyTower, ImageTower):
     """Three convolutions, a class token, some blocks."""
 
     class_token = True
 
     def __init__(self, config: TinyConfig, *, output: str) -> None:
         super().__init__()
-        self.config, self.dim, width = config, config.width, config.width
+        width = config.width
         self.stem = nn.Sequential(
             nn.Conv2d(3, width // 4, 4, stride=4),
             nn.GELU(),
@@ -113,46 +158,31 @@ class TinyImageTower(ImageTower):
             nn.Conv2d(width // 2, width, 3, stride=2, padding=1),
         )
         self.start = nn.Parameter(0.1 * torch.randn(width))
-        self.places = nn.Parameter(0.1 * torch.randn(1 + (config.size // _GRID) ** 2, width))
-        self.layers = nn.ModuleList(Block(width, heads=config.heads) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(width) if output == "norm" else nn.Identity()
+        self.positions = nn.Parameter(0.1 * torch.randn(1 + (config.size // _GRID) ** 2, width))
+        self._add_blocks(config, depth=config.depth, output=output)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, 1 + (S/16)², D]"""
         patches = self.stem(pixels).flatten(2).transpose(1, 2)
-        x = torch.cat((self.start.expand(len(patches), 1, -1), patches), dim=1) + self.places
-        for layer in self.layers:
-            x = layer(x)
-        return self.finish(x)
+        return self._encode(torch.cat((self.start.expand(len(patches), 1, -1), patches), dim=1) + self.positions)
 
-    def finish(self, tokens: Tensor) -> Tensor:
-        """The norm. [B, L, D] -> [B, L, D]"""
-        out: Tensor = self.norm(tokens)
-        return out
-
-    def blocks(self) -> list[nn.Module]:
-        """Its blocks."""
-        return list(self.layers)
-
-    def architecture(self) -> dict[str, Any]:
-        """The sizes."""
-        return asdict(self.config)
+    def joints(self) -> Joints:
+        """Prompts go in before the first block."""
+        return Joints(None, None)
 
 
-class TinyTextTower(TextTower):
-    """Words and places, some blocks; every word sees all others. The end token speaks for the caption."""
+class TinyTextTower(_TinyTower, TextTower):
+    """Words and positions, some blocks; every word sees all others. The end token speaks for the caption."""
 
-    fills = False
     pad = WordTokenizer.END
     summary: Literal["first", "last"] = "last"
 
     def __init__(self, config: TinyConfig, *, output: str, words: int) -> None:
         super().__init__()
-        self.config, self.dim, self.context, width = config, config.width, config.context, config.width
+        self.context, width = config.context, config.width
         self.words = nn.Embedding(words, width)
-        self.places = nn.Parameter(0.1 * torch.randn(config.context, width))
-        self.layers = nn.ModuleList(Block(width, heads=config.heads) for _ in range(config.text_depth))
-        self.norm = nn.LayerNorm(width) if output == "norm" else nn.Identity()
+        self.positions = nn.Parameter(0.1 * torch.randn(config.context, width))
+        self._add_blocks(config, depth=config.text_depth, output=output)
         nn.init.normal_(self.words.weight, std=0.5)
 
     def vocabulary(self) -> int:
@@ -165,61 +195,47 @@ class TinyTextTower(TextTower):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """[B, L], [B, L] -> [B, L, D]"""
-        x = self.words(ids) + self.places[: ids.shape[1]]
         seen = (mask | (torch.arange(ids.shape[1], device=ids.device) == 0))[:, None, None, :]
-        for layer in self.layers:
-            x = layer(x, seen)
-        return self.finish(x)
+        return self._encode(self.words(ids) + self.positions[: ids.shape[1]], seen)
 
-    def finish(self, tokens: Tensor) -> Tensor:
-        """The norm. [B, L, D] -> [B, L, D]"""
-        out: Tensor = self.norm(tokens)
-        return out
-
-    def blocks(self) -> list[nn.Module]:
-        """Its blocks."""
-        return list(self.layers)
-
-    def architecture(self) -> dict[str, Any]:
-        """The sizes."""
-        return asdict(self.config)
+    def joints(self) -> Joints:
+        """Prompts go in before the first block."""
+        return Joints(self.words, None)
 
 
-def load_tiny(config: BackboneConfig) -> TowerBackbone:
-    """Fresh towers of the sizes that ``tiny:…`` gives; there are no pretrained ones."""
-    sizes = TinyConfig.from_spec(config.spec)
-    if config.image_size:
-        sizes = TinyConfig(**{**asdict(sizes), "size": config.image_size})
-    transform = PhotoTransform(sizes.size, _HALF, _HALF, resample="bilinear", resize=config.resize)
-    tokenizer = WordTokenizer(context=choose_context(config.context, own=sizes.context))
-    return build_tiny(config, sizes, tokenizer=tokenizer, transform=transform)
-
-
-def build_tiny(
-    config: BackboneConfig, sizes: TinyConfig, *, tokenizer: WordTokenizer, transform: PhotoTransform
-) -> TowerBackbone:
-    """Fresh towers; as many rows of words as the tokenizer has, or all there may be until it is fitted."""
+def _towers(sizes: TinyConfig, tokenizer: Tokenizer, config: BackboneConfig) -> tuple[TinyImageTower, TinyTextTower]:
+    """Fresh ones; as many rows of words as the tokenizer has, or all there may be until it is fitted."""
     if "projected" in (config.image_output, config.text_output):
         raise UsageError("tiny: has no projection — set image_output and text_output to norm or hidden")
-    words = len(tokenizer) if tokenizer.words else sizes.words
-    return TowerBackbone(
+    words = len(tokenizer) if isinstance(tokenizer, WordTokenizer) and tokenizer.words else sizes.words
+    return (
         TinyImageTower(sizes, output=config.image_output),
         TinyTextTower(sizes, output=config.text_output, words=words),
-        tokenizer=tokenizer,
-        transform=transform,
-        config=config,
-        name=config.spec,
     )
 
 
 def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
-    return load_tiny(config) if source.assets is None else read_backbone(config, source.assets)
+    """Fresh towers of the sizes that ``tiny:…`` names; there are no pretrained ones."""
+    if source.assets is not None:
+
+        def again(image: Mapping[str, Any], _text: Any, tokenizer: Tokenizer) -> tuple[TinyImageTower, TinyTextTower]:
+            return _towers(TinyConfig(**image), tokenizer, config)
+
+        return rebuild(config, source.assets, again)
+    sizes = TinyConfig.from_spec(config.spec)
+    if config.image_size:
+        sizes = TinyConfig(**{**asdict(sizes), "size": config.image_size})
+    tokenizer = WordTokenizer(context=choose_context(config.context, own=sizes.context))
+    image, text = _towers(sizes, tokenizer, config)
+    resample = "bilinear" if config.resample == "own" else config.resample
+    transform = PhotoTransform(sizes.size, _HALF, _HALF, resample=resample, resize=config.resize)
+    return TowerBackbone(image, text, tokenizer=tokenizer, transform=transform, config=config, name=config.spec)
 
 
 def _check(config: BackboneConfig) -> None:
     """Nothing is read from files, so the whole is built, without memory."""
     with torch.device("meta"):
-        load_tiny(config)
+        _load(config, Source())
 
 
 SCHEME = Scheme("tiny:", _load, _check)

@@ -1,90 +1,361 @@
-"""``towers:IMAGE,TEXT``: any two transformers checkpoints, one for photos and one for captions."""
+"""An image tower, a text tower, a tokenizer and a photo transform as one backbone."""
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from vacsr.backbones.assets import read_backbone
-from vacsr.backbones.base import Scheme, Source, TowerBackbone
-from vacsr.backbones.hub import fresh_model, has_tokenizer, load_config, load_model, load_tokenizer, short_name
-from vacsr.backbones.hub_towers import HubImageTower, HubTextTower, context_of, pad_id, side_of
-from vacsr.backbones.preprocess import PhotoTransform
-from vacsr.backbones.processor import own_transform
-from vacsr.backbones.tokenizers import ByteTokenizer, HubTokenizer, Tokenizer, choose_context
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from vacsr.backbones.augment import Partners, Vocabulary, blend, change_words, draw_boxes, drop_image_tokens
+from vacsr.backbones.base import Backbone, Tokens, TowerParams
+from vacsr.backbones.images import PhotoTransform, resize, whole
+from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, pad, read_tokenizer
 from vacsr.config import BackboneConfig
-from vacsr.errors import UsageError
+from vacsr.errors import DataError, ShapeMismatch, UsageError
+from vacsr.files import write_json
+from vacsr.noise import RowNoise
+from vacsr.provenance import Provenance
 
-_DINOV2_SIDE = 224  # its table of positions is for 518, its image processor cuts 224
+ASSETS = "backbone.json"
+"""The file of :meth:`TowerBackbone.save_assets` that describes the rest."""
 
-
-def load_towers(config: BackboneConfig) -> TowerBackbone:
-    """The backbone of ``towers:IMAGE,TEXT``: folders or ids of a vision and of a text transformer.
-
-    ``hidden`` and ``norm`` are tokens before and after the final norm where the architecture has one (ViT, DINOv2);
-    where the blocks themselves end in a norm (BERT) both are the same. Tokens are projected only by a text tower
-    that has a head of its own (SigLIP). Dropout and stochastic depth are off: what training drops is drawn by seed,
-    outside the towers.
-    """
-    sources = _sources(config)
-    image, transform = _image(sources[0], config)
-    text = side_of(_model(load_config(sources[1]), sources[1], config), "text_model")
-    tokenizer = _tokenizer(sources[1], config, text=text)
-    first = isinstance(tokenizer, HubTokenizer) and tokenizer.classifies
-    return TowerBackbone(
-        image,
-        HubTextTower(
-            text, output=config.text_output, pad=pad_id(text, tokenizer), summary="first" if first else "last"
-        ),
-        tokenizer=tokenizer,
-        transform=transform,
-        config=config,
-        name=f"towers:{short_name(sources[0])},{short_name(sources[1])}",
-    )
+Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
-def _image(source: str, config: BackboneConfig) -> tuple[HubImageTower, PhotoTransform]:
-    described = load_config(source)
-    vision = getattr(described, "vision_config", described)
-    side = getattr(vision, "image_size", None)
-    if side is None or not hasattr(vision, "patch_size"):
-        raise UsageError(
-            f"{source} ({described.model_type}) is not an image transformer with patches — give one such as DINOv2 or "
-            "ViT first, the text tower second"
+class Joints(NamedTuple):
+    """Where a tower can be opened for prompts and adapters."""
+
+    words: nn.Embedding | None
+    """Its output is the word embeddings; None in image towers."""
+    entry: nn.Module | None
+    """Its output is embeddings with positions; None: the input of the first block is that."""
+
+
+class Tower(nn.Module):
+    """One side of a backbone."""
+
+    dim: int
+    """Of a token that comes out."""
+    width: int
+    """Of a token between the blocks."""
+    edits: tuple[Any, ...] = ()
+    """What :func:`vacsr.backbones.edits.edited` changes at the moment."""
+
+    @abstractmethod
+    def blocks(self) -> list[nn.Module]:
+        """Its repeated layers, input first."""
+
+    @abstractmethod
+    def finish(self, tokens: Tensor) -> Tensor:
+        """What follows the last block: norm and projection, where the output asks for them. [..., W] -> [..., D]"""
+
+    @abstractmethod
+    def set_checkpointing(self, on: bool, contexts: Contexts) -> None:
+        """Recompute the blocks' activations; ``contexts`` is torch.utils.checkpoint's ``context_fn``."""
+
+    @abstractmethod
+    def architecture(self) -> dict[str, Any]:
+        """What builds the same tower with other weights, as JSON."""
+
+    def unused(self) -> list[nn.Parameter]:
+        """Parameters that no token passes."""
+        return []
+
+    def joints(self) -> Joints:
+        """Where prompts and adapters go in."""
+        raise UsageError(f"{type(self).__name__} cannot be given prompts or adapters — use clip: or tiny: towers")
+
+
+class ImageTower(Tower):
+    """Normalised pixels to tokens; ``forward(pixels [B, 3, S, S]) -> [B, L, D]``."""
+
+    class_token: bool
+    """The first token speaks for the whole photo."""
+
+
+class TextTower(Tower):
+    """Token ids to token vectors; ``forward(ids [B, L] int64, mask [B, L] bool) -> [B, L, D]``."""
+
+    context: int
+    """Longest row it takes."""
+    pad: int
+    """The id that fills a row's end."""
+    summary: Literal["first", "last"]
+    """Which real token speaks for the whole caption; with ``fills`` the last position, real or not."""
+    fills: bool = False
+    """Trained on rows filled up to ``context`` with padding it attends to (SigLIP): they are filled here too."""
+
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """How many ids it knows; a tokenizer may hold more."""
+
+
+class TowerBackbone(Backbone):
+    """Two towers. They have no dropout of their own: whatever training drops is drawn by seed, outside of them."""
+
+    special: Tensor
+    ordinary: Tensor
+
+    def __init__(
+        self,
+        image: ImageTower,
+        text: TextTower,
+        *,
+        tokenizer: Tokenizer,
+        transform: PhotoTransform,
+        config: BackboneConfig,
+        name: str,
+    ) -> None:
+        super().__init__()
+        if config.pooling == "cls" and not image.class_token:
+            raise UsageError(f"{name} has no class token for images — set backbone.pooling to gpo or mean")
+        self.image, self.text = image, text
+        self.image_dim, self.text_dim = image.dim, text.dim
+        self.tokenizer, self.transform, self.config, self.name = tokenizer, transform, config, name
+        self.image_variance: nn.Module | None = None
+        self.text_variance: nn.Module | None = None
+        self.checkpointing = False
+        self._compiled: set[nn.Module] = set()
+        for parameter in self.unused_params():
+            parameter.requires_grad_(False)
+        self._register_ids()
+        self.set_checkpointing(config.checkpointing)
+
+    def _register_ids(self) -> None:
+        """Keep the ids that augmentation needs where the towers are, but not with the weights."""
+        device, known = next(self.parameters()).device, self.text.vocabulary()
+        ordinary = [number for number in self.tokenizer.ordinary() if number < known]
+        for name, ids in (("special", self.tokenizer.special), ("ordinary", ordinary)):
+            self.register_buffer(name, torch.tensor(ids, dtype=torch.int64, device=device), persistent=False)
+
+    @property
+    def spread_dims(self) -> tuple[int, int]:
+        """A branch's tokens pass neither norm nor projection."""
+        return self.image.width, self.text.width
+
+    def tokenize(self, captions: Sequence[str]) -> Tensor:
+        """Token ids, −1 after the end; L is the longest caption, cut at the context. -> [M, L] int32"""
+        return pad(self.tokenizer.encode(list(captions)))
+
+    def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
+        """Bytes of any size, resized to the tower's here; ``noise`` crops, flips and drops tokens.
+
+        ``mix`` blends the photos as the tower would see them, each cropped for itself. uint8 [B, 3, H, W] -> [B, L, D]
+        """
+        pixels = self._prepared(images, noise)
+        if mix is not None:
+            others = None if noise is None else replace(noise, rows=mix.rows)
+            partners = pixels.flip(0) if mix.images is None else self._prepared(mix.images, others)
+            pixels = blend(pixels, partners, mix.mixture)
+        values, spread = self._run(self.image, self.image_variance, pixels)
+        mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+        if noise is not None:
+            mask = drop_image_tokens(mask, noise, rate=self.config.augment.image_tokens)
+        return Tokens(values, mask, torch.zeros(len(values), dtype=torch.int64, device=values.device), spread)
+
+    def _prepared(self, images: Tensor, noise: RowNoise | None) -> Tensor:
+        """Cropped, flipped, resized and normalised. uint8 [B, 3, H, W] -> [B, 3, S, S]"""
+        augment, (height, width) = self.config.augment, images.shape[-2:]
+        size, pixels = self.transform.size, images
+        if noise is not None and (augment.crop != (1.0, 1.0) or augment.flip > 0.0):
+            boxes = draw_boxes(noise, augment, height=height, width=width)
+            pixels = resize(images, boxes, size=size, resample="bilinear")
+        elif (height, width) != (size, size):
+            pixels = resize(images, whole(images), size=size, resample=self.transform.resample)
+        return self.transform.normalize(pixels)
+
+    def encode_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
+        """Rows of :meth:`tokenize`; ``noise`` masks, replaces and drops words. int [B, L] -> [B, L, D]"""
+        if texts.shape[1] > self.text.context:
+            raise ShapeMismatch(
+                f"captions are {texts.shape[1]} tokens long, the text tower takes {self.text.context} — "
+                "tokenize them with this backbone"
+            )
+        if noise is not None:
+            vocabulary = Vocabulary(self.special, self.ordinary, self.tokenizer.mask)
+            texts = change_words(texts, noise, self.config.augment, vocabulary=vocabulary)
+        if self.text.fills:
+            texts = functional.pad(texts, (0, self.text.context - texts.shape[1]), value=-1)
+        mask = texts >= 0
+        ids = torch.where(mask, texts, self.text.pad).long()
+        values, spread = self._run(self.text, self.text_variance, ids, mask)
+        return Tokens(values, mask, self._summary(mask), spread)
+
+    def _summary(self, mask: Tensor) -> Tensor:
+        """[B, L] -> [B]"""
+        if self.text.fills:
+            return torch.full_like(mask[:, 0], mask.shape[1] - 1, dtype=torch.int64)
+        if self.text.summary == "first":
+            return torch.zeros_like(mask[:, 0], dtype=torch.int64)
+        return (mask.sum(dim=1) - 1).clamp(min=0)
+
+    def _run(self, tower: Tower, branch: nn.Module | None, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A tower's tokens, and those of its branch, which gets what the last block gets. -> [B, L, D], [B, L, W]"""
+        with self._eager():
+            if branch is None:
+                return tower(*inputs), None
+            calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+            # A compiled block may skip its hooks, so the last block is not compiled where it has a branch beside it.
+            with tower.blocks()[-1].register_forward_pre_hook(
+                lambda _block, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
+            ):
+                values: Tensor = tower(*inputs)
+            args, kwargs = calls[0]
+            if self.checkpointing and torch.is_grad_enabled():
+                out = checkpoint(branch, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            else:
+                out = branch(*args, **kwargs)
+        return values, out[0] if isinstance(out, tuple) else out
+
+    def fit(self, pairs: Any) -> None:
+        """Learn the words of the training captions, where the tokenizer counts words and has none yet.
+
+        A tower that was fitted keeps its words, so that a trained one can be trained on.
+        """
+        if not hasattr(pairs, "photos"):
+            raise UsageError(
+                f"backbone '{self.config.spec}' reads photos, these data are cached features — set "
+                "backbone.spec=features:, or give photos such as data.pairs=folder:DIR"
+            )
+        self.fit_words(pairs.captions)
+
+    def fit_words(self, captions: Sequence[str]) -> None:
+        """The same from captions alone."""
+        resize_words = getattr(self.text, "resize", None)
+        if isinstance(self.tokenizer, WordTokenizer) and not self.tokenizer.words and resize_words is not None:
+            self.tokenizer.fit(captions, limit=self.text.architecture()["words"])
+            resize_words(len(self.tokenizer))
+            self._register_ids()
+
+    def tower_params(self) -> dict[str, TowerParams]:
+        """Parameters by tower and depth; together they are all that can be trained in the towers."""
+        return {name: _by_depth(name, tower) for name, tower in (("image", self.image), ("text", self.text))}
+
+    def unused_params(self) -> list[nn.Parameter]:
+        """Of both towers."""
+        return [*self.image.unused(), *self.text.unused()]
+
+    def add_variance(self) -> None:
+        """Give both towers a branch that variances are made from: a second last block, as PCME++ has it."""
+        self.set_checkpointing(False)  # so that nothing of it is copied
+        self.image_variance, self.text_variance = (
+            _second_block(tower.blocks()[-1], self.config.variance_block) for tower in (self.image, self.text)
         )
-    own = _DINOV2_SIDE if vision.model_type.startswith("dinov2") else side
-    transform = own_transform(source, config, usual=PhotoTransform(own if isinstance(own, int) else own[0]))
-    model = _model(described, source, config)
-    return HubImageTower(model, output=config.image_output, size=transform.size), transform
+        self.set_checkpointing(self.config.checkpointing)
+
+    def variance_params(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """The branches' parameters by tower; none where there are no branches."""
+        branches = {"image": self.image_variance, "text": self.text_variance}
+        return {name: [] if branch is None else list(branch.named_parameters()) for name, branch in branches.items()}
+
+    def compile_blocks(self, on: bool) -> None:
+        """torch.compile the blocks, or go on without. A block that is compiled stays so, and is run eagerly."""
+        self.compiled = on
+        if on:
+            for tower, branch in ((self.image, self.image_variance), (self.text, self.text_variance)):
+                blocks = tower.blocks()
+                for block in blocks if branch is None else [*blocks[:-1], branch]:
+                    if block not in self._compiled:
+                        block.compile(dynamic=False)
+                        self._compiled.add(block)
+
+    def _eager(self) -> AbstractContextManager[Any]:
+        """Switches compiled blocks off where they are not wanted."""
+        if self._compiled and not self.compiled:
+            stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+            return stance
+        return nullcontext()
+
+    def set_checkpointing(self, on: bool) -> None:
+        """Recompute the blocks' activations in the backward pass, or keep them."""
+        from vacsr.backbones.edits import recomputing
+
+        self.checkpointing = on
+        for tower in (self.image, self.text):
+            tower.set_checkpointing(on, recomputing(tower))
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> TowerBackbone:
+        """The mode of the towers decides nothing but whether they may recompute, so checkpointing keeps it on."""
+        super().train(mode)
+        for tower in (self.image, self.text):
+            tower.train(mode or self.checkpointing)
+        return self
+
+    def provenance(self) -> Provenance:
+        """The towers by name, how inputs are prepared, and a hash of the present weights."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+        outputs = f"{self.config.image_output}/{self.config.text_output} tokens"
+        prepared = f"{self.transform.describe()}; {self.tokenizer.context} tokens; {outputs}"
+        return Provenance(self.name, prepared, digest.hexdigest()[:12])
+
+    def save_assets(self, folder: Path) -> None:
+        """Write what besides the weights rebuilds this backbone: architectures, tokenizer, transform."""
+        saved = {
+            "name": self.name,
+            "image": self.image.architecture(),
+            "text": self.text.architecture(),
+            "tokenizer": self.tokenizer.save(folder),
+            "transform": asdict(self.transform),
+        }
+        write_json(folder / ASSETS, saved)  # last: a folder without it was not written to the end
 
 
-def _model(described: Any, source: str, config: BackboneConfig) -> Any:
-    return fresh_model(described) if config.weights == "random" else load_model(source, described)
+Rebuild = Callable[[Mapping[str, Any], Mapping[str, Any], Tokenizer], tuple[ImageTower, TextTower]]
 
 
-def _tokenizer(source: str, config: BackboneConfig, *, text: Any) -> Tokenizer:
-    own = context_of(text)
-    if config.weights == "random" and not has_tokenizer(source):
-        return ByteTokenizer(text.config.vocab_size, context=choose_context(config.context, own=own))
-    tokenizer = load_tokenizer(source)
-    own = min(own, int(tokenizer.model_max_length))
-    return HubTokenizer(tokenizer, context=choose_context(config.context, own=own))
+def rebuild(config: BackboneConfig, folder: Path, towers: Rebuild) -> TowerBackbone:
+    """From what :meth:`TowerBackbone.save_assets` wrote, with fresh weights; needs no network and no checkpoint.
+
+    ``towers`` builds the two from their ``architecture()``.
+    """
+    path = folder / ASSETS
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        written = saved["transform"]
+        transform = PhotoTransform(**{**written, "mean": tuple(written["mean"]), "std": tuple(written["std"])})
+        tokenizer = read_tokenizer(saved["tokenizer"], folder)
+        image, text = towers(saved["image"], saved["text"], tokenizer)
+        return TowerBackbone(
+            image, text, tokenizer=tokenizer, transform=transform, config=config, name=str(saved["name"])
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} does not describe a backbone ({error!r}) — save the model again") from error
 
 
-def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
-    return load_towers(config) if source.assets is None else read_backbone(config, source.assets)
+def _second_block(last: nn.Module, start: Literal["fresh", "copy"]) -> nn.Module:
+    """A block like ``last``, with torch's own initialisation or with the same weights.
+
+    What has no initialisation of its own (the layer scale of DINOv2) keeps the weights of ``last``.
+    """
+    block = deepcopy(last)
+    if start == "fresh":
+        for module in [*block.modules()][::-1]:  # a block that begins in a special way has the last word
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+    return block
 
 
-def _check(config: BackboneConfig) -> None:
-    _sources(config)
-    if config.image_output == "projected":  # a text tower may have a head of its own (SigLIP)
-        raise UsageError("towers: has no projection per token of images — set image_output to norm or hidden")
-
-
-def _sources(config: BackboneConfig) -> list[str]:
-    sources = [part.strip() for part in config.spec.partition(":")[2].split(",")]
-    if len(sources) != 2 or not all(sources):
-        raise UsageError(f"{config.spec!r} does not name two towers — write towers:IMAGE,TEXT (folders or ids)")
-    return sources
-
-
-SCHEME = Scheme("towers:IMAGE,TEXT", _load, _check, pretrained=True)
+def _by_depth(side: str, tower: Tower) -> TowerParams:
+    depths = {id(p): depth for depth, block in enumerate(tower.blocks()) for p in block.parameters()}
+    unused = set(map(id, tower.unused()))
+    blocks: list[list[tuple[str, nn.Parameter]]] = [[] for _ in tower.blocks()]
+    stem: list[tuple[str, nn.Parameter]] = []
+    for name, parameter in tower.named_parameters(prefix=side):
+        if id(parameter) not in unused:
+            (blocks[depths[id(parameter)]] if id(parameter) in depths else stem).append((name, parameter))
+    return TowerParams(stem, blocks)

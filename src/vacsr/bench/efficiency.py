@@ -91,11 +91,12 @@ def random_photos(batch: int, *, words: int) -> PhotoSet:
 
 def count_parameters(model: MatchingModel) -> tuple[int, int]:
     """All parameters, and those that the method adds to towers, pooling and heads."""
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = model.count_parameters()
     plain = [model.backbone, model.image_head, model.text_head, model.image_pool, model.text_pool]
     shared = sum(p.numel() for module in plain for p in module.parameters())
-    # A variance branch is part of the towers but belongs to the method.
+    # A variance branch is part of the towers but belongs to the method; unused parameters were not counted.
     shared -= sum(p.numel() for branch in model.backbone.variance_params().values() for _, p in branch)
+    shared -= sum(p.numel() for p in model.backbone.unused_params())
     return total, total - shared
 
 

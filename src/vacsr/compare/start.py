@@ -18,7 +18,8 @@ from vacsr.fewshot.config import FewshotRecipe
 from vacsr.methods import build_method
 from vacsr.train.run import clear_folder, run_lock
 
-_FREE = ("start", "weights", "augment", "checkpointing")  # in these a cell may differ from what it starts from
+# In these a cell may differ from what it starts from.
+_FREE = ("start", "weights", "augment", "variance_block", "checkpointing")
 
 
 def start_cell(table: Table, missing: Sequence[Cell]) -> Cell | None:

@@ -115,10 +115,14 @@ class BackboneConfig(Config):
     """Side of the square the image tower sees; 0 takes the tower's own."""
     resize: Literal["whole", "center"] = "whole"
     """The whole photo squeezed into the square, or its centre crop as in the towers' own processors."""
+    resample: Literal["own", "bicubic", "bilinear"] = "own"
+    """Filter that photos are resized with: the tower's own (CLIP: bicubic), or this one; PCME++ resizes bilinearly."""
     pixel_stats: Literal["own", "imagenet"] = "own"
     """Mean and deviation of pixels: the tower's own, or ImageNet's, as PCME++ uses with CLIP."""
     context: Annotated[int, Field(ge=0)] = 0
     """Longest caption in tokens, start and end included; 0 takes the text tower's own. Longer ones are cut."""
+    variance_block: Literal["fresh", "copy"] = "fresh"
+    """Initial weights of the extra block that variances come from: fresh, as in PCME++, or a copy of the last block."""
     checkpointing: bool = False
     """Recompute the towers' activations in the backward pass: less memory, a third more time."""
     augment: AugmentConfig = AugmentConfig()

@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vacsr.backbones.inputs import PhotoReader, Progress
-from vacsr.backbones.preprocess import PhotoTransform
+from vacsr.backbones.images import PhotoReader, PhotoTransform, Progress
 from vacsr.config import BackboneConfig, MethodConfig
 from vacsr.config.io import parse
 from vacsr.data.fewshot import LabelledPhotos

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vacsr.backbones.preprocess import PhotoTransform
-from vacsr.backbones.randaugment import DRAWS, randaugment
+from vacsr.backbones.augment import DRAWS, randaugment
+from vacsr.backbones.images import PhotoTransform
 from vacsr.data.fewshot import LabelledPhotos
 from vacsr.data.photos import Photos
 from vacsr.fewshot.config import FewshotTrainConfig

@@ -138,6 +138,8 @@ class Method(nn.Module, ABC):
     """2 for methods that train two networks on each other's choices; their embeddings are then joined."""
     log_var_start: float | None = None
     """Set by methods that give each item a variance: its logarithm at the start."""
+    variance_norm: float | None = None
+    """The weight that a LayerNorm on logσ² starts with; None for no norm."""
     pair_width: int = 1
     """Numbers that the loss holds per pair; sets the size of a strip."""
     mix: MixConfig | None = None

@@ -54,7 +54,7 @@ class Daa(Method):
     def __init__(self, config: DaaConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
         self.base: Method = method_entry(config.base.name).method(config.base, dim=dim)
-        self.log_var_start = self.base.log_var_start
+        self.log_var_start, self.variance_norm = self.base.log_var_start, self.base.variance_norm
         self.words: WordTable | None = None  # of the training captions; saved models do without
 
     def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:

@@ -51,6 +51,7 @@ class Pcme(GaussianMethod):
 
     config: PcmeConfig
     pairwise = True
+    variance_norm = 0.01
 
     def __init__(self, config: PcmeConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)

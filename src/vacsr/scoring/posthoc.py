@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones import scheme_of
-from vacsr.backbones.inputs import TowerInputs
+from vacsr.backbones.images import TowerInputs
 from vacsr.config import BackboneConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError

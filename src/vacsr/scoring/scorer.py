@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vacsr.backbones.inputs import PhotoReader, Reader, TowerInputs, tower_inputs
+from vacsr.backbones.images import PhotoReader, Reader, TowerInputs, tower_inputs
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.listed import ListedPhotos, Picture
 from vacsr.errors import DataError, EnvironmentProblem, ShapeMismatch, UsageError
@@ -205,7 +205,7 @@ class PairScorer:
     def score_set(self, pairs: PairSet | PhotoSet, *, inputs: TowerInputs | None = None) -> PairScores:
         """Every pair of a data set, after checking that it is of the kind the model was trained on.
 
-        ``inputs``: :func:`vacsr.backbones.inputs.tower_inputs` of the set, where it is scored more than once.
+        ``inputs``: :func:`vacsr.backbones.images.tower_inputs` of the set, where it is scored more than once.
         """
         self.check_set(pairs)
         if not len(pairs):

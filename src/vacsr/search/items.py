@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vacsr.backbones.inputs import PhotoReader
+from vacsr.backbones.images import PhotoReader
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.sources import StoredPhotos
 from vacsr.scoring import PairScorer

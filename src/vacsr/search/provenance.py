@@ -10,7 +10,8 @@ import torch
 from vacsr.errors import UsageError
 from vacsr.model import MatchingModel
 
-_NOT_SEEN = ("start", "weights", "augment", "checkpointing")  # of the backbone's settings: these change no embedding
+# Settings of the backbone that change no embedding.
+_NOT_SEEN = ("start", "weights", "augment", "variance_block", "checkpointing")
 
 
 def model_digest(model: MatchingModel, *, method: bool = True) -> str:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vacsr.backbones.inputs import KeptPhotos, PhotoReader, Progress, Reader, tower_inputs
-from vacsr.backbones.mixing import Mixture, Partners, draw_mixture, mixed_labels
+from vacsr.backbones.augment import Mixture, Partners, draw_mixture, mixed_labels
+from vacsr.backbones.images import DecodedPhotos, PhotoReader, Progress, Reader, tower_inputs
 from vacsr.config import DataConfig, MixConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
@@ -197,7 +197,7 @@ class PairLoader:
         if isinstance(self.reader, PhotoReader):
             size = self.reader.bytes / 2**30
             return f"they take {size:.1f} GiB, data.cache_gb allows less — set data.cache_gb={math.ceil(size)}"
-        assert isinstance(self.reader, KeptPhotos), "there are no other readers"
+        assert isinstance(self.reader, DecodedPhotos), "there are no other readers"
         size = self.reader.pixels.nbytes / 2**30
         return f"they take {size:.1f} GiB, more than half of the GPU's free memory — set a smaller data.photo_size"
 
@@ -220,7 +220,7 @@ def build_loader(
         size=config.photo_size, workers=config.workers, cache_gb=config.cache_gb, draft=True, progress=progress,
     )  # fmt: skip
     texts = inputs.texts.to(device)
-    if isinstance(inputs.images, KeptPhotos):
+    if isinstance(inputs.images, DecodedPhotos):
         pixels = inputs.images.pixels
         if device.type == "cpu" or pixels.nbytes <= _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
             return PairLoader(pixels.to(device), texts, labels, world=world)

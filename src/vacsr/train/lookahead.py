@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vacsr.backbones.tokens import Tokens
+from vacsr.backbones.base import Tokens
 from vacsr.methods.base import Embedding, Neighbours
 from vacsr.model import MatchingModel, Network
 from vacsr.pairwise import same_image

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vacsr.backbones.inputs import TowerInputs, tower_inputs
+from vacsr.backbones.images import TowerInputs, tower_inputs
 from vacsr.config import BackboneConfig, Config, DataConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import UsageError

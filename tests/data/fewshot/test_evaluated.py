@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vacsr.backbones.preprocess import PhotoTransform
+from vacsr.backbones.images import PhotoTransform
 from vacsr.data.fewshot import COOP_SETS
 from vacsr.evaluate.fewshot import fewshot_result
 from vacsr.fewshot.config import FewshotDataConfig

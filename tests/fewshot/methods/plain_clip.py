@@ -146,7 +146,8 @@ def plain_sentence(clip: ClipModel, ids: Sequence[int], plain: Plain = NOTHING, 
 def plain_finish(clip: ClipModel, side: str, token: Tensor) -> Tensor:
     """The final norm and projection of one token, not normalised. [W] -> [d]"""
     w = {name: tensor for name, tensor in clip.named_parameters()}
-    normed = norm(token, w[f"backbone.{side}.norm.weight"], w[f"backbone.{side}.norm.bias"])
+    name = {"image": "post_layernorm", "text": "final_layer_norm"}[side]
+    normed = norm(token, w[f"backbone.{side}.model.{name}.weight"], w[f"backbone.{side}.model.{name}.bias"])
     return w[f"backbone.{side}.projection.weight"] @ normed
 
 

@@ -160,7 +160,10 @@ def test_tiny_towers(depth: int) -> None:
     images = [layer(tokens) for layer, tokens in zip(method.prompts.maps, texts, strict=True)]
     assert len(texts) == min(depth, 4)
     tower = clip.backbone.image
-    x = torch.cat((tower.start.expand(2, 1, -1), tower.stem(pixels).flatten(2).transpose(1, 2)), dim=1) + tower.places
+    x = (
+        torch.cat((tower.start.expand(2, 1, -1), tower.stem(pixels).flatten(2).transpose(1, 2)), dim=1)
+        + tower.positions
+    )
     x = torch.cat((x, torch.zeros(2, 2, 16, dtype=x.dtype)), dim=1)
     for number, block in enumerate(tower.layers):
         if number < len(images):
@@ -171,7 +174,7 @@ def test_tiny_towers(depth: int) -> None:
     for row in prompt_rows(clip, CLASSES):
         ids = row[row >= 0]
         y = tower.words(ids)
-        y = torch.cat((y[:1], texts[0], y[3:])) + tower.places[: len(ids)]
+        y = torch.cat((y[:1], texts[0], y[3:])) + tower.positions[: len(ids)]
         for number, block in enumerate(tower.layers):
             y = torch.cat((y[:1], texts[number], y[3:])) if 0 < number < len(texts) else y
             y = block(y[None])[0]

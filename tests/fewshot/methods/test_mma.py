@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.backbones import load_backbone
-from vacsr.backbones.base import TowerBackbone
+from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import BackboneConfig
 from vacsr.fewshot.methods.base import ClassSet, ShotBatch
 from vacsr.fewshot.methods.clip import ClipModel
@@ -211,12 +211,12 @@ def test_tiny_towers() -> None:
         return tokens
 
     patches = tower.stem(pixels).flatten(2).transpose(1, 2)
-    first = torch.cat((tower.start.expand(2, 1, -1), patches), dim=1) + tower.places
+    first = torch.cat((tower.start.expand(2, 1, -1), patches), dim=1) + tower.positions
     image = run(first, blocks=tower.layers, adapters=method.image_adapters)[:, 0]
     features = []
     for name in ("red fox", "cat", "a boat"):
         ids = method.clip.tokens([f"a photo of a {name}."])
-        words = text.words(ids) + text.places[: ids.shape[1]]
+        words = text.words(ids) + text.positions[: ids.shape[1]]
         last = run(words, blocks=text.layers, adapters=method.text_adapters)[:, -1]
         features.append(method.clip.text_map(text.norm(last)))
     expected = 20 * nn.functional.cosine_similarity(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.backbones import load_backbone
-from vacsr.backbones.base import TowerBackbone
+from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import BackboneConfig
 from vacsr.fewshot.methods.base import ClassSet, ShotBatch
 from vacsr.fewshot.methods.clip import ClipModel
@@ -68,7 +68,10 @@ class Features:
         )
         last = [plain_image_tokens(clip, photo, image) for photo in pixels]
         self.of_class = torch.stack([unit(plain_finish(clip, "image", tokens[0])) for tokens in last])
-        weight, bias = w["clip.backbone.image.norm.weight"], w["clip.backbone.image.norm.bias"]
+        weight, bias = (
+            w["clip.backbone.image.model.post_layernorm.weight"],
+            w["clip.backbone.image.model.post_layernorm.bias"],
+        )
         means = [sum(norm(tokens[1 + i], weight, bias) for i in range(TOKENS)) / TOKENS for tokens in last]
         projection = next(p for name, p in w.items() if name.startswith("projection."))
         self.of_rep = torch.stack([unit(projection @ mean) for mean in means])
@@ -284,14 +287,14 @@ def test_tiny_towers(pooling: str, start: str) -> None:
         return tokens[:, place] if pooling == "cls" else tokens.mean(dim=1)
 
     patches = tower.stem(pixels).flatten(2).transpose(1, 2)
-    first = torch.cat((tower.start.expand(2, 1, -1), patches), dim=1) + tower.places
+    first = torch.cat((tower.start.expand(2, 1, -1), patches), dim=1) + tower.positions
     image = tower.norm(run(first, blocks=tower.layers, maps=method.image_maps))
     of_class = nn.functional.normalize(method.clip.image_map(pooled(image, 0)), dim=1)
     of_rep = nn.functional.normalize(method.projection(image[:, 1 : 1 + TOKENS].mean(dim=1)), dim=1)
     features = []
     for name in ("red fox", "cat", "a boat"):  # one by one: no padding
         ids = method.clip.tokens([f"{name} texture."])
-        words = text.words(ids) + text.places[: ids.shape[1]]
+        words = text.words(ids) + text.positions[: ids.shape[1]]
         last = text.norm(run(words, blocks=text.layers, maps=method.text_maps))
         features.append(nn.functional.normalize(method.clip.text_map(pooled(last, -1)), dim=1))
     expected = 20 * (0.7 * of_class + 0.3 * of_rep) @ torch.cat(features).T

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from vacsr.backbones.preprocess import PhotoTransform
+from vacsr.backbones.images import PhotoTransform
 from vacsr.errors import UsageError
 from vacsr.scoring import PairScorer
 from vacsr.search import open_index

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones import TowerBackbone, load_backbone, scheme_of
-from vacsr.backbones.base import Tower
-from vacsr.backbones.edits import TowerEdits, edited, token_width
+from vacsr.backbones.edits import TowerEdits, edited
+from vacsr.backbones.towers import Tower
 from vacsr.config import BackboneConfig
 from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.methods.infonce import InfoNCE
@@ -37,7 +37,7 @@ class ClipModel(nn.Module):
         super().__init__()
         self.backbone, self.image_map, self.text_map = backbone, image_map, text_map
         self.scale, self.dim = scale, dim
-        self.image_width, self.text_width = token_width(backbone.image), token_width(backbone.text)
+        self.image_width, self.text_width = backbone.image.width, backbone.text.width
         self.mean = backbone.config.pooling == "mean"
         self.freeze()
 

@@ -24,8 +24,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.backbones.base import Tower
 from vacsr.backbones.edits import TowerEdits
+from vacsr.backbones.towers import Tower
 from vacsr.config.base import MethodConfig, register
 from vacsr.fewshot.methods.base import (
     PUBLIC_FRAME,

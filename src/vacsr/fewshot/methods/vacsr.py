@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vacsr.adapter import AdapterConfig, VariationalAdapter
-from vacsr.backbones.base import Tower
+from vacsr.backbones.towers import Tower
 from vacsr.config.base import MethodConfig, method_entry, register
 from vacsr.errors import UsageError
 from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from vacsr.backbones.preprocess import PhotoTransform
+from vacsr.backbones.images import PhotoTransform
 from vacsr.data import PhotoSet
 from vacsr.data.decode import decode_photo
 from vacsr.data.photos import Photos

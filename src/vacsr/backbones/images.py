@@ -1,0 +1,298 @@
+"""From photos to the squares that a tower sees, with PIL and torch alone: decode, resize, crop, normalise."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vacsr.errors import DataError, UsageError
+
+Triple = tuple[float, float, float]
+Resample = Literal["bicubic", "bilinear"]
+
+IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
+IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
+
+FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+_ROOM = 2**24  # pixels between source and square, per photo; several threads work at once
+_CHUNK = 256  # photos between two reports of progress
+
+
+Progress = Callable[[int, int], None]
+"""Called with how many of how many are done."""
+
+
+@dataclass(frozen=True)
+class PhotoTransform:
+    """How a tower wants its photos."""
+
+    size: int
+    """S, the side of the square."""
+    mean: Triple = IMAGENET_MEAN
+    """Per channel, of pixels in 0-1."""
+    std: Triple = IMAGENET_STD
+    resample: Resample = "bicubic"
+    resize: Literal["whole", "center"] = "whole"
+    """The whole photo squeezed into the square, or its centre."""
+    short: int = 0
+    """With `center`: the shorter side before the square is cut; 0 means S."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or (self.short and self.short < self.size):
+            raise UsageError(f"a square of {self.size} cut from a shorter side of {self.short} — give 1 ≤ size ≤ short")
+
+    def pixels(self, photo: Image.Image, *, size: int = 0) -> Tensor:
+        """The square as bytes; ``size`` asks for another side, as training does to crop from it. -> uint8 [3, S, S]"""
+        side = size or self.size
+        try:
+            if 0 in photo.size:
+                raise ValueError("it is empty")
+            rgb = photo if photo.mode == "RGB" else photo.convert("RGB")
+            square = self._whole(rgb, side) if self.resize == "whole" else self._centre(rgb, side)
+        except (ArithmeticError, MemoryError, ValueError) as error:
+            width, height = photo.size
+            raise DataError(
+                f"a photo of {width:,} × {height:,} pixels cannot be made a square of {side} "
+                f"({str(error) or type(error).__name__}) — cut it to an ordinary shape, or leave it out"
+            ) from error
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
+
+    def shorter_side(self, *, size: int = 0) -> int:
+        """What a photo needs on its shorter side for nothing to be enlarged; ``size`` as for :meth:`pixels`.
+
+        >>> PhotoTransform(224).shorter_side(), PhotoTransform(224, resize="center", short=256).shorter_side()
+        (224, 256)
+        """
+        side = size or self.size
+        return side if self.resize == "whole" else max(side, round(side * self.short / self.size))
+
+    def _whole(self, photo: Image.Image, side: int) -> Image.Image:
+        if photo.width < side and side * photo.height > _ROOM:  # Pillow would widen every row before it drops most
+            photo = photo.resize((photo.width, side), FILTERS[self.resample])
+        return photo.resize((side, side), FILTERS[self.resample])
+
+    def _centre(self, photo: Image.Image, side: int) -> Image.Image:
+        """As the public processors do: the shorter side to ``short``, the longer rounded down, whole offsets."""
+        short = self.shorter_side(size=side)
+        longest = min(photo.size) * max(2, _ROOM // (short * short))
+        if max(photo.size) > longest:  # a strip: all but its middle would be resized in vain, and may not fit in memory
+            left, top = (max(0, extent - longest) // 2 for extent in photo.size)
+            photo = photo.crop((left, top, photo.width - left, photo.height - top))
+        width, height = photo.size
+        scaled = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
+        left, top = (scaled[0] - side) // 2, (scaled[1] - side) // 2
+        return photo.resize(scaled, FILTERS[self.resample]).crop((left, top, left + side, top + side))
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Bytes (or floats in 0-255) to what the tower was trained on. [B, 3, S, S] -> float32 [B, 3, S, S]"""
+        channels = zip(pixels.unbind(1), self.mean, self.std, strict=True)
+        # Plain numbers, not a tensor of them: copying one to a GPU would wait for it, and break a captured graph.
+        return torch.stack([(x.float() - 255.0 * mean) / (255.0 * std) for x, mean, std in channels], dim=1)
+
+    def describe(self) -> str:
+        """One line that changes when the pixels do.
+
+        >>> PhotoTransform(224).describe()
+        '224 whole bicubic, mean 0.4850 0.4560 0.4060, std 0.2290 0.2240 0.2250'
+        """
+        cut = f"center of {self.short or self.size}" if self.resize == "center" else "whole"
+        mean, std = (" ".join(f"{x:.4f}" for x in triple) for triple in (self.mean, self.std))
+        return f"{self.size} {cut} {self.resample}, mean {mean}, std {std}"
+
+
+class Boxes(NamedTuple):
+    """One rectangle per photo, in pixels, and whether it is mirrored. All [B]."""
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+    flip: Tensor
+
+
+def whole(images: Tensor) -> Boxes:
+    """Each photo entire, not mirrored."""
+    batch, height, width = images.shape[0], images.shape[-2], images.shape[-1]
+    zero = torch.zeros(batch, device=images.device)
+    return Boxes(zero, zero, zero + height, zero + width, torch.zeros_like(zero, dtype=torch.bool))
+
+
+def resize(images: Tensor, boxes: Boxes, *, size: int, resample: Resample) -> Tensor:
+    """Each photo's box as a square; equals PIL's crop and resize before its rounding. [B, 3, H, W] -> [B, 3, S, S]
+
+    Values stay float32 but within 0-255, also between the two passes, as PIL's bytes do: cubic filters overshoot.
+    """
+    batch, channels, height, width = images.shape
+    rows = line_weights(boxes.top, boxes.height, pixels=height, size=size, resample=resample)
+    columns = line_weights(boxes.left, boxes.width, pixels=width, size=size, resample=resample)
+    columns = torch.where(boxes.flip[:, None, None], columns.flip(1), columns)
+    with torch.autocast(images.device.type, enabled=False):  # eight bits of bfloat16 are fewer than a pixel's
+        narrow = (images.float().reshape(batch, channels * height, width) @ columns.transpose(1, 2)).clamp(0.0, 255.0)
+        out = rows.unsqueeze(1) @ narrow.view(batch, channels, height, size)
+    return out.clamp(0.0, 255.0)
+
+
+def line_weights(start: Tensor, extent: Tensor, *, pixels: int, size: int, resample: Resample) -> Tensor:
+    """What each of ``pixels`` gives to each of ``size`` outputs that cover [start, start+extent). [B] -> [B, S, P]
+
+    The filter widens with the scale when shrinking, as PIL's does, and ends at the box, as after a crop.
+    """
+    kernel, scale = _KERNELS[resample], (extent / size).view(-1, 1, 1)
+    centre = start.view(-1, 1, 1) + (torch.arange(size, device=start.device).view(1, -1, 1) + 0.5) * scale
+    pixel = torch.arange(pixels, device=start.device).view(1, 1, -1) + 0.5
+    inside = (pixel > start.view(-1, 1, 1)) & (pixel < (start + extent).view(-1, 1, 1))
+    weight = kernel((pixel - centre) / scale.clamp(min=1.0)) * inside
+    return weight / weight.sum(dim=-1, keepdim=True)
+
+
+def _triangle(x: Tensor) -> Tensor:
+    return (1.0 - x.abs()).clamp(min=0.0)
+
+
+def _cubic(x: Tensor) -> Tensor:
+    """Keys' cubic with a = −1/2, as PIL has it."""
+    x = x.abs()
+    near = (1.5 * x - 2.5) * x * x + 1.0
+    far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
+    return torch.where(x < 1.0, near, torch.where(x < 2.0, far, torch.zeros_like(x)))
+
+
+_KERNELS = {"bilinear": _triangle, "bicubic": _cubic}
+
+
+class Photos(Protocol):
+    """Photos by row."""
+
+    def __len__(self) -> int: ...
+
+    def open(self, row: int, *, side: int = 0) -> Image.Image:
+        """A decoded photo; ``side``: a fraction of it will do where that leaves so many pixels on the shorter side."""
+
+
+class Reader(Protocol):
+    """Photos by rows, in the order asked for."""
+
+    def stream(self, batches: Iterable[Sequence[int]], *, ahead: int = 2) -> Iterator[Tensor]:
+        """The photos of each batch of rows, some batches ahead of need. -> uint8 [B, 3, S, S]"""
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoReader:
+    """Decodes photos to squares in threads; PIL lets go of Python's lock while it works."""
+
+    photos: Photos
+    transform: PhotoTransform
+    size: int = 0
+    """Side of the squares; 0 takes the transform's own."""
+    workers: int = 0
+    """Threads; 0 takes one per core."""
+    draft: bool = False
+    """Let JPEG be decoded at a fraction where that still leaves all pixels the square needs. Quicker, and the pixels
+    are not quite those of the tower's own processor: for training only."""
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    @property
+    def side(self) -> int:
+        """Of the squares that come out."""
+        return self.size or self.transform.size
+
+    @property
+    def bytes(self) -> int:
+        """What all of them take in memory."""
+        return len(self.photos) * 3 * self.side**2
+
+    def one(self, row: int) -> Tensor:
+        """uint8 [3, S, S]"""
+        enough = self.transform.shorter_side(size=self.side) if self.draft else 0
+        return self.transform.pixels(self.photos.open(row, side=enough), size=self.side)
+
+    def stream(self, batches: Iterable[Sequence[int]], *, ahead: int = 2) -> Iterator[Tensor]:
+        """Decoded batch by batch, ``ahead`` of them at work while one is used. -> uint8 [B, 3, S, S]"""
+        coming = iter(batches)
+        pool = ThreadPoolExecutor(self.workers or os.cpu_count() or 1, thread_name_prefix="photos")
+        try:
+            queue: deque[list[Future[Tensor]]] = deque()
+            for rows in islice(coming, ahead + 1):
+                queue.append([pool.submit(self.one, row) for row in rows])
+            while queue:
+                batch = torch.stack([photo.result() for photo in queue.popleft()])
+                for rows in islice(coming, 1):
+                    queue.append([pool.submit(self.one, row) for row in rows])
+                yield batch
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def read_all(self, progress: Progress | None = None) -> Tensor:
+        """Every photo. -> uint8 [N, 3, S, S]"""
+        whole = torch.empty(len(self.photos), 3, self.side, self.side, dtype=torch.uint8)
+        chunks = [range(start, min(start + _CHUNK, len(whole))) for start in range(0, len(whole), _CHUNK)]
+        for rows, batch in zip(chunks, self.stream(chunks), strict=True):
+            whole[rows.start : rows.stop] = batch
+            if progress is not None:
+                progress(rows.stop, len(whole))
+        return whole
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedPhotos:
+    """Photos that were decoded once and are held in memory. uint8 [N, 3, S, S]"""
+
+    pixels: Tensor
+
+    def stream(self, batches: Iterable[Sequence[int]], *, ahead: int = 2) -> Iterator[Tensor]:
+        """Looked up when asked for."""
+        return (self.pixels[torch.as_tensor(rows, dtype=torch.int64, device=self.pixels.device)] for rows in batches)
+
+
+class TowerInputs(NamedTuple):
+    """A data set as towers take it."""
+
+    images: Reader
+    texts: Tensor
+    """[M, L] int32, −1 for padding"""
+
+
+class _Encoder(Protocol):
+    transform: PhotoTransform
+
+    def tokenize(self, captions: Sequence[str]) -> Tensor: ...
+
+
+class _Pairs(Protocol):
+    @property
+    def photos(self) -> Photos: ...
+    @property
+    def captions(self) -> Sequence[str]: ...
+
+
+def tower_inputs(
+    backbone: _Encoder,
+    pairs: _Pairs,
+    *,
+    size: int = 0,
+    workers: int = 0,
+    cache_gb: float = 0.0,
+    draft: bool = False,
+    progress: Progress | None = None,
+) -> TowerInputs:
+    """Tokens of every caption, and photos: decoded now where they all fit into ``cache_gb``, else when asked for.
+
+    ``draft``: see :class:`PhotoReader`; training sets it, evaluation does not.
+    """
+    reader = PhotoReader(pairs.photos, backbone.transform, size=size, workers=workers, draft=draft)
+    fits = reader.bytes <= cache_gb * 2**30
+    return TowerInputs(DecodedPhotos(reader.read_all(progress)) if fits else reader, backbone.tokenize(pairs.captions))
