@@ -20,6 +20,7 @@ all images. A CPU runs what it can, to try the script out.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +35,6 @@ from _gpu import need_gpu
 from vacsr.adapter import AdapterConfig
 from vacsr.bench.scoring import (
     Problem,
-    Runner,
     bare_product,
     chosen_topk,
     matrix,
@@ -42,7 +42,7 @@ from vacsr.bench.scoring import (
     random_problem,
     square_products,
 )
-from vacsr.bench.stopwatch import describe_device, describe_error, time_in_turn
+from vacsr.bench.stopwatch import Prepared, Way, describe_device, describe_error, measure
 from vacsr.files import write_json
 from vacsr.methods.base import Embedding
 from vacsr.scoring import BlockScorer, Engine, choose_engine, kernel
@@ -75,43 +75,33 @@ QUERIES, TOP = 256, 10
 SAMPLED = 1000  # items that a query's τ is computed over
 
 
-class Way(NamedTuple):
-    """One row of the table."""
-
-    name: str
-    decoder: str
-    dtype: str
-    prepare: Callable[[Problem], Runner]
-    note: str = ""
-
-
-def ways(edge: int) -> Iterator[Way]:
-    """In the order of the table; ``edge`` is that of the square products."""
+def ways(edge: int) -> Iterator[tuple[str, str, str, Callable[[Problem], Prepared], str]]:
+    """Name, decoder, precision, how to prepare it, and a note; ``edge`` is that of the square products."""
     squares = f"{PRODUCTS}: products of {edge:,}³, back to back"
     for name in ("bf16", "fp8"):
         dtype, note = PRECISIONS[name], "one scale a tensor" if name == "fp8" else ""
-        yield Way(TRUNK, "–", name, partial(bare_product, dtype=dtype), note)
-        yield Way(squares, "–", name, partial(square_products, dtype=dtype, edge=edge), note)
+        yield TRUNK, "–", name, partial(bare_product, dtype=dtype), note
+        yield squares, "–", name, partial(square_products, dtype=dtype, edge=edge), note
     full, both = "kernel, all scores", "kernel, top-10 of both sides"
     for decoder, name in ((LINEAR, "bf16"), (WIDE, "bf16"), (COSINE, "bf16"), (WIDE, "fp16")):
-        yield Way(full, decoder, name, partial(matrix, engine=KernelScorer, dtype=PRECISIONS[name]))
+        yield full, decoder, name, partial(matrix, engine=KernelScorer, dtype=PRECISIONS[name]), ""
     for decoder in (LINEAR, WIDE):
-        yield Way(both, decoder, "bf16", partial(chosen_topk, dtype=torch.bfloat16))
-    for direction, title in (("i2t", "topk(10), texts of images"), ("t2i", "topk(10), images of texts")):
-        default = partial(chosen_topk, dtype=torch.float32, direction=direction)
-        yield Way(f"default {title}", WIDE, "fp16, fp32", default)
-    yield Way("default topk_both(10)", WIDE, "fp16, fp32", partial(chosen_topk, dtype=torch.float32))
+        yield both, decoder, "bf16", partial(chosen_topk, dtype=torch.bfloat16), ""
+    default = partial(chosen_topk, dtype=torch.float32)
+    yield "default topk(10), texts of images", WIDE, "fp16, fp32", partial(default, direction="i2t"), ""
+    yield "default topk(10), images of texts", WIDE, "fp16, fp32", partial(default, direction="t2i"), ""
+    yield "default topk_both(10)", WIDE, "fp16, fp32", default, ""
     for decoder in (LINEAR, WIDE):
-        yield Way(full, decoder, "fp8", partial(matrix, engine=KernelScorer, dtype=FP8))
-    yield Way(both, WIDE, "fp8", partial(chosen_topk, dtype=FP8), "30 of each scored again in fp16")
-    yield Way("folded torch, compiled", LINEAR, "bf16", folded_compiled)
+        yield full, decoder, "fp8", partial(matrix, engine=KernelScorer, dtype=FP8), ""
+    yield both, WIDE, "fp8", partial(chosen_topk, dtype=FP8), "30 of each scored again in fp16"
+    yield "folded torch, compiled", LINEAR, "bf16", folded_compiled, ""
     for decoder in (LINEAR, WIDE):
-        yield Way("folded torch", decoder, "bf16", partial(matrix, engine=BlockScorer, dtype=torch.bfloat16))
+        yield "folded torch", decoder, "bf16", partial(matrix, engine=BlockScorer, dtype=torch.bfloat16), ""
     for name in ("TF32", "fp32"):
-        yield Way(PAPER, WIDE, name, partial(papers_way, precision=name.lower()))
+        yield PAPER, WIDE, name, partial(papers_way, precision=name.lower()), ""
 
 
-def folded_compiled(problem: Problem) -> Runner:
+def folded_compiled(problem: Problem) -> Prepared:
     """The folded logits of 4 images with all texts, compiled, over all images."""
     v, t = problem.v.mean, problem.t.mean
     tile = torch.compile(problem.method.adapter.fold().to(problem.device, torch.bfloat16).logits, dynamic=False)
@@ -122,34 +112,7 @@ def folded_compiled(problem: Problem) -> Runner:
             out[start : start + 4] = tile(v[start : start + 4], t)
         return out
 
-    return Runner(run)
-
-
-def measure(picked: list[Way], problems: dict[str, Problem], *, rounds: int) -> list[Row]:
-    """A row for each way: first call, then all in turn."""
-    rows: list[Row] = []
-    runners: dict[str, Runner] = {}
-    for number, way in enumerate(picked):
-        print(f"{way.name}, {way.decoder}, {way.dtype}: first call", file=sys.stderr, flush=True)
-        rows.append({"way": way.name, "decoder": way.decoder, "dtype": way.dtype, "note": way.note})
-        try:
-            runner = way.prepare(problems.get(way.decoder, problems[WIDE]))
-            (runner.warm_up or runner.run)()
-            runners[str(number)] = runner
-        except Exception as error:  # one way must not end the run
-            rows[-1]["error"] = describe_error(error)
-    print(f"{rounds} rounds of all in turn", file=sys.stderr, flush=True)
-    steps = {number: runner.run for number, runner in runners.items()}
-    device = problems[WIDE].device
-    for number, timing in time_in_turn(steps, device=device, rounds=rounds, budget=6.0).items():
-        row = rows[int(number)]
-        if timing.error is not None:
-            row["error"] = timing.error
-            continue
-        operations = runners[number].operations or problems[WIDE].operations
-        row |= {"times": timing.times, "rounds": len(timing.times), "seconds": timing.median}
-        row["tflops"] = operations / timing.median / 1e12
-    return rows
+    return Prepared(run, operations=problem.operations)
 
 
 def add_ratios(rows: list[Row]) -> None:
@@ -200,7 +163,7 @@ def rankings(problem: Problem) -> dict[str, Any]:
                 errors = overlaps(top, tops(compared)) if name not in PRECISIONS else differences(exact[name], compared)
                 result[f"{name} against {reference}"] = errors
         except Exception as error:  # the others are worth having
-            result[f"{name} against fp32"] = {"error": describe_error(error)}
+            result[f"{name} against fp32"] = {"problem": describe_error(error)}
     return result
 
 
@@ -245,7 +208,7 @@ def tables(result: dict[str, Any]) -> str:
 
 
 def _named(name: str, row: Row) -> str:
-    remark = row.get("error") or row.get("note")
+    remark = row.get("problem") or row.get("note")
     return f"{name} ({remark})" if remark else name
 
 
@@ -282,23 +245,28 @@ def options() -> argparse.Namespace:
     return args
 
 
-@torch.inference_mode()
 def main() -> None:
     """Measure, print, write."""
     args, started = options(), time.perf_counter()
     if args.device == "cuda":
         need_gpu("the scoring kernel", available=kernel.available("cuda"))
     device = torch.device(args.device)
-    picked = [
-        way
-        for way in ways(args.edge)
-        if not args.only or any(word in f"{way.name} {way.decoder} {way.dtype}" for word in args.only)
-    ]
     problems = {
         name: random_problem(args.images, args.texts, args.dim, device=device, adapter=config)
         for name, config in DECODERS.items()
     }
-    rows = measure(picked, problems, rounds=args.rounds)
+    picked = [
+        Way({"way": name, "decoder": decoder, "dtype": dtype, "note": note},
+            partial(prepare, problems.get(decoder, problems[WIDE])))
+        for name, decoder, dtype, prepare, note in ways(args.edge)
+        if not args.only or any(word in f"{name} {decoder} {dtype}" for word in args.only)
+    ]  # fmt: skip
+    with torch.inference_mode():
+        rows = measure(
+            picked, device=device, log=lambda text: print(text, file=sys.stderr, flush=True), rounds=args.rounds,
+            budget=6.0, statistic=statistics.median,
+        )  # fmt: skip
+        ranked = rankings(problems[WIDE])
     add_ratios(rows)
     ceilings = [
         {"name": row["way"].removeprefix(f"{PRODUCTS}: "), "dtype": row["dtype"], "tflops": row["tflops"]}
@@ -309,7 +277,7 @@ def main() -> None:
     result = {
         "schema": 2, "where": describe_device(device), "settings": sizes, "ceilings": ceilings, "rows": rows,
         "compared": {"images": min(QUERIES, args.images), "texts": min(QUERIES, args.texts), "k": TOP},
-        "rankings": rankings(problems[WIDE]), "wall_s": round(time.perf_counter() - started, 1),
+        "rankings": ranked, "wall_s": round(time.perf_counter() - started, 1),
     }  # fmt: skip
     if args.json is not None:
         write_json(args.json, result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import runpy
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from vacsr.bench.scoring import Runner, random_problem
+from vacsr.bench.scoring import random_problem
+from vacsr.bench.stopwatch import Prepared
 from vacsr.scoring import BlockScorer
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -74,14 +74,14 @@ def test_scoring_rows_ceilings_and_ratios(
     assert result["settings"] == {"images": 20, "texts": 45, "dim": 16, "edge": 32}
     assert result["compared"] == {"images": 20, "texts": 45, "k": 10}
     rows = {(row["way"], row["dtype"]): row for row in result["rows"]}
-    assert not [row for row in rows.values() if "error" in row]
+    assert not [row for row in rows.values() if "problem" in row]
     assert len(rows) == 7
     work = 2 * 20 * 45 * 16 * 16
     squares = "cuBLAS: products of 32³, back to back"
     trunk, paper = rows["cuBLAS: the trunk's products", "bf16"], rows[script.PAPER, "fp32"]
     best = max(trunk["tflops"], rows[squares, "bf16"]["tflops"])
     for (way, dtype), row in rows.items():
-        assert (len(row["times"]), row["seconds"]) == (row["rounds"], statistics.median(row["times"]))
+        assert row["seconds"] == row["median"]
         done = 2 * 32**3 * round(work / (2 * 32**3)) if way == squares else work
         assert row["tflops"] == pytest.approx(done / row["seconds"] / 1e12)
         assert row["x_ceiling"] == pytest.approx(row["tflops"] / trunk["tflops"])
@@ -100,16 +100,17 @@ def test_a_scoring_way_that_fails_says_why(script: Any, monkeypatch: pytest.Monk
     def full() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    some = [way for way in script.ways(32) if way.name == "folded torch"]
+    some = [way for way in script.ways(32) if way[0] == "folded torch"]
+    full_way = Prepared(full, warm_up=lambda: None)
     ways = [
-        some[0]._replace(name="folded torch, bad", prepare=broken),
-        some[0]._replace(name="folded torch, full", prepare=lambda _: Runner(full, warm_up=lambda: None)),
+        ("folded torch, bad", "16-wide", "bf16", broken, ""),
+        ("folded torch, full", "16-wide", "bf16", lambda _: full_way, ""),
         *some,
     ]
     monkeypatch.setattr(script, "ways", lambda _: ways)
     result = run(script, monkeypatch, "folded", folder=tmp_path)
-    assert [row.get("error") for row in result["rows"]] == ["cannot compile", "out of memory", None, None]
-    assert "error" in result["rankings"]["fp8 against fp32"], "no kernel without a GPU"
+    assert [row.get("problem") for row in result["rows"]] == ["cannot compile", "out of memory", None, None]
+    assert "problem" in result["rankings"]["fp8 against fp32"], "no kernel without a GPU"
     assert "folded torch, bad (cannot compile)" in script.tables(result)
 
 

@@ -71,11 +71,10 @@ def test_scoring_on_a_gpu() -> None:
 def test_ceilings_and_rounds_on_a_gpu() -> None:
     assert {"rounds", "× the trunk's products", "× the best sustained"} <= set(table_with("seconds")[0])
     shown = {(line["product"], line["dtype"]): line["TFLOP/s"] for line in table_with("product")}
-    for ceiling in (ceiling for ceiling in STORED["ceilings"] if ceiling["sustained"]):
+    for ceiling in (ceiling for ceiling in STORED["ceilings"] if ceiling.get("sustained", True)):
         assert agrees(shown[ceiling["name"], ceiling["dtype"]], ceiling["tflops"])
-    best = max(row["tflops"] for row in STORED["ceilings"] if row["dtype"] == "bf16" and row["sustained"])
+    best = max(row["tflops"] for row in STORED["ceilings"] if row["dtype"] == "bf16" and row.get("sustained", True))
     for row in STORED["rows"]:
-        assert row["rounds"] == len(row["times"])
         assert row["x_sustained"] == pytest.approx(row["tflops"] / best)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,13 +48,6 @@ class Timed(NamedTuple):
     processor: float
     """Seconds of processor time, on which other load of the machine has less influence."""
 
-    def row(self, system: str, protocols: str, *, ours: Timed, difference: float | None = None) -> dict[str, Cell]:
-        """Of the table."""
-        return {
-            "way": system, "figures": protocols, "seconds": self.seconds, "of_ours": self.seconds / ours.seconds,
-            "processor": self.processor, "processor_of_ours": self.processor / ours.processor, "difference": difference,
-        }  # fmt: skip
-
 
 def timed(work: Callable[[], Any]) -> Timed:
     """One call: the slow systems take minutes, so nothing is repeated."""
@@ -69,45 +62,55 @@ def run(images: int | None, device: torch.device, log: Callable[[str], None] = l
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pairs, protocols = (coco_pairs(), COCO) if images is None else (small_pairs(images), ("flickr",))
-        scores = random_scores(pairs)
+        scores, notes = random_scores(pairs), []
         ours = {}
         for protocol in protocols:
             log(f"vacsr, {protocol}")
             ours[protocol] = timed(partial(our_metrics, scores, pairs, protocol))
-        rows, notes = _rows(scores, pairs, ours, log=log)
+        total = _sum(ours.values())
+        rows = [_row("vacsr", ", ".join(ours), total, ours=total)]
+        if images is None:
+            rows += _eccv_rows(scores, pairs, total, protocols=", ".join(ours), log=log)
+        plain = "coco-5k" if images is None else "flickr"
+        log(f"torchmetrics, {plain}")
+        try:
+            other = timed(lambda: torchmetrics_metrics(scores, pairs, plain))
+            worst = largest_difference(total.metrics, other.metrics, system="torchmetrics")
+            rows += [_row("vacsr", plain, ours[plain], ours=ours[plain])] if len(ours) > 1 else []
+            rows.append(_row("torchmetrics", f"{plain}: R@K, R-Precision", other, ours=ours[plain], difference=worst))
+        except MissingExtra as error:
+            notes.append(f"torchmetrics is left out: {error}")
     settings = {"images": len(pairs.image_ids), "captions": len(pairs)}
     where = describe_device(torch.device("cpu"))
     return BenchResult("metrics", where, settings, rows, COLUMNS, ("seconds",), notes)
 
 
-def _rows(
-    scores: Tensor, pairs: MatrixIds, ours: dict[str, Timed], *, log: Callable[[str], None]
-) -> tuple[list[dict[str, Cell]], list[str]]:
-    """One row per system, ours first; notes say which is missing."""
-    metrics = {name: value for timing in ours.values() for name, value in timing.metrics.items()}
-    names = ", ".join(ours)
-    total = Timed(metrics, sum(one.seconds for one in ours.values()), sum(one.processor for one in ours.values()))
-    rows = [total.row("vacsr", names, ours=total)]
-    if "eccv" in ours:
-        log("eccv_caption: rankings")
-        sorting = timed(lambda: rankings(scores, pairs))
-        log("eccv_caption: metrics")
-        package = timed(lambda: package_metrics(*sorting.metrics))
-        worst = largest_difference(metrics, package.metrics, system="eccv_caption")
-        both = Timed(None, sorting.seconds + package.seconds, sorting.processor + package.processor)
-        rows.append(both.row("eccv_caption with its rankings", names, ours=total, difference=worst))
-        rows.append(package.row("eccv_caption, rankings given", names, ours=total, difference=worst))
-    plain = "coco-5k" if "coco-5k" in ours else "flickr"
-    log(f"torchmetrics, {plain}")
-    try:
-        other = timed(lambda: torchmetrics_metrics(scores, pairs, plain))
-    except MissingExtra as error:
-        return rows, [f"torchmetrics is left out: {error}"]
-    worst = largest_difference(metrics, other.metrics, system="torchmetrics")
-    if len(ours) > 1:
-        rows.append(ours[plain].row("vacsr", plain, ours=ours[plain]))
-    rows.append(other.row("torchmetrics", f"{plain}: R@K, R-Precision", ours=ours[plain], difference=worst))
-    return rows, []
+def _eccv_rows(
+    scores: Tensor, pairs: MatrixIds, ours: Timed, *, protocols: str, log: Callable[[str], None]
+) -> list[dict[str, Cell]]:
+    """eccv_caption with and without the time of its rankings."""
+    log("eccv_caption: rankings")
+    sorting = timed(lambda: rankings(scores, pairs))
+    log("eccv_caption: metrics")
+    package = timed(lambda: package_metrics(*sorting.metrics))
+    worst = largest_difference(ours.metrics, package.metrics, system="eccv_caption")
+    both = _sum([sorting._replace(metrics={}), package])
+    return [
+        _row("eccv_caption with its rankings", protocols, both, ours=ours, difference=worst),
+        _row("eccv_caption, rankings given", protocols, package, ours=ours, difference=worst),
+    ]
+
+
+def _sum(parts: Iterable[Timed]) -> Timed:
+    metrics, seconds, processor = zip(*parts, strict=True)
+    return Timed({name: value for each in metrics for name, value in each.items()}, sum(seconds), sum(processor))
+
+
+def _row(system: str, protocols: str, took: Timed, *, ours: Timed, difference: float | None = None) -> dict[str, Cell]:
+    return {
+        "way": system, "figures": protocols, "seconds": took.seconds, "of_ours": took.seconds / ours.seconds,
+        "processor": took.processor, "processor_of_ours": took.processor / ours.processor, "difference": difference,
+    }  # fmt: skip
 
 
 def coco_pairs() -> MatrixIds:

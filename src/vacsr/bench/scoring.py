@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from vacsr.adapter import AdapterConfig
 from vacsr.bench import BenchResult, Cell
-from vacsr.bench.stopwatch import Step, describe_device, describe_error, time_in_turn
+from vacsr.bench.stopwatch import Prepared, Way, describe_device, measure
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.scoring import BlockScorer, Direction, Engine, choose_engine
@@ -71,25 +71,16 @@ class Problem(NamedTuple):
         """Of the trunk for all pairs, which every way does: 2·I·T·d·H."""
         return 2.0 * len(self.v.mean) * len(self.t.mean) * self.method.adapter.trunk.weight.numel()
 
+    def errors(self, scores: Callable[[Embedding], Tensor]) -> dict[str, Cell]:
+        """Of a way's scores of a few images with all texts, against the folded float32 scores.
 
-class Runner(NamedTuple):
-    """A way, prepared."""
-
-    run: Step
-    scores: Callable[[Embedding], Tensor] | None = None
-    """Scores of some images with all texts, for ways that may differ from the exact ones."""
-    operations: float | None = None
-    """If they are not those of the trunk for all pairs."""
-    warm_up: Step | None = None
-    """A short call of the same kind, if a whole one takes too long."""
-
-
-class Way(NamedTuple):
-    """One way to all scores, prepared when its turn comes."""
-
-    name: str
-    precision: str
-    prepare: Callable[[], Runner]
+        Root mean square over the spread of the scores, and the share of the top-10 that is the same.
+        """
+        head = Embedding(self.v.mean[:_CHECKED])
+        found, exact = scores(head), BlockScorer(self.method).block(head, self.t)
+        best, reference = (stable_topk(x, 10).index for x in (found, exact))
+        same = (best.unsqueeze(2) == reference.unsqueeze(1)).any(dim=2).double().mean()
+        return {"error": float((found - exact).square().mean().sqrt() / exact.std()), "overlap": float(same)}
 
 
 @torch.no_grad()
@@ -105,49 +96,17 @@ def random_problem(
     return Problem(Embedding(v.to(device)), Embedding(t.to(device)), method.to(device))
 
 
-@torch.inference_mode()
 def run(sizes: Sizes, device: torch.device, log: Callable[[str], None] = lambda _: None) -> BenchResult:
-    """Every way on random weights; one that fails says so and the others go on."""
+    """Every way on random weights."""
     problem = random_problem(sizes.images, sizes.texts, sizes.dim, device=device)
-    exact = BlockScorer(problem.method).block(_head(problem.v), problem.t)
-    rows: dict[str, dict[str, Cell]] = {}
-    runners: dict[str, Runner] = {}
-    for way in ways(problem, edge=sizes.edge):
-        name = f"{way.name}, {way.precision}"
-        log(f"{name}: first call")
-        rows[name] = {"way": way.name, "precision": way.precision, "bar": name}
-        try:
-            runner = way.prepare()
-            (runner.warm_up or runner.run)()
-            if runner.scores is not None:
-                rows[name] |= errors(runner.scores(_head(problem.v)), exact)
-            runners[name] = runner
-        except Exception as error:  # one way must not end the run
-            rows[name]["problem"] = describe_error(error)
-    log("all of them in turn")
-    for name, timing in time_in_turn({name: runner.run for name, runner in runners.items()}, device=device).items():
-        if timing.error is not None:
-            rows[name]["problem"] = timing.error
-            continue
-        operations = runners[name].operations or problem.operations
-        times = {"seconds": timing.fastest, "median": timing.median, "rounds": len(timing.times)}
-        rows[name] |= {**times, "tflops": operations / timing.fastest / 1e12}
-    table = list(rows.values())
-    _add_ratios(table)
+    with torch.inference_mode():
+        rows = measure(ways(problem, edge=sizes.edge), device=device, log=log)
+    for row in rows:
+        row["bar"] = f"{row['way']}, {row['precision']}"
+    _add_ratios(rows)
     settings = {"images": sizes.images, "texts": sizes.texts, "d": sizes.dim,
                 "decoder": problem.method.adapter.config.decoder_hidden}  # fmt: skip
-    return BenchResult("scoring", describe_device(device), settings, table, COLUMNS, ("seconds",), _NOTES, label="bar")
-
-
-def _head(v: Embedding) -> Embedding:
-    return Embedding(v.mean[:_CHECKED])
-
-
-def errors(scores: Tensor, exact: Tensor) -> dict[str, Cell]:
-    """Root mean square over the spread of the scores, and the share of the top-10 that is the same."""
-    best, reference = (stable_topk(x, 10).index for x in (scores, exact))
-    kept = (best.unsqueeze(2) == reference.unsqueeze(1)).any(dim=2).double().mean()
-    return {"error": float((scores - exact).square().mean().sqrt() / exact.std()), "overlap": float(kept)}
+    return BenchResult("scoring", describe_device(device), settings, rows, COLUMNS, ("seconds",), _NOTES, label="bar")
 
 
 def _add_ratios(rows: list[dict[str, Cell]]) -> None:
@@ -172,32 +131,37 @@ def ways(problem: Problem, *, edge: int) -> Iterator[Way]:
     gpu = problem.device.type == "cuda"
     dtypes = [torch.bfloat16, torch.float32] if gpu else [torch.float32, torch.bfloat16]
     for dtype in dtypes:
-        yield Way(BARE, _name(dtype), partial(bare_product, problem, dtype))
+        yield _way(BARE, dtype, partial(bare_product, problem, dtype))
     squares = partial(square_products, problem, dtypes[0], edge=edge)
-    yield Way(f"{SQUARE} of {edge:,}³, back to back", _name(dtypes[0]), squares)
+    yield _way(f"{SQUARE} of {edge:,}³, back to back", dtypes[0], squares)
     for precision in ("fp32", "tf32") if gpu else ("fp32",):
-        yield Way(f"{PAPER}: all heads, 128 × 128 pairs", precision, partial(papers_way, problem, precision))
+        yield _way(f"{PAPER}: all heads, 128 × 128 pairs", precision, partial(papers_way, problem, precision))
     for dtype in dtypes:
-        yield Way("folded", _name(dtype), partial(matrix, problem, BlockScorer, dtype))
-    yield Way("folded, top-10 both ways", "float32", lambda: topk(problem, BlockScorer(problem.method)))
+        yield _way("folded", dtype, partial(matrix, problem, BlockScorer, dtype))
+    yield _way("folded, top-10 both ways", torch.float32, lambda: topk(problem, BlockScorer(problem.method)))
     if gpu and available(problem.device):
         for dtype in (torch.bfloat16, FP8):
-            yield Way("kernel", _name(dtype), partial(matrix, problem, KernelScorer, dtype))
-        yield Way("kernel, top-10 both ways", "bfloat16", partial(chosen_topk, problem, torch.bfloat16))
+            yield _way("kernel", dtype, partial(matrix, problem, KernelScorer, dtype))
+        yield _way("kernel, top-10 both ways", torch.bfloat16, partial(chosen_topk, problem, torch.bfloat16))
+
+
+def _way(name: str, precision: torch.dtype | str, prepare: Callable[[], Prepared]) -> Way:
+    return Way({"way": name, "precision": str(precision).removeprefix("torch.")}, prepare)
 
 
 def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Callable[[int], object]:
     """left[:n] × right in ``dtype``, everything prepared; in float8 with one scale per tensor. [m, d], [d, k]"""
     if dtype == FP8:
         one = torch.ones((), device=left.device)
-        a, b = left.to(FP8), functional.pad(right, (0, -right.shape[1] % 16)).T.contiguous().to(FP8).T
+        padded = functional.pad(right, (0, -right.shape[1] % 16))
+        a, b = (left / left.std()).to(FP8), (padded / padded.std()).T.contiguous().to(FP8).T
         return lambda n: torch._scaled_mm(a[:n], b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
     a, b = left.to(dtype), right.to(dtype)
     out = torch.empty(len(a), b.shape[1], dtype=dtype, device=a.device)
     return lambda n: torch.mm(a[:n], b, out=out[:n])
 
 
-def bare_product(problem: Problem, dtype: torch.dtype) -> Runner:
+def bare_product(problem: Problem, dtype: torch.dtype) -> Prepared:
     """The trunk's product for all pairs; the scaled weights of the first images serve for all."""
     trunk, images = problem.method.adapter.trunk.weight, len(problem.v.mean)
     group = min(images, _GROUP[problem.device.type])
@@ -208,10 +172,10 @@ def bare_product(problem: Problem, dtype: torch.dtype) -> Runner:
         for start in range(0, images, group):
             multiply(min(group, images - start) * len(trunk))
 
-    return Runner(run)
+    return Prepared(run, operations=problem.operations)
 
 
-def square_products(problem: Problem, dtype: torch.dtype, *, edge: int) -> Runner:
+def square_products(problem: Problem, dtype: torch.dtype, *, edge: int) -> Prepared:
     """As many operations in products of edge³, back to back: the rate that the machine sustains for any shape."""
     generator = torch.Generator(problem.device).manual_seed(0)
     left, right = (torch.randn(edge, edge, device=problem.device, generator=generator) for _ in range(2))
@@ -222,10 +186,10 @@ def square_products(problem: Problem, dtype: torch.dtype, *, edge: int) -> Runne
         for _ in range(count):
             multiply(edge)
 
-    return Runner(run, operations=count * 2.0 * edge**3)
+    return Prepared(run, operations=count * 2.0 * edge**3)
 
 
-def papers_way(problem: Problem, precision: str) -> Runner:
+def papers_way(problem: Problem, precision: str) -> Prepared:
     """Chunks of 128 × 128 pairs through trunk, all heads and decoder."""
     adapter, texts = problem.method.adapter, problem.t.mean
 
@@ -240,27 +204,31 @@ def papers_way(problem: Problem, precision: str) -> Runner:
             rows = [[chunk(some, part) for part in torch.split(texts, _CHUNK)] for some in torch.split(v.mean, _CHUNK)]
             return torch.cat([torch.cat(row, dim=1) for row in rows])
 
-    return Runner(lambda: scores(problem.v), scores, warm_up=lambda: scores(Embedding(problem.v.mean[:_CHUNK])))
+    def warm_up() -> None:
+        scores(Embedding(problem.v.mean[:_CHUNK]))
+
+    return Prepared(lambda: scores(problem.v), problem.errors(scores), problem.operations, warm_up)
 
 
-def matrix(problem: Problem, engine: type[BlockScorer] | type[KernelScorer], dtype: torch.dtype) -> Runner:
+def matrix(problem: Problem, engine: type[BlockScorer] | type[KernelScorer], dtype: torch.dtype) -> Prepared:
     """All scores by one of the library's engines."""
     scorer: Engine = engine(problem.method, dtype=dtype)
-    return Runner(lambda: scorer.block(problem.v, problem.t), lambda v: scorer.block(v, problem.t))
+    errors = problem.errors(lambda v: scorer.block(v, problem.t))
+    return Prepared(lambda: scorer.block(problem.v, problem.t), errors, problem.operations)
 
 
-def topk(problem: Problem, engine: Engine, *, direction: Direction | None = None) -> Runner:
+def topk(problem: Problem, engine: Engine, *, direction: Direction | None = None) -> Prepared:
     """The top-10 of one side, or of both in one pass, without the matrix."""
-    if direction is None:
-        return Runner(lambda: engine.topk_both(problem.v, problem.t, k=10))
-    return Runner(lambda: engine.topk(problem.v, problem.t, k=10, direction=direction))
+
+    def run() -> object:
+        if direction is None:
+            return engine.topk_both(problem.v, problem.t, k=10)
+        return engine.topk(problem.v, problem.t, k=10, direction=direction)
+
+    return Prepared(run, operations=problem.operations)
 
 
-def chosen_topk(problem: Problem, dtype: torch.dtype, *, direction: Direction | None = None) -> Runner:
+def chosen_topk(problem: Problem, dtype: torch.dtype, *, direction: Direction | None = None) -> Prepared:
     """The same by the engine that `PairScorer` takes."""
     engine = choose_engine(problem.method, device=problem.device, dtype=dtype)
     return topk(problem, engine, direction=direction)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

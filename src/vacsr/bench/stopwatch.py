@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import profile
@@ -22,11 +22,6 @@ class Timing(NamedTuple):
 
     times: tuple[float, ...]
     error: str | None = None
-
-    @property
-    def fastest(self) -> float:
-        """Other load on the machine only ever adds time."""
-        return min(self.times)
 
     @property
     def median(self) -> float:
@@ -75,6 +70,57 @@ def time_in_turn(
             except Exception as failure:  # one way must not end the run
                 timings[name] = Timing((), describe_error(failure))
     return timings
+
+
+class Prepared(NamedTuple):
+    """A way that is ready to be timed."""
+
+    run: Step
+    cells: Mapping[str, Any] | None = None
+    """Numbers of its row that are known already."""
+    operations: float | None = None
+    warm_up: Step | None = None
+    """A short call of the same kind, if a whole one takes too long."""
+
+
+class Way(NamedTuple):
+    """One way to a result: the cells that name its row, and how to prepare it when its turn comes."""
+
+    cells: dict[str, Any]
+    prepare: Callable[[], Prepared]
+
+
+def measure(
+    ways: Iterable[Way], *, device: torch.device, log: Callable[[str], None], rounds: int = 9, budget: float = 4.0,
+    statistic: Callable[[Sequence[float]], float] = min,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row per way: prepare and call each once, then time all in turn. One that fails has a ``problem`` instead.
+
+    ``seconds`` is the fastest round, since other load on the machine only ever adds time, or another statistic.
+    """
+    rows: list[dict[str, Any]] = []
+    prepared: dict[str, Prepared] = {}
+    for way in ways:
+        log(f"{', '.join(map(str, way.cells.values()))}: first call")
+        rows.append(dict(way.cells))
+        try:
+            ready = way.prepare()
+            (ready.warm_up or ready.run)()
+            rows[-1] |= ready.cells or {}
+            prepared[str(len(rows) - 1)] = ready
+        except Exception as error:  # one way must not end the run
+            rows[-1]["problem"] = describe_error(error)
+    log("all of them in turn")
+    steps = {number: ready.run for number, ready in prepared.items()}
+    for number, timing in time_in_turn(steps, device=device, rounds=rounds, budget=budget).items():
+        row, operations = rows[int(number)], prepared[number].operations
+        if timing.error is not None:
+            row["problem"] = timing.error
+            continue
+        row |= {"seconds": statistic(timing.times), "median": timing.median, "rounds": len(timing.times)}
+        if operations is not None:
+            row["tflops"] = operations / row["seconds"] / 1e12
+    return rows
 
 
 def peak_mib(work: Step, *, device: torch.device) -> float:

@@ -6,13 +6,14 @@ The adapter's loss over the whole matrix of pairs and in strips, and the sigmoid
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 from vacsr.bench import BenchResult, Cell
-from vacsr.bench.stopwatch import Step, describe_device, describe_error, peak_mib, time_in_turn
+from vacsr.bench.stopwatch import Prepared, Step, Way, describe_device, measure, peak_mib
 from vacsr.methods.base import Embedding, Method
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
@@ -46,62 +47,53 @@ def run(
     rows: list[dict[str, Cell]] = []
     tile = tile or (128 if device.type == "cuda" else 32)
     for batch in sizes.batches:
-        ways = _ways(batch, strip_pairs=tile**2)
-        log(f"batch {batch}: {', '.join(ways)}")
-        rows += _measure(ways, sizes.dim, batch, device)
+        strip = ONE_STRIP if batch <= tile else STRIPS
+        ways = [
+            Way({"way": SIGMOID, "batch": batch}, partial(_sigmoid, sizes.dim, batch, device)),
+            Way({"way": DENSE, "batch": batch}, partial(_adapter, sizes.dim, batch, device, rows=batch)),
+            Way({"way": strip, "batch": batch}, partial(_adapter, sizes.dim, batch, device, rows=tile**2 // batch)),
+        ]
+        rows += _with_ratios(measure(ways, device=device, log=log))
     settings = {"d": sizes.dim, "tile": tile}
     return BenchResult(
         "training", describe_device(device), settings, rows, COLUMNS, ("ms", "peak_mib"), (_NOTE,), label="bar"
     )
 
 
-def _ways(batch: int, *, strip_pairs: int) -> dict[str, Callable[[int], tuple[Method, PairLoss]]]:
-    """A batch that fits in one strip is the dense loss again."""
-
-    def sigmoid(dim: int) -> tuple[Method, PairLoss]:
-        method = Sigmoid(SigmoidConfig(), dim=dim)
-        return method, method.loss
-
-    def dense(dim: int) -> tuple[Method, PairLoss]:
-        method = Vacsr(VacsrConfig(), dim=dim)
-        return method, method.loss
-
-    def strips(dim: int) -> tuple[Method, PairLoss]:
-        method = Vacsr(VacsrConfig(), dim=dim)
-        rows = strip_rows(method, max(1, strip_pairs // batch), rows=batch, columns=batch)
-        return method, method.loss if rows == batch else StripLoss(method.loss, method, rows)
-
-    return {SIGMOID: sigmoid, DENSE: dense, ONE_STRIP if batch**2 <= strip_pairs else STRIPS: strips}
-
-
-def _measure(
-    ways: dict[str, Callable[[int], tuple[Method, PairLoss]]], dim: int, batch: int, device: torch.device
-) -> list[dict[str, Cell]]:
-    """Every loss at one batch size: first its memory, which shows whether it fits, then all in turn."""
-    rows: dict[str, dict[str, Cell]] = {}
-    steps: dict[str, Step] = {}
-    for name, build in ways.items():
-        rows[name] = {"way": name, "batch": batch, "bar": f"{name}, B={batch}"}
-        try:
-            method, loss = build(dim)
-            step = loss_step(method, loss, dim=dim, batch=batch, device=device)
-            step()
-            rows[name]["peak_mib"] = peak_mib(step, device=device)
-            steps[name] = step
-        except Exception as error:  # one loss must not end the run
-            rows[name]["problem"] = describe_error(error)
-    for name, timing in time_in_turn(steps, device=device).items():
-        if timing.error is None:
-            times = {"ms": 1e3 * timing.fastest, "median_ms": 1e3 * timing.median, "rounds": len(timing.times)}
-            rows[name] |= times
-        else:
-            rows[name]["problem"] = timing.error
-    for row in rows.values():
+def _with_ratios(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:
+    """Times in milliseconds, and ratios to the dense loss of the same batch size."""
+    for row in rows:
+        row["bar"] = f"{row['way']}, B={row['batch']}"
+        for key, name in (("seconds", "ms"), ("median", "median_ms")):
+            if isinstance(value := row.pop(key, None), float):
+                row[name] = 1e3 * value
+    dense = next(row for row in rows if row["way"] == DENSE)
+    for row in rows:
         for key in ("ms", "peak_mib"):
-            value, dense = row.get(key), rows[DENSE].get(key)
-            if isinstance(value, float) and isinstance(dense, float) and dense > 0:
-                row[f"of_dense_{key.removeprefix('peak_')}"] = value / dense
-    return list(rows.values())
+            value, reference = row.get(key), dense.get(key)
+            if isinstance(value, float) and isinstance(reference, float) and reference > 0:
+                row[f"of_dense_{key.removeprefix('peak_')}"] = value / reference
+    return rows
+
+
+def _sigmoid(dim: int, batch: int, device: torch.device) -> Prepared:
+    method = Sigmoid(SigmoidConfig(), dim=dim)
+    return _prepared(method, method.loss, dim=dim, batch=batch, device=device)
+
+
+def _adapter(dim: int, batch: int, device: torch.device, *, rows: int) -> Prepared:
+    """In strips of so many rows; all rows are the dense loss."""
+    method = Vacsr(VacsrConfig(), dim=dim)
+    rows = batch if rows >= batch else strip_rows(method, max(1, rows), rows=batch, columns=batch)
+    loss = method.loss if rows == batch else StripLoss(method.loss, method, rows)
+    return _prepared(method, loss, dim=dim, batch=batch, device=device)
+
+
+def _prepared(method: Method, loss: PairLoss, *, dim: int, batch: int, device: torch.device) -> Prepared:
+    """With its peak memory, which also shows whether it fits."""
+    step = loss_step(method, loss, dim=dim, batch=batch, device=device)
+    step()
+    return Prepared(step, {"peak_mib": peak_mib(step, device=device)})
 
 
 def loss_step(method: Method, loss: PairLoss, *, dim: int, batch: int, device: torch.device) -> Step:
