@@ -109,14 +109,6 @@ class Network(nn.Module):
             groups += split_by_decay(f"{name}-variance", branch, lr_scale=rate * config.layer_decay)
         return groups
 
-    def freeze_towers(self, towers: Iterable[str]) -> None:
-        """Freeze these towers ("image", "text") and unfreeze the others."""
-        frozen = frozenset(towers)
-        for name, parts in self.backbone.tower_params().items():
-            branch = self.backbone.variance_params()[name]
-            for _, parameter in [*parts.stem, *(named for block in parts.blocks for named in block), *branch]:
-                parameter.requires_grad_(name not in frozen)
-
 
 class MatchingModel(Network, PretrainedMixin):
     """A network and a method: what is trained, saved and scored with. Co-teaching methods have a ``second`` network."""
@@ -226,8 +218,12 @@ class MatchingModel(Network, PretrainedMixin):
 
     def freeze(self, towers: Iterable[str]) -> None:
         """Freeze these towers ("image", "text") of all networks and unfreeze the others."""
-        for network in self.networks:
-            network.freeze_towers(towers)
+        frozen = frozenset(towers)
+        for backbone in (network.backbone for network in self.networks):
+            for name, parts in backbone.tower_params().items():
+                named = [*parts.stem, *(one for block in parts.blocks for one in block)]
+                for _, parameter in [*named, *backbone.variance_params()[name]]:
+                    parameter.requires_grad_(name not in frozen)
 
     @contextmanager
     def plain_blocks(self) -> Iterator[None]:

@@ -197,11 +197,11 @@ def test_published_rsums_are_the_sums_of_the_printed_recalls(layers: list[Path])
         ({**BELOW, "title": 3}, r"self.yaml: the configuration does not fit:\n  title"),
         (
             {**BELOW, "rows": [*BELOW["rows"], {"name": "c", "set": {"train": {"epoch": 3}}}]},
-            r"self.yaml, row 'c' in setting 'clean': .*\n  train.epoch: no such field \(did you mean 'epochs'\?\)",
+            r"self.yaml, row 'c' in setting 'clean': .*\n  train.epoch: unknown field \(did you mean 'epochs'\?\)",
         ),
         (
             {**BELOW, "settings": [{"name": "n", "set": {"data": {"noise": {"rate": 1}}}}]},
-            r"self.yaml, row 'a' in setting 'n': .*\n  data.noise.rate: no such field",
+            r"self.yaml, row 'a' in setting 'n': .*\n  data.noise.rate: unknown field",
         ),
         ({**BELOW, "base": {"train": {"lrr": 1}}}, r"self.yaml: the configuration does not fit:\n  train.lrr"),
         (

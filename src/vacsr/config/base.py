@@ -41,7 +41,7 @@ class Config(BaseModel):
 def _with_suggestion(line: dict[str, Any], fields: Iterable[str]) -> InitErrorDetails:
     kind, message = str(line["type"]), str(line["msg"])
     if kind == "extra_forbidden":
-        kind, message = "unknown_field", "no such field" + did_you_mean(str(line["loc"][-1]), fields)
+        kind, message = "unknown_field", "unknown field" + did_you_mean(str(line["loc"][-1]), fields)
     error = PydanticCustomError(kind, message)
     return InitErrorDetails(type=error, loc=line["loc"], input=line["input"])
 

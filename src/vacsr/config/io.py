@@ -230,28 +230,22 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     return layered_recipe(*recipe_layers(path), parse_overrides(overrides))
 
 
-def recipe_layers(path: Path) -> list[dict[str, Any]]:
-    """The fields of a recipe file after those of its base and of the base's base, the furthest first."""
-    layers: list[dict[str, Any]] = []
-    chain: list[Path] = []
-    following: Path | None = path
-    while following is not None:
-        if following.resolve() in [seen.resolve() for seen in chain]:
-            names = " → ".join(str(step) for step in (*chain, following))
-            raise ConfigError(f"recipes build on each other in a circle: {names} — take base: out of one of them")
-        try:
-            fields = read_yaml(following)
-        except ConfigError as error:
-            raise ConfigError(f"the base of {chain[-1]}: {error}" if chain else str(error)) from error
-        chain.append(following)
-        layers.insert(0, {name: value for name, value in fields.items() if name != "base"})
-        following = _base_path(fields, following) if "base" in fields else None
-    return layers
+def recipe_layers(path: Path, *, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
+    """The fields of a recipe file after those of its base and of the base's base, the furthest first.
 
-
-def _base_path(fields: Mapping[str, Any], path: Path) -> Path:
-    """The recipe that the one at ``path`` builds on, relative to its folder."""
-    name = fields["base"]
+    ``above``: the recipes that build on this one.
+    """
+    chain = (*above, path)
+    if path.resolve() in [one.resolve() for one in above]:
+        names = " → ".join(map(str, chain))
+        raise ConfigError(f"recipes build on each other in a circle: {names} — take base: out of one of them")
+    try:
+        fields = read_yaml(path)
+    except ConfigError as error:
+        raise ConfigError(f"the base of {above[-1]}: {error}" if above else str(error)) from error
+    if "base" not in fields:
+        return [fields]
+    name = fields.pop("base")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{path}: base is {name!r}, expected a recipe beside it — write base: other.yaml")
-    return path.parent / Path(name).expanduser()
+    return [*recipe_layers(path.parent / Path(name).expanduser(), above=chain), fields]

@@ -12,23 +12,11 @@ from torch import Tensor, nn
 
 from vacsr.adapter import FoldedAdapter
 from vacsr.config import MixConfig
-from vacsr.config.base import MethodConfig, Task, register
+from vacsr.config.base import MethodConfig as MethodConfig
+from vacsr.config.base import Task
+from vacsr.config.base import register as register
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
-
-__all__ = [
-    "Embedding",
-    "Likelihood",
-    "Method",
-    "MethodConfig",
-    "Neighbours",
-    "ParamGroup",
-    "SetEmbeddings",
-    "TrainingView",
-    "register",
-    "split_by_decay",
-    "take",
-]
 
 
 class Embedding(NamedTuple):
