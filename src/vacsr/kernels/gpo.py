@@ -44,26 +44,12 @@ def gru_states(gru: nn.Module, codes: Tensor, *, lengths: Tensor) -> GruStates:
         torch.stack([getattr(gru, f"{name}_l0"), getattr(gru, f"{name}_l0_reverse")])
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
-    with torch.autocast(codes.device.type, enabled=False):
-        gates = torch.baddbmm(b_ih.unsqueeze(1), codes.float().expand(2, -1, -1), w_ih.transpose(1, 2))
-    return bigru(gates, lengths, weight=w_hh, bias=b_hh)
-
-
-def bigru(gates: Tensor, lengths: Tensor, *, weight: Tensor, bias: Tensor) -> GruStates:
-    """The recurrence alone: gates [2, L, 3H] = W_ih·x + b_ih per direction (r, z, n), lengths [B]; float32 throughout.
-
-    weight [2, 3H, H] and bias [2, 3H] are torch's ``weight_hh`` and ``bias_hh`` of both directions.
-    """
-    width = weight.shape[-1]
-    expected = (2, 3 * width)
-    if (gates.shape[0], gates.shape[-1]) != expected or weight.shape[:2] != expected or bias.shape != expected:
-        raise ShapeMismatch(
-            f"gates {list(gates.shape)}, weight {list(weight.shape)}, bias {list(bias.shape)}: expected [2, L, 3H], "
-            "[2, 3H, H], [2, 3H] — stack the two directions"
-        )
+    width = w_hh.shape[-1]
     if width < 16 or width & (width - 1):
         raise UsageError(f"the kernel needs a power of two from 16 up as hidden size, not {width} — use nn.GRU")
-    hidden, _ = _bigru(gates.float(), lengths, weight.float(), bias.float())
+    with torch.autocast(codes.device.type, enabled=False):
+        gates = torch.baddbmm(b_ih.unsqueeze(1), codes.float().expand(2, -1, -1), w_ih.transpose(1, 2))
+    hidden, _ = _bigru(gates.float(), lengths, w_hh.float(), b_hh.float())
     return GruStates(hidden[0], hidden[1:])
 
 
@@ -301,7 +287,11 @@ def weights_gradient(ranked, counts, d_out, d_weights, L, D, ROWS: tl.constexpr,
 # custom_op, not triton_op: torch.compile would trace through a triton_op, which Triton's interpreter cannot follow.
 @torch.library.custom_op("vacsr::bigru", mutates_args=())
 def _bigru(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """-> hidden [1 + B, L, H] (chain 0 runs forwards) and what the gradient needs, [1 + B, L, 4, H]."""
+    """gates [2, L, 3H] = W_ih·x + b_ih of each direction (r, z, n); lengths [B]; weight [2, 3H, H] and bias [2, 3H] are
+    torch's ``weight_hh`` and ``bias_hh``; all float32.
+
+    -> hidden [1 + B, L, H] (chain 0 runs forwards) and what the gradient needs, [1 + B, L, 4, H]
+    """
     length, width = gates.shape[1], weight.shape[-1]
     hidden = gates.new_zeros(1 + len(lengths), length, width)
     saved = gates.new_zeros(1 + len(lengths), length, 4, width)
