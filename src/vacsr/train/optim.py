@@ -152,15 +152,13 @@ class AdamP(Optimizer):
         torch._foreach_mul_(second, stack.betas[1])
         torch._foreach_addcmul_(second, grads, grads, 1 - stack.betas[1])
         lr, c1, c2 = _scales([lr for _, lr in members], steps, stack)
-        rows = stack.shape[0] if len(stack.shape) > 1 else 1
-        w, g, m, v = (torch.stack(x).reshape(len(x), rows, -1) for x in (params, grads, first, second))
-        u = m.div_(v.sqrt_().div_(c2.sqrt()).add_(stack.eps))
-        decay: float | Tensor = stack.weight_decay
+        w, g, m, v = (_stacked(tensors, stack) for tensors in (params, grads, first, second))
+        u = m / v.sqrt().add_(stack.eps * c2.sqrt())  # √c₂ of it is in the step size: fewer passes over the weights
+        size, pull = lr * c2.sqrt() / c1, lr * stack.weight_decay
         if len(stack.shape) > 1:
             along, softened = _projection(w, g, u, stack)
-            u = u.addcmul_(along, w, value=-1.0)
-            decay = decay * softened
-        change = u.mul_(lr / c1).addcmul_(w, lr * decay)
+            pull = pull * softened - size * along
+        change = (w * pull).addcmul_(u, size)
         torch._foreach_sub_(params, [x.view_as(param) for x, param in zip(change.unbind(), params, strict=True)])
 
     def _state(self, param: Tensor, capturable: bool) -> dict[str, Tensor]:
@@ -184,6 +182,12 @@ class _Stack(NamedTuple):
     delta: float
     wd_ratio: float
     capturable: bool
+
+
+def _stacked(tensors: list[Tensor], stack: _Stack) -> Tensor:
+    """Equal shapes [R, ...] as [n, R, C], vectors as [n, 1, C]; a single one is not copied."""
+    whole = torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
+    return whole.reshape(len(tensors), stack.shape[0] if len(stack.shape) > 1 else 1, -1)
 
 
 def _scales(rates: Sequence[float | Tensor], steps: Sequence[Tensor], stack: _Stack) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,18 @@ import torch
 
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.data import PairSet, load_pairs
-from vacsr.errors import ConfigError, DataError, MissingExtra, UsageError
+from vacsr.errors import ConfigError, DataError, MissingExtra, OtherRun, UsageError
 from vacsr.evaluate.retrieval import dev_rsum
+from vacsr.methods.base import ParamGroup
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
+from vacsr.objective import LossTerms
 from vacsr.scoring import PairScorer
 from vacsr.train import Run, fit
+from vacsr.train.callbacks import Callback
 from vacsr.train.data import Batch, batch_order
+from vacsr.train.optim import build_optimizer
 from vacsr.train.step import TrainStep
+from vacsr.train.trainer import Task, Trainer
 
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
 SPEC = "synthetic:images=20,held_out=15,per_image=2"
@@ -265,3 +271,105 @@ def test_a_file_in_the_way_of_the_folder(pairs: PairSet, tmp_path: Path) -> None
         with pytest.raises(UsageError, match=r"cannot be a folder: .*/file is a file"):
             fit("sigmoid", pairs, CONFIG, backbone=BACKBONE, out=out, progress=False)
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+# ------------------------------------------------------------------------------------------------ tasks and callbacks
+
+
+class LineTask(Task):
+    """The smallest task: fit a slope to four points, one per batch."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(1, 1)
+        self.device = torch.device("cpu")
+        self.steps_per_epoch = 4
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        return build_optimizer(
+            [ParamGroup("all", list(self.model.parameters()))], "sgd", lr=0.1, weight_decay=0.0, momentum=0.9
+        )
+
+    def learning_rate(self, step: int) -> float:
+        return 0.1 / (step + 1)
+
+    def batches(self, epoch: int, start: int) -> Iterator[float]:
+        return iter([float(number + epoch) for number in range(start, 4)])
+
+    def loss(self, batch: float, step: torch.Tensor) -> LossTerms:
+        error = (self.model(torch.tensor([batch])) - 2 * batch).square().sum()
+        return LossTerms(error, {"error": error})
+
+    def batch_ids(self, step: int) -> list[str]:
+        return [f"point {step}"]
+
+    def description(self) -> dict[str, Any]:
+        return {"points": 4}
+
+
+class MovingAverage(Callback):
+    """Of the weights, as an example of a callback with state."""
+
+    name = "average"
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(1, 1)
+        self.calls: list[str] = []
+
+    def on_epoch_start(self, trainer: Trainer, epoch: int) -> None:
+        self.calls.append(f"epoch {epoch}")
+
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        self.calls.append(f"step {step}")
+        self.mean.lerp_(trainer.task.model.weight.detach(), 0.1)  # type: ignore[operator]
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        self.calls.append("end")
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        if state:
+            self.mean.copy_(state["mean"])
+
+
+LINE = TrainConfig(epochs=3, batch_size=2, device="cpu", log_every=1, checkpoint_every=2, clip_norm=0.0)
+
+
+def test_any_task_trains_and_callbacks_are_resumed_with_it(tmp_path: Path) -> None:
+    average = MovingAverage()
+    whole = Trainer(LineTask(), LINE, callbacks=[average])
+    whole.run(progress=False)
+    assert average.calls[:6] == ["epoch 0", "step 0", "step 1", "step 2", "step 3", "epoch 1"]
+    assert average.calls[-1] == "end"
+
+    class Stop(Callback):
+        def on_step(self, trainer: Trainer, step: int) -> None:
+            if step == 6:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(LineTask(), LINE, tmp_path, callbacks=[MovingAverage(), Stop()]).run(progress=False)
+    again = MovingAverage()
+    resumed = Trainer(LineTask(), LINE, tmp_path, callbacks=[again])
+    resumed.resume()
+    assert resumed.state.step == 6
+    resumed.run(progress=False)
+    assert again.calls[:2] == ["epoch 1", "step 6"]
+    assert torch.equal(again.mean, average.mean)
+    assert torch.equal(resumed.task.model.weight, whole.task.model.weight)  # type: ignore[arg-type]
+
+
+def test_a_task_of_another_description_is_not_resumed(tmp_path: Path) -> None:
+    Trainer(LineTask(), LINE, tmp_path).run(progress=False)
+    other = LineTask()
+    other.description = lambda: {"points": 5}  # type: ignore[method-assign]
+    with pytest.raises(OtherRun, match="other points"):
+        Trainer(other, LINE, tmp_path).resume()
+
+
+def test_progress_says_one_line_per_epoch(capfd: pytest.CaptureFixture[str]) -> None:
+    Trainer(LineTask(), LINE).run(progress=True)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"train: epoch {epoch}/3" for epoch in (1, 2, 3)]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
+import signal
 import sys
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,16 +18,18 @@ import pytest
 import torch
 
 import vacsr.train.run
+from vacsr import TrainConfig, fit
 from vacsr.config import DataConfig
-from vacsr.config.io import read_yaml, recipe_from
+from vacsr.config.io import read_recipe, read_yaml, recipe_from
 from vacsr.data import load_pairs
 from vacsr.data.features import write_features
 from vacsr.data.noise import load_noise
-from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, UsageError
+from vacsr.errors import DataError, EnvironmentProblem, FolderInUse, MissingExtra, UsageError
 from vacsr.evaluate.outcomes import read_outcomes
 from vacsr.evaluate.protocols import PROTOCOLS
+from vacsr.fewshot import check_fewshot, read_fewshot
 from vacsr.scoring import PairScorer
-from vacsr.train.run import run_recipe, training_data
+from vacsr.train.run import LOCK, check_recipe, clear_folder, run_lock, run_recipe, training_data
 
 
 def test_a_run_folder(recipes: Any, tmp_path: Path) -> None:
@@ -336,3 +343,181 @@ def test_a_protocol_is_reported_where_it_fits(recipes: Any, tmp_path: Path, monk
     with pytest.raises(DataError, match="no test images in dev"):
         run_recipe(recipes.recipe({**alone, "evaluate.splits": ["dev"]}), tmp_path / "none", progress=False)
     assert not (tmp_path / "none").exists()
+
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = {"spec": "tiny:", "text_output": "norm"}
+SCENES = {"pairs": "scenes:"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_recipes_can_finish(path: Path) -> None:
+    if read_yaml(path).get("task") == "fewshot" or "base2novel" in path.stem or "domain" in path.stem:
+        check_fewshot(read_fewshot(path))
+    else:
+        check_recipe(read_recipe(path))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "laplace on gpo": (
+        {"data": SCENES, "backbone": TINY, "method": "infonce", "evaluate": {"posthoc": "laplace"}},
+        "train with backbone.pooling=mean or cls",
+    ),
+    "laplace on two networks": ({"method": "bicro", "evaluate": {"posthoc": "laplace"}}, "Bicro trains two"),
+    "no cosine": ({"method": "pcmepp", "evaluate": {"posthoc": "cosine"}}, "Pcmepp does not score by a cosine"),
+    "no strips": ({"method": "npc", "train": {"tile": 16}}, "set train.tile=0 or auto"),
+    "no words": ({"data": {"pairs": "features:x.safetensors"}, "method": "daa"}, "compares the words of captions"),
+    "photos for features": ({"data": SCENES, "method": "infonce"}, "takes cached embeddings, scenes: are photos"),
+    "features for towers": ({"backbone": TINY, "method": "infonce"}, "reads photos, synthetic: are cached features"),
+    "no captions": ({"data": {"pairs": "photos:x"}, "backbone": TINY}, "photos without captions"),
+    "no such data": ({"data": {"pairs": "coko:x"}}, "unknown scheme 'coko'"),
+    "no such towers": ({"data": SCENES, "backbone": {"spec": "vit:x"}}, "unknown backbone 'vit:x'"),
+    "one tower": ({"data": SCENES, "backbone": {"spec": "towers:a"}}, "does not name two towers"),
+    "no name": ({"data": SCENES, "backbone": {"spec": "clip:"}}, "clip: names no checkpoint"),
+    "odd towers": ({"data": SCENES, "backbone": {"spec": "tiny:width=13"}}, "tiny: width 13 must be"),
+    "no projection in tiny": ({"data": SCENES, "backbone": {**TINY, "text_output": "projected"}}, "tiny: has no proj"),
+    "no projection": (
+        {"data": SCENES, "backbone": {"spec": "towers:a,b", "image_output": "projected"}},
+        "set image_output to norm or hidden",
+    ),
+    "protocol": ({"evaluate": {"protocols": ["recall"]}}, "unknown protocol 'recall'"),
+    "not coco": (
+        {"data": SCENES, "backbone": TINY, "evaluate": {"protocols": ["flickr", "cxc"]}},
+        "protocol 'cxc' is about COCO's test images",
+    ),
+    "device": ({"train": {"device": "gpu"}}, "use auto, cpu or cuda"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_can_never_finish_is_refused(case: str) -> None:
+    fields, message = REFUSED[case]
+    before = torch.get_rng_state()
+    with pytest.raises(UsageError, match=re.escape(message)):
+        check_recipe(recipe_from({"method": "vacsr", **fields}))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"data": SCENES, "backbone": {**TINY, "pooling": "mean"}, "method": "vse", "evaluate": {"posthoc": "laplace"}},
+        {"data": SCENES, "backbone": TINY, "method": "infonce", "evaluate": {"posthoc": "cosine"}},
+        {"backbone": {"pooling": "gpo"}, "method": "sigmoid", "evaluate": {"posthoc": "laplace"}},  # no tokens
+        {"method": "ncr", "evaluate": {"posthoc": "cosine"}},
+        {"data": {"pairs": "features:x.npz,captions=y.json"}, "method": "daa"},
+        {"data": {"pairs": "features:x.npz"}, "method": "npc"},
+        {"data": {"pairs": "csv:x.csv"}, "backbone": TINY, "evaluate": {"protocols": ["coco-1k"]}},
+        {"method": "vacsr", "train": {"tile": 16}},
+        {"method": "npc", "train": {"accumulate": 2, "cuda_graph": True, "device": "cpu"}},
+    ],
+)  # fmt: skip
+def test_what_may_finish_is_let_through(fields: dict[str, Any]) -> None:
+    check_recipe(recipe_from({"method": "vacsr", **fields}))
+
+
+def test_steps_that_are_only_timed_need_no_data_and_no_report() -> None:
+    recipe = recipe_from({"backbone": TINY, "method": "vacsr", "evaluate": {"posthoc": "cosine"}})
+    check_recipe(recipe, timed=True)
+    with pytest.raises(UsageError):
+        check_recipe(recipe)
+
+
+def test_a_graph_and_accumulation_need_other_plans_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    recipe = recipe_from({"method": "infonce", "train": {"accumulate": 2, "cuda_graph": True}})
+    with pytest.raises(UsageError, match="accumulate=1"):
+        check_recipe(recipe)
+
+
+LONG = {"method.name": "infonce", "train.epochs": 100_000, "train.checkpoint_every": 5}
+
+
+def wait_for_rows(path: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while not path.is_file() or len(path.read_text(encoding="utf-8").splitlines()) < count:
+        assert time.monotonic() < deadline, "no rows come"
+        time.sleep(0.01)
+
+
+def test_a_second_run_of_a_folder_is_refused_and_the_first_goes_on(launch: Any, recipes: Any, tmp_path: Path) -> None:
+    file, out = recipes.file(LONG), tmp_path / "run"
+    first = launch.start("train", file, "--out", out)
+    wait_for_rows(out / "metrics.jsonl", 8)
+    for options in ((), ("--resume",), ("--resume", "--set", "train.lr=0.1")):
+        second = launch("train", file, "--out", out, *options)
+        assert (second.code, second.out) == (3, "")
+        assert f"another process (pid {first.process.pid}) is using {out} — wait until it is done" in second.err
+        assert "Traceback" not in second.err
+    with pytest.raises(FolderInUse):
+        fit("infonce", load_pairs("synthetic:images=20", split="train"), TrainConfig(epochs=1), out=out, resume=True)
+    wait_for_rows(out / "metrics.jsonl", len((out / "metrics.jsonl").read_text().splitlines()) + 8)
+    os.kill(first.process.pid, signal.SIGTERM)
+    assert first.wait().code == 130
+    steps = [line.split(",")[0] for line in (out / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
+    assert steps == [f'{{"step": {number}' for number in range(len(steps))], "one run's log"
+    assert not (out / LOCK).exists()
+
+
+def test_the_lock_of_a_killed_run_blocks_nobody(launch: Any, recipes: Any, tmp_path: Path) -> None:
+    file, out = recipes.file({"method.name": "infonce"}), tmp_path / "run"
+    assert launch("train", file, "--out", out, kill=("after step", 9)).code == -signal.SIGKILL
+    assert (out / LOCK).exists()
+    assert launch("train", file, "--out", out, "--resume").code == 0
+    assert not (out / LOCK).exists()
+    with run_lock(out):  # reading needs none, and does not mind one
+        assert launch("evaluate", out, "--split", "dev").code == 0
+
+
+def test_who_holds_it_may_ask_again_but_no_other_thread(tmp_path: Path) -> None:
+    found: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            with run_lock(tmp_path / "run"):
+                pass
+        except FolderInUse as error:
+            found.append(error)
+
+    with run_lock(tmp_path / "run"):
+        with run_lock(tmp_path / "." / "run"):
+            pass
+        assert (tmp_path / "run" / LOCK).exists(), "the inner one lets nothing go"
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+    assert f"(pid {os.getpid()})" in str(found[0])
+    ask()
+    assert len(found) == 1
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
+    for there in (False, True):
+        (tmp_path / "deep").mkdir(exist_ok=True) if there else None
+        with pytest.raises(UsageError), run_lock(tmp_path / "deep" / "er" / "run"):
+            raise UsageError("no")
+        assert [path.name for path in tmp_path.rglob("*")] == ["deep"] * there
+
+
+def test_other_ranks_leave_the_lock_to_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with run_lock(tmp_path / "run"):
+        assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("RANK", "0")
+    with run_lock(tmp_path / "run"):
+        assert (tmp_path / "run" / LOCK).exists()
+
+
+def test_clearing_keeps_the_lock_and_what_a_link_points_to(tmp_path: Path) -> None:
+    out, far = tmp_path / "run", tmp_path / "far"
+    far.mkdir()
+    (far / "kept").touch()
+    with run_lock(out):
+        (out / "checkpoint").mkdir()
+        (out / "checkpoint" / "state").touch()
+        (out / "report.json").touch()
+        (out / "link").symlink_to(far)
+        clear_folder(out)
+        assert [path.name for path in out.iterdir()] == [LOCK]
+    assert (far / "kept").exists()

@@ -2,13 +2,26 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from vacsr.config import TowersConfig
 from vacsr.errors import DiskFull, MissingExtra
-from vacsr.train.callbacks import CsvTracker, JsonlTracker, check_trackers, open_trackers
+from vacsr.train.callbacks import (
+    CsvTracker,
+    Interrupt,
+    JsonlTracker,
+    check_trackers,
+    frozen_towers,
+    loss_warmup,
+    open_trackers,
+)
 
 
 def steps(path: Path) -> list[int]:
@@ -95,3 +108,69 @@ def test_the_table_is_whole_or_the_old_one(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", "metrics.jsonl"]
     tracker.on_train_end(None)
     assert (tmp_path / "metrics.csv").read_text(encoding="utf-8").split() == ["step,loss", "0,1.5"], "no torn line"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_stops_at_once(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
+    before = signal.getsignal(number)
+    with Interrupt() as interrupt:
+        signal.raise_signal(number)
+        assert interrupt.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_a_worker_that_is_told_twice_still_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupt.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def plan(image: int, text: int, *, image_lr: float = 0.1, text_lr: float = 0.1, ramp: bool = True) -> TowersConfig:
+    return TowersConfig(freeze_image=image, freeze_text=text, image_lr=image_lr, text_lr=text_lr, ramp=ramp)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (TowersConfig(), [{"image"}, {"image"}, set(), set()]),
+        (plan(0, 0), [set(), set(), set(), set()]),
+        (plan(1, 3), [{"image", "text"}, {"text"}, {"text"}, set()]),
+        (plan(1, 0, image_lr=0.0), [{"image"}] * 4),
+        (plan(0, 0, image_lr=0.0, text_lr=0.0), [{"image", "text"}] * 4),
+    ],
+)
+def test_which_towers_rest(config: TowersConfig, expected: list[set[str]]) -> None:
+    assert [set(frozen_towers(epoch, config)) for epoch in range(4)] == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (TowersConfig(), [1, 1, 1, 1, 0.5, 1, 1, 1]),  # two steps an epoch: the third wakes the image tower
+        (plan(0, 0), [1] * 8),
+        (plan(1, 2), [1, 1, 0.5, 1, 0.5, 1, 1, 1]),
+        (plan(2, 0, ramp=False), [1] * 8),
+        (plan(2, 0, image_lr=0.0), [1] * 8),  # never wakes
+        (plan(9, 9), [1] * 8),
+    ],
+)
+def test_the_ramp(config: TowersConfig, expected: list[float]) -> None:
+    assert [loss_warmup(step, steps_per_epoch=2, config=config) for step in range(8)] == expected
+
+
+@given(st.integers(0, 4), st.integers(0, 4), st.integers(1, 9))
+def test_the_ramp_grows_to_one_within_an_epoch(image: int, text: int, steps: int) -> None:
+    config = plan(image, text)
+    for epoch in range(6):
+        values = [loss_warmup(epoch * steps + place, steps_per_epoch=steps, config=config) for place in range(steps)]
+        assert values[-1] == 1.0
+        assert all(value > 0 for value in values)
+        wakes = epoch > 0 and epoch in (image, text)
+        assert values == ([(place + 1) / steps for place in range(steps)] if wakes else [1.0] * steps)
