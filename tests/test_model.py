@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import vacsr.pretrained as pretrained_module
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.data.pairs import Provenance
-from vacsr.errors import DataError, ShapeMismatch, UsageError, VacsrError
-from vacsr.methods import Sigmoid
-from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.model import MatchingModel
 
 BACKBONE = BackboneConfig(head=HeadConfig(dim=8, hidden=5, dropout=0.3))
@@ -130,130 +125,3 @@ def test_groups_cover_every_trainable_parameter_once(method: str, kind: str) -> 
 def test_fixed_scales_are_in_no_group() -> None:
     model = build({"name": "sigmoid", "learnable": False})
     assert {group.name for group in model.param_groups()} == {"heads", "heads-plain"}
-
-
-# ------------------------------------------------------------------------------------------------------ save and load
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_saved_and_read_it_is_the_same_model(method: str, tmp_path: Path) -> None:
-    model = build(method, seed=3)
-    model.save_pretrained(tmp_path / "m")
-    again = MatchingModel.from_pretrained(tmp_path / "m")
-    assert not again.training
-    assert again.config == model.config
-    assert again.method.config == model.method.config  # type: ignore[attr-defined]
-    assert again.provenance == model.provenance
-    ours, theirs = model.state_dict(), again.state_dict()
-    assert list(ours) == list(theirs)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    images, texts = inputs(5)
-    with torch.no_grad():
-        a, b = (m.method.score(m.embed_images(images), m.embed_texts(texts)) for m in (model, again))
-    assert torch.equal(a, b)
-    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["README.md", "config.json", "model.safetensors"]
-
-
-def test_a_run_folder_works_too(tmp_path: Path) -> None:
-    build().save_pretrained(tmp_path / "run" / "model")
-    assert MatchingModel.from_pretrained(tmp_path / "run").config == BACKBONE
-
-
-def test_the_card_tells_what_it_is(tmp_path: Path) -> None:
-    model = build()
-    model.save_pretrained(tmp_path)
-    card = (tmp_path / "README.md").read_text(encoding="utf-8")
-    count = sum(p.numel() for p in model.parameters())
-    assert f"# vacsr on clip:a\n\n{count:,} parameters" in card
-    assert "images [I, 6], texts [T, 4]" in card
-
-
-class Unregistered(Sigmoid):
-    """A method that nobody could load again."""
-
-
-def test_a_method_that_is_not_registered_cannot_be_saved(tmp_path: Path) -> None:
-    model = MatchingModel.build(Unregistered(SigmoidConfig(), dim=8), BACKBONE, image_dim=6, text_dim=4)
-    with pytest.raises(UsageError, match="@register"):
-        model.save_pretrained(tmp_path / "m")
-    assert not (tmp_path / "m").exists()
-
-
-def assert_spoiled_is_refused(folder: Path, name: str, change: Any) -> VacsrError:
-    build().save_pretrained(folder)
-    path = folder / name
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DataError) as caught:
-        MatchingModel.from_pretrained(folder)
-    assert caught.value.exit_code == 4
-    assert str(folder) in str(caught.value)
-    return caught.value
-
-
-def edited(change: Any) -> Any:
-    def apply(content: bytes) -> bytes:
-        raw = json.loads(content)
-        change(raw)
-        return json.dumps(raw).encode()
-
-    return apply
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda b: b[: len(b) // 2],
-        lambda b: b"",
-        lambda b: b"[]",
-        lambda b: b"3",
-        edited(lambda raw: raw.update(schema=99)),
-        edited(lambda raw: raw.pop("schema")),
-        lambda b: b"\xff\xfe" + b,
-        edited(lambda raw: raw.pop("method")),
-        edited(lambda raw: raw.pop("provenance")),
-        edited(lambda raw: raw["provenance"].update(more="x")),
-        edited(lambda raw: raw.update(image_dim="six")),
-    ],
-)
-def test_a_broken_config_is_named(change: Any, tmp_path: Path) -> None:
-    assert_spoiled_is_refused(tmp_path / "m", "config.json", change)
-
-
-@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b[:100], lambda b: b"", lambda b: b"\xff" * 50])
-def test_broken_weights_are_named(change: Any, tmp_path: Path) -> None:
-    assert "safetensors" in str(assert_spoiled_is_refused(tmp_path / "m", "model.safetensors", change))
-
-
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    build("sigmoid").save_pretrained(tmp_path / "other")
-    other = (tmp_path / "other" / "model.safetensors").read_bytes()
-    assert "not saved together" in str(assert_spoiled_is_refused(tmp_path / "m", "model.safetensors", lambda _: other))
-    change = edited(lambda raw: raw.update(image_dim=7))
-    assert "not saved together" in str(assert_spoiled_is_refused(tmp_path / "n", "config.json", change))
-
-
-def test_missing_pieces(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no trained model"):
-        MatchingModel.from_pretrained(tmp_path / "nowhere")
-    build().save_pretrained(tmp_path / "m")
-    (tmp_path / "m" / "model.safetensors").unlink()
-    with pytest.raises(DataError, match=r"model\.safetensors"):
-        MatchingModel.from_pretrained(tmp_path / "m")
-
-
-@pytest.mark.parametrize("fails", ["save_tensors", "json_text", "model_card"])
-def test_a_save_that_fails_leaves_the_model_that_was_there(
-    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = build()
-    old.save_pretrained(tmp_path)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError
-
-    monkeypatch.setattr(pretrained_module, fails, full)
-    with pytest.raises(OSError):  # noqa: PT011
-        build({"name": "vacsr", "adapter": {"input_scale": "none"}}, seed=1).save_pretrained(tmp_path)
-    monkeypatch.undo()
-    again = MatchingModel.from_pretrained(tmp_path)
-    assert torch.equal(again.image_head.last.weight, old.image_head.last.weight)

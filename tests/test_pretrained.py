@@ -1,0 +1,224 @@
+"""Model folders: what is saved is loaded again, damage is named, and training can start from one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vacsr.pretrained as pretrained_module
+from vacsr.config import AugmentConfig, BackboneConfig, HeadConfig
+from vacsr.config.base import METHODS, method_entry
+from vacsr.config.io import method_config
+from vacsr.data import load_pairs
+from vacsr.errors import DataError, UsageError, VacsrError
+from vacsr.methods import Sigmoid
+from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.model import MatchingModel
+from vacsr.provenance import Provenance
+
+BACKBONE = BackboneConfig(head=HeadConfig(dim=8, hidden=5, dropout=0.3))
+method_entry("vacsr")  # registers the built-in methods
+
+
+def build(method: str | dict[str, Any] = "vacsr", *, seed: int = 0) -> MatchingModel:
+    origin = Provenance("clip:a", "224", "r1")
+    return MatchingModel.build(method_config(method), BACKBONE, image_dim=6, text_dim=4, provenance=origin, seed=seed)
+
+
+@pytest.mark.parametrize("method", [*METHODS["retrieval"], "vacsr-paper"])
+def test_saved_and_read_it_is_the_same_model(method: str, tmp_path: Path) -> None:
+    model = build(method, seed=3)
+    model.save_pretrained(tmp_path / "m")
+    again = MatchingModel.from_pretrained(tmp_path / "m")
+    assert not again.training
+    assert again.config == model.config
+    assert again.method.config == model.method.config
+    assert again.provenance == model.provenance
+    ours, theirs = model.state_dict(), again.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    images, texts = torch.randn(5, 6), torch.randn(5, 4)
+    with torch.no_grad():
+        a, b = (m.method.score(m.embed_images(images), m.embed_texts(texts)) for m in (model, again))
+    assert torch.equal(a, b)
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+
+
+def test_a_run_folder_works_too(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "run" / "model")
+    assert MatchingModel.from_pretrained(tmp_path / "run").config == BACKBONE
+
+
+def test_the_card_tells_what_it_is(tmp_path: Path) -> None:
+    model = build()
+    model.save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    count = sum(p.numel() for p in model.parameters())
+    assert f"# vacsr on clip:a\n\n{count:,} parameters" in card
+    assert "images [I, 6], texts [T, 4]" in card
+
+
+class Unregistered(Sigmoid):
+    """A method that nobody could load again."""
+
+
+def test_a_method_that_is_not_registered_cannot_be_saved(tmp_path: Path) -> None:
+    model = MatchingModel.build(Unregistered(SigmoidConfig(), dim=8), BACKBONE, image_dim=6, text_dim=4)
+    with pytest.raises(UsageError, match="@register"):
+        model.save_pretrained(tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def assert_spoiled_is_refused(folder: Path, name: str, change: Any) -> VacsrError:
+    build().save_pretrained(folder)
+    path = folder / name
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError) as caught:
+        MatchingModel.from_pretrained(folder)
+    assert caught.value.exit_code == 4
+    assert str(folder) in str(caught.value)
+    return caught.value
+
+
+def edited(change: Any) -> Any:
+    def apply(content: bytes) -> bytes:
+        raw = json.loads(content)
+        change(raw)
+        return json.dumps(raw).encode()
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda b: b[: len(b) // 2],
+        lambda b: b"",
+        lambda b: b"[]",
+        lambda b: b"3",
+        edited(lambda raw: raw.update(schema=99)),
+        edited(lambda raw: raw.pop("schema")),
+        lambda b: b"\xff\xfe" + b,
+        edited(lambda raw: raw.pop("method")),
+        edited(lambda raw: raw.pop("provenance")),
+        edited(lambda raw: raw["provenance"].update(more="x")),
+        edited(lambda raw: raw.update(image_dim="six")),
+    ],
+)
+def test_a_broken_config_is_named(change: Any, tmp_path: Path) -> None:
+    assert_spoiled_is_refused(tmp_path / "m", "config.json", change)
+
+
+@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b[:100], lambda b: b"", lambda b: b"\xff" * 50])
+def test_broken_weights_are_named(change: Any, tmp_path: Path) -> None:
+    assert "safetensors" in str(assert_spoiled_is_refused(tmp_path / "m", "model.safetensors", change))
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    build("sigmoid").save_pretrained(tmp_path / "other")
+    other = (tmp_path / "other" / "model.safetensors").read_bytes()
+    assert "not saved together" in str(assert_spoiled_is_refused(tmp_path / "m", "model.safetensors", lambda _: other))
+    change = edited(lambda raw: raw.update(image_dim=7))
+    assert "not saved together" in str(assert_spoiled_is_refused(tmp_path / "n", "config.json", change))
+
+
+def test_missing_pieces(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no trained model"):
+        MatchingModel.from_pretrained(tmp_path / "nowhere")
+    build().save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"model\.safetensors"):
+        MatchingModel.from_pretrained(tmp_path / "m")
+
+
+@pytest.mark.parametrize("fails", ["save_tensors", "json_text", "model_card"])
+def test_a_save_that_fails_leaves_the_model_that_was_there(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = build()
+    old.save_pretrained(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(pretrained_module, fails, full)
+    with pytest.raises(OSError):  # noqa: PT011
+        build({"name": "vacsr", "adapter": {"input_scale": "none"}}, seed=1).save_pretrained(tmp_path)
+    monkeypatch.undo()
+    again = MatchingModel.from_pretrained(tmp_path)
+    assert torch.equal(again.image_head.last.weight, old.image_head.last.weight)
+
+
+# ------------------------------------------------------------------------------------------- training from a model
+
+TINY = "tiny:width=16,depth=1,text_depth=1,heads=2,size=32"
+WORLD = "scenes:images=8,held_out=2,size=32"
+
+
+def backbone(dim: int = 8, **fields: str) -> BackboneConfig:
+    return BackboneConfig(spec=TINY, head=HeadConfig(kind="linear", dim=dim), **fields)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Path, MatchingModel]:
+    pairs = load_pairs(WORLD, split="train")
+    model = MatchingModel.build(method_config("infonce"), backbone(), seed=3, fit=pairs)
+    model.save_pretrained(tmp_path / "first" / "model")
+    return tmp_path / "first", model
+
+
+def test_towers_words_pooling_and_heads_are_taken_over(trained: tuple[Path, MatchingModel]) -> None:
+    folder, first = trained
+    other = load_pairs("scenes:images=4,held_out=2,size=32,seed=9", split="train")
+    second = MatchingModel.build(method_config("vacsr"), backbone(start=str(folder)), seed=5, fit=other)
+    taken = {name: tensor for name, tensor in first.state_dict().items() if not name.startswith("method.")}
+    found = second.state_dict()
+    assert len(taken) > 20
+    for name, tensor in taken.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+    words = ["a red star above a boat", "zebra"]
+    assert second.backbone.tokenize(words).equal(first.backbone.tokenize(words))
+    fresh = MatchingModel.build(method_config("vacsr"), backbone(), seed=5, fit=load_pairs(WORLD, split="train"))
+    assert [name for name in found if name.startswith("method.")] == [
+        name for name in fresh.state_dict() if name.startswith("method.")
+    ]
+
+
+def test_a_saved_model_no_longer_needs_its_start(trained: tuple[Path, MatchingModel], tmp_path: Path) -> None:
+    folder, _ = trained
+    second = MatchingModel.build(method_config("vacsr"), backbone(start=str(folder)))
+    second.save_pretrained(tmp_path / "second")
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    again = MatchingModel.from_pretrained(tmp_path / "second")
+    for name, tensor in second.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"head": HeadConfig(kind="linear", dim=12)}, "backbone.head is"),
+        ({"spec": "clip:vit-b32"}, "backbone.spec is 'clip:vit-b32', the model in"),
+        ({"image_size": 48}, "backbone.image_size is 48"),
+        ({"pooling": "mean"}, "backbone.pooling is 'mean'"),
+    ],
+)
+def test_other_towers_are_refused(trained: tuple[Path, MatchingModel], change: dict[str, Any], said: str) -> None:
+    config = backbone(start=str(trained[0])).model_copy(update=change)
+    with pytest.raises(UsageError, match=said):
+        MatchingModel.build(method_config("vacsr"), config)
+
+
+def test_other_augmentation_is_not(trained: tuple[Path, MatchingModel]) -> None:
+    config = backbone(start=str(trained[0])).model_copy(update={"augment": AugmentConfig(flip=0.0)})
+    assert MatchingModel.build(method_config("vacsr"), config).config.augment.flip == 0.0
+
+
+def test_no_model_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no trained model in"):
+        MatchingModel.build(method_config("vacsr"), backbone(start=str(tmp_path)))
