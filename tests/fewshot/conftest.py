@@ -137,7 +137,7 @@ def make_trainer() -> Make:
         config = FewshotTrainConfig(device="cpu", **fields)
         method = Toy(torch.Generator().manual_seed(config.seed), second=second)
         model = FewshotModel(method, CLASSES, TRANSFORM, {})
-        return Trainer(FewshotTask(model, shots or colours(14), config, description={"toy": 1}), config, out)
+        return Trainer(FewshotTask(model, shots or colours(14), config), config, out)
 
     return make
 

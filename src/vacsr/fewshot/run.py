@@ -72,9 +72,9 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
         device = take_device(recipe.train.device)
         sets = load_sets(recipe.data)
         check_search(recipe, sets.val)
-        model = _build(recipe, sets, device)
-        description = describe(recipe, sets, origin=model.origin)
-        digest = fingerprint(description)
+        task = _task(recipe, sets, device=device, label=recipe.method.name)
+        task.described = describe(recipe, sets, origin=task.fewshot.origin)
+        digest = fingerprint(task.described)
         check_checkpoint(out / "checkpoint", fingerprint=digest)
         _open_folder(out, recipe, sets, resume=resume)
         choice: Choice = {}
@@ -82,23 +82,23 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
             best = search(recipe, sets, out=out, fingerprint=digest, device=device, progress=progress)
             if best is None:
                 return FewshotRun(0, None)
-            choice, recipe = best, with_choice(recipe, best)
-            model = _build(recipe, sets, device)
-        steps, interrupted = 0, False
-        if model.method.trains:
-            task = FewshotTask(model, sets.train, recipe.train, label=recipe.method.name, description=description)
+            choice, recipe, described = best, with_choice(recipe, best), task.described
+            task = _task(recipe, sets, device=device, label=recipe.method.name)
+            task.described = described
+        steps = 0
+        if task.method.trains:
             trainer = Trainer(task, recipe.train, out)
             if resume:
                 trainer.resume()
             run = trainer.run(progress=progress)
-            steps, interrupted = run.state.step, run.interrupted
+            if run.interrupted:
+                return FewshotRun(run.state.step, None)
+            steps = run.state.step
         else:
             write_text(out / "metrics.jsonl", "")
-            model.method.eval()
-        if interrupted:
-            return FewshotRun(steps, None)
-        model.save(out / "model", recipe)
-        return FewshotRun(steps, _report(recipe, sets, model, out=out, choice=choice, progress=progress))
+            task.method.eval()
+        task.fewshot.save(out / "model", recipe)
+        return FewshotRun(steps, _report(recipe, sets, task.fewshot, out=out, choice=choice, progress=progress))
 
 
 def evaluate_fewshot(recipe: FewshotRecipe, out: Path, *, progress: bool = True) -> dict[str, Any]:
@@ -168,10 +168,11 @@ def _open_folder(out: Path, recipe: FewshotRecipe, sets: FewshotSets, *, resume:
     save_shots(out / "shots.json", sets.shots, source=sets.source)
 
 
-def _build(recipe: FewshotRecipe, sets: FewshotSets, device: torch.device) -> FewshotModel:
-    return FewshotModel.build(
+def _task(recipe: FewshotRecipe, sets: FewshotSets, *, device: torch.device, label: str) -> FewshotTask:
+    model = FewshotModel.build(
         recipe.method, recipe.backbone, classes=sets.classes, seed=recipe.train.seed, device=device
     )
+    return FewshotTask(model, sets.train, recipe.train, label=label)
 
 
 # ------------------------------------------------------------------------------------------------------------ search
@@ -248,11 +249,10 @@ def _scored_before(path: Path, fingerprint: str) -> list[dict[str, Any]]:
 
 def validation_accuracy(recipe: FewshotRecipe, sets: FewshotSets, *, device: torch.device, label: str) -> float | None:
     """Train a candidate and test it on the validation shots, in percent; None where it was interrupted."""
-    model = _build(recipe, sets, device)
-    task = FewshotTask(model, sets.train, recipe.train, label=label)
+    task = _task(recipe, sets, device=device, label=label)
     if Trainer(task, recipe.train).run(progress=bool(label)).interrupted:
         return None
-    predicted = model.evaluate(
+    predicted = task.fewshot.evaluate(
         sets.val, sets.classes, batch_size=recipe.evaluate.batch_size, workers=recipe.train.workers
     )
     return 100.0 * float(predicted.correct.double().mean())

@@ -144,11 +144,11 @@ class FewshotTask(Task):
         config: FewshotTrainConfig,
         *,
         label: str = "shots",
-        description: Mapping[str, Any] | None = None,
     ) -> None:
+        self.fewshot, self.shots, self.config, self.label = model, shots, config, label
         self.model = self.method = model.method
-        self.transform, self.classes, self.device = model.transform, model.classes, model.device
-        self.shots, self.config, self.label, self.described = shots, config, label, dict(description or {})
+        self.device = model.device
+        self.described: dict[str, Any] = {}
         self.loader = ShotLoader(shots, config, transform=model.transform, second=model.method.second_view)
         self.steps_per_epoch = self.loader.steps_per_epoch // config.accumulate * config.accumulate
         if not self.steps_per_epoch:
@@ -190,20 +190,20 @@ class FewshotTask(Task):
             steps=self.config.epochs * self.steps_per_epoch,
         )
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
-            return self.method.loss(shots, self.classes)
+            return self.method.loss(shots, self.fewshot.classes)
 
     def _normalised(self, pixels: Tensor) -> Tensor:
         """uint8 [B, 3, S, S] -> float32, on the device"""
         if self.device.type == "cuda":
             pixels = pixels.pin_memory()
-        return self.transform.normalize(pixels.to(self.device, non_blocking=True))
+        return self.fewshot.transform.normalize(pixels.to(self.device, non_blocking=True))
 
     def batch_ids(self, step: int) -> list[str]:
         """The photos of a step's batch."""
         return [self.shots.photos.name(row) for row in self.loader.pass_and_rows(step)[1].tolist()]
 
     def description(self) -> dict[str, Any]:
-        """As given by the run."""
+        """Set by the run, which knows the recipe."""
         return self.described
 
     def finish(self) -> None:
