@@ -247,3 +247,9 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> LossTerms:
 def cosine_distance(features: Tensor, frozen: Tensor) -> Tensor:
     """1 − the mean cosine of unit rows. [N, d], [N, d] -> 0-d"""
     return 1.0 - (features * frozen).sum(dim=-1).mean()
+
+
+def splice(tokens: Tensor, prompts: Tensor, *, start: int, length: int) -> Tensor:
+    """Replace ``length`` tokens of every row from ``start`` on; 0 inserts. [B, L, W], [n, W] or [B, n, W]"""
+    rows = prompts.to(tokens.dtype).expand(len(tokens), -1, -1)
+    return torch.cat((tokens[:, :start], rows, tokens[:, start + length :]), dim=1)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from vacsr.config.base import register
 from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, PublishedPlan, ShotBatch, cross_entropy, drawn_from
 from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.fewshot.methods.coop import ContextWords, Coop, CoopConfig
+from vacsr.fewshot.methods.coop import Coop, CoopConfig, TextPrompts
 from vacsr.objective import LossTerms
 
 
@@ -79,4 +79,4 @@ class Cocoop(Coop):
     def _encode_pairs(self, contexts: Tensor, ids: Tensor, pairs: Tensor) -> Tensor:
         """Pair p is photo p // C with class p % C. [P] -> [P, d]"""
         photo, label = pairs // len(ids), pairs % len(ids)
-        return self.clip.text(ids[label], edits=ContextWords(contexts[photo]))
+        return self.clip.text(ids[label], edits=TextPrompts([contexts[photo]]))

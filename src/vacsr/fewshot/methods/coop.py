@@ -7,6 +7,7 @@ the method is zero-shot CLIP.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from vacsr.backbones.edits import TowerEdits, word_table
 from vacsr.config.base import MethodConfig, register
 from vacsr.errors import UsageError
-from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan
+from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, splice
 from vacsr.fewshot.methods.clip import ClipModel
 
 
@@ -29,16 +30,22 @@ class CoopConfig(MethodConfig):
     """Words whose embeddings the context starts at, one vector per token; the class name and a full stop follow."""
 
 
-class ContextWords(TowerEdits):
-    """The words after the start of every sentence replaced by vectors: [n, W] for all sentences, or [B, n, W]."""
+class TextPrompts(TowerEdits):
+    """Replaces what follows the start of every sentence by vectors: the words, and the input of further blocks."""
 
-    def __init__(self, context: Tensor) -> None:
-        self.context = context
+    def __init__(self, prompts: Sequence[Tensor]) -> None:
+        """Of the words and of blocks 1, 2, …: [n, W] for all sentences, or [C, n, W]."""
+        self.prompts = prompts
 
     def words(self, tokens: Tensor) -> Tensor:
-        """[B, L, W] -> [B, L, W]"""
-        context = self.context.to(tokens.dtype).expand(len(tokens), -1, -1)
-        return torch.cat((tokens[:, :1], context, tokens[:, 1 + context.shape[1] :]), dim=1)
+        """[C, L, W] -> [C, L, W]"""
+        return splice(tokens, self.prompts[0], start=1, length=self.prompts[0].shape[-2])
+
+    def before(self, depth: int, tokens: Tensor) -> Tensor:
+        """[C, L, W] -> [C, L, W]"""
+        if not 0 < depth < len(self.prompts):
+            return tokens
+        return splice(tokens, self.prompts[depth], start=1, length=self.prompts[depth].shape[-2])
 
 
 @register("coop", CoopConfig, presets={"paper": {}})
@@ -57,7 +64,7 @@ class Coop(FewshotMethod):
 
     def text_features(self, classes: ClassSet) -> Tensor:
         """-> [C, d]"""
-        return self.clip.text(self.sentence_ids(classes), edits=ContextWords(self.context))
+        return self.clip.text(self.sentence_ids(classes), edits=TextPrompts([self.context]))
 
     def tokenize(self, classes: ClassSet) -> Tensor:
         """Ids of "context name.", which begin with the same tokens for every class. -> [C, L]"""

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from vacsr.backbones.edits import TowerEdits, word_table
 from vacsr.config.base import MethodConfig, register
 from vacsr.errors import UsageError
-from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, drawn_from
+from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, drawn_from, splice
 from vacsr.fewshot.methods.clip import ClipModel
+from vacsr.fewshot.methods.coop import TextPrompts
 
 _TOKEN_STD = 0.02
 
@@ -69,45 +70,22 @@ class DeepPrompts(nn.Module):
         return [linear(tokens) for linear, tokens in zip(self.maps, self.tokens, strict=True)]
 
 
-class TextPrompts(TowerEdits):
-    """Replaces what follows the start token by each block's tokens."""
-
-    def __init__(self, tokens: Sequence[Tensor]) -> None:
-        self.tokens = tokens
-
-    def words(self, tokens: Tensor) -> Tensor:
-        """[C, L, W] -> [C, L, W]"""
-        return self._replace(tokens, self.tokens[0])
-
-    def before(self, depth: int, tokens: Tensor) -> Tensor:
-        """[C, L, W] -> [C, L, W]"""
-        return self._replace(tokens, self.tokens[depth]) if 0 < depth < len(self.tokens) else tokens
-
-    def _replace(self, tokens: Tensor, prompts: Tensor) -> Tensor:
-        return torch.cat((tokens[:, :1], _per_row(prompts, tokens), tokens[:, 1 + len(prompts) :]), dim=1)
-
-
 class ImagePrompts(TowerEdits):
     """Appends the first block's tokens; each deeper block replaces them by its own."""
 
-    def __init__(self, tokens: Sequence[Tensor]) -> None:
-        self.tokens = tokens
+    def __init__(self, prompts: Sequence[Tensor]) -> None:
+        self.prompts = prompts
 
     def entry(self, tokens: Tensor) -> Tensor:
         """[B, L, W] -> [B, L + n, W]"""
-        return torch.cat((tokens, _per_row(self.tokens[0], tokens)), dim=1)
+        return splice(tokens, self.prompts[0], start=tokens.shape[1], length=0)
 
     def before(self, depth: int, tokens: Tensor) -> Tensor:
         """[B, L + n, W] -> [B, L + n, W]"""
-        if not 0 < depth < len(self.tokens):
+        if not 0 < depth < len(self.prompts):
             return tokens
-        prompts = self.tokens[depth]
-        return torch.cat((tokens[:, : -len(prompts)], _per_row(prompts, tokens)), dim=1)
-
-
-def _per_row(prompts: Tensor, tokens: Tensor) -> Tensor:
-    """The same prompts for every row. [n, W], [B, L, W] -> [B, n, W]"""
-    return prompts.to(tokens.dtype).expand(len(tokens), -1, -1)
+        n = len(self.prompts[depth])
+        return splice(tokens, self.prompts[depth], start=tokens.shape[1] - n, length=n)
 
 
 @register("maple", MapleConfig, presets={"paper": {}})

@@ -35,6 +35,7 @@ from vacsr.fewshot.methods.base import (
     ShotBatch,
     cosine_distance,
     drawn_from,
+    splice,
 )
 from vacsr.fewshot.methods.clip import ClipModel, unit
 from vacsr.objective import LossTerms
@@ -88,10 +89,7 @@ class InsertedTokens(TowerEdits):
         index = depth - self.first
         if index < 0:
             return tokens
-        row = self.rows[index]
-        replaced = 0 if index == 0 else len(row)
-        inserted = row.to(tokens.dtype).expand(len(tokens), -1, -1)
-        return torch.cat((tokens[:, :1], inserted, tokens[:, 1 + replaced :]), dim=1)
+        return splice(tokens, self.rows[index], start=1, length=len(self.rows[index]) if index else 0)
 
 
 class ImageFeatures(NamedTuple):
