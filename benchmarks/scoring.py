@@ -249,7 +249,7 @@ def main() -> None:
     """Measure, print, write."""
     args, started = options(), time.perf_counter()
     if args.device == "cuda":
-        need_gpu("the scoring kernel", available=kernel.available("cuda"))
+        need_gpu("the scoring kernel", available=kernel.available(torch.device("cuda")))
     device = torch.device(args.device)
     problems = {
         name: random_problem(args.images, args.texts, args.dim, device=device, adapter=config)

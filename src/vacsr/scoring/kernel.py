@@ -11,7 +11,6 @@ deviation of the scores, is 3e-3 to 6e-3 in bfloat16, an eighth of that in float
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -34,24 +33,22 @@ _NARROW = 32  # up to this width a large tile and the decoder's sums fit into re
 _SCRATCH = 1 << 30  # bytes of scaled weights at a time
 _SHARED = 99 << 10  # bytes of shared memory that every GPU from compute capability 8.0 on grants a program
 _REDUCED = 4 << 10  # bytes of shared memory for sums across warps, and barriers
-_LAYOUTS = ((4, True), (3, True), (4, False), (3, False), (2, True), (2, False))  # stages, TMA; the fastest first
+_LAYOUTS = ((3, True), (4, True), (3, False), (4, False), (2, True), (2, False))  # stages, TMA; fastest first
 _FP8_MAX = 448.0  # the largest e4m3 number
 _LEAST = 1e-6  # divisor of a vector of zeros
 _FAINT = 2.0**-40  # a decoder unit with smaller weights is not scaled up further: its bias must stay finite
 
 
-def available(device: torch.device | str) -> bool:
-    """Can the kernel run on tensors of this device? Interpreted (TRITON_INTERPRET=1) it runs on a CPU, slowly.
+def available(device: torch.device) -> bool:
+    """Can the kernel run on tensors of this device? It needs compute capability 8.0, or Triton's interpreter on a CPU.
 
-    >>> available("meta")
+    >>> available(torch.device("meta"))
     False
     """
-    device = torch.device(device)
-    if importlib.util.find_spec("triton") is None or device.type not in ("cpu", "cuda"):
-        return False
-    if device.type == "cpu":
-        return kernels.INTERPRETED
-    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type != "cuda":
+        return kernels.available(device)
+    supported = torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+    return supported and kernels.available(device)
 
 
 class Tile(NamedTuple):

@@ -58,14 +58,15 @@ def choose_engine(method: Method, *, device: torch.device, dtype: Precision = to
     """
     folded = method.fold()
     dtype = choose_dtype(dtype, folded=folded, device=device)
-    plain = BlockScorer(method, dtype=dtype if dtype != FP8 else torch.float32, folded=folded)
-    if dtype != FP8 and (device.type != "cuda" or folded is None or not available(folded.trunk.device)):
+    if dtype == FP8:
+        kernel = KernelScorer(method, dtype=dtype, folded=folded)  # raises where it cannot run: there is no other way
+        return Cascade(kernel, kernel.plain, exact=False)
+    plain = BlockScorer(method, dtype=dtype, folded=folded)
+    if device.type != "cuda" or folded is None or not available(folded.trunk.device):
         return plain
     if dtype == torch.float32:
-        assert folded is not None
         return Cascade(KernelScorer(method, dtype=half_dtype(folded), folded=folded), plain, exact=True)
-    kernel = KernelScorer(method, dtype=dtype, folded=folded)  # raises for float8 where there is no kernel
-    return Cascade(kernel, kernel.plain, exact=False) if dtype == FP8 else kernel
+    return KernelScorer(method, dtype=dtype, folded=folded)
 
 
 class AlignedScores(NamedTuple):
@@ -104,8 +105,9 @@ class PairScores:
         """Best texts of each image, or best images of each text, by (−score, index). [I, min(k, T)] or [T, min(k, I)]
 
         ``prefilter``: score only so many items of each query, those with the highest cosine; faster, not exact. Else
-        the order is that of float32 in a float32 scorer, on a GPU by the rule of :class:`vacsr.scoring.Cascade`. A
-        scorer in half precision orders by its scores; float8 rescores its best 3·k in half precision.
+        the order is that of float32 in a float32 scorer, on a GPU by the rule of
+        :class:`vacsr.scoring.cascade.Cascade`. A scorer in half precision orders by its scores; float8 rescores its
+        best 3·k in half precision.
         """
         k = _count(k, "k", action="ask for topk(10)")
         if direction not in ("i2t", "t2i"):
