@@ -33,7 +33,7 @@ for stage in ${*:-$known}; do
     inference) # against PCME++'s head
       run inference "$python" benchmarks/image_step.py --backbone clip:vit-b32 --precision fp32 --modes eager \
         --methods pcmepp,sigmoid,vacsr --steps 30 --json "$out/inference.json" ;;
-    strips) # memory of large batches
+    strips | tiled) # memory of large batches
       run strips "$python" benchmarks/strip_training.py --compile --graph --ways plain,fused --batches 1024,4096 \
         --json "$out/strips.json" ;;
     eager) # the same without a graph

@@ -64,6 +64,11 @@ def embed(spec: str, pairs: str, out: Path, **options: Any) -> Embedded:
     return embed_pairs(config, pairs, out, device="cpu", **options)
 
 
+def embed_parts(spec: str, pairs: str, out: Path, **options: Any) -> Embedded:
+    """In three parts of photos and six of captions."""
+    return embed(spec, pairs, out, part_size=4, **options)
+
+
 def reference(spec: str, pairs: PhotoSet, *, mean: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """One photo and one caption at a time, through the towers by hand."""
     backbone = load_backbone(embedding_config(spec))
@@ -209,26 +214,19 @@ def same(one: Path, other: Path) -> bool:
     return captions[0] == captions[1]
 
 
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three parts of photos and six of captions."""
-    monkeypatch.setattr(vacsr.embed, "_PART", 4)
-
-
-@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("stop", [1, 3, 4, 9])
 def test_what_was_stopped_goes_on(clip: str, photos: str, tmp_path: Path, stop: int) -> None:
     whole, broken = tmp_path / "whole.safetensors", tmp_path / "broken.safetensors"
-    embed(clip, photos, whole)
+    embed_parts(clip, photos, whole)
     with pytest.MonkeyPatch.context() as patched:
         counted(patched, stop)
         with pytest.raises(KeyboardInterrupt):
-            embed(clip, photos, broken)
+            embed_parts(clip, photos, broken)
     assert not broken.exists()
     assert len(list((tmp_path / "broken.safetensors.parts").glob("*"))) == stop - 1
     with pytest.MonkeyPatch.context() as patched:
         calls = counted(patched)
-        embed(clip, photos, broken)
+        embed_parts(clip, photos, broken)
     assert sum(calls.values()) == 9 - (stop - 1), "finished parts are not made again"
     assert same(broken, whole)
     assert not (tmp_path / "broken.safetensors.parts").exists()
@@ -249,11 +247,10 @@ def test_killed_and_run_again(clip: str, photos: str, tmp_path: Path, moment: in
     assert process.exitcode == -signal.SIGKILL
     assert len(list((tmp_path / "broken.safetensors.parts").glob("*.safetensors"))) == moment
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(vacsr.embed, "_PART", 4)
         calls = counted(patched)
-        embed(clip, photos, broken)
+        embed_parts(clip, photos, broken)
         assert sum(calls.values()) == 9 - moment
-        embed(clip, photos, whole)
+        embed_parts(clip, photos, whole)
     assert same(broken, whole)
 
 
@@ -271,29 +268,27 @@ def short(part: Path) -> None:
     vacsr.embed.write_tensors(part, {"rows": tensors["rows"][:2].clone()}, metadata=metadata)
 
 
-@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("harm", [torn, from_another_job, short])
 def test_a_part_that_does_not_fit_is_made_again(
     clip: str, photos: str, tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
     whole, broken = tmp_path / "whole.safetensors", tmp_path / "broken.safetensors"
-    embed(clip, photos, whole)
+    embed_parts(clip, photos, whole)
     with pytest.MonkeyPatch.context() as patched:
         counted(patched, 3)
         with pytest.raises(KeyboardInterrupt):
-            embed(clip, photos, broken)
+            embed_parts(clip, photos, broken)
     harm(tmp_path / "broken.safetensors.parts" / "images-00000004.safetensors")
-    embed(clip, photos, broken)
+    embed_parts(clip, photos, broken)
     assert same(broken, whole)
 
 
-@pytest.mark.usefixtures("small_parts")
 def test_parts_of_other_photos_or_another_precision_are_not_used(clip: str, photos: str, tmp_path: Path) -> None:
     def stopped() -> None:
         with pytest.MonkeyPatch.context() as patched:
             counted(patched, 3)
             with pytest.raises(KeyboardInterrupt):
-                embed(clip, photos, tmp_path / "f.safetensors")
+                embed_parts(clip, photos, tmp_path / "f.safetensors")
 
     for change in ("dtype", "photo"):
         stopped()
@@ -302,7 +297,7 @@ def test_parts_of_other_photos_or_another_precision_are_not_used(clip: str, phot
         options = {"dtype": torch.float32} if change == "dtype" else {}
         with pytest.MonkeyPatch.context() as patched:
             calls = counted(patched)
-            embed(clip, photos, tmp_path / "f.safetensors", **options)
+            embed_parts(clip, photos, tmp_path / "f.safetensors", **options)
         assert sum(calls.values()) == 9, change
         (tmp_path / "f.safetensors").unlink()
 

@@ -29,7 +29,6 @@ from vacsr.files import atomic_paths, read_tensors, save_tensors, write_tensors
 from vacsr.scoring import choose_device
 
 Pooling = Literal["auto", "cls", "mean"]
-_PART = 2048  # photos or captions in a part
 _BATCH = {"cpu": 32, "cuda": 256}
 _SPLITS = ("train", "dev", "val", "test")
 
@@ -68,8 +67,12 @@ def embed_pairs(
     workers: int = 0,
     on_error: Literal["fail", "skip"] = "fail",
     progress: Callable[[str], Progress] | None = None,
+    part_size: int = 2048,
 ) -> Embedded:
-    """Embed the photos and captions that ``pairs`` names and write ``out`` (.safetensors) with its captions file."""
+    """Embed the photos and captions that ``pairs`` names and write ``out`` (.safetensors) with its captions file.
+
+    ``part_size``: photos or captions that are stored at a time, in case the job is stopped.
+    """
     _check_request(config, out, pooling=pooling)
     data = load_pairs(pairs, split=split, on_error=on_error)
     if not isinstance(data, PhotoSet):
@@ -77,7 +80,8 @@ def embed_pairs(
     if on_error == "skip":
         data = without(data, check_photos(data, workers=workers))
     backbone = _load_towers(config)
-    job = _Job(backbone.to(choose_device(device)).eval(), data, out, pooling=pooling, dtype=dtype, workers=workers)
+    backbone.to(choose_device(device)).eval()
+    job = _Job(backbone, data, out, pooling=pooling, dtype=dtype, workers=workers, part_size=part_size)
     image = job.images(None if progress is None else progress("photos"))
     text = job.texts(None if progress is None else progress("captions"))
     captions = captions_path(out)
@@ -119,9 +123,10 @@ class _Job:
     """One embedding job, whose parts stay on disk until all are there."""
 
     def __init__(
-        self, backbone: Backbone, data: PhotoSet, out: Path, *, pooling: Pooling, dtype: torch.dtype, workers: int
-    ) -> None:
-        self.backbone, self.data, self.dtype, self.workers = backbone, data, dtype, workers
+        self, backbone: Backbone, data: PhotoSet, out: Path, *, pooling: Pooling, dtype: torch.dtype, workers: int,
+        part_size: int,
+    ) -> None:  # fmt: skip
+        self.backbone, self.data, self.dtype, self.workers, self.part_size = backbone, data, dtype, workers, part_size
         self.device = next(backbone.parameters()).device
         self.folder = out.with_name(f"{out.name}.parts")
         self.image_pool = build_pooling("mean" if pooling == "mean" else "cls")
@@ -166,8 +171,8 @@ class _Job:
     ) -> Tensor:
         """All rows, part by part: read if an earlier attempt stored it, computed otherwise."""
         parts = []
-        for start in range(0, count, _PART):
-            stop = min(start + _PART, count)
+        for start in range(0, count, self.part_size):
+            stop = min(start + self.part_size, count)
             path = self.folder / f"{kind}-{start:08d}.safetensors"
             rows = self._stored(path, stop - start)
             if rows is None:

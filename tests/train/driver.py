@@ -92,7 +92,7 @@ def arm(moment: str, number: int) -> None:
     elif moment == "ctrl-c":
         nth_call(TrainStep, "__call__", number, lambda *_: die(signal.SIGINT), before=False)
     elif moment == "after part":
-        setattr(vacsr.embed, "_PART", 4)  # noqa: B010
+        setattr(vacsr.embed, "embed_pairs", functools.partial(vacsr.embed.embed_pairs, part_size=4))  # noqa: B010
         nth_call(vacsr.embed, "write_tensors", number, lambda *_: die(), before=False)
     else:
         raise AssertionError(moment)
