@@ -116,7 +116,11 @@ def test_both_networks_learn_freeze_and_draw_apart(photos: PhotoSet) -> None:
     assert model.second is not None
     grouped = [id(p) for group in model.param_groups(TowersConfig()) for p in group.params]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
-    assert len(model._blocks()) == 2 * len(model.backbone.compilable())
+    model.compile_blocks(True)
+    with model.plain_blocks():
+        assert [network.backbone.compiled for network in model.networks] == [False, False]
+    assert [network.backbone.compiled for network in model.networks] == [True, True]
+    model.compile_blocks(False)
     model.freeze(["image"])
     for network in model.networks:
         assert not any(p.requires_grad for p in network.backbone.image.parameters())
