@@ -7,6 +7,7 @@ so that they are part of the checkpoint.
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import multiprocessing
 import signal
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """One line of the log. Every row has a ``step``: the last one that it knows of."""
 
+_PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}  # trackers that need an extra
 _LINES = 10  # of progress, about, that stay on the screen where epochs have no metrics
 
 
@@ -109,7 +111,7 @@ class TensorBoardTracker(Callback):
     """Scalars for TensorBoard (extra ``tensorboard``)."""
 
     def __init__(self, folder: Path) -> None:
-        self.writer = _tensorboard().SummaryWriter(str(folder))
+        self.writer = _require(_PACKAGES["tensorboard"], "tensorboard").SummaryWriter(str(folder))
 
     def on_log(self, trainer: Trainer, row: Row) -> None:
         for name, value in row.items():
@@ -124,7 +126,7 @@ class WandbTracker(Callback):
     """Rows to Weights & Biases (extra ``wandb``)."""
 
     def __init__(self, folder: Path, config: Row) -> None:
-        self.run = _wandb().init(project="vacsr", dir=str(folder), config=config)
+        self.run = _require("wandb", "wandb").init(project="vacsr", dir=str(folder), config=config)
 
     def on_log(self, trainer: Trainer, row: Row) -> None:
         self.run.log(row, step=row["step"])
@@ -133,27 +135,18 @@ class WandbTracker(Callback):
         self.run.finish()
 
 
-def _tensorboard() -> Any:
+def _require(module: str, extra: str) -> Any:
+    """Import an optional package."""
     try:
-        import torch.utils.tensorboard
+        return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtra("tensorboard", "tensorboard") from error
-    return torch.utils.tensorboard
-
-
-def _wandb() -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise MissingExtra("wandb", "wandb") from error
-    return wandb
+        raise MissingExtra(extra, extra) from error
 
 
 def check_trackers(names: Sequence[str]) -> None:
     """Refuse a tracker whose extra is missing, before a run writes anything."""
-    for name, load in (("tensorboard", _tensorboard), ("wandb", _wandb)):
-        if name in names:
-            load()
+    for name in set(names).intersection(_PACKAGES):
+        _require(_PACKAGES[name], name)
 
 
 def open_trackers(names: Sequence[str], folder: Path, *, step: int, config: Row) -> list[Callback]:

@@ -210,20 +210,19 @@ def _projection(w: Tensor, g: Tensor, u: Tensor, stack: _Stack) -> tuple[Tensor,
 
     A matrix is tested by its rows first, then as a whole. [n, R, C] -> [n, R, 1], [n, 1, 1]
     """
-    rows = ((g * w).sum(2, keepdim=True), (u * w).sum(2, keepdim=True), _norm(g, 2), _norm(w, 2))
-    whole = (rows[0].sum(1, keepdim=True), rows[1].sum(1, keepdim=True), _norm(rows[2], 1), _norm(rows[3], 1))
-    (by_row, row_share), (by_layer, layer_share) = (
-        (
-            (dot.abs() / (g_norm.clamp_min(stack.eps) * w_norm.clamp_min(stack.eps))).amax(1, keepdim=True)
-            < stack.delta / math.sqrt(size),
-            part / (w_norm + stack.eps).square(),
-        )
-        for (dot, part, g_norm, w_norm), size in ((rows, w.shape[2]), (whole, w[0].numel()))
-    )
+    dot, part = (g * w).sum(2, keepdim=True), (u * w).sum(2, keepdim=True)
+    g_norm, w_norm = (torch.linalg.vector_norm(x, dim=2, keepdim=True) for x in (g, w))
+    by_row, row_share = _invariance(dot, part, g_norm, w_norm, size=w.shape[2], stack=stack)
+    dot, part = dot.sum(1, keepdim=True), part.sum(1, keepdim=True)
+    g_norm, w_norm = (torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in (g_norm, w_norm))
+    by_layer, layer_share = _invariance(dot, part, g_norm, w_norm, size=w[0].numel(), stack=stack)
     softened = torch.where(by_row | by_layer, stack.wd_ratio, 1.0).to(w.dtype)
     return torch.where(by_row, row_share, torch.where(by_layer, layer_share, 0.0)), softened
 
 
-def _norm(x: Tensor, dim: int) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
-    return norm
+def _invariance(
+    dot: Tensor, part: Tensor, g_norm: Tensor, w_norm: Tensor, *, size: int, stack: _Stack
+) -> tuple[Tensor, Tensor]:
+    """Is the largest |cos(g, w)| below delta/√size? And ⟨u, w⟩/|w|². [n, R, 1] each -> [n, 1, 1] bool, [n, R, 1]"""
+    cosine = dot.abs() / (g_norm.clamp_min(stack.eps) * w_norm.clamp_min(stack.eps))
+    return cosine.amax(1, keepdim=True) < stack.delta / math.sqrt(size), part / (w_norm + stack.eps).square()
