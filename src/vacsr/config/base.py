@@ -121,19 +121,15 @@ def method_entry(name: str, *, task: Task = "retrieval") -> MethodEntry:
     return known[name]
 
 
-def _as_method(raw: Any, *, task: Task, default: str) -> MethodConfig:
+def _as_method(raw: Any, *, task: Task) -> MethodConfig:
     """Validate a mapping with the config class that its ``name`` stands for."""
     if isinstance(raw, MethodConfig):
         return raw
     if not isinstance(raw, Mapping):
         raise ValueError("expected a method's name or its fields")
-    return method_entry(str(raw.get("name") or default), task=task).config.model_validate(raw)
+    return method_entry(str(raw.get("name") or "vacsr"), task=task).config.model_validate(raw)
 
 
-RetrievalMethod = Annotated[
-    SerializeAsAny[MethodConfig], BeforeValidator(partial(_as_method, task="retrieval", default="vacsr"))
-]
+RetrievalMethodConfig = Annotated[SerializeAsAny[MethodConfig], BeforeValidator(partial(_as_method, task="retrieval"))]
 """Type of a recipe's `method` field: validated through the registry."""
-FewshotMethod = Annotated[
-    SerializeAsAny[MethodConfig], BeforeValidator(partial(_as_method, task="fewshot", default="vacsr"))
-]
+FewshotMethodConfig = Annotated[SerializeAsAny[MethodConfig], BeforeValidator(partial(_as_method, task="fewshot"))]

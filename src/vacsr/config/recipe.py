@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vacsr.config.base import Config, RetrievalMethod, method_entry
+from vacsr.config.base import Config, RetrievalMethodConfig, method_entry
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -230,7 +230,7 @@ class Recipe(Config):
     """What to learn from."""
     backbone: BackboneConfig = BackboneConfig()
     """From inputs to the shared space."""
-    method: RetrievalMethod = Field(default_factory=lambda: method_entry("vacsr").config(name="vacsr"))
+    method: RetrievalMethodConfig = Field(default_factory=lambda: method_entry("vacsr").config(name="vacsr"))
     """Loss and score; in a recipe also `preset`."""
     train: TrainConfig = TrainConfig()
     """How to learn."""

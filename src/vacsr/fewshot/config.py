@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vacsr.config import BackboneConfig
-from vacsr.config.base import Config, FewshotMethod, method_entry
+from vacsr.config.base import Config, FewshotMethodConfig, method_entry
 from vacsr.config.io import merge, merge_layers, parse, parse_overrides, recipe_layers, resolve_method
 from vacsr.data.fewshot.specs import parse_class_spec
 from vacsr.fewshot.methods.vacsr import Blocks, FewshotVacsrConfig
@@ -133,7 +133,7 @@ class FewshotRecipe(Config):
     """What to learn from and where to test."""
     backbone: BackboneConfig = BackboneConfig(spec="clip:vit-b16")
     """A CLIP (`spec: clip:…`), or a run of `vacsr train` (`start: RUN`). Pooling and outputs are CLIP's own."""
-    method: FewshotMethod = FewshotVacsrConfig()
+    method: FewshotMethodConfig = FewshotVacsrConfig()
     """What learns; in a recipe also `preset: paper`, which for vacsr is the adapter and the loss as printed."""
     search: SearchConfig = SearchConfig()
     """What is chosen on the validation shots before the final run."""
