@@ -95,19 +95,6 @@ def test_it_starts_at_a_trained_runs_own_predictions(tmp_path: Path) -> None:
     assert gradient.abs().max(dim=1).values.min() > 0
 
 
-def test_only_the_context_learns_and_is_saved() -> None:
-    method, pixels = moved(), photos(2)
-    method.loss(ShotBatch(pixels, torch.tensor([0, 1])), CLASSES).total.backward()
-    assert [name for name, parameter in method.named_parameters() if parameter.grad is not None] == ["context"]
-    [group] = method.param_groups()
-    assert group.params == [method.context]
-    fresh = build_fewshot(small_clip(), CoopConfig(), classes=OTHERS, generator=torch.Generator())
-    assert set(method.weights()) == {"context"}
-    fresh.load_weights(method.weights())
-    before, after = (m.logits(pixels, m.prepare(OTHERS)) for m in (method, fresh))
-    assert torch.equal(before, after)
-
-
 def test_a_context_must_leave_room_for_the_class() -> None:
     method = build_fewshot(small_clip(), CoopConfig(context="x" * 60), classes=CLASSES, generator=torch.Generator())
     with pytest.raises(UsageError, match="within 48 tokens"):

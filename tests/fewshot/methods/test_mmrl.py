@@ -13,7 +13,6 @@ from vacsr.fewshot.methods.base import ClassSet, ShotBatch
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.fewshot.methods.mmrl import Mmrl, MmrlConfig
 
-from .checks import losses_of_steps
 from .plain_clip import (
     Plain,
     norm,
@@ -123,16 +122,6 @@ def test_the_loss_is_the_plain_one_and_so_are_its_gradients() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
 
 
-def test_who_learns_and_who_does_not() -> None:
-    method = build()
-    method.loss(ShotBatch(photos(2), torch.tensor([0, 1])), CLASSES).total.backward()
-    assert {name.split(".")[0] for name in method.trainable()} == {"tokens", "image_maps", "text_maps", "projection"}
-    assert all(parameter.grad is None for parameter in method.clip.parameters())
-    assert not method.prepare(CLASSES).features.requires_grad
-    (group,) = method.param_groups()
-    assert {id(p) for p in group.params} == {id(p) for p in method.trainable().values()}
-
-
 def test_without_mixing_of_tokens_insertion_leaves_zero_shot() -> None:
     """Where the upper blocks attend to nothing, the inserted tokens touch no other and the end is found again."""
     clip = small_clip(image_blocks=BLOCKS[0], text_blocks=BLOCKS[1])
@@ -206,36 +195,6 @@ def test_the_projection_may_start_as_a_copy_of_the_towers() -> None:
     assert copy.requires_grad
     assert not own.requires_grad
     close(method.both_features(pixels).of_representation, Features(method, pixels, CLASSES).of_rep)
-
-
-def test_what_is_saved_is_the_whole_method() -> None:
-    first, second, pixels = build(seed=0), build(seed=1), photos(2)
-    second.load_weights(first.weights())
-    for classes in (CLASSES, OTHERS):
-        ours, theirs = (m.logits(pixels, m.prepare(classes)) for m in (first, second))
-        assert ours.equal(theirs)
-
-
-def test_frozen_texts_are_worked_out_once_per_class_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, batch = build(), ShotBatch(photos(1), torch.tensor([1]))
-    calls = []
-    ids = method.clip.tokens
-    monkeypatch.setattr(method.clip, "tokens", lambda prompts: calls.append(prompts) or ids(prompts))
-    first = method.loss(batch, CLASSES).total
-    close(method.loss(batch, CLASSES).total, first)
-    assert len(calls) == 1
-    others = method.loss(batch, OTHERS).total
-    assert calls[1:] == [OTHERS.prompts()]
-    fresh = build()
-    close(fresh.loss(batch, OTHERS).total, others)
-
-
-def test_some_steps_learn_the_shots_and_move_no_tower() -> None:
-    clip = small_clip(dtype=torch.float32)
-    method = Mmrl(clip, MmrlConfig(layers=2), classes=CLASSES, generator=torch.Generator().manual_seed(0))
-    optimiser = torch.optim.AdamW(method.param_groups()[0].params, lr=1e-3)
-    losses = losses_of_steps(method, optimiser, classes=CLASSES, steps=10)
-    assert losses[-1] < 0.7 * losses[0], losses
 
 
 def closed_form(image: int, text: int, *, dim: int, rep_dim: int, layers: int, tokens: int) -> int:

@@ -1,0 +1,234 @@
+"""What every few-shot method must do, and zero-shot CLIP, which is the base class itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vacsr.config.base import METHODS
+from vacsr.errors import DataError
+from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch, build_fewshot
+from vacsr.fewshot.methods.base import ZeroshotConfig, drawn_from
+from vacsr.fewshot.methods.clip import ClipModel
+from vacsr.fewshot.methods.coop import CoopConfig
+from vacsr.fewshot.methods.vacsr import trimmed
+
+from .plain_clip import photos, plain_image, plain_text, small_clip
+
+FAR = ClassSet(("cat", "night_heron", "x"), "a {}, seen from afar.")
+BASE = ClassSet(("cat", "night_heron", "x"), "a {}.")
+NEW = ClassSet(("dog", "red car", "blue"), "a {}.")
+TOLD = BASE._replace(template="{} texture.")
+# With cosine_start=clip the first step would set b, and a method would not be as it was.
+SMALL: dict[str, Any] = {"adapter": {"hidden": 8, "latent": 6, "decoder_hidden": 5}, "cosine_start": "adapter"}
+CHANGES: dict[str, dict[str, Any]] = {
+    "mma": {"template": ""},
+    "vacsr": SMALL,
+    "batch": {"name": "vacsr", "pairs": "batch", **SMALL},
+}
+NAMES = [*METHODS["fewshot"], "batch"]
+OWN_WORDS = ("coop", "cocoop", "maple", "coprompt")
+
+
+LEARNS = {
+    "coop": {"context"},
+    "cocoop": {"context", "meta"},
+    "maple": {"prompts"},
+    "coprompt": {"prompts", "image_adapter", "text_adapter"},
+    "mma": {"image_adapters", "text_adapters", "shared"},
+    "mmrl": {"tokens", "image_maps", "text_maps", "projection"},
+    "clipood": {"clip.backbone.image"},
+    "vacsr": {"adapter", "clip.backbone.image", "clip.backbone.text"},
+}
+"""The modules whose parameters learn, of every method that trains."""
+FIXED_START = {"context", "prompts.tokens.0", "adapter.decoder.2.weight"}
+"""Matrices that start at the same values whatever the generator."""
+
+
+def built(name: str, *, seed: int = 0) -> FewshotMethod:
+    fields = {"name": name, **CHANGES.get(name, {})}
+    config = METHODS["fewshot"][fields["name"]].config.model_validate(fields)
+    generator = torch.Generator().manual_seed(seed)
+    return build_fewshot(small_clip(dtype=torch.float32), config, classes=BASE, generator=generator)
+
+
+def batch() -> ShotBatch:
+    pixels = photos(2, dtype=torch.float32)
+    return ShotBatch(pixels, torch.tensor([2, 0]), pixels.flip(-1), seed=1, step=3, steps=9)
+
+
+def loss_and_logits(method: FewshotMethod, classes: ClassSet) -> tuple[Tensor, Tensor]:
+    loss = method.loss(batch(), classes).total.detach()
+    return loss, method.logits(batch().pixels, method.prepare(classes))
+
+
+def trained(method: FewshotMethod, *, steps: int) -> list[float]:
+    """The losses of some steps on the same two photos."""
+    optimizer = torch.optim.AdamW([p for group in method.param_groups() for p in group.params], lr=1e-3)
+    losses = []
+    for step in range(steps):
+        loss = method.loss(batch(), BASE).total
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        method.after_step(step, steps)
+        losses.append(float(loss.detach()))
+    method.finish()
+    return losses
+
+
+def test_every_method_that_trains_is_listed() -> None:
+    trains = {name for name, entry in METHODS["fewshot"].items() if entry.method.trains}
+    assert trains == LEARNS.keys()
+
+
+@pytest.mark.parametrize("name", LEARNS)
+def test_steps_learn_and_move_nothing_else(name: str) -> None:
+    method = built(name)
+    learns = set(method.trainable())
+    assert {name for name in learns if not any(name.startswith(part) for part in LEARNS[method.config.name])} == set()
+    assert all(any(name.startswith(part) for name in learns) for part in LEARNS[name])
+    groups = [parameter for group in method.param_groups() for parameter in group.params]
+    assert sorted(map(id, groups)) == sorted(id(parameter) for parameter in method.trainable().values())
+    before = {name: parameter.clone() for name, parameter in method.named_parameters()}
+    losses = trained(method, steps=10)
+    assert losses[-1] < losses[0]
+    frozen = [name for name in before if name not in learns]
+    assert all(torch.equal(method.get_parameter(name), before[name]) for name in frozen)
+    assert not all(torch.equal(method.get_parameter(name), before[name]) for name in learns)
+
+
+@pytest.mark.parametrize("name", LEARNS)
+def test_weights_are_the_whole_method(name: str) -> None:
+    method, other = built(name), built(name, seed=1)
+    trained(method, steps=2)
+    other.load_weights(method.weights())
+    for finished in (False, True):  # a loaded method that trains no further stays as it is
+        if finished:
+            other.finish()
+        for classes in (BASE, NEW):
+            logits = [m.logits(batch().pixels, m.prepare(classes)) for m in (method, other)]
+            assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("name", LEARNS)
+def test_new_weights_come_from_the_generator(name: str) -> None:
+    before = torch.random.get_rng_state()
+    one, same, other = (built(name, seed=seed).weights() for seed in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    equal = {key for key in one if torch.equal(one[key], other[key]) and one[key].ndim > 1}
+    assert {key for key in equal if not key.startswith("clip.")} <= FIXED_START
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every sentence that a tokenizer is given from now on."""
+    found: list[str] = []
+    plain = ClipModel.tokens
+
+    def tokens(self: ClipModel, prompts: Sequence[str]) -> Tensor:
+        found.extend(prompts)
+        return plain(self, prompts)
+
+    monkeypatch.setattr(ClipModel, "tokens", tokens)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_tokenised_when_the_list_changes(name: str, told: list[str]) -> None:
+    method = built(name)
+    told.clear()
+    first = loss_and_logits(method, BASE)
+    assert sum("night heron" in sentence for sentence in told) == (2 if name == "coprompt" else 1)
+    told.clear()
+    again = loss_and_logits(method, ClassSet(*BASE))
+    assert told == []
+    others = loss_and_logits(method, NEW)
+    assert any("red car" in sentence for sentence in told)
+    assert not any("heron" in sentence for sentence in told)
+    for found, classes in ((again, BASE), (others, NEW), (loss_and_logits(method, BASE), BASE)):
+        for one, other in zip(found, loss_and_logits(built(name), classes), strict=True):
+            assert torch.equal(one, other)
+    assert not torch.equal(first[1], others[1])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OWN_WORDS])
+def test_another_template_is_another_sentence(name: str) -> None:
+    method = built(name)
+    before, after = loss_and_logits(method, BASE), loss_and_logits(method, TOLD)
+    assert not torch.equal(before[1], after[1])
+    for one, other in zip(after, loss_and_logits(built(name), TOLD), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "zeroshot"])
+def test_training_follows_a_test_in_inference_mode(name: str) -> None:
+    """What is kept must not be an inference tensor, which no gradient can be taken through."""
+    method, fresh = built(name), built(name)
+    with torch.inference_mode():
+        method.prepare(BASE)
+    for trained in (method, fresh):
+        trained.loss(batch(), BASE).total.backward()
+    found, expected = ([p.grad for p in one.trainable().values() if p.grad is not None] for one in (method, fresh))
+    assert found
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rows_are_cut_as_the_tokenizer_would_have_left_them() -> None:
+    clip = small_clip()
+    sentences = NEW.prompts()
+    whole = clip.tokens(sentences)
+    for rows in ([0], [2, 0], [1], [0, 1, 2]):
+        assert torch.equal(trimmed(whole[rows]), clip.tokens([sentences[row] for row in rows]))
+
+
+# --------------------------------------------------------------------------------------------------------- zero-shot
+
+
+def test_zeroshot_logits_are_a_hundred_cosines() -> None:
+    clip, pixels = small_clip(), photos(2)
+    method = build_fewshot(clip, ZeroshotConfig(), classes=FAR, generator=torch.Generator())
+    images, texts = plain_image(clip, pixels), plain_text(clip, clip.tokens(FAR.prompts()))
+    expected = torch.tensor([[100.0 * float((v * t).sum()) for t in texts] for v in images], dtype=torch.float64)
+    logits = method.logits(pixels, method.prepare(FAR))
+    torch.testing.assert_close(logits, expected)
+    terms = method.loss(ShotBatch(pixels, torch.tensor([2, 0])), FAR)
+    manual = [-float(torch.log_softmax(row, 0)[label]) for row, label in zip(expected, (2, 0), strict=True)]
+    assert float(terms.total) == pytest.approx(sum(manual) / 2)
+    assert (method.trains, method.trainable_count(), method.param_groups(), method.weights()) == (False, 0, [], {})
+    assert method.predict(pixels, method.prepare(FAR))[1] is None
+
+
+def test_saved_weights_must_be_those_that_learn() -> None:
+    method = build_fewshot(small_clip(), CoopConfig(), classes=FAR, generator=torch.Generator())
+    saved = method.weights()
+    with pytest.raises(DataError, match="nothing as context"):
+        method.load_weights({})
+    with pytest.raises(DataError, match="the method expects nothing"):
+        method.load_weights({**saved, "other": torch.zeros(1)})
+    with pytest.raises(DataError, match=r"\[3, 24\] as context"):
+        method.load_weights({"context": saved["context"][:3]})
+
+
+def test_modules_draw_from_the_generator_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    made = []
+    for seed in (0, 0, 1):
+        with drawn_from(torch.Generator().manual_seed(seed)):
+            made.append(nn.Linear(4, 4).weight)
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_towers_never_train() -> None:
+    method = build_fewshot(small_clip(), CoopConfig(), classes=FAR, generator=torch.Generator()).train()
+    assert method.training
+    assert not any(module.training for module in method.clip.modules())
