@@ -132,6 +132,27 @@ def test_checkpointing_gives_equal_gradients_and_reaches_every_parameter(make: M
     assert make(checkpointing=True).state_dict().keys() == backbone.state_dict().keys()
 
 
+def test_compiled_blocks_can_be_switched_off(make: Make, photos: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[Any] = []
+    compile_, expected = torch.nn.Module.compile, make().encode_images(photos).values
+
+    def backend(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **kw: compile_(self, backend=backend, **kw))
+    backbone = make()
+    backbone.compile_blocks(True)
+    torch.testing.assert_close(backbone.encode_images(photos).values, expected)
+    assert len(graphs) == 1  # equal blocks share it
+    backbone.compile_blocks(False)
+    torch.testing.assert_close(backbone.encode_images(photos[:3]).values, expected[:3])
+    assert len(graphs) == 1
+    backbone.compile_blocks(True)
+    backbone.encode_images(photos)
+    assert len(graphs) == 1
+
+
 def test_products_are_bfloat16_under_autocast(make: Make, photos: torch.Tensor) -> None:
     backbone, seen = make(), []
     for block in (*backbone.image.blocks(), *backbone.text.blocks()):
