@@ -19,17 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from _gpu import adapter_flops, captured, copy_rate, latent_bytes, product_rate
 from vacsr import kernels
 from vacsr.bench.stopwatch import GIB, MIB, Step, describe_device, peak_mib, time_in_turn
+from vacsr.bench.training import loss_step
 from vacsr.files import write_json
-from vacsr.methods.base import Embedding
+from vacsr.methods.base import Method
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.objective import ObjectiveConfig
-from vacsr.pairwise import batch_block
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
 from vacsr.train.step import matmul_precision
 
@@ -37,23 +36,6 @@ BATCHES = {"cuda": [128, 512, 1024, 2048, 4096], "cpu": [16, 32, 64]}
 SECONDS = 2.0  # spent on timing one row
 FUSED = ", fused"  # how the names of its rows end
 ITEM = {"fp32": 4, "tf32": 4, "bf16": 2}  # bytes
-
-
-def make_step(loss: PairLoss, method: nn.Module, batch: int, dim: int, *, half: bool, device: str) -> Step:
-    """Loss and backward of random unit vectors; five captions share an image."""
-    generator = torch.Generator().manual_seed(0)
-    sides = nn.functional.normalize(torch.randn(2, batch, dim, generator=generator), dim=-1).to(device)
-    v, t = (side.clone().requires_grad_() for side in sides)
-    images = (torch.arange(batch) // 5)[torch.randperm(batch, generator=generator)].to(device)
-    learning = [p for p in method.parameters() if p.requires_grad]
-    seed, number = torch.zeros((), dtype=torch.int64, device=device), torch.ones((), dtype=torch.int64, device=device)
-
-    def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=half):
-            terms = loss(Embedding(v), Embedding(t), batch_block(images, seed=seed, step=number))
-        torch.autograd.grad(terms.total, [v, t, *learning])
-
-    return step
 
 
 def measure(step: Step, *, device: torch.device, graph: bool) -> dict[str, float | None]:
@@ -76,10 +58,10 @@ def measure(step: Step, *, device: torch.device, graph: bool) -> dict[str, float
             torch.cuda.empty_cache()
 
 
-def losses(args: argparse.Namespace, batch: int, *, device: str) -> dict[str, tuple[nn.Module, PairLoss]]:
+def losses(args: argparse.Namespace, batch: int, *, device: str) -> dict[str, tuple[Method, PairLoss]]:
     """By name; one compilation serves one batch size."""
     sigmoid = Sigmoid(SigmoidConfig(), dim=8).to(device)
-    found: dict[str, tuple[nn.Module, PairLoss]] = {"sigmoid": (sigmoid, sigmoid.loss)}
+    found: dict[str, tuple[Method, PairLoss]] = {"sigmoid": (sigmoid, sigmoid.loss)}
     for with_kernels in (way == "fused" for way in args.ways):
         torch.manual_seed(0)
         vacsr = Vacsr(VacsrConfig(objective=ObjectiveConfig(fused=with_kernels)), dim=args.dim).to(device)
@@ -109,7 +91,7 @@ def sweep(args: argparse.Namespace, *, device: str) -> list[dict[str, Any]]:
         for name, (method, loss) in losses(args, batch, device=device).items():
             row: dict[str, Any] = {"batch": batch, "loss": name, "ms": None, "peak_gib": None}
             if device == "cpu" or dense.get(name, 0.0) * batch**2 < torch.cuda.mem_get_info()[1] / GIB:
-                step = make_step(loss, method, batch, args.dim, half=half, device=device)
+                step = loss_step(method, loss, dim=args.dim, batch=batch, device=torch.device(device), half=half)
                 row |= measure(step, device=torch.device(device), graph=args.graph)
             if name.startswith("dense") and row["peak_gib"]:
                 dense[name] = row["peak_gib"] / batch**2

@@ -96,17 +96,24 @@ def _prepared(method: Method, loss: PairLoss, *, dim: int, batch: int, device: t
     return Prepared(step, {"peak_mib": peak_mib(step, device=device)})
 
 
-def loss_step(method: Method, loss: PairLoss, *, dim: int, batch: int, device: torch.device) -> Step:
-    """Forward and backward from fixed unit vectors, without an optimiser."""
+def loss_step(
+    method: Method, loss: PairLoss, *, dim: int, batch: int, device: torch.device, half: bool = False
+) -> Step:
+    """Forward and backward from fixed unit vectors, without an optimiser; five captions share an image.
+
+    Seed and step are tensors, so that the step can be captured as a CUDA graph.
+    """
     method.to(device).train()
     generator = torch.Generator().manual_seed(0)
-    unit = (functional.normalize(torch.randn(batch, dim, generator=generator), dim=1) for _ in range(2))
-    v, t = (x.to(device).requires_grad_() for x in unit)
-    ids = torch.arange(batch, device=device)
+    unit = functional.normalize(torch.randn(2, batch, dim, generator=generator), dim=-1).to(device)
+    v, t = (side.clone().requires_grad_() for side in unit)
+    images = (torch.arange(batch) // 5)[torch.randperm(batch, generator=generator)].to(device)
+    trained = [v, t, *(p for p in method.parameters() if p.requires_grad)]
+    seed, number = (torch.tensor(value, device=device) for value in (0, 1))
 
     def step() -> None:
-        torch.autograd.backward(loss(Embedding(v), Embedding(t), batch_block(ids, seed=0, step=0)).total)
-        for tensor in (v, t, *method.parameters()):
-            tensor.grad = None
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            terms = loss(Embedding(v), Embedding(t), batch_block(images, seed=seed, step=number))
+        torch.autograd.grad(terms.total, trained)
 
     return step
