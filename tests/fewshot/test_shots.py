@@ -35,8 +35,9 @@ def test_a_box_is_the_first_try_that_fits(
     width: int, height: int, draws: list[float], scale: tuple[float, float]
 ) -> None:
     box = crop_box(width, height, draws=draws, scale=scale)
-    assert 0 <= box.left <= box.left + box.width <= width
-    assert 0 <= box.top <= box.top + box.height <= height
+    left, top, right, bottom = box
+    assert 0 <= left <= right <= width
+    assert 0 <= top <= bottom <= height
     low, high = sorted(scale)
     fitting = []
     for number in range(10):
@@ -47,15 +48,15 @@ def test_a_box_is_the_first_try_that_fits(
         if 1 <= wide <= width and 1 <= tall <= height:
             fitting.append((wide, tall, int(draws[4 * number + 3] * (width - wide + 1))))
     if fitting:
-        assert (box.width, box.height, box.left) == fitting[0]
+        assert (right - left, bottom - top, left) == fitting[0]
 
 
 @pytest.mark.parametrize(
     ("width", "height", "expected"),
     [
-        (400, 20, Box(186, 0, 27, 20)),  # too wide for any try: 4/3 of the height, in the middle
-        (20, 400, Box(0, 186, 20, 27)),
-        (100, 100, Box(0, 0, 100, 100)),
+        (400, 20, (186, 0, 213, 20)),  # too wide for any try: 4/3 of the height, in the middle
+        (20, 400, (0, 186, 20, 213)),
+        (100, 100, (0, 0, 100, 100)),
     ],
 )
 def test_where_no_try_fits_the_middle_is_taken(width: int, height: int, expected: Box) -> None:
@@ -65,7 +66,7 @@ def test_where_no_try_fits_the_middle_is_taken(width: int, height: int, expected
 
 def test_every_place_of_a_crop_is_reached() -> None:
     grid = np.linspace(0.0005, 0.9995, 400)
-    lefts = {crop_box(10, 10, draws=[0.5, 0.5, 0.5, x] * 10, scale=(0.25, 0.25)).left for x in grid}
+    lefts = {crop_box(10, 10, draws=[0.5, 0.5, 0.5, x] * 10, scale=(0.25, 0.25))[0] for x in grid}
     assert lefts == {0, 1, 2, 3, 4, 5}
 
 
@@ -77,8 +78,7 @@ def photo(seed: int = 0) -> Image.Image:
 def test_a_crop_view_is_pils_crop_and_resize(flip: float) -> None:
     draws = [0.3, 0.6, 0.2, 0.8] * 10 + [flip]
     got = View("crop", FewshotTrainConfig(crop=(0.08, 1.0), flip=0.5), TRANSFORM)(photo(), draws)
-    box = crop_box(30, 20, draws=draws, scale=(0.08, 1.0))
-    part = photo().crop((box.left, box.top, box.left + box.width, box.top + box.height))
+    part = photo().crop(crop_box(30, 20, draws=draws, scale=(0.08, 1.0)))
     expected = np.asarray(part.resize((8, 8), Image.Resampling.BICUBIC))
     assert np.array_equal(np.asarray(got), expected[:, ::-1] if flip < 0.5 else expected)
 

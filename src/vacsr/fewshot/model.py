@@ -20,13 +20,11 @@ from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import Answers, answers, join_answers
 from vacsr.fewshot.config import FewshotRecipe
 from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod, build_fewshot
-from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
-from vacsr.pretrained import SCHEMA, config_digest, model_folder, read_config
+from vacsr.files import atomic_paths, json_text, save_tensors
+from vacsr.pretrained import SCHEMA, SavedModel, config_digest
 from vacsr.provenance import Provenance
 from vacsr.scoring import choose_device
 from vacsr.train.step import matmul_precision
-
-_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 
 class Predicted(NamedTuple):
@@ -131,7 +129,7 @@ class FewshotModel:
             "template": self.classes.template,
             "sentences": [list(sentences) for sentences in self.classes.sentences],
         }
-        with atomic_paths(folder / _WEIGHTS, folder / _CONFIG) as (weights, config):
+        with atomic_paths(folder / "model.safetensors", folder / "config.json") as (weights, config):
             save_tensors(weights, self.method.weights(), metadata={"config": config_digest(described)})
             config.write_text(json_text(described), encoding="utf-8")
 
@@ -142,18 +140,16 @@ def load_fewshot(run: str | Path, *, device: str = "auto", start: str | Path | N
     ``start`` says where the run that ``backbone.start`` named is now, if it has moved.
     """
     try:
-        folder = model_folder(Path(run).expanduser())
+        saved = SavedModel.open(run)
     except DataError as error:
         raise DataError(f"no few-shot model in {run} — train one: vacsr fewshot RECIPE.yaml --out {run}") from error
-    raw = read_config(folder / _CONFIG)
+    raw = saved.config
     if raw.get("task") != "fewshot":
-        raise DataError(f"{folder} is not a few-shot model — give a run of vacsr fewshot")
-    tensors, metadata = read_tensors(folder / _WEIGHTS)
-    if metadata.get("config") != config_digest(raw):
-        raise DataError(f"{folder}: {_CONFIG} and the weights were not saved together — run vacsr fewshot again")
+        raise DataError(f"{saved.folder} is not a few-shot model — give a run of vacsr fewshot")
+    tensors = saved.tensors()
     classes = ClassSet(tuple(raw["classes"]), raw["template"], tuple(tuple(each) for each in raw["sentences"]))
     method = parse(FewshotRecipe, {"method": raw["method"]}).method
-    backbone = _moved(parse(BackboneConfig, raw["backbone"]), start, folder=folder)
+    backbone = _moved(parse(BackboneConfig, raw["backbone"]), start, folder=saved.folder)
     model = FewshotModel.build(method, backbone, classes=classes, seed=0, device=choose_device(device))
     Provenance(**raw["origin"]).check(Provenance(**model.origin))
     model.method.load_weights(tensors)

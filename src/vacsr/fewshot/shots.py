@@ -29,14 +29,8 @@ _TRIES = 10
 _NARROW, _WIDE = 3 / 4, 4 / 3  # of a crop's width over its height
 _PIXEL_BYTES = 4  # of an RGB pixel in PIL
 
-
-class Box(NamedTuple):
-    """A part of a photo, in pixels."""
-
-    left: int
-    top: int
-    width: int
-    height: int
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom of a part of a photo, in pixels."""
 
 
 def crop_box(width: int, height: int, *, draws: Sequence[float], scale: tuple[float, float]) -> Box:
@@ -46,7 +40,7 @@ def crop_box(width: int, height: int, *, draws: Sequence[float], scale: tuple[fl
     If none fits, the largest centred box with an aspect in that range.
 
     >>> crop_box(100, 50, draws=[0.5] * 40, scale=(0.5, 0.5))
-    Box(left=25, top=0, width=50, height=50)
+    (25, 0, 75, 50)
     """
     low, high = min(scale), max(scale)
     for start in range(0, 4 * _TRIES, 4):
@@ -55,9 +49,13 @@ def crop_box(width: int, height: int, *, draws: Sequence[float], scale: tuple[fl
         ratio = math.exp(math.log(_NARROW) + (math.log(_WIDE) - math.log(_NARROW)) * aspect)
         w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
         if 0 < w <= width and 0 < h <= height:
-            return Box(_integer(left, width - w), _integer(top, height - h), w, h)
+            return _box(_integer(left, width - w), _integer(top, height - h), w, h)
     w, h = min(width, round(height * _WIDE)), min(height, round(width / _NARROW))
-    return Box((width - w) // 2, (height - h) // 2, w, h)
+    return _box((width - w) // 2, (height - h) // 2, w, h)
+
+
+def _box(left: int, top: int, width: int, height: int) -> Box:
+    return left, top, left + width, top + height
 
 
 def _integer(draw: float, largest: int) -> int:
@@ -85,8 +83,7 @@ class View:
         if self.kind != "crop":
             operations, magnitude = c.randaugment_operations, c.randaugment_magnitude
             return randaugment(self._square(photo), draws, operations=operations, magnitude=magnitude)
-        box = crop_box(photo.width, photo.height, draws=draws, scale=c.crop)
-        square = self._square(photo.crop((box.left, box.top, box.left + box.width, box.top + box.height)))
+        square = self._square(photo.crop(crop_box(photo.width, photo.height, draws=draws, scale=c.crop)))
         return square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[-1] < c.flip else square
 
     def _square(self, photo: Image.Image) -> Image.Image:

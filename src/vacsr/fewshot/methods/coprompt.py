@@ -34,18 +34,10 @@ from vacsr.objective import LossTerms
 
 _ROWS = 256  # sentences encoded at a time
 _DEPTH_TOKENS_CONSISTENCY = {
-    "imagenet": (12, 4, 8.0),
-    "caltech101": (12, 4, 4.0),
-    "oxford_pets": (12, 2, 0.1),
-    "stanford_cars": (12, 4, 4.0),
-    "oxford_flowers": (9, 4, 8.0),
-    "food101": (9, 4, 0.5),
-    "fgvc_aircraft": (9, 4, 2.0),
-    "sun397": (12, 4, 8.0),
-    "dtd": (12, 2, 8.0),
-    "eurosat": (12, 2, 0.1),
-    "ucf101": (12, 4, 2.0),
-}
+    "imagenet": (12, 4, 8.0), "caltech101": (12, 4, 4.0), "oxford_pets": (12, 2, 0.1), "stanford_cars": (12, 4, 4.0),
+    "oxford_flowers": (9, 4, 8.0), "food101": (9, 4, 0.5), "fgvc_aircraft": (9, 4, 2.0), "sun397": (12, 4, 8.0),
+    "dtd": (12, 2, 8.0), "eurosat": (12, 2, 0.1), "ucf101": (12, 4, 2.0),
+}  # fmt: skip
 """Chosen for each data set in the public code."""
 
 

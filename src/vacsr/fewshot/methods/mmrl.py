@@ -42,18 +42,9 @@ from vacsr.objective import LossTerms
 
 _TOKEN_STD = 0.02
 _CONSISTENCY = {
-    "stanford_cars": 7.0,
-    "fgvc_aircraft": 6.0,
-    "sun397": 6.0,
-    "dtd": 6.0,
-    "food101": 5.0,
-    "oxford_flowers": 4.0,
-    "ucf101": 3.0,
-    "imagenet": 0.5,
-    "caltech101": 0.5,
-    "oxford_pets": 0.2,
-    "eurosat": 0.01,
-}
+    "stanford_cars": 7.0, "fgvc_aircraft": 6.0, "sun397": 6.0, "dtd": 6.0, "food101": 5.0, "oxford_flowers": 4.0,
+    "ucf101": 3.0, "imagenet": 0.5, "caltech101": 0.5, "oxford_pets": 0.2, "eurosat": 0.01,
+}  # fmt: skip
 """λ, chosen for each data set in the public code."""
 
 
