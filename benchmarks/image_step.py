@@ -83,11 +83,11 @@ def towers(trainer: Trainer, batch: int, precision: str, *, beside: bool) -> Ste
 
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            with task._beside() if beside else nullcontext():
+            with task._text_stream() if beside else nullcontext():
                 total = backbone.encode_texts(texts).values.sum()
             seen = backbone.encode_images(images).values.sum()
             if beside:
-                torch.cuda.current_stream().wait_stream(task.side)
+                torch.cuda.current_stream().wait_stream(task.stream)
         (total + seen).backward()
         trainer.optimizer.zero_grad(set_to_none=True)
 

@@ -58,13 +58,15 @@ class RetrievalTask(Task):
         self.described = dict(described or {})
         self.device, self.world = loader.device, loader.world
         self.label = type(model.method).__name__.lower()
+        # Full batches only, and an optimiser step never reaches into the next epoch.
+        self.steps_per_epoch = len(pairs) // config.batch_size // config.accumulate * config.accumulate
         self.graphed = is_graphed(config, self.device, ranks=self.world.size)
         self.seed = torch.tensor(config.seed, device=self.device)
         self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
         mix = model.method.mix
         self.mixer = None if mix is None or mix.share == 0 else Mixer(mix, model, loader)
-        beside = model.has_towers and self.device.type == "cuda"
-        self.side = torch.cuda.Stream() if beside else None  # type: ignore[no-untyped-call]
+        towers = model.has_towers and self.device.type == "cuda"
+        self.stream = torch.cuda.Stream() if towers else None  # type: ignore[no-untyped-call]
         self.pair_loss = self._plain_pair_loss()
 
     def _plain_pair_loss(self) -> PairLoss:
@@ -74,12 +76,6 @@ class RetrievalTask(Task):
         itemsize = 2 if self.config.precision == "bf16" else 4
         rows = strip_rows(method, self.config.tile, rows=height, columns=batch, itemsize=itemsize, graphed=self.graphed)
         return method.loss if rows == height else StripLoss(method.loss, method, rows)
-
-    @property
-    def steps_per_epoch(self) -> int:  # type: ignore[override]
-        """Full batches of an epoch; an optimiser step never reaches into the next epoch."""
-        group = self.config.accumulate
-        return len(self.pairs) // self.config.batch_size // group * group
 
     def build_optimizer(self) -> Optimizer:
         """Heads, method and towers, each group with its own rate."""
@@ -128,13 +124,13 @@ class RetrievalTask(Task):
         positions = torch.arange(len(captions), device=self.device)[rows]
         image_noise, text_noise = model.dropout_noise(seed=self.seed, step=step, rows=positions)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
-            with self._beside():
+            with self._text_stream():
                 t = model.embed_texts(self.loader.texts[captions[rows]], text_noise)
             block = batch_block(image, seed=self.seed, step=step, captions=captions, epoch=self.epoch)
             block, partners = (block, None) if self.mixer is None else self.mixer(block, image)
             v = model.embed_images(self.loader.batch_images(batch), image_noise, partners)
-            if self.side is not None:
-                torch.cuda.current_stream().wait_stream(self.side)
+            if self.stream is not None:
+                torch.cuda.current_stream().wait_stream(self.stream)
             v, t = _float(v), self._gathered(_float(t))
             if model.method.pairwise:
                 return self.pair_loss(v, t, block.rows(rows))
@@ -147,13 +143,13 @@ class RetrievalTask(Task):
         return Embedding(gather_rows(x.mean, self.world), log_var)
 
     @contextmanager
-    def _beside(self) -> Iterator[None]:
+    def _text_stream(self) -> Iterator[None]:
         """On a GPU the text tower runs on its own stream: its small kernels fill what the image tower leaves free."""
-        if self.side is None:
+        if self.stream is None:
             yield
             return
-        self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             yield
 
     def compile(self) -> Callable[[Batch, Tensor], LossTerms]:

@@ -39,7 +39,7 @@ from vacsr.scoring.posthoc import (
     check_posthoc_plan,
 )
 from vacsr.strips import strip_rows
-from vacsr.train.callbacks import check_trackers
+from vacsr.train.callbacks import Callback, check_trackers
 from vacsr.train.checkpoint import check_same_training, has_checkpoint
 from vacsr.train.data import TrainingData, read_split, training_data
 from vacsr.train.distributed import barrier, is_first_rank, leaving_world
@@ -127,12 +127,13 @@ def fit(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train ``method`` (a name such as "vacsr" or "vacsr-paper", a config, or a Method object) on ``pairs``.
 
     ``dev`` chooses the best weights by RSUM; ``data`` says how photos are read; ``out`` is where log and checkpoint
     go; ``resume`` continues from it. Without ``resume``, a folder that already holds a run is refused; a folder that
-    another process fills is always refused.
+    another process fills is always refused. ``callbacks`` are called around steps and epochs.
     """
     folder = None if out is None else Path(out)
     if folder is not None and not resume and holds_run(folder):
@@ -145,7 +146,7 @@ def fit(
         task = retrieval_task(
             chosen, pairs, config, backbone=backbone or BackboneConfig(), dev=dev, reading=data, progress=progress
         )
-        trainer = Trainer(task, config, folder)
+        trainer = Trainer(task, config, folder, list(callbacks))
         if resume:
             trainer.resume()
         return trainer.run(progress=progress)
