@@ -135,7 +135,7 @@ def _run(cell: Cell, *, progress: bool) -> bool:
 
 
 def _measure_steps(recipe: Recipe, folder: Path, *, steps: int) -> None:
-    from vacsr.bench.efficiency import measure_recipe
+    from vacsr.bench.training import measure_recipe
 
     check_folder(folder, resume=True)
     (folder / "report.json").unlink(missing_ok=True)

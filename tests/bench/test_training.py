@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from vacsr.bench.efficiency import count_parameters, inference_step, measure_recipe, random_photos, step_cost
+from vacsr.bench.training import count_parameters, inference_step, measure_recipe, random_photos, step_cost
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config, recipe_from
 from vacsr.data import load_pairs
@@ -75,7 +75,7 @@ def test_inference_embeds_and_scores_all_pairs_of_the_batch(monkeypatch: pytest.
     def block(_: Any, v: Any, t: Any) -> None:
         seen.append((v.mean.shape, t.mean.shape, v.log_var is not None, v.mean.requires_grad))
 
-    monkeypatch.setattr("vacsr.bench.efficiency.BlockScorer.block", block)
+    monkeypatch.setattr("vacsr.bench.training.BlockScorer.block", block)
     inference_step(task, 16, precision="fp32")()
     assert seen == [((16, 8), (16, 8), True, False)]
 
