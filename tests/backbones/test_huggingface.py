@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vacsr.backbones import TowerBackbone, load_backbone
-from vacsr.backbones.huggingface import HubTextTower, PatchProduct
+from vacsr.backbones.huggingface import HubTextTower, PatchProduct, use_products
 from vacsr.config import BackboneConfig
 from vacsr.errors import DataError, UsageError
 
@@ -219,6 +219,17 @@ def test_a_product_is_the_convolution_in_value_and_gradient(bias: bool) -> None:
         grads.append([pixels.grad, *(p.grad for p in module.parameters())])
     torch.testing.assert_close(outs[1], outs[0])
     torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_other_convolutions_stay() -> None:
+    convs = [
+        nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 4, stride=2), nn.Conv2d(3, 4, 1),
+        nn.Conv2d(3, 4, 2, 2, padding=1), nn.Conv2d(4, 4, 2, stride=2, groups=2),
+        nn.Conv2d(3, 4, (2, 4), stride=(2, 4)), nn.Conv2d(3, 4, 2, 2, dilation=2),
+    ]  # fmt: skip
+    model = nn.ModuleList(convs)
+    use_products(model)
+    assert {type(conv) for conv in model} == {nn.Conv2d}
 
 
 def test_patches_are_cut_by_products(dinov2: Path, bert: Path, clip_checkpoint: Path) -> None:

@@ -16,7 +16,7 @@ def noise(rows: torch.Tensor, step: int = 0) -> RowNoise:
 
 @pytest.mark.parametrize("alpha", [1, 2, 5])
 def test_own_parts_are_beta_draws(alpha: int) -> None:
-    own = draw_mixture(noise(torch.arange(40_000)), MixConfig(share=1.0, alpha=alpha)).own.double()
+    own = draw_mixture(noise(torch.arange(40_000)), MixConfig(share=1.0, alpha=alpha)).weight.double()
     exact = torch.distributions.Beta(torch.tensor(float(alpha)), torch.tensor(float(alpha)))
     assert own.mean().item() == pytest.approx(0.5, abs=0.01)
     assert own.var().item() == pytest.approx(exact.variance.item(), rel=0.05)
@@ -29,11 +29,11 @@ def test_own_parts_are_beta_draws(alpha: int) -> None:
 
 def test_so_many_are_mixed_and_so_many_cut() -> None:
     mixture = draw_mixture(noise(torch.arange(20_000)), MixConfig(share=0.25, cutmix=0.4), side=32)
-    mixed = mixture.own < 1
+    mixed = mixture.weight < 1
     assert mixed.double().mean().item() == pytest.approx(0.25, abs=0.02)
     assert mixture.cut.double().sum().item() / mixed.double().sum().item() == pytest.approx(0.4, abs=0.03)
     assert not draw_mixture(noise(torch.arange(100)), MixConfig(share=1.0)).cut.any(), "features have no rectangles"
-    assert (draw_mixture(noise(torch.arange(100)), MixConfig(share=0.0), side=8).own == 1).all()
+    assert (draw_mixture(noise(torch.arange(100)), MixConfig(share=0.0), side=8).weight == 1).all()
 
 
 def test_draws_go_by_place_and_step() -> None:
@@ -41,7 +41,7 @@ def test_draws_go_by_place_and_step() -> None:
     part = draw_mixture(noise(torch.tensor([7, 3])), MixConfig(share=0.5), side=16)
     for all_of_it, some in zip(whole, part, strict=True):
         assert torch.equal(all_of_it[[7, 3]], some)
-    assert not torch.equal(draw_mixture(noise(torch.arange(50), step=1), MixConfig(share=0.5)).own, whole.own)
+    assert not torch.equal(draw_mixture(noise(torch.arange(50), step=1), MixConfig(share=0.5)).weight, whole.weight)
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -52,7 +52,7 @@ def test_pixels_pixel_by_pixel(side: int, step: int) -> None:
     images, partners = torch.rand(2, 6, 3, side, side, generator=generator)
     found = blend(images, partners, mixture)
     for n in range(6):
-        own, (top, bottom, left, right) = mixture.own[n].item(), mixture.box[n].tolist()
+        own, (top, bottom, left, right) = mixture.weight[n].item(), mixture.box[n].tolist()
         pasted = 0
         for y in range(side):
             for x in range(side):

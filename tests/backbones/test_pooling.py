@@ -83,12 +83,12 @@ def test_static_shapes_give_what_distinct_lengths_give() -> None:
     assert isinstance(module, GeneralizedPooling)
     lengths, places = torch.tensor([3, 9, 3, 1, 8]), rank_codes(9)
     each = torch.softmax(
-        (module.score(mean_states(module.gru, lengths=lengths, places=places)).squeeze(-1) / 0.1).masked_fill(
+        (module.score(mean_states(module.gru, lengths=lengths, codes=places)).squeeze(-1) / 0.1).masked_fill(
             torch.arange(9) >= lengths.unsqueeze(1), -torch.inf
         ),
         dim=-1,
     )
-    torch.testing.assert_close(position_weights(module.gru, module.score, lengths=lengths, places=places), each)
+    torch.testing.assert_close(position_weights(module.gru, module.score, lengths=lengths, codes=places), each)
 
 
 @pytest.mark.slow

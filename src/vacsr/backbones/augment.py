@@ -83,8 +83,8 @@ def change_words(texts: Tensor, noise: RowNoise, config: AugmentConfig, *, vocab
 class Mixture(NamedTuple):
     """How each of R images is mixed."""
 
-    own: Tensor
-    """[R] the part that stays its own, 1 where it is not mixed."""
+    weight: Tensor
+    """[R] λ, the weight of the image itself; 1 where it is not mixed."""
     cut: Tensor
     """[R] bool: a rectangle is pasted, nothing is blended."""
     box: Tensor
@@ -109,17 +109,17 @@ def draw_mixture(noise: RowNoise, config: MixConfig, *, side: int = 0) -> Mixtur
     count = 2 * config.alpha - 1
     draw = noise.other(Stream.MIX).uniform(4 + count)
     mixed = draw[:, 0] < config.share
-    own = draw[:, 4:].sort(dim=1).values[:, config.alpha - 1]
+    weight = draw[:, 4:].sort(dim=1).values[:, config.alpha - 1]
     cut = mixed & (draw[:, 1] < config.cutmix) if side else torch.zeros_like(mixed)
-    box = _box(own, draw[:, 2:4], side)
+    box = _box(weight, draw[:, 2:4], side)
     area = (box[:, 1] - box[:, 0]) * (box[:, 3] - box[:, 2])
-    own = torch.where(cut, 1.0 - area / max(1, side * side), own)
-    return Mixture(torch.where(mixed, own, torch.ones_like(own)), cut, box)
+    weight = torch.where(cut, 1.0 - area / max(1, side * side), weight)
+    return Mixture(torch.where(mixed, weight, torch.ones_like(weight)), cut, box)
 
 
-def _box(own: Tensor, centre: Tensor, side: int) -> Tensor:
-    """A rectangle of 1 − ``own`` of the square around a random centre, cut off at the edges. [R], [R, 2] -> [R, 4]"""
-    half = (side * (1.0 - own).sqrt()).long() // 2
+def _box(weight: Tensor, centre: Tensor, side: int) -> Tensor:
+    """A rectangle of 1 − ``weight`` of the square around a random centre, cut at the edges. [R], [R, 2] -> [R, 4]"""
+    half = (side * (1.0 - weight).sqrt()).long() // 2
     middle = (centre * side).long()
     ends = torch.stack((middle[:, 0] - half, middle[:, 0] + half, middle[:, 1] - half, middle[:, 1] + half), dim=1)
     return ends.clamp(0, side)
@@ -128,7 +128,7 @@ def _box(own: Tensor, centre: Tensor, side: int) -> Tensor:
 def blend(images: Tensor, partners: Tensor, mixture: Mixture) -> Tensor:
     """Features [R, D] or pixels [R, 3, S, S], each with its partner."""
     whole = (len(images), *[1] * (images.ndim - 1))
-    blended = torch.lerp(partners, images, mixture.own.view(whole).to(images.dtype))
+    blended = torch.lerp(partners, images, mixture.weight.view(whole).to(images.dtype))
     if images.ndim == 2:
         return blended
     pixel = torch.arange(images.shape[-1], device=images.device)
@@ -138,9 +138,9 @@ def blend(images: Tensor, partners: Tensor, mixture: Mixture) -> Tensor:
     return torch.where(mixture.cut.view(whole), torch.where(inside, partners, images), blended)
 
 
-def mixed_labels(labels: Tensor, own: Tensor) -> Tensor:
+def mixed_labels(labels: Tensor, weight: Tensor) -> Tensor:
     """λ·y_i + (1−λ)·y_partner, the partner of row i being row B−1−i. [B, C], [B] -> [B, C]"""
-    return torch.lerp(labels.flip(0), labels, own.unsqueeze(1).to(labels.dtype))
+    return torch.lerp(labels.flip(0), labels, weight.unsqueeze(1).to(labels.dtype))
 
 
 LEVELS = 30

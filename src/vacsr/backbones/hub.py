@@ -47,8 +47,7 @@ def load_config(source: str) -> Any:
 
 def read_config(saved: Mapping[str, Any]) -> Any:
     """The configuration that :func:`plain_config` wrote."""
-    rest = {name: value for name, value in saved.items() if name != "model_type"}
-    return _transformers().AutoConfig.for_model(saved["model_type"], **rest)
+    return _transformers().AutoConfig.for_model(**saved)
 
 
 def plain_config(config: Any) -> dict[str, Any]:
@@ -166,12 +165,12 @@ def transform_from(settings: Mapping[str, Any], config: BackboneConfig, *, usual
     """The same from settings at hand. A square is cut from a shorter side only where the processor does so."""
     crop, size = settings.get("crop_size"), settings.get("size")
     cut = crop is not None and settings.get("do_center_crop", True)
-    own = one_side(crop if cut else size) or usual.size
+    processed = one_side(crop if cut else size) or usual.size
     mean, std = settings.get("image_mean") or usual.mean, settings.get("image_std") or usual.std
     if config.pixel_stats == "imagenet":
         mean, std = IMAGENET_MEAN, IMAGENET_STD
-    side = config.image_size or own
-    short = max(side, round(side * one_side(size) / own)) if cut else 0
+    side = config.image_size or processed
+    short = max(side, round(side * one_side(size) / processed)) if cut else 0
     resample = _PIL_FILTERS.get(settings.get("resample", 0), usual.resample)
     return replace(
         usual,

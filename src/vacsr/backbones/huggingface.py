@@ -6,7 +6,8 @@ two checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -115,7 +116,7 @@ class HubImageTower(_HubTower, ImageTower):
     def __init__(self, model: Any, *, output: Output, projection: nn.Module | None = None) -> None:
         super().__init__(model, output=output, projection=projection)
         self.class_token = any(name.endswith(("cls_token", "class_embedding")) for name, _ in model.named_parameters())
-        _use_products(model)
+        use_products(model)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, L, D]"""
@@ -200,10 +201,16 @@ class PatchProduct(nn.Conv2d):
         return out.transpose(1, 2).reshape(batch, -1, rows, columns)
 
 
-def _use_products(model: nn.Module) -> None:
-    """Put products where convolutions cut photos into patches."""
+def use_products(model: nn.Module) -> None:
+    """Put products where convolutions cut photos into patches: no overlap, no padding, no groups."""
     for name, conv in list(model.named_modules()):
-        if type(conv) is nn.Conv2d and len({*conv.kernel_size, *conv.stride}) == 1:
+        if type(conv) is not nn.Conv2d or conv.groups > 1 or {*conv.dilation} != {1}:
+            continue
+        if (
+            conv.padding in ((0, 0), "valid")
+            and conv.kernel_size[0] > 1
+            and len({*conv.kernel_size, *conv.stride}) == 1
+        ):
             with torch.device("meta"):  # which draws nothing
                 product = PatchProduct(conv.in_channels, conv.out_channels, conv.kernel_size[0], conv.stride[0])
             product.weight, product.bias = conv.weight, conv.bias
@@ -221,9 +228,9 @@ def context_of(model: Any) -> int:
 
 def _pad_id(model: Any, tokenizer: Tokenizer) -> int:
     """What fills the end of a row: the tokenizer's padding, else the configuration's, else the first id."""
-    own = tokenizer.tokenizer.pad_token_id if isinstance(tokenizer, HubTokenizer) else None
-    chosen = model.config.pad_token_id if own is None else own
-    return int(chosen) if chosen is not None and 0 <= chosen < model.config.vocab_size else 0
+    pad = tokenizer.tokenizer.pad_token_id if isinstance(tokenizer, HubTokenizer) else None
+    pad = model.config.pad_token_id if pad is None else pad
+    return int(pad) if pad is not None and 0 <= pad < model.config.vocab_size else 0
 
 
 def _check_size(size: int, vision: Any, name: str) -> None:
@@ -250,50 +257,51 @@ def _tokenizer(source: str, config: BackboneConfig, *, text: Any) -> Tokenizer:
     """The checkpoint's own; bytes where there is none, for random weights only."""
     longest = context_of(text)
     if not source or (config.weights == "random" and not hub.has_tokenizer(source)):
-        return ByteTokenizer(text.config.vocab_size, context=choose_context(config.context, own=longest))
+        return ByteTokenizer(text.config.vocab_size, context=choose_context(config.context, longest=longest))
     tokenizer = hub.load_tokenizer(source)
     longest = min(longest, int(tokenizer.model_max_length))
-    return HubTokenizer(tokenizer, context=choose_context(config.context, own=longest))
+    return HubTokenizer(tokenizer, context=choose_context(config.context, longest=longest))
 
 
-class _Pair(NamedTuple):
-    """Two models and what else their checkpoints hold."""
+class _Models(NamedTuple):
+    """Two models, what projects their tokens, and whether the text model attends by torch's own function."""
 
     image: Any
     text: Any
-    projections: tuple[nn.Module | None, nn.Module | None] = (None, None)
+    projections: Sequence[nn.Module | None] = (None, None)
     sdpa: bool = True
 
 
 def _backbone(
-    config: BackboneConfig, pair: _Pair, *, tokenizer: Tokenizer, transform: PhotoTransform, name: str
+    config: BackboneConfig, models: _Models, *, tokenizer: Tokenizer, transform: PhotoTransform, name: str
 ) -> TowerBackbone:
     first = isinstance(tokenizer, HubTokenizer) and tokenizer.classifies
-    image = HubImageTower(pair.image, output=config.image_output, projection=pair.projections[0])
-    text = HubTextTower(
-        pair.text,
-        output=config.text_output,
-        pad=_pad_id(pair.text, tokenizer),
-        summary="first" if first else "last",
-        sdpa=pair.sdpa,
-        projection=pair.projections[1],
-    )
-    return TowerBackbone(image, text, tokenizer=tokenizer, transform=transform, config=config, name=name)
+    text = {
+        "output": config.text_output,
+        "pad": _pad_id(models.text, tokenizer),
+        "summary": "first" if first else "last",
+    }
+    towers = _towers(models, {"output": config.image_output}, text)
+    return TowerBackbone(*towers, tokenizer=tokenizer, transform=transform, config=config, name=name)
 
 
-def _rebuild(config: BackboneConfig, folder: Any) -> TowerBackbone:
+def _towers(models: _Models, image: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[ImageTower, TextTower]:
+    return (
+        HubImageTower(models.image, output=image["output"], projection=models.projections[0]),
+        HubTextTower(
+            models.text, output=text["output"], pad=text["pad"], summary=text["summary"], sdpa=models.sdpa,
+            projection=models.projections[1],
+        ),
+    )  # fmt: skip
+
+
+def _rebuild(config: BackboneConfig, folder: Path) -> TowerBackbone:
     """From saved assets."""
 
     def towers(image: Mapping[str, Any], text: Mapping[str, Any], _: Tokenizer) -> tuple[ImageTower, TextTower]:
         vision, words = (hub.fresh_model(hub.read_config(side["config"])) for side in (image, text))
         projections = [_projection(side["config"]["hidden_size"], side["projection"]) for side in (image, text)]
-        return (
-            HubImageTower(vision.model, output=image["output"], projection=projections[0]),
-            HubTextTower(
-                words.model, output=text["output"], pad=text["pad"], summary=text["summary"], sdpa=words.sdpa,
-                projection=projections[1],
-            ),
-        )  # fmt: skip
+        return _towers(_Models(vision.model, words.model, projections, words.sdpa), image, text)
 
     return rebuild(config, folder, towers)
 
@@ -322,17 +330,15 @@ def _load_clip(config: BackboneConfig, source: Source) -> TowerBackbone:
     if fresh:
         vision.image_size = transform.size
         projected = described.projection_dim if described.model_type == "clip" else 0
-        models = [hub.fresh_model(vision).model, hub.fresh_model(text).model]
-        projections = _projection(vision.hidden_size, projected), _projection(text.hidden_size, projected)
+        towers = hub.fresh_model(vision).model, hub.fresh_model(text).model
+        models = _Models(*towers, [_projection(side.hidden_size, projected) for side in (vision, text)])
     else:
         model = hub.load_model(checkpoint, described).model
-        models = [hub.with_size(model.vision_model, transform.size), model.text_model]
         projections = getattr(model, "visual_projection", None), getattr(model, "text_projection", None)
-    tokenizer = _tokenizer("" if offline else checkpoint, config, text=models[1])
+        models = _Models(hub.with_size(model.vision_model, transform.size), model.text_model, projections)
+    tokenizer = _tokenizer("" if offline else checkpoint, config, text=models.text)
     name = f"clip:{hub.short_name(checkpoint)}"
-    return _backbone(
-        config, _Pair(models[0], models[1], projections), tokenizer=tokenizer, transform=transform, name=name
-    )
+    return _backbone(config, models, tokenizer=tokenizer, transform=transform, name=name)
 
 
 def _openai(patch: int) -> Any:
@@ -374,7 +380,7 @@ def _load_towers(config: BackboneConfig, source: Source) -> TowerBackbone:
     text = _side(second, hub.load_config(second), config, "text_model")
     return _backbone(
         config,
-        _Pair(hub.with_size(image, transform.size), text.model, sdpa=text.sdpa),
+        _Models(hub.with_size(image, transform.size), text.model, sdpa=text.sdpa),
         tokenizer=_tokenizer(second, config, text=text.model),
         transform=transform,
         name=f"towers:{hub.short_name(first)},{hub.short_name(second)}",

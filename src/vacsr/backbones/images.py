@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -266,22 +266,9 @@ class TowerInputs(NamedTuple):
     """[M, L] int32, −1 for padding"""
 
 
-class _Encoder(Protocol):
-    transform: PhotoTransform
-
-    def tokenize(self, captions: Sequence[str]) -> Tensor: ...
-
-
-class _Pairs(Protocol):
-    @property
-    def photos(self) -> Photos: ...
-    @property
-    def captions(self) -> Sequence[str]: ...
-
-
 def tower_inputs(
-    backbone: _Encoder,
-    pairs: _Pairs,
+    backbone: Any,
+    pairs: Any,
     *,
     size: int = 0,
     workers: int = 0,
@@ -289,7 +276,7 @@ def tower_inputs(
     draft: bool = False,
     progress: Progress | None = None,
 ) -> TowerInputs:
-    """Tokens of every caption, and photos: decoded now where they all fit into ``cache_gb``, else when asked for.
+    """``pairs.captions`` as tokens; ``pairs.photos`` decoded now where they fit into ``cache_gb``, else when asked for.
 
     ``draft``: see :class:`PhotoReader`; training sets it, evaluation does not.
     """

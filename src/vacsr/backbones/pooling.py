@@ -33,8 +33,8 @@ class GeneralizedPooling(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """[B, L, D] -> [B, D] float32"""
-        places = rank_codes(tokens.mask.shape[1], device=tokens.mask.device)
-        weights = position_weights(self.gru, self.score, lengths=tokens.mask.sum(dim=1), places=places)
+        codes = rank_codes(tokens.mask.shape[1], device=tokens.mask.device)
+        weights = position_weights(self.gru, self.score, lengths=tokens.mask.sum(dim=1), codes=codes)
         if kernels.available(tokens.mask.device):
             from vacsr.kernels import gpo
 
@@ -57,7 +57,7 @@ class RankNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Both directions' states. [N, L, 32] -> [N, L, 64]"""
         start = x.new_zeros(2, len(x), _WIDTH)
-        states: Tensor = torch._VF.gru(x, start, list(self.parameters()), True, 1, 0.0, self.training, True, True)[0]
+        states: Tensor = torch.gru(x, start, list(self.parameters()), True, 1, 0.0, self.training, True, True)[0]
         return states
 
 
@@ -95,45 +95,45 @@ def rank_codes(length: int, *, device: torch.device | None = None) -> Tensor:
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
 
 
-def position_weights(gru: RankNetwork, score: nn.Linear, *, lengths: Tensor, places: Tensor) -> Tensor:
+def position_weights(gru: RankNetwork, score: nn.Linear, *, lengths: Tensor, codes: Tensor) -> Tensor:
     """How much each rank counts, for items of these lengths; ranks past the end weigh 0. [B], [L, 32] -> [B, L]
 
     On a CPU each distinct length is worked out once. Elsewhere, and when compiled, every item is, so that no shape
     depends on the data and nothing waits for the device.
     """
     if lengths.device.type != "cpu" or torch.compiler.is_compiling():
-        return _weights(gru, score, lengths=lengths, places=places)
+        return _weights(gru, score, lengths=lengths, codes=codes)
     distinct, which = torch.unique(lengths, return_inverse=True)
-    return _weights(gru, score, lengths=distinct, places=places)[which]
+    return _weights(gru, score, lengths=distinct, codes=codes)[which]
 
 
-def _weights(gru: RankNetwork, score: nn.Linear, *, lengths: Tensor, places: Tensor) -> Tensor:
+def _weights(gru: RankNetwork, score: nn.Linear, *, lengths: Tensor, codes: Tensor) -> Tensor:
     """Softmax over each item's own ranks. [N], [L, 32] -> [N, L]"""
-    past_end = torch.arange(places.shape[0], device=places.device) >= lengths.clamp(min=1).unsqueeze(1)
-    states_of = _kernel_states if kernels.available(places.device) else mean_states
-    with torch.autocast(places.device.type, enabled=False):
-        logits = score(states_of(gru, lengths=lengths, places=places)).squeeze(-1)
+    past_end = torch.arange(codes.shape[0], device=codes.device) >= lengths.clamp(min=1).unsqueeze(1)
+    states_of = _kernel_states if kernels.available(codes.device) else mean_states
+    with torch.autocast(codes.device.type, enabled=False):
+        logits = score(states_of(gru, lengths=lengths, codes=codes)).squeeze(-1)
     return torch.softmax((logits / _TEMPERATURE).masked_fill(past_end, -torch.inf), dim=-1)
 
 
-def _kernel_states(gru: RankNetwork, *, lengths: Tensor, places: Tensor) -> Tensor:
+def _kernel_states(gru: RankNetwork, *, lengths: Tensor, codes: Tensor) -> Tensor:
     """:func:`mean_states` where Triton's kernels run. [N], [L, 32] -> [N, L, 32]"""
     from vacsr.kernels import gpo
 
-    states = gpo.gru_states(gru, places, lengths=lengths.clamp(min=1))
+    states = gpo.gru_states(gru, codes, lengths=lengths.clamp(min=1))
     return (states.forward.unsqueeze(0) + states.backward) / 2
 
 
-def mean_states(gru: RankNetwork, *, lengths: Tensor, places: Tensor) -> Tensor:
+def mean_states(gru: RankNetwork, *, lengths: Tensor, codes: Tensor) -> Tensor:
     """Both directions' states, averaged; past an item's end they mean nothing. [N], [L, 32] -> [N, L, 32]
 
     Forwards, the state at a rank is the same for every length: one more row of the batch gives it. Backwards, the
     network must start at the item's own last rank; its codes are pushed to the row's end, where a backward pass starts.
     """
-    longest = places.shape[0]
-    rank, shift = torch.arange(longest, device=places.device), longest - lengths.clamp(min=1).unsqueeze(1)
-    pushed = places[(rank - shift).clamp(min=0)]  # [N, L, 32]
-    states: Tensor = gru(torch.cat((pushed, places.unsqueeze(0))))
+    longest = codes.shape[0]
+    rank, shift = torch.arange(longest, device=codes.device), longest - lengths.clamp(min=1).unsqueeze(1)
+    pushed = codes[(rank - shift).clamp(min=0)]  # [N, L, 32]
+    states: Tensor = gru(torch.cat((pushed, codes.unsqueeze(0))))
     pulled = (rank + shift).clamp(max=longest - 1).unsqueeze(-1).expand(-1, -1, _WIDTH)
     return (states[-1:, :, :_WIDTH] + states[:-1, :, _WIDTH:].gather(1, pulled)) / 2
 

@@ -225,7 +225,7 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     sizes = TinyConfig.from_spec(config.spec)
     if config.image_size:
         sizes = TinyConfig(**{**asdict(sizes), "size": config.image_size})
-    tokenizer = WordTokenizer(context=choose_context(config.context, own=sizes.context))
+    tokenizer = WordTokenizer(context=choose_context(config.context, longest=sizes.context))
     image, text = _towers(sizes, tokenizer, config)
     resample = "bilinear" if config.resample == "own" else config.resample
     transform = PhotoTransform(sizes.size, _HALF, _HALF, resample=resample, resize=config.resize)

@@ -176,11 +176,13 @@ class HubTokenizer:
         return {"kind": "hub", "context": self.context}
 
 
-def choose_context(asked: int, *, own: int) -> int:
+def choose_context(asked: int, *, longest: int) -> int:
     """The longest caption in tokens: the tower's own unless fewer are asked for."""
-    if asked > own or asked in (1, 2):
-        raise UsageError(f"backbone.context is {asked}, the text tower takes 3 to {own} — set it so, or 0 for its own")
-    return asked or own
+    if asked > longest or asked in (1, 2):
+        raise UsageError(
+            f"backbone.context is {asked}, the text tower takes 3 to {longest} — set it so, or 0 for its own"
+        )
+    return asked or longest
 
 
 def read_tokenizer(saved: Mapping[str, Any], folder: Path) -> Tokenizer:

@@ -254,13 +254,13 @@ class Mixer:
         noise = self.model.dropout_noise(seed=block.noise.seed, step=block.noise.step, rows=block.noise.rows)[0]
         mixture = draw_mixture(noise, self.config, side=self.side)
         matches = block.relevance if self.config.labels == "ids" else same_image(block.noise.rows, block.noise.cols)
-        targets = mixed_labels(matches.to(mixture.own.dtype), mixture.own)
+        targets = mixed_labels(matches.to(mixture.weight.dtype), mixture.weight)
         return Mixed(replace(block, targets=targets), self._partners(mixture, image, positions=block.noise.rows))
 
     def _partners(self, mixture: Mixture, image: Tensor, *, positions: Tensor) -> Partners:
         """Of this rank's rows. A single rank has the images already; one of several looks them up."""
         rows = self.loader.world.rows(len(image))
-        mine = Mixture(mixture.own[rows], mixture.cut[rows], mixture.box[rows])
+        mine = Mixture(mixture.weight[rows], mixture.cut[rows], mixture.box[rows])
         partners = positions.flip(0)[rows]
         if self.loader.world.size == 1:
             return Partners(mine, partners)
