@@ -119,7 +119,7 @@ def test_padding_is_the_loop(rows: list[list[int]]) -> None:
 
 
 def test_the_context_is_the_towers_own_unless_fewer_are_asked_for() -> None:
-    assert (choose_context(0, own=77), choose_context(30, own=77)) == (77, 30)
+    assert (choose_context(0, longest=77), choose_context(30, longest=77)) == (77, 30)
     for wrong in (78, 1, 2):
         with pytest.raises(UsageError, match="3 to 77"):
-            choose_context(wrong, own=77)
+            choose_context(wrong, longest=77)

@@ -204,13 +204,10 @@ class PatchProduct(nn.Conv2d):
 def use_products(model: nn.Module) -> None:
     """Put products where convolutions cut photos into patches: no overlap, no padding, no groups."""
     for name, conv in list(model.named_modules()):
-        if type(conv) is not nn.Conv2d or conv.groups > 1 or {*conv.dilation} != {1}:
+        if type(conv) is not nn.Conv2d or (conv.groups, conv.dilation) != (1, (1, 1)):
             continue
-        if (
-            conv.padding in ((0, 0), "valid")
-            and conv.kernel_size[0] > 1
-            and len({*conv.kernel_size, *conv.stride}) == 1
-        ):
+        square = len({*conv.kernel_size, *conv.stride}) == 1 and conv.kernel_size[0] > 1
+        if square and conv.padding in ((0, 0), "valid"):
             with torch.device("meta"):  # which draws nothing
                 product = PatchProduct(conv.in_channels, conv.out_channels, conv.kernel_size[0], conv.stride[0])
             product.weight, product.bias = conv.weight, conv.bias
@@ -275,12 +272,8 @@ class _Models(NamedTuple):
 def _backbone(
     config: BackboneConfig, models: _Models, *, tokenizer: Tokenizer, transform: PhotoTransform, name: str
 ) -> TowerBackbone:
-    first = isinstance(tokenizer, HubTokenizer) and tokenizer.classifies
-    text = {
-        "output": config.text_output,
-        "pad": _pad_id(models.text, tokenizer),
-        "summary": "first" if first else "last",
-    }
+    summary = "first" if isinstance(tokenizer, HubTokenizer) and tokenizer.classifies else "last"
+    text = {"output": config.text_output, "pad": _pad_id(models.text, tokenizer), "summary": summary}
     towers = _towers(models, {"output": config.image_output}, text)
     return TowerBackbone(*towers, tokenizer=tokenizer, transform=transform, config=config, name=name)
 

@@ -179,9 +179,7 @@ class HubTokenizer:
 def choose_context(asked: int, *, longest: int) -> int:
     """The longest caption in tokens: the tower's own unless fewer are asked for."""
     if asked > longest or asked in (1, 2):
-        raise UsageError(
-            f"backbone.context is {asked}, the text tower takes 3 to {longest} — set it so, or 0 for its own"
-        )
+        raise UsageError(f"backbone.context is {asked}, the text tower takes 3 to {longest} — or set 0 for its own")
     return asked or longest
 
 
