@@ -15,8 +15,6 @@ from vacsr.backbones.edits import TowerEdits, edited
 from vacsr.backbones.towers import Tower
 from vacsr.config import BackboneConfig
 from vacsr.errors import ShapeMismatch, UsageError
-from vacsr.methods.infonce import InfoNCE
-from vacsr.methods.sigmoid import Sigmoid
 from vacsr.model import MatchingModel
 
 _CLIP_SCALE = 100.0  # where CLIP's own training ended
@@ -149,17 +147,11 @@ def _started(config: BackboneConfig) -> ClipModel:
         message = f"{config.start} pools with gpo, which reads no single token that prompts could change"
         raise UsageError(f"{message} — train it with backbone.pooling=cls or mean")
     backbone.set_checkpointing(config.checkpointing)
+    likelihood = model.method.likelihood()
     return ClipModel(
         backbone,
         image_map=model.image_head,
         text_map=model.text_head,
         dim=saved.head.dim,
-        scale=_trained_scale(model.method),
+        scale=_CLIP_SCALE if likelihood is None else likelihood.scale,
     )
-
-
-def _trained_scale(method: object) -> float:
-    """The scale of cosines in the model's own loss; CLIP's where the loss has none."""
-    if isinstance(method, InfoNCE):
-        return float(method.log_scale.detach().exp())
-    return float(method.affine[0].detach()) if isinstance(method, Sigmoid) else _CLIP_SCALE
