@@ -1,4 +1,4 @@
-"""Worker processes that end with the one that started them: started apart from Ctrl-C, asked to stop, then made to."""
+"""Worker processes that end with their parent: shielded from Ctrl-C, asked to stop, then killed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Worker(NamedTuple):
 
 
 def start_worker(name: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> Worker:
-    """Start ``function(channel, *arguments)`` in a fresh process; the function stands at the top of a module."""
+    """Start ``function(channel, *arguments)`` in a spawned process; the function must be at the top of a module."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_begin, args=(function, there, arguments), name=name, daemon=True)
     with interrupts_held():
         process.start()
-    there.close()  # the worker holds the other end: when it ends, however it does, this one reads an end of file
+    there.close()  # the worker holds the other end: however it ends, this end then reads an end of file
     return Worker(name, process, here)
 
 
@@ -40,7 +40,7 @@ def _begin(function: Callable[..., None], channel: Connection, arguments: tuple[
 
 
 def _die_with_parent() -> None:
-    """A parent that was killed cannot stop its workers, and two workers of one run folder would spoil it."""
+    """A killed parent cannot stop its workers, and two workers in one run folder would corrupt it."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this runs in a worker"
     parent.join()
@@ -48,7 +48,7 @@ def _die_with_parent() -> None:
 
 
 def stop_workers(workers: Sequence[Worker], *, patience: float) -> None:
-    """End what still runs: a training run asked to terminate stops after its step. ``patience`` in seconds."""
+    """Terminate workers, which stops a training run after its step; kill those that need over ``patience`` seconds."""
     for worker in workers:
         worker.channel.close()
         if worker.process.is_alive():
@@ -61,20 +61,20 @@ def stop_workers(workers: Sequence[Worker], *, patience: float) -> None:
 
 
 def died(worker: Worker, *, at: str) -> EnvironmentProblem:
-    """What to say of a worker that ended without a word, at the work named ``at``."""
+    """The error for a worker that ended without a result while it worked on ``at``."""
     worker.process.join(10.0)
     code = worker.process.exitcode
     return EnvironmentProblem(
-        f"{at}: its worker process ended without a word (exit code {code}) — was memory short? "
-        "Close other programs or use fewer jobs, and run the same command again"
+        f"{at}: its worker process ended unexpectedly (exit code {code}), perhaps out of memory — "
+        "close other programs or use fewer jobs, and run the same command again"
     )
 
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Processes started in here never see Ctrl-C, which a terminal sends to all: the parent alone answers it.
+    """Processes started within never see Ctrl-C, which a terminal sends to all: only the parent handles it.
 
-    They inherit that it is held back; here it is let go again at the end, so that none is lost.
+    They inherit the blocked signal; the parent unblocks it at the end, so that none is lost.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield

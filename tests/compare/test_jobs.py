@@ -213,7 +213,7 @@ def test_a_dead_worker_takes_only_its_cell_with_it(
     errors = list(run_cells(given, jobs=2, console=Console(stderr=True), fresh=False))
     assert {type(error) for error in errors} == {EnvironmentProblem, RuntimeError}
     told = "\n".join(map(str, errors))
-    assert "clean / dies / seed 0: its worker process ended without a word (exit code -9)" in told
+    assert "clean / dies / seed 0: its worker process ended unexpectedly (exit code -9)" in told
     assert "clean / broken / seed 0 failed in its worker process" in told
     assert "ZeroDivisionError: not one of ours" in told
     ran = {name: (tmp_path / name / "ran").read_text(encoding="utf-8") for name in ("a", "b", "c")}
