@@ -17,6 +17,7 @@ Direction = Literal["i2t", "t2i"]
 BLOCK_PAIRS = 1 << 25
 """Pairs per streamed block: choosing the best of a block takes 36 bytes per pair, 1.2 GB in all."""
 _LOW = 0xFFFFFFFF
+_COLUMNS = 256  # float64 columns sorted at a time
 
 
 class TopK(NamedTuple):
@@ -38,8 +39,13 @@ def order_keys(score: Tensor, index: Tensor) -> Tensor:
 
     NaN counts as the highest score, as in torch.topk; −0 equals 0. [...] float32, [...] below 2³²
     """
+    return _score_keys(score) | (_LOW - index)
+
+
+def _score_keys(score: Tensor) -> Tensor:
+    """The score's half of a key. [...] float32 -> [...] int64"""
     number = torch.where(score.isnan(), torch.nan, score.float() + 0.0)  # one NaN, one zero
-    return (_flip(number.view(torch.int32)).to(torch.int64) << 32) | (_LOW - index)
+    return _flip(number.view(torch.int32)).to(torch.int64).bitwise_left_shift_(32)
 
 
 def from_keys(keys: Tensor) -> TopK:
@@ -49,7 +55,7 @@ def from_keys(keys: Tensor) -> TopK:
 
 def _flip(bits: Tensor) -> Tensor:
     """Float bits to integers in the order of the floats, and back: reverses the magnitudes of negative numbers."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
 
 
 def best_of(score: Tensor, index: Tensor, *, k: int) -> TopK:
@@ -76,36 +82,41 @@ def rows_topk(blocks: Iterable[Tensor], k: int) -> TopK:
 
 def columns_topk(blocks: Iterable[Tensor], k: int) -> TopK:
     """Top-k of every column of a matrix that comes in row blocks, at least one. [b, T] each -> [T, min(k, I)]"""
-    best, first = None, 0
+    best, first, blocks = None, 0, iter(blocks)
     for block in blocks:
-        best, first = _merged(best, block, k=k, first=first), first + len(block)
+        if block.dtype == torch.float64:  # scores that somebody else made: they are in memory as a whole
+            whole = [block, *blocks]
+            columns = zip(*(torch.split(part, _COLUMNS, dim=1) for part in whole), strict=True)
+            return _joined([stable_topk(torch.cat(parts).T, k) for parts in columns])
+        best, first = _merged(best, _score_keys(block), k=k, first=first), first + len(block)
     assert best is not None, "no blocks"
-    return best
+    return from_keys(best)
 
 
 def topk_both(blocks: Iterable[Tensor], k: int) -> BothTopK:
-    """Top-k of every row and of every column in one pass. [b, T] each -> [I, min(k, T)], [T, min(k, I)]"""
-    rows: list[TopK] = []
+    """Top-k of every row and of every column in one pass. [b, T] float32 each -> [I, min(k, T)], [T, min(k, I)]"""
+    rows: list[Tensor] = []
     best, first = None, 0
     for block in blocks:
-        rows.append(stable_topk(block, k))
-        best, first = _merged(best, block, k=k, first=first), first + len(block)
+        keys = _score_keys(block)
+        column = torch.arange(block.shape[1], device=block.device)
+        rows.append((keys | (_LOW - column)).topk(min(k, block.shape[1]), dim=1).values)
+        best, first = _merged(best, keys, k=k, first=first), first + len(block)
     assert best is not None, "no blocks"
-    return BothTopK(_joined(rows), best)
+    return BothTopK(from_keys(torch.cat(rows)), from_keys(best))
 
 
 def _joined(parts: list[TopK]) -> TopK:
     return TopK(torch.cat([part.score for part in parts]), torch.cat([part.index for part in parts]))
 
 
-def _merged(best: TopK | None, block: Tensor, *, k: int, first: int) -> TopK:
-    """The best of each column so far and of a block that starts at row ``first`` of the matrix. [b, T] -> [T, k]"""
-    score = block.T.contiguous()
-    index = torch.arange(first, first + len(block), device=block.device).expand_as(score)
-    if best is not None:  # earlier rows first, so that positions are in the order of indices among equal scores
-        score, index = torch.cat((best.score, score), dim=1), torch.cat((best.index, index), dim=1)
-    top = stable_topk(score, k)
-    return TopK(top.score, index.gather(1, top.index))
+def _merged(best: Tensor | None, scores: Tensor, *, k: int, first: int) -> Tensor:
+    """Keys of the best of each column so far, [T, k], and of a block that starts at row ``first``. [b, T] -> [T, k]"""
+    row = torch.arange(first, first + len(scores), device=scores.device)
+    keys = (scores | (_LOW - row).unsqueeze(1)).T
+    if best is not None:
+        keys = torch.cat((best, keys), dim=1)
+    return keys.contiguous().topk(min(k, keys.shape[1]), dim=1).values
 
 
 def block_rows(rows: int, texts: int, *, pairs: int = BLOCK_PAIRS) -> int:

@@ -14,7 +14,7 @@ from vacsr.data.labelled import LabelledPairs
 from vacsr.errors import DataError
 from vacsr.evaluate.uncertainty import Array
 from vacsr.scoring import PairScores
-from vacsr.scoring.topk import Direction
+from vacsr.scoring.topk import Direction, stable_topk
 
 CANDIDATES = 200
 """Nearest by cosine that the method scores again."""
@@ -113,7 +113,7 @@ def _search(
 ) -> _Found:
     """queries [Q], items [N] of one gallery"""
     asked, held = (scores.images, scores.texts) if direction == "i2t" else (scores.texts, scores.images)
-    cosine, near = (asked.mean[queries] @ held.mean[items].T).cpu().topk(width, dim=1)
+    cosine, near = stable_topk((asked.mean[queries] @ held.mean[items].T).cpu(), width)
     item = items[near]
     score = scores.score_of(*_oriented(queries, item, direction)).cpu().view(item.shape)
     score, order = score.sort(dim=1, descending=True, stable=True)
