@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
 
-from vacsr.backbones import build_pooling, load_backbone
+from vacsr.backbones import SCHEMES, Backbone, Scheme, Source, Tokens, build_pooling, load_backbone
 from vacsr.backbones.features import FeatureScaling
-from vacsr.config import BackboneConfig
+from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config.io import method_config
 from vacsr.errors import ShapeMismatch, UsageError
+from vacsr.model import MatchingModel
 
 
 def features(rows: int = 50, dim: int = 4) -> torch.Tensor:
@@ -118,3 +120,37 @@ def test_backbones_by_scheme() -> None:
     with pytest.raises(UsageError, match="nowhere:x") as caught:
         load_backbone(BackboneConfig(spec="nowhere:x"), image_dim=3, text_dim=2)
     assert caught.value.exit_code == 2
+
+
+class Doubled(Backbone):
+    """A backbone of somebody else: features times two."""
+
+    cached, name = True, "doubled"
+
+    def __init__(self, config: BackboneConfig, source: Source) -> None:
+        super().__init__()
+        self.config, self.image_dim, self.text_dim = config, source.image_dim, source.text_dim
+
+    @property
+    def pooling(self) -> Literal["gpo", "mean", "cls"]:
+        return "mean"
+
+    def encode_images(self, images: torch.Tensor, noise: Any = None, mix: Any = None) -> Tokens:
+        first = torch.zeros(len(images), dtype=torch.int64)
+        return Tokens(2 * images.unsqueeze(1), torch.ones(len(images), 1, dtype=torch.bool), first)
+
+    encode_texts = encode_images
+
+
+def test_a_backbone_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = Scheme("doubled:", Doubled, check=lambda config: None, cached=True)
+    monkeypatch.setitem(SCHEMES, "doubled", scheme)
+    config = BackboneConfig(spec="doubled:", head=HeadConfig(dim=8))
+    model = MatchingModel.build(method_config("vacsr"), config, image_dim=4, text_dim=2)
+    images = features()
+    torch.testing.assert_close(
+        model.embed_images(images).mean, torch.nn.functional.normalize(model.image_head(2 * images), dim=-1)
+    )
+    assert not model.has_towers
+    with pytest.raises(UsageError, match="doubled:"):
+        load_backbone(BackboneConfig(spec="nowhere:"))
