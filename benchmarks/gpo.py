@@ -71,8 +71,8 @@ def kernel_weights(x: Inputs) -> Tensor:
     lengths = x.mask.sum(1)
     from vacsr.kernels import gpo
 
-    states = gpo.gru_states(x.gru, x.positions, lengths=lengths)
-    return softmax_over_ranks((states.forward + states.backward) / 2, x.score, lengths)
+    forwards, backwards = gpo.gru_states(x.gru, x.positions, lengths=lengths)
+    return softmax_over_ranks((forwards + backwards) / 2, x.score, lengths)
 
 
 def torch_sum(x: Inputs, weights: Tensor) -> Tensor:

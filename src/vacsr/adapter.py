@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.config import Config
-from vacsr.distributions import MixturePosterior, bounded_variance
+from vacsr.distributions import bounded_variance
 from vacsr.errors import NotFoldable, ShapeMismatch
 
 
 class AdapterConfig(Config):
-    """Shape of the variational adapter (SPEC of the paper's encoder, mixture and decoder)."""
+    """Shape of the variational adapter: encoder, mixture and decoder."""
 
     components: Annotated[int, Field(ge=1, le=16)] = 2
     """K: two Gaussians, the paper's best of 1-4; 1 is its ablation "without GMM"."""
@@ -65,6 +65,7 @@ class VariationalAdapter(nn.Module):
         c = self.config
         hidden, latent = c.hidden or dim, c.latent or dim
         self.components, self.latent = c.components, latent
+        self.scale = {"d": float(dim), "sqrt_d": math.sqrt(dim)}.get(c.input_scale, 1.0)
         self.input_norm = nn.LayerNorm(dim) if c.input_scale == "layernorm" else None
         self.trunk = nn.Linear(dim, hidden)
         self.trunk_norm = nn.LayerNorm(hidden) if c.trunk_norm else None
@@ -72,14 +73,11 @@ class VariationalAdapter(nn.Module):
         self.log_var_heads = nn.Linear(hidden, c.components * latent)
         self.mixing_logits = nn.Parameter(torch.zeros(c.components)) if c.mixing == "global" else None
         self.mixing_head = nn.Linear(hidden, c.components) if c.mixing == "head" else None
-        self.decoder = _decoder(latent, c.decoder_hidden)
+        self.decoder = nn.Sequential(nn.Linear(latent, c.decoder_hidden or 1))
+        if c.decoder_hidden:
+            self.decoder.extend((nn.ReLU(), nn.Linear(c.decoder_hidden, 1)))
         start = torch.tensor([c.residual_scale, c.residual_bias])
         self.residual = nn.Parameter(start, c.residual_learnable) if c.residual == "cosine" else None
-
-    @property
-    def scale(self) -> float:
-        """What v⊙t is multiplied with."""
-        return {"d": float(self.dim), "sqrt_d": math.sqrt(self.dim)}.get(self.config.input_scale, 1.0)
 
     def features(self, v: Tensor, t: Tensor) -> Tensor:
         """Trunk output for pairs, broadcasting over the leading dimensions. [..., d], [..., d] -> [..., hidden]"""
@@ -93,18 +91,16 @@ class VariationalAdapter(nn.Module):
         hidden = functional.relu(self.trunk(pair))
         return self.trunk_norm(hidden) if self.trunk_norm is not None else hidden
 
-    def posterior(self, hidden: Tensor) -> MixturePosterior:
-        """The mixture from the trunk's output, in float32 also under autocast. [..., hidden] -> [..., K, D]"""
-        return MixturePosterior(self.mean(hidden), self.log_var(hidden), self.log_alpha(hidden))
-
     def mean(self, hidden: Tensor) -> Tensor:
-        """μ_k of every component. [..., hidden] -> [..., K, D]"""
-        return self._by_component(self.mean_heads(hidden).float())
+        """μ_k of every component, in float32 also under autocast. [..., hidden] -> [..., K, D]"""
+        mean: Tensor = self.mean_heads(hidden).float().unflatten(-1, (self.components, self.latent))
+        return mean
 
     def log_var(self, hidden: Tensor) -> Tensor:
-        """logσ²_k of every component, clamped. [..., hidden] -> [..., K, D]"""
-        raw = self.log_var_heads(hidden).float().clamp(-self.config.log_var_clamp, self.config.log_var_clamp)
-        return self._by_component(functional.logsigmoid(raw) if self.config.variance == "sigmoid" else raw)
+        """logσ²_k of every component, clamped, in float32. [..., hidden] -> [..., K, D]"""
+        raw = self.log_var_heads(hidden).float().unflatten(-1, (self.components, self.latent))
+        clamped = raw.clamp(-self.config.log_var_clamp, self.config.log_var_clamp)
+        return functional.logsigmoid(clamped) if self.config.variance == "sigmoid" else clamped
 
     def heads(self, hidden: Tensor) -> Tensor:
         """What both heads give, means first, unclamped, in one product. [..., hidden] -> [..., 2·K·D]"""
@@ -112,11 +108,8 @@ class VariationalAdapter(nn.Module):
         weight, bias = torch.cat([head.weight for head in both]), torch.cat([head.bias for head in both])
         return functional.linear(hidden, weight, bias)
 
-    def _by_component(self, flat: Tensor) -> Tensor:
-        return flat.view(*flat.shape[:-1], self.components, self.latent)
-
     def log_alpha(self, hidden: Tensor) -> Tensor:
-        """Log mixing weights, [K] if global, [..., K] if predicted."""
+        """Log mixing weights, in float32: [K] if global, [..., K] if predicted."""
         logits = self.mixing_logits if self.mixing_head is None else self.mixing_head(hidden)
         assert logits is not None
         return torch.log_softmax(logits.float(), dim=-1)
@@ -144,28 +137,27 @@ class VariationalAdapter(nn.Module):
 
     def uncertainty(self, v: Tensor, t: Tensor) -> Tensor:
         """Mean over D of Σ_k α_k·v_k, in (0, 1) unless the config says otherwise. [..., d], [..., d] -> [...]"""
-        hidden = self.features(v, t)
-        posterior = self.posterior(hidden)
-        kind = self.config.uncertainty
-        # With variance "sigmoid" the posterior's log-variance is already that of a variance in (0, 1).
+        hidden, kind = self.features(v, t), self.config.uncertainty
+        log_var = self.log_var(hidden)
+        # With variance "sigmoid" the log-variance is already that of a variance in (0, 1).
         plain = kind == "exp" or self.config.variance == "sigmoid"
-        variance = posterior.log_var.exp() if plain else bounded_variance(posterior.log_var)
+        variance = log_var.exp() if plain else bounded_variance(log_var)
         per_component = (variance.sqrt() if kind == "std" else variance).mean(dim=-1)
-        return (posterior.log_alpha.exp() * per_component).sum(dim=-1)
+        return (self.log_alpha(hidden).exp() * per_component).sum(dim=-1)
 
     @torch.no_grad()
     def fold(self) -> FoldedAdapter:
-        """The same test-time logit at the trunk's cost alone; exact, because all after the ReLU is linear up to the
-        decoder's own ReLU. Raises :class:`NotFoldable` where it is not."""
-        reasons = {
+        """The same test-time logit at the trunk's cost alone; exact, because all after the trunk's ReLU is linear up to
+        the decoder's own ReLU. Raises :class:`NotFoldable` where it is not."""
+        obstacles = {
             "mixing: head": self.mixing_head is not None,
             "decode: argmax": self.config.decode == "argmax" and self.components > 1,
             "input_scale: layernorm": self.input_norm is not None,
             "trunk_norm: true": self.trunk_norm is not None,
         }
-        if any(reasons.values()):
-            found = ", ".join(name for name, holds in reasons.items() if holds)
-            raise NotFoldable(f"an adapter with {found} has no folded form — score it with the dense path")
+        if any(obstacles.values()):
+            settings = ", ".join(name for name, present in obstacles.items() if present)
+            raise NotFoldable(f"an adapter with {settings} has no folded form — score it with the dense path")
         alpha = self.log_alpha(self.trunk.bias).exp().double()
         weight = self.mean_heads.weight.double().view(self.components, self.latent, -1)
         bias = self.mean_heads.bias.double().view(self.components, self.latent)
@@ -186,12 +178,6 @@ class VariationalAdapter(nn.Module):
         )
 
 
-def _decoder(latent: int, hidden: int) -> nn.Sequential:
-    if hidden == 0:
-        return nn.Sequential(nn.Linear(latent, 1))
-    return nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-
-
 @dataclass(frozen=True)
 class FoldedAdapter:
     """relu(W (v⊙t) + b), then one small matrix, then the decoder's last layer: a pair costs the trunk."""
@@ -205,16 +191,16 @@ class FoldedAdapter:
     residual: Tensor | None  # a, b of the cosine residual
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FoldedAdapter:
-        """A copy on a device; the trunk and small matrix in ``dtype``, what follows them in float32."""
-
-        def put(x: Tensor | None, kind: torch.dtype) -> Tensor | None:
-            return None if x is None else x.to(device, kind)
-
-        full = torch.float32
+        """A copy on a device: trunk and small matrix in ``dtype``, what follows them in float32."""
         return FoldedAdapter(
-            self.trunk.to(device, dtype), self.trunk_bias.to(device, dtype), self.small.to(device, dtype),
-            self.small_bias.to(device, full), put(self.last, full), self.last_bias, put(self.residual, full),
-        )  # fmt: skip
+            trunk=self.trunk.to(device, dtype),
+            trunk_bias=self.trunk_bias.to(device, dtype),
+            small=self.small.to(device, dtype),
+            small_bias=self.small_bias.to(device, torch.float32),
+            last=None if self.last is None else self.last.to(device, torch.float32),
+            last_bias=self.last_bias,
+            residual=None if self.residual is None else self.residual.to(device, torch.float32),
+        )
 
     def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:
         """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""
@@ -224,8 +210,8 @@ class FoldedAdapter:
     def logits(self, v: Tensor, t: Tensor) -> Tensor:
         """Every pair's logit: W(v⊙t) = (W·diag v) t, so each image is a plain GEMM. [I, d], [T, d] -> [I, T] float32
 
-        Texts are the rows of it: the bias then runs along memory and is the GEMM's own, not a copy of the whole tile.
-        v⊙t does not care which side is which, so the side with fewer items is the one that scales the weights.
+        Texts are the rows of the product: the bias then runs along memory and is part of the GEMM, not a copy of the
+        whole tile. v⊙t is symmetric, so the side with fewer items is the one that scales the weights.
         """
         if len(t) < len(v):
             return self.logits(t, v).T

@@ -1,19 +1,9 @@
-"""The probability in the paper, one equation a function: relaxed one-hot, mixture draw, KL bound, STE sigmoid."""
+"""The paper's probability, one function per equation: relaxed one-hot, mixture draw, KL bound, STE sigmoid."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-
-
-class MixturePosterior(NamedTuple):
-    """A K-component diagonal Gaussian mixture for each pair."""
-
-    mean: Tensor  # [..., K, D]
-    log_var: Tensor  # [..., K, D]
-    log_alpha: Tensor  # [K] or [..., K], log of the mixing weights
 
 
 class _StraightThroughSigmoid(torch.autograd.Function):
@@ -45,8 +35,8 @@ def relaxed_one_hot(log_alpha: Tensor, gumbel: Tensor, *, temperature: float = 1
     soft = torch.softmax((log_alpha + gumbel) / temperature, dim=-1)
     if not hard:
         return soft
-    picked = torch.zeros_like(soft).scatter(-1, soft.argmax(dim=-1, keepdim=True), 1.0)
-    return picked + soft - soft.detach()
+    rounded = torch.zeros_like(soft).scatter(-1, soft.argmax(dim=-1, keepdim=True), 1.0)
+    return rounded + soft - soft.detach()
 
 
 def mixture_draw(mean: Tensor, log_var: Tensor, *, weights: Tensor, noise: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class PairNoise:
 
     def normal(self, lanes: int) -> Tensor:
         """Standard normal draws by Box–Muller, two from each 64-bit word. [R, C, lanes]"""
-        bits = _stream(self._keys(Stream.NORMAL), (lanes + 1) // 2)
+        bits = _stream(self.normal_keys(), (lanes + 1) // 2)
         radius = torch.sqrt(-2.0 * torch.log(_unit(_shift_right(bits, 41))))
         angle = (2.0 * math.pi) * _unit(bits & ((1 << 23) - 1))
         return torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)[..., :lanes]
@@ -147,11 +147,11 @@ class RowNoise:
     seed: int | Tensor
     step: Tensor
     rows: Tensor
-    stream: int
+    stream: int  # a Stream, or the sum of several
 
     def other(self, stream: Stream) -> RowNoise:
         """The same items' draws of another kind: they share no bits with these."""
-        return replace(self, stream=self.stream + stream)
+        return replace(self, stream=int(self.stream) + int(stream))
 
     def uniform(self, lanes: int) -> Tensor:
         """Uniform draws in (0, 1). [R, lanes]"""
@@ -161,4 +161,5 @@ class RowNoise:
 
 def _start(seed: int | Tensor, stream: int) -> Tensor:
     """Where a (seed, stream) begins, mixed so that near seeds are far apart. -> 0-d"""
-    return mix64(torch.as_tensor(seed) * _signed(_GAMMA) + _signed(stream * _MIX_2))
+    number = int(stream)  # a plain integer for torch.compile, whose tracing of enumerations differs between versions
+    return mix64(torch.as_tensor(seed) * _signed(_GAMMA) + _signed(number * _MIX_2))

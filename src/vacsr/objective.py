@@ -25,8 +25,6 @@ from vacsr.errors import EnvironmentProblem, UsageError
 from vacsr.noise import PairNoise
 from vacsr.pairwise import PairBlock, cosines
 
-_KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 
 @dataclass(frozen=True)
 class LossTerms:
@@ -45,6 +43,11 @@ def reconstruction_error(logit: Tensor, target: Tensor, *, kind: str = "ste") ->
         return functional.binary_cross_entropy_with_logits(logit, target, reduction="none")
     score = ste_sigmoid(logit) if kind == "ste" else torch.sigmoid(logit)
     return 0.5 * (target - score).square()
+
+
+def corrected_labels(labels: Tensor, cosine: Tensor, *, share: float) -> Tensor:
+    """(1 − c)·y + c·sigmoid(a·cos + b) with c = ``share``, detached: a label gives way to the cosine. All [...]"""
+    return torch.lerp(labels, torch.sigmoid(cosine.detach()), share)
 
 
 def sigma_loss(inverse: Tensor, log_variance: Tensor, *, error: Tensor) -> Tensor:
@@ -153,7 +156,10 @@ class VacsrObjective:
         block = block.diagonal() if c.positives == "diagonal" else block
         draw = self.draw(adapter, v, t, noise=block.noise)
         labels, logit = block.relevance.to(draw.logit.dtype), draw.logit
-        recon = reconstruction_error(logit, self.targets(labels, draw.cosine), kind=c.reconstruction)
+        targets = labels
+        if c.correction and draw.cosine is not None:
+            targets = corrected_labels(labels, draw.cosine, share=c.correction)
+        recon = reconstruction_error(logit, targets, kind=c.reconstruction)
         p = torch.sigmoid(logit.detach())
         sigma = sigma_loss(draw.inverse, draw.log_variance, error=(1.0 - p).square())
         negative = sigma if c.negative_target == 1 else sigma_loss(draw.inverse, draw.log_variance, error=p.square())
@@ -174,46 +180,46 @@ class VacsrObjective:
         alpha = log_alpha.exp()
         weights = relaxed_one_hot(log_alpha, gumbel, temperature=c.gumbel_temperature, hard=c.gumbel_hard)
         sigma_weights = weights if c.sigma_component == "gumbel" else alpha.expand_as(weights)
-        draw_latents = self._kernel_latents if self.uses_kernel(adapter, hidden) else self._latents
-        latents = draw_latents(adapter, hidden, weights, sigma_weights, noise)
+        latents = self._latents(adapter, hidden, weights=weights, sigma_weights=sigma_weights, noise=noise)
         share = adapter.latent if c.sigma_reduction == "mean" else 1
         return PairDraw(
-            adapter.decode(latents.z).float(), adapter.residual_logit(cosines(v, t)),
-            mixture_kl_bound(alpha, latents.kl), latents.inverse / share, latents.log_variance / share,
-        )  # fmt: skip
+            decoded=adapter.decode(latents.z).float(),
+            cosine=adapter.residual_logit(cosines(v, t)),
+            kl=mixture_kl_bound(alpha, latents.kl),
+            inverse=latents.inverse / share,
+            log_variance=latents.log_variance / share,
+        )
 
     def _latents(
-        self, adapter: VariationalAdapter, hidden: Tensor, weights: Tensor, sigma_weights: Tensor, noise: PairNoise
+        self, adapter: VariationalAdapter, hidden: Tensor, *, weights: Tensor, sigma_weights: Tensor, noise: PairNoise
     ) -> PairLatents:
-        """z and its statistics. [R, C, H], [R, C, K], [R, C, K] -> [R, C, D], [R, C, K], [R, C], [R, C]"""
+        """z and its statistics from the trunk's output [R, C, H]; weights [R, C, K] mix z, sigma_weights logσ²."""
+        bounded = adapter.config.variance == "sigmoid"
+        squash = self.config.sigma_variance == "sigmoid" and not bounded
+        if self.uses_kernel(adapter, hidden):  # it writes z alone, and draws the noise itself
+            from vacsr.kernels.latents import pair_latents
+
+            flat = pair_latents(
+                adapter.heads(hidden).flatten(end_dim=-2), weights.flatten(end_dim=-2),
+                sigma_weights=sigma_weights.flatten(end_dim=-2), keys=noise.normal_keys().flatten(),
+                clamp=adapter.config.log_var_clamp, bounded=bounded, squash=squash,
+            )  # fmt: skip
+            return PairLatents(*(x.view(*hidden.shape[:-1], *x.shape[1:]) for x in flat))
         mean, log_var = adapter.mean(hidden), adapter.log_var(hidden)
         normal = noise.normal(adapter.components * adapter.latent).view_as(mean)
         mixed = (sigma_weights.unsqueeze(-1) * log_var).sum(dim=-2)
-        squash = self.config.sigma_variance == "sigmoid" and adapter.config.variance == "exp"
         variance = bounded_variance(mixed) if squash else mixed.exp()
         return PairLatents(
-            mixture_draw(mean, log_var, weights=weights, noise=normal), kl_to_standard_normal(mean, log_var),
-            (0.5 / variance).sum(dim=-1), (0.5 * variance.log()).sum(dim=-1),
-        )  # fmt: skip
-
-    def _kernel_latents(
-        self, adapter: VariationalAdapter, hidden: Tensor, weights: Tensor, sigma_weights: Tensor, noise: PairNoise
-    ) -> PairLatents:
-        """The same by a kernel that writes z alone and draws the noise itself."""
-        from vacsr.kernels.latents import pair_latents
-
-        bounded = adapter.config.variance == "sigmoid"
-        latents = pair_latents(
-            adapter.heads(hidden).flatten(end_dim=-2), weights.flatten(end_dim=-2),
-            sigma_weights=sigma_weights.flatten(end_dim=-2), keys=noise.normal_keys().flatten(),
-            clamp=adapter.config.log_var_clamp, bounded=bounded,
-            squash=self.config.sigma_variance == "sigmoid" and not bounded,
-        )  # fmt: skip
-        return PairLatents(*(x.view(*hidden.shape[:-1], *x.shape[1:]) for x in latents))
+            z=mixture_draw(mean, log_var, weights=weights, noise=normal),
+            kl=kl_to_standard_normal(mean, log_var),
+            inverse=(0.5 / variance).sum(dim=-1),
+            log_variance=(0.5 * variance.log()).sum(dim=-1),
+        )
 
     def uses_kernel(self, adapter: VariationalAdapter, hidden: Tensor) -> bool:
         """Whether ``fused`` asks for the kernel and it can run; an error where it must and cannot."""
-        fits = adapter.components <= 4 and adapter.latent <= 8192 and hidden.dtype in _KERNEL_TYPES
+        dtypes = (torch.float32, torch.bfloat16, torch.float16)
+        fits = adapter.components <= 4 and adapter.latent <= 8192 and hidden.dtype in dtypes
         runs = kernels.available(hidden.device)
         if self.config.fused is True and not fits:
             raise UsageError(
@@ -227,12 +233,6 @@ class VacsrObjective:
                 "triton, or set method.objective.fused=auto"
             )
         return self.config.fused is not False and fits and runs
-
-    def targets(self, labels: Tensor, cosine: Tensor | None) -> Tensor:
-        """The labels, moved by ``correction`` towards the score of the cosine alone, detached. [R, C]"""
-        if self.config.correction == 0 or cosine is None:
-            return labels
-        return torch.lerp(labels, torch.sigmoid(cosine.detach()), self.config.correction)
 
     def hard_negatives(self, loss: Tensor, logit: Tensor, block: PairBlock) -> Tensor:
         """L_σ of the hard negatives, mean over those of each row and over rows (and columns for ``both``)."""

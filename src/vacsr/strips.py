@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from vacsr.errors import UsageError
-from vacsr.methods.base import Embedding, Method
+from vacsr.methods.base import Embedding, Method, take
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
 
@@ -48,8 +48,7 @@ def strip_rows(
     ``auto`` chooses strips that keep a GPU busy for longer than the host needs to launch them. A CUDA graph launches
     for free: there a strip is smaller, but has at least 32 MiB (``itemsize``: bytes of a number in a matrix product).
 
-    >>> from vacsr.methods.sigmoid import SigmoidConfig
-    >>> from vacsr.methods.sigmoid import Sigmoid
+    >>> from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
     >>> strip_rows(Sigmoid(SigmoidConfig(), dim=8), 64, rows=100, columns=100)
     50
     """
@@ -102,79 +101,65 @@ class StripLoss:
     def __call__(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """[R, d], [C, d] -> the block's share of the batch's loss."""
         params = [p for p in self.module.parameters() if p.requires_grad]
-        sums = _Sums([*v, *t, *params], learns=torch.is_grad_enabled())
-        total, *parts = _GradientsInForward.apply(self, pairs, sums, *sums.inputs)  # type: ignore[no-untyped-call]
-        return LossTerms(total, dict(zip(sums.names, parts, strict=True)))
+        inputs = [*v, *t, *params]
+        gradients: list[Tensor | None] = [None] * len(inputs)
+        values: list[Tensor] = []
+        texts = _leaves(t)
+        for start in range(0, len(pairs.relevance), self.rows):
+            rows = slice(start, start + self.rows)
+            images = _leaves(take(v, rows))
+            terms = self.loss(images, texts, pairs.rows(rows))
+            if torch.is_grad_enabled():
+                _add_gradients(gradients, terms.total, [*images, *texts, *params], whole=inputs, rows=rows)
+            values.append(torch.stack([terms.total, *terms.parts.values()]).detach())
+        total, *parts = torch.stack(values).sum(dim=0)
+        total = _WithGradients.apply(total, gradients, *inputs)  # type: ignore[no-untyped-call]
+        return LossTerms(total, dict(zip(terms.parts, parts, strict=True)))
 
     def compiled(self) -> StripLoss:
         """The same with its strip compiled; equal strips share one compilation."""
         return replace(self, loss=compile_pairs(self.loss))
 
 
-class _Sums:
-    """What the strips of one batch add up to."""
-
-    def __init__(self, inputs: list[Tensor | None], *, learns: bool) -> None:
-        self.inputs = inputs  # v's mean and log-variance, t's, parameters
-        self.learns = learns
-        self.gradients: list[Tensor | None] = [None] * len(inputs)
-        self.names: tuple[str, ...] = ()
-        self.values: Tensor | None = None  # the loss and its parts
-
-    def add_values(self, terms: LossTerms) -> None:
-        """Add the loss of a strip and its parts."""
-        values = torch.stack([terms.total, *terms.parts.values()]).detach()
-        self.values = values if self.values is None else self.values + values
-        self.names = tuple(terms.parts)
-
-    def add_gradients(self, gradients: dict[int, Tensor | None], rows: slice) -> None:
-        """Add a strip's gradients of some inputs, by their numbers, in one launch; of v it has only these rows."""
-        sums, new = [], []
-        for number, gradient in gradients.items():
-            x = self.inputs[number]
-            if gradient is None or x is None:
-                continue
-            whole = self.gradients[number]
-            if whole is None:
-                whole = self.gradients[number] = torch.zeros_like(x)
-            sums.append(whole[rows] if number < 2 else whole)
-            new.append(gradient)
-        if sums:
-            torch._foreach_add_(sums, new)
+def _leaves(x: Embedding) -> Embedding:
+    """An embedding cut from its graph."""
+    mean, log_var = (None if y is None else y.detach().requires_grad_(y.requires_grad) for y in x)
+    assert mean is not None
+    return Embedding(mean, log_var)
 
 
-class _GradientsInForward(torch.autograd.Function):
-    """Computes a loss together with its gradients, which backward only scales."""
+def _add_gradients(
+    sums: list[Tensor | None], loss: Tensor, leaves: list[Tensor | None], *, whole: list[Tensor | None], rows: slice
+) -> None:
+    """Add the gradients of a strip's loss to those of the whole inputs; of v a strip has only these rows."""
+    learning = {n: x for n, x in enumerate(leaves) if x is not None and x.requires_grad}
+    if not learning:
+        return
+    parts, gradients = [], []
+    for n, gradient in zip(learning, torch.autograd.grad(loss, [*learning.values()], allow_unused=True), strict=True):
+        x, total = whole[n], sums[n]
+        if gradient is None or x is None:
+            continue
+        if total is None:
+            total = sums[n] = torch.zeros_like(x)
+        parts.append(total[rows] if n < 2 else total)
+        gradients.append(gradient)
+    if parts:
+        torch._foreach_add_(parts, gradients)  # in one launch
+
+
+class _WithGradients(torch.autograd.Function):
+    """A loss whose gradients are known already: backward only scales them."""
 
     @staticmethod
-    def forward(ctx: Any, strips: StripLoss, pairs: PairBlock, sums: _Sums, *inputs: Tensor) -> tuple[Tensor, ...]:
-        needs = [sums.learns and need for need in ctx.needs_input_grad[3:]]
-        wanted = [number for number, need in enumerate(needs) if need]
-        v, t = inputs[:2], [_leaf(x, need) for x, need in zip(inputs[2:4], needs[2:4], strict=True)]
-        for start in range(0, len(pairs.relevance), strips.rows):
-            rows = slice(start, start + strips.rows)
-            leaves: list[Any] = [*(_leaf(x, need, rows) for x, need in zip(v, needs, strict=False)), *t, *inputs[4:]]
-            with torch.set_grad_enabled(bool(wanted)):
-                terms = strips.loss(Embedding(*leaves[:2]), Embedding(*leaves[2:4]), pairs.rows(rows))
-                learning = [leaves[number] for number in wanted]
-                gradients = torch.autograd.grad(terms.total, learning, allow_unused=True) if wanted else ()
-            sums.add_values(terms)
-            sums.add_gradients(dict(zip(wanted, gradients, strict=True)), rows)
-        assert sums.values is not None, "a pair matrix has rows"
-        total, *parts = (value.clone() for value in sums.values)
-        ctx.save_for_backward(*sums.gradients)
-        ctx.mark_non_differentiable(*parts)
-        return (total, *parts)
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor | None], *inputs: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*gradients)
+        return loss.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, None, *(None if g is None else g * grads[0] for g in ctx.saved_tensors))
-
-
-def _leaf(x: Tensor | None, learns: bool, rows: slice = slice(None)) -> Tensor | None:
-    """Some rows of an input, cut from its graph."""
-    return None if x is None else x.detach()[rows].requires_grad_(learns)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *(None if gradient is None else gradient * grad for gradient in ctx.saved_tensors))
 
 
 def compile_pairs(function: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -58,17 +58,15 @@ def _check_states(lengths: Tensor, *, places: int, width: int = 32, tolerance: f
     exact.load_state_dict({name: value.double() for name, value in gru.state_dict().items()})
     codes = torch.randn(places, 8, device=device, requires_grad=True)
     exact_codes = codes.detach().double().requires_grad_()
-    found = gpo.gru_states(gru, codes, lengths=lengths)
+    forwards, backwards = gpo.gru_states(gru, codes, lengths=lengths)
     ahead, behind = _packed_states(exact, exact_codes, lengths)
     longest = int(lengths.argmax())
-    torch.testing.assert_close(
-        found.forward.double()[: lengths.max()], ahead[longest, : lengths.max()], atol=1e-5, rtol=0
-    )
-    torch.testing.assert_close(found.backward.double(), behind, atol=1e-5, rtol=0)
-    push_ahead, push_behind = torch.randn_like(found.forward), torch.randn_like(found.backward) / len(lengths)
+    torch.testing.assert_close(forwards.double()[: lengths.max()], ahead[longest, : lengths.max()], atol=1e-5, rtol=0)
+    torch.testing.assert_close(backwards.double(), behind, atol=1e-5, rtol=0)
+    push_ahead, push_behind = torch.randn_like(forwards), torch.randn_like(backwards) / len(lengths)
     push_ahead[int(lengths.max()) :] = 0
     mine = torch.autograd.grad(
-        (found.forward * push_ahead).sum() + (found.backward * push_behind).sum(), [codes, *gru.parameters()]
+        (forwards * push_ahead).sum() + (backwards * push_behind).sum(), [codes, *gru.parameters()]
     )
     theirs = torch.autograd.grad(
         (ahead[longest] * push_ahead).sum() + (behind * push_behind).sum(), [exact_codes, *exact.parameters()]
@@ -113,9 +111,9 @@ def test_interpreted_states_equal_a_packed_gru(lengths: list[int]) -> None:
 @interpreted
 def test_interpreted_states_of_an_empty_item_are_zero() -> None:
     gru = nn.GRU(8, 16, batch_first=True, bidirectional=True)
-    states = gpo.gru_states(gru, torch.randn(3, 8), lengths=torch.tensor([0, 3]))
-    assert not states.backward[0].any()
-    assert states.backward[1].all()
+    _, backwards = gpo.gru_states(gru, torch.randn(3, 8), lengths=torch.tensor([0, 3]))
+    assert not backwards[0].any()
+    assert backwards[1].all()
 
 
 @interpreted
@@ -189,8 +187,8 @@ class _Pool(nn.Module):
     def forward(self, values: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         assert kernels.available(values.device)
         lengths = mask.sum(1)
-        states = gpo.gru_states(self.gru, places, lengths=lengths)
-        logits = self.score((states.forward + states.backward) / 2).squeeze(-1)
+        forwards, backwards = gpo.gru_states(self.gru, places, lengths=lengths)
+        logits = self.score((forwards + backwards) / 2).squeeze(-1)
         past_end = torch.arange(mask.shape[1], device=mask.device) >= lengths.unsqueeze(1)
         weights = torch.softmax(logits.masked_fill(past_end, -torch.inf) / 0.1, dim=-1)
         return gpo.ranked_sum(values, mask, weights)

@@ -120,8 +120,8 @@ def _kernel_states(gru: RankNetwork, *, lengths: Tensor, codes: Tensor) -> Tenso
     """:func:`mean_states` where Triton's kernels run. [N], [L, 32] -> [N, L, 32]"""
     from vacsr.kernels import gpo
 
-    states = gpo.gru_states(gru, codes, lengths=lengths.clamp(min=1))
-    return (states.forward.unsqueeze(0) + states.backward) / 2
+    forwards, backwards = gpo.gru_states(gru, codes, lengths=lengths.clamp(min=1))
+    return (forwards + backwards) / 2
 
 
 def mean_states(gru: RankNetwork, *, lengths: Tensor, codes: Tensor) -> Tensor:

@@ -194,8 +194,9 @@ def papers_way(problem: Problem, precision: str) -> Prepared:
     adapter, texts = problem.method.adapter, problem.t.mean
 
     def chunk(v: Tensor, t: Tensor) -> Tensor:
-        posterior = adapter.posterior(adapter.features(v.unsqueeze(1), t.unsqueeze(0)))
-        logit = adapter.decode((posterior.log_alpha.exp().unsqueeze(-1) * posterior.mean).sum(dim=-2))
+        hidden = adapter.features(v.unsqueeze(1), t.unsqueeze(0))
+        mean, _ = adapter.mean(hidden), adapter.log_var(hidden)
+        logit = adapter.decode((adapter.log_alpha(hidden).exp().unsqueeze(-1) * mean).sum(dim=-2))
         residual = adapter.residual_logit(v @ t.T)
         return logit if residual is None else logit + residual
 

@@ -1,4 +1,4 @@
-# mypy: ignore-errors
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 """GPO pooling's two slow parts: the recurrence over ranks, and the weighted sum of sorted values.
 
 A step of the recurrence needs the one before, and a library call launches several kernels for each. Here every
@@ -9,7 +9,7 @@ The operators have their own gradients. They run eagerly, under `torch.compile`,
 interpreter (TRITON_INTERPRET=1). :mod:`vacsr.backbones.pooling` does the same with torch.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -23,20 +23,14 @@ _TILE = (32, 64)  # tokens × channels of one program: 16 values per thread, few
 _LONGEST = 32_767  # ranks are stored as int16
 
 
-class GruStates(NamedTuple):
-    """Hidden states of both directions."""
-
-    forward: Tensor
-    """[L, H]: the same for every item, since a prefix does not know how long the item is."""
-    backward: Tensor
-    """[B, L, H]: from the last position of each item; 0 beyond it."""
-
-
-def gru_states(gru: nn.Module, codes: Tensor, *, lengths: Tensor) -> GruStates:
-    """Both directions of a one-layer GRU over the same position codes for all items. [L, F], [B] -> states
+def gru_states(gru: nn.Module, codes: Tensor, *, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Both directions of a one-layer GRU over the same position codes for all items. [L, F], [B]
 
     ``gru`` is a bidirectional nn.GRU, or any module that holds its eight parameters under the same names: Dynamo
     refuses to look into an nn.GRU, and takes the other.
+
+    -> hidden states forwards [L, H], the same for every item, since a prefix does not know how long the item is; and
+    backwards [B, L, H], from the last position of each item, 0 beyond it
     """
     if not hasattr(gru, "bias_hh_l0_reverse") or hasattr(gru, "weight_ih_l1"):
         raise UsageError(f"{gru} is not a one-layer bidirectional GRU with biases — use vacsr.backbones.pooling")
@@ -50,7 +44,7 @@ def gru_states(gru: nn.Module, codes: Tensor, *, lengths: Tensor) -> GruStates:
     with torch.autocast(codes.device.type, enabled=False):
         gates = torch.baddbmm(b_ih.unsqueeze(1), codes.float().expand(2, -1, -1), w_ih.transpose(1, 2))
     hidden, _ = _bigru(gates.float(), lengths, w_hh.float(), b_hh.float())
-    return GruStates(hidden[0], hidden[1:])
+    return hidden[0], hidden[1:]
 
 
 def ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
@@ -65,7 +59,8 @@ def ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
         )
     if values.shape[1] > _LONGEST:
         raise UsageError(f"{values.shape[1]} tokens, at most {_LONGEST} can be ranked — use pooling.ranked_sum")
-    return _ranked_sum(values, mask, weights.float())[0]
+    total: Tensor = _ranked_sum(values, mask, weights.float())[0]
+    return total
 
 
 # --- kernels
@@ -292,9 +287,8 @@ def _bigru(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tupl
 
     -> hidden [1 + B, L, H] (chain 0 runs forwards) and what the gradient needs, [1 + B, L, 4, H]
     """
-    length, width = gates.shape[1], weight.shape[-1]
-    hidden = gates.new_zeros(1 + len(lengths), length, width)
-    saved = gates.new_zeros(1 + len(lengths), length, 4, width)
+    hidden, saved = _states(gates, lengths, weight, bias)
+    length, width = hidden.shape[1:]
     turned = weight.transpose(1, 2).contiguous()
     with kernels.current(gates.device):
         gru_forward[(len(hidden),)](
@@ -302,6 +296,14 @@ def _bigru(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tupl
             H=width, num_warps=1,
         )  # fmt: skip
     return hidden, saved
+
+
+def _states(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (1 + lengths.shape[0], gates.shape[1], weight.shape[-1])
+    return gates.new_zeros(shape), gates.new_zeros((*shape[:2], 4, shape[2]))
+
+
+_bigru.register_fake(_states)
 
 
 @torch.library.custom_op("vacsr::bigru_backward", mutates_args=())
@@ -325,31 +327,27 @@ def _bigru_backward(
     return d_gates, torch.stack((ahead, behind)), d_bias
 
 
+@_bigru_backward.register_fake
+def _(
+    hidden: Tensor, saved: Tensor, lengths: Tensor, weight: Tensor, d_hidden: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    length, width = hidden.shape[1:]
+    d_gates, d_bias = hidden.new_empty((2, length, 3 * width)), hidden.new_empty((2, 3 * width))
+    return d_gates, torch.empty_like(weight), d_bias
+
+
 def _chains(lengths: Tensor, length: int) -> Tensor:
     """Steps of every chain: all positions forwards, then each item's length backwards. [B] -> [1 + B] int32"""
     return torch.cat((lengths.new_full((1,), length), lengths)).to(torch.int32)
 
 
-@_bigru.register_fake
-def _bigru_fake(gates, lengths, weight, bias):
-    shape = (1 + lengths.shape[0], gates.shape[1], weight.shape[-1])
-    return gates.new_empty(shape), gates.new_empty((*shape[:2], 4, shape[2]))
-
-
-@_bigru_backward.register_fake
-def _bigru_backward_fake(hidden, saved, lengths, weight, d_hidden):
-    length, width = hidden.shape[1:]
-    d_gates, d_bias = hidden.new_empty((2, length, 3 * width)), hidden.new_empty((2, 3 * width))
-    return d_gates, weight.new_empty(weight.shape), d_bias
-
-
-def _bigru_save(ctx, inputs, output):
+def _bigru_save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
     _, lengths, weight, _ = inputs
     ctx.save_for_backward(*output, lengths, weight)
     ctx.set_materialize_grads(False)
 
 
-def _bigru_gradient(ctx, d_hidden, _):
+def _bigru_gradient(ctx: Any, d_hidden: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if d_hidden is None:
         return None, None, None, None
     d_gates, d_weight, d_bias = _bigru_backward(*ctx.saved_tensors, d_hidden)
@@ -367,13 +365,11 @@ def _ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tensor, 
     """-> out [B, D] float32, rank int16 [B, L, D], ranked [B, L, D]."""
     items, length, channels = values.shape
     values, mask, weights = values.contiguous(), mask.to(torch.uint8).contiguous(), weights.contiguous()
-    out = values.new_empty((items, channels), dtype=torch.float32)
-    rank, ranked = torch.empty_like(values, dtype=torch.int16), torch.empty_like(values)
+    out, rank, ranked = _sums_and_ranks(values, mask, weights)
     if not values.numel():
         return out.zero_(), rank, ranked
-    down, across = triton.cdiv(length, _TILE[0]), triton.cdiv(channels, _TILE[1])
+    down, across, tile = _tiles(length, channels)
     keys = values.new_empty((items, down * _TILE[0], across * _TILE[1]), dtype=torch.float32)
-    tile = {"ROWS": _TILE[0], "COLUMNS": _TILE[1], "num_warps": 4}
     with kernels.current(values.device):
         order_keys[down, across, items](values, mask, keys, length, channels, *keys.shape[1:], **tile)
         rank_values[down, across, items](
@@ -384,41 +380,53 @@ def _ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tensor, 
     return out, rank, ranked
 
 
+def _sums_and_ranks(values: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    out = values.new_empty((values.shape[0], values.shape[2]), dtype=torch.float32)
+    return out, values.new_empty(values.shape, dtype=torch.int16), values.new_empty(values.shape)
+
+
+_ranked_sum.register_fake(_sums_and_ranks)
+
+
+def _tiles(length: int, channels: int) -> tuple[int, int, dict[str, int]]:
+    """Tiles down and across, and the settings of a kernel that works tile by tile."""
+    rows, columns = _TILE
+    settings = {"ROWS": rows, "COLUMNS": columns, "num_warps": 4}
+    return -(-length // rows), -(-channels // columns), settings
+
+
 @torch.library.custom_op("vacsr::ranked_sum_backward", mutates_args=())
 def _ranked_sum_backward(
     rank: Tensor, ranked: Tensor, mask: Tensor, weights: Tensor, d_out: Tensor
 ) -> tuple[Tensor, Tensor]:
     """-> gradients of values [B, L, D] and weights [B, L]."""
     items, length, channels = ranked.shape
-    d_values, d_weights = torch.empty_like(ranked), weights.new_empty(weights.shape)
+    d_values, d_weights = _ranked_gradients(rank, ranked, mask, weights, d_out)
     if not ranked.numel():
         return d_values, d_weights.zero_()
     weights, d_out, counts = weights.contiguous(), d_out.contiguous(), mask.sum(1, dtype=torch.int32)
-    down, across = triton.cdiv(length, _TILE[0]), triton.cdiv(channels, _TILE[1])
-    tile = {"ROWS": _TILE[0], "COLUMNS": _TILE[1], "num_warps": 4}
+    down, across, tile = _tiles(length, channels)
     with kernels.current(ranked.device):
         values_gradient[down, across, items](rank, weights, d_out, d_values, length, channels, **tile)
         weights_gradient[down, items](ranked, counts, d_out, d_weights, length, channels, **tile)
     return d_values, d_weights
 
 
-@_ranked_sum.register_fake
-def _ranked_sum_fake(values, mask, weights):
-    out = values.new_empty((values.shape[0], values.shape[2]), dtype=torch.float32)
-    return out, values.new_empty(values.shape, dtype=torch.int16), values.new_empty(values.shape)
-
-
-@_ranked_sum_backward.register_fake
-def _ranked_sum_backward_fake(rank, ranked, mask, weights, d_out):
+def _ranked_gradients(
+    rank: Tensor, ranked: Tensor, mask: Tensor, weights: Tensor, d_out: Tensor
+) -> tuple[Tensor, Tensor]:
     return ranked.new_empty(ranked.shape), weights.new_empty(weights.shape)
 
 
-def _ranked_sum_save(ctx, inputs, output):
+_ranked_sum_backward.register_fake(_ranked_gradients)
+
+
+def _ranked_sum_save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(output[1], output[2], *inputs[1:])
     ctx.set_materialize_grads(False)
 
 
-def _ranked_sum_gradient(ctx, d_out, *_):
+def _ranked_sum_gradient(ctx: Any, d_out: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     if d_out is None:
         return None, None, None
     d_values, d_weights = _ranked_sum_backward(*ctx.saved_tensors, d_out)

@@ -1,4 +1,4 @@
-# mypy: ignore-errors
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 """All between the matrix product of the adapter's heads and its decoder, as one kernel forward and one backward.
 
 Written with torch it is a dozen passes over [pairs, K, D] float32 numbers, and noise that has to be stored. Here a
@@ -11,6 +11,8 @@ sum plus another, and a pair keeps just these two sums of its variances.
 A program has one pair and all D numbers of it: a sum over D needs no second pass, and every number of the heads is
 fetched from memory once. A kernel is compiled at its first call, or interpreted if TRITON_INTERPRET=1.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -91,21 +93,13 @@ def _beside(lane, numbers):
 
 
 @triton.jit
-def _clamped(raw, clamp):
-    """Within ± clamp; NaN stays."""
-    nan: tl.constexpr = tl.PropagateNan.ALL
-    return tl.minimum(tl.maximum(raw, -clamp, propagate_nan=nan), clamp, propagate_nan=nan)
-
-
-@triton.jit
 def _log_var(raw, clamp, BOUNDED: tl.constexpr, FAST: tl.constexpr):
-    """What the heads' output means: logσ², clamped; BOUNDED: of a variance in (0, 1)."""
-    clamped = _clamped(raw, clamp)
+    """What the heads' output means: logσ², clamped; BOUNDED: of a variance in (0, 1). NaN stays."""
+    nan: tl.constexpr = tl.PropagateNan.ALL
+    log_var = tl.minimum(tl.maximum(raw, -clamp, propagate_nan=nan), clamp, propagate_nan=nan)
     if BOUNDED:  # log of the logistic function, for either sign without overflow
-        clamped = tl.minimum(clamped, 0.0, propagate_nan=tl.PropagateNan.ALL) - _log(
-            1.0 + _exp(-tl.abs(clamped), FAST), FAST
-        )
-    return clamped
+        log_var = tl.minimum(log_var, 0.0, propagate_nan=nan) - _log(1.0 + _exp(-tl.abs(log_var), FAST), FAST)
+    return log_var
 
 
 @triton.jit
@@ -265,7 +259,8 @@ def pair_latents(
         )
     if keys.shape != (pairs,):
         raise ShapeMismatch(f"keys {list(keys.shape)}: expected one for each of {pairs} pairs — flatten them first")
-    return _forward(heads, weights.float(), sigma_weights.float(), keys, clamp, bounded, squash)
+    z, kl, inverse, log_variance = _forward(heads, weights.float(), sigma_weights.float(), keys, clamp, bounded, squash)
+    return z, kl, inverse, log_variance
 
 
 def sizes(heads: Tensor, weights: Tensor, *, bounded: bool, squash: bool) -> dict[str, int | bool]:
@@ -292,11 +287,15 @@ def _forward(
     return out
 
 
-@_forward.register_fake
-def _outputs(heads, weights, sigma_weights, keys, clamp, bounded, squash):
+def _outputs(
+    heads: Tensor, weights: Tensor, sigma_weights: Tensor, keys: Tensor, clamp: float, bounded: bool, squash: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pairs, components = weights.shape
     z = heads.new_empty(pairs, heads.shape[1] // (2 * components))
     return z, weights.new_empty(pairs, components), weights.new_empty(pairs), weights.new_empty(pairs)
+
+
+_forward.register_fake(_outputs)
 
 
 @torch.library.custom_op("vacsr::pair_latents_backward", mutates_args=())
@@ -306,7 +305,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     out = _gradients(heads, weights)
     if len(heads):
-        inputs = (heads, weights, sigma_weights, keys, d_z, d_kl, d_inverse, d_log_variance)
+        inputs = heads, weights, sigma_weights, keys, d_z, d_kl, d_inverse, d_log_variance
         with kernels.current(heads.device):
             latents_gradient[(len(heads),)](
                 *(x.contiguous() for x in inputs), *out, clamp, **sizes(heads, weights, bounded=bounded, squash=squash)
@@ -314,17 +313,19 @@ def _backward(
     return out
 
 
-@_backward.register_fake
-def _gradients(heads, weights, *_):
+def _gradients(heads: Tensor, weights: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return heads.new_empty(heads.shape), weights.new_empty(weights.shape), weights.new_empty(weights.shape)
 
 
-def _save(ctx, inputs, output):
+_backward.register_fake(_gradients)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:4])
     ctx.settings = inputs[4:]
 
 
-def _gradient(ctx, *grads):
+def _gradient(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     return (*_backward(*ctx.saved_tensors, *grads, *ctx.settings), None, None, None, None)
 
 

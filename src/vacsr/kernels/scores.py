@@ -1,4 +1,4 @@
-# mypy: ignore-errors
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 """Kernels and operators of the scorer (:mod:`vacsr.scoring.kernel`).
 
 The operators are ``torch.library.custom_op`` rather than ``triton_op``: on Hopper the kernel reads through TMA
@@ -13,23 +13,20 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import OutOfResources as OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vacsr import kernels
 
-__all__ = ["OutOfResources", "scale_kernel", "scale_trunk", "score_kernel", "score_pairs"]
-
 _COUNTS = ["images", "T", "tiles", "group"]  # they change from block to block: not worth a compilation each
-_SCALED = (32, 64, 8)  # rows × columns of the trunk that a program scales, and for how many images
 
 
 @torch.library.custom_op("vacsr::scale_trunk", mutates_args=())
 def scale_trunk(trunk: Tensor, images: Tensor, dtype: torch.dtype, tile: Sequence[int]) -> Tensor:
     """The trunk times each image, rounded once. [H, D], [I, D] float32 -> [I, H, D]"""
-    weights = torch.empty(len(images), *trunk.shape, dtype=dtype, device=trunk.device)
+    weights = _scaled(trunk, images, dtype, tile)
     _, hidden, depth, *_ = tile
-    (height, width), rows, cols, run = trunk.shape, min(_SCALED[0], hidden), min(_SCALED[1], depth), _SCALED[2]
+    (height, width), rows, cols, run = trunk.shape, min(32, hidden), min(64, depth), 8
     with kernels.current(trunk.device):
         scale_kernel[height // rows, width // cols, -(-len(images) // run)](
             trunk, images, weights, len(images), H=height, D=width, RUN=run, ROWS=rows, COLS=cols
@@ -37,9 +34,11 @@ def scale_trunk(trunk: Tensor, images: Tensor, dtype: torch.dtype, tile: Sequenc
     return weights
 
 
-@scale_trunk.register_fake
-def _(trunk, images, dtype, tile):
-    return trunk.new_empty(len(images), *trunk.shape, dtype=dtype)
+def _scaled(trunk: Tensor, images: Tensor, dtype: torch.dtype, tile: Sequence[int]) -> Tensor:
+    return trunk.new_empty((images.shape[0], *trunk.shape), dtype=dtype)
+
+
+scale_trunk.register_fake(_scaled)
 
 
 @torch.library.custom_op("vacsr::score_pairs", mutates_args=("out",))
@@ -54,10 +53,9 @@ def score_pairs(
     """
     rows, hidden, depth, warps, stages, run, tma = tile
     (images, height, dim), tiles = weights.shape, len(texts) // rows
-    sources = texts, weights.view(-1, dim)
+    sources: tuple[object, object] = texts, weights.view(-1, dim)
     if tma:
-        shapes = [rows, depth], [hidden, depth]
-        sources = [TensorDescriptor.from_tensor(x, shape) for x, shape in zip(sources, shapes, strict=True)]
+        sources = tuple(map(TensorDescriptor.from_tensor, sources, ([rows, depth], [hidden, depth])))
     with kernels.current(out.device):
         score_kernel[(tiles * -(-images // run),)](
             *sources, edge, decoder, last, gain, out, *out.shape, tiles, group, constant, slope or 0.0,
@@ -66,11 +64,6 @@ def score_pairs(
             WIDEN=out.device.type == "cpu", num_warps=warps, num_stages=stages,
             enable_fp_fusion=True,  # one operation for ·w and +, whatever the default of the installed Triton
         )  # fmt: skip
-
-
-@score_pairs.register_fake
-def _(texts, weights, edge, decoder, last, gain, out, *, constant, slope, group, tile):
-    return None
 
 
 @triton.jit(do_not_specialize=_COUNTS)
