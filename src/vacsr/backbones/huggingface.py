@@ -153,7 +153,7 @@ class HubTextTower(_HubTower, TextTower):
         self.fills = model.config.model_type == "siglip_text_model"
         self.clip = model.config.model_type == "clip_text_model"
         self.is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
-        causal = torch.ones(self.context, self.context, dtype=torch.bool).tril() if self.clip else torch.ones(0, 0)
+        causal = torch.ones(self.context, self.context, dtype=torch.bool).tril() if self.clip else None
         self.register_buffer("causal", causal, persistent=False)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
