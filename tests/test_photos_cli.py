@@ -303,13 +303,13 @@ def test_a_photo_that_breaks_while_training(
     """Streamed photos are met in the middle of an epoch: the photo is named, and what was saved stays."""
     from vacsr.train.trainer import Trainer
 
-    original = Trainer._evaluate
+    original = Trainer._end_epoch
 
     def breaking(self: Trainer, *args: Any) -> None:
         original(self, *args)
         photos.put("train/03", photo_bytes(3)[:300])
 
-    monkeypatch.setattr(Trainer, "_evaluate", breaking)
+    monkeypatch.setattr(Trainer, "_end_epoch", breaking)
     out = tmp_path / "run"
     fields = setting(data__pairs=photos.spec, data__cache_gb=0, train__epochs=3)
     done = vacsr("train", recipe, "--out", out, *fields)
