@@ -161,6 +161,6 @@ def test_a_config_of_the_method_travels(pairs: PairSet, tmp_path: Path) -> None:
 def test_the_loss_is_one_graph_for_the_compiler(pairs: PairSet, method: str) -> None:
     """Nothing in it waits for a number or leaves the graph, which a captured step could not repeat."""
     trainer = make(pairs, method)
-    compiled = torch.compile(trainer.step._loss, backend="eager", fullgraph=True, dynamic=False)
+    compiled = torch.compile(trainer.task.loss, backend="eager", fullgraph=True, dynamic=False)
     batch, step = Batch(torch.arange(8)), torch.tensor(3)
     torch.testing.assert_close(compiled(batch, step).total, trainer.task.loss(batch, step).total)
