@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vacsr.backbones.augment import Vocabulary, change_words, draw_boxes, drop_image_tokens
+from vacsr.backbones.augment import change_words, draw_boxes, drop_image_tokens
 from vacsr.config import AugmentConfig
 from vacsr.noise import RowNoise, Stream
 
 START, END, MASK = 100, 101, 102
-VOCABULARY = Vocabulary(torch.tensor([START, END]), torch.arange(200, 300), MASK)
+VOCABULARY: Any = {"special": torch.tensor([START, END]), "ordinary": torch.arange(200, 300), "mask": MASK}
 MANY = 20_000
 
 
@@ -71,7 +73,7 @@ def caption(length: int, *, padded: int = 0) -> Tensor:
 def test_words_are_masked_replaced_and_dropped_as_often_as_asked() -> None:
     rows, length = 2_000, 50
     texts = caption(length).expand(rows, -1)
-    got = change_words(texts, noise(rows), AugmentConfig(), vocabulary=VOCABULARY)
+    got = change_words(texts, noise(rows), AugmentConfig(), **VOCABULARY)
     total = rows * length
     assert near((got == MASK).sum() / total, 0.2 * 0.5, trials=total)
     assert near(((got >= 200) & (got < 300)).sum() / total, 0.2 * 0.1, trials=total)
@@ -82,7 +84,7 @@ def test_words_are_masked_replaced_and_dropped_as_often_as_asked() -> None:
 
 def test_start_and_end_stay_and_the_rest_keeps_its_order() -> None:
     texts = caption(30, padded=5).expand(500, -1)
-    got = change_words(texts, noise(500), AugmentConfig(text_tokens=0.6, text_mask=0.0), vocabulary=VOCABULARY)
+    got = change_words(texts, noise(500), AugmentConfig(text_tokens=0.6, text_mask=0.0), **VOCABULARY)
     for row in got.tolist():
         real = [token for token in row if token >= 0]
         assert row == real + [-1] * (len(row) - len(real))
@@ -93,15 +95,13 @@ def test_start_and_end_stay_and_the_rest_keeps_its_order() -> None:
 
 def test_a_row_without_start_and_end_is_never_emptied() -> None:
     texts = torch.tensor([[7, -1, -1]]).expand(400, -1)
-    got = change_words(
-        texts, noise(400), AugmentConfig(text_tokens=0.9, text_mask=0, text_random=0), vocabulary=VOCABULARY
-    )
+    got = change_words(texts, noise(400), AugmentConfig(text_tokens=0.9, text_mask=0, text_random=0), **VOCABULARY)
     assert torch.equal(got, texts)
 
 
 def test_without_a_rate_nothing_changes() -> None:
     texts = caption(5, padded=2).expand(3, -1)
-    assert change_words(texts, noise(3), AugmentConfig(text_tokens=0.0), vocabulary=VOCABULARY) is texts
+    assert change_words(texts, noise(3), AugmentConfig(text_tokens=0.0), **VOCABULARY) is texts
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -109,9 +109,9 @@ def test_without_a_rate_nothing_changes() -> None:
 def test_a_rows_draws_depend_on_neither_the_other_rows_nor_their_padding(rows: list[int], padded: int) -> None:
     config, places = AugmentConfig(text_tokens=0.5), torch.tensor(rows)
     texts = torch.stack([caption(10)] * 8)
-    whole = change_words(texts, noise(8), config, vocabulary=VOCABULARY)
+    whole = change_words(texts, noise(8), config, **VOCABULARY)
     wider = torch.nn.functional.pad(texts[places], (0, padded), value=-1)
-    part = change_words(wider, noise(places), config, vocabulary=VOCABULARY)
+    part = change_words(wider, noise(places), config, **VOCABULARY)
     assert torch.equal(part, torch.nn.functional.pad(whole[places], (0, padded), value=-1))
     mask = torch.ones(8, 30, dtype=torch.bool)
     assert torch.equal(
@@ -126,8 +126,5 @@ def test_steps_draw_anew() -> None:
     first, second = (drop_image_tokens(mask, noise(50, step=step), rate=0.5) for step in (0, 1))
     assert not torch.equal(first, second)
     texts = torch.stack([caption(10)] * 8)
-    got = [
-        change_words(texts, noise(8, step=step), AugmentConfig(text_tokens=0.5), vocabulary=VOCABULARY)
-        for step in (0, 1)
-    ]
+    got = [change_words(texts, noise(8, step=step), AugmentConfig(text_tokens=0.5), **VOCABULARY) for step in (0, 1)]
     assert not torch.equal(*got)

@@ -197,24 +197,6 @@ def test_no_hook_is_left_behind_even_after_an_error(backbone: TowerBackbone, joi
     assert hooks(backbone.text) == before
 
 
-def test_two_edits_at_once_are_made_in_order(tiny: TowerBackbone) -> None:
-    class Times(TowerEdits):
-        def words(self, tokens: Tensor) -> Tensor:
-            return 2 * tokens
-
-    class Plus(TowerEdits):
-        def words(self, tokens: Tensor) -> Tensor:
-            return tokens + 1
-
-    class Both(TowerEdits):
-        def words(self, tokens: Tensor) -> Tensor:
-            return 2 * tokens + 1
-
-    with edited(tiny.text, Times()):
-        nested = text(tiny, Plus())
-    assert torch.equal(nested, text(tiny, Both()))
-
-
 def test_first_norms(tiny: TowerBackbone, clip: TowerBackbone) -> None:
     assert first_norm(tiny.image.blocks()[1]) is tiny.image.get_submodule("layers.1.attention_norm")
     assert first_norm(clip.text.blocks()[0]) is clip.text.get_submodule("model.encoder.layers.0.layer_norm1")

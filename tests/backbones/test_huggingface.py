@@ -139,6 +139,10 @@ def test_text_families_ignore_padding(dinov2: Path, tmp_path: Path, kind: str) -
     torch.testing.assert_close(short.values[short.mask], long.values[long.mask])
     alone = backbone.encode_texts(texts[:1, :5])
     torch.testing.assert_close(short.values[0, :5], alone.values[0])
+    backbone.save_assets(tmp_path / "saved")
+    again = load_backbone(backbone.config, assets=tmp_path / "saved")
+    again.load_state_dict(backbone.state_dict())
+    assert torch.equal(again.encode_texts(texts).values, short.values)
 
 
 def test_what_is_not_two_towers_is_refused(dinov2: Path, bert: Path, tmp_path: Path) -> None:

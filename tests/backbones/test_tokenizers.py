@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from vacsr.backbones.tokenizers import (
     ByteTokenizer,
@@ -13,7 +11,6 @@ from vacsr.backbones.tokenizers import (
     Tokenizer,
     WordTokenizer,
     choose_context,
-    pad,
     read_tokenizer,
     split_words,
 )
@@ -85,12 +82,12 @@ def test_the_mask_of_each_kind() -> None:
     made = bert()
     assert isinstance(made, HubTokenizer)
     assert made.mask == made.tokenizer.mask_token_id
-    assert made.classifies
+    assert made.starts_with_class
     other = clip()
     assert isinstance(other, HubTokenizer)
     assert other.tokenizer.convert_ids_to_tokens(other.mask) == "M"
     assert other.mask not in other.encode(["M is the letter M"])[0]
-    assert not other.classifies
+    assert not other.starts_with_class
 
 
 def test_words_are_counted_then_alphabetical_and_capped() -> None:
@@ -108,14 +105,6 @@ def test_words_are_counted_then_alphabetical_and_capped() -> None:
 )
 def test_words_of_a_caption(caption: str, expected: list[str]) -> None:
     assert split_words(caption) == expected
-
-
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), max_size=6))
-def test_padding_is_the_loop(rows: list[list[int]]) -> None:
-    width = max(map(len, rows), default=1)
-    assert pad(rows).tolist() == [row + [-1] * (width - len(row)) for row in rows]
-    assert pad(rows).shape == (len(rows), width)
 
 
 def test_the_context_is_the_towers_own_unless_fewer_are_asked_for() -> None:

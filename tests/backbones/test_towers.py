@@ -49,6 +49,8 @@ def test_shapes(make: Make, photos: torch.Tensor) -> None:
     texts = backbone.tokenize(CAPTIONS)
     assert texts.dtype == torch.int32
     assert texts.shape[0] == 4
+    rows = backbone.tokenizer.encode(CAPTIONS)
+    assert texts.tolist() == [row + [-1] * (texts.shape[1] - len(row)) for row in rows]
     image, text = backbone.encode_images(photos), backbone.encode_texts(texts)
     assert image.values.shape == (*image.mask.shape, backbone.image_dim)
     assert text.values.shape == (*text.mask.shape, backbone.text_dim)

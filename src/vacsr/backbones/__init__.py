@@ -8,27 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from vacsr.backbones import features, huggingface, tiny
-from vacsr.backbones.base import Backbone, Scheme, Source, Tokens, TowerParams
+from vacsr.backbones.base import Backbone, Scheme, Source, Tokens
 from vacsr.backbones.heads import ProjectionHead
 from vacsr.backbones.pooling import build_pooling
 from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import BackboneConfig
 from vacsr.errors import UsageError
 
-__all__ = [
-    "SCHEMES",
-    "Backbone",
-    "ProjectionHead",
-    "Scheme",
-    "Source",
-    "Tokens",
-    "TowerBackbone",
-    "TowerParams",
-    "build_pooling",
-    "check_backbone",
-    "load_backbone",
-    "scheme_of",
-]
+__all__ = ["Backbone", "ProjectionHead", "Tokens", "TowerBackbone", "build_pooling", "load_backbone", "scheme_of"]
 
 SCHEMES: dict[str, Scheme] = {
     "features": features.SCHEME,
@@ -48,11 +35,6 @@ def scheme_of(spec: str) -> Scheme:
     if scheme is None:
         raise UsageError(f"unknown backbone '{spec}' — write {', '.join(one.usage for one in SCHEMES.values())}")
     return scheme
-
-
-def check_backbone(config: BackboneConfig) -> None:
-    """Refuse a config that could never be loaded, as far as that shows without reading files."""
-    scheme_of(config.spec).check(config)
 
 
 def load_backbone(

@@ -19,17 +19,6 @@ from vacsr.errors import UsageError
 from vacsr.noise import RowNoise, Stream
 
 
-class Vocabulary(NamedTuple):
-    """What changing words needs to know of a tokenizer."""
-
-    special: Tensor
-    """[K] ids that are left alone: start and end."""
-    ordinary: Tensor
-    """[V] ids a random word is drawn from."""
-    mask: int
-    """Stands for a hidden word."""
-
-
 def draw_boxes(noise: RowNoise, config: AugmentConfig, *, height: int, width: int) -> Boxes:
     """One ratio for both sides, whole pixels, anywhere within the photo; mirrored with probability ``flip``. [B]"""
     draw = noise.other(Stream.CROP).uniform(4)
@@ -57,25 +46,27 @@ def drop_image_tokens(mask: Tensor, noise: RowNoise, *, rate: float) -> Tensor:
     return mask & (~lost | last)
 
 
-def change_words(texts: Tensor, noise: RowNoise, config: AugmentConfig, *, vocabulary: Vocabulary) -> Tensor:
+def change_words(
+    texts: Tensor, noise: RowNoise, config: AugmentConfig, *, special: Tensor, ordinary: Tensor, mask: int
+) -> Tensor:
     """Each word token is, with probability ``text_tokens``, masked, replaced or dropped; what is left moves together.
 
-    [B, L] -> [B, L], −1 where there is no token
+    ``special`` [K] are the ids that are left alone (start and end), ``ordinary`` [V] those a random word is drawn
+    from, ``mask`` stands for a hidden word. [B, L] -> [B, L], −1 where there is no token
     """
     if config.text_tokens == 0.0:
         return texts
     # Three numbers per position, side by side: a row's draws must not depend on how far others pad it.
     draw = noise.other(Stream.TEXT_TOKENS).uniform(3 * texts.shape[1]).view(*texts.shape, 3)
     hit, kind, pick = draw.unbind(-1)
-    ordinary = vocabulary.ordinary
-    word = (texts >= 0) & (texts.unsqueeze(-1) != vocabulary.special).all(dim=-1)
+    word = (texts >= 0) & (texts.unsqueeze(-1) != special).all(dim=-1)
     changed = word & (hit < config.text_tokens)
     masked = changed & (kind < config.text_mask)
     replaced = changed & ~masked & (kind < config.text_mask + config.text_random)
     gone = (texts < 0) | (changed & ~masked & ~replaced)
     gone = torch.where(gone.all(dim=1, keepdim=True), texts < 0, gone)
     other = ordinary[(pick * len(ordinary)).long().clamp(max=len(ordinary) - 1)].to(texts.dtype)
-    new = torch.where(masked, vocabulary.mask, torch.where(replaced, other, texts))
+    new = torch.where(masked, mask, torch.where(replaced, other, texts))
     together = gone.to(torch.uint8).sort(dim=1, stable=True).indices
     return new.masked_fill(gone, -1).gather(1, together)
 

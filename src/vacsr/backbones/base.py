@@ -17,6 +17,8 @@ from vacsr.errors import UsageError
 from vacsr.noise import RowNoise
 from vacsr.provenance import UNKNOWN, Provenance
 
+NamedParams = list[tuple[str, nn.Parameter]]
+
 
 class Tokens(NamedTuple):
     """Token vectors of B items, L positions each. Cached features are tokens of length one."""
@@ -26,7 +28,7 @@ class Tokens(NamedTuple):
     mask: Tensor
     """[B, L] bool, True where the token is real; the real ones need not be adjacent."""
     summary: Tensor
-    """[B] int64, the position of the class or end token, which speaks for the whole."""
+    """[B] int64, the position of the class or end token, which stands for the whole item."""
     spread: Tensor | None = None
     """[B, L, W] the tokens that variances are made from, where the backbone has a branch for them."""
 
@@ -34,9 +36,9 @@ class Tokens(NamedTuple):
 class TowerParams(NamedTuple):
     """A tower's parameters by depth, for learning rates that differ with it."""
 
-    stem: list[tuple[str, nn.Parameter]]
+    stem: NamedParams
     """Everything outside the blocks: embeddings, norms, projection."""
-    blocks: list[list[tuple[str, nn.Parameter]]]
+    blocks: list[NamedParams]
     """The first block is the nearest to the input."""
 
 
@@ -50,25 +52,18 @@ class Backbone(nn.Module):
     """What its embeddings are known by; "" where they come from elsewhere."""
     config: BackboneConfig
     image_dim: int
-    """Of an image token."""
+    """Width of an image token; ``text_dim`` of a text token."""
     text_dim: int
-    """Of a text token."""
+    spread_dims: tuple[int, int]
+    """Widths of the image and text tokens that variances are made from."""
+    pooling: Literal["gpo", "mean", "cls"]
+    """How its tokens become one vector."""
     cached: bool = False
     """Reads cached features: rows of numbers instead of photos and captions."""
     compiled: bool = False
-    """Are its blocks run compiled?"""
+    """Whether its blocks run compiled."""
     transform: PhotoTransform
-    """How photos become squares. Not there where ``cached``."""
-
-    @property
-    def pooling(self) -> Literal["gpo", "mean", "cls"]:
-        """How its tokens become one vector."""
-        return self.config.pooling
-
-    @property
-    def spread_dims(self) -> tuple[int, int]:
-        """Of the image and text tokens that variances are made from."""
-        return self.image_dim, self.text_dim
+    """How photos become squares; absent where ``cached``."""
 
     @abstractmethod
     def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
@@ -79,11 +74,11 @@ class Backbone(nn.Module):
         """Rows of :meth:`tokenize` int [B, L] (or features [B, D]) -> [B, L, D]"""
 
     def tokenize(self, captions: Sequence[str]) -> Tensor:
-        """Token ids, −1 after the end. -> [M, L] int32"""
+        """Token ids, −1 after the end; L is the longest caption, cut at the context. -> [M, L] int32"""
         raise UsageError("the backbone reads cached features, not words — train a model with clip:, towers: or tiny:")
 
     def fit(self, pairs: Any) -> None:
-        """Learn what the training set has to tell before training: statistics of features, or words of captions."""
+        """Learn from the training set what is needed before training: statistics of features, or words of captions."""
 
     def tower_params(self) -> dict[str, TowerParams]:
         """Parameters by tower and depth; together they are all that can be trained in the towers."""
@@ -96,18 +91,18 @@ class Backbone(nn.Module):
     def add_variance(self) -> None:
         """Give each tower a branch that variances are made from."""
 
-    def variance_params(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+    def variance_params(self) -> dict[str, NamedParams]:
         """The branches' parameters by tower; none where there are no branches."""
         return {}
 
     def compile_blocks(self, on: bool) -> None:
-        """torch.compile the repeated layers, or go on without. Equal blocks share one compilation."""
+        """Run the repeated layers through torch.compile, or run them eagerly. Equal blocks share one compilation."""
 
     def set_checkpointing(self, on: bool) -> None:
-        """Recompute the blocks' activations in the backward pass, or keep them."""
+        """Recompute the blocks' activations in the backward pass, or store them."""
 
     def provenance(self) -> Provenance:
-        """Where embeddings come from that it makes."""
+        """Where the embeddings that it makes come from."""
         return UNKNOWN
 
     def save_assets(self, folder: Path) -> None:
@@ -118,7 +113,7 @@ class Source(NamedTuple):
     """What a backbone is built from besides its config."""
 
     image_dim: int = 0
-    """Of cached features."""
+    """Width of cached image features; ``text_dim`` of text features."""
     text_dim: int = 0
     assets: Path | None = None
     """A folder of :meth:`Backbone.save_assets`: the same towers with fresh weights, to be loaded by the caller."""
@@ -131,8 +126,7 @@ class Scheme:
     usage: str
     """What to write, for messages."""
     load: Callable[[BackboneConfig, Source], Backbone]
-    """Build it."""
-    check: Callable[[BackboneConfig], None]
+    check: Callable[[BackboneConfig], object]
     """Refuse a config that could never be loaded, as far as that shows without reading files."""
     cached: bool = False
     """Reads cached features, not photos."""

@@ -7,7 +7,7 @@ An edit sees the tokens at the tower's joints and returns others. The hooks that
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vacsr.backbones.towers import Contexts, Tower
+from vacsr.backbones.towers import Tower
 from vacsr.errors import UsageError
 
 
@@ -45,43 +45,25 @@ class TowerEdits:
 @contextmanager
 def edited(tower: Tower, edits: TowerEdits | None) -> Iterator[None]:
     """Inside, the tower computes with ``edits``; afterwards, also after an error, as before. None changes nothing."""
-    if edits is None:
+    if edits is None or edits is tower.edits:
         yield
         return
-    before = tower.edits
+    assert tower.edits is None, "a tower takes one set of edits at a time"
     with ExitStack() as stack:
         for handle in _hooks(tower, edits):
             stack.enter_context(handle)
-        tower.edits = (*before, edits)
+        tower.edits = edits
         try:
             yield
         finally:
-            tower.edits = before
-
-
-def recomputing(tower: Tower) -> Contexts:
-    """For ``torch.utils.checkpoint``: a block is recomputed with the edits that were there when it was computed."""
-
-    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), _again(tower, tower.edits)
-
-    return contexts
-
-
-@contextmanager
-def _again(tower: Tower, edits: tuple[TowerEdits, ...]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for edit in edits if tower.edits != edits else ():
-            stack.enter_context(edited(tower, edit))
-        yield
+            tower.edits = None
 
 
 def first_norm(block: nn.Module) -> nn.Module:
     """The norm in front of a block's attention."""
-    for name in ("layer_norm1", "attention_norm"):
-        norm = getattr(block, name, None)
-        if isinstance(norm, nn.Module):
-            return norm
+    norm = getattr(block, "layer_norm1", None) or getattr(block, "attention_norm", None)
+    if isinstance(norm, nn.Module):
+        return norm
     raise UsageError(f"{type(block).__name__} has no norm before its attention — use clip: or tiny: towers")
 
 
@@ -103,7 +85,10 @@ def _hooks(tower: Tower, edits: TowerEdits) -> Iterator[RemovableHandle]:
     for depth, block in enumerate(tower.blocks()):
         enters = depth == 0 and joints.entry is None
         yield block.register_forward_pre_hook(partial(_enter, edits, depth, enters), with_kwargs=True)
-        yield block.register_forward_hook(partial(_leave, edits, depth), with_kwargs=True)
+        yield block.register_forward_hook(
+            lambda _block, args, kwargs, tokens, depth=depth: edits.after(depth, _inputs(args, kwargs), tokens),
+            with_kwargs=True,
+        )
 
 
 def _enter(
@@ -117,12 +102,6 @@ def _enter(
         return tokens if value is inputs else _fitted(value, tokens)
 
     return tuple(map(changed, args)), {name: changed(value) for name, value in kwargs.items()}
-
-
-def _leave(
-    edits: TowerEdits, depth: int, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor
-) -> Tensor:
-    return edits.after(depth, _inputs(args, kwargs), tokens)
 
 
 def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones.augment import Partners, blend
-from vacsr.backbones.base import Backbone, Scheme, Source, Tokens
+from vacsr.backbones.base import Backbone, Scheme, Tokens
 from vacsr.config import BackboneConfig
 from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.noise import RowNoise
@@ -35,8 +35,7 @@ class FeatureScaling(nn.Module):
             return
         std, mean = torch.std_mean(features.double(), dim=0, correction=0)
         self.shift.copy_(mean)
-        varies = std > 1e-6 * std.max()
-        self.factor.copy_(torch.where(varies, 1.0 / torch.where(varies, std, 1.0), torch.ones_like(std)))
+        self.factor.copy_(1.0 / torch.where(std > 1e-6 * std.max(), std, 1.0))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, dim] -> [B, dim]"""
@@ -59,16 +58,11 @@ class FeatureBackbone(Backbone):
     def __init__(self, config: BackboneConfig, *, image_dim: int, text_dim: int) -> None:
         super().__init__()
         self.config, self.image_dim, self.text_dim = config, image_dim, text_dim
+        self.spread_dims, self.pooling = (image_dim, text_dim), "cls"  # one token: any pooling gives it back
         self.image = FeatureScaling(image_dim, config.image_scaling)
         self.text = FeatureScaling(text_dim, config.text_scaling)
 
-    @property
-    def pooling(self) -> Literal["gpo", "mean", "cls"]:
-        """There is one token, so any pooling gives it back; this one has no weights."""
-        return "cls"
-
     def fit(self, pairs: Any) -> None:
-        """Take the scaling statistics from the training set."""
         if hasattr(pairs, "photos"):
             raise UsageError(
                 "backbone 'features:' takes cached embeddings, these data are photos — set backbone.spec to clip:…, "
@@ -78,13 +72,11 @@ class FeatureBackbone(Backbone):
         self.text.fit(pairs.texts)
 
     def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
-        """[N, image_dim] -> [N, 1, image_dim]"""
         if mix is not None:
             images = blend(images, images.flip(0) if mix.images is None else mix.images, mix.mixture)
         return _one_token(self.image(images))
 
     def encode_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
-        """[M, text_dim] -> [M, 1, text_dim]"""
         return _one_token(self.text(texts))
 
 
@@ -95,8 +87,9 @@ def _one_token(features: Tensor) -> Tokens:
     return Tokens(values, torch.ones_like(first, dtype=torch.bool).unsqueeze(1), first, spread=values)
 
 
-def _load(config: BackboneConfig, source: Source) -> FeatureBackbone:
-    return FeatureBackbone(config, image_dim=source.image_dim, text_dim=source.text_dim)
-
-
-SCHEME = Scheme("features: (cached embeddings)", _load, check=lambda config: None, cached=True)
+SCHEME = Scheme(
+    "features: (cached embeddings)",
+    load=lambda config, source: FeatureBackbone(config, image_dim=source.image_dim, text_dim=source.text_dim),
+    check=lambda config: None,
+    cached=True,
+)

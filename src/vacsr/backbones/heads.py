@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from vacsr.backbones.pooling import build_pooling
@@ -22,12 +21,7 @@ class ProjectionHead(nn.Module):
         self.first = nn.Linear(in_dim, hidden) if config.kind == "mlp" else None
         self.activation = nn.GELU()
         self.last = nn.Linear(hidden if config.kind == "mlp" else in_dim, config.dim)
-        if config.init == "xavier":
-            self._xavier()
-
-    @torch.no_grad()
-    def _xavier(self) -> None:
-        for layer in (self.first, self.last):
+        for layer in (self.first, self.last) if config.init == "xavier" else ():
             if layer is not None:
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)

@@ -1,10 +1,10 @@
-"""Configurations, weights, tokenizers and image processors through transformers, from a folder or by id."""
+"""Checkpoints through transformers, from a folder or by id: configuration, weights, tokenizer, image processor."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -17,37 +17,42 @@ from vacsr.config import BackboneConfig
 from vacsr.errors import DataError, EnvironmentProblem, MissingExtra
 
 _PIL_FILTERS: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}  # PIL's numbers, as the settings hold them
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
 
 
-def is_folder(source: str) -> bool:
-    """A path of this machine, rather than an id; one that is written as a path must exist."""
-    written = source.startswith(("/", "./", "../", "~", ".\\")) or Path(source).is_absolute()
+def local_folder(source: str) -> Path | None:
+    """The folder that ``source`` names; None for an id. What is written as a path must exist."""
     folder = Path(source).expanduser()
-    if written and not folder.is_dir():
+    if folder.is_dir():
+        return folder
+    if source.startswith(("/", "./", "../", "~", ".\\")) or folder.is_absolute():
         raise DataError(f"no such folder: {source} — give a folder with config.json and model.safetensors, or an id")
-    return folder.is_dir()
+    return None
 
 
 def short_name(source: str) -> str:
     """An id as it is, a folder by its own name: no path of this machine reaches a file."""
-    return Path(source).expanduser().resolve().name if is_folder(source) else source
+    folder = local_folder(source)
+    return source if folder is None else folder.resolve().name
 
 
 def load_config(source: str) -> Any:
-    """The checkpoint's configuration, for tokens alone: see :func:`_trim`."""
-    library = _transformers()
-    with _reaching(source):
-        config = library.AutoConfig.from_pretrained(_path(source))
+    """The checkpoint's configuration without dropout, for training draws by seed, outside of the towers; and without
+    parts that give no tokens (SigLIP, DINOv2)."""
+    with _transformers(source) as library:
+        config = library.AutoConfig.from_pretrained(local_folder(source) or source)
     for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
-        if part is not None:
-            _trim(part)
+        for name, value in [] if part is None else list(vars(part).items()):
+            if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):
+                setattr(part, name, 0.0)
+            elif name in ("vision_use_head", "use_mask_token"):
+                setattr(part, name, False)
     return config
 
 
 def read_config(saved: Mapping[str, Any]) -> Any:
     """The configuration that :func:`plain_config` wrote."""
-    return _transformers().AutoConfig.for_model(**saved)
+    with _transformers() as library:
+        return library.AutoConfig.for_model(**saved)
 
 
 def plain_config(config: Any) -> dict[str, Any]:
@@ -55,16 +60,6 @@ def plain_config(config: Any) -> dict[str, Any]:
     saved: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     private = ("_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
     return {name: value for name, value in saved.items() if name not in private}
-
-
-def _trim(config: Any) -> None:
-    """Every dropout at 0, for training draws by seed and outside; no parts that give no tokens (SigLIP, DINOv2)."""
-    for name, value in list(vars(config).items()):
-        if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):
-            setattr(config, name, 0.0)
-    for name in ("vision_use_head", "use_mask_token"):
-        if hasattr(config, name):
-            setattr(config, name, False)
 
 
 class Loaded(NamedTuple):
@@ -76,18 +71,17 @@ class Loaded(NamedTuple):
 
 def load_model(source: str, config: Any) -> Loaded:
     """The checkpoint with its weights in float32; from safetensors, since a pickle may run code."""
-    library = _transformers()
-    common = {"config": config, "dtype": torch.float32, "use_safetensors": True}
-    with _reaching(source), _quiet(library):
-        return _built(lambda **options: library.AutoModel.from_pretrained(_path(source), **common, **options))
+    with _transformers(source) as library, _quiet(library.utils.logging):
+        load, options = library.AutoModel.from_pretrained, {"config": config, "use_safetensors": True}
+        return _built(lambda **more: load(local_folder(source) or source, dtype=torch.float32, **options, **more))
 
 
 def fresh_model(config: Any) -> Loaded:
     """The same architecture with random weights in float32."""
-    library = _transformers()
-    if config.model_type == "siglip_text_model":  # the one tower that AutoModel does not know
-        return Loaded(library.SiglipTextModel(config).float(), sdpa=True)
-    return _built(lambda **options: library.AutoModel.from_config(config, dtype=torch.float32, **options))
+    with _transformers() as library:
+        if config.model_type == "siglip_text_model":  # the one tower that AutoModel does not know
+            return Loaded(library.SiglipTextModel(config).float(), sdpa=True)
+        return _built(lambda **more: library.AutoModel.from_config(config, dtype=torch.float32, **more))
 
 
 def _built(build: Callable[..., Any]) -> Loaded:
@@ -102,9 +96,8 @@ def _built(build: Callable[..., Any]) -> Loaded:
 
 
 @contextmanager
-def _quiet(library: Any) -> Iterator[None]:
+def _quiet(logging: Any) -> Iterator[None]:
     """Without a progress bar for a second's work, and without a report of weights that are left out on purpose."""
-    logging = library.utils.logging
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -140,29 +133,37 @@ def with_size(model: Any, size: int) -> Any:
 
 def load_tokenizer(source: str) -> Any:
     """The checkpoint's tokenizer."""
-    library = _transformers()
-    with _reaching(source):
-        return library.AutoTokenizer.from_pretrained(_path(source))
+    with _transformers(source) as library:
+        return library.AutoTokenizer.from_pretrained(local_folder(source) or source)
 
 
 def has_tokenizer(source: str) -> bool:
-    """A folder with tokenizer files; of an id this is expected."""
-    return not is_folder(source) or any((Path(source).expanduser() / name).is_file() for name in _TOKENIZER_FILES)
+    """Whether a folder has tokenizer files; of an id this is expected."""
+    folder = local_folder(source)
+    names = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+    return folder is None or any((folder / name).is_file() for name in names)
 
 
-def processor_transform(source: str, config: BackboneConfig, *, usual: PhotoTransform) -> PhotoTransform:
-    """What the image processor of a folder or id does, ``usual`` where it says nothing, changed as ``config`` asks."""
+def processor_settings(source: str) -> dict[str, Any]:
+    """What the checkpoint's image processor is set to; empty where it has none."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
     settings: dict[str, Any] = {}
-    for name in ("processor_config.json", "preprocessor_config.json") if source else ():  # new and old names
-        with _reaching(source):
-            path = _file(source, name)
-            written = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+    folder = local_folder(source)
+    for name in ("processor_config.json", "preprocessor_config.json"):  # new and old names
+        with _transformers(source), suppress(EntryNotFoundError, FileNotFoundError):
+            path = Path(hf_hub_download(source, name)) if folder is None else folder / name
+            written = json.loads(path.read_text(encoding="utf-8"))
             settings |= written.get("image_processor") or written
-    return transform_from(settings, config, usual=usual)
+    return settings
 
 
 def transform_from(settings: Mapping[str, Any], config: BackboneConfig, *, usual: PhotoTransform) -> PhotoTransform:
-    """The same from settings at hand. A square is cut from a shorter side only where the processor does so."""
+    """A processor's settings, ``usual`` where they say nothing, changed as ``config`` asks.
+
+    A square is cut from a shorter side only where the processor does so.
+    """
     crop, size = settings.get("crop_size"), settings.get("size")
     cut = crop is not None and settings.get("do_center_crop", True)
     processed = one_side(crop if cut else size) or usual.size
@@ -190,43 +191,24 @@ def one_side(size: Any) -> int:
     return int((size[0] if isinstance(size, list | tuple) else size) or 0)
 
 
-def _file(source: str, name: str) -> Path | None:
-    """One of a checkpoint's files, None where it has none of that name."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    if is_folder(source):
-        path = Path(source).expanduser() / name
-        return path if path.is_file() else None
-    try:
-        return Path(hf_hub_download(source, name))
-    except EntryNotFoundError:
-        return None
-
-
-def _transformers() -> Any:
+@contextmanager
+def _transformers(source: str = "") -> Iterator[Any]:
+    """The library. The many ways in which it cannot load ``source`` become one error that says what to do."""
     try:
         import transformers
     except ImportError as error:
         raise MissingExtra("transformers", "clip") from error
-    return transformers
-
-
-def _path(source: str) -> str:
-    return str(Path(source).expanduser()) if is_folder(source) else source
-
-
-@contextmanager
-def _reaching(source: str) -> Iterator[None]:
-    """Turn the many ways in which a checkpoint cannot be loaded into one that says what to do."""
     from safetensors import SafetensorError
 
-    folder = is_folder(source)
     try:
-        yield
+        yield transformers
+    except ImportError as error:
+        raise EnvironmentProblem(f"{source} needs a package that is not installed: {error}") from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
+        if not source:
+            raise
         reason = str(error).strip().split("\n")[0]
-        if folder:
+        if local_folder(source) is not None:
             raise DataError(
                 f"the folder {source} cannot be used as a tower ({reason}) — "
                 "it needs config.json, model.safetensors and, for text, the tokenizer's files"
@@ -235,5 +217,3 @@ def _reaching(source: str) -> Iterator[None]:
             f"model {source!r} not found ({reason}) — where there is a network run: "
             f"hf download {source} --local-dir FOLDER, then give the folder instead"
         ) from error
-    except ImportError as error:
-        raise EnvironmentProblem(f"{source} needs a package that is not installed: {error}") from error

@@ -6,7 +6,7 @@ two checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from vacsr.backbones import hub
 from vacsr.backbones.base import Scheme, Source
 from vacsr.backbones.images import CLIP_MEAN, CLIP_STD, PhotoTransform
 from vacsr.backbones.tokenizers import ByteTokenizer, HubTokenizer, Tokenizer, choose_context
-from vacsr.backbones.towers import Contexts, ImageTower, Joints, TextTower, Tower, TowerBackbone, rebuild
+from vacsr.backbones.towers import ImageTower, Joints, TextTower, Tower, TowerBackbone, saved_assets
 from vacsr.config import BackboneConfig
 from vacsr.errors import UsageError
 
@@ -26,7 +26,6 @@ Output = Literal["hidden", "norm", "projected"]
 
 _BUILT_IN = {"vit-b32": ("openai/clip-vit-base-patch32", 32), "vit-b16": ("openai/clip-vit-base-patch16", 16)}
 _STATISTICS = {"clip": (CLIP_MEAN, CLIP_STD), "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))}
-_DINOV2_SIDE = 224  # its table of positions is for 518, its image processor cuts 224
 
 
 class _HubTower(Tower):
@@ -39,12 +38,17 @@ class _HubTower(Tower):
         super().__init__()
         self.model, self.output, self.width = model, output, int(model.config.hidden_size)
         self.projection = projection if output == "projected" else None
-        # The text model of SigLIP has its projection inside.
-        layer = getattr(model, "head", None) if model.config.model_type == "siglip_text_model" else projection
-        if output == "projected" and layer is None:
-            message = f"{type(model).__name__} has no projection per token"
-            raise UsageError(f"{message} — set image_output or text_output to norm or hidden")
-        self.dim = int(getattr(layer, "out_features", self.width)) if output == "projected" else self.width
+        self.dim = self.width
+        if output == "projected":
+            layer: Any = self.projection or self._head()
+            if layer is None:
+                message = f"{type(model).__name__} has no projection per token"
+                raise UsageError(f"{message} — set image_output or text_output to norm or hidden")
+            self.dim = int(layer.out_features)
+
+    def _head(self) -> Any:
+        """The projection inside SigLIP's text model."""
+        return getattr(self.model, "head", None) if self.model.config.model_type == "siglip_text_model" else None
 
     def final_norm(self) -> nn.Module | None:
         """The norm after the last block, if there is one: the last child of the model itself that is a norm."""
@@ -63,16 +67,10 @@ class _HubTower(Tower):
         return next((layers for layers in lists if len(layers) == count), [])
 
     def finish(self, tokens: Tensor) -> Tensor:
-        """Norm and projection. [..., W] -> [..., D]"""
-        norm = self.norm
-        return self._projected(tokens if norm is None else norm(tokens))
+        return self._projected(tokens if self.norm is None else self.norm(tokens))
 
     def _projected(self, tokens: Tensor) -> Tensor:
-        if self.output != "projected":
-            return tokens
-        layer = self.model.head if self.projection is None else self.projection
-        out: Tensor = layer(tokens)
-        return out
+        return (self.projection or self._head())(tokens) if self.output == "projected" else tokens
 
     def _encode(self, **inputs: Any) -> Tensor:
         """The model's tokens as the output asks. -> [B, L, D]"""
@@ -87,27 +85,23 @@ class _HubTower(Tower):
         return normed[-1]
 
     def unused(self) -> list[nn.Parameter]:
-        """A final norm that the output skips, and a projection inside the model that it does not reach."""
+        """A final norm that the output skips, and a head inside the model (SigLIP) that it does not reach."""
         norm = self.final_norm() if self.output == "hidden" else None
         head = getattr(self.model, "head", None) if self.output != "projected" else None
         return [parameter for module in (norm, head) if module is not None for parameter in module.parameters()]
 
-    def set_checkpointing(self, on: bool, contexts: Contexts) -> None:
-        """By transformers' own switch."""
-        if not on:
-            if self.model.is_gradient_checkpointing:
-                self.model.gradient_checkpointing_disable()
-            return
-        if not self.model.supports_gradient_checkpointing:
+    def set_checkpointing(self, on: bool) -> None:
+        if on and not self.model.supports_gradient_checkpointing:
             message = f"{type(self.model).__name__} cannot recompute its activations"
             raise UsageError(f"{message} — set backbone.checkpointing=false")
-        options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": contexts}
-        self.model.gradient_checkpointing_enable(options)
+        if on:
+            self.model.gradient_checkpointing_enable(self.recompute)
+        elif self.model.is_gradient_checkpointing:
+            self.model.gradient_checkpointing_disable()
 
     def architecture(self) -> dict[str, Any]:
-        """Configuration and output."""
         projected = self.dim if self.projection is not None else 0
-        return {"output": self.output, "projection": projected, "config": hub.plain_config(self.model.config)}
+        return {"projection": projected, "config": hub.plain_config(self.model.config)}
 
 
 class HubImageTower(_HubTower, ImageTower):
@@ -119,11 +113,9 @@ class HubImageTower(_HubTower, ImageTower):
         use_products(model)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, S, S] -> [B, L, D]"""
         return self._encode(pixel_values=pixels)
 
-    def joints(self) -> Joints:
-        """CLIP and SigLIP embed pixels and positions in one module."""
+    def joints(self) -> Joints:  # CLIP and SigLIP embed pixels and positions in one module
         return Joints(None, self.model.embeddings) if hasattr(self.model, "embeddings") else super().joints()
 
 
@@ -157,7 +149,6 @@ class HubTextTower(_HubTower, TextTower):
         self.register_buffer("causal", causal, persistent=False)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """[B, L], [B, L] -> [B, L, D]"""
         return self._encode(input_ids=ids, attention_mask=self._attention(mask))
 
     def _attention(self, mask: Tensor) -> Tensor | None:
@@ -173,17 +164,11 @@ class HubTextTower(_HubTower, TextTower):
         return (mask | first)[:, None, None, :].expand(-1, 1, length, -1)
 
     def vocabulary(self) -> int:
-        """Rows of its embedding."""
         return int(self.model.config.vocab_size)
 
-    def joints(self) -> Joints:
-        """CLIP and SigLIP embed words and positions in one module."""
+    def joints(self) -> Joints:  # CLIP and SigLIP embed words and positions in one module
         words = getattr(getattr(self.model, "embeddings", None), "token_embedding", None)
         return super().joints() if words is None else Joints(words, self.model.embeddings)
-
-    def architecture(self) -> dict[str, Any]:
-        """Configuration, output and what was read from the tokenizer."""
-        return {**super().architecture(), "pad": self.pad, "summary": self.summary}
 
 
 class PatchProduct(nn.Conv2d):
@@ -206,10 +191,10 @@ def use_products(model: nn.Module) -> None:
     for name, conv in list(model.named_modules()):
         if type(conv) is not nn.Conv2d or (conv.groups, conv.dilation) != (1, (1, 1)):
             continue
-        square = len({*conv.kernel_size, *conv.stride}) == 1 and conv.kernel_size[0] > 1
-        if square and conv.padding in ((0, 0), "valid"):
+        side = conv.kernel_size[0]
+        if side > 1 and {*conv.kernel_size, *conv.stride} == {side} and conv.padding in ((0, 0), "valid"):
             with torch.device("meta"):  # which draws nothing
-                product = PatchProduct(conv.in_channels, conv.out_channels, conv.kernel_size[0], conv.stride[0])
+                product = PatchProduct(conv.in_channels, conv.out_channels, side, stride=side)
             product.weight, product.bias = conv.weight, conv.bias
             model.set_submodule(name, product)
 
@@ -272,31 +257,28 @@ class _Models(NamedTuple):
 def _backbone(
     config: BackboneConfig, models: _Models, *, tokenizer: Tokenizer, transform: PhotoTransform, name: str
 ) -> TowerBackbone:
-    summary = "first" if isinstance(tokenizer, HubTokenizer) and tokenizer.classifies else "last"
-    text = {"output": config.text_output, "pad": _pad_id(models.text, tokenizer), "summary": summary}
-    towers = _towers(models, {"output": config.image_output}, text)
-    return TowerBackbone(*towers, tokenizer=tokenizer, transform=transform, config=config, name=name)
-
-
-def _towers(models: _Models, image: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[ImageTower, TextTower]:
-    return (
-        HubImageTower(models.image, output=image["output"], projection=models.projections[0]),
-        HubTextTower(
-            models.text, output=text["output"], pad=text["pad"], summary=text["summary"], sdpa=models.sdpa,
-            projection=models.projections[1],
-        ),
-    )  # fmt: skip
+    first = isinstance(tokenizer, HubTokenizer) and tokenizer.starts_with_class
+    image = HubImageTower(models.image, output=config.image_output, projection=models.projections[0])
+    text = HubTextTower(
+        models.text,
+        output=config.text_output,
+        pad=_pad_id(models.text, tokenizer),
+        summary="first" if first else "last",
+        sdpa=models.sdpa,
+        projection=models.projections[1],
+    )
+    return TowerBackbone(image, text, tokenizer=tokenizer, transform=transform, config=config, name=name)
 
 
 def _rebuild(config: BackboneConfig, folder: Path) -> TowerBackbone:
-    """From saved assets."""
-
-    def towers(image: Mapping[str, Any], text: Mapping[str, Any], _: Tokenizer) -> tuple[ImageTower, TextTower]:
-        vision, words = (hub.fresh_model(hub.read_config(side["config"])) for side in (image, text))
-        projections = [_projection(side["config"]["hidden_size"], side["projection"]) for side in (image, text)]
-        return _towers(_Models(vision.model, words.model, projections, words.sdpa), image, text)
-
-    return rebuild(config, folder, towers)
+    """From saved assets, with fresh weights; needs no network and no checkpoint."""
+    with saved_assets(folder) as saved:
+        sides = saved.image, saved.text
+        image, text = (hub.fresh_model(hub.read_config(side["config"])) for side in sides)
+        widths = image.model.config.hidden_size, text.model.config.hidden_size
+        projections = [_projection(width, side["projection"]) for width, side in zip(widths, sides, strict=True)]
+        models = _Models(image.model, text.model, projections, text.sdpa)
+        return _backbone(config, models, tokenizer=saved.tokenizer, transform=saved.transform, name=saved.name)
 
 
 def _load_clip(config: BackboneConfig, source: Source) -> TowerBackbone:
@@ -307,18 +289,19 @@ def _load_clip(config: BackboneConfig, source: Source) -> TowerBackbone:
     """
     if source.assets is not None:
         return _rebuild(config, source.assets)
-    _check_clip(config)
-    named = config.spec.partition(":")[2].strip()
-    checkpoint, patch = _BUILT_IN.get(named, (named, 0))
+    name = _one_source(config)
+    checkpoint, patch = _BUILT_IN.get(name, (name, 0))
     fresh = config.weights == "random"
     offline = fresh and patch > 0
-    described = _openai(patch) if offline else hub.load_config(checkpoint)
+    # The library's defaults are OpenAI's ViT-B.
+    standard = {"model_type": "clip", "vision_config": {"patch_size": patch}}
+    described = hub.read_config(standard) if offline else hub.load_config(checkpoint)
     if described.model_type not in _STATISTICS:
         message = f"{checkpoint} is of type {described.model_type!r}, clip: takes CLIP and SigLIP"
         raise UsageError(f"{message} — for two towers of any kind write towers:IMAGE,TEXT")
     vision, text = described.vision_config, described.text_config
     usual = PhotoTransform(vision.image_size, *_STATISTICS[described.model_type])
-    transform = hub.processor_transform("" if offline else checkpoint, config, usual=usual)
+    transform = hub.transform_from({} if offline else hub.processor_settings(checkpoint), config, usual=usual)
     _check_size(transform.size, vision, checkpoint)
     if fresh:
         vision.image_size = transform.size
@@ -332,20 +315,6 @@ def _load_clip(config: BackboneConfig, source: Source) -> TowerBackbone:
     tokenizer = _tokenizer("" if offline else checkpoint, config, text=models.text)
     name = f"clip:{hub.short_name(checkpoint)}"
     return _backbone(config, models, tokenizer=tokenizer, transform=transform, name=name)
-
-
-def _openai(patch: int) -> Any:
-    """OpenAI's ViT-B with this patch size, from its paper and released configuration."""
-    vision = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-    text = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8}
-    return hub.read_config(
-        {
-            "model_type": "clip",
-            "projection_dim": 512,
-            "vision_config": {**vision, "image_size": 224, "patch_size": patch},
-            "text_config": {**text, "vocab_size": 49408, "max_position_embeddings": 77},
-        }
-    )
 
 
 def _load_towers(config: BackboneConfig, source: Source) -> TowerBackbone:
@@ -364,8 +333,9 @@ def _load_towers(config: BackboneConfig, source: Source) -> TowerBackbone:
             f"{first} ({described.model_type}) is not an image transformer with patches — give one such as DINOv2 or "
             "ViT first, the text tower second"
         )
-    side = _DINOV2_SIDE if vision.model_type.startswith("dinov2") else hub.one_side(vision.image_size)
-    transform = hub.processor_transform(first, config, usual=PhotoTransform(side))
+    # DINOv2's table of positions is for 518, but its image processor cuts 224.
+    side = 224 if vision.model_type.startswith("dinov2") else hub.one_side(vision.image_size)
+    transform = hub.transform_from(hub.processor_settings(first), config, usual=PhotoTransform(side))
     _check_size(transform.size, vision, first)
     if config.weights == "random":
         vision.image_size = transform.size
@@ -382,19 +352,19 @@ def _load_towers(config: BackboneConfig, source: Source) -> TowerBackbone:
 
 def _side(source: str, described: Any, config: BackboneConfig, side: str) -> hub.Loaded:
     """The image or text half of a two-tower checkpoint, or the model itself where it is one tower."""
-    if getattr(described, "is_encoder_decoder", False):
-        message = f"{source} ({described.model_type}) is an encoder with a decoder, not a tower"
-        raise UsageError(f"{message} — give an encoder alone")
+    tower = getattr(described, side.replace("model", "config"), described)
+    if getattr(described, "is_encoder_decoder", False) or not hasattr(tower, "hidden_size"):
+        message = f"{source} ({described.model_type}) is not an encoder with tokens of one width"
+        raise UsageError(f"{message} — give an encoder alone, a transformer such as ViT or BERT")
     loaded = hub.fresh_model(described) if config.weights == "random" else hub.load_model(source, described)
-    model = getattr(loaded.model, side, loaded.model)
-    if not hasattr(model.config, "hidden_size"):
-        raise UsageError(f"{type(model).__name__} gives no tokens of one width — give a transformer (ViT, BERT, …)")
-    return loaded._replace(model=model)
+    return loaded._replace(model=getattr(loaded.model, side, loaded.model))
 
 
-def _check_clip(config: BackboneConfig) -> None:
-    if not config.spec.partition(":")[2].strip():
+def _one_source(config: BackboneConfig) -> str:
+    name = config.spec.partition(":")[2].strip()
+    if not name:
         raise UsageError("clip: names no checkpoint — write clip:vit-b32, clip:ID or clip:FOLDER")
+    return name
 
 
 def _two_sources(config: BackboneConfig) -> tuple[str, str]:
@@ -410,5 +380,5 @@ def _check_towers(config: BackboneConfig) -> None:
         raise UsageError("towers: has no projection per token of images — set image_output to norm or hidden")
 
 
-CLIP = Scheme("clip:ID_OR_FOLDER", _load_clip, _check_clip, pretrained=True, matched=True)
+CLIP = Scheme("clip:ID_OR_FOLDER", _load_clip, _one_source, pretrained=True, matched=True)
 TOWERS = Scheme("towers:IMAGE,TEXT", _load_towers, _check_towers, pretrained=True)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vacsr.errors import DataError, UsageError
+from vacsr.errors import DataError
 
 Triple = tuple[float, float, float]
 Resample = Literal["bicubic", "bilinear"]
@@ -25,10 +25,7 @@ IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
 
-FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-_ROOM = 2**24  # pixels between source and square, per photo; several threads work at once
-_CHUNK = 256  # photos between two reports of progress
-
+_ROOM = 2**26  # pixels between photo and square: a long strip would be enlarged to more than memory holds
 
 Progress = Callable[[int, int], None]
 """Called with how many of how many are done."""
@@ -49,24 +46,23 @@ class PhotoTransform:
     short: int = 0
     """With `center`: the shorter side before the square is cut; 0 means S."""
 
-    def __post_init__(self) -> None:
-        if self.size < 1 or (self.short and self.short < self.size):
-            raise UsageError(f"a square of {self.size} cut from a shorter side of {self.short} — give 1 ≤ size ≤ short")
-
     def pixels(self, photo: Image.Image, *, size: int = 0) -> Tensor:
-        """The square as bytes; ``size`` asks for another side, as training does to crop from it. -> uint8 [3, S, S]"""
-        side = size or self.size
-        try:
-            if 0 in photo.size:
-                raise ValueError("it is empty")
-            rgb = photo if photo.mode == "RGB" else photo.convert("RGB")
-            square = self._whole(rgb, side) if self.resize == "whole" else self._centre(rgb, side)
-        except (ArithmeticError, MemoryError, ValueError) as error:
-            width, height = photo.size
-            raise DataError(
-                f"a photo of {width:,} × {height:,} pixels cannot be made a square of {side} "
-                f"({str(error) or type(error).__name__}) — cut it to an ordinary shape, or leave it out"
-            ) from error
+        """The square as bytes; ``size`` asks for another side, as training does to crop from it. -> uint8 [3, S, S]
+
+        A centre is cut as the public processors do: the longer side is rounded down, and so are the offsets.
+        """
+        side, (width, height) = size or self.size, photo.size
+        short = side if self.resize == "whole" else self.shorter_side(size=side)
+        scaled = (side, side)
+        if self.resize == "center" and 0 not in photo.size:
+            scaled = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
+        if 0 in photo.size or max(*scaled, height) * short > _ROOM:
+            message = f"a photo of {width:,} × {height:,} pixels cannot be made a square of {side}"
+            raise DataError(f"{message} — cut it to an ordinary shape, or leave it out")
+        rgb = photo if photo.mode == "RGB" else photo.convert("RGB")
+        square = rgb.resize(scaled, Image.Resampling[self.resample.upper()])
+        left, top = (scaled[0] - side) // 2, (scaled[1] - side) // 2
+        square = square.crop((left, top, left + side, top + side))
         return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 
     def shorter_side(self, *, size: int = 0) -> int:
@@ -77,23 +73,6 @@ class PhotoTransform:
         """
         side = size or self.size
         return side if self.resize == "whole" else max(side, round(side * self.short / self.size))
-
-    def _whole(self, photo: Image.Image, side: int) -> Image.Image:
-        if photo.width < side and side * photo.height > _ROOM:  # Pillow would widen every row before it drops most
-            photo = photo.resize((photo.width, side), FILTERS[self.resample])
-        return photo.resize((side, side), FILTERS[self.resample])
-
-    def _centre(self, photo: Image.Image, side: int) -> Image.Image:
-        """As the public processors do: the shorter side to ``short``, the longer rounded down, whole offsets."""
-        short = self.shorter_side(size=side)
-        longest = min(photo.size) * max(2, _ROOM // (short * short))
-        if max(photo.size) > longest:  # a strip: all but its middle would be resized in vain, and may not fit in memory
-            left, top = (max(0, extent - longest) // 2 for extent in photo.size)
-            photo = photo.crop((left, top, photo.width - left, photo.height - top))
-        width, height = photo.size
-        scaled = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
-        left, top = (scaled[0] - side) // 2, (scaled[1] - side) // 2
-        return photo.resize(scaled, FILTERS[self.resample]).crop((left, top, left + side, top + side))
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Bytes (or floats in 0-255) to what the tower was trained on. [B, 3, S, S] -> float32 [B, 3, S, S]"""
@@ -157,10 +136,6 @@ def line_weights(start: Tensor, extent: Tensor, *, pixels: int, size: int, resam
     return weight / weight.sum(dim=-1, keepdim=True)
 
 
-def _triangle(x: Tensor) -> Tensor:
-    return (1.0 - x.abs()).clamp(min=0.0)
-
-
 def _cubic(x: Tensor) -> Tensor:
     """Keys' cubic with a = −1/2, as PIL has it."""
     x = x.abs()
@@ -169,7 +144,10 @@ def _cubic(x: Tensor) -> Tensor:
     return torch.where(x < 1.0, near, torch.where(x < 2.0, far, torch.zeros_like(x)))
 
 
-_KERNELS = {"bilinear": _triangle, "bicubic": _cubic}
+_KERNELS: dict[Resample, Callable[[Tensor], Tensor]] = {
+    "bilinear": lambda x: (1.0 - x.abs()).clamp(min=0.0),
+    "bicubic": _cubic,
+}
 
 
 class Photos(Protocol):
@@ -179,13 +157,6 @@ class Photos(Protocol):
 
     def open(self, row: int, *, side: int = 0) -> Image.Image:
         """A decoded photo; ``side``: a fraction of it will do where that leaves so many pixels on the shorter side."""
-
-
-class Reader(Protocol):
-    """Photos by rows, in the order asked for."""
-
-    def stream(self, batches: Iterable[Sequence[int]], *, ahead: int = 2) -> Iterator[Tensor]:
-        """The photos of each batch of rows, some batches ahead of need. -> uint8 [B, 3, S, S]"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +210,7 @@ class PhotoReader:
     def read_all(self, progress: Progress | None = None) -> Tensor:
         """Every photo. -> uint8 [N, 3, S, S]"""
         whole = torch.empty(len(self.photos), 3, self.side, self.side, dtype=torch.uint8)
-        chunks = [range(start, min(start + _CHUNK, len(whole))) for start in range(0, len(whole), _CHUNK)]
+        chunks = [range(start, min(start + 256, len(whole))) for start in range(0, len(whole), 256)]
         for rows, batch in zip(chunks, self.stream(chunks), strict=True):
             whole[rows.start : rows.stop] = batch
             if progress is not None:
@@ -254,8 +225,11 @@ class DecodedPhotos:
     pixels: Tensor
 
     def stream(self, batches: Iterable[Sequence[int]], *, ahead: int = 2) -> Iterator[Tensor]:
-        """Looked up when asked for."""
+        """As :meth:`PhotoReader.stream`; there is nothing to do ahead. -> uint8 [B, 3, S, S]"""
         return (self.pixels[torch.as_tensor(rows, dtype=torch.int64, device=self.pixels.device)] for rows in batches)
+
+
+Reader = PhotoReader | DecodedPhotos
 
 
 class TowerInputs(NamedTuple):

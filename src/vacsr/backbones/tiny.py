@@ -6,12 +6,10 @@ A convolutional stem rather than patches: on little data it finds edges and colo
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -19,61 +17,55 @@ from torch.utils.checkpoint import checkpoint
 from vacsr.backbones.base import Scheme, Source
 from vacsr.backbones.images import PhotoTransform
 from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, choose_context
-from vacsr.backbones.towers import Contexts, ImageTower, Joints, TextTower, Tower, TowerBackbone, rebuild
-from vacsr.config import BackboneConfig
+from vacsr.backbones.towers import ImageTower, Joints, TextTower, Tower, TowerBackbone, saved_assets
+from vacsr.config import BackboneConfig, Config
+from vacsr.config.io import parse
 from vacsr.errors import UsageError
 
 _HALF = (0.5, 0.5, 0.5)
 _GRID = 16  # pixels of a side that become one token
+_Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True)
-class TinyConfig:
+class TinyConfig(Config):
     """Sizes of both towers."""
 
-    width: int = 64
+    width: _Count = 64
     """Of a token."""
-    depth: int = 2
+    depth: _Count = 2
     """Blocks of the image tower."""
-    text_depth: int = 2
+    text_depth: _Count = 2
     """Blocks of the text tower."""
-    heads: int = 4
+    heads: _Count = 4
     """Of attention."""
-    size: int = 64
+    size: _Count = 64
     """Side of the photos, a multiple of 16: every 16×16 pixels become one token."""
-    context: int = 32
+    context: Annotated[int, Field(ge=3)] = 32
     """Longest caption in words, start and end included."""
-    words: int = 4096
+    words: Annotated[int, Field(ge=5)] = 4096
     """Largest vocabulary; the rarest words beyond it are unknown."""
 
-    def __post_init__(self) -> None:
-        small = [field.name for field in fields(self) if getattr(self, field.name) < 1]
-        if small:
-            raise UsageError(f"tiny: {small[0]} must be at least 1")
-        if self.width % (2 * self.heads) or self.size % _GRID or self.words < 5 or self.context < 3:
-            raise UsageError(
-                f"tiny: width {self.width} must be a multiple of twice the {self.heads} heads, size {self.size} of "
-                f"{_GRID}, with at least 5 words and a context of 3 — e.g. tiny:width=96,size=64"
+    @model_validator(mode="after")
+    def _multiples(self) -> Self:
+        if self.width % (2 * self.heads) or self.size % _GRID:
+            message = (
+                f"width {self.width} must be a multiple of twice the {self.heads} heads, size {self.size} of {_GRID}"
             )
+            raise ValueError(f"{message} — e.g. tiny:width=96,size=64")
+        return self
 
     @classmethod
-    def from_spec(cls, spec: str) -> TinyConfig:
-        """Read ``tiny:key=number,…``.
+    def from_spec(cls, spec: str, *, size: int = 0) -> TinyConfig:
+        """Read ``tiny:key=number,…``; ``size`` other than 0 overrides the one of the spec.
 
         >>> TinyConfig.from_spec("tiny:width=32,size=32").size
         32
         """
-        known = [field.name for field in fields(cls)]
-        values: dict[str, int] = {}
-        for part in filter(None, spec.partition(":")[2].split(",")):
-            name, _, value = part.strip().partition("=")
-            if name not in known or name in values or not value.isdecimal():
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near and near[0] != name else ""
-                options = ", ".join(known)
-                raise UsageError(f"{part!r} in {spec!r}{hint} — write tiny:key=number with {options}, each once")
-            values[name] = int(value)
-        return cls(**values)
+        options = [part.strip().partition("=") for part in filter(None, spec.partition(":")[2].split(","))]
+        values = {name: value for name, _, value in options}
+        if len(values) < len(options):
+            raise UsageError(f"{spec!r} has a duplicate option — write tiny:key=number, each key once")
+        return parse(cls, {**values, "size": size} if size else values, within="tiny")
 
 
 class Block(nn.Module):
@@ -112,34 +104,29 @@ class _TinyTower(Tower):
         self.config, self.dim, self.width = config, config.width, config.width
         self.layers = nn.ModuleList(Block(config.width, heads=config.heads) for _ in range(depth))
         self.norm = nn.LayerNorm(config.width) if output == "norm" else nn.Identity()
-        self.recompute: Contexts | None = None
+        self.checkpointing = False
 
     def _encode(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B, L, D] -> [B, L, D]"""
         for layer in self.layers:
-            if self.recompute is not None and torch.is_grad_enabled():
-                contexts = self.recompute
-                x = checkpoint(layer, x, mask, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, mask, **self.recompute)
             else:
                 x = layer(x, mask)
         return self.finish(x)
 
     def finish(self, tokens: Tensor) -> Tensor:
-        """The norm. [..., D] -> [..., D]"""
         out: Tensor = self.norm(tokens)
         return out
 
     def blocks(self) -> list[nn.Module]:
-        """Its blocks."""
         return list(self.layers)
 
-    def set_checkpointing(self, on: bool, contexts: Contexts) -> None:
-        """Recompute the blocks' activations, or keep them."""
-        self.recompute = contexts if on else None
+    def set_checkpointing(self, on: bool) -> None:
+        self.checkpointing = on
 
     def architecture(self) -> dict[str, Any]:
-        """The sizes."""
-        return asdict(self.config)
+        return self.config.model_dump()
 
 
 class TinyImageTower(_TinyTower, ImageTower):
@@ -167,7 +154,6 @@ class TinyImageTower(_TinyTower, ImageTower):
         return self._encode(torch.cat((self.start.expand(len(patches), 1, -1), patches), dim=1) + self.positions)
 
     def joints(self) -> Joints:
-        """Prompts go in before the first block."""
         return Joints(None, None)
 
 
@@ -186,7 +172,6 @@ class TinyTextTower(_TinyTower, TextTower):
         nn.init.normal_(self.words.weight, std=0.5)
 
     def vocabulary(self) -> int:
-        """Rows of its embedding."""
         return self.words.num_embeddings
 
     def resize(self, words: int) -> None:
@@ -194,42 +179,41 @@ class TinyTextTower(_TinyTower, TextTower):
         self.words = nn.Embedding(words, self.dim, _weight=self.words.weight[:words].detach().clone())
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """[B, L], [B, L] -> [B, L, D]"""
         seen = (mask | (torch.arange(ids.shape[1], device=ids.device) == 0))[:, None, None, :]
         return self._encode(self.words(ids) + self.positions[: ids.shape[1]], seen)
 
     def joints(self) -> Joints:
-        """Prompts go in before the first block."""
         return Joints(self.words, None)
 
 
-def _towers(sizes: TinyConfig, tokenizer: Tokenizer, config: BackboneConfig) -> tuple[TinyImageTower, TinyTextTower]:
-    """Fresh ones; as many rows of words as the tokenizer has, or all there may be until it is fitted."""
+def _backbone(
+    config: BackboneConfig, sizes: TinyConfig, *, tokenizer: Tokenizer, transform: PhotoTransform, name: str
+) -> TowerBackbone:
+    """Fresh towers; as many rows of words as the tokenizer has, or all there may be until it is fitted."""
     if "projected" in (config.image_output, config.text_output):
         raise UsageError("tiny: has no projection — set image_output and text_output to norm or hidden")
-    words = len(tokenizer) if isinstance(tokenizer, WordTokenizer) and tokenizer.words else sizes.words
-    return (
-        TinyImageTower(sizes, output=config.image_output),
-        TinyTextTower(sizes, output=config.text_output, words=words),
-    )
+    image = TinyImageTower(sizes, output=config.image_output)
+    assert isinstance(tokenizer, WordTokenizer), "tiny towers are saved with their words"
+    words = len(tokenizer) if tokenizer.words else sizes.words
+    text = TinyTextTower(sizes, output=config.text_output, words=words)
+    return TowerBackbone(image, text, tokenizer=tokenizer, transform=transform, config=config, name=name)
 
 
 def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     """Fresh towers of the sizes that ``tiny:…`` names; there are no pretrained ones."""
     if source.assets is not None:
-
-        def again(image: Mapping[str, Any], _text: Any, tokenizer: Tokenizer) -> tuple[TinyImageTower, TinyTextTower]:
-            return _towers(TinyConfig(**image), tokenizer, config)
-
-        return rebuild(config, source.assets, again)
-    sizes = TinyConfig.from_spec(config.spec)
-    if config.image_size:
-        sizes = TinyConfig(**{**asdict(sizes), "size": config.image_size})
-    tokenizer = WordTokenizer(context=choose_context(config.context, longest=sizes.context))
-    image, text = _towers(sizes, tokenizer, config)
+        with saved_assets(source.assets) as saved:
+            sizes = TinyConfig(**saved.image)
+            return _backbone(config, sizes, tokenizer=saved.tokenizer, transform=saved.transform, name=saved.name)
+    sizes = TinyConfig.from_spec(config.spec, size=config.image_size)
     resample = "bilinear" if config.resample == "own" else config.resample
-    transform = PhotoTransform(sizes.size, _HALF, _HALF, resample=resample, resize=config.resize)
-    return TowerBackbone(image, text, tokenizer=tokenizer, transform=transform, config=config, name=config.spec)
+    return _backbone(
+        config,
+        sizes,
+        tokenizer=WordTokenizer(context=choose_context(config.context, longest=sizes.context)),
+        transform=PhotoTransform(sizes.size, _HALF, _HALF, resample=resample, resize=config.resize),
+        name=config.spec,
+    )
 
 
 def _check(config: BackboneConfig) -> None:

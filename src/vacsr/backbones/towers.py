@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from vacsr.backbones.augment import Partners, Vocabulary, blend, change_words, draw_boxes, drop_image_tokens
+from vacsr.backbones.augment import Partners, blend, change_words, draw_boxes, drop_image_tokens
 from vacsr.backbones.base import Backbone, Tokens, TowerParams
 from vacsr.backbones.images import PhotoTransform, resize, whole
-from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, pad, read_tokenizer
+from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, read_tokenizer
 from vacsr.config import BackboneConfig
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.files import write_json
@@ -29,8 +30,6 @@ from vacsr.provenance import Provenance
 
 ASSETS = "backbone.json"
 """The file of :meth:`TowerBackbone.save_assets` that describes the rest."""
-
-Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
 class Joints(NamedTuple):
@@ -49,8 +48,8 @@ class Tower(nn.Module):
     """Of a token that comes out."""
     width: int
     """Of a token between the blocks."""
-    edits: tuple[Any, ...] = ()
-    """What :func:`vacsr.backbones.edits.edited` changes at the moment."""
+    edits: Any = None
+    """The :class:`vacsr.backbones.edits.TowerEdits` that it computes with at the moment, if any."""
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:
@@ -61,8 +60,19 @@ class Tower(nn.Module):
         """What follows the last block: norm and projection, where the output asks for them. [..., W] -> [..., D]"""
 
     @abstractmethod
-    def set_checkpointing(self, on: bool, contexts: Contexts) -> None:
-        """Recompute the blocks' activations; ``contexts`` is torch.utils.checkpoint's ``context_fn``."""
+    def set_checkpointing(self, on: bool) -> None:
+        """Recompute the blocks' activations in the backward pass with :attr:`recompute`, or store them."""
+
+    @property
+    def recompute(self) -> dict[str, Any]:
+        """Options of ``torch.utils.checkpoint``: a block is recomputed with the edits that it was computed with."""
+        from vacsr.backbones.edits import edited
+
+        return {
+            "use_reentrant": False,
+            "preserve_rng_state": False,  # towers draw nothing
+            "context_fn": lambda: (nullcontext(), edited(self, self.edits)),
+        }
 
     @abstractmethod
     def architecture(self) -> dict[str, Any]:
@@ -120,8 +130,9 @@ class TowerBackbone(Backbone):
         super().__init__()
         if config.pooling == "cls" and not image.class_token:
             raise UsageError(f"{name} has no class token for images — set backbone.pooling to gpo or mean")
-        self.image, self.text = image, text
+        self.image, self.text, self.pooling = image, text, config.pooling
         self.image_dim, self.text_dim = image.dim, text.dim
+        self.spread_dims = image.width, text.width  # a branch's tokens pass neither norm nor projection
         self.tokenizer, self.transform, self.config, self.name = tokenizer, transform, config, name
         self.image_variance: nn.Module | None = None
         self.text_variance: nn.Module | None = None
@@ -139,14 +150,9 @@ class TowerBackbone(Backbone):
         for name, ids in (("special", self.tokenizer.special), ("ordinary", ordinary)):
             self.register_buffer(name, torch.tensor(ids, dtype=torch.int64, device=device), persistent=False)
 
-    @property
-    def spread_dims(self) -> tuple[int, int]:
-        """A branch's tokens pass neither norm nor projection."""
-        return self.image.width, self.text.width
-
     def tokenize(self, captions: Sequence[str]) -> Tensor:
-        """Token ids, −1 after the end; L is the longest caption, cut at the context. -> [M, L] int32"""
-        return pad(self.tokenizer.encode(list(captions)))
+        rows = [torch.tensor(row, dtype=torch.int32) for row in self.tokenizer.encode(list(captions))]
+        return pad_sequence(rows, batch_first=True, padding_value=-1) if rows else torch.zeros(0, 1, dtype=torch.int32)
 
     def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
         """Bytes of any size, resized to the tower's here; ``noise`` crops, flips and drops tokens.
@@ -183,8 +189,10 @@ class TowerBackbone(Backbone):
                 "tokenize them with this backbone"
             )
         if noise is not None:
-            vocabulary = Vocabulary(self.special, self.ordinary, self.tokenizer.mask)
-            texts = change_words(texts, noise, self.config.augment, vocabulary=vocabulary)
+            texts = change_words(
+                texts, noise, self.config.augment,
+                special=self.special, ordinary=self.ordinary, mask=self.tokenizer.mask,
+            )  # fmt: skip
         if self.text.fills:
             texts = functional.pad(texts, (0, self.text.context - texts.shape[1]), value=-1)
         mask = texts >= 0
@@ -213,16 +221,12 @@ class TowerBackbone(Backbone):
                 values: Tensor = tower(*inputs)
             args, kwargs = calls[0]
             if self.checkpointing and torch.is_grad_enabled():
-                out = checkpoint(branch, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+                out = checkpoint(branch, *args, **tower.recompute, **kwargs)
             else:
                 out = branch(*args, **kwargs)
         return values, out[0] if isinstance(out, tuple) else out
 
     def fit(self, pairs: Any) -> None:
-        """Learn the words of the training captions, where the tokenizer counts words and has none yet.
-
-        A tower that was fitted keeps its words, so that a trained one can be trained on.
-        """
         if not hasattr(pairs, "photos"):
             raise UsageError(
                 f"backbone '{self.config.spec}' reads photos, these data are cached features — set "
@@ -231,7 +235,7 @@ class TowerBackbone(Backbone):
         self.fit_words(pairs.captions)
 
     def fit_words(self, captions: Sequence[str]) -> None:
-        """The same from captions alone."""
+        """Count words, where the tokenizer does that. A fitted one keeps its words, so that training can go on."""
         resize_words = getattr(self.text, "resize", None)
         if isinstance(self.tokenizer, WordTokenizer) and not self.tokenizer.words and resize_words is not None:
             self.tokenizer.fit(captions, limit=self.text.architecture()["words"])
@@ -239,11 +243,9 @@ class TowerBackbone(Backbone):
             self._register_ids()
 
     def tower_params(self) -> dict[str, TowerParams]:
-        """Parameters by tower and depth; together they are all that can be trained in the towers."""
         return {name: _by_depth(name, tower) for name, tower in (("image", self.image), ("text", self.text))}
 
     def unused_params(self) -> list[nn.Parameter]:
-        """Of both towers."""
         return [*self.image.unused(), *self.text.unused()]
 
     def add_variance(self) -> None:
@@ -255,12 +257,11 @@ class TowerBackbone(Backbone):
         self.set_checkpointing(self.config.checkpointing)
 
     def variance_params(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        """The branches' parameters by tower; none where there are no branches."""
         branches = {"image": self.image_variance, "text": self.text_variance}
         return {name: [] if branch is None else list(branch.named_parameters()) for name, branch in branches.items()}
 
     def compile_blocks(self, on: bool) -> None:
-        """torch.compile the blocks, or go on without. A block that is compiled stays so, and is run eagerly."""
+        """A block that is compiled stays so; where that is not wanted, :meth:`_eager` runs it eagerly."""
         self.compiled = on
         if on:
             for tower, branch in ((self.image, self.image_variance), (self.text, self.text_variance)):
@@ -278,16 +279,13 @@ class TowerBackbone(Backbone):
         return nullcontext()
 
     def set_checkpointing(self, on: bool) -> None:
-        """Recompute the blocks' activations in the backward pass, or keep them."""
-        from vacsr.backbones.edits import recomputing
-
         self.checkpointing = on
         for tower in (self.image, self.text):
-            tower.set_checkpointing(on, recomputing(tower))
+            tower.set_checkpointing(on)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> TowerBackbone:
-        """The mode of the towers decides nothing but whether they may recompute, so checkpointing keeps it on."""
+        """Nothing in the towers depends on their mode but whether they recompute, so checkpointing keeps it on."""
         super().train(mode)
         for tower in (self.image, self.text):
             tower.train(mode or self.checkpointing)
@@ -304,7 +302,6 @@ class TowerBackbone(Backbone):
         return Provenance(self.name, prepared, digest.hexdigest()[:12])
 
     def save_assets(self, folder: Path) -> None:
-        """Write what besides the weights rebuilds this backbone: architectures, tokenizer, transform."""
         saved = {
             "name": self.name,
             "image": self.image.architecture(),
@@ -315,24 +312,27 @@ class TowerBackbone(Backbone):
         write_json(folder / ASSETS, saved)  # last: a folder without it was not written to the end
 
 
-Rebuild = Callable[[Mapping[str, Any], Mapping[str, Any], Tokenizer], tuple[ImageTower, TextTower]]
+class Assets(NamedTuple):
+    """What :meth:`TowerBackbone.save_assets` wrote."""
+
+    name: str
+    image: dict[str, Any]
+    """:meth:`Tower.architecture`, here and in ``text``."""
+    text: dict[str, Any]
+    tokenizer: Tokenizer
+    transform: PhotoTransform
 
 
-def rebuild(config: BackboneConfig, folder: Path, towers: Rebuild) -> TowerBackbone:
-    """From what :meth:`TowerBackbone.save_assets` wrote, with fresh weights; needs no network and no checkpoint.
-
-    ``towers`` builds the two from their ``architecture()``.
-    """
+@contextmanager
+def saved_assets(folder: Path) -> Iterator[Assets]:
+    """Read them; an error inside, while the towers are built from them, means that they are not what was saved."""
     path = folder / ASSETS
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        written = saved["transform"]
-        transform = PhotoTransform(**{**written, "mean": tuple(written["mean"]), "std": tuple(written["std"])})
+        mean, std = tuple(saved["transform"]["mean"]), tuple(saved["transform"]["std"])
+        transform = PhotoTransform(**{**saved["transform"], "mean": mean, "std": std})
         tokenizer = read_tokenizer(saved["tokenizer"], folder)
-        image, text = towers(saved["image"], saved["text"], tokenizer)
-        return TowerBackbone(
-            image, text, tokenizer=tokenizer, transform=transform, config=config, name=str(saved["name"])
-        )
+        yield Assets(saved["name"], saved["image"], saved["text"], tokenizer, transform)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} does not describe a backbone ({error!r}) — save the model again") from error
 

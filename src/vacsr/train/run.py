@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from vacsr.backbones import check_backbone, scheme_of
+from vacsr.backbones import scheme_of
 from vacsr.config import BackboneConfig, DataConfig, MethodConfig, Recipe, TrainConfig
 from vacsr.config.io import dump_yaml, method_config, parse, read_yaml, recipe_from
 from vacsr.data import PairSet, PhotoSet, check_captioned, parse_spec
@@ -158,8 +158,9 @@ def check_recipe(recipe: Recipe, *, timed: bool = False) -> None:
     ``timed``: only its steps are measured. Nothing is reported then, and towers read photos made for the purpose.
     """
     is_graphed(recipe.train, choose_device(recipe.train.device))
-    check_backbone(recipe.backbone)
-    features = scheme_of(recipe.backbone.spec).cached
+    scheme = scheme_of(recipe.backbone.spec)
+    scheme.check(recipe.backbone)
+    features = scheme.cached
     if features or not timed:
         _check_data(recipe, features=features)
     if not timed:
