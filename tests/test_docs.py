@@ -220,7 +220,7 @@ def test_every_method_has_a_page_with_its_source(method: str) -> None:
 def test_every_few_shot_method_has_a_section_with_its_source(method: str) -> None:
     text = (DOCS / "methods/fewshot.md").read_text(encoding="utf-8")
     section = text.partition(f"\n## {method}\n")[2].partition("\n## ")[0]
-    file = "base" if method == "zeroshot" else method
+    file = REGISTRY["fewshot"][method].method.__module__.rpartition(".")[2]
     assert f"fewshot/methods/{file}.py)" in section
     assert text.count(f"\n| `{method}` |") == 1
 

@@ -157,7 +157,7 @@ CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capaci
 def test_memory_that_runs_out_is_told_with_what_takes_less(
     vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, words: list[str]
 ) -> None:
-    def image(self: ClipModel, pixels: Tensor) -> Tensor:
+    def image(self: ClipModel, pixels: Tensor, edits: Any = None) -> Tensor:
         raise torch.OutOfMemoryError(CUDA)
 
     monkeypatch.setattr(ClipModel, "image", image)
@@ -173,7 +173,7 @@ def test_memory_may_run_out_on_a_processor_and_in_a_test(
 ) -> None:
     run = tmp_path / "run"
     assert vacsr("fewshot", recipe, "--out", run, "--set", "train.epochs=1").code == 0
-    monkeypatch.setattr(ClipModel, "image", lambda *_: torch.empty(10**15))
+    monkeypatch.setattr(ClipModel, "image", lambda *_, **__: torch.empty(10**15))
     again = vacsr("fewshot", run / "config.yaml", "--out", run, "--evaluate-only")
     assert again.refused(3, "out of memory", "evaluate.batch_size below 100")
 
@@ -181,7 +181,7 @@ def test_memory_may_run_out_on_a_processor_and_in_a_test(
 def test_other_errors_of_torch_are_left_as_they_are(
     vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ClipModel, "image", lambda *_: torch.ones(2) @ torch.ones(3))
+    monkeypatch.setattr(ClipModel, "image", lambda *_, **__: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="size"):
         vacsr("fewshot", recipe, "--out", tmp_path / "run")
 

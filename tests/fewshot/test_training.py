@@ -53,9 +53,8 @@ def test_a_run_is_a_plain_loop_over_its_batches(make_trainer: Make) -> None:
     speeds = [torch.zeros_like(weight) for weight in weights]
     mean = torch.zeros(3, 3)
     for step, batch in enumerate(loader.stream(0, 9)):
-        pixels = TRANSFORM.normalize(batch.first).mean(dim=(2, 3))
-        labels = loader.shots.labels[batch.rows]
-        loss = functional.cross_entropy(functional.linear(pixels, *weights), labels)
+        pixels = TRANSFORM.normalize(batch.pixels).mean(dim=(2, 3))
+        loss = functional.cross_entropy(functional.linear(pixels, *weights), batch.labels)
         grads = torch.autograd.grad(loss, weights)
         norm = torch.cat([grad.flatten() for grad in grads]).norm()
         lr = learning_rate(step, steps_per_epoch=3, config=config)

@@ -75,6 +75,12 @@ def word_table(tower: Tower) -> nn.Embedding:
     return table
 
 
+def splice(tokens: Tensor, prompts: Tensor, *, start: int, length: int) -> Tensor:
+    """Replace ``length`` tokens of every row from ``start`` on; 0 inserts. [B, L, W], [n, W] or [B, n, W]"""
+    rows = prompts.to(tokens.dtype).expand(len(tokens), -1, -1)
+    return torch.cat((tokens[:, :start], rows, tokens[:, start + length :]), dim=1)
+
+
 def _hooks(tower: Tower, edits: TowerEdits) -> Iterator[RemovableHandle]:
     """Register the hooks one by one, so that each can be removed should the next one fail."""
     joints = tower.joints()

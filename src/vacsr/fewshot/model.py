@@ -82,7 +82,11 @@ class FewshotModel:
         """Photos against the classes of training, or against others by their names, in float32."""
         if not len(photos):
             raise UsageError("no photos to predict — give a list of PIL images")
-        classes = self.classes if names is None else _classes_named(self.classes, names)
+        classes = self.classes
+        if names is not None and tuple(names) != classes.names:
+            if isinstance(names, str) or not names or any(not name.strip() for name in names):
+                raise UsageError(f"classes {names!r} — give a list of names, as in ['red tree', 'blue fish']")
+            classes = ClassSet(tuple(names), classes.template)
         probabilities, sigmas = [], []
         with matmul_precision("fp32"):
             prepared = self.method.prepare(classes)
@@ -122,7 +126,7 @@ class FewshotModel:
         described = {
             "schema": SCHEMA,
             "task": "fewshot",
-            "backbone": _absolute(recipe.backbone).model_dump(mode="json"),
+            "backbone": _started_at(recipe.backbone, recipe.backbone.start).model_dump(mode="json"),
             "origin": self.origin,
             "method": recipe.method.model_dump(mode="json"),
             "classes": list(self.classes.names),
@@ -149,19 +153,19 @@ def load_fewshot(run: str | Path, *, device: str = "auto", start: str | Path | N
     tensors = saved.tensors()
     classes = ClassSet(tuple(raw["classes"]), raw["template"], tuple(tuple(each) for each in raw["sentences"]))
     method = parse(FewshotRecipe, {"method": raw["method"]}).method
-    backbone = _moved(parse(BackboneConfig, raw["backbone"]), start, folder=saved.folder)
+    backbone = parse(BackboneConfig, raw["backbone"])
+    if start is not None:
+        if not backbone.start:
+            raise UsageError(f"{saved.folder} is based on {backbone.spec}, not on a trained run — leave start= out")
+        backbone = _started_at(backbone, start)
+    if backbone.start and not Path(backbone.start).is_dir():
+        message = f"{saved.folder} is based on the towers of {backbone.start}, which is missing"
+        raise DataError(f"{message} — restore that run, or say where it is: load_fewshot(RUN, start=FOLDER)")
     model = FewshotModel.build(method, backbone, classes=classes, seed=0, device=choose_device(device))
     Provenance(**raw["origin"]).check(Provenance(**model.origin))
     model.method.load_weights(tensors)
     model.method.eval()
     return model
-
-
-def _classes_named(classes: ClassSet, names: Sequence[str]) -> ClassSet:
-    """Other classes with the same template; the classes of training are returned as they are."""
-    if isinstance(names, str) or not names or any(not name.strip() for name in names):
-        raise UsageError(f"classes {names!r} — give a list of names, as in ['red tree', 'blue fish']")
-    return classes if tuple(names) == classes.names else ClassSet(tuple(names), classes.template)
 
 
 def _origin(clip: ClipModel) -> dict[str, str]:
@@ -177,20 +181,6 @@ def _origin(clip: ClipModel) -> dict[str, str]:
     return {**origin, "revision": digest.hexdigest()[:12]}
 
 
-def _absolute(backbone: BackboneConfig) -> BackboneConfig:
+def _started_at(backbone: BackboneConfig, start: str | Path) -> BackboneConfig:
     """With an absolute path of its start, so that it is found from any working directory."""
-    start = str(Path(backbone.start).expanduser().resolve()) if backbone.start else ""
-    return backbone.model_copy(update={"start": start})
-
-
-def _moved(backbone: BackboneConfig, start: str | Path | None, *, folder: Path) -> BackboneConfig:
-    """The backbone with its start at the path given or saved, which must exist."""
-    if not backbone.start:
-        if start is not None:
-            raise UsageError(f"{folder} is based on {backbone.spec}, not on a trained run — leave start= out")
-        return backbone
-    moved = _absolute(backbone if start is None else backbone.model_copy(update={"start": str(start)}))
-    if not Path(moved.start).is_dir():
-        message = f"{folder} is based on the towers of {moved.start}, which is missing"
-        raise DataError(f"{message} — restore that run, or say where it is: load_fewshot(RUN, start=FOLDER)")
-    return moved
+    return backbone.model_copy(update={"start": str(Path(start).expanduser().resolve()) if start else ""})

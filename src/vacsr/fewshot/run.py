@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vacsr.backbones import scheme_of
 from vacsr.config.base import method_entry
 from vacsr.config.io import dump_yaml
 from vacsr.data.fewshot import LabelledPhotos, save_shots
@@ -20,6 +19,7 @@ from vacsr.data.karpathy import read_json
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import fewshot_result, harmonic_mean
 from vacsr.fewshot.config import FewshotRecipe, fewshot_from, read_fewshot
+from vacsr.fewshot.methods.clip import check_matched
 from vacsr.fewshot.model import FewshotModel, load_fewshot
 from vacsr.fewshot.task import FewshotSets, FewshotTask, check_targets, load_sets
 from vacsr.files import write_json, write_tensors, write_text
@@ -76,7 +76,10 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
         task.described = describe(recipe, sets, origin=task.fewshot.origin)
         digest = fingerprint(task.described)
         check_checkpoint(out / "checkpoint", fingerprint=digest)
-        _open_folder(out, recipe, sets, resume=resume)
+        for name in ("report.json", ANSWERS, *(() if resume else (SEARCH,))):
+            (out / name).unlink(missing_ok=True)  # of an earlier run, with another config.yaml
+        write_text(out / "config.yaml", dump_yaml(recipe))
+        save_shots(out / "shots.json", sets.shots, source=sets.source)
         choice: Choice = {}
         if candidates(recipe):
             best = search(recipe, sets, out=out, fingerprint=digest, device=device, progress=progress)
@@ -125,9 +128,7 @@ def check_fewshot(recipe: FewshotRecipe) -> None:
     for spec in (recipe.data.spec, *recipe.data.targets.values()):
         parse_class_spec(spec)
     check_search(recipe)
-    if not recipe.backbone.start and not scheme_of(recipe.backbone.spec).matched:
-        message = f"backbone {recipe.backbone.spec!r} is not trained to match photos and sentences"
-        raise UsageError(f"{message} — write clip:ID_OR_FOLDER, or set backbone.start to a trained run")
+    check_matched(recipe.backbone)
 
 
 def _check_same_data(recipe: FewshotRecipe, out: Path) -> None:
@@ -137,14 +138,14 @@ def _check_same_data(recipe: FewshotRecipe, out: Path) -> None:
         raise DataError(
             f"no few-shot model in {out}, no {file.name} — train one: vacsr fewshot RECIPE.yaml --out {out}"
         )
-    difference = first_difference(_identity(read_fewshot(file)), _identity(recipe))
+    before, now = (
+        {"method": {"name": each.method.name}, "data": each.data.model_dump(exclude={"targets"})}
+        for each in (read_fewshot(file), recipe)
+    )
+    difference = first_difference(before, now)
     if difference is not None:
         message = f"the run in {out} was trained otherwise: {difference}"
         raise UsageError(f"{message} — give its own recipe: vacsr fewshot {file} --out {out} --evaluate-only")
-
-
-def _identity(recipe: FewshotRecipe) -> dict[str, Any]:
-    return {"method": {"name": recipe.method.name}, "data": recipe.data.model_dump(exclude={"targets"})}
 
 
 def describe(recipe: FewshotRecipe, sets: FewshotSets, *, origin: Mapping[str, str]) -> dict[str, Any]:
@@ -158,14 +159,6 @@ def describe(recipe: FewshotRecipe, sets: FewshotSets, *, origin: Mapping[str, s
         "classes": sets.classes,
         "search": recipe.search.model_dump(mode="json"),
     }
-
-
-def _open_folder(out: Path, recipe: FewshotRecipe, sets: FewshotSets, *, resume: bool) -> None:
-    """Delete an older report and its answers, which would not belong to config.yaml; without resume, a search too."""
-    for name in ("report.json", ANSWERS, *(() if resume else (SEARCH,))):
-        (out / name).unlink(missing_ok=True)
-    write_text(out / "config.yaml", dump_yaml(recipe))
-    save_shots(out / "shots.json", sets.shots, source=sets.source)
 
 
 def _task(recipe: FewshotRecipe, sets: FewshotSets, *, device: torch.device, label: str) -> FewshotTask:
@@ -223,16 +216,16 @@ def search(
     """
     table = candidates(recipe)
     scored = _scored_before(out / SEARCH, fingerprint)
+    record = {"fingerprint": fingerprint, "candidates": scored, "samples": len(sets.val)}
     for number, choice in enumerate(table[len(scored) :], start=len(scored)):
         label = f"search {number + 1}/{len(table)}" if progress else ""
         accuracy = validation_accuracy(with_choice(recipe, choice), sets, device=device, label=label)
         if accuracy is None:
             return None
         scored.append({**choice, "val_accuracy": accuracy})
-        write_json(out / SEARCH, {"fingerprint": fingerprint, "candidates": scored, "samples": len(sets.val)})
-    best = table[max(range(len(table)), key=lambda number: (scored[number]["val_accuracy"], -number))]
-    result = {"fingerprint": fingerprint, "candidates": scored, "samples": len(sets.val), "best": best}
-    write_json(out / SEARCH, result)
+        write_json(out / SEARCH, record)
+    best = table[max(range(len(table)), key=lambda number: scored[number]["val_accuracy"])]
+    write_json(out / SEARCH, {**record, "best": best})
     return best
 
 

@@ -6,11 +6,10 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,20 +20,20 @@ from vacsr.backbones.augment import DRAWS, randaugment
 from vacsr.backbones.images import PhotoTransform
 from vacsr.data.fewshot import LabelledPhotos
 from vacsr.data.photos import Photos
+from vacsr.errors import UsageError
 from vacsr.fewshot.config import FewshotTrainConfig
+from vacsr.fewshot.methods.base import ShotBatch
 from vacsr.noise import RowNoise, Stream
 from vacsr.train.data import batch_order
 
 _TRIES = 10
 _NARROW, _WIDE = 3 / 4, 4 / 3  # of a crop's width over its height
-_PIXEL_BYTES = 4  # of an RGB pixel in PIL
-
-Box = tuple[int, int, int, int]
-"""Left, top, right and bottom of a part of a photo, in pixels."""
 
 
-def crop_box(width: int, height: int, *, draws: Sequence[float], scale: tuple[float, float]) -> Box:
-    """The box of a random resized crop: an area whose share is from ``scale``, an aspect from 3/4 to 4/3.
+def crop_box(
+    width: int, height: int, *, draws: Sequence[float], scale: tuple[float, float]
+) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom of a random resized crop: a share of the area from ``scale``, an aspect of 3/4 to 4/3.
 
     Four draws in (0, 1) for each of ten tries: area, aspect, top, left; the first box that fits into the photo counts.
     If none fits, the largest centred box with an aspect in that range.
@@ -49,18 +48,11 @@ def crop_box(width: int, height: int, *, draws: Sequence[float], scale: tuple[fl
         ratio = math.exp(math.log(_NARROW) + (math.log(_WIDE) - math.log(_NARROW)) * aspect)
         w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
         if 0 < w <= width and 0 < h <= height:
-            return _box(_integer(left, width - w), _integer(top, height - h), w, h)
+            x, y = (min(int(draw * (room + 1)), room) for draw, room in ((left, width - w), (top, height - h)))
+            return x, y, x + w, y + h
     w, h = min(width, round(height * _WIDE)), min(height, round(width / _NARROW))
-    return _box((width - w) // 2, (height - h) // 2, w, h)
-
-
-def _box(left: int, top: int, width: int, height: int) -> Box:
-    return left, top, left + width, top + height
-
-
-def _integer(draw: float, largest: int) -> int:
-    """Uniform from 0 to ``largest``."""
-    return min(int(draw * (largest + 1)), largest)
+    x, y = (width - w) // 2, (height - h) // 2
+    return x, y, x + w, y + h
 
 
 @dataclass(frozen=True)
@@ -105,24 +97,12 @@ class CachedPhotos:
         if cached is not None:
             return cached
         photo = self.photos.open(row)
-        size = _PIXEL_BYTES * photo.width * photo.height
+        size = 4 * photo.width * photo.height  # of RGB in PIL
         with self.lock:
             if row not in self.cache and size <= self.free:
                 self.cache[row] = photo
                 self.free -= size
         return photo
-
-
-class PixelBatch(NamedTuple):
-    """The photos of one step before they go to the device."""
-
-    step: int
-    rows: Tensor
-    """[B] of the shots."""
-    first: Tensor
-    """uint8 [B, 3, S, S]"""
-    second: Tensor | None
-    """Another view, if asked for."""
 
 
 class ShotLoader:
@@ -135,29 +115,21 @@ class ShotLoader:
         kinds = (config.view, config.second_view) if second else (config.view,)
         self.views = [View(kind, config, transform) for kind in kinds]
         self.photos = CachedPhotos(shots.photos, limit=config.cache_gb * 2**30)
+        self.batch_size = min(config.batch_size, len(shots))
+        self.batches_per_pass = len(shots) // self.batch_size  # what does not fill a batch comes in other passes
+        batches = config.steps_per_epoch or self.batches_per_pass
+        self.steps_per_epoch = batches // config.accumulate * config.accumulate
+        if not self.steps_per_epoch:
+            message = f"an epoch has {batches} batches, train.accumulate={config.accumulate}"
+            raise UsageError(f"{message} — lower train.accumulate or train.batch_size, or set train.steps_per_epoch")
 
-    @property
-    def batch_size(self) -> int:
-        """All shots where they are fewer than a batch."""
-        return min(self.config.batch_size, len(self.shots))
-
-    @property
-    def batches_per_pass(self) -> int:
-        """A last batch that is not full is left out; its shots are in other passes."""
-        return len(self.shots) // self.batch_size
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """As many as the shots fill, unless the recipe sets them."""
-        return self.config.steps_per_epoch or self.batches_per_pass
-
-    def stream(self, start: int, stop: int) -> Iterator[PixelBatch]:
+    def stream(self, start: int, stop: int) -> Iterator[ShotBatch]:
         """The batches of the steps from ``start`` up to ``stop``; a batch depends on its step only."""
         workers = self.config.workers or os.cpu_count() or 1
         steps = iter(range(start, stop))
         pool = ThreadPoolExecutor(workers, thread_name_prefix="shots")
         try:
-            queue: deque[Future[PixelBatch]] = deque(pool.submit(self._batch, step) for step in islice(steps, workers))
+            queue = deque(pool.submit(self._batch, step) for step in islice(steps, workers))
             while queue:
                 batch = queue.popleft().result()
                 queue.extend(pool.submit(self._batch, step) for step in islice(steps, 1))
@@ -175,19 +147,17 @@ class ShotLoader:
         order = batch_order(len(self.shots), batch=self.batch_size, seed=self.config.seed, epoch=number)
         return number, next(islice(order, position, None))
 
-    def _batch(self, step: int) -> PixelBatch:
+    def _batch(self, step: int) -> ShotBatch:
+        """Pixels as uint8 [B, 3, S, S], on the CPU."""
         number, rows = self.pass_and_rows(step)
         noise = RowNoise(self.config.seed, torch.tensor(number), rows, Stream.IMAGE)
         photos = [self.photos.open(row) for row in rows.tolist()]
-        streams = (Stream.FIRST_VIEW, Stream.SECOND_VIEW)
-        pixels = [
-            _stack(photos, view, noise.other(stream).uniform(view.draws).tolist())
-            for view, stream in zip(self.views, streams, strict=False)
-        ]
-        return PixelBatch(step, rows, pixels[0], pixels[1] if len(pixels) > 1 else None)
-
-
-def _stack(photos: Sequence[Image.Image], view: View, draws: Sequence[Sequence[float]]) -> Tensor:
-    """-> uint8 [B, 3, S, S]"""
-    squares = [np.asarray(view(photo, row)) for photo, row in zip(photos, draws, strict=True)]
-    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).contiguous()
+        views: list[Tensor] = []
+        for view, stream in zip(self.views, (Stream.FIRST_VIEW, Stream.SECOND_VIEW), strict=False):
+            draws = noise.other(stream).uniform(view.draws).tolist()
+            squares = [np.asarray(view(photo, row)) for photo, row in zip(photos, draws, strict=True)]
+            views.append(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).contiguous())
+        return ShotBatch(
+            views[0], self.shots.labels[rows], views[1] if len(views) > 1 else None,
+            seed=self.config.seed, step=step, steps=self.config.epochs * self.steps_per_epoch,
+        )  # fmt: skip

@@ -28,7 +28,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.fewshot.config import FewshotDataConfig, FewshotTrainConfig
 from vacsr.fewshot.methods import ClassSet, ShotBatch
 from vacsr.fewshot.model import FewshotModel
-from vacsr.fewshot.shots import PixelBatch, ShotLoader
+from vacsr.fewshot.shots import ShotLoader
 from vacsr.objective import LossTerms
 from vacsr.train.callbacks import Callback
 from vacsr.train.optim import build_optimizer
@@ -38,8 +38,7 @@ from vacsr.train.trainer import Task, Trainer
 class ReportSet(NamedTuple):
     """One test set, over its own classes."""
 
-    split: str
-    """Its name in the report."""
+    split: str  # its name in the report
     photos: LabelledPhotos
     classes: ClassSet
 
@@ -49,12 +48,9 @@ class FewshotSets(NamedTuple):
 
     source: FewshotSource
     shots: Shots
-    train: LabelledPhotos
-    """The shots to learn from."""
-    val: LabelledPhotos
-    """The shots to choose settings on, of the same classes; may be empty."""
-    classes: ClassSet
-    """Those of training."""
+    train: LabelledPhotos  # the shots to learn from
+    val: LabelledPhotos  # the shots to choose settings on, of the same classes; may be empty
+    classes: ClassSet  # of training
     tests: tuple[ReportSet, ...]
 
 
@@ -150,20 +146,15 @@ class FewshotTask(Task):
         self.device = model.device
         self.described: dict[str, Any] = {}
         self.loader = ShotLoader(shots, config, transform=model.transform, second=model.method.second_view)
-        self.steps_per_epoch = self.loader.steps_per_epoch // config.accumulate * config.accumulate
-        if not self.steps_per_epoch:
-            message = f"an epoch has {self.loader.steps_per_epoch} batches, train.accumulate={config.accumulate}"
-            raise UsageError(f"{message} — lower train.accumulate or train.batch_size, or set train.steps_per_epoch")
-        self.stream: Iterator[PixelBatch] = iter(())
+        self.steps_per_epoch = self.loader.steps_per_epoch
+        self.stream: Iterator[ShotBatch] = iter(())
         self.next_step = -1  # of the stream
 
     def build_optimizer(self) -> Optimizer:
-        """SGD or AdamW over the method's groups."""
         c, groups = self.config, self.method.param_groups()
         return build_optimizer(groups, c.optimizer, lr=c.lr, weight_decay=c.weight_decay, momentum=c.momentum)
 
     def learning_rate(self, step: int) -> float:
-        """The base rate of an optimiser step."""
         steps = self.steps_per_epoch // self.config.accumulate
         return learning_rate(step, steps_per_epoch=steps, config=self.config)
 
@@ -171,7 +162,7 @@ class FewshotTask(Task):
         """The method's own work after a step, such as a running mean of its weights."""
         return [_AfterStep(self)]
 
-    def batches(self, epoch: int, start: int) -> Iterator[PixelBatch]:
+    def batches(self, epoch: int, start: int) -> Iterator[ShotBatch]:
         """From one stream for the whole run, so that threads prepare the next epoch's batches during this one."""
         first = epoch * self.steps_per_epoch + start
         if self.next_step != first:
@@ -179,18 +170,11 @@ class FewshotTask(Task):
         self.next_step = (epoch + 1) * self.steps_per_epoch
         return islice(self.stream, self.steps_per_epoch - start)
 
-    def loss(self, batch: PixelBatch, step: Tensor) -> LossTerms:
-        """The method's loss of a batch."""
-        shots = ShotBatch(
-            self._normalised(batch.first),
-            self.shots.labels[batch.rows].to(self.device),
-            None if batch.second is None else self._normalised(batch.second),
-            seed=self.config.seed,
-            step=batch.step,
-            steps=self.config.epochs * self.steps_per_epoch,
-        )
+    def loss(self, batch: ShotBatch, step: Tensor) -> LossTerms:
+        pixels, labels = self._normalised(batch.pixels), batch.labels.to(self.device)
+        second = None if batch.second is None else self._normalised(batch.second)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
-            return self.method.loss(shots, self.fewshot.classes)
+            return self.method.loss(batch._replace(pixels=pixels, labels=labels, second=second), self.fewshot.classes)
 
     def _normalised(self, pixels: Tensor) -> Tensor:
         """uint8 [B, 3, S, S] -> float32, on the device"""
@@ -199,7 +183,6 @@ class FewshotTask(Task):
         return self.fewshot.transform.normalize(pixels.to(self.device, non_blocking=True))
 
     def batch_ids(self, step: int) -> list[str]:
-        """The photos of a step's batch."""
         return [self.shots.photos.name(row) for row in self.loader.pass_and_rows(step)[1].tolist()]
 
     def description(self) -> dict[str, Any]:
@@ -207,7 +190,6 @@ class FewshotTask(Task):
         return self.described
 
     def finish(self) -> None:
-        """What the method does after training."""
         self.method.finish()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from vacsr.errors import UsageError
 from vacsr.fewshot.methods.base import ClassSet, ShotBatch
 from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.fewshot.methods.coprompt import Coprompt, CopromptConfig, FeatureAdapter
+from vacsr.fewshot.methods.maple import Coprompt, CopromptConfig, FeatureAdapter, encode_sentences
 
 from .plain_clip import (
     Plain,
@@ -108,13 +108,14 @@ def test_loss_and_gradients_are_the_plain_ones(classes: ClassSet) -> None:
 def test_one_sentence_of_each_class_by_seed_and_step() -> None:
     method = coprompt()
     many = CLASSES._replace(sentences=(("a", "b", "c", "d"), ("e", "f"), ("g",)))
-    described = method.sentence_features(many)
-    features = [method.clip.text(method.clip.tokens([text]))[0] for own in many.sentences for text in own]
-    place = {tuple(feature.tolist()): number for number, feature in enumerate(described.features)}
-    torch.testing.assert_close(described.features, torch.stack(features), rtol=1e-9, atol=1e-9)
+    texts = [text for sentences in many.sentences for text in sentences]
+    features = torch.cat([method.clip.text(method.clip.tokens([text])) for text in texts])
 
     def picked(seed: int, step: int) -> tuple[int, ...]:
-        return tuple(place[tuple(row.tolist())] for row in described.pick(seed=seed, step=step))
+        rows = method.drawn_sentences(many, seed=seed, step=step)
+        near = torch.cdist(rows, features)
+        assert float(near.amin(dim=1).max()) < 1e-7
+        return tuple(near.argmin(dim=1).tolist())
 
     draws = [picked(0, step) for step in range(400)]
     assert [len({draw[number] for draw in draws}) for number in range(3)] == [4, 2, 1]
@@ -140,23 +141,12 @@ def test_the_loss_draws_by_seed_and_step() -> None:
     assert parts(1) != first
 
 
-def test_sentences_are_encoded_once() -> None:
-    method, batch = coprompt(), ShotBatch(photos(2), LABELS, photos(2, seed=1))
-    first = method.sentence_features(TOLD)
-    method.loss(batch, TOLD)
-    assert method.sentence_features(TOLD) is first
-    assert method.sentence_features(OTHERS) is not first
-    assert len(method.sentence_features(OTHERS).features) == 2
-
-
 def test_more_sentences_than_are_encoded_at_a_time() -> None:
-    method = coprompt(small_clip(dtype=torch.float32))
-    many = ClassSet(("a", "b"), sentences=(tuple(f"x{n}" for n in range(300)), tuple(f"y{n}" for n in range(5))))
-    described = method.sentence_features(many)
-    assert described.features.shape == (305, 16)
-    last = method.clip.text(method.clip.tokens(["y4"]))[0]
-    torch.testing.assert_close(described.features[-1], last)
-    assert described.first.tolist() == [0, 300]
+    clip = small_clip(dtype=torch.float32)
+    many = ClassSet(("a", "b"), sentences=(("x0", "x1", "x2"), ("y0", "y1")))
+    features, lengths = encode_sentences(clip, many, chunk=2)
+    torch.testing.assert_close(features, clip.text(clip.tokens(["x0", "x1", "x2", "y0", "y1"])))
+    assert lengths.tolist() == [3, 2]
 
 
 def test_as_many_numbers_as_the_public_code() -> None:
@@ -185,4 +175,4 @@ def test_one_view_is_not_enough() -> None:
 
 def test_sentences_for_other_classes() -> None:
     with pytest.raises(UsageError, match="2 lists of sentences for 3 classes — give one list for each"):
-        coprompt().sentence_features(CLASSES._replace(sentences=(("a",), ("b",))))
+        encode_sentences(small_clip(), CLASSES._replace(sentences=(("a",), ("b",))))

@@ -129,7 +129,7 @@ def test_without_mixing_of_tokens_insertion_leaves_zero_shot() -> None:
         for block in tower.blocks()[-2:]:
             nn.init.zeros_(block.self_attn.out_proj.weight)
     method, pixels = build(clip), photos(3)
-    close(method.both_features(pixels).of_class, clip.image(pixels))
+    close(method.both_features(pixels)[0], clip.image(pixels))
     close(method.prepare(CLASSES).features, clip.text(clip.tokens(CLASSES.prompts())))
     parts = method.loss(ShotBatch(pixels, torch.tensor([0, 1, 2])), CLASSES).parts
     close(parts["image"], torch.zeros_like(parts["image"]))
@@ -194,7 +194,7 @@ def test_the_projection_may_start_as_a_copy_of_the_towers() -> None:
     assert copy is not own
     assert copy.requires_grad
     assert not own.requires_grad
-    close(method.both_features(pixels).of_representation, Features(method, pixels, CLASSES).of_rep)
+    close(method.both_features(pixels)[1], Features(method, pixels, CLASSES).of_rep)
 
 
 def closed_form(image: int, text: int, *, dim: int, rep_dim: int, layers: int, tokens: int) -> int:

@@ -189,9 +189,9 @@ def test_both_numbers_with_one_pass_of_the_image_tower(monkeypatch: pytest.Monke
     expected = method.logits(pixels, prepared), method.predict(pixels, prepared)[1]
     plain, passes = method.clip.image, []
 
-    def counted(given: Tensor) -> Tensor:
-        passes.append(len(given))
-        return plain(given)
+    def counted(pixels: Tensor, edits: None = None) -> Tensor:
+        passes.append(len(pixels))
+        return plain(pixels)
 
     monkeypatch.setattr(method.clip, "image", counted)
     logits, spread = method.predict(pixels, prepared)

@@ -11,9 +11,9 @@ from vacsr.fewshot.methods.base import ShotBatch as ShotBatch
 from vacsr.fewshot.methods.base import Zeroshot as Zeroshot
 from vacsr.fewshot.methods.clip import ClipModel as ClipModel
 from vacsr.fewshot.methods.clipood import Clipood as Clipood
-from vacsr.fewshot.methods.cocoop import Cocoop as Cocoop
+from vacsr.fewshot.methods.coop import Cocoop as Cocoop
 from vacsr.fewshot.methods.coop import Coop as Coop
-from vacsr.fewshot.methods.coprompt import Coprompt as Coprompt
+from vacsr.fewshot.methods.maple import Coprompt as Coprompt
 from vacsr.fewshot.methods.maple import Maple as Maple
 from vacsr.fewshot.methods.mma import Mma as Mma
 from vacsr.fewshot.methods.mmrl import Mmrl as Mmrl

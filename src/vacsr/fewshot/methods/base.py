@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vacsr.backbones.edits import TowerEdits
 from vacsr.config.base import MethodConfig, Task, register
 from vacsr.errors import DataError
 from vacsr.fewshot.methods.clip import ClipModel
@@ -21,23 +22,13 @@ from vacsr.objective import LossTerms
 T = TypeVar("T")
 Fields = dict[str, Any]
 
-PUBLIC_FRAME: Fields = {
-    "optimizer": "sgd",
-    "momentum": 0.9,
-    "weight_decay": 5e-4,
-    "schedule": "cosine-epoch",
-    "warmup_epochs": 1,
-    "warmup_lr": 1e-5,
-    "crop": (0.08, 1.0),
-    "flip": 0.5,
-}
-"""Training fields of the frame in which the public code of most methods runs. It trains in half precision; we do not
-unless the recipe says so."""
-
 
 @dataclass(frozen=True)
 class PublishedPlan:
-    """The recipe fields that a method's paper and public configuration set; what `preset: paper` starts from."""
+    """The recipe fields that a method's paper and public configuration set; what `preset: paper` starts from.
+
+    For other fields the defaults hold: those of the frame that the public code of most methods shares.
+    """
 
     train: Fields = field(default_factory=dict)
     """Training fields for any data set, base-to-novel."""
@@ -83,9 +74,9 @@ class ClassSet(NamedTuple):
 
 
 class ShotBatch(NamedTuple):
-    """The labelled photos of one training step."""
+    """The labelled photos of one training step. A loader gives pixels as bytes, a method gets them normalised."""
 
-    pixels: Tensor  # [B, 3, S, S] normalised
+    pixels: Tensor  # [B, 3, S, S]
     labels: Tensor  # [B] int64, into the classes of the loss
     second: Tensor | None = None  # [B, 3, S, S] another view of the same photos, for methods with ``second_view``
     seed: int = 0
@@ -96,8 +87,8 @@ class ShotBatch(NamedTuple):
 class FewshotMethod(nn.Module):
     """A frozen CLIP and what a method adds to it or unfreezes in it. Parameters with a gradient learn and are saved.
 
-    By default the loss is the cross-entropy of scaled cosines, so most methods override only :meth:`image_features`
-    and :meth:`text_features`.
+    By default the loss is the cross-entropy of scaled cosines, so most methods only say how they edit the towers:
+    :meth:`image_edits` and :meth:`text_edits`.
     """
 
     task: ClassVar[Task] = "fewshot"
@@ -116,13 +107,29 @@ class FewshotMethod(nn.Module):
         self.clip, self.config = clip, config
         self._cache: dict[str, tuple[object, Any]] = {}
 
+    def image_edits(self) -> TowerEdits | None:
+        """What the method changes in the image tower, with the present weights."""
+        return None
+
+    def text_edits(self) -> TowerEdits | None:
+        """What the method changes in the text tower, with the present weights."""
+        return None
+
+    def template(self, classes: ClassSet) -> str:
+        """The sentence of a class, with {} for its name: the data set's own by default."""
+        return classes.template
+
     def image_features(self, pixels: Tensor) -> Tensor:
         """Unit vectors. [B, 3, S, S] -> [B, d]"""
-        return self.clip.image(pixels)
+        return self.clip.image(pixels, edits=self.image_edits())
 
     def text_features(self, classes: ClassSet) -> Tensor:
         """Unit vectors. -> [C, d]"""
-        return self.clip.text(self.sentence_ids(classes))
+        return self.clip.text(self.sentence_ids(classes), edits=self.text_edits())
+
+    def frozen_texts(self, classes: ClassSet) -> Tensor:
+        """Unit vectors of the same sentences from the frozen text tower, cached. -> [C, d]"""
+        return self.cached("texts", classes, lambda: self.clip.text(self.sentence_ids(classes)))
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """Of one step."""
@@ -152,20 +159,19 @@ class FewshotMethod(nn.Module):
             return self.clip.scale * images @ texts.T
 
     def sentence_ids(self, classes: ClassSet) -> Tensor:
-        """Token ids of the classes' sentences, cached until names, template or device change. -> [C, L]"""
-        key = classes.names, classes.template, self.clip.device
-        return self.cached("ids", key, lambda: self.tokenize(classes))
+        """Token ids of the classes' sentences, cached. -> [C, L]"""
+        return self.cached("ids", classes, lambda: self.tokenize(classes._replace(template=self.template(classes))))
 
     def tokenize(self, classes: ClassSet) -> Tensor:
-        """Token ids of the class list's prompts; a method with its own sentence overrides this. -> [C, L]"""
+        """Token ids of the class list's prompts. -> [C, L]"""
         return self.clip.tokens(classes.prompts())
 
-    def cached(self, name: str, key: object, compute: Callable[[], T]) -> T:
-        """The last value under ``name`` if it was computed for the same key, since training asks for it in every step.
+    def cached(self, name: str, classes: ClassSet, compute: Callable[[], T]) -> T:
+        """The last value under ``name``, computed again where classes or device change.
 
-        It is computed without gradient, but never as an inference tensor: a later training step may use it.
+        Training asks for it in every step. It has no gradient, but is never an inference tensor: a step may use it.
         """
-        last = self._cache.get(name)
+        key, last = (classes, self.clip.device), self._cache.get(name)
         if last is None or last[0] != key:
             with torch.inference_mode(False), torch.no_grad():
                 last = self._cache[name] = key, compute()
@@ -247,9 +253,3 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> LossTerms:
 def cosine_distance(features: Tensor, frozen: Tensor) -> Tensor:
     """1 − the mean cosine of unit rows. [N, d], [N, d] -> 0-d"""
     return 1.0 - (features * frozen).sum(dim=-1).mean()
-
-
-def splice(tokens: Tensor, prompts: Tensor, *, start: int, length: int) -> Tensor:
-    """Replace ``length`` tokens of every row from ``start`` on; 0 inserts. [B, L, W], [n, W] or [B, n, W]"""
-    rows = prompts.to(tokens.dtype).expand(len(tokens), -1, -1)
-    return torch.cat((tokens[:, :start], rows, tokens[:, start + length :]), dim=1)

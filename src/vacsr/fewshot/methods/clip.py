@@ -45,13 +45,9 @@ class ClipModel(nn.Module):
 
         With ``start`` everything that says what the towers see and give is that model's; ``checkpointing`` is read.
         """
+        check_matched(config)
         if config.start:
             return _started(config)
-        if not scheme_of(config.spec).matched:
-            raise UsageError(
-                f"backbone {config.spec!r} is not trained to match photos and sentences — write clip:ID_OR_FOLDER, "
-                "or set backbone.start to a trained run"
-            )
         outputs = {"image_output": "projected", "text_output": "projected", "pooling": "cls"}
         with torch.random.fork_rng(devices=[]):  # random weights, if asked for, are always the same
             torch.default_generator.manual_seed(0)
@@ -75,22 +71,19 @@ class ClipModel(nn.Module):
 
     def image(self, pixels: Tensor, *, edits: TowerEdits | None = None) -> Tensor:
         """Unit vectors of normalised photos. [B, 3, S, S] -> [B, d]"""
-        tokens = self.image_tokens(pixels, edits=edits)
-        if self.mean:
-            return unit(self.image_map(self.backbone.image.finish(tokens).mean(dim=1)))
-        return unit(self.finish_image(tokens[:, 0]))
+        return self.pool_image(self.image_tokens(pixels, edits=edits))
 
     def image_tokens(self, pixels: Tensor, *, edits: TowerEdits | None = None) -> Tensor:
         """After the last block, before the final norm; class token first. [B, 3, S, S] -> [B, L, W]"""
         return _last_tokens(self.backbone.image, pixels, edits=edits)
 
-    def finish_image(self, tokens: Tensor) -> Tensor:
-        """Final norm and projection, not normalised. [..., W] -> [..., d]"""
-        out: Tensor = self.image_map(self.backbone.image.finish(tokens))
-        return out
+    def pool_image(self, tokens: Tensor) -> Tensor:
+        """Unit vectors of the class token, or of the mean of all. [B, L, W] -> [B, d]"""
+        finish = self.backbone.image.finish
+        return unit(self.image_map(finish(tokens).mean(dim=1) if self.mean else finish(tokens[:, 0])))
 
-    def text(self, tokens: Tensor, *, edits: TowerEdits | None = None, shift: int = 0) -> Tensor:
-        """Unit vectors of sentences; ``shift`` tokens were added by ``edits`` before the end. [C, L] ids -> [C, d]"""
+    def text(self, tokens: Tensor, *, edits: TowerEdits | None = None) -> Tensor:
+        """Unit vectors of sentences; ``edits`` may add tokens before the end. [C, L] ids -> [C, d]"""
         tower = self.backbone.text
         if tokens.shape[1] > tower.context:
             raise ShapeMismatch(
@@ -99,18 +92,20 @@ class ClipModel(nn.Module):
             )
         mask = tokens >= 0
         states = _last_tokens(tower, torch.where(mask, tokens, tower.pad), mask, edits=edits)
-        if states.shape[1] != tokens.shape[1] + shift:
-            raise ShapeMismatch(
-                f"rows of {tokens.shape[1]} tokens came out as {states.shape[1]} — give shift="
-                f"{states.shape[1] - tokens.shape[1]}, the number of tokens that the edits add before the end"
-            )
-        ends = mask.sum(dim=1) - 1 + shift
+        ends = mask.sum(dim=1) - 1 + states.shape[1] - tokens.shape[1]
         if self.mean:
             values = tower.finish(states)
             real = (torch.arange(states.shape[1], device=states.device) <= ends.unsqueeze(1)).unsqueeze(-1)
             return unit(self.text_map(torch.where(real, values, 0.0).sum(dim=1) / real.sum(dim=1)))
         index = torch.zeros_like(ends) if tower.summary == "first" else ends
         return unit(self.text_map(tower.finish(states[torch.arange(len(states), device=states.device), index])))
+
+
+def check_matched(config: BackboneConfig) -> None:
+    """Refuse towers that were never trained to match photos and sentences."""
+    if not config.start and not scheme_of(config.spec).matched:
+        message = f"backbone {config.spec!r} is not trained to match photos and sentences"
+        raise UsageError(f"{message} — write clip:ID_OR_FOLDER, or set backbone.start to a trained run")
 
 
 def unit(x: Tensor) -> Tensor:

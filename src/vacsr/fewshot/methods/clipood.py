@@ -18,14 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vacsr.config.base import MethodConfig, register
-from vacsr.fewshot.methods.base import (
-    PUBLIC_FRAME,
-    ClassSet,
-    FewshotMethod,
-    PublishedPlan,
-    ShotBatch,
-    cross_entropy,
-)
+from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, cross_entropy
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.objective import LossTerms
 
@@ -85,19 +78,15 @@ class Clipood(FewshotMethod):
     config: ClipoodConfig
     plan = PublishedPlan(
         {
-            **PUBLIC_FRAME,
-            **{"optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.1, "batch_size": 36, "steps_per_epoch": 500},
-            **{"epochs": 1, "schedule": "cosine-step", "warmup_epochs": 0, "crop": (0.7, 1.0)},
+            "optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.1, "schedule": "cosine-step", "warmup_epochs": 0,
+            "epochs": 1, "steps_per_epoch": 500, "batch_size": 36, "crop": (0.7, 1.0),
         },
         train_on={
-            "imagenet": {"epochs": 10},
-            "fgvc_aircraft": {"epochs": 10},
-            "stanford_cars": {"epochs": 5},
-            "sun397": {"epochs": 5},
-            "ucf101": {"epochs": 2},
+            "imagenet": {"epochs": 10}, "fgvc_aircraft": {"epochs": 10}, "stanford_cars": {"epochs": 5},
+            "sun397": {"epochs": 5}, "ucf101": {"epochs": 2},
         },
         domain_method={"beta": 0.5},
-    )
+    )  # fmt: skip
 
     def __init__(
         self, clip: ClipModel, config: ClipoodConfig, *, classes: ClassSet, generator: torch.Generator
@@ -114,9 +103,7 @@ class Clipood(FewshotMethod):
         return cross_entropy(self.scaled_cosines(shifted, texts), batch.labels)
 
     def text_features(self, classes: ClassSet) -> Tensor:
-        """Of the frozen text tower, cached from step to step. -> [C, d]"""
-        ids = self.sentence_ids(classes)
-        return self.cached("texts", (classes.names, classes.template, ids.device), lambda: self.clip.text(ids))
+        return self.frozen_texts(classes)
 
     def after_step(self, step: int, steps: int) -> None:
         """Add the present weights to the mean; before the first step, those that training began with."""

@@ -1,32 +1,46 @@
-"""MaPLe (Khattak et al., CVPR 2023): learned tokens in the first blocks of both towers, the image's mapped from text.
+"""MaPLe (Khattak et al., CVPR 2023) and CoPrompt (Roy & Etemad, ICLR 2024): tokens learned in both towers.
 
-A class is "a photo of a {}." whatever the data set. In the text tower the learned tokens follow the start token, in
-place of the first context words; in the image tower they come last, before the first norm. Each of the next blocks
+MaPLe: a class is "a photo of a {}." whatever the data set. In the text tower the learned tokens follow the start token,
+in place of the first context words; in the image tower they come last, before the first norm. Each of the next blocks
 drops their outputs and gets new ones; after the last such block they stay. Image tokens are a linear map of the text
-tokens of the same block. Both towers are frozen.
+tokens of the same block. Both towers are frozen. The first text tokens start as the words they replace, the others
+small and random, so that predictions at the start are near zero-shot CLIP's but not equal to them. With mean pooling a
+tower's mean includes the learned tokens.
 
-The first text tokens start as the words they replace, the others small and random, so that predictions at the start are
-near zero-shot CLIP's but not equal to them. With mean pooling a tower's mean includes the learned tokens.
+CoPrompt adds an adapter on each side's features and a pull towards the frozen towers. An adapter is two maps without
+bias, each followed by ReLU; its output is blended with its input. Such an adapter of c·x is c times that of x, so it
+does not matter that features are normalised before and not only after.
+Loss = CE + W·[(1 − cos(t, t°)) + (1 − cos(v, v°))]. t° are the frozen text tower's features of one sentence per class,
+drawn in each step from the class's descriptions; a class without any is described by the data set's own template. v°
+are the frozen image tower's features of a second view of the photos.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
-from vacsr.backbones.edits import TowerEdits, word_table
+from vacsr.backbones.edits import TowerEdits, splice, word_table
 from vacsr.config.base import MethodConfig, register
 from vacsr.errors import UsageError
-from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, drawn_from, splice
-from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.fewshot.methods.coop import TextPrompts
+from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, cosine_distance, drawn_from
+from vacsr.fewshot.methods.clip import ClipModel, unit
+from vacsr.fewshot.methods.coop import TextPrompts, context_template
+from vacsr.noise import RowNoise, Stream
+from vacsr.objective import LossTerms
 
-_TOKEN_STD = 0.02
+_COPROMPT_DEPTH_TOKENS_CONSISTENCY = {
+    "imagenet": (12, 4, 8.0), "caltech101": (12, 4, 4.0), "oxford_pets": (12, 2, 0.1), "stanford_cars": (12, 4, 4.0),
+    "oxford_flowers": (9, 4, 8.0), "food101": (9, 4, 0.5), "fgvc_aircraft": (9, 4, 2.0), "sun397": (12, 4, 8.0),
+    "dtd": (12, 2, 8.0), "eurosat": (12, 2, 0.1), "ucf101": (12, 4, 2.0),
+}  # fmt: skip
+"""Chosen for each data set in the public code."""
 
 
 class DeepPromptConfig(MethodConfig):
@@ -47,27 +61,37 @@ class MapleConfig(DeepPromptConfig):
     """The method's name."""
 
 
+class CopromptConfig(DeepPromptConfig):
+    """CoPrompt: MaPLe, adapters on the features, and a pull towards the frozen towers.
+
+    Defaults are those of its configuration file; its runs set tokens, depth and consistency per data set.
+    """
+
+    name: Literal["coprompt"] = "coprompt"
+    """The method's name."""
+    reduction: Annotated[int, Field(ge=1)] = 4
+    """The adapters' hidden layer has the features' dimension divided by this."""
+    image_blend: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the adapter's output in an image's feature."""
+    text_blend: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Share of the adapter's output in a class's feature."""
+    consistency: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the two cosine terms."""
+
+
 class DeepPrompts(nn.Module):
-    """The tokens of every prompted block, and the maps from text tokens to image tokens."""
+    """The text tokens of every prompted block, and the maps from these to image tokens."""
 
     def __init__(self, first: Tensor, *, depth: int, image_width: int, generator: torch.Generator) -> None:
         """``first``: the text tokens of the first block at the start. [n, W_text]"""
         super().__init__()
         text_width = first.shape[1]
-        fresh = [_TOKEN_STD * torch.randn(first.shape, generator=generator) for _ in range(depth - 1)]
+        fresh = [0.02 * torch.randn(first.shape, generator=generator) for _ in range(depth - 1)]
         self.tokens = nn.ParameterList([first.clone(), *fresh])
         with drawn_from(generator):
             first_map, other_map = nn.Linear(text_width, image_width), nn.Linear(text_width, image_width)
         self.maps = nn.ModuleList([first_map, *(deepcopy(other_map) for _ in fresh)])  # the others start equal
         self.to(first)
-
-    def text(self) -> list[Tensor]:
-        """By block. -> [n, W_text] each"""
-        return list(self.tokens)
-
-    def image(self) -> list[Tensor]:
-        """By block. -> [n, W_image] each"""
-        return [linear(tokens) for linear, tokens in zip(self.maps, self.tokens, strict=True)]
 
 
 class ImagePrompts(TowerEdits):
@@ -77,11 +101,9 @@ class ImagePrompts(TowerEdits):
         self.prompts = prompts
 
     def entry(self, tokens: Tensor) -> Tensor:
-        """[B, L, W] -> [B, L + n, W]"""
         return splice(tokens, self.prompts[0], start=tokens.shape[1], length=0)
 
     def before(self, depth: int, tokens: Tensor) -> Tensor:
-        """[B, L + n, W] -> [B, L + n, W]"""
         if not 0 < depth < len(self.prompts):
             return tokens
         n = len(self.prompts[depth])
@@ -94,31 +116,26 @@ class Maple(FewshotMethod):
 
     config: DeepPromptConfig
     plan = PublishedPlan(
-        {**PUBLIC_FRAME, "lr": 0.0035, "batch_size": 4, "epochs": 5},
+        {"lr": 0.0035, "batch_size": 4, "epochs": 5},
         domain_method={"depth": 3},
         domain_train={"lr": 0.0026, "epochs": 2},
     )
 
-    def __init__(
-        self, clip: ClipModel, config: DeepPromptConfig, *, classes: ClassSet, generator: torch.Generator
-    ) -> None:
+    def __init__(self, clip: ClipModel, config: Any, *, classes: ClassSet, generator: torch.Generator) -> None:
         super().__init__(clip, config, classes=classes, generator=generator)
         depth = min(config.depth, len(clip.backbone.image.blocks()), len(clip.backbone.text.blocks()))
         first = first_words(clip, config.context, count=config.tokens)
         self.prompts = DeepPrompts(first, depth=depth, image_width=clip.image_width, generator=generator)
 
-    def image_features(self, pixels: Tensor) -> Tensor:
-        """[B, 3, S, S] -> [B, d]"""
-        return self.clip.image(pixels, edits=ImagePrompts(self.prompts.image()))
+    def image_edits(self) -> ImagePrompts:
+        pairs = zip(self.prompts.maps, self.prompts.tokens, strict=True)
+        return ImagePrompts([linear(tokens) for linear, tokens in pairs])
 
-    def text_features(self, classes: ClassSet) -> Tensor:
-        """-> [C, d]"""
-        return self.clip.text(self.sentence_ids(classes), edits=TextPrompts(self.prompts.text()))
+    def text_edits(self) -> TextPrompts:
+        return TextPrompts(list(self.prompts.tokens))
 
-    def tokenize(self, classes: ClassSet) -> Tensor:
-        """With the context's words. -> [C, L]"""
-        template = self.config.context.replace("{", "{{").replace("}", "}}") + " {}."
-        return super().tokenize(ClassSet(classes.names, template))
+    def template(self, classes: ClassSet) -> str:
+        return context_template(self.config.context)
 
 
 @torch.no_grad()
@@ -133,3 +150,83 @@ def first_words(clip: ClipModel, context: str, *, count: int) -> Tensor:
         )
     words: Tensor = word_table(clip.backbone.text)(ids[1 : 1 + count])
     return words
+
+
+class FeatureAdapter(nn.Module):
+    """d → d/r → d without biases, ReLU after both, blended with its input."""
+
+    def __init__(self, dim: int, *, reduction: int, blend: float) -> None:
+        super().__init__()
+        self.blend = blend
+        self.down = nn.Linear(dim, max(1, dim // reduction), bias=False)
+        self.up = nn.Linear(max(1, dim // reduction), dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Unit vectors to unit vectors. [N, d] -> [N, d]"""
+        adapted = functional.relu(self.up(functional.relu(self.down(x))))
+        return unit(self.blend * adapted + (1.0 - self.blend) * x)
+
+
+@register("coprompt", CopromptConfig, presets={"paper": {}})
+class Coprompt(Maple):
+    """MaPLe's towers with adapters; trained to classify and to stay consistent."""
+
+    config: CopromptConfig
+    second_view = True
+    # Both views squeeze the whole photo into the square and go through RandAugment; no crop and no flip.
+    plan = PublishedPlan(
+        {"lr": 0.0035, "batch_size": 4, "epochs": 8, "view": "randaugment", "second_view": "randaugment"},
+        train_on={"food101": {"epochs": 5}},
+        method_on={
+            name: {"depth": depth, "tokens": tokens, "consistency": weight}
+            for name, (depth, tokens, weight) in _COPROMPT_DEPTH_TOKENS_CONSISTENCY.items()
+        },
+    )
+
+    def __init__(self, clip: ClipModel, config: Any, *, classes: ClassSet, generator: torch.Generator) -> None:
+        super().__init__(clip, config, classes=classes, generator=generator)
+        with drawn_from(generator):
+            self.image_adapter, self.text_adapter = (
+                FeatureAdapter(clip.dim, reduction=config.reduction, blend=blend).to(self.prompts.tokens[0])
+                for blend in (config.image_blend, config.text_blend)
+            )
+
+    def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
+        if batch.second is None:
+            raise UsageError("coprompt needs two views of each photo — give ShotBatch.second too")
+        images, texts = self.image_features(batch.pixels), self.text_features(classes)
+        ce = functional.cross_entropy(self.scaled_cosines(images, texts), batch.labels)
+        with torch.no_grad():
+            frozen_images = self.clip.image(batch.second)
+        frozen_texts = self.drawn_sentences(classes, seed=batch.seed, step=batch.step)
+        text, image = cosine_distance(texts, frozen_texts), cosine_distance(images, frozen_images)
+        total = ce + self.config.consistency * (text + image)
+        return LossTerms(total, {"ce": ce.detach(), "text": text.detach(), "image": image.detach()})
+
+    def image_features(self, pixels: Tensor) -> Tensor:
+        features: Tensor = self.image_adapter(super().image_features(pixels))
+        return features
+
+    def text_features(self, classes: ClassSet) -> Tensor:
+        features: Tensor = self.text_adapter(super().text_features(classes))
+        return features
+
+    def drawn_sentences(self, classes: ClassSet, *, seed: int, step: int) -> Tensor:
+        """Frozen features of one sentence of each class, determined by seed and step. -> [C, d]"""
+        features, lengths = self.cached("sentences", classes, lambda: encode_sentences(self.clip, classes))
+        draw = RowNoise(seed, torch.tensor(step), torch.arange(len(lengths)), Stream.SENTENCES).uniform(1)[:, 0]
+        chosen = torch.minimum((draw * lengths).long(), lengths - 1)
+        first = lengths.cumsum(0) - lengths
+        return features[(first + chosen).to(features.device)]
+
+
+def encode_sentences(clip: ClipModel, classes: ClassSet, *, chunk: int = 256) -> tuple[Tensor, Tensor]:
+    """Features of every sentence, class after class, ``chunk`` at a time; sentences per class. -> [S, d], [C]"""
+    described = classes.sentences or ((),) * len(classes.names)
+    if len(described) != len(classes.names):
+        message = f"{len(described)} lists of sentences for {len(classes.names)} classes"
+        raise UsageError(f"{message} — give one list for each")
+    lists = [sentences or (prompt,) for sentences, prompt in zip(described, classes.prompts(), strict=True)]
+    flat = [sentence for sentences in lists for sentence in sentences]
+    features = [clip.text(clip.tokens(flat[row : row + chunk])) for row in range(0, len(flat), chunk)]
+    return torch.cat(features), torch.tensor([len(sentences) for sentences in lists])

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from vacsr.backbones.edits import TowerEdits, first_norm
 from vacsr.config.base import MethodConfig, register
-from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, drawn_from
+from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, drawn_from
 from vacsr.fewshot.methods.clip import ClipModel
 
 
@@ -45,22 +45,6 @@ class MmaConfig(MethodConfig):
     """Sentence of a class, the same for all data sets as published; empty: the data set's own."""
 
 
-class _ScaledGradient(torch.autograd.Function):
-    """Forward identity, backward times a number."""
-
-    @staticmethod
-    def forward(x: Tensor, factor: float) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.factor = inputs[1]  # type: ignore[attr-defined]
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] * ctx.factor, None  # type: ignore[attr-defined]
-
-
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """x itself, whose gradient is ``factor`` times what arrives. [...] -> [...]
 
@@ -70,7 +54,9 @@ def scale_gradient(x: Tensor, factor: float) -> Tensor:
     >>> y.item(), x.grad.item()
     (2.0, 1.5)
     """
-    result: Tensor = _ScaledGradient.apply(x, factor)  # type: ignore[no-untyped-call]
+    result = x.view_as(x)
+    if result.requires_grad:
+        result.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -105,12 +91,11 @@ class AdapterEdits(TowerEdits):
         self.norms = [first_norm(block) for block in blocks[self.first :]]
         self.adapters, self.shared, self.scale = adapters, shared, scale
 
-    def after(self, depth: int, given: Tensor, tokens: Tensor) -> Tensor:
-        """[B, L, W], [B, L, W] -> [B, L, W]"""
+    def after(self, depth: int, inputs: Tensor, tokens: Tensor) -> Tensor:
         index = depth - self.first
         if index < 0:
             return tokens
-        normed = self.norms[index](scale_gradient(given, self.scale))
+        normed = self.norms[index](scale_gradient(inputs, self.scale))
         added = self.scale * self.adapters[index](normed, self.shared[index])
         return tokens + scale_gradient(added, 1.0 / self.scale)
 
@@ -121,7 +106,7 @@ class Mma(FewshotMethod):
 
     config: MmaConfig
     plan = PublishedPlan(
-        {**PUBLIC_FRAME, "lr": 0.0015, "batch_size": 16, "epochs": 5, "warmup_epochs": 0},
+        {"lr": 0.0015, "batch_size": 16, "epochs": 5, "warmup_epochs": 0},
         train_on={"imagenet": {"batch_size": 128}},
         domain_method={"layers": 4},
         domain_train={"epochs": 1},
@@ -129,23 +114,19 @@ class Mma(FewshotMethod):
 
     def __init__(self, clip: ClipModel, config: MmaConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
         super().__init__(clip, config, classes=classes, generator=generator)
-        image, text = clip.backbone.image.blocks(), clip.backbone.text.blocks()
-        depth = min(config.layers, len(image), len(text))
+        depth = min(config.layers, len(clip.backbone.image.blocks()), len(clip.backbone.text.blocks()))
         with drawn_from(generator):
             self.image_adapters = nn.ModuleList(Adapter(clip.image_width, config.width) for _ in range(depth))
             self.text_adapters = nn.ModuleList(Adapter(clip.text_width, config.width) for _ in range(depth))
             self.shared = nn.ModuleList(kaiming_linear(config.width, config.width) for _ in range(depth))
-        self.image_edits = AdapterEdits(image, self.image_adapters, shared=self.shared, scale=config.scale)
-        self.text_edits = AdapterEdits(text, self.text_adapters, shared=self.shared, scale=config.scale)
 
-    def image_features(self, pixels: Tensor) -> Tensor:
-        """[B, 3, S, S] -> [B, d]"""
-        return self.clip.image(pixels, edits=self.image_edits)
+    def image_edits(self) -> AdapterEdits:
+        blocks = self.clip.backbone.image.blocks()
+        return AdapterEdits(blocks, self.image_adapters, shared=self.shared, scale=self.config.scale)
 
-    def text_features(self, classes: ClassSet) -> Tensor:
-        """-> [C, d]"""
-        return self.clip.text(self.sentence_ids(classes), edits=self.text_edits)
+    def text_edits(self) -> AdapterEdits:
+        blocks = self.clip.backbone.text.blocks()
+        return AdapterEdits(blocks, self.text_adapters, shared=self.shared, scale=self.config.scale)
 
-    def tokenize(self, classes: ClassSet) -> Tensor:
-        """With the method's own template where it has one. -> [C, L]"""
-        return super().tokenize(classes._replace(template=self.config.template or classes.template))
+    def template(self, classes: ClassSet) -> str:
+        return self.config.template or classes.template

@@ -24,23 +24,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.backbones.edits import TowerEdits
-from vacsr.backbones.towers import Tower
+from vacsr.backbones.edits import TowerEdits, splice
 from vacsr.config.base import MethodConfig, register
-from vacsr.fewshot.methods.base import (
-    PUBLIC_FRAME,
-    ClassSet,
-    FewshotMethod,
-    PublishedPlan,
-    ShotBatch,
-    cosine_distance,
-    drawn_from,
-    splice,
-)
+from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, cosine_distance, drawn_from
 from vacsr.fewshot.methods.clip import ClipModel, unit
 from vacsr.objective import LossTerms
 
-_TOKEN_STD = 0.02
 _CONSISTENCY = {
     "stanford_cars": 7.0, "fgvc_aircraft": 6.0, "sun397": 6.0, "dtd": 6.0, "food101": 5.0, "oxford_flowers": 4.0,
     "ucf101": 3.0, "imagenet": 0.5, "caltech101": 0.5, "oxford_pets": 0.2, "eurosat": 0.01,
@@ -83,13 +72,6 @@ class InsertedTokens(TowerEdits):
         return splice(tokens, self.rows[index], start=1, length=len(self.rows[index]) if index else 0)
 
 
-class ImageFeatures(NamedTuple):
-    """A photo's two features, unit vectors."""
-
-    of_class: Tensor  # [B, d]
-    of_representation: Tensor  # [B, d]
-
-
 class MmrlTexts(NamedTuple):
     """The text side of a class list, and whether both features score it."""
 
@@ -103,22 +85,13 @@ def equal_maps(inputs: int, outputs: int, *, count: int) -> nn.ModuleList:
     return nn.ModuleList(copy.deepcopy(layer) for _ in range(count))
 
 
-def final_norm(tower: Tower) -> nn.Module:
-    """The norm between a tower's last block and its projection; the identity where it has none."""
-    norm = getattr(tower, "norm", None)
-    return norm if isinstance(norm, nn.Module) else nn.Identity()
-
-
 @register("mmrl", MmrlConfig, presets={"paper": {}})
 class Mmrl(FewshotMethod):
     """Two cross-entropies, and two cosines to the frozen towers."""
 
     config: MmrlConfig
     plan = PublishedPlan(
-        {
-            **PUBLIC_FRAME,
-            **{"optimizer": "adamw", "lr": 0.001, "batch_size": 4, "epochs": 10, "crop": (0.5, 1.0)},
-        },
+        {"optimizer": "adamw", "lr": 0.001, "batch_size": 4, "epochs": 10, "crop": (0.5, 1.0)},
         train_on={"imagenet": {"batch_size": 32, "epochs": 5}},
         method_on={
             **{name: {"consistency": weight} for name, weight in _CONSISTENCY.items()},
@@ -133,7 +106,7 @@ class Mmrl(FewshotMethod):
         self.names = classes.names
         self.depths = len(clip.backbone.image.blocks()), len(clip.backbone.text.blocks())
         count = min(config.layers, *self.depths)
-        self.tokens = nn.Parameter(_TOKEN_STD * torch.randn(config.tokens, config.rep_dim, generator=generator))
+        self.tokens = nn.Parameter(0.02 * torch.randn(config.tokens, config.rep_dim, generator=generator))
         with drawn_from(generator):
             self.image_maps = equal_maps(config.rep_dim, clip.image_width, count=count)
             self.text_maps = equal_maps(config.rep_dim, clip.text_width, count=count)
@@ -148,36 +121,28 @@ class Mmrl(FewshotMethod):
         nn.init.normal_(layer.weight, std=self.clip.image_width**-0.5)
         return layer
 
-    def both_features(self, pixels: Tensor) -> ImageFeatures:
-        """[B, 3, S, S] -> [B, d] each"""
-        clip, tower = self.clip, self.clip.backbone.image
-        rows = [layer(self.tokens) for layer in self.image_maps]
-        tokens = clip.image_tokens(pixels, edits=InsertedTokens(rows, depth=self.depths[0]))
-        pooled = clip.image_map(tower.finish(tokens).mean(dim=1)) if clip.mean else clip.finish_image(tokens[:, 0])
-        inserted = final_norm(tower)(tokens[:, 1 : 1 + len(self.tokens)])
-        return ImageFeatures(unit(pooled), unit(self.projection(inserted.mean(dim=1))))
+    def both_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """f_c and f_r, unit vectors. [B, 3, S, S] -> [B, d], [B, d]"""
+        norm = getattr(self.clip.backbone.image, "norm", None) or nn.Identity()  # between last block and projection
+        tokens = self.clip.image_tokens(pixels, edits=self.image_edits())
+        inserted = norm(tokens[:, 1 : 1 + len(self.tokens)])
+        return self.clip.pool_image(tokens), unit(self.projection(inserted.mean(dim=1)))
 
-    def text_features(self, classes: ClassSet) -> Tensor:
-        """-> [C, d]"""
-        rows = [layer(self.tokens) for layer in self.text_maps]
-        edits = InsertedTokens(rows, depth=self.depths[1])
-        return self.clip.text(self.sentence_ids(classes), edits=edits, shift=len(self.tokens))
+    def image_edits(self) -> InsertedTokens:
+        return InsertedTokens([layer(self.tokens) for layer in self.image_maps], depth=self.depths[0])
 
-    def frozen_texts(self, classes: ClassSet) -> Tensor:
-        """Zero-shot features of the classes' sentences, cached from step to step. -> [C, d]"""
-        ids = self.sentence_ids(classes)
-        return self.cached("frozen", (classes.names, classes.template, ids.device), lambda: self.clip.text(ids))
+    def text_edits(self) -> InsertedTokens:
+        return InsertedTokens([layer(self.tokens) for layer in self.text_maps], depth=self.depths[1])
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
-        """Of one step."""
         c = self.config
         with torch.no_grad():
             frozen_images = self.clip.image(batch.pixels)
-        images, texts = self.both_features(batch.pixels), self.text_features(classes)
+        (images, representations), texts = self.both_features(batch.pixels), self.text_features(classes)
         parts = {
-            "ce": functional.cross_entropy(self.scaled_cosines(images.of_class, texts), batch.labels),
-            "ce_rep": functional.cross_entropy(self.scaled_cosines(images.of_representation, texts), batch.labels),
-            "image": cosine_distance(images.of_class, frozen_images),
+            "ce": functional.cross_entropy(self.scaled_cosines(images, texts), batch.labels),
+            "ce_rep": functional.cross_entropy(self.scaled_cosines(representations, texts), batch.labels),
+            "image": cosine_distance(images, frozen_images),
             "text": cosine_distance(texts, self.frozen_texts(classes)),
         }
         ce = torch.lerp(parts["ce_rep"], parts["ce"], c.class_weight)
@@ -193,10 +158,8 @@ class Mmrl(FewshotMethod):
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: MmrlTexts) -> Tensor:
-        """[B, 3, S, S], [C, d] -> [B, C]"""
-        images = self.both_features(pixels)
-        by_class = self.scaled_cosines(images.of_class, prepared.features)
+        images, representations = self.both_features(pixels)
+        by_class = self.scaled_cosines(images, prepared.features)
         if not prepared.mixed:
             return by_class
-        by_representation = self.scaled_cosines(images.of_representation, prepared.features)
-        return torch.lerp(by_representation, by_class, self.config.class_weight)
+        return torch.lerp(self.scaled_cosines(representations, prepared.features), by_class, self.config.class_weight)

@@ -18,7 +18,7 @@ from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.backbones.towers import Tower
 from vacsr.config.base import MethodConfig, method_entry, register
 from vacsr.errors import UsageError
-from vacsr.fewshot.methods.base import PUBLIC_FRAME, ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from
+from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
 from vacsr.noise import PairNoise
@@ -78,7 +78,7 @@ class FewshotVacsr(FewshotMethod):
     """Pairs scored at a time: 64 MiB for each tensor of 1,024 numbers per pair."""
     # The paper states neither optimiser nor rate; it says that it follows MMA's set-up.
     plan = PublishedPlan(
-        {**PUBLIC_FRAME, "lr": 0.0015, "batch_size": 16, "epochs": 5, "warmup_epochs": 0},
+        {"lr": 0.0015, "batch_size": 16, "epochs": 5, "warmup_epochs": 0},
         train_on={"imagenet": {"batch_size": 128}, "sun397": {"batch_size": 128}, "eurosat": {"batch_size": 5}},
         # Prompts and pairs in chunks: for memory, with the same result.
         method_on={name: {"text_chunk": 250, "pair_chunk": 16_384} for name in ("imagenet", "sun397")},
@@ -146,7 +146,6 @@ class FewshotVacsr(FewshotMethod):
             residual[1] = centred_bias(residual[0] * cosines(images, texts), share=block.relevance.double().mean())
 
     def text_features(self, classes: ClassSet) -> Tensor:
-        """-> [C, d]"""
         return self._encode(self.sentence_ids(classes))
 
     def _encode(self, ids: Tensor) -> Tensor:
@@ -159,12 +158,11 @@ class FewshotVacsr(FewshotMethod):
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
-        """[B, 3, S, S], [C, d] -> [B, C]"""
         return self._of_pairs(self.adapter.logit, self.image_features(pixels), prepared)
 
     @torch.no_grad()
     def predict(self, pixels: Tensor, prepared: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits and uncertainty with one pass of the image tower. [B, 3, S, S], [C, d] -> [B, C], [B, C]"""
+        """With one pass of the image tower."""
         images = self.image_features(pixels)
         logits = self._of_pairs(self.adapter.logit, images, prepared)
         return logits, self._of_pairs(self.adapter.uncertainty, images, prepared)
