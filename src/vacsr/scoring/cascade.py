@@ -15,8 +15,6 @@ from vacsr.scoring.topk import BothTopK, Direction, TopK, best_of, stable_topk
 
 MARGIN = 8.0
 """Allowed coarse error of an item that is no candidate, relative to the largest error of any candidate of the call."""
-_CHUNK = 1 << 15  # candidate pairs gathered at a time
-_ROUGH = 3  # candidates per wanted item where the order is not checked
 
 
 class Cascade(Engine):
@@ -32,36 +30,19 @@ class Cascade(Engine):
     """
 
     def __init__(
-        self,
-        coarse: KernelScorer,
-        fine: BlockScorer,
-        *,
-        exact: bool,
-        spare: int = 16,
-        worthwhile: float = 1e12,
+        self, coarse: KernelScorer, fine: BlockScorer, *, exact: bool, spare: int = 16, worthwhile: float = 1e12
     ) -> None:
         self.coarse, self.fine, self.exact, self.spare, self.worthwhile = coarse, fine, exact, spare, worthwhile
         self.dtype, self.folded = fine.dtype if exact else coarse.dtype, fine.folded
 
-    @property
-    def _matrix(self) -> Engine:
-        return self.fine if self.exact else self.coarse
-
-    def block(self, v: Embedding, t: Embedding) -> Tensor:
-        """[I, d], [T, d] -> [I, T]"""
-        return self._matrix.block(v, t)
-
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
-        """Row blocks [b, T] of the scores. [I, d], [T, d]"""
-        return self._matrix.stream(v, t)
+        return (self.fine if self.exact else self.coarse).stream(v, t)
 
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
-        """Scores of pairs (n, n). [N, d], [N, d] -> [N]"""
         return self.fine.aligned(v, t)
 
     @torch.inference_mode()
     def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction, matrix: Tensor | None = None) -> TopK:
-        """[I, min(k, T)] or [T, min(k, I)]"""
         queries, items = (v, t) if direction == "i2t" else (t, v)
         if self._direct(v, t, k=k, items=len(items.mean), matrix=matrix):
             return self.fine.topk(v, t, k=k, direction=direction, matrix=matrix)
@@ -70,14 +51,13 @@ class Cascade(Engine):
 
     @torch.inference_mode()
     def topk_both(self, v: Embedding, t: Embedding, *, k: int, matrix: Tensor | None = None) -> BothTopK:
-        """[I, min(k, T)], [T, min(k, I)]"""
         if self._direct(v, t, k=k, items=min(len(v.mean), len(t.mean)), matrix=matrix):
             return self.fine.topk_both(v, t, k=k, matrix=matrix)
         texts, images = self.coarse.topk_both(v, t, k=self._candidates(k))
         return BothTopK(self._ranked(texts, v, t, k=k), self._ranked(images, t, v, k=k))
 
     def _candidates(self, k: int) -> int:
-        return k + max(k, self.spare) if self.exact else _ROUGH * k
+        return k + max(k, self.spare) if self.exact else 3 * k
 
     def _direct(self, v: Embedding, t: Embedding, *, k: int, items: int, matrix: Tensor | None) -> bool:
         """Does the fine engine rank alone?"""
@@ -100,9 +80,9 @@ class Cascade(Engine):
 
 
 def candidate_scores(
-    engine: Engine, queries: Embedding, items: Embedding, index: Tensor, *, chunk: int = _CHUNK
+    engine: Engine, queries: Embedding, items: Embedding, index: Tensor, *, chunk: int = 1 << 15
 ) -> Tensor:
-    """Scores of each query with its candidates, as aligned pairs. [Q, d], [N, d], [Q, m] -> [Q, m]"""
+    """Scores of each query with its candidates, ``chunk`` aligned pairs at a time. [Q, d], [N, d], [Q, m] -> [Q, m]"""
     query = torch.arange(len(index), device=index.device).repeat_interleave(index.shape[1])
     pairs = zip(torch.split(query, chunk), torch.split(index.flatten(), chunk), strict=True)
     parts = [engine.aligned(take(queries, rows), take(items, columns)) for rows, columns in pairs]

@@ -49,9 +49,9 @@ class Engine(ABC):
     folded: FoldedAdapter | None
     """In which form it scores single pairs; None for a method that has no folded form."""
 
-    @abstractmethod
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of all pairs. [I, d], [T, d] -> [I, T]"""
+        return torch.cat(list(self.stream(v, t)))
 
     @abstractmethod
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
@@ -133,7 +133,6 @@ class BlockScorer(Engine):
 
     @torch.inference_mode()
     def block(self, v: Embedding, t: Embedding) -> Tensor:
-        """[I, d], [T, d] -> [I, T] float32"""
         rows, columns = self.tile(len(v.mean), len(t.mean), t.mean.device)
         out = torch.empty(len(v.mean), len(t.mean), device=v.mean.device)
         for i in range(0, len(v.mean), rows):
@@ -143,7 +142,6 @@ class BlockScorer(Engine):
         return out
 
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
-        """Row blocks [b, T] of the scores. [I, d], [T, d]"""
         limits = self._limits(t.mean.device)
         rows = block_rows(limits.rows, len(t.mean), pairs=limits.pairs)
         for start in range(0, max(1, len(v.mean)), rows):
@@ -157,7 +155,6 @@ class BlockScorer(Engine):
 
     @torch.inference_mode()
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
-        """Scores of pairs (n, n). [N, d], [N, d] -> [N] float32"""
         out = torch.empty(len(v.mean), device=v.mean.device)
         size = _SQUARE if self.folded is None else max(1, self._limits(out.device).outputs // self.width)
         for start in range(0, len(out), size):

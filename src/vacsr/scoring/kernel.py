@@ -224,24 +224,19 @@ class KernelScorer(Engine):
         self.packed = pack_adapter(folded, dtype=dtype, tile=self.shape)
         self.rows = rows or images_at_a_time(self.packed.trunk.numel() * dtype.itemsize, self.device)
 
-    @torch.inference_mode()
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         """[I, d], [T, d] -> [I, T] float32. v⊙t is symmetric: the shorter side scales the weights."""
-        if len(t.mean) < len(v.mean):
-            return self.block(t, v).T
-        texts = self._pack_texts(t.mean)
-        out = torch.empty(len(v.mean), len(t.mean), device=self.device)
-        for start in range(0, len(out), self.rows):
-            part = slice(start, start + self.rows)
-            if not self._write(v.mean[part], texts, out[part]):
-                return self.plain.block(v, t)
-        return out
+        return super().block(t, v).T if len(t.mean) < len(v.mean) else super().block(v, t)
 
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
         """Row blocks [b, T] of the scores, the texts packed once. [I, d], [T, d]
 
         Fewer texts than a tile holds would leave most of it empty: they scale the weights, for many images at a time.
         """
+        for x in (v.mean, t.mean):
+            if x.ndim != 2 or x.shape[1] != self.packed.dim:
+                message = f"embeddings have shape {list(x.shape)}, the adapter expects dimension {self.packed.dim}"
+                raise ShapeMismatch(f"{message} — pass one row per item: [N, {self.packed.dim}]")
         if len(t.mean) < min(len(v.mean), _FEW):
             rows = block_rows(len(v.mean), len(t.mean), pairs=self.pairs)
             for start in range(0, len(v.mean), rows):
@@ -255,7 +250,7 @@ class KernelScorer(Engine):
             yield out if self._write(part.mean, texts, out) else self.plain.block(part, t)
 
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
-        """Scores of pairs (n, n), in torch; float8 scores them in half precision. [N, d], [N, d] -> [N]"""
+        """In torch; float8 scores these pairs in half precision. [N, d], [N, d] -> [N]"""
         return self.plain.aligned(v, t)
 
     def topk_both(self, v: Embedding, t: Embedding, *, k: int, matrix: Tensor | None = None) -> BothTopK:
@@ -265,15 +260,8 @@ class KernelScorer(Engine):
             return BothTopK(texts, images)
         return super().topk_both(v, t, k=k, matrix=matrix)
 
-    def _check_rows(self, x: Tensor) -> None:
-        if x.ndim != 2 or x.shape[1] != self.packed.dim:
-            message = f"embeddings have shape {list(x.shape)}, the adapter expects dimension {self.packed.dim}"
-            raise ShapeMismatch(f"{message} — pass one row per item: [N, {self.packed.dim}]")
-
-    @torch.inference_mode()
     def _pack_texts(self, texts: Tensor) -> PackedTexts:
         """[T, d] -> [T', D']. For float8 all are divided by one number, which ignores texts that are not finite."""
-        self._check_rows(texts)
         exact = texts.float()
         gain: float | Tensor = 1.0
         rows = functional.pad(exact, (0, -exact.shape[1] % self.shape.depth, 0, -len(exact) % self.shape.texts))
@@ -282,18 +270,9 @@ class KernelScorer(Engine):
             rows = rows / gain
         return PackedTexts(rows.to(self.dtype).contiguous(), exact, gain)
 
-    def _pack_images(self, images: Tensor, texts: PackedTexts) -> tuple[Tensor, Tensor]:
-        """Float32 rows and, for float8, the true product over the kernel's. [I, d] -> [I, D'], [I]"""
-        rows = functional.pad(images.float(), (0, texts.rows.shape[1] - images.shape[1]))
-        if self.dtype != FP8:
-            return rows.contiguous(), rows.new_empty(0)
-        gain = rows.abs().amax(dim=1).clamp_min(_LEAST) / _FP8_MAX
-        return (rows / gain.unsqueeze(1)).contiguous(), gain * texts.gain
-
     @torch.inference_mode()
     def _write(self, v: Tensor, texts: PackedTexts, out: Tensor) -> bool:
         """Scores of images [b, d] into ``out`` [b, T]; False where no tile fits the GPU. A tile fails once."""
-        self._check_rows(v)
         if not out.numel():
             return True
         from vacsr.kernels import scores
@@ -313,7 +292,11 @@ class KernelScorer(Engine):
         """Scale the trunk by every image, then run all passes of the decoder over all pairs."""
         from vacsr.kernels import scores
 
-        rows, gain = self._pack_images(v, texts)
+        rows = functional.pad(v.float(), (0, texts.rows.shape[1] - v.shape[1])).contiguous()  # [I, D']
+        gain = rows.new_empty(0)
+        if self.dtype == FP8:  # the true product over the kernel's, for each image
+            largest = rows.abs().amax(dim=1).clamp_min(_LEAST) / _FP8_MAX
+            rows, gain = rows / largest.unsqueeze(1), largest * texts.gain
         weights = scores.scale_trunk(self.packed.trunk, rows, self.dtype, tile)
         if self.packed.passes[0].slope is not None:
             torch.mm(v.float(), texts.exact.T, out=out)

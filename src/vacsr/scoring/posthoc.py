@@ -15,7 +15,7 @@ output at x then has the covariance xᵀ(A + √λ·I)⁻¹x · (B + √λ·I)�
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones import scheme_of
-from vacsr.backbones.images import TowerInputs
 from vacsr.config import BackboneConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
@@ -36,60 +35,47 @@ from vacsr.methods.base import Embedding, Likelihood, Method
 from vacsr.model import MatchingModel
 from vacsr.pairwise import same_image
 from vacsr.scoring.folded import Precision
-from vacsr.scoring.scorer import Images, PairScorer, PairScores, Texts
+from vacsr.scoring.scorer import PairScorer, Side
 
 PostHoc = Literal["laplace", "cosine"]
 """Kinds of post-hoc uncertainty; ``cosine`` needs no fit."""
 POSTHOC_FILE = "posthoc.safetensors"
 """Its name in a run folder."""
 _CHUNK = 8192  # rows in float64 at a time
-_PROBES = 16  # batches that choose the softmax scale of a hinge loss
-_SCALES = torch.logspace(0.0, 2.5, 101).tolist()
-_PRECISIONS = torch.logspace(-8.0, 12.0, 801, dtype=torch.float64)
 
 
-class Gaussians(NamedTuple):
-    """Independent normal vectors with diagonal covariance, one per row."""
-
-    mean: Tensor  # [N, d]
-    variance: Tensor  # [N, d]
-
-    def squared_norm(self) -> Tensor:
-        """E‖x‖² = ‖mean‖² + Σ variance. [N]"""
-        return self.mean.square().sum(dim=-1) + self.variance.sum(dim=-1)
-
-
-def cosine_variance(x: Gaussians, y: Gaussians) -> Tensor:
-    """Variance of xᵀy/√(E‖x‖²·E‖y‖²) for aligned rows, exactly. [N, d], [N, d] -> [N]
+def cosine_variance(v: Embedding, t: Embedding) -> Tensor:
+    """Variance of xᵀy/√(E‖x‖²·E‖y‖²) for aligned normal vectors of any length, exactly. [N, d], [N, d] -> [N]
 
     Var xᵀy = Σ v·w + v·ν² + w·μ². It hardly depends on the angle: it is a sum over the two vectors' own noise.
     """
-    spread = x.variance * (y.variance + y.mean.square()) + y.variance * x.mean.square()
-    return spread.sum(dim=-1) / (x.squared_norm() * y.squared_norm())
+    assert v.log_var is not None
+    assert t.log_var is not None
+    (x, x_variance), (y, y_variance) = (v.mean.square(), v.log_var.exp()), (t.mean.square(), t.log_var.exp())
+    spread = x_variance * (y_variance + y) + y_variance * x
+    return spread.sum(dim=-1) / ((x + x_variance).sum(dim=-1) * (y + y_variance).sum(dim=-1))
 
 
 # -------------------------------------------------------------------------------------- curvature of losses on cosines
 
 
-class LabelledCosines(NamedTuple):
-    """A batch's cosines and which of its pairs are labelled a match. [B, B] each"""
+def likelihood_of(method: Method, batches: Sequence[tuple[Tensor, Tensor]]) -> Likelihood:
+    """The loss's own likelihood; a loss without one, such as a hinge, gets the softmax that fits some batches best.
 
-    cosine: Tensor
-    match: Tensor
+    ``batches``: cosines, and which pairs are labelled a match. [B, B] each
+    """
 
+    def loss(scale: float) -> float:
+        """−Σ log of the labels' share in the softmax over rows and in that over columns."""
+        total = 0.0
+        for cosine, match in batches:
+            for dim in (0, 1):
+                share = match / match.sum(dim=dim, keepdim=True)
+                total -= float((share * torch.log_softmax(scale * cosine, dim=dim)).sum())
+        return total
 
-def likelihood_of(method: Method, batches: Sequence[LabelledCosines]) -> Likelihood:
-    """The loss's own likelihood; a loss without one, such as a hinge, gets the softmax that fits ``batches`` best."""
-    return method.likelihood() or Likelihood("softmax", min(_SCALES, key=lambda s: sum(_loss(b, s) for b in batches)))
-
-
-def _loss(batch: LabelledCosines, scale: float) -> float:
-    """−Σ log of the labels' share in the softmax over rows and in that over columns. [B, B] -> float"""
-    total = 0.0
-    for dim in (0, 1):
-        share = batch.match / batch.match.sum(dim=dim, keepdim=True)
-        total -= float((share * torch.log_softmax(scale * batch.cosine, dim=dim)).sum())
-    return total
+    scales = torch.logspace(0.0, 2.5, 101).tolist()
+    return method.likelihood() or Likelihood("softmax", min(scales, key=loss))
 
 
 def cosine_curvature(cosine: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
@@ -131,34 +117,27 @@ def output_curvature(outputs: Tensor, other: Tensor, likelihood: Likelihood) -> 
 # ---------------------------------------------------------------------------------------- the posterior of one layer
 
 
-class KroneckerFactors(NamedTuple):
-    """Of one layer with h inputs and d outputs."""
-
-    inputs: Tensor
-    """A [h+1, h+1] float64"""
-    outputs: Tensor
-    """B [d, d] float64"""
-
-
 @dataclass(frozen=True, eq=False)
 class LayerPosterior:
-    """The layer's weights are normal around the trained ones."""
+    """The weights of a layer with h inputs and d outputs are normal around the trained ones."""
 
-    factors: KroneckerFactors
-    precision: float
-    """λ of the prior."""
+    inputs: Tensor  # the Kronecker factor A [h+1, h+1] float64
+    outputs: Tensor  # B [d, d] float64
+    precision: float  # λ of the prior
 
     @cached_property
     def _whitening(self) -> Tensor:
         """R with RᵀR = (A + √λ·I)⁻¹. [h+1, h+1]"""
-        lower = torch.linalg.cholesky(_damped(self.factors.inputs, self.precision))
-        root: Tensor = torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False)
+        eye = torch.eye(len(self.inputs)).to(self.inputs)
+        lower = torch.linalg.cholesky(self.inputs + self.precision**0.5 * eye)
+        root: Tensor = torch.linalg.solve_triangular(lower, eye, upper=False)
         return root
 
     @cached_property
     def _output_variance(self) -> Tensor:
         """The diagonal of (B + √λ·I)⁻¹. [d]"""
-        covariance: Tensor = torch.linalg.inv(_damped(self.factors.outputs, self.precision))
+        eye = torch.eye(len(self.outputs)).to(self.outputs)
+        covariance: Tensor = torch.linalg.inv(self.outputs + self.precision**0.5 * eye)
         return covariance.diagonal()
 
     def variance(self, inputs: Tensor) -> Tensor:
@@ -167,62 +146,53 @@ class LayerPosterior:
         return spread * self._output_variance.to(inputs.device)
 
 
-def _damped(matrix: Tensor, precision: float) -> Tensor:
-    return torch.add(matrix, torch.eye(len(matrix)).to(matrix), alpha=precision**0.5)
-
-
 def with_one(inputs: Tensor) -> Tensor:
     """Inputs as a layer with a bias sees them. [N, h] -> [N, h+1] float64"""
     return functional.pad(inputs.double(), (0, 1), value=1.0)
 
 
-def likeliest_precision(factors: KroneckerFactors, layer: nn.Linear) -> float:
+def likeliest_precision(inputs: Tensor, outputs: Tensor, *, layer: nn.Linear) -> float:
     """λ that maximises the Laplace approximation of the marginal likelihood of the training data.
 
     Up to a constant, 2·log p = P·log λ − λ‖W‖² − d·log|A + √λ·I| − (h+1)·log|B + √λ·I| with P = (h+1)·d weights. Only
-    training data enter the choice.
+    training data enter the choice. Kronecker factors [h+1, h+1], [d, d]
     """
-    a, b = (torch.linalg.eigvalsh(matrix.cpu()).clamp(min=0.0) for matrix in factors)
+    a, b = (torch.linalg.eigvalsh(matrix.cpu()).clamp(min=0.0) for matrix in (inputs, outputs))
     if not (torch.isfinite(a).all() and torch.isfinite(b).all() and b.max() > 0.0):
         raise DataError("the loss has no curvature at these weights — train the model first, on finite features")
-    grid = _PRECISIONS
+    grid = torch.logspace(-8.0, 12.0, 801, dtype=torch.float64)
     log_a, log_b = ((values + grid.sqrt().unsqueeze(1)).log().sum(dim=1) for values in (a, b))
     size = sum(float(p.detach().double().square().sum()) for p in layer.parameters())
     evidence = len(a) * len(b) * grid.log() - grid * size - len(b) * log_a - len(a) * log_b
     return float(grid[evidence.argmax()])
 
 
-class _Side(NamedTuple):
+class _Rows(NamedTuple):
     """One modality of the training rows."""
 
     layer: nn.Linear
-    inputs: Tensor
-    """[N, h] of the last layer, one row per item."""
-    rows: Tensor
-    """[M] the item of each training row, in the order of training."""
+    inputs: Tensor  # [N, h] of the last layer, one row per item
+    items: Tensor  # [M] the item of each training row, in the order of training
 
     def outputs(self, part: slice) -> Tensor:
         """Un-normalised embeddings of some training rows. -> [B, d] float64"""
-        outputs: Tensor = self.layer(self.inputs[self.rows[part]])
+        outputs: Tensor = self.layer(self.inputs[self.items[part]])
         return outputs.double()
 
-
-def _cosines(image: _Side, text: _Side, part: slice) -> LabelledCosines:
-    """Caption n of a batch belongs to image n, and to every other row of the batch with that image."""
-    v, t = functional.normalize(image.outputs(part), dim=1), functional.normalize(text.outputs(part), dim=1)
-    return LabelledCosines(v @ t.T, same_image(image.rows[part], image.rows[part]))
+    def units(self, part: slice) -> Tensor:
+        """The same, normalised."""
+        return functional.normalize(self.outputs(part), dim=1)
 
 
-def _posterior(side: _Side, other: _Side, batches: list[slice], *, likelihood: Likelihood) -> LayerPosterior:
+def _posterior(rows: _Rows, other: _Rows, batches: list[slice], *, likelihood: Likelihood) -> LayerPosterior:
     """Both Kronecker factors over the training rows, and the likeliest prior."""
     inputs, outputs = torch.zeros(()), torch.zeros(())
     for part in batches:
-        x = with_one(side.inputs[side.rows[part]])
-        y = functional.normalize(other.outputs(part), dim=1)
+        x = with_one(rows.inputs[rows.items[part]])
         inputs = inputs.to(x) + x.T @ x
-        outputs = outputs.to(x) + output_curvature(side.outputs(part), y, likelihood)
-    factors = KroneckerFactors(inputs / len(side.rows) ** 0.5, outputs / len(side.rows) ** 0.5)
-    return LayerPosterior(factors, likeliest_precision(factors, side.layer))
+        outputs = outputs.to(x) + output_curvature(rows.outputs(part), other.units(part), likelihood)
+    inputs, outputs = inputs / len(rows.items) ** 0.5, outputs / len(rows.items) ** 0.5
+    return LayerPosterior(inputs, outputs, likeliest_precision(inputs, outputs, layer=rows.layer))
 
 
 @contextmanager
@@ -267,10 +237,14 @@ class PostHocUncertainty:
         with _inputs_of(model.image_head.last) as images, _inputs_of(model.text_head.last) as texts:
             scorer.score_set(pairs)
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed))
-        image = _Side(model.image_head.last, torch.cat(images), pairs.caption_image.cpu()[order].to(scorer.device))
-        text = _Side(model.text_head.last, torch.cat(texts), order.to(scorer.device))
+        image = _Rows(model.image_head.last, torch.cat(images), pairs.caption_image.cpu()[order].to(scorer.device))
+        text = _Rows(model.text_head.last, torch.cat(texts), order.to(scorer.device))
         batches = [slice(start, start + batch_size) for start in range(0, len(pairs), batch_size)]
-        likelihood = likelihood_of(model.method, [_cosines(image, text, part) for part in batches[:_PROBES]])
+        probes = [
+            (image.units(part) @ text.units(part).T, same_image(image.items[part], image.items[part]))
+            for part in batches[:16]  # enough to choose the scale of a softmax
+        ]
+        likelihood = likelihood_of(model.method, probes)
         return cls(
             _posterior(image, text, batches, likelihood=likelihood),
             _posterior(text, image, batches, likelihood=likelihood),
@@ -282,7 +256,7 @@ class PostHocUncertainty:
         tensors: dict[str, Tensor] = {}
         metadata = {"heads": self.heads}
         for side, posterior in (("image", self.image), ("text", self.text)):
-            tensors |= {f"{side}.{name}": tensor for name, tensor in posterior.factors._asdict().items()}
+            tensors |= {f"{side}.inputs": posterior.inputs, f"{side}.outputs": posterior.outputs}
             metadata[f"{side}.precision"] = repr(posterior.precision)
         write_tensors(Path(path), tensors, metadata=metadata)
 
@@ -293,8 +267,7 @@ class PostHocUncertainty:
         try:
             image, text = (
                 LayerPosterior(
-                    KroneckerFactors(tensors[f"{side}.inputs"], tensors[f"{side}.outputs"]),
-                    float(metadata[f"{side}.precision"]),
+                    tensors[f"{side}.inputs"], tensors[f"{side}.outputs"], float(metadata[f"{side}.precision"])
                 )
                 for side in ("image", "text")
             )
@@ -333,54 +306,23 @@ class PostHocScorer(PairScorer):
         super().__init__(model, device=device, dtype=dtype)
         self.posthoc = posthoc
 
-    @torch.inference_mode()
-    def embed_images(self, images: Images) -> Embedding:
-        """Unit vectors with the log-variance of each coordinate. -> [I, d]"""
-        with _inputs_of(self.model.image_head.last) as inputs:
-            embedding = super().embed_images(images)
-        return _spread(embedding, self.model.image_head.last, inputs, posterior=self.posthoc.image)
-
-    @torch.inference_mode()
-    def embed_texts(self, texts: Texts) -> Embedding:
-        """Unit vectors with the log-variance of each coordinate. -> [T, d]"""
-        with _inputs_of(self.model.text_head.last) as inputs:
-            embedding = super().embed_texts(texts)
-        return _spread(embedding, self.model.text_head.last, inputs, posterior=self.posthoc.text)
-
-    @torch.inference_mode()
-    def score_set(self, pairs: PairSet | PhotoSet, *, inputs: TowerInputs | None = None) -> PairScores:
-        """Every pair of a data set, as in :meth:`PairScorer.score_set`."""
-        image, text = self.model.image_head.last, self.model.text_head.last
-        with _inputs_of(image) as images, _inputs_of(text) as texts:
-            scores = super().score_set(pairs, inputs=inputs)
-        return PairScores(
-            self,
-            _spread(scores.images, image, images, posterior=self.posthoc.image),
-            _spread(scores.texts, text, texts, posterior=self.posthoc.text),
-        )
+    def _embed(self, batches: Iterable[Tensor], *, side: Side) -> Embedding:
+        """Unit vectors with variances relative to their squared length, which a cosine does not see. -> [N, d]"""
+        layer = (self.model.image_head if side == "image" else self.model.text_head).last
+        posterior = self.posthoc.image if side == "image" else self.posthoc.text
+        with _inputs_of(layer) as inputs:
+            mean = super()._embed(batches, side=side).mean
+        log_var, start = torch.empty_like(mean), 0
+        for x in (chunk for part in inputs for chunk in part.split(_CHUNK)):
+            length = layer(x).double().norm(dim=1, keepdim=True).clamp(min=1e-12)
+            log_var[start : start + len(x)] = (posterior.variance(x) / length.square()).log()
+            start += len(x)
+        return Embedding(mean, log_var)
 
     def uncertainty_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor:
         """Standard deviation of the cosine of the pairs (rows[n], cols[n]). [N]"""
         parts = self._aligned_parts(images, texts, rows, cols)
-        return torch.cat([cosine_variance(_gaussians(v), _gaussians(t)) for v, t in parts]).sqrt()
-
-
-def _spread(
-    embedding: Embedding, layer: nn.Linear, inputs: Sequence[Tensor], *, posterior: LayerPosterior
-) -> Embedding:
-    """An embedding with variances relative to its squared length, which a cosine does not see."""
-    log_var = torch.empty_like(embedding.mean)
-    start = 0
-    for x in (chunk for part in inputs for chunk in torch.split(part, _CHUNK)):
-        length = layer(x).double().norm(dim=1, keepdim=True).clamp(min=1e-12)
-        log_var[start : start + len(x)] = (posterior.variance(x) / length.square()).log()
-        start += len(x)
-    return Embedding(embedding.mean, log_var)
-
-
-def _gaussians(x: Embedding) -> Gaussians:
-    assert x.log_var is not None, "PostHocScorer gives every embedding a variance"
-    return Gaussians(x.mean, x.log_var.exp())
+        return torch.cat([cosine_variance(v, t) for v, t in parts]).sqrt()
 
 
 class CosineDistanceScorer(PairScorer):

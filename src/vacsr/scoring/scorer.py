@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ Images = Features | Sequence[Picture]
 """What a model reads as images: cached features, or photos as paths or PIL images for a model with towers."""
 Texts = Features | Sequence[str]
 """What a model reads as texts: cached features, or strings for a model with towers."""
+Side = Literal["image", "text"]
 _ENCODE = {"cpu": 32, "cuda": 256}  # photos or captions per batch of the towers
 _ALIGNED = 8192  # aligned pairs at a time
 
@@ -168,31 +169,27 @@ class PairScorer:
     def embed_images(self, images: Images) -> Embedding:
         """Features [I, D_image], or photos for a model with towers. -> [I, d] on the scorer's device"""
         if not self.model.has_towers:
-            return self.model.embed_images(_checked_features(images, kind="image", device=self.device))
+            return self._embed([_checked_features(images, kind="image", device=self.device)], side="image")
         photos = ListedPhotos.of(images)
-        return self._encode(PhotoReader(photos, self.model.backbone.transform), count=len(photos))
+        batches = self._photo_batches(PhotoReader(photos, self.model.backbone.transform), len(photos))
+        return self._embed(batches, side="image")
 
     @torch.inference_mode()
     def embed_texts(self, texts: Texts) -> Embedding:
         """Features [T, D_text], or strings for a model with towers. -> [T, d] on the scorer's device"""
         if not self.model.has_towers:
-            return self.model.embed_texts(_checked_features(texts, kind="text", device=self.device))
-        return self._encode_tokens(self.model.backbone.tokenize(_checked_strings(texts)))
+            return self._embed([_checked_features(texts, kind="text", device=self.device)], side="text")
+        tokens = self.model.backbone.tokenize(_checked_strings(texts))
+        return self._embed(tokens.split(_ENCODE[self.device.type]), side="text")
 
-    def _encode(self, images: Reader, *, count: int) -> Embedding:
-        """Photos through the image tower, batch by batch. -> [count, d]"""
+    def _photo_batches(self, images: Reader, count: int) -> Iterator[Tensor]:
         step = _ENCODE[self.device.type]
-        batches = [range(start, min(start + step, count)) for start in range(0, count, step)]
-        return self._joined([self.model.embed_images(pixels.to(self.device)) for pixels in images.stream(batches)])
+        return images.stream([range(start, min(start + step, count)) for start in range(0, count, step)])
 
-    def _encode_tokens(self, tokens: Tensor) -> Embedding:
-        """Tokens [M, L] through the text tower, batch by batch. -> [M, d]"""
-        step = _ENCODE[self.device.type]
-        parts = (tokens[start : start + step] for start in range(0, len(tokens), step))
-        return self._joined([self.model.embed_texts(part.to(self.device)) for part in parts])
-
-    def _joined(self, parts: list[Embedding]) -> Embedding:
-        """Batches as one embedding, also where there are none."""
+    def _embed(self, batches: Iterable[Tensor], *, side: Side) -> Embedding:
+        """Features, pixels or tokens, batch by batch, also where there are none. -> [N, d]"""
+        embed = self.model.embed_images if side == "image" else self.model.embed_texts
+        parts = [embed(batch.to(self.device)) for batch in batches]
         empty = torch.empty(0, self.model.dim, device=self.device)
         mean = torch.cat([empty, *(part.mean for part in parts)])
         if self.model.image_variance is None:
@@ -215,11 +212,12 @@ class PairScorer:
                 "these data hold photos without captions, so there are no pairs — give captions: folder:DIR or csv:FILE"
             )
         if isinstance(pairs, PairSet):  # which has checked its features
-            images, texts = pairs.images.to(self.device), pairs.texts.to(self.device)
-            return PairScores(self, self.model.embed_images(images), self.model.embed_texts(texts))
-        inputs = inputs or tower_inputs(self.model.backbone, pairs)
-        photos = self._encode(inputs.images, count=len(pairs.image_ids))
-        return PairScores(self, photos, self._encode_tokens(inputs.texts))
+            images, texts = [pairs.images], [pairs.texts]
+        else:
+            inputs = inputs or tower_inputs(self.model.backbone, pairs)
+            images = self._photo_batches(inputs.images, len(pairs.image_ids))
+            texts = inputs.texts.split(_ENCODE[self.device.type])
+        return PairScores(self, self._embed(images, side="image"), self._embed(texts, side="text"))
 
     def check_set(self, pairs: PairSet | PhotoSet) -> None:
         """Raise where the model was trained on something else: photos instead of features, or other features."""
