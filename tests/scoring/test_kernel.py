@@ -31,8 +31,8 @@ from vacsr.scoring.kernel import (
     KernelScorer,
     Tile,
     choose_tiles,
+    decoder_width,
     images_at_a_time,
-    pass_width,
     shared_bytes,
     text_tiles_together,
 )
@@ -85,13 +85,10 @@ def test_interpreted_error_is_as_stated(dtype: torch.dtype, width: int) -> None:
 
 
 @interpreted
-def test_interpreted_decoder_wider_than_a_pass() -> None:
-    made, v, t = method(20, width=150), units(3, 20, seed=1), units(9, 20, seed=2)
-    scorer = KernelScorer(made, dtype=HALF)
-    assert len(scorer.packed.passes) == 2
-    torch.testing.assert_close(
-        scorer.block(Embedding(v), Embedding(t)).double(), exact(made.adapter, v, t), atol=5e-3, rtol=0
-    )
+def test_interpreted_decoder_wider_than_the_kernel_has_room_for() -> None:
+    with pytest.raises(UsageError, match=r"128 units.* — use BlockScorer"):
+        KernelScorer(method(20, width=150), dtype=HALF)
+    assert type(choose_engine(method(20, width=150), device=torch.device("cuda"), dtype=HALF)) is BlockScorer
 
 
 @interpreted
@@ -145,14 +142,14 @@ def test_interpreted_operators_can_be_compiled() -> None:
     made, v, t = method(20), units(3, 20, seed=1), units(37, 20, seed=2)
     scorer = KernelScorer(made, dtype=HALF)
     texts, rows = scorer._pack_texts(t), torch.nn.functional.pad(v, (0, 12))
-    part, tile = scorer.packed.passes[0], [int(number) for number in scorer.shape]
+    packed, tile = scorer.packed, [int(number) for number in scorer.shape]
 
     def compute(rows: Tensor, cosine: Tensor) -> Tensor:
-        weights = scores.scale_trunk(scorer.packed.trunk, rows, HALF, tile)
+        weights = scores.scale_trunk(packed.trunk, rows, HALF, tile)
         out = cosine.clone()
         scores.score_pairs(
-            texts.rows, weights, scorer.packed.edge, part.decoder, part.last, rows.new_empty(0), out,
-            constant=part.constant, slope=part.slope, group=1, tile=tile,
+            texts.rows, weights, packed.edge, packed.decoder, packed.last, rows.new_empty(0), out,
+            constant=packed.constant, slope=packed.slope, group=1, tile=tile,
         )  # fmt: skip
         return out
 
@@ -353,8 +350,8 @@ CASES = [
     Case(torch.bfloat16, 300, 1000, 1024, 1024, 16, True, tiles=3),
     Case(torch.bfloat16, 9, 700, 512, 2048, 0, False),
     Case(HALF, 3, 130, 200, 300, 0, True, tiles=3),
-    Case(HALF, 1, 1, 5, 7, 150, True),
-    Case(HALF, 4, 150, 300, 384, 150, False),
+    Case(HALF, 1, 1, 5, 7, 100, True),
+    Case(HALF, 4, 150, 300, 384, 100, False),
     Case(FP8, 9, 700, 512, 512, 16, True, tiles=3),
     Case(FP8, 3, 130, 100, 300, 0, False),
 ]
@@ -424,9 +421,9 @@ def test_gpu_operators_in_a_cuda_graph() -> None:
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize(("units", "width"), [(1, 16), (16, 16), (17, 32), (100, 128), (150, 128)])
-def test_pass_width(units: int, width: int) -> None:
-    assert pass_width(units) == width
+@pytest.mark.parametrize(("units", "width"), [(0, 0), (1, 16), (16, 16), (17, 32), (100, 128)])
+def test_decoder_width(units: int, width: int) -> None:
+    assert decoder_width(method(20, width=units).adapter.fold()) == width
 
 
 class _Gpu:
@@ -477,8 +474,7 @@ def test_some_tile_fits_any_adapter(
     monkeypatch.setattr(_Gpu, "shared_memory_per_block_optin", room)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    for count in (0, 1, 16, 20, 33, 64, 100, 150, 5000):
-        width = pass_width(count) if count else 0
+    for width in (0, 16, 32, 64, 128):
         for hidden in (7, 256, 384, 1024):
             for dim in (5, 64, 128, 1024):
                 found = choose_tiles(hidden, width, dim=dim, dtype=dtype, device=torch.device("cuda"))

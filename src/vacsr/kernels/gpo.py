@@ -17,30 +17,24 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from vacsr import kernels
-from vacsr.errors import ShapeMismatch, UsageError
 
 _TILE = (32, 64)  # tokens × channels of one program: 16 values per thread, few idle rows at 257 tokens
-_LONGEST = 32_767  # ranks are stored as int16
 
 
 def gru_states(gru: nn.Module, codes: Tensor, *, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Both directions of a one-layer GRU over the same position codes for all items. [L, F], [B]
 
-    ``gru`` is a bidirectional nn.GRU, or any module that holds its eight parameters under the same names: Dynamo
-    refuses to look into an nn.GRU, and takes the other.
+    ``gru`` holds the eight parameters of a bidirectional nn.GRU under their names. It may be one, but Dynamo refuses to
+    look into an nn.GRU.
 
     -> hidden states forwards [L, H], the same for every item, since a prefix does not know how long the item is; and
     backwards [B, L, H], from the last position of each item, 0 beyond it
     """
-    if not hasattr(gru, "bias_hh_l0_reverse") or hasattr(gru, "weight_ih_l1"):
-        raise UsageError(f"{gru} is not a one-layer bidirectional GRU with biases — use vacsr.backbones.pooling")
     w_ih, w_hh, b_ih, b_hh = (
         torch.stack([getattr(gru, f"{name}_l0"), getattr(gru, f"{name}_l0_reverse")])
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
-    width = w_hh.shape[-1]
-    if width < 16 or width & (width - 1):
-        raise UsageError(f"the kernel needs a power of two from 16 up as hidden size, not {width} — use nn.GRU")
+    assert w_hh.shape[-1] in (16, 32, 64, 128), "the kernel needs a power of two as hidden size"
     with torch.autocast(codes.device.type, enabled=False):
         gates = torch.baddbmm(b_ih.unsqueeze(1), codes.float().expand(2, -1, -1), w_ih.transpose(1, 2))
     hidden, _ = _bigru(gates.float(), lengths, w_hh.float(), b_hh.float())
@@ -52,13 +46,8 @@ def ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
 
     Ties go to the earlier token. Weights past an item's number of real tokens count for nothing.
     """
-    if mask.shape != values.shape[:2] or weights.shape != mask.shape:
-        raise ShapeMismatch(
-            f"values {list(values.shape)}, mask {list(mask.shape)}, weights {list(weights.shape)}: expected [B, L, D], "
-            "[B, L], [B, L] — pass one mask entry and one weight per token"
-        )
-    if values.shape[1] > _LONGEST:
-        raise UsageError(f"{values.shape[1]} tokens, at most {_LONGEST} can be ranked — use pooling.ranked_sum")
+    assert values.shape[:2] == mask.shape == weights.shape, "one mask entry and one weight per token"
+    assert values.shape[1] < 1 << 15, "ranks are stored as int16"
     total: Tensor = _ranked_sum(values, mask, weights.float())[0]
     return total
 

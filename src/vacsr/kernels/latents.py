@@ -21,7 +21,6 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from vacsr import kernels
-from vacsr.errors import ShapeMismatch
 
 PER_WARP = 256  # numbers of z: 8 per thread, a 16-byte read in half precision
 
@@ -251,14 +250,9 @@ def pair_latents(
     -> z [N, D] in the precision of the heads; float32: each component's KL to N(0, I) [N, K], Σ_D 1/(2v) [N],
     Σ_D ½·log v [N]
     """
-    pairs, components = weights.shape
-    if len(heads) != pairs or heads.shape[1] % (2 * components) or sigma_weights.shape != weights.shape:
-        raise ShapeMismatch(
-            f"heads {list(heads.shape)}, weights {list(weights.shape)}, sigma_weights {list(sigma_weights.shape)}: "
-            "expected [N, 2·K·D], [N, K], [N, K] — flatten the pairs first"
-        )
-    if keys.shape != (pairs,):
-        raise ShapeMismatch(f"keys {list(keys.shape)}: expected one for each of {pairs} pairs — flatten them first")
+    assert heads.shape[:1] == weights.shape[:1] == keys.shape, "the pairs are one dimension"
+    assert weights.shape == sigma_weights.shape
+    assert heads.shape[1] % (2 * weights.shape[1]) == 0
     z, kl, inverse, log_variance = _forward(heads, weights.float(), sigma_weights.float(), keys, clamp, bounded, squash)
     return z, kl, inverse, log_variance
 

@@ -28,7 +28,8 @@ from vacsr.scoring.topk import BLOCK_PAIRS, BothTopK, block_rows
 
 DTYPES = (torch.bfloat16, torch.float16, FP8)
 _FEW = 64  # fewer texts than this scale the weights, also where scores are streamed
-_WIDEST = 128  # decoder units per pass; a wider decoder takes several passes
+WIDEST = 128
+"""Units of a decoder that the kernel has room for; a wider one is scored in torch."""
 _NARROW = 32  # up to this width a large tile and the decoder's sums fit into registers together
 _SCRATCH = 1 << 30  # bytes of scaled weights at a time
 _SHARED = 99 << 10  # bytes of shared memory that every GPU from compute capability 8.0 on grants a program
@@ -70,7 +71,7 @@ SMALL = Tile(texts=32, hidden=32, depth=32, run=2, tma=False)
 def choose_tiles(hidden: int, width: int, *, dim: int, dtype: torch.dtype, device: torch.device) -> list[Tile]:
     """Tiles of one shape for an adapter, the fastest first; each fits the GPU's shared memory.
 
-    ``width``: decoder units per pass, 0 for a linear decoder.
+    ``width``: units of the decoder, 0 if it is linear.
     """
     if device.type != "cuda":
         return [SMALL]
@@ -116,22 +117,15 @@ def text_tiles_together(tiles: int, tile_bytes: int, device: torch.device) -> in
     return -(-tiles // groups)
 
 
-class DecoderPass(NamedTuple):
-    """Some of the decoder's units; the passes of a wide decoder add up in the output."""
-
-    decoder: Tensor  # [H'] float32 if linear, else [H', width], each unit divided by a power of two near its largest
-    last: Tensor  # [2, width] float32: bias and weight of the units in the last layer; empty if linear
-    width: int  # 0 if linear
-    constant: float
-    slope: float | None  # factor of what the output already holds; None: it is not read
-
-
 class PackedAdapter(NamedTuple):
     """What the kernel reads. H' and D' are whole tiles; the padding is 0 and adds 0."""
 
     trunk: Tensor  # [H', D'] float32; for float8 each row is divided by its largest entry
     edge: Tensor  # [H'] float32: −bias for a linear decoder, else bias; for float8 divided likewise
-    passes: tuple[DecoderPass, ...]
+    decoder: Tensor  # [H'] float32 if linear, else [H', width], each unit divided by a power of two near its largest
+    last: Tensor  # [2, width] float32: bias and weight of the units in the last layer; empty if linear
+    constant: float
+    slope: float | None  # factor of the cosine; None without a residual
     dim: int  # d before padding
 
 
@@ -148,43 +142,34 @@ def pack_adapter(folded: FoldedAdapter, *, dtype: torch.dtype, tile: Tile) -> Pa
     trunk, bias, small = (x.double() for x in (folded.trunk, folded.trunk_bias, folded.small))
     peak = _peaks(trunk) if dtype == FP8 else torch.ones_like(bias)
     down, across = -len(bias) % tile.hidden, -trunk.shape[1] % tile.depth
-    linear = folded.last is None
-    edge = (-bias if linear else bias) / peak
-    scaled = functional.pad(small * peak, (0, down))  # [M, H']
-    start = 0.0 if folded.residual is None else float(folded.residual[1])
-    slope = None if folded.residual is None else float(folded.residual[0])
-    if linear:
-        constant = float(folded.small_bias[0]) + float(small[0] @ bias) + start
-        passes = [DecoderPass(scaled[0].float(), small.new_empty(0).float(), 0, constant, slope)]
+    slope, offset = (None, 0.0) if folded.residual is None else folded.residual.tolist()
+    units = functional.pad(small * peak, (0, down))  # [M, H']
+    if folded.last is None:
+        edge, decoder, last = -bias, units[0].float(), small.new_empty(0).float()
+        constant = float(folded.small_bias[0]) + float(small[0] @ bias)
     else:
-        passes = _wide_passes(folded, scaled, torch.bfloat16 if dtype == FP8 else dtype)
-        passes[0] = passes[0]._replace(constant=folded.last_bias + start, slope=slope)
-    padded = functional.pad(trunk / peak.unsqueeze(1), (0, across, 0, down)).float().contiguous()
-    return PackedAdapter(padded, functional.pad(edge, (0, down)).float(), tuple(passes), trunk.shape[1])
+        # p·relu(x/p) = relu(x): a unit's weights are brought to at most 1, which every precision holds, and the last
+        # layer takes the factor. A power of two changes no digit.
+        scale = torch.exp2(_peaks(units).clamp_min(_FAINT).log2().ceil())
+        missing = decoder_width(folded) - len(units)
+        last = functional.pad(torch.stack([folded.small_bias / scale, folded.last * scale]).float(), (0, missing))
+        half = torch.bfloat16 if dtype == FP8 else dtype
+        decoder = functional.pad(units / scale.unsqueeze(1), (0, 0, 0, missing)).T.to(half).contiguous()
+        edge, constant = bias, folded.last_bias
+    return PackedAdapter(
+        trunk=functional.pad(trunk / peak.unsqueeze(1), (0, across, 0, down)).float().contiguous(),
+        edge=functional.pad(edge / peak, (0, down)).float(),
+        decoder=decoder,
+        last=last,
+        constant=constant + offset,
+        slope=slope,
+        dim=trunk.shape[1],
+    )
 
 
-def pass_width(units: int) -> int:
-    """Decoder units per pass: a power of two of at least 16, as the matrix units need. 16 -> 16, 20 -> 32"""
-    return min(_WIDEST, max(16, 1 << (units - 1).bit_length()))
-
-
-def _wide_passes(folded: FoldedAdapter, scaled: Tensor, dtype: torch.dtype) -> list[DecoderPass]:
-    """Units in passes; all but the first add to the output.
-
-    p·relu(x/p) = relu(x): a unit's weights are brought to at most 1, which every precision holds, and the last layer
-    takes the factor. A power of two changes no digit.
-    """
-    assert folded.last is not None
-    width, passes = pass_width(len(scaled)), []
-    scale = torch.exp2(_peaks(scaled).clamp_min(_FAINT).log2().ceil())
-    scaled, bias, weight = scaled / scale.unsqueeze(1), folded.small_bias / scale, folded.last * scale
-    for start in range(0, len(scaled), width):
-        part = slice(start, start + width)
-        missing = width - len(scaled[part])
-        last = functional.pad(torch.stack([bias[part], weight[part]]).float(), (0, missing))
-        decoder = functional.pad(scaled[part], (0, 0, 0, missing)).T.to(dtype).contiguous()
-        passes.append(DecoderPass(decoder, last, width, 0.0, 1.0))
-    return passes
+def decoder_width(folded: FoldedAdapter) -> int:
+    """Units of the decoder in the kernel: a power of two from 16 up, as the matrix units need; 0 if it is linear."""
+    return 0 if folded.last is None else max(16, 1 << (len(folded.small) - 1).bit_length())
 
 
 def _peaks(rows: Tensor) -> Tensor:
@@ -213,11 +198,13 @@ class KernelScorer(Engine):
         folded = folded or method.fold()
         if folded is None:
             raise UsageError(f"{type(method).__name__} has no folded form for the kernel to score — use BlockScorer")
+        width = decoder_width(folded)
+        if width > WIDEST:
+            raise UsageError(f"the kernel takes decoders of up to {WIDEST} units, not {width} — use BlockScorer")
         self.device, self.dtype, self.pairs = folded.trunk.device, dtype, pairs
         _check(self.device, dtype)
         self.plain = BlockScorer(method, dtype=half_dtype(folded) if dtype == FP8 else dtype, folded=folded)
         self.folded = self.plain.folded
-        width = 0 if folded.last is None else pass_width(len(folded.small))
         height, dim = folded.trunk.shape
         self.tiles = [tile] if tile else choose_tiles(height, width, dim=dim, dtype=dtype, device=self.device)
         self.shape = self.tiles[0]  # operands are padded for it; all tiles have one shape
@@ -289,7 +276,7 @@ class KernelScorer(Engine):
         return False
 
     def _launch(self, v: Tensor, texts: PackedTexts, out: Tensor, tile: Tile) -> None:
-        """Scale the trunk by every image, then run all passes of the decoder over all pairs."""
+        """Scale the trunk by every image, then score all pairs."""
         from vacsr.kernels import scores
 
         rows = functional.pad(v.float(), (0, texts.rows.shape[1] - v.shape[1])).contiguous()  # [I, D']
@@ -298,15 +285,14 @@ class KernelScorer(Engine):
             largest = rows.abs().amax(dim=1).clamp_min(_LEAST) / _FP8_MAX
             rows, gain = rows / largest.unsqueeze(1), largest * texts.gain
         weights = scores.scale_trunk(self.packed.trunk, rows, self.dtype, tile)
-        if self.packed.passes[0].slope is not None:
+        if self.packed.slope is not None:
             torch.mm(v.float(), texts.exact.T, out=out)
         tiles = len(texts.rows) // tile.texts
         group = text_tiles_together(tiles, tile.texts * weights.shape[2] * self.dtype.itemsize, self.device)
-        for part in self.packed.passes:
-            scores.score_pairs(
-                texts.rows, weights, self.packed.edge, part.decoder, part.last, gain, out,
-                constant=part.constant, slope=part.slope, group=group, tile=tile,
-            )  # fmt: skip
+        scores.score_pairs(
+            texts.rows, weights, self.packed.edge, self.packed.decoder, self.packed.last, gain, out,
+            constant=self.packed.constant, slope=self.packed.slope, group=group, tile=tile,
+        )  # fmt: skip
 
 
 def _check(device: torch.device, dtype: torch.dtype) -> None:

@@ -313,7 +313,7 @@ class PostHocScorer(PairScorer):
         with _inputs_of(layer) as inputs:
             mean = super()._embed(batches, side=side).mean
         log_var, start = torch.empty_like(mean), 0
-        for x in (chunk for part in inputs for chunk in part.split(_CHUNK)):
+        for x in (chunk for part in inputs for chunk in torch.split(part, _CHUNK)):
             length = layer(x).double().norm(dim=1, keepdim=True).clamp(min=1e-12)
             log_var[start : start + len(x)] = (posterior.variance(x) / length.square()).log()
             start += len(x)

@@ -20,7 +20,7 @@ from vacsr.methods.base import Embedding, Method, take
 from vacsr.model import MatchingModel
 from vacsr.scoring.cascade import Cascade, prefiltered_topk
 from vacsr.scoring.folded import FP8, BlockScorer, Engine, Precision, choose_dtype, half_dtype
-from vacsr.scoring.kernel import KernelScorer, available
+from vacsr.scoring.kernel import WIDEST, KernelScorer, available, decoder_width
 from vacsr.scoring.topk import BothTopK, Direction, TopK
 
 Features = Tensor | npt.NDArray[Any]
@@ -63,7 +63,7 @@ def choose_engine(method: Method, *, device: torch.device, dtype: Precision = to
         kernel = KernelScorer(method, dtype=dtype, folded=folded)  # raises where it cannot run: there is no other way
         return Cascade(kernel, kernel.plain, exact=False)
     plain = BlockScorer(method, dtype=dtype, folded=folded)
-    if device.type != "cuda" or folded is None or not available(folded.trunk.device):
+    if device.type != "cuda" or folded is None or decoder_width(folded) > WIDEST or not available(folded.trunk.device):
         return plain
     if dtype == torch.float32:
         return Cascade(KernelScorer(method, dtype=half_dtype(folded), folded=folded), plain, exact=True)
@@ -180,7 +180,7 @@ class PairScorer:
         if not self.model.has_towers:
             return self._embed([_checked_features(texts, kind="text", device=self.device)], side="text")
         tokens = self.model.backbone.tokenize(_checked_strings(texts))
-        return self._embed(tokens.split(_ENCODE[self.device.type]), side="text")
+        return self._embed(torch.split(tokens, _ENCODE[self.device.type]), side="text")
 
     def _photo_batches(self, images: Reader, count: int) -> Iterator[Tensor]:
         step = _ENCODE[self.device.type]
@@ -211,12 +211,14 @@ class PairScorer:
             raise DataError(
                 "these data hold photos without captions, so there are no pairs — give captions: folder:DIR or csv:FILE"
             )
+        images: Iterable[Tensor]
+        texts: Iterable[Tensor]
         if isinstance(pairs, PairSet):  # which has checked its features
             images, texts = [pairs.images], [pairs.texts]
         else:
             inputs = inputs or tower_inputs(self.model.backbone, pairs)
             images = self._photo_batches(inputs.images, len(pairs.image_ids))
-            texts = inputs.texts.split(_ENCODE[self.device.type])
+            texts = torch.split(inputs.texts, _ENCODE[self.device.type])
         return PairScores(self, self._embed(images, side="image"), self._embed(texts, side="text"))
 
     def check_set(self, pairs: PairSet | PhotoSet) -> None:
