@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vacsr.evaluate.uncertainty import auroc
-from vacsr.methods.mixtures import fit_gaussians, rescaled
+from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.scoring.posthoc import PostHocScorer, PostHocUncertainty
 from vacsr.search.audit import signals
@@ -50,7 +50,7 @@ def wrong_signals(scorer: PairScorer, pairs: Any, *, name: str) -> dict[str, Ten
     if sigma is not None:
         return found | {f"{name} grade": -audit.grade, f"{name} σ": sigma}
     loss = rescaled(batch_losses(scorer, scores, owner))
-    chance = fit_gaussians(loss).first(loss)
+    chance = clean_by_gaussians(loss)
     clean = chance.float()
     sums = caption_sums(t, owner, clean, images=len(v))
     own = own_agreement(v, t, owner, weight=clean, sums=sums)
@@ -77,7 +77,7 @@ def missing_signals(scorer: PairScorer, pairs: Any, rows: Tensor, cols: Tensor, 
         found |= {f"{name} score + 0.1σ": standard(score) + 0.1 * standard(sigma)}
     if name == "infonce":
         loss = candidate_losses(scorer, scores, owner, rows, cols)
-        found |= {f"{name} loss GMM": by_both(fit_gaussians(rescaled(loss)).first(rescaled(loss)), -loss)}
+        found |= {f"{name} loss GMM": by_both(clean_by_gaussians(rescaled(loss)), -loss)}
     return found
 
 

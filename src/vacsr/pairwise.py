@@ -45,22 +45,22 @@ class PairBlock:
 
 
 def same_image(row_ids: Tensor, col_ids: Tensor) -> Tensor:
-    """Every caption of the same image is a match, never just the diagonal. [R], [C] -> [R, C] bool
+    """Every caption of the same image is a match, never just the diagonal. [..., R], [..., C] -> [..., R, C] bool
 
     >>> same_image(torch.tensor([7, 8]), torch.tensor([8, 7, 7]))
     tensor([[False,  True,  True],
             [ True, False, False]])
     """
-    return row_ids.unsqueeze(1) == col_ids.unsqueeze(0)
+    return row_ids.unsqueeze(-1) == col_ids.unsqueeze(-2)
 
 
 def cosines(v: Tensor, t: Tensor) -> Tensor:
     """Every pair's cosine of unit vectors, in float32 also under autocast: a large scale would show the rounding.
 
-    [R, d], [C, d] -> [R, C]
+    [..., R, d], [..., C, d] -> [..., R, C]
     """
     with torch.autocast(v.device.type, enabled=False):
-        return v.float() @ t.float().T
+        return v.float() @ t.float().mT
 
 
 def batch_block(

@@ -12,7 +12,7 @@ from torch.nn import functional
 from vacsr.methods import Bicro, Embedding
 from vacsr.methods.bicro import BicroConfig
 from vacsr.methods.coteaching import ALL, WARMUP, split_networks
-from vacsr.methods.mixtures import fit_betas, fit_gaussians, rescaled
+from vacsr.methods.mixtures import clean_by_betas, clean_by_gaussians, rescaled
 from vacsr.pairwise import batch_block, same_image
 
 MARGIN = 0.2
@@ -111,12 +111,12 @@ def test_labels_are_those_of_float32_also_under_autocast() -> None:
     assert torch.equal(found, plain)
 
 
-@pytest.mark.parametrize(("mixture", "fit"), [("beta", fit_betas), ("gaussian", fit_gaussians)])
+@pytest.mark.parametrize(("mixture", "fit"), [("beta", clean_by_betas), ("gaussian", clean_by_gaussians)])
 def test_the_chosen_mixture_never_trusts_a_larger_loss_more(mixture: Any, fit: Any) -> None:
     loss = rescaled(torch.rand(80, generator=torch.Generator().manual_seed(0)).pow(3))
     found = Bicro(BicroConfig(mixture=mixture), dim=8).probability(loss)
     assert bool((found[loss.argsort()].diff() <= 0).all())
-    plain = fit(loss).first(loss)
+    plain = fit(loss)
     assert found.max() == plain.max()
     assert bool((found[loss > loss[plain.argmax()]] <= plain[loss > loss[plain.argmax()]]).all())
 

@@ -15,8 +15,7 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods import Daa, Embedding, Vse
-from vacsr.methods.daa import DaaConfig, rank_agreement, soft_ranks
-from vacsr.methods.tfidf import WordTable, captions_by_image
+from vacsr.methods.daa import DaaConfig, WordTable, captions_by_image, rank_agreement, soft_ranks
 from vacsr.methods.vse import VseConfig
 from vacsr.model import MatchingModel
 from vacsr.pairwise import PairBlock, batch_block

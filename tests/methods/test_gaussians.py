@@ -8,25 +8,14 @@ from torch.distributions import Normal, kl_divergence
 
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
-from vacsr.methods.gaussians import (
-    bottleneck,
-    kl_per_dimension,
-    normal_draws,
-    samples,
-    squared_distances,
-)
+from vacsr.methods.gaussians import bottleneck, kl_per_dimension, squared_distances
 from vacsr.methods.pcmepp import Pcmepp, PcmeppConfig
-from vacsr.noise import RowNoise, Stream
 from vacsr.pairwise import batch_block
 
 
 def items(count: int, dim: int = 4, *, seed: int = 0) -> Embedding:
     mean, log_var = torch.randn(2, count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return Embedding(mean, log_var - 1)
-
-
-def noise(rows: torch.Tensor, step: int = 3, stream: Stream = Stream.IMAGE_SAMPLES) -> RowNoise:
-    return RowNoise(7, torch.tensor(step), rows, stream)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -59,27 +48,6 @@ def test_the_bottlenecks_of_row_blocks_add_up() -> None:
         bottleneck(Embedding(v.mean[rows], v.log_var[rows]), t, block.rows(rows)) for rows in (slice(0, 2), slice(2, 6))
     ]
     torch.testing.assert_close(parts[0] + parts[1], whole)
-
-
-def test_draws_are_standard_normal_and_go_by_place() -> None:
-    draws = normal_draws(noise(torch.arange(2000)), 51)
-    assert draws.shape == (2000, 51)
-    assert draws.mean().abs() < 0.01
-    assert abs(draws.std().item() - 1) < 0.01
-    assert abs((draws**4).mean().item() - 3) < 0.1
-    correlation = torch.corrcoef(draws.T) - torch.eye(51)
-    assert correlation.abs().max() < 0.12, "lanes share no bits"
-    assert torch.equal(normal_draws(noise(torch.tensor([5, 1999])), 51), draws[[5, 1999]])
-    assert not torch.equal(normal_draws(noise(torch.arange(2000), step=4), 51), draws)
-
-
-def test_samples_have_the_items_mean_and_deviation() -> None:
-    x = items(2)
-    assert x.log_var is not None
-    drawn = samples(x, normal_draws(noise(torch.arange(2)), 20_000 * 4))
-    assert drawn.shape == (2, 20_000, 4)
-    torch.testing.assert_close(drawn.mean(dim=1), x.mean, atol=0.03, rtol=0)
-    torch.testing.assert_close(drawn.var(dim=1), x.log_var.exp(), atol=0, rtol=0.05)
 
 
 def test_uncertainty_is_the_variance_of_both() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vacsr.methods.mixtures import falling, fit_betas, fit_gaussians, rescaled, two_means
+from vacsr.methods.mixtures import clean_by_betas, clean_by_gaussians, falling, rescaled, two_means
 
 
 def two_heaps(seed: int, *, low: float = 0.2, high: float = 0.7, counts: tuple[int, int] = (60, 40)) -> torch.Tensor:
@@ -46,20 +47,16 @@ def slow_gaussians(x: list[float], labels: list[int], *, steps: int, tolerance: 
 def test_gaussians_are_em_written_out(seed: int, high: float, steps: int) -> None:
     x = two_heaps(seed, high=high, counts=(20, 15))
     labels = two_means(x)[:, 1].long().tolist()
-    found = fit_gaussians(x, steps=steps, tolerance=1e-2, floor=5e-4).first(x)
+    clean = clean_by_gaussians(x, steps=steps, tolerance=1e-2, floor=5e-4)
     expected = slow_gaussians(x.tolist(), labels, steps=steps, tolerance=1e-2, floor=5e-4)
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-9)
+    np.testing.assert_allclose(clean.numpy(), expected, atol=1e-9)
 
 
-def test_gaussians_find_the_heaps() -> None:
-    x = two_heaps(1, counts=(3000, 1000))
-    found = fit_gaussians(x, steps=100, tolerance=1e-6, floor=0.0)
-    low, high = x[:3000], x[3000:]
-    torch.testing.assert_close(found.share, torch.tensor([0.75, 0.25], dtype=torch.float64), atol=5e-3, rtol=0)
-    torch.testing.assert_close(found.mean, torch.stack((low.mean(), high.mean())), atol=2e-3, rtol=0)
-    torch.testing.assert_close(found.variance, torch.stack((low.var(), high.var())), atol=2e-4, rtol=0)
-    assert bool((found.first(low) > 0.5).double().mean() > 0.99)
-    assert bool((found.first(high) < 0.5).double().mean() > 0.99)
+@pytest.mark.parametrize("fit", [clean_by_gaussians, clean_by_betas])
+def test_mixtures_tell_the_heaps_apart(fit: Any) -> None:
+    clean = fit(two_heaps(1, counts=(3000, 1000)))
+    assert bool((clean[:3000] > 0.5).double().mean() > 0.97)
+    assert bool((clean[3000:] < 0.5).double().mean() > 0.97)
 
 
 def test_two_means_is_where_lloyd_stops() -> None:
@@ -93,30 +90,22 @@ def slow_betas(x: list[float], steps: int) -> list[float]:
 @given(st.integers(0, 999), st.integers(0, 12))
 def test_betas_are_em_with_scipys_densities(seed: int, steps: int) -> None:
     x = two_heaps(seed)
-    np.testing.assert_allclose(
-        fit_betas(x, steps=steps).first(x).numpy(), slow_betas(x.tolist(), steps), rtol=1e-6, atol=1e-9
-    )
-
-
-def test_betas_tell_the_heaps_apart() -> None:
-    x = two_heaps(2, counts=(600, 400))
-    small = fit_betas(x).first(x)
-    assert bool((small[:600] > 0.5).double().mean() > 0.97)
-    assert bool((small[600:] < 0.5).double().mean() > 0.97)
+    clean = clean_by_betas(x, steps=steps)
+    np.testing.assert_allclose(clean.numpy(), slow_betas(x.tolist(), steps), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("values", [[0.3] * 9, [0.0] * 8 + [1.0], [0.0, 1.0]])
 def test_degenerate_losses_give_probabilities(values: list[float]) -> None:
     x = rescaled(torch.tensor(values))
-    for found in (fit_gaussians(x).first(x), fit_betas(x).first(x)):
-        assert bool(((found >= 0) & (found <= 1)).all()), found
+    for clean in (clean_by_gaussians(x), clean_by_betas(x)):
+        assert bool(((clean >= 0) & (clean <= 1)).all()), clean
 
 
 def test_equal_losses_are_all_clean() -> None:
     """Nothing tells them apart: a method that trains on clean pairs must not lose all of them."""
     x = rescaled(torch.full((50,), 0.3))
-    for found in (fit_gaussians(x).first(x), fit_betas(x).first(x)):
-        assert bool((found > 0.99).all()), found
+    for clean in (clean_by_gaussians(x), clean_by_betas(x)):
+        assert bool((clean > 0.99).all()), clean
 
 
 def test_rescaled_goes_from_0_to_1() -> None:

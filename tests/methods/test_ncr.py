@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from vacsr.methods import Embedding, Ncr
 from vacsr.methods.base import SetEmbeddings, TrainingView
-from vacsr.methods.coteaching import ALL, CLEAN, WARMUP, caption_losses, split_networks
+from vacsr.methods.coteaching import ALL, CLEAN, WARMUP, split_networks
 from vacsr.methods.ncr import NcrConfig
 from vacsr.pairwise import PairBlock, batch_block
 
@@ -153,7 +153,7 @@ def test_caption_losses_are_those_of_the_groups(batch: int) -> None:
     """A batch of 12 leaves a group that is filled up; there only the rest of the captions counts."""
     look = replace(view(3), batch_size=batch)
     images, texts = look.embed()
-    found = caption_losses(look, margin=MARGIN, at_once=2)
+    found = look.caption_losses(look.embed(), studied(40, stage=WARMUP), at_once=2 * batch**2)
     left = 40
     for group in look.groups().tolist():
         counted, left = group[:left], left - batch

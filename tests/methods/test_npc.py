@@ -12,7 +12,7 @@ from torch.nn import functional
 from vacsr.config.io import method_config
 from vacsr.methods import Embedding, Npc
 from vacsr.methods.base import Neighbours, SetEmbeddings, TrainingView
-from vacsr.methods.mixtures import fit_gaussians, rescaled
+from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.methods.npc import NpcConfig, nearest_in_bank, pair_weights
 from vacsr.pairwise import batch_block, same_image
 
@@ -150,8 +150,8 @@ def test_the_papers_preset_starts_at_clips_scale_and_fits_raw_losses() -> None:
         method.fit(None, world(0).caption_image)
         view = world(2)
         method.start_epoch(view)
-        losses = method._all_losses(view, view.embed()).double()
+        losses = view.caption_losses(view.embed(), method).double()
         fitted = rescaled(losses) if rescale else losses
-        probability.append(fit_gaussians(fitted, steps=100).first(fitted))
+        probability.append(clean_by_gaussians(fitted, steps=100))
         torch.testing.assert_close(method.clean, probability[-1].float())
     assert not torch.allclose(*probability, atol=1e-3), "the floor of the variances weighs less on raw losses"

@@ -8,12 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vacsr.methods.pcme as pcme_module
 from vacsr.config.io import method_config
 from vacsr.methods import Embedding, Pcme
 from vacsr.methods.base import take
-from vacsr.methods.gaussians import normal_draws
-from vacsr.methods.pcme import PcmeConfig
+from vacsr.methods.pcme import PcmeConfig, normal_draws, samples, scoring_noise
 from vacsr.noise import RowNoise, Stream
 from vacsr.pairwise import batch_block
 
@@ -26,6 +24,31 @@ def items(count: int, dim: int = 3, *, seed: int = 0) -> Embedding:
 
 def pcme(**fields: Any) -> Pcme:
     return Pcme(PcmeConfig(**{"samples": 2, **fields}), dim=8).double()
+
+
+def noise(rows: torch.Tensor, step: int = 3) -> RowNoise:
+    return RowNoise(7, torch.tensor(step), rows, Stream.IMAGE_SAMPLES)
+
+
+def test_draws_are_standard_normal_and_go_by_position() -> None:
+    draws = normal_draws(noise(torch.arange(2000)), 51)
+    assert draws.shape == (2000, 51)
+    assert draws.mean().abs() < 0.01
+    assert abs(draws.std().item() - 1) < 0.01
+    assert abs((draws**4).mean().item() - 3) < 0.1
+    correlation = torch.corrcoef(draws.T) - torch.eye(51)
+    assert correlation.abs().max() < 0.12, "lanes share no bits"
+    assert torch.equal(normal_draws(noise(torch.tensor([5, 1999])), 51), draws[[5, 1999]])
+    assert not torch.equal(normal_draws(noise(torch.arange(2000), step=4), 51), draws)
+
+
+def test_samples_have_the_items_mean_and_deviation() -> None:
+    x = items(2, 4)
+    assert x.log_var is not None
+    drawn = samples(x, noise(torch.arange(2)), count=20_000)
+    assert drawn.shape == (2, 20_000, 4)
+    torch.testing.assert_close(drawn.mean(dim=1), x.mean, atol=0.03, rtol=0)
+    torch.testing.assert_close(drawn.var(dim=1), x.log_var.exp(), atol=0, rtol=0.05)
 
 
 def probability(zv: torch.Tensor, zt: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -130,8 +153,8 @@ def test_the_score_is_the_logit_of_the_mean_match_probability() -> None:
     assert t.log_var is not None
     grade = method.grade(method.score(v, t))
     draws = [
-        method._test_draws(x, stream).double().view(3, 3)
-        for x, stream in ((v, Stream.IMAGE_SAMPLES), (t, Stream.TEXT_SAMPLES))
+        normal_draws(scoring_noise(stream, v.mean.device), 9).double().view(3, 3)
+        for stream in (Stream.IMAGE_SAMPLES, Stream.TEXT_SAMPLES)
     ]
     assert not torch.equal(draws[0], draws[1]), "images and texts have draws of their own"
     for i in range(4):
@@ -142,12 +165,12 @@ def test_the_score_is_the_logit_of_the_mean_match_probability() -> None:
             torch.testing.assert_close(grade[i, j], expected)
 
 
-def test_scores_do_not_depend_on_who_else_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_do_not_depend_on_who_else_is_scored() -> None:
     method, v, t = pcme(), items(7, seed=1), items(6, seed=2)
     whole = method.score(v, t)
     alone = method.score(take(v, slice(3, 5)), take(t, slice(2, 3)))
     torch.testing.assert_close(alone, whole[3:5, 2:3])
-    monkeypatch.setattr(pcme_module, "_ELEMENTS", {"cpu": 2 * 6 * 4})  # two images at a time
+    method.at_once = 2 * 6 * 4  # two images at a time
     torch.testing.assert_close(method.score(v, t), whole)
     assert method.score(take(v, slice(0, 0)), t).shape == (0, 6)
 

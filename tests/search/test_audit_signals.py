@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.data import load_pairs
-from vacsr.methods.mixtures import fit_gaussians, rescaled
+from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.scoring import PairScorer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,8 +81,7 @@ def test_wrong_pairs_of_equal_chance_go_by_their_loss(monkeypatch: pytest.Monkey
 
 
 def chance_of_the_better(loss: torch.Tensor) -> torch.Tensor:
-    scaled = rescaled(loss)
-    return fit_gaussians(scaled).first(scaled)
+    return clean_by_gaussians(rescaled(loss))
 
 
 def test_the_loss_of_an_unlabelled_pair_leaves_both_images_out() -> None:

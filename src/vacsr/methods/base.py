@@ -16,7 +16,7 @@ from vacsr.config.base import MethodConfig as MethodConfig
 from vacsr.config.base import Task
 from vacsr.config.base import register as register
 from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock
+from vacsr.pairwise import PairBlock, same_image
 
 
 class Embedding(NamedTuple):
@@ -96,13 +96,16 @@ class TrainingView:
         order = torch.cat((order, order[: -count % size]))
         return order.view(-1, size).to(self.caption_image.device)
 
-    def by_caption(self, values: Tensor) -> Tensor:
-        """Values computed along :meth:`groups`, in the captions' order; the padding of the last group is dropped.
-
-        [..., G·B] -> [..., M]
-        """
-        rows = self.groups().flatten()[: len(self.caption_image)]
-        return torch.empty_like(values[..., : len(rows)]).index_copy(-1, rows, values[..., : len(rows)])
+    def caption_losses(self, embedded: SetEmbeddings, method: Method, *, at_once: int = 1 << 20) -> Tensor:
+        """:meth:`Method.pair_losses` of every caption in its group, about ``at_once`` pairs at a time. -> [..., M]"""
+        groups, count = self.groups(), len(self.caption_image)
+        losses = []
+        for part in groups.split(max(1, at_once // groups.shape[1] ** 2)):
+            image = self.caption_image[part]
+            v, t = Embedding(embedded.images[image]), Embedding(embedded.texts[part])
+            losses.append(method.pair_losses(v, t, same_image(image, image)).flatten(-2))
+        values = torch.cat(losses, dim=-1)[..., :count]  # without the padding of the last group
+        return torch.empty_like(values).index_copy(-1, groups.flatten()[:count], values)
 
 
 class Neighbours(NamedTuple):
@@ -196,7 +199,10 @@ class Method(nn.Module, ABC):
         raise NotImplementedError
 
     def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
-        """Look-ahead: the loss of each aligned pair against the others. [B, d], [B, d], [B, B] -> [B]"""
+        """The loss of each aligned pair against the others, for look-ahead and :meth:`TrainingView.caption_losses`.
+
+        [..., B, d], [..., B, d], [..., B, B] -> [..., B]
+        """
         raise NotImplementedError
 
     def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:

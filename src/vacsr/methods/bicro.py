@@ -11,16 +11,13 @@ from torch import Tensor
 from vacsr.config import Share
 from vacsr.methods.base import register
 from vacsr.methods.coteaching import BothNetworks, CoTeaching, CoTeachingConfig, agreement, anchor_count
-from vacsr.methods.mixtures import falling, fit_betas, fit_gaussians
-
-_TINY = 1e-6
+from vacsr.methods.mixtures import clean_by_betas, clean_by_gaussians, falling
 
 
 class BicroConfig(CoTeachingConfig):
     """BiCro: as NCR, with soft labels from how alike the nearest anchors are on both sides."""
 
     name: Literal["bicro"] = "bicro"
-    """The method's name."""
     warmup: Share = 0.2
     """Share of the epochs, one at least unless 0, on each batch's smallest losses; negatives averaged."""
     warmup_keep: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -59,19 +56,16 @@ class Bicro(CoTeaching):
         self.least_label = 1e-6 if config.discard else 0.0
 
     def probability(self, losses: Tensor) -> Tensor:
-        """Of the component at small losses, never rising with the loss. [M] -> [M]"""
-        fitted = fit_betas(losses) if self.config.mixture == "beta" else fit_gaussians(losses)
-        return falling(fitted.first(losses), losses)
+        clean = clean_by_betas(losses) if self.config.mixture == "beta" else clean_by_gaussians(losses)
+        return falling(clean, losses)
 
     def warmup_weights(self, loss: Tensor) -> Tensor:
-        """The smallest losses of the batch. [2, B] -> [2, B] of 0 and 1"""
         keep = max(1, int(loss.shape[1] * self.config.warmup_keep))
         smallest = loss.topk(keep, dim=1, largest=False).indices
         return torch.zeros_like(loss).scatter(1, smallest, 1.0)
 
     def labels(self, both: BothNetworks, clean: Tensor, relevance: Tensor) -> Tensor:
-        """Each network gets the other's. [2, B] -> [2, B]"""
-        other = BothNetworks(*(x.flip(0) for x in both))
+        other = BothNetworks(*(x.flip(0) for x in both))  # each network gets the other's labels
         trusted = clean > self.config.threshold
         quality = agreement(other.score, relevance, margin=self.config.margin)
         best = torch.where(trusted, quality + 2.0 * self.config.margin, quality)  # quality lies within the margin
@@ -106,4 +100,4 @@ def _to_anchors(x: Tensor, anchors: Tensor) -> Tensor:
 def _ratio(image: Tensor, text: Tensor, anchor: Tensor) -> Tensor:
     """min(s_v/s_t, s_t/s_v) at one anchor each; 0 where a cosine is not positive. [2, B, A], [2, B, 1] -> [2, B]"""
     v, t = image.gather(-1, anchor).squeeze(-1), text.gather(-1, anchor).squeeze(-1)
-    return torch.minimum(v, t).clamp_min(0.0) / torch.maximum(v, t).clamp_min(_TINY)
+    return torch.minimum(v, t).clamp_min(0.0) / torch.maximum(v, t).clamp_min(1e-6)

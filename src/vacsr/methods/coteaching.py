@@ -20,7 +20,7 @@ from torch import Tensor
 from vacsr.config import Share
 from vacsr.methods.base import Embedding, Method, MethodConfig, TrainingView
 from vacsr.methods.mixtures import rescaled
-from vacsr.methods.vse import HingeCosts, hinge_costs
+from vacsr.methods.vse import hinge_costs
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
 
@@ -63,12 +63,11 @@ class CoTeaching(Method):
 
     def __init__(self, config: CoTeachingConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
-        self.register_training_state("clean", torch.ones(2, 0))  # [2, M]: each network's probability
         self.register_training_state("stage", torch.zeros((), dtype=torch.int64))
+        self.fit(None, torch.zeros(0))
 
     def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
-        """All captions are trusted at first."""
-        self.register_training_state("clean", torch.ones(2, len(caption_image)))
+        self.register_training_state("clean", torch.ones(2, len(caption_image)))  # each network's probability
 
     @torch.no_grad()
     def start_epoch(self, view: TrainingView) -> None:
@@ -77,16 +76,16 @@ class CoTeaching(Method):
         late = view.epoch - warmup >= self.config.noisy_from * (view.epochs - warmup)
         self.stage.fill_(WARMUP if view.epoch < warmup else ALL if late else CLEAN)
         if view.epoch >= warmup:
-            losses = caption_losses(view, margin=self.config.margin)
+            losses = view.caption_losses(view.embed(), self)
             self.clean.copy_(torch.stack([self.probability(rescaled(loss)) for loss in losses]))
 
     @abstractmethod
     def probability(self, losses: Tensor) -> Tensor:
         """Of being clean, from losses rescaled to [0, 1]. [M] -> [M]"""
 
-    @abstractmethod
     def warmup_weights(self, loss: Tensor) -> Tensor:
-        """Which pairs of a batch warm-up trains on. [2, B] -> [2, B] of 0 and 1"""
+        """Which pairs of a batch warm-up trains on; by default all. [2, B] -> [2, B] of 0 and 1"""
+        return torch.ones_like(loss)
 
     @abstractmethod
     def labels(self, both: BothNetworks, clean: Tensor, relevance: Tensor) -> Tensor:
@@ -95,10 +94,14 @@ class CoTeaching(Method):
         [2, B] -> [2, B]
         """
 
+    def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
+        """Both networks' hinge losses, negatives averaged. [..., B, 2d], [..., B, 2d], [..., B, B] -> [2, ..., B]"""
+        return mean_costs(split_networks(v.mean, t.mean).score, relevance, margin=self.config.margin)
+
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """The mean over pairs, both networks added. Warm-up where nothing is known of the captions."""
         both = split_networks(v.mean, t.mean)
-        mean = mean_costs(hinge_costs(both.score, pairs.relevance, margin=self.config.margin))
+        mean = mean_costs(both.score, pairs.relevance, margin=self.config.margin)
         warmup = (mean * self.warmup_weights(mean.detach())).mean(dim=1).sum()
         if pairs.captions is None or self.clean.shape[1] == 0:
             return LossTerms(warmup, {"warmup": warmup.detach()})
@@ -117,13 +120,14 @@ class CoTeaching(Method):
 
 
 def split_networks(v: Tensor, t: Tensor) -> BothNetworks:
-    """A joined embedding back to both networks' unit vectors. [B, 2d], [B, 2d]"""
-    v2, t2 = (torch.stack(x.chunk(2, dim=-1)) * math.sqrt(2.0) for x in (v, t))
-    return BothNetworks(v2, t2, torch.stack([cosines(a, b) for a, b in zip(v2, t2, strict=True)]))
+    """A joined embedding back to both networks' unit vectors. [..., B, 2d], [..., B, 2d]"""
+    v, t = (torch.stack(x.chunk(2, dim=-1)) * math.sqrt(2.0) for x in (v, t))
+    return BothNetworks(v, t, cosines(v, t))
 
 
-def mean_costs(costs: HingeCosts) -> Tensor:
+def mean_costs(score: Tensor, relevance: Tensor, *, margin: float) -> Tensor:
     """Both directions' costs of each pair, averaged over the batch. [..., B, B] -> [..., B]"""
+    costs = hinge_costs(score, relevance, margin=margin)
     return costs.i2t.mean(dim=-1) + costs.t2i.mean(dim=-2)
 
 
@@ -138,23 +142,9 @@ def soft_margin(label: Tensor, *, margin: float, base: float) -> Tensor:
 
 def agreement(score: Tensor, relevance: Tensor, *, margin: float) -> Tensor:
     """p = (m − ½·(mean costs of both directions)) within [0, m]: how well a pair stands out. [2, B, B] -> [2, B]"""
-    costs = mean_costs(hinge_costs(score, relevance, margin=margin))
-    return (margin - 0.5 * costs).clamp(0.0, margin)
+    return (margin - 0.5 * mean_costs(score, relevance, margin=margin)).clamp(0.0, margin)
 
 
 def anchor_count(batch: int, *, share: float = 0.1) -> int:
     """A tenth of the batch and one more."""
     return min(batch, int(batch * share) + 1)
-
-
-def caption_losses(view: TrainingView, *, margin: float, at_once: int = 64) -> Tensor:
-    """Both networks' mean-negative hinge loss of every training caption, in random groups. -> [2, M]"""
-    images, texts = view.embed()
-    losses = []
-    for groups in torch.split(view.groups(), at_once):
-        image = view.caption_image[groups]
-        matches = image.unsqueeze(2) == image.unsqueeze(1)
-        v, t = (torch.stack(x.chunk(2, dim=-1)) for x in (images[image], texts[groups]))
-        score = 2.0 * torch.einsum("kgid,kgjd->kgij", v, t)
-        losses.append(mean_costs(hinge_costs(score, matches, margin=margin)).flatten(1))
-    return view.by_caption(torch.cat(losses, dim=1))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from vacsr.config.base import method_entry
 from vacsr.errors import UsageError
@@ -15,7 +19,6 @@ from vacsr.methods.base import Embedding, Method, MethodConfig, ParamGroup, regi
 from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.pcme import PcmeConfig
 from vacsr.methods.sigmoid import SigmoidConfig
-from vacsr.methods.tfidf import WordTable
 from vacsr.methods.vse import VseConfig
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
@@ -25,7 +28,6 @@ class DaaConfig(MethodConfig):
     """Another method's loss, and ranks that agree with the words of the captions (DAA)."""
 
     name: Literal["daa"] = "daa"
-    """The method's name."""
     base: Annotated[PcmeConfig | VseConfig | InfoNCEConfig | SigmoidConfig, Field(discriminator="name")] = PcmeConfig()
     """The method that is trained beside it and that scores."""
     weight: Annotated[float, Field(ge=0)] = 1000.0
@@ -58,7 +60,6 @@ class Daa(Method):
         self.words: WordTable | None = None  # of the training captions; saved models do without
 
     def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
-        """Count the words of the training captions."""
         if captions is None:
             raise UsageError(
                 "method 'daa' compares the words of captions, and these data have none — "
@@ -67,7 +68,6 @@ class Daa(Method):
         self.words = WordTable(captions, caption_image.cpu(), rarity=self.config.rarity)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        """The terms of the base, and the two of the ranks."""
         if pairs.captions is None or self.words is None:
             raise UsageError(
                 "method 'daa' has not seen the training captions — train it with vacsr.fit, or call its fit() first"
@@ -81,19 +81,15 @@ class Daa(Method):
         return LossTerms(total, {**base.parts, "asp_i2t": rows.detach(), "asp_t2i": cols.detach()})
 
     def score(self, v: Embedding, t: Embedding) -> Tensor:
-        """The base's. [I, d], [T, d] -> [I, T]"""
         return self.base.score(v, t)
 
     def grade(self, score: Tensor) -> Tensor:
-        """The base's."""
         return self.base.grade(score)
 
     def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """The base's. [N, d], [N, d] -> [N]"""
         return self.base.uncertainty(v, t)
 
     def param_groups(self) -> list[ParamGroup]:
-        """The base's."""
         return self.base.param_groups()
 
 
@@ -107,3 +103,72 @@ def rank_agreement(score: Tensor, relevance: Tensor, *, temperature: float) -> T
     """ASP: mean over queries and items of min(R_s, R_c)/max(R_s, R_c), 1 where both orders agree. [Q, C] -> 0-d"""
     by_score, by_relevance = (soft_ranks(x, temperature=temperature) for x in (score, relevance))
     return (torch.minimum(by_score, by_relevance) / torch.maximum(by_score, by_relevance)).mean()
+
+
+class WordTable(nn.Module):
+    """The M captions of a training set as unit TF-IDF vectors over V words, sparse until a batch needs them.
+
+    ``rarity`` by captions is log((1 + M)/(1 + captions with the word)) + 1: every word weighs something. By images, as
+    in CIDEr, it is log(N/images with the word): a word that all images have weighs nothing, and a caption of such words
+    alone is the zero vector.
+    """
+
+    words: Tensor  # [M, L] int64, V where there is no further word
+    weights: Tensor  # [M, L] float32, a unit vector each, 0 where there is no word
+    caption_image: Tensor  # [M] int64, the image row of each caption
+    image_captions: Tensor  # [N, P] int64, the captions of each image, −1 where there are no more
+
+    def __init__(
+        self, captions: Sequence[str], caption_image: Tensor, *, rarity: Literal["captions", "images"] = "captions"
+    ) -> None:
+        super().__init__()
+        # As in DAA's public code, one-letter words, above all "a", are dropped.
+        counts = [Counter(re.findall(r"\b\w\w+\b", caption.lower())) for caption in captions]
+        idf = _idf(counts, caption_image.tolist(), rarity=rarity)
+        index = {word: number for number, word in enumerate(sorted(idf))}
+        self.size = len(index)
+        words = torch.full((len(counts), max([1, *map(len, counts)])), self.size, dtype=torch.int64)
+        weights = torch.zeros(words.shape)
+        for row, count in enumerate(counts):
+            words[row, : len(count)] = torch.tensor([index[word] for word in count], dtype=torch.int64)
+            weights[row, : len(count)] = torch.tensor([times * idf[word] for word, times in count.items()])
+        self.register_buffer("words", words, persistent=False)
+        self.register_buffer("weights", functional.normalize(weights, dim=1), persistent=False)
+        self.register_buffer("caption_image", caption_image.clone(), persistent=False)
+        self.register_buffer("image_captions", captions_by_image(caption_image), persistent=False)
+
+    def relevance(self, captions: Tensor) -> Tensor:
+        """Mean cosine of the captions of row i's image with caption j. [B] rows of the training set -> [B, B]
+
+        No shape depends on the data, so that the step can be captured as a CUDA graph. Only the captions of the batch
+        are spread out over all words, each word at most once: sums have one order, and results are reproducible.
+        """
+        words, weights = self.words[captions], self.weights[captions]
+        dense = weights.new_zeros(len(captions), self.size + 1).scatter_add(1, words, weights)
+        siblings = self.image_captions[self.caption_image[captions]]  # [B, P]
+        present, rows = siblings >= 0, siblings.clamp_min(0)
+        share = self.weights[rows] * (present / present.sum(dim=1, keepdim=True)).unsqueeze(-1)  # [B, P, L]
+        matched = dense.T[self.words[rows].flatten(1)]  # [B, P·L, B]
+        with torch.autocast(dense.device.type, enabled=False):  # cosines are small, and their order is what counts
+            return torch.bmm(share.flatten(1).unsqueeze(1), matched).squeeze(1)
+
+
+def _idf(counts: Sequence[Counter[str]], images: Sequence[int], *, rarity: str) -> dict[str, float]:
+    """How rare each word is; it counts once per caption or image, however often it occurs there."""
+    if rarity == "captions":  # smoothed as if one more caption had every word
+        frequency = Counter(word for count in counts for word in count)
+        return {word: math.log((1 + len(counts)) / (1 + number)) + 1.0 for word, number in frequency.items()}
+    pairs = {(word, image) for count, image in zip(counts, images, strict=True) for word in count}
+    frequency = Counter(word for word, _ in pairs)
+    return {word: math.log(len(set(images)) / number) for word, number in frequency.items()}
+
+
+def captions_by_image(caption_image: Tensor) -> Tensor:
+    """The captions of every image, in order, −1 after the last. [M] -> [N, P]"""
+    order = caption_image.argsort(stable=True)
+    counts = caption_image.bincount()
+    starts = counts.cumsum(0) - counts
+    table = torch.full((len(counts), int(counts.max())), -1, dtype=torch.int64)
+    image = caption_image[order]
+    table[image, torch.arange(len(order)) - starts[image]] = order
+    return table

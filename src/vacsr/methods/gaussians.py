@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method, MethodConfig
-from vacsr.noise import RowNoise
 from vacsr.pairwise import PairBlock
 
 
@@ -84,17 +82,3 @@ def bottleneck(v: Embedding, t: Embedding, pairs: PairBlock) -> Tensor:
     """
     texts = kl_per_dimension(t).mean() * len(v.mean)
     return (kl_per_dimension(v).sum() + texts) / pairs.batch
-
-
-def normal_draws(noise: RowNoise, lanes: int) -> Tensor:
-    """Standard normal draws of single items by Box–Muller. -> [R, lanes]"""
-    half = (lanes + 1) // 2
-    uniform = noise.uniform(2 * half)
-    radius, angle = torch.sqrt(-2.0 * torch.log(uniform[:, :half])), (2.0 * math.pi) * uniform[:, half:]
-    return torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)[:, :lanes]
-
-
-def samples(x: Embedding, draws: Tensor) -> Tensor:
-    """z = μ + σ·ε, J of each item. ``draws`` [N or 1, J·d] -> [N, J, d]"""
-    noise = draws.view(len(draws), -1, x.mean.shape[-1]).to(x.mean.dtype)
-    return x.mean.unsqueeze(1) + (0.5 * log_variance(x)).exp().unsqueeze(1) * noise

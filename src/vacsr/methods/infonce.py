@@ -18,7 +18,6 @@ class InfoNCEConfig(MethodConfig):
     """Two-way cross entropy over scaled cosines (CLIP)."""
 
     name: Literal["infonce"] = "infonce"
-    """The method's name."""
     scale: Annotated[float, Field(gt=0)] = 14.3
     """exp(log_scale) at the start, 1/0.07; the paper's preset starts at 1."""
     learnable: bool = True
@@ -48,11 +47,10 @@ class InfoNCE(Method):
         return LossTerms(0.5 * (rows + cols), {"i2t": rows.detach(), "t2i": cols.detach()})
 
     def likelihood(self) -> Likelihood:
-        """A softmax of scale·cos."""
         return Likelihood("softmax", float(self.log_scale.detach().exp()))
 
 
 def cross_entropy(logit: Tensor, relevance: Tensor) -> Tensor:
-    """−Σ_j y_ij log softmax(logit_i)_j with y spread evenly over the row's positives. [R, C] -> [R]"""
-    share = relevance / relevance.sum(dim=1, keepdim=True)
-    return -(share * torch.log_softmax(logit, dim=1)).sum(dim=1)
+    """−Σ_j y_ij log softmax(logit_i)_j with y spread evenly over the row's positives. [..., R, C] -> [..., R]"""
+    share = relevance / relevance.sum(dim=-1, keepdim=True)
+    return -(share * torch.log_softmax(logit, dim=-1)).sum(dim=-1)

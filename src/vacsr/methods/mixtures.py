@@ -1,51 +1,13 @@
-"""Two-component mixtures of one-dimensional losses, fitted by EM: small losses are clean pairs, large ones noisy."""
+"""Clean or noisy: two-component mixtures fitted to losses by EM. Small losses are clean pairs, large ones noisy."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _TINY = 1e-12
-_INSIDE = 1e-4  # a Beta density has no moments' fit at 0 and 1
-
-
-class Gaussians(NamedTuple):
-    """Two normal distributions with their shares, the one with the smaller mean first; each [2]."""
-
-    share: Tensor
-    mean: Tensor
-    variance: Tensor
-
-    def log_joint(self, x: Tensor) -> Tensor:
-        """log share_k + log N(x; mean_k, variance_k). [n] -> [n, 2]"""
-        distance = (x.unsqueeze(1) - self.mean).square() / self.variance
-        return self.share.log() - 0.5 * (distance + self.variance.log() + math.log(2.0 * math.pi))
-
-    def first(self, x: Tensor) -> Tensor:
-        """Probability of the first component. [n] -> [n]"""
-        return self.log_joint(x).softmax(dim=1)[:, 0]
-
-
-class Betas(NamedTuple):
-    """Two Beta distributions with their shares, the one that began at small values first; each [2]."""
-
-    share: Tensor
-    alpha: Tensor
-    beta: Tensor
-
-    def joint(self, x: Tensor) -> Tensor:
-        """share_k · Beta(x; alpha_k, beta_k). [n] -> [n, 2]"""
-        x = x.unsqueeze(1)
-        scale = torch.lgamma(self.alpha + self.beta) - torch.lgamma(self.alpha) - torch.lgamma(self.beta)
-        return self.share * (scale + (self.alpha - 1.0) * x.log() + (self.beta - 1.0) * torch.log1p(-x)).exp()
-
-    def first(self, x: Tensor) -> Tensor:
-        """Probability of the first component; 0 and 1 are moved inside. [n] -> [n]"""
-        joint = self.joint(_inside(x))
-        return joint[:, 0] / (joint.sum(dim=1) + _TINY)
 
 
 def rescaled(x: Tensor) -> Tensor:
@@ -56,31 +18,26 @@ def rescaled(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fit_gaussians(x: Tensor, *, steps: int = 10, tolerance: float = 1e-2, floor: float = 5e-4) -> Gaussians:
-    """EM from the two means of :func:`two_means`, until the mean log-likelihood gains less than ``tolerance``.
+def clean_by_gaussians(x: Tensor, *, steps: int = 10, tolerance: float = 1e-2, floor: float = 5e-4) -> Tensor:
+    """Probability of the Gaussian with the smaller mean, after EM from :func:`two_means`. [n] -> [n]
 
-    ``floor`` is added to the variances: a component cannot fall onto a point. [n] -> two components
+    EM stops after ``steps``, or one step after the mean log-likelihood gained less than ``tolerance``. ``floor`` is
+    added to the variances: a component cannot fall onto a point.
     """
-    weight = two_means(x)
-    mixture = _gaussians(x, weight, floor)
-    before = -math.inf
-    for _ in range(steps):
-        joint = mixture.log_joint(x)
-        likelihood = float(joint.logsumexp(dim=1).mean())
-        mixture = _gaussians(x, joint.softmax(dim=1), floor)
-        if abs(likelihood - before) < tolerance:
+    weight, values = two_means(x), x.unsqueeze(1)
+    before, converged = -math.inf, False
+    for _ in range(steps + 1):
+        total = weight.sum(dim=0) + _TINY
+        mean = (weight * values).sum(dim=0) / total
+        variance = (weight * (values - mean).square()).sum(dim=0) / total + floor
+        distance = (values - mean).square() / variance
+        log_joint = (total / total.sum()).log() - 0.5 * (distance + variance.log() + math.log(2.0 * math.pi))
+        weight = log_joint.softmax(dim=1)
+        if converged:
             break
-        before = likelihood
-    order = mixture.mean.argsort(stable=True)  # where all are equal, the component that has them stays first
-    return Gaussians(*(values[order] for values in mixture))
-
-
-def _gaussians(x: Tensor, weight: Tensor, floor: float) -> Gaussians:
-    """The M step. [n], [n, 2] -> two components"""
-    total = weight.sum(dim=0) + _TINY
-    mean = (weight * x.unsqueeze(1)).sum(dim=0) / total
-    variance = (weight * (x.unsqueeze(1) - mean).square()).sum(dim=0) / total + floor
-    return Gaussians(total / total.sum(), mean, variance)
+        likelihood = float(log_joint.logsumexp(dim=1).mean())
+        before, converged = likelihood, abs(likelihood - before) < tolerance
+    return weight[:, mean.argsort(stable=True)[0]]  # where all are equal, the component that has them stays first
 
 
 def two_means(x: Tensor, *, steps: int = 20) -> Tensor:
@@ -95,20 +52,28 @@ def two_means(x: Tensor, *, steps: int = 20) -> Tensor:
 
 
 @torch.no_grad()
-def fit_betas(x: Tensor, *, steps: int = 10) -> Betas:
-    """EM for values in [0, 1] from Beta(1, 2) and Beta(2, 1); the M step matches mean and variance. [n]"""
-    x = _inside(x)
-    mixture = Betas(x.new_tensor([0.5, 0.5]), x.new_tensor([1.0, 2.0]), x.new_tensor([2.0, 1.0]))
+def clean_by_betas(x: Tensor, *, steps: int = 10) -> Tensor:
+    """Probability of the Beta that began at small values, after EM from Beta(1, 2) and Beta(2, 1). [n] -> [n]
+
+    For values in [0, 1]; the M step matches mean and variance.
+    """
+    x = x.clamp(1e-4, 1.0 - 1e-4).unsqueeze(1)  # at 0 and 1 a density may be infinite
+    share, alpha, beta = x.new_tensor([[0.5, 0.5], [1.0, 2.0], [2.0, 1.0]])
+
+    def joint() -> Tensor:  # share_k · Beta(x; alpha_k, beta_k), [n, 2]
+        scale = torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
+        return share * (scale + (alpha - 1.0) * x.log() + (beta - 1.0) * torch.log1p(-x)).exp()
+
     for _ in range(steps):
-        weight = mixture.joint(x).clamp_min(_TINY)
+        weight = joint().clamp_min(_TINY)
         weight = weight / weight.sum(dim=1, keepdim=True)
         total = weight.sum(dim=0)
-        mean = (weight * x.unsqueeze(1)).sum(dim=0) / total
-        variance = (weight * (x.unsqueeze(1) - mean).square()).sum(dim=0) / total
+        mean = (weight * x).sum(dim=0) / total
+        variance = (weight * (x - mean).square()).sum(dim=0) / total
         # A variance of mean·(1−mean) is the widest a Beta can have; values in (0, 1) stay below it.
         alpha = mean * (mean * (1.0 - mean) / variance.clamp_min(_TINY) - 1.0)
-        mixture = Betas(total / total.sum(), alpha, alpha * (1.0 - mean) / mean)
-    return mixture
+        share, beta = total / total.sum(), alpha * (1.0 - mean) / mean
+    return joint()[:, 0] / (joint().sum(dim=1) + _TINY)
 
 
 def falling(probability: Tensor, x: Tensor) -> Tensor:
@@ -124,7 +89,3 @@ def falling(probability: Tensor, x: Tensor) -> Tensor:
     before = torch.arange(len(value), device=x.device) <= value.argmax()
     value = torch.where(before, value.max(), value).cummin(dim=0).values
     return torch.empty_like(value).scatter(0, order, value)
-
-
-def _inside(x: Tensor) -> Tensor:
-    return x.clamp(_INSIDE, 1.0 - _INSIDE)

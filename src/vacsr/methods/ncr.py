@@ -9,14 +9,13 @@ from torch import Tensor
 
 from vacsr.methods.base import register
 from vacsr.methods.coteaching import BothNetworks, CoTeaching, CoTeachingConfig, agreement, anchor_count
-from vacsr.methods.mixtures import fit_gaussians
+from vacsr.methods.mixtures import clean_by_gaussians
 
 
 class NcrConfig(CoTeachingConfig):
     """NCR: two networks, a Gaussian mixture of losses tells clean from noisy, labels become soft margins."""
 
     name: Literal["ncr"] = "ncr"
-    """The method's name."""
 
 
 @register("ncr", NcrConfig, presets={"paper": {"warmup": 0.35, "noisy_from": 0.5}})
@@ -36,15 +35,9 @@ class Ncr(CoTeaching):
     config: NcrConfig
 
     def probability(self, losses: Tensor) -> Tensor:
-        """Of the Gaussian with the smaller mean. [M] -> [M]"""
-        return fit_gaussians(losses).first(losses)
-
-    def warmup_weights(self, loss: Tensor) -> Tensor:
-        """All pairs. [2, B] -> [2, B]"""
-        return torch.ones_like(loss)
+        return clean_by_gaussians(losses)
 
     def labels(self, both: BothNetworks, clean: Tensor, relevance: Tensor) -> Tensor:
-        """Rectified labels. [2, B] -> [2, B]"""
         guesses = guess(both.score, relevance, margin=self.config.margin)
         mean = guesses.mean(dim=0, keepdim=True)
         return torch.where(clean > self.config.threshold, clean + (1.0 - clean) * guesses, mean)

@@ -13,18 +13,15 @@ from torch import Tensor, nn
 from vacsr.config import Share
 from vacsr.methods.base import Embedding, Method, MethodConfig, Neighbours, SetEmbeddings, TrainingView, register
 from vacsr.methods.infonce import cross_entropy
-from vacsr.methods.mixtures import fit_gaussians, rescaled
+from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, cosines
-
-_TINY = 1e-6  # smaller differences of a loss are rounding in float32
 
 
 class NpcConfig(MethodConfig):
     """NPC: each pair weighs as much as a trial step on the batch helps the trusted pairs most like it."""
 
     name: Literal["npc"] = "npc"
-    """The method's name."""
     scale: Annotated[float, Field(gt=0)] = 14.3
     """exp(log_scale) at the start, as InfoNCE's."""
     learnable: bool = True
@@ -74,19 +71,16 @@ class Npc(Method):
         super().__init__(config, dim=dim)
         self.look_ahead = config.look_ahead
         self.log_scale = nn.Parameter(torch.tensor(math.log(config.scale)), config.learnable)
-        self.register_training_state("ready", torch.zeros(()))
-        self._reset(0)
-
-    def _reset(self, captions: int) -> None:
-        """All captions are trusted, and their own neighbours."""
-        self.register_training_state("clean", torch.ones(captions))
-        self.register_training_state("weight", torch.ones(captions))
-        self.register_training_state("by_image", torch.arange(captions))
-        self.register_training_state("by_text", torch.arange(captions))
+        self.register_training_state("ready", torch.zeros(()))  # 1 when there is a bank
+        self.fit(None, torch.zeros(0))
 
     def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
-        """All captions are trusted at first."""
-        self._reset(len(caption_image))
+        """All captions are trusted at first, and their own neighbours."""
+        count = len(caption_image)
+        self.register_training_state("clean", torch.ones(count))
+        self.register_training_state("weight", torch.ones(count))
+        self.register_training_state("by_image", torch.arange(count))
+        self.register_training_state("by_text", torch.arange(count))
 
     @torch.no_grad()
     def start_epoch(self, view: TrainingView) -> None:
@@ -95,31 +89,21 @@ class Npc(Method):
         if view.epoch < warmup or (view.epoch > warmup and not self.config.refresh):
             return
         embedded = view.embed()
-        losses = self._all_losses(view, embedded).double()
+        losses = view.caption_losses(embedded, self).double()
         losses = rescaled(losses) if self.config.rescale else losses
-        self.clean.copy_(fit_gaussians(losses, steps=100).first(losses))
+        self.clean.copy_(clean_by_gaussians(losses, steps=100))
         nearest = nearest_in_bank(embedded, view.caption_image, self.clean, threshold=self.config.threshold)
         self.by_image.copy_(nearest.by_image)
         self.by_text.copy_(nearest.by_text)
         self.ready.fill_(1.0)
 
-    def _all_losses(self, view: TrainingView, embedded: SetEmbeddings) -> Tensor:
-        """Every training caption's loss, in random groups. -> [M]"""
-        losses = []
-        for group in view.groups():
-            image = view.caption_image[group]
-            v, t = Embedding(embedded.images[image]), Embedding(embedded.texts[group])
-            losses.append(self.pair_losses(v, t, image.unsqueeze(1) == image.unsqueeze(0)))
-        return view.by_caption(torch.cat(losses))
-
     def neighbours(self, captions: Tensor) -> Neighbours:
-        """Their bank pairs; before there is a bank, themselves. [B] -> [B], [B]"""
         return Neighbours(self.by_image[captions], self.by_text[captions])
 
     def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
-        """ℓ_i = ½·(cross entropy of row i + of column i), spread over the labelled matches. [B, d] -> [B]"""
+        """ℓ_i = ½·(cross entropy of row i + of column i), spread over the labelled matches."""
         logit = self.log_scale.exp() * cosines(v.mean, t.mean)
-        return 0.5 * (cross_entropy(logit, relevance) + cross_entropy(logit.T, relevance.T))
+        return 0.5 * (cross_entropy(logit, relevance) + cross_entropy(logit.mT, relevance.mT))
 
     def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:
         """Store the batch's weights, all 1 before there is a bank; returns the bank's part of the loss."""
@@ -129,7 +113,6 @@ class Npc(Method):
         return self.config.bank_weight * self.ready * (before.by_image.mean() + before.by_text.mean())
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        """Weighted mean of the pairs' losses."""
         losses = self.pair_losses(v, t, pairs.relevance)
         fitted = pairs.captions is not None and len(self.weight) > 0
         weight = self.weight[pairs.captions] if fitted else torch.ones_like(losses)
@@ -142,8 +125,9 @@ def pair_weights(before: Neighbours, after: Neighbours) -> Tensor:
 
     A neighbour that is learned so well that its loss rounds to 0 has nothing to lose: 0/0 counts as 1.
     """
-    ratios = [(old.detach() + _TINY) / (new + _TINY) for old, new in zip(before, after, strict=True)]
-    w = 0.5 * (ratios[0] + ratios[1])
+    tiny = 1e-6  # smaller differences of a loss are rounding in float32
+    by_image, by_text = ((old.detach() + tiny) / (new + tiny) for old, new in zip(before, after, strict=True))
+    w = 0.5 * (by_image + by_text)
     return torch.where(w < 1.0, w.tanh(), torch.ones_like(w))
 
 

@@ -11,28 +11,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from vacsr.methods.base import Embedding, register
-from vacsr.methods.gaussians import (
-    GaussianConfig,
-    GaussianMethod,
-    bottleneck,
-    normal_draws,
-    samples,
-    squared_distances,
-)
+from vacsr.methods.gaussians import GaussianConfig, GaussianMethod, bottleneck, log_variance, squared_distances
 from vacsr.noise import RowNoise, Stream
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
-
-_TEST_SEED = 20_210_615  # of the draws that scores are made with; any number, always the same
-_SMALLEST = 1e-12  # squared distance: the root has no slope at 0
-_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}  # distances alive at a time when scoring
 
 
 class PcmeConfig(GaussianConfig):
     """Probabilistic embeddings compared by samples (PCME)."""
 
     name: Literal["pcme"] = "pcme"
-    """The method's name."""
     samples: Annotated[int, Field(ge=1, le=64)] = 8
     """J draws of each item; a pair is judged by J² distances."""
     vib_reduction: Literal["mean", "sum"] = "mean"
@@ -52,6 +40,8 @@ class Pcme(GaussianMethod):
     config: PcmeConfig
     pairwise = True
     variance_norm = 0.01
+    at_once: int = 1 << 22
+    """Distances held at a time when scoring; 16 times as many on a GPU."""
 
     def __init__(self, config: PcmeConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
@@ -59,9 +49,9 @@ class Pcme(GaussianMethod):
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """The label's negative log probability over all pairs, and the bottleneck."""
-        noise, lanes = pairs.noise, self.config.samples * v.mean.shape[-1]
-        images = samples(v, normal_draws(RowNoise(noise.seed, noise.step, noise.rows, Stream.IMAGE_SAMPLES), lanes))
-        texts = samples(t, normal_draws(RowNoise(noise.seed, noise.step, noise.cols, Stream.TEXT_SAMPLES), lanes))
+        noise, count = pairs.noise, self.config.samples
+        images = samples(v, RowNoise(noise.seed, noise.step, noise.rows, Stream.IMAGE_SAMPLES), count=count)
+        texts = samples(t, RowNoise(noise.seed, noise.step, noise.cols, Stream.TEXT_SAMPLES), count=count)
         logit = self.logit(sample_distances(images, texts))
         nll = match_nll(logit, pairs.relevance).sum()
         counts = {"sum": 1, "rows": pairs.batch, "mean": pairs.pairs}
@@ -76,31 +66,47 @@ class Pcme(GaussianMethod):
 
         All items share the same J draws, so that a pair's score depends on the pair alone. [I, d], [T, d] -> [I, T]
         """
-        images = samples(v, self._test_draws(v, Stream.IMAGE_SAMPLES))
-        texts = samples(t, self._test_draws(t, Stream.TEXT_SAMPLES))
-        rows = max(1, _ELEMENTS.get(texts.device.type, 1 << 22) // max(1, self.config.samples**2 * len(texts)))
-        out = images.new_empty(len(images), len(texts))
+        count, device = self.config.samples, v.mean.device
+        images = samples(v, scoring_noise(Stream.IMAGE_SAMPLES, device), count=count)
+        texts = samples(t, scoring_noise(Stream.TEXT_SAMPLES, device), count=count)
+        at_once = self.at_once * (16 if device.type == "cuda" else 1)
+        score = images.new_empty(len(images), len(texts))
+        rows = max(1, at_once // max(1, count**2 * len(texts)))
         for start in range(0, len(images), rows):
             block = slice(start, start + rows)
             logit = self.logit(sample_distances(images[block], texts))
-            out[block] = _log_mean(logit) - _log_mean(-logit)
-        return out
-
-    def _test_draws(self, x: Embedding, stream: Stream) -> Tensor:
-        """[1, J·d]"""
-        first = torch.zeros(1, dtype=torch.int64, device=x.mean.device)
-        noise = RowNoise(_TEST_SEED, first[0], first, stream)
-        return normal_draws(noise, self.config.samples * x.mean.shape[-1])
+            score[block] = _log_mean(logit) - _log_mean(-logit)
+        return score
 
     def grade(self, score: Tensor) -> Tensor:
-        """The mean match probability."""
-        return score.sigmoid()
+        return score.sigmoid()  # the mean match probability
+
+
+def scoring_noise(stream: Stream, device: torch.device) -> RowNoise:
+    """One row of draws that serves for all items that are scored; the seed is any number, always the same."""
+    first = torch.zeros(1, dtype=torch.int64, device=device)
+    return RowNoise(20_210_615, first[0], first, stream)
+
+
+def samples(x: Embedding, noise: RowNoise, *, count: int) -> Tensor:
+    """z = μ + σ·ε, J = ``count`` draws ε of each item, or the same for all where ``noise`` has one row. -> [N, J, d]"""
+    dim = x.mean.shape[-1]
+    draws = normal_draws(noise, count * dim).view(-1, count, dim).to(x.mean.dtype)
+    return x.mean.unsqueeze(1) + (0.5 * log_variance(x)).exp().unsqueeze(1) * draws
+
+
+def normal_draws(noise: RowNoise, lanes: int) -> Tensor:
+    """Standard normal draws of single items by Box–Muller. -> [R, lanes]"""
+    half = (lanes + 1) // 2
+    uniform = noise.uniform(2 * half)
+    radius, angle = torch.sqrt(-2.0 * torch.log(uniform[:, :half])), (2.0 * math.pi) * uniform[:, half:]
+    return torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)[:, :lanes]
 
 
 def sample_distances(images: Tensor, texts: Tensor) -> Tensor:
     """‖z_v − z_t‖ of all samples of all pairs. [R, J, d], [C, J, d] -> [R, J, C, J]"""
     square = squared_distances(images.flatten(0, 1), texts.flatten(0, 1))
-    return square.clamp_min(_SMALLEST).sqrt().view(*images.shape[:2], *texts.shape[:2])
+    return square.clamp_min(1e-12).sqrt().view(*images.shape[:2], *texts.shape[:2])  # the root has no slope at 0
 
 
 def match_nll(logit: Tensor, relevance: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ class PcmeppConfig(GaussianConfig):
     """Probabilistic embeddings compared in closed form (PCME++)."""
 
     name: Literal["pcmepp"] = "pcmepp"
-    """The method's name."""
     vib_weight: Annotated[float, Field(ge=0)] = 1e-4
     """Weight of the KL to N(0, I), averaged over items and dimensions."""
     pseudo_weight: Annotated[float, Field(ge=0)] = 0.1

@@ -16,7 +16,6 @@ class SigmoidConfig(MethodConfig):
     """Sigmoid loss on a·cos+b over all pairs (SigLIP)."""
 
     name: Literal["sigmoid"] = "sigmoid"
-    """The method's name."""
     scale: float = 10.0
     """a at the start."""
     bias: float = -10.0
@@ -47,6 +46,5 @@ class Sigmoid(Method):
         return torch.sigmoid(self.affine[0] * score + self.affine[1])
 
     def likelihood(self) -> Likelihood:
-        """σ(a·cos+b)."""
         scale, bias = self.affine.detach().tolist()
         return Likelihood("logistic", scale, bias)

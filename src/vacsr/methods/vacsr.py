@@ -18,7 +18,6 @@ class VacsrConfig(MethodConfig):
     """The paper's method: adapter and objective. The field defaults are the preset `default`."""
 
     name: Literal["vacsr"] = "vacsr"
-    """The method's name."""
     adapter: AdapterConfig = AdapterConfig()
     """The model."""
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -50,23 +49,18 @@ class Vacsr(Method):
         return self.objective(self.adapter, v.mean, t.mean, block=pairs)
 
     def score(self, v: Embedding, t: Embedding) -> Tensor:
-        """Test-time logits, dense. [I, d], [T, d] -> [I, T]"""
         return self.adapter.logit(v.mean.unsqueeze(1), t.mean.unsqueeze(0))
 
     def grade(self, score: Tensor) -> Tensor:
-        """sigmoid of the logit, the paper's similarity."""
-        return score.sigmoid()
+        return score.sigmoid()  # the paper's similarity
 
     def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """Of aligned pairs. [N, d], [N, d] -> [N]"""
         return self.adapter.uncertainty(v.mean, t.mean)
 
     def param_groups(self) -> list[ParamGroup]:
-        """The adapter's parameters; α, a, b and biases without decay."""
         return split_by_decay("adapter", self.adapter.named_parameters(), lr_scale=self.config.lr_scale)
 
     def fold(self) -> FoldedAdapter | None:
-        """The adapter's folded form, where its settings allow one."""
         try:
             return self.adapter.fold()
         except NotFoldable:

@@ -17,7 +17,6 @@ class VseConfig(MethodConfig):
     """Hinge loss with the hardest negatives (VSE∞)."""
 
     name: Literal["vse"] = "vse"
-    """The method's name."""
     margin: Annotated[float, Field(ge=0)] = 0.2
     """By how much a match should score above every other pair."""
     warmup_epochs: Annotated[int, Field(ge=0)] = 1
