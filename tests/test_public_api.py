@@ -13,6 +13,7 @@ import vacsr
 
 
 def test_every_public_name_resolves() -> None:
+    assert set(vacsr.__all__) == {"__version__", *vacsr._HOMES}
     for name in vacsr.__all__:
         assert getattr(vacsr, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

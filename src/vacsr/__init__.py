@@ -17,54 +17,32 @@ if TYPE_CHECKING:
     from vacsr.model import MatchingModel
     from vacsr.objective import VacsrObjective
     from vacsr.scoring import PairScorer, PairScores
+    from vacsr.search import Searcher, open_index
+    from vacsr.search.audit import audit
     from vacsr.train import Run, fit, run_recipe
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "FoldedAdapter": "adapter",
-    "VariationalAdapter": "adapter",
-    "BackboneConfig": "config",
-    "HeadConfig": "config",
-    "Recipe": "config",
-    "TrainConfig": "config",
-    "PairSet": "data",
-    "Provenance": "data",
-    "load_pairs": "data",
-    "read_judgments": "evaluate.judgments",
-    "RetrievalReport": "evaluate.retrieval",
-    "evaluate_retrieval": "evaluate.retrieval",
-    "MatchingModel": "model",
-    "VacsrObjective": "objective",
-    "PairScorer": "scoring",
-    "PairScores": "scoring",
-    "Run": "train",
-    "fit": "train",
-    "run_recipe": "train",
+_NAMES = {
+    "adapter": ("FoldedAdapter", "VariationalAdapter"),
+    "config": ("BackboneConfig", "HeadConfig", "Recipe", "TrainConfig"),
+    "data": ("PairSet", "Provenance", "load_pairs"),
+    "evaluate.judgments": ("read_judgments",),
+    "evaluate.retrieval": ("RetrievalReport", "evaluate_retrieval"),
+    "model": ("MatchingModel",),
+    "objective": ("VacsrObjective",),
+    "scoring": ("PairScorer", "PairScores"),
+    "search": ("Searcher", "open_index"),
+    "search.audit": ("audit",),
+    "train": ("Run", "fit", "run_recipe"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "BackboneConfig",
-    "FoldedAdapter",
-    "HeadConfig",
-    "MatchingModel",
-    "PairScorer",
-    "PairScores",
-    "PairSet",
-    "Provenance",
-    "Recipe",
-    "RetrievalReport",
-    "Run",
-    "TrainConfig",
-    "VacsrObjective",
-    "VariationalAdapter",
-    "__version__",
-    "evaluate_retrieval",
-    "fit",
-    "load_pairs",
-    "read_judgments",
-    "run_recipe",
-]
+    "BackboneConfig", "FoldedAdapter", "HeadConfig", "MatchingModel", "PairScorer", "PairScores", "PairSet",
+    "Provenance", "Recipe", "RetrievalReport", "Run", "Searcher", "TrainConfig", "VacsrObjective", "VariationalAdapter",
+    "__version__", "audit", "evaluate_retrieval", "fit", "load_pairs", "open_index", "read_judgments", "run_recipe",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -19,11 +19,13 @@ from vacsr.backbones.base import Tokens
 from vacsr.backbones.heads import VarianceHead
 from vacsr.backbones.pooling import build_pooling
 from vacsr.config import BackboneConfig, MethodConfig, TowersConfig
-from vacsr.errors import UsageError
+from vacsr.config.base import method_entry
+from vacsr.config.io import method_config, parse
+from vacsr.errors import DataError, UsageError
 from vacsr.methods import build_method
 from vacsr.methods.base import Embedding, Method, ParamGroup, split_by_decay
 from vacsr.noise import RowNoise, Stream
-from vacsr.pretrained import PretrainedMixin, SavedModel
+from vacsr.pretrained import SavedModel, asset_files, write_model_folder
 from vacsr.provenance import UNKNOWN, Provenance
 
 
@@ -110,19 +112,14 @@ class Network(nn.Module):
         return groups
 
 
-class MatchingModel(Network, PretrainedMixin):
+class MatchingModel(Network):
     """A network and a method: what is trained, saved and scored with. Co-teaching methods have a ``second`` network."""
 
     def __init__(
-        self,
-        backbone: Backbone,
-        method: Method,
-        *,
-        config: BackboneConfig,
-        provenance: Provenance | None = None,
+        self, backbone: Backbone, method: Method, *, config: BackboneConfig, provenance: Provenance = UNKNOWN
     ) -> None:
         super().__init__(backbone, config)
-        self.provenance = provenance or UNKNOWN
+        self.provenance = provenance
         self.method = method
         self.second: Network | None = None
 
@@ -134,7 +131,7 @@ class MatchingModel(Network, PretrainedMixin):
         *,
         image_dim: int = 0,
         text_dim: int = 0,
-        provenance: Provenance | None = None,
+        provenance: Provenance = UNKNOWN,
         seed: int = 0,
         fit: Any = None,
         assets: Path | None = None,
@@ -172,6 +169,41 @@ class MatchingModel(Network, PretrainedMixin):
                 model.add_variance(start=head.log_var_start, norm=head.variance_norm)
         return model
 
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json, model.safetensors and a model card; a reader never sees a partial write."""
+        method = self.method.config
+        if method_entry(method.name).method is not type(self.method):
+            raise UsageError(f"{type(self.method).__name__} cannot be loaded again — put @register above the class")
+        config = {
+            "image_dim": self.backbone.image_dim,
+            "text_dim": self.backbone.text_dim,
+            "backbone": self.config.model_copy(update={"start": ""}).model_dump(mode="json"),  # no longer needed
+            "method": method.model_dump(mode="json"),
+            "provenance": vars(self.provenance),
+        }
+        card, assets = model_card(self), asset_files(self.backbone)
+        write_model_folder(Path(folder), config, self.state_dict(), card=card, assets=assets)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Read what :meth:`save_pretrained` wrote. A run folder works too: its ``model/`` is taken."""
+        saved = SavedModel.open(folder)
+        tensors, raw = saved.tensors(), saved.config
+        try:
+            model = cls.build(
+                method_config(raw["method"]),
+                parse(BackboneConfig, raw["backbone"]),
+                image_dim=raw["image_dim"],
+                text_dim=raw["text_dim"],
+                provenance=Provenance(**raw["provenance"]),
+                assets=saved.assets,
+            )
+            model.load_state_dict(tensors)
+        except (KeyError, TypeError, RuntimeError) as error:
+            message = f"{saved.folder}: weights and config.json do not fit together ({error})"
+            raise DataError(f"{message} — save the model again") from error
+        return model.eval()
+
     @property
     def networks(self) -> tuple[Network, ...]:
         """This one, and the second where there is one."""
@@ -183,16 +215,15 @@ class MatchingModel(Network, PretrainedMixin):
         return self.config.head.dim * len(self.networks)
 
     def embed_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Embedding:
-        """Features [N, D_image], or photos [N, 3, H, W] uint8, to unit vectors [N, d]; the rest is for training.
+        """As :meth:`Network.embed_images`; with two networks [N, 2d].
 
-        With two networks [N, 2d]: both unit vectors end to end, divided by √2, so that their cosine is the mean of both
+        Both unit vectors end to end, divided by √2, so that their cosine is the mean of both
         networks' cosines. Code that scores or saves embeddings need not know.
         """
         first = super().embed_images(images, noise, mix)
         return first if self.second is None else _join(first, self.second.embed_images(images, _other(noise), mix))
 
     def embed_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Embedding:
-        """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, d], or [M, 2d]."""
         first = super().embed_texts(texts, noise)
         return first if self.second is None else _join(first, self.second.embed_texts(texts, _other(noise)))
 
@@ -204,7 +235,8 @@ class MatchingModel(Network, PretrainedMixin):
         """Heads, pooling, method and towers; towers have their own rates, and one with rate 0 is omitted."""
         plan = towers or TowersConfig()
         heads = [group for network in self.networks for group in split_by_decay("heads", network.head_params())]
-        return [*heads, *self.method.param_groups(), *(g for net in self.networks for g in net.tower_groups(plan))]
+        in_towers = [group for network in self.networks for group in network.tower_groups(plan)]
+        return [*heads, *self.method.param_groups(), *in_towers]
 
     def count_parameters(self) -> int:
         """All but those of checkpoints that no token passes."""
@@ -228,13 +260,12 @@ class MatchingModel(Network, PretrainedMixin):
     @contextmanager
     def plain_blocks(self) -> Iterator[None]:
         """Run the blocks uncompiled: other batch sizes would each be compiled again."""
-        before = [network.backbone.compiled for network in self.networks]
+        compiled = self.backbone.compiled
         self.compile_blocks(False)
         try:
             yield
         finally:
-            for network, compiled in zip(self.networks, before, strict=True):
-                network.backbone.compile_blocks(compiled)
+            self.compile_blocks(compiled)
 
     def compile_blocks(self, on: bool) -> None:
         """torch.compile the towers' blocks, or run them uncompiled again."""
@@ -263,3 +294,23 @@ def _join(first: Embedding, second: Embedding) -> Embedding:
 def _other(noise: RowNoise | None) -> RowNoise | None:
     """The second network's own draws: it sees other crops and drops other units."""
     return None if noise is None else noise.other(Stream.SECOND_NETWORK)
+
+
+def model_card(model: MatchingModel) -> str:
+    """README.md of a model folder."""
+    backbone = model.backbone
+    source = backbone.name or model.provenance.backbone or "unknown embeddings"
+    parts = f"{'two towers, ' * model.has_towers}two projection heads to {model.config.head.dim} dimensions"
+    parts += ", all of it twice, averaged," * (model.second is not None)
+    inputs = (
+        "scorer.score_all(['photo.jpg'], ['a dog on a beach'])"
+        if model.has_towers
+        else f"scorer.score_all(images, texts)  # images [I, {backbone.image_dim}], texts [T, {backbone.text_dim}]"
+    )
+    return (
+        "---\nlibrary_name: vacsr\ntags: [image-text-retrieval, uncertainty]\n---\n"
+        f"# {model.method.config.name} on {source}\n\n"
+        f"{model.count_parameters():,} parameters: {parts} and those of the method.\n\n"
+        "```python\nimport vacsr\nscorer = vacsr.PairScorer.from_pretrained('PATH')\n"
+        f"scores = {inputs}\n```\n"
+    )

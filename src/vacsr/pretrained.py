@@ -7,24 +7,19 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from vacsr.backbones import Backbone
-from vacsr.config import BackboneConfig, MethodConfig
-from vacsr.config.base import method_entry
-from vacsr.config.io import method_config, parse
+from vacsr.config import BackboneConfig
+from vacsr.config.io import parse
 from vacsr.errors import DataError, UsageError
 from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
-from vacsr.methods.base import Method
-from vacsr.provenance import Provenance
 
 SCHEMA = 1
 ASSETS = "backbone"
 """Subfolder with tower configurations and tokenizer."""
-_FREE_FIELDS = ("start", "weights", "augment", "variance_block", "checkpointing")
-"""Fields of the backbone in which a model may differ from the one that training starts from."""
 
 
 def model_folder(folder: Path) -> Path:
@@ -35,17 +30,6 @@ def model_folder(folder: Path) -> Path:
     raise DataError(
         f"no trained model in {folder} (no config.json) — train one: vacsr train RECIPE.yaml --out {folder}"
     )
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A config.json of this schema."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # neither JSON nor UTF-8
-        raise DataError(f"{path} is not JSON ({error}) — save the model again") from error
-    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        raise DataError(f"{path} was not written by this version of vacsr (schema {SCHEMA} expected)")
-    return raw
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
@@ -63,7 +47,15 @@ class SavedModel(NamedTuple):
     def open(cls, folder: str | Path) -> SavedModel:
         """A model folder or a run folder."""
         folder = model_folder(Path(folder).expanduser())
-        return cls(folder, read_config(folder / "config.json"))
+        path = folder / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:  # neither JSON nor UTF-8
+            raise DataError(f"{path} is not JSON ({error}) — save the model again") from error
+        if not isinstance(config, dict) or config.get("schema") != SCHEMA:
+            message = f"{path} was not written by this version of vacsr (schema {SCHEMA} expected)"
+            raise DataError(f"{message} — save or train the model again with this version")
+        return cls(folder, config)
 
     @property
     def assets(self) -> Path:
@@ -86,12 +78,11 @@ class SavedModel(NamedTuple):
     def check_start(self, config: BackboneConfig) -> None:
         """Training can start from this model only with the same towers, inputs and heads."""
         saved = parse(BackboneConfig, self.config["backbone"])
+        free = {"start", "weights", "augment", "variance_block", "checkpointing"}
         for name in BackboneConfig.model_fields:
             new, old = getattr(config, name), getattr(saved, name)
-            if name not in _FREE_FIELDS and new != old:
-                message = (
-                    f"backbone.{name} is {new!r}, the model in {self.folder} that training starts from has {old!r}"
-                )
+            if new != old and name not in free:
+                message = f"backbone.{name} is {new!r}, but {old!r} in {self.folder}, which training starts from"
                 raise UsageError(f"{message} — set it the same, or start from another model")
 
     def load_start(self, model: nn.Module) -> None:
@@ -107,97 +98,32 @@ class SavedModel(NamedTuple):
         model.load_state_dict({name: saved[name] for name in state}, strict=False)
 
 
-class PretrainedMixin(nn.Module):
-    """Save to a folder and load from it, for a model with a backbone, a method and a ``build`` classmethod."""
-
-    backbone: Backbone
-    method: Method
-    config: BackboneConfig
-    provenance: Provenance
-
-    @classmethod
-    def build(
-        cls,
-        method: MethodConfig | Method,
-        config: BackboneConfig,
-        *,
-        image_dim: int = 0,
-        text_dim: int = 0,
-        provenance: Provenance | None = None,
-        assets: Path | None = None,
-    ) -> Self:
-        """A model with fresh weights; the subclass builds it."""
-        raise NotImplementedError
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json, model.safetensors and a model card; a reader never sees a partial write."""
-        folder, method = Path(folder), self.method.config
-        if method_entry(method.name).method is not type(self.method):
-            raise UsageError(f"{type(self.method).__name__} cannot be loaded again — put @register above the class")
-        assets = _asset_files(self.backbone)
-        described = {
-            "schema": SCHEMA,
-            "image_dim": self.backbone.image_dim,
-            "text_dim": self.backbone.text_dim,
-            "backbone": self.config.model_copy(update={"start": ""}).model_dump(mode="json"),  # no longer needed
-            "method": method.model_dump(mode="json"),
-            "provenance": vars(self.provenance),
-            "assets": {name: hashlib.sha256(content).hexdigest() for name, content in assets.items()},
-        }
-        names = ("model.safetensors", "config.json", "README.md", *(f"{ASSETS}/{name}" for name in assets))
-        with atomic_paths(*(folder / name for name in names)) as (weights, config, card, *copies):
-            save_tensors(weights, self.state_dict(), metadata={"config": config_digest(described)})
-            config.write_text(json_text(described), encoding="utf-8")
-            card.write_text(model_card(self), encoding="utf-8")
-            for copy, content in zip(copies, assets.values(), strict=True):
-                copy.write_bytes(content)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
-        """Read what :meth:`save_pretrained` wrote. A run folder works too: its ``model/`` is taken."""
-        saved = SavedModel.open(folder)
-        tensors, raw = saved.tensors(), saved.config
-        try:
-            model = cls.build(
-                method_config(raw["method"]),
-                parse(BackboneConfig, raw["backbone"]),
-                image_dim=raw["image_dim"],
-                text_dim=raw["text_dim"],
-                provenance=Provenance(**raw["provenance"]),
-                assets=saved.assets,
-            )
-            model.load_state_dict(tensors)
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise DataError(f"{saved.folder}: weights and config.json do not fit together ({error})") from error
-        return model.eval()
+def write_model_folder(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    card: str = "",
+    assets: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write config.json, model.safetensors, a card and assets; a reader never sees a partial write."""
+    described = {"schema": SCHEMA, **config}
+    files = {"README.md": card.encode()} if card else {}
+    if assets is not None:
+        described["assets"] = {name: hashlib.sha256(content).hexdigest() for name, content in assets.items()}
+        files |= {f"{ASSETS}/{name}": content for name, content in assets.items()}
+    names = ("model.safetensors", "config.json", *files)
+    with atomic_paths(*(folder / name for name in names)) as (weights_path, config_path, *paths):
+        save_tensors(weights_path, tensors, metadata={"config": config_digest(described)})
+        config_path.write_text(json_text(described), encoding="utf-8")
+        for path, content in zip(paths, files.values(), strict=True):
+            path.write_bytes(content)
 
 
-def _asset_files(backbone: Backbone) -> dict[str, bytes]:
+def asset_files(backbone: Backbone) -> dict[str, bytes]:
     """The files that rebuild the towers, by their names in the assets folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         backbone.save_assets(folder)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
-def model_card(model: PretrainedMixin) -> str:
-    """README.md of a model folder."""
-    backbone, towers = model.backbone, not model.backbone.cached
-    count = sum(p.numel() for p in model.parameters())
-    count -= model.method.networks * sum(p.numel() for p in backbone.unused_params())
-    source = backbone.name or model.provenance.backbone or "unknown embeddings"
-    parts = f"{'two towers, ' * towers}two projection heads to {model.config.head.dim} dimensions"
-    parts += ", all of it twice, averaged," * (model.method.networks == 2)
-    inputs = (
-        "scorer.score_all(['photo.jpg'], ['a dog on a beach'])"
-        if towers
-        else f"scorer.score_all(images, texts)  # images [I, {backbone.image_dim}], texts [T, {backbone.text_dim}]"
-    )
-    return (
-        "---\nlibrary_name: vacsr\ntags: [image-text-retrieval, uncertainty]\n---\n"
-        f"# {model.method.config.name} on {source}\n\n"
-        f"{count:,} parameters: {parts} and those of the method.\n\n"
-        "```python\nimport vacsr\nscorer = vacsr.PairScorer.from_pretrained('PATH')\n"
-        f"scores = {inputs}\n```\n"
-    )

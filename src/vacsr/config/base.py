@@ -18,8 +18,6 @@ from vacsr.errors import ConfigError, UsageError
 Task = Literal["retrieval", "fewshot"]
 ENTRY_POINTS = "vacsr.methods"
 """Entry-point group in which an installed package names its methods: `NAME = "package.module"`."""
-_BUILT_IN: dict[Task, str] = {"retrieval": "vacsr.methods", "fewshot": "vacsr.fewshot.methods"}
-"""Importing these packages registers the built-in methods."""
 
 
 class Config(BaseModel):
@@ -34,16 +32,14 @@ class Config(BaseModel):
         try:
             return handler(raw)
         except ValidationError as error:
-            lines = [_with_suggestion(dict(line), cls.model_fields) for line in error.errors(include_url=False)]
-            raise ValidationError.from_exception_data(cls.__name__, lines) from None
-
-
-def _with_suggestion(line: dict[str, Any], fields: Iterable[str]) -> InitErrorDetails:
-    kind, message = str(line["type"]), str(line["msg"])
-    if kind == "extra_forbidden":
-        kind, message = "unknown_field", "unknown field" + did_you_mean(str(line["loc"][-1]), fields)
-    error = PydanticCustomError(kind, message)
-    return InitErrorDetails(type=error, loc=line["loc"], input=line["input"])
+            details: list[InitErrorDetails] = []
+            for line in error.errors(include_url=False):
+                kind, message = line["type"], line["msg"]
+                if kind == "extra_forbidden":
+                    hint = did_you_mean(str(line["loc"][-1]), cls.model_fields)
+                    kind, message = "unknown_field", f"unknown field{hint}"
+                details.append({"type": PydanticCustomError(kind, message), "loc": line["loc"], "input": line["input"]})
+            raise ValidationError.from_exception_data(cls.__name__, details) from None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -93,21 +89,18 @@ def register(
     def add(method: M) -> M:
         known = METHODS[method.task]  # type: ignore[attr-defined]
         old = known[name].method if name in known else method
-        if _path(old) != _path(method):  # a notebook cell that runs again registers the same class again
-            raise UsageError(f"method '{name}' is {_path(old)} already — choose another name")
+        # A notebook cell that runs again registers the same class again.
+        if (old.__module__, old.__qualname__) != (method.__module__, method.__qualname__):
+            raise UsageError(f"method '{name}' is {old.__module__}.{old.__qualname__} already — choose another name")
         known[name] = MethodEntry(name, method, config, {"default": {}, **(presets or {})})
         return method
 
     return add
 
 
-def _path(method: type) -> str:
-    return f"{method.__module__}.{method.__qualname__}"
-
-
 def method_entry(name: str, *, task: Task = "retrieval") -> MethodEntry:
     """A method by its name: built in, from an imported module, or from an installed package's entry point."""
-    import_module(_BUILT_IN[task])
+    import_module("vacsr.fewshot.methods" if task == "fewshot" else "vacsr.methods")  # registers the built-in ones
     known = METHODS[task]
     if name not in known:
         for point in entry_points(group=ENTRY_POINTS, name=name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,20 +50,17 @@ def load_yaml(text: str) -> Any:
     """
     try:
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError: a date that does not exist
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that does not exist; nested too deep
         raise ConfigError(f"not readable YAML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError("not readable YAML: nested too deep") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that must hold a mapping."""
     try:
         value = load_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"no such file: {path} — give the path of a YAML file") from error
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror} — give the path of a YAML file") from error
+        message = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigError(f"{message}: {path} — give the path of a YAML file") from error
     except (ConfigError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(value, dict):
@@ -84,11 +82,10 @@ def load_json(text: str, *, source: object) -> Any:
     """
 
     def as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in fields:
-                raise DataError(f"{source}: duplicate key '{key}' — keep one of them")
-            fields[key] = value
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise DataError(f"{source}: duplicate key '{key}' — keep one of them")
         return fields
 
     return json.loads(text, object_pairs_hook=as_dict)
@@ -128,21 +125,15 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         path, mark, text = item.partition("=")
         if not mark or not path.strip():
             raise ConfigError(f"override '{item}' is not of the form section.field=value")
-        leaf = _override_value(text)
+        # `tiny:` is the name of a backbone and not a mapping, and nothing is an empty string.
+        try:
+            leaf: Any = load_yaml(text) if text.strip() and not re.fullmatch(r"\S+:", text) else text.strip()
+        except ConfigError as error:
+            raise ConfigError(f"cannot read the value '{text}': {error}") from error
         for part in reversed(path.strip().split(".")):
             leaf = {part: leaf}
         result = merge(result, leaf)
     return result
-
-
-def _override_value(text: str) -> Any:
-    """YAML, except that `tiny:` is the name of a backbone and not a mapping, and nothing is an empty string."""
-    if not text.strip() or re.fullmatch(r"\S+:", text):
-        return text.strip()
-    try:
-        return load_yaml(text)
-    except ConfigError as error:
-        raise ConfigError(f"cannot read the value '{text}': {error}") from error
 
 
 def method_section(raw: Any) -> dict[str, Any]:

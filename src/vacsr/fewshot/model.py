@@ -20,8 +20,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import Answers, answers, join_answers
 from vacsr.fewshot.config import FewshotRecipe
 from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod, build_fewshot
-from vacsr.files import atomic_paths, json_text, save_tensors
-from vacsr.pretrained import SCHEMA, SavedModel, config_digest
+from vacsr.pretrained import SavedModel, write_model_folder
 from vacsr.provenance import Provenance
 from vacsr.scoring import choose_device
 from vacsr.train.step import matmul_precision
@@ -123,8 +122,7 @@ class FewshotModel:
 
     def save(self, folder: Path, recipe: FewshotRecipe) -> None:
         """Write config.json and model.safetensors, the learned weights without the CLIP; both or neither."""
-        described = {
-            "schema": SCHEMA,
+        config = {
             "task": "fewshot",
             "backbone": _started_at(recipe.backbone, recipe.backbone.start).model_dump(mode="json"),
             "origin": self.origin,
@@ -133,9 +131,7 @@ class FewshotModel:
             "template": self.classes.template,
             "sentences": [list(sentences) for sentences in self.classes.sentences],
         }
-        with atomic_paths(folder / "model.safetensors", folder / "config.json") as (weights, config):
-            save_tensors(weights, self.method.weights(), metadata={"config": config_digest(described)})
-            config.write_text(json_text(described), encoding="utf-8")
+        write_model_folder(folder, config, self.method.weights())
 
 
 def load_fewshot(run: str | Path, *, device: str = "auto", start: str | Path | None = None) -> FewshotModel:

@@ -100,7 +100,7 @@ class TrainingView:
         """:meth:`Method.pair_losses` of every caption in its group, about ``at_once`` pairs at a time. -> [..., M]"""
         groups, count = self.groups(), len(self.caption_image)
         losses = []
-        for part in groups.split(max(1, at_once // groups.shape[1] ** 2)):
+        for part in torch.split(groups, max(1, at_once // groups.shape[1] ** 2)):
             image = self.caption_image[part]
             v, t = Embedding(embedded.images[image]), Embedding(embedded.texts[part])
             losses.append(method.pair_losses(v, t, same_image(image, image)).flatten(-2))

@@ -58,7 +58,7 @@ def clean_by_betas(x: Tensor, *, steps: int = 10) -> Tensor:
     For values in [0, 1]; the M step matches mean and variance.
     """
     x = x.clamp(1e-4, 1.0 - 1e-4).unsqueeze(1)  # at 0 and 1 a density may be infinite
-    share, alpha, beta = x.new_tensor([[0.5, 0.5], [1.0, 2.0], [2.0, 1.0]])
+    share, alpha, beta = x.new_tensor([[0.5, 0.5], [1.0, 2.0], [2.0, 1.0]]).unbind()
 
     def joint() -> Tensor:  # share_k · Beta(x; alpha_k, beta_k), [n, 2]
         scale = torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
