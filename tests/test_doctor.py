@@ -9,13 +9,18 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from vacsr import doctor
-from vacsr.doctor import EXTRAS, Finding, TorchInfo, requirements
+from vacsr.doctor import EXTRAS, Finding, TorchInfo
 
 TRAP = "operator torchvision::nms does not exist"
 CPU = TorchInfo(version="2.13.0+cpu", threads=2)
 CUDA = TorchInfo(version="2.13.0", cuda="12.8", threads=2)
+
+
+def parsed(*lines: str) -> list[Requirement]:
+    return [Requirement(line) for line in lines]
 
 
 def fake_package(folder: Path, name: str, body: str) -> Path:
@@ -80,11 +85,8 @@ def test_an_import_may_die_hang_or_work(
 
 
 def test_torchvision_absent_or_working_is_fine() -> None:
-    def never(name: str) -> str:
-        raise AssertionError(f"{name} is absent, so it is not imported")
-
-    assert doctor.check_torchvision(None, never) == Finding("ok", "torchvision", "not installed, not needed")
-    assert doctor.check_torchvision("0.28.0", lambda name: None).status == "ok"
+    assert doctor.check_torchvision(None, None) == Finding("ok", "torchvision", "not installed, not needed")
+    assert doctor.check_torchvision("0.28.0", None).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -105,18 +107,6 @@ def test_gpu_and_torch_must_know_of_each_other(
     found = doctor.check_gpu(torch, nvidia=nvidia, visible=visible)
     assert found.status == status
     assert said in found.message
-
-
-def test_nvidia_smi_on_the_path_or_a_device_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool, device = tmp_path / "nvidia-smi", tmp_path / "nvidia0"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert not doctor.nvidia_present(device=device)
-    tool.write_text("#!/bin/sh\n")
-    tool.chmod(0o755)
-    assert doctor.nvidia_present(device=device)
-    tool.unlink()
-    device.touch()
-    assert doctor.nvidia_present(device=device)
 
 
 def test_a_cpu_torch_beside_nvidia_smi_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +140,6 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("finding", "status"),
     [
-        (doctor.check_python((3, 10, 9)), "fail"),
-        (doctor.check_python((3, 11, 0)), "ok"),
         (doctor.check_torch(CPU), "ok"),
         (doctor.check_torch(CPU._replace(version="2.5.1")), "fail"),
         (doctor.check_torch(CPU._replace(version="2.6.0+cu124")), "ok"),
@@ -175,7 +163,7 @@ def test_the_build_is_named() -> None:
 
 
 def test_core_packages_too_old_or_absent_fail() -> None:
-    needed = requirements(["numpy>=1.26", "rich>=13.7", "pillow>=10.0", "torch>=2.6", "wandb>=0.17; extra == 'wandb'"])
+    needed = parsed("numpy>=1.26", "rich>=13.7", "pillow>=10.0", "torch>=2.6", "wandb>=0.17; extra == 'wandb'")
     found = doctor.check_packages(needed, {"numpy": "1.25.2", "rich": "15.0.0"}.get)
     assert [(f.status, f.subject) for f in found] == [("ok", "packages"), ("fail", "numpy"), ("fail", "pillow")]
     assert "pip install --upgrade 'numpy>=1.26'" in found[1].message
@@ -194,17 +182,17 @@ def test_core_packages_too_old_or_absent_fail() -> None:
     ],
 )
 def test_transformers_range(version: str | None, status: str, said: str) -> None:
-    found = doctor.check_extra("clip", requirements(["transformers<6,>=5.18; extra == 'clip'"]), lambda name: version)
+    (found,) = doctor.check_extras(parsed("transformers<6,>=5.18; extra == 'clip'"), lambda name: version)
     assert found.status == status
     assert said in found.message
     assert status == "ok" or found.message.endswith("pip install --upgrade 'transformers>=5.18,<6'")
 
 
 def test_an_extra_is_here_when_all_its_packages_are() -> None:
-    items = requirements(["pymilvus>=2.5; extra == 'milvus'", "milvus-lite>=2.4; extra == 'milvus'"])
-    half = doctor.check_extra("milvus", items, {"pymilvus": "2.6.0"}.get)
+    items = parsed("pymilvus>=2.5; extra == 'milvus'", "milvus-lite>=2.4; extra == 'milvus'")
+    (half,) = doctor.check_extras(items, {"pymilvus": "2.6.0"}.get)
     assert "not installed" in half.message
-    whole = doctor.check_extra("milvus", items, {"pymilvus": "2.6.0", "milvus-lite": "2.5.1"}.get)
+    (whole,) = doctor.check_extras(items, {"pymilvus": "2.6.0", "milvus-lite": "2.5.1"}.get)
     assert whole.message == "pymilvus 2.6.0, milvus-lite 2.5.1"
 
 
@@ -213,5 +201,5 @@ def test_every_extra_of_the_package_is_listed() -> None:
     assert set(project["optional-dependencies"]) - {"dev"} == set(EXTRAS)
     lines = [f"{line.partition(';')[0]}; extra == '{name}'"
              for name, group in project["optional-dependencies"].items() for line in group]  # fmt: skip
-    found = doctor.check_extras(requirements([*project["dependencies"], *lines]), lambda name: None)
+    found = doctor.check_extras(parsed(*project["dependencies"], *lines), lambda name: None)
     assert [finding.subject for finding in found] == list(EXTRAS)

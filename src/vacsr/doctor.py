@@ -1,19 +1,18 @@
 """`vacsr doctor`: check this machine and say how to fix what is wrong.
 
-Probes look at the machine and return facts; checks turn facts into findings and look at nothing. A check can therefore
-be tested with the facts of any machine.
+A check turns facts into a finding and looks at nothing itself, so it can be tested with the facts of any machine.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,9 +23,6 @@ Status = Literal["ok", "warn", "fail"]
 GetVersion = Callable[[str], str | None]
 """The installed version of a distribution, None if it is missing."""
 
-_PYTHON, _TORCH = (3, 11), Version("2.6")
-_NEEDS_TORCHVISION = Version("5.4"), Version("5.18")  # transformers from, and before, which import it for photos
-_DISK_GB = 2.0
 EXTRAS = {
     "clip": "CLIP and other towers",
     "eval": "ECCV Caption",
@@ -71,20 +67,26 @@ class TorchInfo(NamedTuple):
 
 def run_checks() -> list[Finding]:
     """Every check on this machine; a check that raises becomes a warning."""
-    torch, needed, visible = torch_info(), requirements(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    torch = torch_info()
+    torchvision = installed("torchvision")
+    nvidia = shutil.which("nvidia-smi") is not None or Path("/dev/nvidia0").exists()
+    # A container or batch system may allow fewer processors than the machine has; macOS cannot say.
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     checks: dict[str, Callable[[], Finding | list[Finding]]] = {
-        "python": lambda: check_python(tuple(sys.version_info[:3])),
+        "python": lambda: Finding("ok", "python", platform.python_version()),
         "torch": lambda: check_torch(torch),
-        "gpu": lambda: [] if torch.error else check_gpu(torch, nvidia=nvidia_present(), visible=visible),
-        "torchvision": lambda: check_torchvision(installed("torchvision"), import_error),
-        "bf16": lambda: [] if torch.error else check_bf16(torch),
-        "threads": lambda: [] if torch.error else check_threads(torch, cpus=usable_cpus()),
+        "gpu": lambda: check_gpu(torch, nvidia=nvidia, visible=os.environ.get("CUDA_VISIBLE_DEVICES")),
+        "torchvision": lambda: check_torchvision(torchvision, torchvision and import_error("torchvision")),
+        "bf16": lambda: check_bf16(torch),
+        "threads": lambda: check_threads(torch, cpus=cpus),
         "disk": lambda: check_disk(shutil.disk_usage(Path.cwd()).free),
-        "packages": lambda: check_packages(needed, installed),
-        "extras": lambda: check_extras(needed, installed),
+        "packages": lambda: check_packages(requirements(), installed),
+        "extras": lambda: check_extras(requirements(), installed),
     }
     findings: list[Finding] = []
     for subject, check in checks.items():
+        if torch.error and subject in ("gpu", "bf16", "threads"):
+            continue
         try:
             result = check()
         except Exception as error:
@@ -115,17 +117,6 @@ def torch_info() -> TorchInfo:
         return TorchInfo(error=_one_line(error))
 
 
-def nvidia_present(*, device: Path = Path("/dev/nvidia0")) -> bool:
-    """Is there an NVIDIA GPU or driver, whatever torch sees?"""
-    return shutil.which("nvidia-smi") is not None or device.exists()
-
-
-def usable_cpus() -> int:
-    """Processors that this process may use; a container or batch system may allow fewer than the machine has."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
 def installed(name: str) -> str | None:
     """The version of a distribution, `unknown` for a package without metadata, None if it is missing."""
     try:
@@ -137,10 +128,10 @@ def installed(name: str) -> str | None:
 
 def import_error(name: str, *, timeout: float = 120.0) -> str | None:
     """Why a package cannot be imported, None if it can. Tried in a subprocess, which a broken package may crash."""
-    code = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); importlib.import_module(sys.argv[2])"
-    command = [sys.executable, "-c", code, json.dumps(sys.path), name]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-P", "-c", f"import {name}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=environment)
     except subprocess.TimeoutExpired:
         return f"the import took longer than {timeout:.0f} s"
     if done.returncode == 0:
@@ -149,34 +140,20 @@ def import_error(name: str, *, timeout: float = 120.0) -> str | None:
     return lines[-1] if lines else f"the import ended with status {done.returncode}"
 
 
-def requirements(lines: Iterable[str] | None = None) -> list[Requirement]:
-    """The requirements of this package, from its own metadata.
-
-    >>> [str(needed) for needed in requirements(["numpy>=1.26"])]
-    ['numpy>=1.26']
-    """
-    if lines is None:
-        try:
-            lines = importlib.metadata.requires("vacsr") or []
-        except importlib.metadata.PackageNotFoundError:
-            lines = []
-    return [Requirement(line) for line in lines]
-
-
-def check_python(version: tuple[int, ...]) -> Finding:
-    """Is it new enough?"""
-    shown = ".".join(map(str, version))
-    if version < _PYTHON:
-        return Finding("fail", "python", f"{shown}; vacsr needs 3.11 or newer — make a new environment with one")
-    return Finding("ok", "python", shown)
+def requirements() -> list[Requirement]:
+    """The requirements of this package, from its own metadata; none where it is not installed."""
+    try:
+        return [Requirement(line) for line in importlib.metadata.requires("vacsr") or []]
+    except importlib.metadata.PackageNotFoundError:
+        return []
 
 
 def check_torch(torch: TorchInfo) -> Finding:
     """Can it be imported, is it new enough, and for which hardware was it built?"""
     if torch.error:
         return Finding("fail", "torch", f"does not work ({torch.error}) — pip install --force-reinstall torch")
-    if Version(torch.version) < _TORCH:
-        return Finding("fail", "torch", f"{torch.version}; vacsr needs {_TORCH} — pip install --upgrade torch")
+    if Version(torch.version) < Version("2.6"):
+        return Finding("fail", "torch", f"{torch.version}; vacsr needs 2.6 — pip install --upgrade torch")
     build = f"CUDA {torch.cuda}" if torch.cuda else "CPU only"
     return Finding("ok", "torch", f"{torch.version.partition('+')[0]}, {build}")
 
@@ -198,17 +175,14 @@ def check_gpu(torch: TorchInfo, *, nvidia: bool, visible: str | None = None) -> 
     return Finding("warn", "gpu", f"{why} — {what}")
 
 
-def check_torchvision(version: str | None, why_not: Callable[[str], str | None]) -> Finding:
+def check_torchvision(version: str | None, error: str | None) -> Finding:
     """vacsr does not need it, but a version that does not fit torch breaks other packages that import it."""
-    subject = "torchvision"
     if version is None:
-        return Finding("ok", subject, "not installed, not needed")
-    error = why_not(subject)
+        return Finding("ok", "torchvision", "not installed, not needed")
     if error is None:
-        return Finding("ok", subject, f"{version}, imports; not needed")
-    harm = "transformers and torchmetrics break on it, vacsr does not need it"
-    trap = f"{version} cannot be imported with this torch ({error}); {harm}"
-    return Finding("fail", subject, f"{trap} — pip uninstall torchvision")
+        return Finding("ok", "torchvision", f"{version}, imports; not needed")
+    harm = "transformers and torchmetrics break on it, vacsr does not need it — pip uninstall torchvision"
+    return Finding("fail", "torchvision", f"{version} cannot be imported with this torch ({error}); {harm}")
 
 
 def check_bf16(torch: TorchInfo) -> Finding:
@@ -229,7 +203,7 @@ def check_threads(torch: TorchInfo, *, cpus: int) -> Finding:
 def check_disk(free: int) -> Finding:
     """Is there space for checkpoints and features in the current folder? ``free`` in bytes"""
     gb = free / 1e9
-    if gb < _DISK_GB:
+    if gb < 2:
         return Finding("warn", "disk", f"{gb:.1f} GB free in this folder — free some, or write elsewhere with --out")
     return Finding("ok", "disk", f"{gb:,.0f} GB free in this folder")
 
@@ -239,44 +213,43 @@ def check_packages(needed: Sequence[Requirement], version: GetVersion) -> list[F
     core = [item for item in needed if item.name != "torch" and _applies(item, "")]
     if not core:
         return [Finding("warn", "packages", "vacsr has no metadata here — install it: pip install -e .")]
-    fitting, bad = [], []
-    for item in core:
-        has = version(item.name)
-        if has and _fits(item, has):
-            fitting.append(f"{item.name} {has}")
-        else:
-            bad.append(Finding("fail", item.name, f"{has or 'missing'} — pip install --upgrade '{_spec(item)}'"))
+    versions = {item: version(item.name) for item in core}
+    fitting = [f"{item.name} {has}" for item, has in versions.items() if _fits(item, has)]
+    bad = [
+        Finding("fail", item.name, f"{has or 'missing'} — pip install --upgrade '{_spec(item)}'")
+        for item, has in versions.items()
+        if not _fits(item, has)
+    ]
     return [*([Finding("ok", "packages", ", ".join(fitting))] if fitting else []), *bad]
 
 
 def check_extras(needed: Sequence[Requirement], version: GetVersion) -> list[Finding]:
     """The optional extras: which are installed, and how to install the others."""
     groups = {name: [r for r in needed if _applies(r, name) and not _applies(r, "")] for name in EXTRAS}
-    return [check_extra(name, items, version) for name, items in groups.items() if items]
+    return [_check_extra(name, items, version) for name, items in groups.items() if items]
 
 
-def check_extra(name: str, items: Sequence[Requirement], version: GetVersion) -> Finding:
-    """One extra; it may be missing."""
-    versions = {item: has for item in items if (has := version(item.name))}
-    if len(versions) < len(items):
+def _check_extra(name: str, items: Sequence[Requirement], version: GetVersion) -> Finding:
+    versions = {item: version(item.name) for item in items}
+    if None in versions.values():
         return Finding("ok", name, f"not installed; for {EXTRAS[name]}: pip install 'vacsr[{name}]'")
     shown = ", ".join(f"{item.name} {has}" for item, has in versions.items())
-    unfit = {item: has for item, has in versions.items() if not _fits(item, has)}
-    if not unfit:
+    unfit = next((item for item, has in versions.items() if not _fits(item, has)), None)
+    if unfit is None:
         return Finding("ok", name, shown)
-    first, last = _NEEDS_TORCHVISION
-    trap = any(item.name == "transformers" and first <= Version(has) < last for item, has in unfit.items())
+    # These versions of transformers import torchvision to read photos.
+    trap = unfit.name == "transformers" and Version("5.4") <= Version(versions[unfit] or "") < Version("5.18")
     why = "needs torchvision for its image processors" if trap else "is outside the range that vacsr supports"
-    return Finding("warn", name, f"{shown} {why} — pip install --upgrade '{_spec(next(iter(unfit)))}'")
+    return Finding("warn", name, f"{shown} {why} — pip install --upgrade '{_spec(unfit)}'")
 
 
 def _applies(item: Requirement, extra: str) -> bool:
     return item.marker is None or item.marker.evaluate({"extra": extra})
 
 
-def _fits(item: Requirement, version: str) -> bool:
+def _fits(item: Requirement, version: str | None) -> bool:
     """A package that does not tell its version is accepted."""
-    return version == "unknown" or item.specifier.contains(Version(version).base_version)
+    return version == "unknown" or (version is not None and item.specifier.contains(Version(version).base_version))
 
 
 def _spec(item: Requirement) -> str:
