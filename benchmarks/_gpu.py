@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from vacsr.adapter import VariationalAdapter
-from vacsr.bench.stopwatch import Step, time_in_turn
+from vacsr.bench import Step, time_in_turn
 from vacsr.train.step import matmul_precision
 
 _EDGE = 8192

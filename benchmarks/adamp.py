@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from _gpu import captured
-from vacsr.bench.stopwatch import describe_device, time_in_turn
+from vacsr.bench import describe_device, time_in_turn
 from vacsr.files import write_json
 from vacsr.train.optim import AdamP
 

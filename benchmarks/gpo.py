@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from _gpu import captured, need_gpu
 from vacsr import kernels
-from vacsr.bench.stopwatch import describe_device, time_in_turn
+from vacsr.bench import describe_device, time_in_turn
 from vacsr.files import write_json
 
 SHAPES = ((128, 257, 512), (128, 50, 1024), (128, 197, 1024), (128, 40, 512))

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from _gpu import adapter_flops, captured, need_gpu, product_rate
-from vacsr.bench.stopwatch import GIB, Step, describe_device, seconds_per_step
-from vacsr.bench.training import inference_step, random_photos, training_step
+from vacsr.bench import Step, describe_device, seconds_per_step
+from vacsr.bench.training import GIB, inference_step, random_photos, training_step
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, MethodConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.files import write_json

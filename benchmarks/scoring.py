@@ -33,16 +33,16 @@ from torch import Tensor
 
 from _gpu import need_gpu
 from vacsr.adapter import AdapterConfig
+from vacsr.bench import Prepared, Way, describe_device, describe_error, measure
 from vacsr.bench.scoring import (
     Problem,
     bare_product,
-    chosen_topk,
     matrix,
     papers_way,
     random_problem,
     square_products,
+    topk,
 )
-from vacsr.bench.stopwatch import Prepared, Way, describe_device, describe_error, measure
 from vacsr.files import write_json
 from vacsr.methods.base import Embedding
 from vacsr.scoring import BlockScorer, Engine, choose_engine, kernel
@@ -86,14 +86,14 @@ def ways(edge: int) -> Iterator[tuple[str, str, str, Callable[[Problem], Prepare
     for decoder, name in ((LINEAR, "bf16"), (WIDE, "bf16"), (COSINE, "bf16"), (WIDE, "fp16")):
         yield full, decoder, name, partial(matrix, engine=KernelScorer, dtype=PRECISIONS[name]), ""
     for decoder in (LINEAR, WIDE):
-        yield both, decoder, "bf16", partial(chosen_topk, dtype=torch.bfloat16), ""
-    default = partial(chosen_topk, dtype=torch.float32)
+        yield both, decoder, "bf16", partial(topk, dtype=torch.bfloat16), ""
+    default = partial(topk, dtype=torch.float32)
     yield "default topk(10), texts of images", WIDE, "fp16, fp32", partial(default, direction="i2t"), ""
     yield "default topk(10), images of texts", WIDE, "fp16, fp32", partial(default, direction="t2i"), ""
     yield "default topk_both(10)", WIDE, "fp16, fp32", default, ""
     for decoder in (LINEAR, WIDE):
         yield full, decoder, "fp8", partial(matrix, engine=KernelScorer, dtype=FP8), ""
-    yield both, WIDE, "fp8", partial(chosen_topk, dtype=FP8), "30 of each scored again in fp16"
+    yield both, WIDE, "fp8", partial(topk, dtype=FP8), "30 of each scored again in fp16"
     yield "folded torch, compiled", LINEAR, "bf16", folded_compiled, ""
     for decoder in (LINEAR, WIDE):
         yield "folded torch", decoder, "bf16", partial(matrix, engine=BlockScorer, dtype=torch.bfloat16), ""

@@ -22,8 +22,8 @@ import torch
 
 from _gpu import adapter_flops, captured, copy_rate, latent_bytes, product_rate
 from vacsr import kernels
-from vacsr.bench.stopwatch import GIB, MIB, Step, describe_device, peak_mib, time_in_turn
-from vacsr.bench.training import loss_step
+from vacsr.bench import Step, describe_device, time_in_turn
+from vacsr.bench.training import GIB, MIB, loss_step, peak_mib
 from vacsr.files import write_json
 from vacsr.methods.base import Method
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from vacsr.bench.stopwatch import describe_device, seconds_per_step
+from vacsr.bench import describe_device, seconds_per_step
 from vacsr.bench.training import training_step
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.config.io import method_config

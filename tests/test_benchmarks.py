@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from vacsr.bench import Prepared
 from vacsr.bench.scoring import random_problem
-from vacsr.bench.stopwatch import Prepared
 from vacsr.scoring import BlockScorer
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "benchmarks"

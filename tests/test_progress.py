@@ -11,7 +11,7 @@ from vacsr.progress import Bars, PhotoProgress
 
 @pytest.mark.parametrize("show", [True, False])
 def test_lines_are_written_as_they_are(capfd: pytest.CaptureFixture[str], show: bool) -> None:
-    with Bars(show=show, timed=True) as progress:
+    with Bars(show=show) as progress:
         progress.say("vacsr: epoch 1/3, [bold] as it is")
     out, err = capfd.readouterr()
     assert out == ""

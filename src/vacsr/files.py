@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -70,7 +69,8 @@ def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
         with disk_errors(targets[0]):
             yield tuple(temporaries)
             for temporary in temporaries:
-                _sync(temporary)
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
             for temporary, path in zip(temporaries, resolved, strict=True):
                 os.replace(temporary, path)
     finally:
@@ -116,11 +116,14 @@ def lock_file(
     actions that errors end in: the folder is in use, or cannot be locked. A file system without locks is an error only
     if the lock is ``required``. ``remove`` deletes the file at the end.
     """
-    lock, holder = FileLock(path), _lock_holder(path)
+    lock = FileLock(path)
     try:
         lock.acquire(timeout=patience, poll_interval=0.02)
     except Timeout as error:
-        holder = _lock_holder(path) or holder or "pid unknown"
+        holder = ""
+        with suppress(OSError):  # it ended a moment ago
+            holder = path.read_text(encoding="utf-8", errors="replace").strip()
+        holder = holder.removesuffix(f" on {socket.gethostname()}") or "pid unknown"
         raise FolderInUse(f"another process ({holder}) is using {path.parent} — {wait}") from error
     except (OSError, NotImplementedError) as error:
         if required or getattr(error, "errno", errno.ENOSYS) not in _NO_LOCKS:
@@ -135,13 +138,6 @@ def lock_file(
         lock.release()
 
 
-def _lock_holder(path: Path) -> str:
-    """ "pid 17", with the machine if it is another one; empty if the file does not say."""
-    with suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace").strip().removesuffix(f" on {socket.gethostname()}")
-    return ""
-
-
 def make_folder(folder: Path) -> None:
     """Make a folder and its parents."""
     try:
@@ -150,15 +146,6 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         message = f"cannot make the folder {folder} ({error.strerror}) — choose another folder"
         raise EnvironmentProblem(message) from error
-
-
-def _sync(path: Path) -> None:
-    """Flush a file to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_text(target: Path, text: str) -> None:
@@ -181,17 +168,8 @@ def json_text(value: Any) -> str:
     >>> json_text({"a": float("nan")})
     '{\\n  "a": null\\n}\\n'
     """
-    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return json.dumps(finite, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_tensors(

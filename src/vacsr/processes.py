@@ -18,7 +18,6 @@ from vacsr.errors import EnvironmentProblem
 class Worker(NamedTuple):
     """A process and this side of the pipe to it."""
 
-    name: str
     process: BaseProcess
     channel: Connection
 
@@ -31,7 +30,7 @@ def start_worker(name: str, function: Callable[..., None], arguments: tuple[Any,
     with interrupts_held():
         process.start()
     there.close()  # the worker holds the other end: however it ends, this end then reads an end of file
-    return Worker(name, process, here)
+    return Worker(process, here)
 
 
 def _begin(function: Callable[..., None], channel: Connection, arguments: tuple[Any, ...]) -> None:
@@ -51,13 +50,11 @@ def stop_workers(workers: Sequence[Worker], *, patience: float) -> None:
     """Terminate workers, which stops a training run after its step; kill those that need over ``patience`` seconds."""
     for worker in workers:
         worker.channel.close()
-        if worker.process.is_alive():
-            worker.process.terminate()
+        worker.process.terminate()
     for worker in workers:
         worker.process.join(patience)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
+        worker.process.kill()
+        worker.process.join()
 
 
 def died(worker: Worker, *, at: str) -> EnvironmentProblem:
@@ -76,9 +73,6 @@ def interrupts_held() -> Iterator[None]:
 
     They inherit the blocked signal; the parent unblocks it at the end, so that none is lost.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

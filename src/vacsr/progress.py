@@ -3,49 +3,31 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
-if TYPE_CHECKING:
-    from typing import Self
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
 class Bars:
-    """Bars on stderr while the context is open. Each has a name, a count and the time left.
+    """Bars on stderr while the context is open: name, count, elapsed time, time left and a note.
 
-    ``timed`` adds the elapsed time and a note behind every bar; ``keep`` leaves the bars on the screen at the end.
+    ``keep`` leaves the bars on the screen at the end.
     """
 
-    def __init__(self, *, show: bool = True, timed: bool = False, keep: bool = False) -> None:
+    def __init__(self, *, show: bool = True, keep: bool = False) -> None:
         self.console = Console(stderr=True, quiet=not show)
-        bar = BarColumn(bar_width=30 if timed else 40)
-        columns: list[ProgressColumn] = [TextColumn("[bold]{task.description}"), bar, MofNCompleteColumn()]
-        if timed:
-            note = TextColumn("{task.fields[note]}")
-            columns += [TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), note]
-        else:
-            columns.append(TimeRemainingColumn())
-        hidden = not (show and sys.stderr.isatty())
-        self.bar = Progress(*columns, console=self.console, transient=not keep, disable=hidden)
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+            console=self.console, transient=not keep, disable=not (show and sys.stderr.isatty()),
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         self.bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
     def say(self, line: str) -> None:
@@ -58,7 +40,7 @@ class PhotoProgress(Bars):
 
     def __init__(self, label: str, *, show: bool) -> None:
         super().__init__(show=show)
-        self.task = self.bar.add_task(label, total=None)
+        self.task = self.bar.add_task(label, total=None, note="")
 
     def named(self, label: str) -> PhotoProgress:
         """Start again from 0 under another name."""

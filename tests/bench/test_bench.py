@@ -11,9 +11,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from vacsr.bench import BenchResult, metrics, run_bench, scoring, training
+from vacsr.bench import BenchResult, metrics, run_bench, scoring, seconds_per_step, time_in_turn, training
 from vacsr.bench.metrics import MetricsDiffer, largest_difference
-from vacsr.bench.stopwatch import peak_mib, seconds_per_step, time_in_turn
+from vacsr.bench.training import peak_mib
 from vacsr.cli import app
 from vacsr.errors import DiskFull, EnvironmentProblem, MissingExtra, UsageError
 from vacsr.scoring import BlockScorer

@@ -43,11 +43,11 @@ def test_a_methods_own_parameters() -> None:
 
 @pytest.mark.parametrize("method", ["sigmoid", "vacsr", "pcmepp"])
 def test_features_are_measured(method: str) -> None:
-    found = measure_recipe(recipe(method), steps=2)
-    assert found.steps == 2
-    assert min(found.training.ms, found.inference.ms) > 0
-    assert found.inference.images_per_s == pytest.approx(16e3 / found.inference.ms)
-    assert "torch" in found.where
+    costs = measure_recipe(recipe(method), steps=2)
+    assert costs["steps"] == 2
+    assert min(costs["training"]["ms"], costs["inference"]["ms"]) > 0
+    assert costs["inference"]["images_per_s"] == pytest.approx(16e3 / costs["inference"]["ms"])
+    assert "torch" in costs["where"]
 
 
 def test_every_step_is_run_and_timed() -> None:
@@ -60,10 +60,10 @@ def test_every_step_is_run_and_timed() -> None:
         calls.append(0)
         time.sleep(0.02)
 
-    found = step_cost(step, batch=4, device=torch.device("cpu"), steps=5)
+    cost: Any = step_cost(step, batch=4, device=torch.device("cpu"), steps=5)
     assert len(calls) == 7
-    assert found.ms >= 20
-    assert found.peak_gib is None, "nobody said what was held before"
+    assert cost["ms"] >= 20
+    assert cost["peak_gib"] is None, "nobody said what was held before"
 
 
 def test_inference_embeds_and_scores_all_pairs_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

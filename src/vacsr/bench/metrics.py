@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vacsr.bench import BenchResult, Cell
-from vacsr.bench.stopwatch import describe_device
+from vacsr.bench import BenchResult, Cell, Log, describe_device
 from vacsr.errors import MissingExtra, VacsrError
 from vacsr.evaluate.captions import coco_caption_image, coco_test
 from vacsr.evaluate.protocols import protocol_galleries
@@ -34,50 +32,45 @@ COLUMNS = {
 }  # fmt: skip
 _TOLERANCE = {"eccv_caption": 1e-9, "torchmetrics": 1e-4}  # percent; torchmetrics answers in float32
 Metrics = dict[str, float]
+Cost = np.ndarray[Any, np.dtype[np.float64]]
+Result = TypeVar("Result")
 
 
 class MetricsDiffer(VacsrError):
     """Two systems disagree on the same scores."""
 
 
-class Timed(NamedTuple):
-    """The metrics of one system and the time of one call."""
-
-    metrics: Any
-    seconds: float
-    processor: float
-    """Seconds of processor time, on which other load of the machine has less influence."""
-
-
-def timed(work: Callable[[], Any]) -> Timed:
-    """One call: the slow systems take minutes, so nothing is repeated."""
-    started, busy = time.perf_counter(), time.process_time()
-    metrics = work()
-    return Timed(metrics, time.perf_counter() - started, time.process_time() - busy)
-
-
-def run(images: int | None, device: torch.device, log: Callable[[str], None] = lambda _: None) -> BenchResult:
+def run(images: int | None, device: torch.device, log: Log = lambda _: None) -> BenchResult:
     """On the CPU whatever the device: the other systems do not use a GPU."""
     del device
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pairs, protocols = (coco_pairs(), COCO) if images is None else (small_pairs(images), ("flickr",))
-        scores, notes = random_scores(pairs), []
-        ours = {}
+        pairs, protocols, plain = (
+            (coco_pairs(), COCO, "coco-5k") if images is None else (small_pairs(images), ("flickr",), "flickr")
+        )
+        scores, names = random_scores(pairs), ", ".join(protocols)
+        metrics: Metrics = {}
+        costs: dict[str, Cost] = {}
         for protocol in protocols:
             log(f"vacsr, {protocol}")
-            ours[protocol] = timed(partial(our_metrics, scores, pairs, protocol))
-        total = _sum(ours.values())
-        rows = [_row("vacsr", ", ".join(ours), total, ours=total)]
+            values, costs[protocol] = timed(lambda protocol=protocol: our_metrics(scores, pairs, protocol))
+            metrics |= values
+        total = np.sum(list(costs.values()), axis=0)
+        rows, notes = [_row("vacsr", names, total, ours=total)], []
         if images is None:
-            rows += _eccv_rows(scores, pairs, total, protocols=", ".join(ours), log=log)
-        plain = "coco-5k" if images is None else "flickr"
+            log("eccv_caption: rankings")
+            ranked, sorting = timed(lambda: rankings(scores, pairs))
+            log("eccv_caption: metrics")
+            theirs, cost = timed(lambda: package_metrics(*ranked))
+            worst = largest_difference(metrics, theirs, system="eccv_caption")
+            rows.append(_row("eccv_caption with its rankings", names, sorting + cost, ours=total, difference=worst))
+            rows.append(_row("eccv_caption, rankings given", names, cost, ours=total, difference=worst))
         log(f"torchmetrics, {plain}")
         try:
-            other = timed(lambda: torchmetrics_metrics(scores, pairs, plain))
-            worst = largest_difference(total.metrics, other.metrics, system="torchmetrics")
-            rows += [_row("vacsr", plain, ours[plain], ours=ours[plain])] if len(ours) > 1 else []
-            rows.append(_row("torchmetrics", f"{plain}: R@K, R-Precision", other, ours=ours[plain], difference=worst))
+            theirs, cost = timed(lambda: torchmetrics_metrics(scores, pairs, plain))
+            worst = largest_difference(metrics, theirs, system="torchmetrics")
+            rows += [_row("vacsr", plain, costs[plain], ours=costs[plain])] if len(costs) > 1 else []
+            rows.append(_row("torchmetrics", f"{plain}: R@K, R-Precision", cost, ours=costs[plain], difference=worst))
         except MissingExtra as error:
             notes.append(f"torchmetrics is left out: {error}")
     settings = {"images": len(pairs.image_ids), "captions": len(pairs)}
@@ -85,31 +78,21 @@ def run(images: int | None, device: torch.device, log: Callable[[str], None] = l
     return BenchResult("metrics", where, settings, rows, COLUMNS, ("seconds",), notes)
 
 
-def _eccv_rows(
-    scores: Tensor, pairs: MatrixIds, ours: Timed, *, protocols: str, log: Callable[[str], None]
-) -> list[dict[str, Cell]]:
-    """eccv_caption with and without the time of its rankings."""
-    log("eccv_caption: rankings")
-    sorting = timed(lambda: rankings(scores, pairs))
-    log("eccv_caption: metrics")
-    package = timed(lambda: package_metrics(*sorting.metrics))
-    worst = largest_difference(ours.metrics, package.metrics, system="eccv_caption")
-    both = _sum([sorting._replace(metrics={}), package])
-    return [
-        _row("eccv_caption with its rankings", protocols, both, ours=ours, difference=worst),
-        _row("eccv_caption, rankings given", protocols, package, ours=ours, difference=worst),
-    ]
+def timed(work: Callable[[], Result]) -> tuple[Result, Cost]:
+    """The result of one call, and its seconds of wall clock and of processor: other load affects the latter less.
+
+    The slow systems take minutes, so nothing is repeated.
+    """
+    started, busy = time.perf_counter(), time.process_time()
+    result = work()
+    return result, np.array([time.perf_counter() - started, time.process_time() - busy])
 
 
-def _sum(parts: Iterable[Timed]) -> Timed:
-    metrics, seconds, processor = zip(*parts, strict=True)
-    return Timed({name: value for each in metrics for name, value in each.items()}, sum(seconds), sum(processor))
-
-
-def _row(system: str, protocols: str, took: Timed, *, ours: Timed, difference: float | None = None) -> dict[str, Cell]:
+def _row(system: str, protocols: str, cost: Cost, *, ours: Cost, difference: float | None = None) -> dict[str, Cell]:
+    (seconds, processor), (of_ours, processor_of_ours) = cost.tolist(), (cost / ours).tolist()
     return {
-        "way": system, "figures": protocols, "seconds": took.seconds, "of_ours": took.seconds / ours.seconds,
-        "processor": took.processor, "processor_of_ours": took.processor / ours.processor, "difference": difference,
+        "way": system, "figures": protocols, "seconds": seconds, "of_ours": of_ours,
+        "processor": processor, "processor_of_ours": processor_of_ours, "difference": difference,
     }  # fmt: skip
 
 

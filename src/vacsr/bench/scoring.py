@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vacsr.adapter import AdapterConfig
-from vacsr.bench import BenchResult, Cell
-from vacsr.bench.stopwatch import Prepared, Way, describe_device, measure
+from vacsr.bench import BenchResult, Cell, Log, Prepared, Way, describe_device, measure
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.scoring import BlockScorer, Direction, Engine, choose_engine
@@ -45,8 +44,6 @@ COLUMNS = {
 BARE, SQUARE, PAPER = "bare product", "square products", "the paper's"
 """How the names of the ceilings and of the paper's way begin."""
 _CHUNK = 128  # images and texts at a time in the paper's way
-_GROUP = {"cpu": 1, "cuda": 16}  # images that share one bare product
-_CHECKED = 16  # images on which errors are measured
 _NOTES = (
     "Seconds of the fastest round, all ways in turn; errors against the folded float32 scores, root mean square.",
     "Bare product: the trunk's own, for all pairs. Best product: that or as much work in square products, whichever is "
@@ -76,11 +73,11 @@ class Problem(NamedTuple):
 
         Root mean square over the spread of the scores, and the share of the top-10 that is the same.
         """
-        head = Embedding(self.v.mean[:_CHECKED])
-        found, exact = scores(head), BlockScorer(self.method).block(head, self.t)
-        best, reference = (stable_topk(x, 10).index for x in (found, exact))
+        head = Embedding(self.v.mean[:16])
+        ours, exact = scores(head), BlockScorer(self.method).block(head, self.t)
+        best, reference = (stable_topk(x, 10).index for x in (ours, exact))
         same = (best.unsqueeze(2) == reference.unsqueeze(1)).any(dim=2).double().mean()
-        return {"error": float((found - exact).square().mean().sqrt() / exact.std()), "overlap": float(same)}
+        return {"error": float((ours - exact).square().mean().sqrt() / exact.std()), "overlap": float(same)}
 
 
 @torch.no_grad()
@@ -96,7 +93,7 @@ def random_problem(
     return Problem(Embedding(v.to(device)), Embedding(t.to(device)), method.to(device))
 
 
-def run(sizes: Sizes, device: torch.device, log: Callable[[str], None] = lambda _: None) -> BenchResult:
+def run(sizes: Sizes, device: torch.device, log: Log = lambda _: None) -> BenchResult:
     """Every way on random weights."""
     problem = random_problem(sizes.images, sizes.texts, sizes.dim, device=device)
     with torch.inference_mode():
@@ -119,11 +116,10 @@ def _add_ratios(rows: list[dict[str, Cell]]) -> None:
     bare, square, paper = rate(BARE), rate(SQUARE), rate(PAPER)
     best = max((value for value in (bare, square) if value is not None), default=None)
     for row in rows:
-        tflops = row.get("tflops")
-        if isinstance(tflops, float):
-            row["of_ceiling"] = None if bare is None else bare / tflops
-            row["of_best"] = None if best is None else best / tflops
-            row["faster"] = None if paper is None else tflops / paper
+        if isinstance(tflops := row.get("tflops"), float):
+            row["of_ceiling"] = bare and bare / tflops
+            row["of_best"] = best and best / tflops
+            row["faster"] = paper and tflops / paper
 
 
 def ways(problem: Problem, *, edge: int) -> Iterator[Way]:
@@ -138,11 +134,11 @@ def ways(problem: Problem, *, edge: int) -> Iterator[Way]:
         yield _way(f"{PAPER}: all heads, 128 × 128 pairs", precision, partial(papers_way, problem, precision))
     for dtype in dtypes:
         yield _way("folded", dtype, partial(matrix, problem, BlockScorer, dtype))
-    yield _way("folded, top-10 both ways", torch.float32, lambda: topk(problem, BlockScorer(problem.method)))
+    yield _way("folded, top-10 both ways", torch.float32, lambda: topk(problem, engine=BlockScorer(problem.method)))
     if gpu and available(problem.device):
         for dtype in (torch.bfloat16, FP8):
             yield _way("kernel", dtype, partial(matrix, problem, KernelScorer, dtype))
-        yield _way("kernel, top-10 both ways", torch.bfloat16, partial(chosen_topk, problem, torch.bfloat16))
+        yield _way("kernel, top-10 both ways", torch.bfloat16, partial(topk, problem, torch.bfloat16))
 
 
 def _way(name: str, precision: torch.dtype | str, prepare: Callable[[], Prepared]) -> Way:
@@ -164,7 +160,7 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Callable[[int], 
 def bare_product(problem: Problem, dtype: torch.dtype) -> Prepared:
     """The trunk's product for all pairs; the scaled weights of the first images serve for all."""
     trunk, images = problem.method.adapter.trunk.weight, len(problem.v.mean)
-    group = min(images, _GROUP[problem.device.type])
+    group = min(images, 16 if problem.device.type == "cuda" else 1)  # images that share one product
     scaled = (problem.v.mean[:group].unsqueeze(1) * trunk).view(-1, trunk.shape[1])
     multiply = product(scaled, problem.t.mean.T, dtype)
 
@@ -205,10 +201,8 @@ def papers_way(problem: Problem, precision: str) -> Prepared:
             rows = [[chunk(some, part) for part in torch.split(texts, _CHUNK)] for some in torch.split(v.mean, _CHUNK)]
             return torch.cat([torch.cat(row, dim=1) for row in rows])
 
-    def warm_up() -> None:
-        scores(Embedding(problem.v.mean[:_CHUNK]))
-
-    return Prepared(lambda: scores(problem.v), problem.errors(scores), problem.operations, warm_up)
+    first = Embedding(problem.v.mean[:_CHUNK])
+    return Prepared(lambda: scores(problem.v), problem.errors(scores), problem.operations, lambda: scores(first))
 
 
 def matrix(problem: Problem, engine: type[BlockScorer] | type[KernelScorer], dtype: torch.dtype) -> Prepared:
@@ -218,18 +212,16 @@ def matrix(problem: Problem, engine: type[BlockScorer] | type[KernelScorer], dty
     return Prepared(lambda: scorer.block(problem.v, problem.t), errors, problem.operations)
 
 
-def topk(problem: Problem, engine: Engine, *, direction: Direction | None = None) -> Prepared:
-    """The top-10 of one side, or of both in one pass, without the matrix."""
+def topk(
+    problem: Problem, dtype: torch.dtype = torch.float32, *, engine: Engine | None = None,
+    direction: Direction | None = None,
+) -> Prepared:  # fmt: skip
+    """The top-10 of one side, or of both in one pass, without the matrix; by the engine that `PairScorer` takes."""
+    chosen = engine or choose_engine(problem.method, device=problem.device, dtype=dtype)
 
     def run() -> object:
         if direction is None:
-            return engine.topk_both(problem.v, problem.t, k=10)
-        return engine.topk(problem.v, problem.t, k=10, direction=direction)
+            return chosen.topk_both(problem.v, problem.t, k=10)
+        return chosen.topk(problem.v, problem.t, k=10, direction=direction)
 
     return Prepared(run, operations=problem.operations)
-
-
-def chosen_topk(problem: Problem, dtype: torch.dtype, *, direction: Direction | None = None) -> Prepared:
-    """The same by the engine that `PairScorer` takes."""
-    engine = choose_engine(problem.method, device=problem.device, dtype=dtype)
-    return topk(problem, engine, direction=direction)

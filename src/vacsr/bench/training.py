@@ -3,34 +3,25 @@
 `vacsr bench training` times forward and backward of the loss alone over batch sizes: the adapter's loss over the whole
 matrix of pairs and in strips, and the sigmoid loss beside them. `measure_recipe` counts the parameters of a recipe's
 model and times its whole steps, in training and in inference: photos are random and captions fill the context, so that
-only the arithmetic is timed; cached features are the data's own. Memory is CUDA's peak of allocated bytes, on a CPU the
-growth of the process at its peak.
+only the arithmetic is timed; cached features are the data's own. Its memory is CUDA's peak of allocated bytes, on a CPU
+the growth of the process at its peak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import accumulate, chain, count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd.profiler import profile
 from torch.nn import functional
 
 from vacsr.backbones import scheme_of
-from vacsr.bench import BenchResult, Cell
-from vacsr.bench.stopwatch import (
-    GIB,
-    Prepared,
-    Step,
-    Way,
-    describe_device,
-    measure,
-    peak_mib,
-    process_bytes,
-    reset_peak_memory,
-    seconds_per_step,
-)
+from vacsr.bench import BenchResult, Cell, Log, Prepared, Step, Way, describe_device, measure, seconds_per_step
 from vacsr.config import DataConfig, Recipe
 from vacsr.data import PhotoSet
 from vacsr.data.photos import ArrayPhotos
@@ -60,13 +51,12 @@ COLUMNS = {
     "way": "loss", "batch": "batch", "ms": "ms a step", "peak_mib": "peak MiB", "of_dense_ms": "time / dense",
     "of_dense_mib": "memory / dense",
 }  # fmt: skip
-SIGMOID, DENSE, STRIPS, ONE_STRIP = "sigmoid", "adapter, dense", "adapter in strips", "adapter in one strip: dense"
+SIGMOID, DENSE = "sigmoid", "adapter, dense"
 _NOTE = "Forward and backward of the loss alone; the fastest round, and the most memory held beyond weights and inputs."
+MIB, GIB = 2**20, 2**30
 
 
-def run(
-    sizes: Sizes, device: torch.device, log: Callable[[str], None] = lambda _: None, *, tile: int | None = None
-) -> BenchResult:
+def run(sizes: Sizes, device: torch.device, log: Log = lambda _: None, *, tile: int | None = None) -> BenchResult:
     """Random embeddings; a loss that does not fit in memory says so and the others go on.
 
     A strip has as many pairs as a square tile of edge ``tile``, by default 128 on a GPU and 32 on a CPU.
@@ -74,17 +64,28 @@ def run(
     rows: list[dict[str, Cell]] = []
     tile = tile or (128 if device.type == "cuda" else 32)
     for batch in sizes.batches:
-        strip = ONE_STRIP if batch <= tile else STRIPS
+        strips = "adapter in one strip: dense" if batch <= tile else "adapter in strips"
+        strip_sizes = {SIGMOID: batch, DENSE: batch, strips: tile**2 // batch}
         ways = [
-            Way({"way": SIGMOID, "batch": batch}, partial(_sigmoid, sizes.dim, batch, device)),
-            Way({"way": DENSE, "batch": batch}, partial(_adapter, sizes.dim, batch, device, rows=batch)),
-            Way({"way": strip, "batch": batch}, partial(_adapter, sizes.dim, batch, device, rows=tile**2 // batch)),
+            Way(
+                {"way": name, "batch": batch},
+                partial(_prepare, name, rows=size, dim=sizes.dim, batch=batch, device=device),
+            )
+            for name, size in strip_sizes.items()
         ]
         rows += _with_ratios(measure(ways, device=device, log=log))
-    settings = {"d": sizes.dim, "tile": tile}
-    return BenchResult(
-        "training", describe_device(device), settings, rows, COLUMNS, ("ms", "peak_mib"), (_NOTE,), label="bar"
-    )
+    settings, plotted = {"d": sizes.dim, "tile": tile}, ("ms", "peak_mib")
+    return BenchResult("training", describe_device(device), settings, rows, COLUMNS, plotted, (_NOTE,), label="bar")
+
+
+def _prepare(name: str, *, rows: int, dim: int, batch: int, device: torch.device) -> Prepared:
+    """A loss in strips of so many rows, all of them at most; with its peak memory, which also shows whether it fits."""
+    method: Method = Sigmoid(SigmoidConfig(), dim=dim) if name == SIGMOID else Vacsr(VacsrConfig(), dim=dim)
+    rows = batch if rows >= batch else strip_rows(method, max(1, rows), rows=batch, columns=batch)
+    loss = method.loss if rows == batch else StripLoss(method.loss, method, rows)
+    step = loss_step(method, loss, dim=dim, batch=batch, device=device)
+    step()
+    return Prepared(step, {"peak_mib": peak_mib(step, device=device)})
 
 
 def _with_ratios(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:
@@ -101,26 +102,6 @@ def _with_ratios(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:
             if isinstance(value, float) and isinstance(reference, float) and reference > 0:
                 row[f"of_dense_{key.removeprefix('peak_')}"] = value / reference
     return rows
-
-
-def _sigmoid(dim: int, batch: int, device: torch.device) -> Prepared:
-    method = Sigmoid(SigmoidConfig(), dim=dim)
-    return _prepared(method, method.loss, dim=dim, batch=batch, device=device)
-
-
-def _adapter(dim: int, batch: int, device: torch.device, *, rows: int) -> Prepared:
-    """In strips of so many rows; all rows are the dense loss."""
-    method = Vacsr(VacsrConfig(), dim=dim)
-    rows = batch if rows >= batch else strip_rows(method, max(1, rows), rows=batch, columns=batch)
-    loss = method.loss if rows == batch else StripLoss(method.loss, method, rows)
-    return _prepared(method, loss, dim=dim, batch=batch, device=device)
-
-
-def _prepared(method: Method, loss: PairLoss, *, dim: int, batch: int, device: torch.device) -> Prepared:
-    """With its peak memory, which also shows whether it fits."""
-    step = loss_step(method, loss, dim=dim, batch=batch, device=device)
-    step()
-    return Prepared(step, {"peak_mib": peak_mib(step, device=device)})
 
 
 def loss_step(
@@ -146,65 +127,35 @@ def loss_step(
     return step
 
 
-_WARM_UP = {"cuda": 10, "cpu": 2}  # steps that compile, capture and fill caches
-_SIDE, _WORDS, _CACHE_GB = 224, 120, 64.0
+def measure_recipe(recipe: Recipe, *, steps: int = 100) -> dict[str, Any]:
+    """Build the recipe's model and time its steps, inference first: gradients and moments are not part of that.
 
-
-class StepCost(NamedTuple):
-    """Means over steps."""
-
-    ms: float
-    images_per_s: float
-    peak_gib: float | None
-    """None where the system does not say."""
-
-
-class Efficiency(NamedTuple):
-    """Of one method; parameters in millions."""
-
-    parameters: float
-    method_parameters: float
-    """Those beyond towers, pooling and heads of one network, in millions."""
-    inference: StepCost
-    training: StepCost
-    steps: int
-    where: str
-    """GPU or CPU, and torch."""
-
-    def to_json(self) -> dict[str, Any]:
-        """For a report."""
-        costs = {"inference": self.inference._asdict(), "training": self.training._asdict()}
-        return {**self._asdict(), **costs}
-
-
-def measure_recipe(recipe: Recipe, *, steps: int = 100) -> Efficiency:
-    """Build the recipe's model and time its steps, inference first: gradients and moments are not part of that."""
+    Parameters are in millions, the method's own being those beyond towers, pooling and heads of one network.
+    """
     before = process_bytes("VmRSS")
-    batch = recipe.train.batch_size
-    task = _task(recipe)
-    trainer = Trainer(task, recipe.train)  # compiles, where the recipe says so
-    with matmul_precision(recipe.train.precision):
-        inference = inference_step(task, batch, precision=recipe.train.precision)
-        inferring = step_cost(inference, batch=batch, device=task.device, steps=steps, before=before)
-        task.model.train()
-        training = step_cost(training_step(trainer, batch), batch=batch, device=task.device, steps=steps, before=before)
-    total, added = count_parameters(task.model)
-    return Efficiency(total / 1e6, added / 1e6, inferring, training, steps, describe_device(task.device))
-
-
-def _task(recipe: Recipe) -> RetrievalTask:
-    """Random photos for towers, the training split for cached features."""
+    batch, precision = recipe.train.batch_size, recipe.train.precision
     cached = scheme_of(recipe.backbone.spec).cached
-    pairs = training_data(recipe.data).train if cached else random_photos(recipe.train.batch_size, words=_WORDS)
-    reading = DataConfig(cache_gb=_CACHE_GB)
-    return retrieval_task(recipe.method, pairs, recipe.train, backbone=recipe.backbone, reading=reading)
+    pairs = training_data(recipe.data).train if cached else random_photos(batch, words=120)
+    reading = DataConfig(cache_gb=64.0)
+    task = retrieval_task(recipe.method, pairs, recipe.train, backbone=recipe.backbone, reading=reading)
+    trainer = Trainer(task, recipe.train)  # compiles, where the recipe says so
+    cost = partial(step_cost, batch=batch, device=task.device, steps=steps, before=before)
+    with matmul_precision(precision):
+        inference = cost(inference_step(task, batch, precision=precision))
+        task.model.train()
+        training = cost(training_step(trainer, batch))
+    total, added = count_parameters(task.model)
+    return {
+        "parameters": total / 1e6, "method_parameters": added / 1e6, "inference": inference, "training": training,
+        "steps": steps, "where": describe_device(task.device),
+    }  # fmt: skip
 
 
 def random_photos(batch: int, *, words: int) -> PhotoSet:
     """Two batches of photos, one caption each, all captions of the same length."""
     generator = np.random.default_rng(0)
     names = tuple(f"{row:04d}" for row in range(2 * batch))
-    pixels = generator.integers(0, 256, (len(names), _SIDE, _SIDE, 3), dtype=np.uint8)
+    pixels = generator.integers(0, 256, (len(names), 224, 224, 3), dtype=np.uint8)
     captions = tuple(" ".join(generator.choice(["dog", "cat", "car", "sea"], words)) for _ in names)
     return PhotoSet(ArrayPhotos(pixels, names), names, captions, names, torch.arange(len(names)))
 
@@ -223,22 +174,15 @@ def count_parameters(model: MatchingModel) -> tuple[int, int]:
 def training_step(trainer: Trainer, batch: int) -> Step:
     """One training step after the other."""
     assert isinstance(trainer.task, RetrievalTask), "retrieval is measured"
-    device, count = trainer.task.device, len(trainer.task.loader.texts)
-    if count < batch:
-        raise UsageError(f"a batch of {batch} from {count} captions — set train.batch_size lower")
-
-    def numbered() -> Iterator[tuple[int, Batch]]:
-        number = 0
-        while True:
-            for rows in batch_order(count, batch=batch, seed=0, epoch=number):
-                yield number, Batch(rows.to(device))
-                number += 1
-
-    batches = numbered()
+    device, captions = trainer.task.device, len(trainer.task.loader.texts)
+    if captions < batch:
+        raise UsageError(f"a batch of {batch} from {captions} captions — set train.batch_size lower")
+    epochs = (batch_order(captions, batch=batch, seed=0, epoch=epoch) for epoch in count())
+    batches = enumerate(chain.from_iterable(epochs))
 
     def step() -> None:
         number, rows = next(batches)
-        trainer.step(rows, number)
+        trainer.step(Batch(rows.to(device)), number)
 
     return step
 
@@ -253,27 +197,56 @@ def inference_step(task: RetrievalTask, batch: int, *, precision: str) -> Step:
     @torch.inference_mode()
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
-            v, t = model.embed_images(images), model.embed_texts(texts)
-        scorer.block(_float(v), _float(t))
+            embeddings = model.embed_images(images), model.embed_texts(texts)
+        v, t = (Embedding(x.mean.float(), None if x.log_var is None else x.log_var.float()) for x in embeddings)
+        scorer.block(v, t)
 
     return step
 
 
-def _float(x: Embedding) -> Embedding:
-    return Embedding(x.mean.float(), None if x.log_var is None else x.log_var.float())
+def step_cost(
+    step: Step, *, batch: int, device: torch.device, steps: int = 100, before: int | None = None
+) -> dict[str, float | None]:
+    """Warm up, then the mean over ``steps``. ``before``: bytes that the process held before the model.
 
-
-def step_cost(step: Step, *, batch: int, device: torch.device, steps: int = 100, before: int | None = None) -> StepCost:
-    """Warm up, then the mean over ``steps``. ``before``: bytes that the process held before the model."""
-    reset_peak_memory(device)
-    for _ in range(_WARM_UP[device.type]):
+    The peak is the device's, or that of this process on a CPU; None where the system does not say.
+    """
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts from what is held now
+    for _ in range(10 if gpu else 2):  # compiles, captures and fills caches
         step()
     seconds = seconds_per_step(step, device=device, steps=steps)
-    return StepCost(1e3 * seconds, batch / seconds, _peak_gib(device, before))
+    peak = torch.cuda.max_memory_allocated(device) if gpu else process_bytes("VmHWM")
+    held = 0 if gpu else before
+    peak_gib = None if peak is None or held is None else max(0, peak - held) / GIB
+    return {"ms": 1e3 * seconds, "images_per_s": batch / seconds, "peak_gib": peak_gib}
 
 
-def _peak_gib(device: torch.device, before: int | None) -> float | None:
+def process_bytes(field: str) -> int | None:
+    """`VmRSS`, the memory of this process, or `VmHWM`, its peak; None where the system does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def peak_mib(work: Step, *, device: torch.device) -> float:
+    """The most that a call allocates beyond what was held before it, as torch's allocator counts it."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / GIB
-    peak = process_bytes("VmHWM")
-    return None if peak is None or before is None else max(0, peak - before) / GIB
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        return (torch.cuda.max_memory_allocated(device) - before) / MIB
+    with profile(profile_memory=True, use_kineto=False) as profiler:
+        work()
+    changes = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    live = list(accumulate((event.nbytes() for event in changes), initial=0))
+    return max(now - lowest for now, lowest in zip(live, accumulate(live, min), strict=True)) / MIB

@@ -141,7 +141,7 @@ def _measure_steps(recipe: Recipe, folder: Path, *, steps: int) -> None:
     (folder / "report.json").unlink(missing_ok=True)
     measured = measure_recipe(recipe, steps=steps)
     write_text(folder / "config.yaml", dump_yaml(recipe))
-    write_json(folder / "report.json", {"schema": 1, "results": [{"split": "step", **measured.to_json()}]})
+    write_json(folder / "report.json", {"schema": 1, "results": [{"split": "step", **measured}]})
 
 
 def read_report(cell: Cell) -> dict[str, Any]:

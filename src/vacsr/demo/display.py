@@ -12,7 +12,7 @@ class DemoProgress(Bars):
     """One display on stderr for the whole demo."""
 
     def __init__(self, methods: Sequence[str]) -> None:
-        super().__init__(timed=True, keep=True)
+        super().__init__(keep=True)
         self.tasks = {name: self.bar.add_task(name, total=None, start=False, note="") for name in methods}
 
     def listen(self, name: str, progress: MethodProgress) -> None:

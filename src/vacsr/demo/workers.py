@@ -85,10 +85,10 @@ def _listen(workers: Sequence[Worker], listen: Callable[[str, Any], None]) -> No
             try:
                 said = channel.recv()
             except EOFError as error:
-                raise died(worker, at=worker.name) from error
+                raise died(worker, at=worker.process.name) from error
             if isinstance(said, _Done):
                 del busy[channel]
             elif isinstance(said, _Failed):
-                raise said.error or RuntimeError(f"{worker.name} failed in its worker process:\n{said.trace}")
+                raise said.error or RuntimeError(f"{worker.process.name} failed in its worker process:\n{said.trace}")
             else:
-                listen(worker.name, said.message)
+                listen(worker.process.name, said.message)

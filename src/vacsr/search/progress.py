@@ -14,7 +14,7 @@ class FillProgress(Bars):
     """A bar with images or texts per second behind it; without a terminal, a line now and then."""
 
     def __init__(self, *, total: int, kind: str = "images") -> None:
-        super().__init__(timed=True)
+        super().__init__()
         self.kind = kind
         self.task = self.bar.add_task(kind, total=total, note="")
         self.started = self.said = time.monotonic()

@@ -166,7 +166,7 @@ class ProgressBar(Callback, Bars):
     """A bar over the steps with the newest loss terms behind it, and a line that stays after an epoch."""
 
     def __init__(self, label: str, *, show: bool) -> None:
-        Bars.__init__(self, show=show, timed=True)
+        Bars.__init__(self, show=show)
         self.label = label
 
     def on_train_start(self, trainer: Trainer) -> None:
