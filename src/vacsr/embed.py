@@ -16,9 +16,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from vacsr.backbones import Backbone, load_backbone, scheme_of
-from vacsr.backbones.base import Tokens
 from vacsr.backbones.images import PhotoReader, Progress
 from vacsr.backbones.pooling import build_pooling
 from vacsr.config import BackboneConfig
@@ -29,7 +29,6 @@ from vacsr.files import atomic_paths, read_tensors, save_tensors, write_tensors
 from vacsr.scoring import choose_device
 
 Pooling = Literal["auto", "cls", "mean"]
-_BATCH = {"cpu": 32, "cuda": 256}
 _SPLITS = ("train", "dev", "val", "test")
 
 
@@ -79,18 +78,20 @@ def embed_pairs(
         raise DataError(f"{pairs} holds features already, not photos — give photos, e.g. folder:DIR or csv:FILE")
     if on_error == "skip":
         data = without(data, check_photos(data, workers=workers))
-    backbone = _load_towers(config)
-    backbone.to(choose_device(device)).eval()
+    with torch.random.fork_rng(devices=[]):  # random weights, as tests and benchmarks use, are the same every time
+        torch.default_generator.manual_seed(0)
+        backbone = load_backbone(config).to(choose_device(device)).eval()
     job = _Job(backbone, data, out, pooling=pooling, dtype=dtype, workers=workers, part_size=part_size)
-    image = job.images(None if progress is None else progress("photos"))
-    text = job.texts(None if progress is None else progress("captions"))
+    image = job.in_parts("images", len(data.photos), job.images, None if progress is None else progress("photos"))
+    text = job.in_parts("texts", len(data), job.texts, None if progress is None else progress("captions"))
     captions = captions_path(out)
     provenance = backbone.provenance().as_metadata() | {"pooling": job.pooling}
     tensors = {"image": image, "text": text, "caption_image": data.caption_image}
     lines = _caption_lines(data, _split_names(pairs, data, split=split, on_error=on_error))
     with atomic_paths(out, captions) as (features, words):
         save_tensors(features, tensors, metadata=provenance)
-        words.write_text("".join(lines), encoding="utf-8")
+        # UTF-8 has no lone surrogates, which JSON allows: a backslash makes one an escape of JSON.
+        words.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
     shutil.rmtree(job.folder, ignore_errors=True)
     return Embedded(f"features:{out},captions={captions}", len(data.image_ids), len(data), data.skipped)
 
@@ -112,13 +113,6 @@ def _check_request(config: BackboneConfig, out: Path, *, pooling: Pooling) -> No
         raise UsageError(f"{message} — write --pooling cls or --pooling mean")
 
 
-def _load_towers(config: BackboneConfig) -> Backbone:
-    """Random weights, which only tests and benchmarks ask for, are the same every time."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return load_backbone(config)
-
-
 class _Job:
     """One embedding job, whose parts stay on disk until all are there."""
 
@@ -126,8 +120,11 @@ class _Job:
         self, backbone: Backbone, data: PhotoSet, out: Path, *, pooling: Pooling, dtype: torch.dtype, workers: int,
         part_size: int,
     ) -> None:  # fmt: skip
-        self.backbone, self.data, self.dtype, self.workers, self.part_size = backbone, data, dtype, workers, part_size
+        self.backbone, self.dtype, self.part_size = backbone, dtype, part_size
         self.device = next(backbone.parameters()).device
+        self.batch = 256 if self.device.type == "cuda" else 32
+        self.reader = PhotoReader(data.photos, backbone.transform, workers=workers)
+        self.tokens = backbone.tokenize(data.captions)
         self.folder = out.with_name(f"{out.name}.parts")
         self.image_pool = build_pooling("mean" if pooling == "mean" else "cls")
         matched = scheme_of(backbone.config.spec).matched
@@ -136,51 +133,33 @@ class _Job:
         facts = [vars(backbone.provenance()), data.digest(), self.pooling, str(dtype)]
         self.fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    def images(self, progress: Progress | None) -> Tensor:
-        """[N, D_image]"""
-        reader = PhotoReader(self.data.photos, self.backbone.transform, workers=self.workers)
+    def images(self, rows: range) -> Iterator[Tensor]:
+        """Batches of [B, D_image]"""
+        batches = [rows[start : start + self.batch] for start in range(0, len(rows), self.batch)]
+        for pixels in self.reader.stream(batches):
+            yield self.image_pool(self.backbone.encode_images(pixels.to(self.device)))
 
-        def part(start: int, stop: int) -> Iterator[Tensor]:
-            batches = [range(at, min(at + self._batch, stop)) for at in range(start, stop, self._batch)]
-            for pixels in reader.stream(batches):
-                yield self._pooled(self.backbone.encode_images(pixels.to(self.device)), self.image_pool)
-
-        return self._parts("images", len(reader), part, progress)
-
-    def texts(self, progress: Progress | None) -> Tensor:
-        """[M, D_text]"""
-        tokens = self.backbone.tokenize(self.data.captions)
-
-        def part(start: int, stop: int) -> Iterator[Tensor]:
-            for at in range(start, stop, self._batch):
-                rows = tokens[at : min(at + self._batch, stop)].to(self.device)
-                yield self._pooled(self.backbone.encode_texts(rows), self.text_pool)
-
-        return self._parts("texts", len(tokens), part, progress)
-
-    @property
-    def _batch(self) -> int:
-        return _BATCH[self.device.type]
-
-    def _pooled(self, tokens: Tokens, pool: torch.nn.Module) -> Tensor:
-        return torch.nn.functional.normalize(pool(tokens), dim=-1).to(self.dtype).cpu()
+    def texts(self, rows: range) -> Iterator[Tensor]:
+        """Batches of [B, D_text]"""
+        for tokens in torch.split(self.tokens[rows.start : rows.stop], self.batch):
+            yield self.text_pool(self.backbone.encode_texts(tokens.to(self.device)))
 
     @torch.inference_mode()
-    def _parts(
-        self, kind: str, count: int, part: Callable[[int, int], Iterator[Tensor]], progress: Progress | None
+    def in_parts(
+        self, kind: str, count: int, encode: Callable[[range], Iterator[Tensor]], progress: Progress | None
     ) -> Tensor:
-        """All rows, part by part: read if an earlier attempt stored it, computed otherwise."""
+        """All rows as unit vectors, part by part: read if an earlier attempt stored it, computed otherwise. [N, D]"""
         parts = []
         for start in range(0, count, self.part_size):
-            stop = min(start + self.part_size, count)
+            rows = range(start, min(start + self.part_size, count))
             path = self.folder / f"{kind}-{start:08d}.safetensors"
-            rows = self._stored(path, stop - start)
-            if rows is None:
-                rows = torch.cat(list(part(start, stop)))
-                write_tensors(path, {"rows": rows}, metadata={"fingerprint": self.fingerprint})
-            parts.append(rows)
+            part = self._stored(path, len(rows))
+            if part is None:
+                part = torch.cat([normalize(batch, dim=-1).to(self.dtype).cpu() for batch in encode(rows)])
+                write_tensors(path, {"rows": part}, metadata={"fingerprint": self.fingerprint})
+            parts.append(part)
             if progress is not None:
-                progress(stop, count)
+                progress(rows.stop, count)
         return torch.cat(parts)
 
     def _stored(self, path: Path, count: int) -> Tensor | None:
@@ -225,10 +204,4 @@ def _caption_lines(data: PhotoSet, splits: dict[str, str]) -> Iterator[str]:
         line = {"image": image, "image_row": row, "caption_id": identity, "caption": caption}
         if splits:
             line["split"] = splits[image]
-        readable = json.dumps(line, ensure_ascii=False) + "\n"
-        yield readable if _is_unicode(readable) else json.dumps(line) + "\n"
-
-
-def _is_unicode(text: str) -> bool:
-    """No lone surrogate, which JSON allows and UTF-8 does not."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+        yield json.dumps(line, ensure_ascii=False) + "\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -53,7 +54,7 @@ def run(images: int | None, device: torch.device, log: Log = lambda _: None) -> 
         costs: dict[str, Cost] = {}
         for protocol in protocols:
             log(f"vacsr, {protocol}")
-            values, costs[protocol] = timed(lambda protocol=protocol: our_metrics(scores, pairs, protocol))
+            values, costs[protocol] = timed(partial(our_metrics, scores, pairs, protocol))
             metrics |= values
         total = np.sum(list(costs.values()), axis=0)
         rows, notes = [_row("vacsr", names, total, ours=total)], []

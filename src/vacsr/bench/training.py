@@ -248,5 +248,5 @@ def peak_mib(work: Step, *, device: torch.device) -> float:
         work()
     changes = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
     changes.sort(key=lambda event: event.start_ns())
-    live = list(accumulate((event.nbytes() for event in changes), initial=0))
+    live: list[int] = list(accumulate((event.nbytes() for event in changes), initial=0))
     return max(now - lowest for now, lowest in zip(live, accumulate(live, min), strict=True)) / MIB
