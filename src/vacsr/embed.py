@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vacsr.backbones import Backbone, load_backbone, scheme_of
+from vacsr.backbones.heads import build_pooling
 from vacsr.backbones.images import PhotoReader, Progress
-from vacsr.backbones.pooling import build_pooling
 from vacsr.config import BackboneConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import check_photos, without

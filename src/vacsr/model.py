@@ -16,8 +16,7 @@ from torch.nn import functional
 from vacsr.backbones import Backbone, ProjectionHead, load_backbone
 from vacsr.backbones.augment import Partners
 from vacsr.backbones.base import Tokens
-from vacsr.backbones.heads import VarianceHead
-from vacsr.backbones.pooling import build_pooling
+from vacsr.backbones.heads import VarianceHead, build_pooling
 from vacsr.config import BackboneConfig, MethodConfig, TowersConfig
 from vacsr.config.base import method_entry
 from vacsr.config.io import method_config, parse

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -128,12 +128,8 @@ class Doubled(Backbone):
     cached, name = True, "doubled"
 
     def __init__(self, config: BackboneConfig, source: Source) -> None:
-        super().__init__()
-        self.config, self.image_dim, self.text_dim = config, source.image_dim, source.text_dim
-
-    @property
-    def pooling(self) -> Literal["gpo", "mean", "cls"]:
-        return "mean"
+        super().__init__(config, image_dim=source.image_dim, text_dim=source.text_dim)
+        self.pooling = "mean"
 
     def encode_images(self, images: torch.Tensor, noise: Any = None, mix: Any = None) -> Tokens:
         first = torch.zeros(len(images), dtype=torch.int64)
@@ -143,8 +139,7 @@ class Doubled(Backbone):
 
 
 def test_a_backbone_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheme = Scheme("doubled:", Doubled, check=lambda config: None, cached=True)
-    monkeypatch.setitem(SCHEMES, "doubled", scheme)
+    monkeypatch.setitem(SCHEMES, "doubled", Scheme("doubled:", Doubled, cached=True))
     config = BackboneConfig(spec="doubled:", head=HeadConfig(dim=8))
     model = MatchingModel.build(method_config("vacsr"), config, image_dim=4, text_dim=2)
     images = features()

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from vacsr.backbones.base import Tokens
-from vacsr.backbones.pooling import (
-    GeneralizedPooling,
-    build_pooling,
-    mean_states,
-    position_weights,
-    rank_codes,
-    ranked_sum,
-)
+from vacsr.backbones.heads import GeneralizedPooling, build_pooling, rank_codes, ranked_sum
 
 
 def seeded(kind: str = "gpo") -> nn.Module:
@@ -81,14 +74,11 @@ def test_codes_are_sines_of_the_rank() -> None:
 def test_static_shapes_give_what_distinct_lengths_give() -> None:
     module = seeded()
     assert isinstance(module, GeneralizedPooling)
-    lengths, places = torch.tensor([3, 9, 3, 1, 8]), rank_codes(9)
-    each = torch.softmax(
-        (module.score(mean_states(module.gru, lengths=lengths, codes=places)).squeeze(-1) / 0.1).masked_fill(
-            torch.arange(9) >= lengths.unsqueeze(1), -torch.inf
-        ),
-        dim=-1,
+    lengths, codes = torch.tensor([3, 9, 3, 1, 8]), rank_codes(9)
+    logits = (module.score(module.states(lengths, codes)).squeeze(-1) / 0.1).masked_fill(
+        torch.arange(9) >= lengths.unsqueeze(1), -torch.inf
     )
-    torch.testing.assert_close(position_weights(module.gru, module.score, lengths=lengths, codes=places), each)
+    torch.testing.assert_close(module.weights(lengths, codes), torch.softmax(logits, dim=-1))
 
 
 @pytest.mark.slow

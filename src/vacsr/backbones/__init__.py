@@ -9,8 +9,7 @@ from pathlib import Path
 
 from vacsr.backbones import features, huggingface, tiny
 from vacsr.backbones.base import Backbone, Scheme, Source, Tokens
-from vacsr.backbones.heads import ProjectionHead
-from vacsr.backbones.pooling import build_pooling
+from vacsr.backbones.heads import ProjectionHead, build_pooling
 from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import BackboneConfig
 from vacsr.errors import UsageError

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from vacsr.backbones.images import Boxes
 from vacsr.config import AugmentConfig, MixConfig
-from vacsr.errors import UsageError
 from vacsr.noise import RowNoise, Stream
 
 
@@ -190,25 +189,19 @@ Degrees, bits kept, thresholds, factors and pixels. Geometric operations go eith
 """
 
 
-def randaugment(photo: Image.Image, draws: Sequence[float], *, operations: int = 2, magnitude: int = 10) -> Image.Image:
-    """``operations`` of the sixteen, one after the other; the same one may come twice. RGB of the same size.
+def randaugment(photo: Image.Image, draws: Sequence[float], *, magnitude: int = 10) -> Image.Image:
+    """One of the sixteen operations for every :data:`DRAWS` uniform ``draws`` in [0, 1). RGB of the same size.
 
-    ``draws`` are uniform in [0, 1), :data:`DRAWS` for each operation. All have the strength
-    low + magnitude / 30 · (high − low).
+    All have the strength low + magnitude / 30 · (high − low); the same operation may come twice.
 
     >>> photo = Image.new("RGB", (8, 8), (10, 200, 90))
     >>> solarize = (list(OPERATIONS).index("solarize") + 0.5) / len(OPERATIONS)
-    >>> randaugment(photo, [solarize, 0.0, 0.0], operations=1, magnitude=10).getpixel((0, 0))
+    >>> randaugment(photo, [solarize, 0.0, 0.0], magnitude=10).getpixel((0, 0))
     (10, 55, 165)
     """
-    wanted = DRAWS * operations
-    if len(draws) != wanted or not all(0.0 <= draw < 1.0 for draw in draws):
-        raise UsageError(f"randaugment got the draws {list(draws)} — give {wanted}, each in [0, 1)")
-    if not 0 <= magnitude <= LEVELS:
-        raise UsageError(f"randaugment's magnitude is {magnitude} — give 0 to {LEVELS}")
     photo = photo if photo.mode == "RGB" else photo.convert("RGB")
     table = list(OPERATIONS.values())
-    for start in range(0, wanted, DRAWS):
+    for start in range(0, len(draws), DRAWS):
         which, first, second = draws[start : start + DRAWS]
         low, high, operation = table[int(which * len(table))]
         photo = operation(photo, low + magnitude / LEVELS * (high - low), first, second)

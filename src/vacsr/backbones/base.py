@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -48,22 +48,23 @@ class Backbone(nn.Module):
     The defaults describe a backbone without towers, such as cached features: nothing to tokenize, compile or freeze.
     """
 
-    name: str
+    name: str = ""
     """What its embeddings are known by; "" where they come from elsewhere."""
-    config: BackboneConfig
-    image_dim: int
-    """Width of an image token; ``text_dim`` of a text token."""
-    text_dim: int
-    spread_dims: tuple[int, int]
-    """Widths of the image and text tokens that variances are made from."""
-    pooling: Literal["gpo", "mean", "cls"]
-    """How its tokens become one vector."""
     cached: bool = False
     """Reads cached features: rows of numbers instead of photos and captions."""
     compiled: bool = False
     """Whether its blocks run compiled."""
     transform: PhotoTransform
     """How photos become squares; absent where ``cached``."""
+
+    def __init__(self, config: BackboneConfig, *, image_dim: int, text_dim: int) -> None:
+        """``image_dim`` and ``text_dim``: widths of a token that comes out."""
+        super().__init__()
+        self.config, self.image_dim, self.text_dim = config, image_dim, text_dim
+        self.spread_dims = image_dim, text_dim
+        """Widths of the tokens that variances are made from."""
+        self.pooling = config.pooling
+        """How its tokens become one vector."""
 
     @abstractmethod
     def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
@@ -126,7 +127,7 @@ class Scheme:
     usage: str
     """What to write, for messages."""
     load: Callable[[BackboneConfig, Source], Backbone]
-    check: Callable[[BackboneConfig], object]
+    check: Callable[[BackboneConfig], object] = lambda config: None
     """Refuse a config that could never be loaded, as far as that shows without reading files."""
     cached: bool = False
     """Reads cached features, not photos."""

@@ -53,12 +53,10 @@ class FeatureBackbone(Backbone):
     """Cached features as tokens of length one; only their scaling is left to do."""
 
     cached = True
-    name = ""
 
     def __init__(self, config: BackboneConfig, *, image_dim: int, text_dim: int) -> None:
-        super().__init__()
-        self.config, self.image_dim, self.text_dim = config, image_dim, text_dim
-        self.spread_dims, self.pooling = (image_dim, text_dim), "cls"  # one token: any pooling gives it back
+        super().__init__(config, image_dim=image_dim, text_dim=text_dim)
+        self.pooling = "cls"  # any pooling gives the one token back; this one has no weights
         self.image = FeatureScaling(image_dim, config.image_scaling)
         self.text = FeatureScaling(text_dim, config.text_scaling)
 
@@ -90,6 +88,5 @@ def _one_token(features: Tensor) -> Tokens:
 SCHEME = Scheme(
     "features: (cached embeddings)",
     load=lambda config, source: FeatureBackbone(config, image_dim=source.image_dim, text_dim=source.text_dim),
-    check=lambda config: None,
     cached=True,
 )

@@ -99,6 +99,14 @@ class _HubTower(Tower):
         elif self.model.is_gradient_checkpointing:
             self.model.gradient_checkpointing_disable()
 
+    def joints(self) -> Joints:
+        """CLIP and SigLIP embed words or pixels and positions in one module."""
+        embeddings = getattr(self.model, "embeddings", None)
+        words = getattr(embeddings, "token_embedding", None)
+        if embeddings is None or (words is None and isinstance(self, TextTower)):
+            return super().joints()
+        return Joints(words, embeddings)
+
     def architecture(self) -> dict[str, Any]:
         projected = self.dim if self.projection is not None else 0
         return {"projection": projected, "config": hub.plain_config(self.model.config)}
@@ -114,9 +122,6 @@ class HubImageTower(_HubTower, ImageTower):
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self._encode(pixel_values=pixels)
-
-    def joints(self) -> Joints:  # CLIP and SigLIP embed pixels and positions in one module
-        return Joints(None, self.model.embeddings) if hasattr(self.model, "embeddings") else super().joints()
 
 
 class HubTextTower(_HubTower, TextTower):
@@ -165,10 +170,6 @@ class HubTextTower(_HubTower, TextTower):
 
     def vocabulary(self) -> int:
         return int(self.model.config.vocab_size)
-
-    def joints(self) -> Joints:  # CLIP and SigLIP embed words and positions in one module
-        words = getattr(getattr(self.model, "embeddings", None), "token_embedding", None)
-        return super().joints() if words is None else Joints(words, self.model.embeddings)
 
 
 class PatchProduct(nn.Conv2d):

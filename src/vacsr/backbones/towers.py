@@ -91,7 +91,7 @@ class ImageTower(Tower):
     """Normalised pixels to tokens; ``forward(pixels [B, 3, S, S]) -> [B, L, D]``."""
 
     class_token: bool
-    """The first token speaks for the whole photo."""
+    """The first token stands for the whole photo."""
 
 
 class TextTower(Tower):
@@ -102,7 +102,7 @@ class TextTower(Tower):
     pad: int
     """The id that fills a row's end."""
     summary: Literal["first", "last"]
-    """Which real token speaks for the whole caption; with ``fills`` the last position, real or not."""
+    """Which real token stands for the whole caption; with ``fills`` the last position, real or not."""
     fills: bool = False
     """Trained on rows filled up to ``context`` with padding it attends to (SigLIP): they are filled here too."""
 
@@ -127,13 +127,12 @@ class TowerBackbone(Backbone):
         config: BackboneConfig,
         name: str,
     ) -> None:
-        super().__init__()
+        super().__init__(config, image_dim=image.dim, text_dim=text.dim)
         if config.pooling == "cls" and not image.class_token:
             raise UsageError(f"{name} has no class token for images — set backbone.pooling to gpo or mean")
-        self.image, self.text, self.pooling = image, text, config.pooling
-        self.image_dim, self.text_dim = image.dim, text.dim
+        self.image, self.text = image, text
         self.spread_dims = image.width, text.width  # a branch's tokens pass neither norm nor projection
-        self.tokenizer, self.transform, self.config, self.name = tokenizer, transform, config, name
+        self.tokenizer, self.transform, self.name = tokenizer, transform, name
         self.image_variance: nn.Module | None = None
         self.text_variance: nn.Module | None = None
         self.checkpointing = False
@@ -144,7 +143,7 @@ class TowerBackbone(Backbone):
         self.set_checkpointing(config.checkpointing)
 
     def _register_ids(self) -> None:
-        """Keep the ids that augmentation needs where the towers are, but not with the weights."""
+        """The ids that augmentation needs, on the towers' device but not saved with the weights."""
         device, known = next(self.parameters()).device, self.text.vocabulary()
         ordinary = [number for number in self.tokenizer.ordinary() if number < known]
         for name, ids in (("special", self.tokenizer.special), ("ordinary", ordinary)):

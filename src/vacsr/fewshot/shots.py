@@ -73,8 +73,7 @@ class View:
         """An RGB square."""
         c = self.config
         if self.kind != "crop":
-            operations, magnitude = c.randaugment_operations, c.randaugment_magnitude
-            return randaugment(self._square(photo), draws, operations=operations, magnitude=magnitude)
+            return randaugment(self._square(photo), draws, magnitude=c.randaugment_magnitude)
         square = self._square(photo.crop(crop_box(photo.width, photo.height, draws=draws, scale=c.crop)))
         return square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[-1] < c.flip else square
 

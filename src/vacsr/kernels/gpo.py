@@ -6,7 +6,7 @@ direction and item is one program that keeps the weights in registers from end t
 the rank of a value is how many others are larger, L² comparisons that need no exchange of data.
 
 The operators have their own gradients. They run eagerly, under `torch.compile`, in CUDA graphs and in Triton's
-interpreter (TRITON_INTERPRET=1). :mod:`vacsr.backbones.pooling` does the same with torch.
+interpreter (TRITON_INTERPRET=1). :mod:`vacsr.backbones.heads` does the same with torch.
 """
 
 from typing import Any
