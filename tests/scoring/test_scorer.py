@@ -28,7 +28,7 @@ METHODS: list[dict[str, Any]] = [
 every_method = pytest.mark.parametrize("raw", METHODS, ids=str)
 
 
-def build(raw: dict[str, Any], *, provenance: Provenance | None = None) -> MatchingModel:
+def build(raw: dict[str, Any], *, provenance: Provenance = UNKNOWN) -> MatchingModel:
     model = MatchingModel.build(
         method_config(raw),
         BackboneConfig(head=HeadConfig(dim=8)),

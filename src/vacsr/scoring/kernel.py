@@ -247,6 +247,7 @@ class KernelScorer(Engine):
             return BothTopK(texts, images)
         return super().topk_both(v, t, k=k, matrix=matrix)
 
+    @torch.inference_mode()
     def _pack_texts(self, texts: Tensor) -> PackedTexts:
         """[T, d] -> [T', D']. For float8 all are divided by one number, which ignores texts that are not finite."""
         exact = texts.float()
