@@ -15,6 +15,7 @@ from vacsr.config.io import method_config
 from vacsr.data.pairs import PairSet, Provenance
 from vacsr.errors import DataError, EnvironmentProblem, ProvenanceMismatch, ShapeMismatch, UsageError
 from vacsr.model import MatchingModel
+from vacsr.provenance import UNKNOWN
 from vacsr.scoring import PairScorer, choose_device
 
 IMAGES, TEXTS = 150, 90  # three blocks of rows
