@@ -15,40 +15,18 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from vacsr.config.io import recipe_from
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.fewshot.methods.coop import Coop
-from vacsr.train import run_recipe
 
 Command = Callable[..., Any]
-START: dict[str, Any] = {
-    "data": {"pairs": "scenes:images=20,held_out=4,per_image=2,size=32", "dev": ""},
-    "backbone": {
-        "spec": "tiny:width=16,depth=1,text_depth=1,heads=2,size=32",
-        "image_output": "norm",
-        "text_output": "norm",
-        "pooling": "cls",
-        "head": {"kind": "linear", "dim": 8},
-    },
-    "method": "infonce",
-    "train": {"epochs": 1, "batch_size": 8, "device": "cpu", "eval_every": 0},
-    "evaluate": {"splits": []},
-}
 
 
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fewshot")
-    run_recipe(recipe_from(START), folder / "start", progress=False)
-    path = folder / "few.yaml"
-    fields = {
-        "preset": "none",
-        "data": {"spec": "scenes:classes=4,train=4,test=2,size=32", "shots": 2},
-        "backbone": {"start": str(folder / "start")},
-        "method": "coop",
-        "train": {"epochs": 2, "batch_size": 2, "device": "cpu", "workers": 1},
-    }
-    path.write_text(yaml.safe_dump(fields), encoding="utf-8")
+@pytest.fixture
+def recipe(raw: dict[str, Any], tmp_path: Path) -> Path:
+    raw["data"] |= {"spec": "scenes:classes=4,train=4,test=2,size=32", "shots": 2}
+    raw["train"]["batch_size"] = 2
+    path = tmp_path / "few.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
     return path
 
 
@@ -123,8 +101,8 @@ def test_folders_and_flags_that_do_not_fit(vacsr: Command, recipe: Path, tmp_pat
     assert vacsr("fewshot", recipe, "--out", run, "--evaluate-only").refused(4, "no few-shot model", "vacsr fewshot")
     assert vacsr("fewshot", recipe, "--out", run).code == 0
     assert vacsr("fewshot", recipe, "--out", run).refused(2, "already holds a run", "--resume")
-    other = vacsr("fewshot", recipe, "--out", run, "--resume", "--set", "train.lr=0.1")
-    assert other.refused(4, "another configuration or data", "train.lr was", "is now 0.1", "vacsr fewshot")
+    other = vacsr("fewshot", recipe, "--out", run, "--resume", "--set", "train.lr=0.2")
+    assert other.refused(4, "another configuration or data", "train.lr was", "is now 0.2", "vacsr fewshot")
     assert vacsr("fewshot", recipe, "--out", run, "--resume", "--evaluate-only").refused(2, "leave one out")
     assert vacsr("fewshot", tmp_path / "none.yaml").refused(2, "no such file")
     (tmp_path / "file").write_text("")

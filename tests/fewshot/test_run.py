@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-import yaml
 from torch import Tensor, nn
 
 from vacsr.config.base import METHODS, MethodConfig, register
@@ -296,11 +295,3 @@ def test_a_model_on_another_clip_is_refused(raw: dict[str, Any], tmp_path: Path,
         load_fewshot(tmp_path)
     with pytest.raises(DataError, match="not a few-shot model"):
         load_fewshot(start)
-
-
-def test_a_run_keeps_the_resolved_recipe(raw: dict[str, Any], tmp_path: Path) -> None:
-    raw["preset"] = "paper"
-    recipe = fewshot_from(raw, ["method=mma"])
-    run_fewshot(recipe, tmp_path, progress=False)
-    assert read_fewshot(tmp_path / "config.yaml") == recipe
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["train"]["weight_decay"] == 5e-4

@@ -105,6 +105,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         with pytest.raises(OtherRun, match="another configuration or data"):
             refuse(tmp_path, fingerprint="two")
     check_checkpoint(tmp_path, fingerprint="one")
+    (tmp_path / "state.safetensors").write_bytes(b"torn")
+    with pytest.raises(DataError, match="delete"):
+        check_checkpoint(tmp_path, fingerprint="one")
 
 
 def test_a_run_on_the_processor_leaves_cuda_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

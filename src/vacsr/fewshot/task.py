@@ -111,18 +111,15 @@ def read_sentences(path: Path, names: Sequence[str]) -> tuple[tuple[str, ...], .
 
     Names match regardless of case, and of underscores or spaces.
     """
-    raw = read_json(path, keys=())
-    if not isinstance(raw, Mapping):
-        raise DataError(f"{path} is not a mapping — write {{class name: [sentences]}}")
-    by_name = {_normalised(str(name)): sentences for name, sentences in raw.items()}
-    missing = [name for name in names if not _are_sentences(by_name.get(_normalised(name)))]
+    by_name = {_plain(str(name)): sentences for name, sentences in read_json(path, keys=()).items()}
+    missing = [name for name in names if not _are_sentences(by_name.get(_plain(name)))]
     if missing:
         message = f"{path}: {len(missing):,} of {len(names):,} classes have no list of sentences, first {missing[0]!r}"
         raise DataError(f"{message} — add them as {{class name: [sentences]}}")
-    return tuple(tuple(by_name[_normalised(name)]) for name in names)
+    return tuple(tuple(by_name[_plain(name)]) for name in names)
 
 
-def _normalised(name: str) -> str:
+def _plain(name: str) -> str:
     return name.replace("_", " ").casefold().strip()
 
 
@@ -193,19 +190,13 @@ class FewshotTask(Task):
         self.method.finish()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The method's weights and buffers, such as a running mean, without its CLIP."""
-        return {**self.method.weights(), **self._buffers()}
+        """The method's parameters and buffers, such as a running mean, without what is frozen in its CLIP."""
+        learned = self.method.trainable()
+        state = self.method.state_dict()
+        return {name: x for name, x in state.items() if name in learned or not name.startswith("clip.")}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Weights first: a method may start its buffers from them."""
-        names = self._buffers().keys() - self.method.weights().keys()
-        self.method.load_weights({name: tensor for name, tensor in state.items() if name not in names})
-        with torch.no_grad():
-            for name, buffer in self._buffers().items():
-                buffer.copy_(state[name])
-
-    def _buffers(self) -> dict[str, Tensor]:
-        return {name: buffer for name, buffer in self.method.named_buffers() if not name.startswith("clip.")}
+        self.method.load_state_dict(state, strict=False)
 
 
 class _AfterStep(Callback):

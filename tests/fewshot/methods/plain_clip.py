@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vacsr.backbones import TowerBackbone
+from vacsr.backbones import TowerBackbone, load_backbone
 from vacsr.config import BackboneConfig, HeadConfig, MethodConfig
-from vacsr.fewshot.methods.clip import ClipModel
+from vacsr.fewshot.methods import ClipModel, FewshotMethod
 from vacsr.model import MatchingModel
 
 CAPTIONS = ["a red dog", "two cats sleep", "a photo of a dog"]
@@ -55,23 +55,14 @@ def _small_clip(image_blocks: int, text_blocks: int) -> ClipModel:
     sides = {"intermediate_size": 48, "num_attention_heads": HEADS}
     config = transformers.CLIPConfig(
         vision_config={
-            **sides,
-            "hidden_size": 32,
-            "num_hidden_layers": image_blocks,
-            "image_size": SIZE,
-            "patch_size": 8,
+            **sides, "hidden_size": 32, "num_hidden_layers": image_blocks, "image_size": SIZE, "patch_size": 8,
         },
         text_config={
-            **sides,
-            "hidden_size": 24,
-            "num_hidden_layers": text_blocks,
-            "vocab_size": 300,
-            "max_position_embeddings": 48,
-            "bos_token_id": 298,
-            "eos_token_id": 299,
+            **sides, "hidden_size": 24, "num_hidden_layers": text_blocks, "vocab_size": 300,
+            "max_position_embeddings": 48, "bos_token_id": 298, "eos_token_id": 299,
         },
         projection_dim=16,
-    )
+    )  # fmt: skip
     with TemporaryDirectory() as name:
         config.save_pretrained(Path(name))
         clip = ClipModel.from_config(BackboneConfig(spec=f"clip:{name}", weights="random"))
@@ -103,12 +94,35 @@ def trained_tiny(folder: Path, method: MethodConfig, **fields: object) -> Matchi
     return MatchingModel.from_pretrained(folder)
 
 
+def tiny_clip(*, text_depth: int = 4, pooling: str = "cls") -> ClipModel:
+    """On tiny: towers of width 16, four blocks of images, with weights that all count; scale 20."""
+    spec = f"tiny:width=16,depth=4,text_depth={text_depth},heads=2,size=32"
+    outputs = {"image_output": "norm", "text_output": "norm", "pooling": pooling}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = load_backbone(BackboneConfig.model_validate({"spec": spec, **outputs}))
+        assert isinstance(backbone, TowerBackbone)
+        backbone.fit_words(["a photo of a red fox cat boat tree night heron plum texture ."])
+        clip = ClipModel(backbone, image_map=nn.Linear(16, 8), text_map=nn.Linear(16, 8), dim=8, scale=20.0)
+        for parameter in clip.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    return clip.double()
+
+
+def assert_same_gradients(method: FewshotMethod, loss: Tensor, expected: Tensor, *, rtol: float = 1e-6) -> None:
+    """Two losses, equal and with the same gradients of all that learns, none of which are zero."""
+    torch.testing.assert_close(loss, expected, rtol=1e-8, atol=1e-8)
+    learned = method.trainable()
+    ours, theirs = (torch.autograd.grad(total, list(learned.values())) for total in (loss, expected))
+    for name, one, other in zip(learned, ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=rtol, atol=1e-7)
+        assert float(one.abs().max()) > 0 or name.endswith("k_proj.bias"), name  # a bias on all keys moves no softmax
+
+
 def plain_image_tokens(clip: ClipModel, pixels: Tensor, plain: Plain = NOTHING) -> Tensor:
     """One photo's tokens after the last block, before the final norm. [3, S, S] -> [L, W]"""
-    w, side = (
-        weights_of(clip, "image"),
-        int(len(weights_of(clip, "image")["embeddings.position_embedding.weight"]) ** 0.5),
-    )
+    w = weights_of(clip, "image")
+    side = int(len(w["embeddings.position_embedding.weight"]) ** 0.5)
     kernel = w["embeddings.patch_embedding.weight"]
     patch = kernel.shape[-1]
     rows = [w["embeddings.class_embedding"]]

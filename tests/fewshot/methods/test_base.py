@@ -15,7 +15,6 @@ from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch, build_fews
 from vacsr.fewshot.methods.base import ZeroshotConfig, drawn_from
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.fewshot.methods.coop import CoopConfig
-from vacsr.fewshot.methods.vacsr import trimmed
 
 from .plain_clip import photos, plain_image, plain_text, small_clip
 
@@ -178,14 +177,6 @@ def test_training_follows_a_test_in_inference_mode(name: str) -> None:
     assert found
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
-
-
-def test_rows_are_cut_as_the_tokenizer_would_have_left_them() -> None:
-    clip = small_clip()
-    sentences = NEW.prompts()
-    whole = clip.tokens(sentences)
-    for rows in ([0], [2, 0], [1], [0, 1, 2]):
-        assert torch.equal(trimmed(whole[rows]), clip.tokens([sentences[row] for row in rows]))
 
 
 # --------------------------------------------------------------------------------------------------------- zero-shot

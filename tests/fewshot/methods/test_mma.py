@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vacsr.backbones import load_backbone
-from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import BackboneConfig
 from vacsr.fewshot.methods.base import ClassSet, ShotBatch
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.fewshot.methods.mma import Mma, MmaConfig, scale_gradient
 
-from .plain_clip import Plain, layer_norm, photos, plain_image, plain_text, small_clip, weights_of
+from .plain_clip import Plain, layer_norm, photos, plain_image, plain_text, small_clip, tiny_clip, weights_of
 
 CLASSES = ClassSet(("red_fox", "cat", "a boat"), template="{} texture.")
 
@@ -106,16 +104,12 @@ def test_with_nothing_going_up_it_is_zero_shot_and_at_the_start_close_to_it() ->
     assert method.logits(pixels, method.prepare(CLASSES)).equal(zero_shot)
 
 
-def test_the_start_is_kaiming_by_outputs_and_a_draw_of_the_generator() -> None:
-    before = torch.random.get_rng_state()
-    method, same, other = build(width=32), build(width=32), build(width=32, seed=1)
-    assert torch.random.get_rng_state().equal(before)
+def test_the_start_is_kaiming_by_outputs() -> None:
+    method = build(width=32)
     for name, parameter in method.trainable().items():
-        assert parameter.equal(same.trainable()[name]), name
         if name.endswith("bias"):
             assert not parameter.any(), name
         else:
-            assert not parameter.equal(other.trainable()[name]), name
             spread = float(parameter.detach().std()) / math.sqrt(2 / len(parameter))
             assert abs(spread - 1) < 4 / math.sqrt(2 * parameter.numel()), name
     layers = [method.image_adapters, method.text_adapters, method.shared]
@@ -162,22 +156,8 @@ def test_how_many_numbers_learn() -> None:
     assert method.image_edits().first == method.text_edits().first == 4  # the fifth block, counted from 1
 
 
-def tiny_clip() -> ClipModel:
-    """Towers of different depth with weights that all count."""
-    spec = "tiny:width=16,depth=4,text_depth=3,heads=2,size=32"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        backbone = load_backbone(BackboneConfig(spec=spec, image_output="norm", text_output="norm", pooling="cls"))
-        assert isinstance(backbone, TowerBackbone)
-        backbone.fit_words(["a photo of a red fox cat boat texture ."])
-        clip = ClipModel(backbone, image_map=nn.Linear(16, 8), text_map=nn.Linear(16, 8), dim=8, scale=20.0)
-        for parameter in clip.parameters():
-            nn.init.normal_(parameter, std=0.3)
-    return clip.double()
-
-
 def test_tiny_towers() -> None:
-    method, pixels = build(tiny_clip(), layers=8), photos(2)
+    method, pixels = build(tiny_clip(text_depth=3), layers=8), photos(2)
     tower, text = method.clip.backbone.image, method.clip.backbone.text
 
     def run(tokens: Tensor, *, blocks: nn.ModuleList, adapters: nn.ModuleList) -> Tensor:

@@ -30,14 +30,10 @@ class PublishedPlan:
     For other fields the defaults hold: those of the frame that the public code of most methods shares.
     """
 
-    train: Fields = field(default_factory=dict)
-    """Training fields for any data set, base-to-novel."""
-    train_on: dict[str, Fields] = field(default_factory=dict)
-    """Training fields by data set, on top of these."""
-    method_on: dict[str, Fields] = field(default_factory=dict)
-    """Method fields by data set, on top of the config's defaults."""
-    domain_method: Fields = field(default_factory=dict)
-    """Method fields for domain shift, on top of these."""
+    train: Fields = field(default_factory=dict)  # training fields for any data set, base-to-novel
+    train_on: dict[str, Fields] = field(default_factory=dict)  # training fields by data set, on top of these
+    method_on: dict[str, Fields] = field(default_factory=dict)  # method fields by data set, on top of the defaults
+    domain_method: Fields = field(default_factory=dict)  # method fields for domain shift, on top of these
     domain_train: Fields = field(default_factory=dict)
     """Training fields for domain shift, of ImageNet only: its few epochs would leave a small set with a few steps."""
 
@@ -225,7 +221,6 @@ class ZeroshotConfig(MethodConfig):
     """Scaled cosines with the data set's own sentences; nothing learns."""
 
     name: Literal["zeroshot"] = "zeroshot"
-    """The method's name."""
 
 
 @register("zeroshot", ZeroshotConfig, presets={"paper": {}})

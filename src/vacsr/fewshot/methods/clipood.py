@@ -27,7 +27,6 @@ class ClipoodConfig(MethodConfig):
     """CLIPood: the image tower learns, the text tower is frozen. Defaults as published for base-to-novel."""
 
     name: Literal["clipood"] = "clipood"
-    """The method's name."""
     margin: Annotated[float, Field(ge=0)] = 0.3
     """λ: how much of its own class's text is subtracted from an image before the loss compares it with all classes."""
     beta: Annotated[float, Field(gt=0)] = 0.1

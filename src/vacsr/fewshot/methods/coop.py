@@ -31,7 +31,6 @@ class CoopConfig(MethodConfig):
     """Context words shared by all classes are learned as vectors (CoOp). Defaults as published for base-to-novel."""
 
     name: Literal["coop"] = "coop"
-    """The method's name."""
     context: Annotated[str, Field(min_length=1)] = "a photo of a"
     """Words whose embeddings the context starts at, one vector per token; the class name and a full stop follow."""
 
@@ -40,7 +39,6 @@ class CocoopConfig(CoopConfig):
     """CoOp's context, shifted by a small network that sees the photo (CoCoOp). Defaults as published."""
 
     name: Literal["cocoop"] = "cocoop"  # type: ignore[assignment]
-    """The method's name."""
     reduction: Annotated[int, Field(ge=1)] = 16
     """The network's hidden layer has d divided by this: 32 for CLIP's 512."""
     chunk: Annotated[int, Field(ge=1)] = 2048

@@ -58,7 +58,6 @@ class MapleConfig(DeepPromptConfig):
     """MaPLe. Defaults as published for base-to-novel; its ImageNet run for other domains has depth 3."""
 
     name: Literal["maple"] = "maple"
-    """The method's name."""
 
 
 class CopromptConfig(DeepPromptConfig):
@@ -68,7 +67,6 @@ class CopromptConfig(DeepPromptConfig):
     """
 
     name: Literal["coprompt"] = "coprompt"
-    """The method's name."""
     reduction: Annotated[int, Field(ge=1)] = 4
     """The adapters' hidden layer has the features' dimension divided by this."""
     image_blend: Annotated[float, Field(ge=0, le=1)] = 0.1

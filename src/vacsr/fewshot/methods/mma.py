@@ -31,7 +31,6 @@ class MmaConfig(MethodConfig):
     """Small adapters beside the upper blocks of both towers; their middle layer is shared. Defaults as published."""
 
     name: Literal["mma"] = "mma"
-    """The method's name."""
     layers: Annotated[int, Field(ge=1)] = 8
     """The last so many blocks of each tower: of twelve, from the fifth on. At most all of the shallower tower.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -41,7 +41,6 @@ class MmrlConfig(MethodConfig):
     """Tokens shared by both towers, inserted into their upper blocks. Defaults as published for base-to-novel."""
 
     name: Literal["mmrl"] = "mmrl"
-    """The method's name."""
     tokens: Annotated[int, Field(ge=1)] = 5
     """How many representation tokens."""
     rep_dim: Annotated[int, Field(ge=1)] = 512
@@ -70,13 +69,6 @@ class InsertedTokens(TowerEdits):
         if index < 0:
             return tokens
         return splice(tokens, self.rows[index], start=1, length=len(self.rows[index]) if index else 0)
-
-
-class MmrlTexts(NamedTuple):
-    """The text side of a class list, and whether both features score it."""
-
-    features: Tensor  # [C, d] unit
-    mixed: bool
 
 
 def equal_maps(inputs: int, outputs: int, *, count: int) -> nn.ModuleList:
@@ -135,7 +127,6 @@ class Mmrl(FewshotMethod):
         return InsertedTokens([layer(self.tokens) for layer in self.text_maps], depth=self.depths[1])
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
-        c = self.config
         with torch.no_grad():
             frozen_images = self.clip.image(batch.pixels)
         (images, representations), texts = self.both_features(batch.pixels), self.text_features(classes)
@@ -145,21 +136,22 @@ class Mmrl(FewshotMethod):
             "image": cosine_distance(images, frozen_images),
             "text": cosine_distance(texts, self.frozen_texts(classes)),
         }
-        ce = torch.lerp(parts["ce_rep"], parts["ce"], c.class_weight)
-        total = ce + c.consistency * (parts["image"] + parts["text"])
+        ce = torch.lerp(parts["ce_rep"], parts["ce"], self.config.class_weight)
+        total = ce + self.config.consistency * (parts["image"] + parts["text"])
         return LossTerms(total, {name: part.detach() for name, part in parts.items()})
 
     @torch.no_grad()
-    def prepare(self, classes: ClassSet) -> MmrlTexts:
-        """Both features score the class list of training."""
+    def prepare(self, classes: ClassSet) -> tuple[Tensor, bool]:
+        """Text features [C, d], and whether both features of a photo score this class list."""
         trained = classes.names == self.names and not classes.shifted
         mixed = trained if self.config.mixed == "trained" else self.config.mixed == "always"
-        return MmrlTexts(self.text_features(classes), mixed)
+        return self.text_features(classes), mixed
 
     @torch.no_grad()
-    def logits(self, pixels: Tensor, prepared: MmrlTexts) -> Tensor:
+    def logits(self, pixels: Tensor, prepared: tuple[Tensor, bool]) -> Tensor:
         images, representations = self.both_features(pixels)
-        by_class = self.scaled_cosines(images, prepared.features)
-        if not prepared.mixed:
+        texts, mixed = prepared
+        by_class = self.scaled_cosines(images, texts)
+        if not mixed:
             return by_class
-        return torch.lerp(self.scaled_cosines(representations, prepared.features), by_class, self.config.class_weight)
+        return torch.lerp(self.scaled_cosines(representations, texts), by_class, self.config.class_weight)

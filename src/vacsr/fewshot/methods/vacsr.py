@@ -34,7 +34,6 @@ class FewshotVacsrConfig(MethodConfig):
     """Adapter and objective as in retrieval, on CLIP's own features. The defaults are the preset `default`."""
 
     name: Literal["vacsr"] = "vacsr"
-    """The method's name."""
     adapter: AdapterConfig = AdapterConfig()
     """The model."""
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -93,21 +92,15 @@ class FewshotVacsr(FewshotMethod):
         self.objective = VacsrObjective(config.objective)
         self.register_buffer("centred", torch.zeros((), dtype=torch.bool, device=clip.device))
         self._known_centred = False
-        self._initialise()
+        with torch.no_grad():  # with a cosine residual, training starts at CLIP's own logits where the config says so
+            if self.adapter.residual is not None and config.cosine_start == "clip":
+                self.adapter.residual[0] = clip.scale
+            if self.adapter.residual is not None and config.decoder_zero:
+                for parameter in self.adapter.decoder[-1].parameters():
+                    parameter.zero_()
         if config.tower_lr > 0:
             _unfreeze(clip.backbone.image, config.image_blocks, field="image_blocks")
             _unfreeze(clip.backbone.text, config.text_blocks, field="text_blocks")
-
-    @torch.no_grad()
-    def _initialise(self) -> None:
-        """With a cosine residual, training starts at CLIP's own logits where the config says so."""
-        if self.adapter.residual is None:
-            return
-        if self.config.cosine_start == "clip":
-            self.adapter.residual[0] = self.clip.scale
-        if self.config.decoder_zero:
-            for parameter in self.adapter.decoder[-1].parameters():
-                parameter.zero_()
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """The objective over the pair matrix, whole or in strips of about ``pair_chunk`` pairs."""
@@ -116,7 +109,9 @@ class FewshotVacsr(FewshotMethod):
             texts, columns = self._encode(ids), torch.arange(len(ids), device=labels.device)
         else:
             present, index = torch.unique(labels, return_inverse=True)
-            texts, columns = self._encode(trimmed(ids[present]))[index], labels
+            ids = ids[present]
+            longest = int((ids >= 0).sum(dim=1).max())
+            texts, columns = self._encode(ids[:, :longest])[index], labels
         relevance = same_image(labels, columns)
         noise = PairNoise.create(
             seed=batch.seed, step=batch.step, rows=len(labels), cols=len(columns), device=labels.device
@@ -190,16 +185,6 @@ class FewshotVacsr(FewshotMethod):
             *split_by_decay("adapter", self.adapter.named_parameters(), lr_scale=self.config.adapter_lr),
             *split_by_decay("towers", towers, lr_scale=self.config.tower_lr),
         ]
-
-
-def trimmed(ids: Tensor) -> Tensor:
-    """Without the columns in which all these sentences have ended. [C, L] ids, −1 after the end -> [C, ≤ L]
-
-    >>> trimmed(torch.tensor([[5, 6, -1, -1], [5, 7, 6, -1]]))
-    tensor([[ 5,  6, -1],
-            [ 5,  7,  6]])
-    """
-    return ids[:, : int((ids >= 0).sum(dim=1).max())]
 
 
 def centred_bias(scores: Tensor, *, share: Tensor) -> Tensor:
