@@ -175,7 +175,7 @@ def test_random_weights_need_no_tokenizer_and_no_weights(clip_checkpoint: Path, 
         load(tmp_path)
 
 
-def test_what_cannot_be_had_says_what_to_do(
+def test_missing_checkpoints_say_what_to_do(
     clip_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError, match="no such folder"):

@@ -1,4 +1,4 @@
-"""Photos as squares of bytes: in order, the same kept and read, and never more at work than asked for."""
+"""Photos as squares of bytes: in order, the same from memory and from files, and never more at work than asked for."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_batches_come_in_order(workers: int, ahead: int) -> None:
     reader = PhotoReader(photos, TRANSFORM, workers=workers)
     batches = [[3, 1, 3], [0], [11, 10, 9, 8], [4]]
     expected = [[TRANSFORM.pixels(photos.inner.open(row)) for row in rows] for rows in batches]
-    found = list(reader.stream(batches, ahead=ahead))
-    assert len(found) == 4
-    for batch, wanted in zip(found, expected, strict=True):
+    streamed = list(reader.stream(batches, ahead=ahead))
+    assert len(streamed) == 4
+    for batch, wanted in zip(streamed, expected, strict=True):
         assert torch.equal(batch, torch.stack(wanted))
     assert readers() == []
 
@@ -107,11 +107,11 @@ def test_a_broken_photo_ends_the_stream_where_it_lies() -> None:
 
 @pytest.mark.parametrize("count", [1, 255, 256, 300])
 def test_all_photos_with_progress(count: int) -> None:
-    photos, told = array_photos(count, side=4), []
+    photos, reports = array_photos(count, side=4), []
     reader = PhotoReader(photos, PhotoTransform(4), workers=2)
-    whole = reader.read_all(lambda done, of: told.append((done, of)))
+    whole = reader.read_all(lambda done, of: reports.append((done, of)))
     assert torch.equal(whole, torch.from_numpy(photos.pixels).permute(0, 3, 1, 2))
-    assert told == [(stop, count) for stop in dict.fromkeys((min(256, count), count))]
+    assert reports == [(stop, count) for stop in dict.fromkeys((min(256, count), count))]
     assert (len(reader), reader.side, reader.bytes) == (count, 4, count * 48)
 
 
@@ -194,14 +194,14 @@ def test_a_draft_is_close_and_never_enlarged(
         assert reduced or torch.equal(full[row], draft[row])
 
 
-def test_kept_photos_are_looked_up() -> None:
+def test_decoded_photos_are_looked_up() -> None:
     pixels = torch.arange(5 * 12, dtype=torch.uint8).view(5, 3, 2, 2)
     found = list(DecodedPhotos(pixels).stream([[4, 0, 0], range(2, 4)]))
     assert torch.equal(found[0], pixels[[4, 0, 0]])
     assert torch.equal(found[1], pixels[2:4])
 
 
-def test_a_data_set_kept_or_read() -> None:
+def test_a_data_set_decoded_at_once_or_batch_by_batch() -> None:
     pairs = load_pairs("scenes:images=5,held_out=2,per_image=2,size=40", split="train")
     assert isinstance(pairs, PhotoSet)
     backbone = load_backbone(BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32"))

@@ -17,7 +17,7 @@ from vacsr.noise import RowNoise
 
 
 class FeatureScaling(nn.Module):
-    """Brings one modality's features to about unit deviation; the training statistics are kept with the model."""
+    """Brings one modality's features to about unit deviation; the training statistics are saved with the model."""
 
     shift: Tensor
     factor: Tensor

@@ -137,16 +137,16 @@ class HubTextTower(_HubTower, TextTower):
     def __init__(
         self,
         model: Any,
+        tokenizer: Tokenizer,
         *,
         output: Output,
-        pad: int,
-        summary: Literal["first", "last"],
-        sdpa: bool = True,
         projection: nn.Module | None = None,
+        sdpa: bool = True,
     ) -> None:
         super().__init__(model, output=output, projection=projection)
-        self.pad, self.summary, self.sdpa = pad, summary, sdpa
-        self.context = context_of(model)
+        starts_with_class = isinstance(tokenizer, HubTokenizer) and tokenizer.starts_with_class
+        self.summary = "first" if starts_with_class else "last"
+        self.pad, self.context, self.sdpa = _pad_id(model, tokenizer), context_of(model), sdpa
         self.fills = model.config.model_type == "siglip_text_model"
         self.clip = model.config.model_type == "clip_text_model"
         self.is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
@@ -258,15 +258,9 @@ class _Models(NamedTuple):
 def _backbone(
     config: BackboneConfig, models: _Models, *, tokenizer: Tokenizer, transform: PhotoTransform, name: str
 ) -> TowerBackbone:
-    first = isinstance(tokenizer, HubTokenizer) and tokenizer.starts_with_class
     image = HubImageTower(models.image, output=config.image_output, projection=models.projections[0])
     text = HubTextTower(
-        models.text,
-        output=config.text_output,
-        pad=_pad_id(models.text, tokenizer),
-        summary="first" if first else "last",
-        sdpa=models.sdpa,
-        projection=models.projections[1],
+        models.text, tokenizer, output=config.text_output, projection=models.projections[1], sdpa=models.sdpa
     )
     return TowerBackbone(image, text, tokenizer=tokenizer, transform=transform, config=config, name=name)
 

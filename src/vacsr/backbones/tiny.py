@@ -158,7 +158,7 @@ class TinyImageTower(_TinyTower, ImageTower):
 
 
 class TinyTextTower(_TinyTower, TextTower):
-    """Words and positions, some blocks; every word sees all others. The end token speaks for the caption."""
+    """Words and positions, some blocks; every word sees all others. The end token stands for the caption."""
 
     pad = WordTokenizer.END
     summary: Literal["first", "last"] = "last"
