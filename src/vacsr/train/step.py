@@ -32,18 +32,30 @@ class TrainStep:
         self.falls_back = config.compile == "auto" and config.accumulate == 1
 
     def reset(self) -> None:
-        """Other parameters learn from now on."""
+        """Call this when towers were frozen or unfrozen."""
 
     def __call__(self, batch: Any, step: int) -> Tensor:
         """-> [loss, parts..., gradient norm]; the norm is 0 where gradients only accumulate."""
         last = (step + 1) % self.config.accumulate == 0
+        return self.run_or_uncompile(batch, torch.tensor(step, device=self.device), last=last)
+
+    def run_or_uncompile(self, batch: Any, step: Tensor, *, last: bool) -> Tensor:
+        """:meth:`run`; where ``compile=auto`` fails, warn and continue without the compiler.
+
+        The failed step has changed nothing: it did not reach the update.
+        """
         try:
-            return self.run(batch, torch.tensor(step, device=self.device), last=last)
+            return self.run(batch, step, last=last)
         except torch._dynamo.exc.TorchDynamoException as error:
             if not self.falls_back:
                 raise
-            self.uncompile(error)
-            return self.run(batch, torch.tensor(step, device=self.device), last=last)
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(f"torch.compile failed ({first}); training continues uncompiled", stacklevel=3)
+            self.task.uncompile()
+            self.loss = self.task.loss
+            self.optimizer.zero_grad(set_to_none=True)
+            self.falls_back = False
+            return self.run(batch, step, last=last)
 
     def run(self, batch: Any, step: Tensor, *, last: bool) -> Tensor:
         """Add one batch's gradient; at the ``last`` of an optimiser step also clip and update.
@@ -65,15 +77,6 @@ class TrainStep:
             self.optimizer.zero_grad(set_to_none=True)
         return torch.cat((values, norm.reshape(1)))
 
-    def uncompile(self, error: Exception) -> None:
-        """Where the compiler fails, warn and continue without it; a step that did not end has changed nothing."""
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        warnings.warn(f"torch.compile failed ({first}); training continues uncompiled", stacklevel=3)
-        self.task.uncompile()
-        self.loss = self.task.loss
-        self.optimizer.zero_grad(set_to_none=True)
-        self.falls_back = False
-
 
 class GraphedStep(TrainStep):
     """The same step captured once and replayed: one launch instead of hundreds. Needs full batches and one rank.
@@ -81,52 +84,38 @@ class GraphedStep(TrainStep):
     A batch is a tuple of tensors (or None) whose shapes do not change.
     """
 
-    _WARM = 3  # real steps taken eagerly on the side stream before capture, as CUDA graphs ask for
-
     def __init__(self, task: Task, optimizer: Optimizer, config: LoopConfig) -> None:
         super().__init__(task, optimizer, config)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.done = 0
+        self.eager_steps = 0
         self.batch: Any = None
         self.step = torch.zeros((), dtype=torch.int64, device=self.device)
         self.values = torch.zeros(0, device=self.device)
 
     def reset(self) -> None:
-        """The graph is captured again."""
-        self.graph, self.done = None, 0
+        self.graph, self.eager_steps = None, 0
 
     def __call__(self, batch: Any, step: int) -> Tensor:
-        """-> [loss, parts..., gradient norm]"""
         if self.batch is None:
             self.batch = type(batch)(*(None if x is None else x.clone() for x in batch))
         for static, new in zip(self.batch, batch, strict=True):
             if static is not None:
                 static.copy_(new)
         self.step.fill_(step)
-        if self.graph is None and self.done < self._WARM:
-            self.done += 1
-            return self._warm_up()
+        if self.graph is None and self.eager_steps < 3:  # as CUDA graphs ask for; what compiles, compiles here
+            self.eager_steps += 1
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                values = self.run_or_uncompile(self.batch, self.step, last=True)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return values
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self.values = self.run(self.batch, self.step, last=True)
         self.graph.replay()
         return self.values.clone()
-
-    def _warm_up(self) -> Tensor:
-        """A step outside of the graph; what compiles, compiles here."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            try:
-                values = self.run(self.batch, self.step, last=True)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                if not self.falls_back:
-                    raise
-                self.uncompile(error)
-                values = self.run(self.batch, self.step, last=True)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        return values
 
 
 @contextmanager

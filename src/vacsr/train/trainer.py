@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -140,14 +140,6 @@ class Run:
         return bool(self.state.stopped)
 
 
-class _Pending(NamedTuple):
-    """A step whose values have not been read from the device yet."""
-
-    step: int
-    lr: float
-    values: Tensor
-
-
 @dataclass
 class Trainer:
     """Trains a task. ``out`` is where log and checkpoint go; None keeps no files."""
@@ -158,7 +150,8 @@ class Trainer:
     callbacks: list[Callback] = field(default_factory=list)
     state: TrainState = field(default_factory=TrainState)
     history: list[Row] = field(default_factory=list)
-    pending: list[_Pending] = field(default_factory=list)
+    pending: list[tuple[int, float, Tensor]] = field(default_factory=list)
+    """Step, learning rate and values of steps that have not been read from the device yet."""
 
     def __post_init__(self) -> None:
         self.config = LoopConfig.of(self.train_config)
@@ -220,24 +213,20 @@ class Trainer:
             callback.on_epoch_start(self, epoch)
         batches = self.task.batches(epoch, done)
         started, first = time.perf_counter(), self.state.step
+        group = self.config.accumulate
+        every = -(-self.config.checkpoint_every // group) * group  # rounded up to whole optimiser steps
         for batch in batches:
             self._one_step(batch)
-            if self.state.step % self.task.steps_per_epoch == 0 or self.state.step % self.config.accumulate:
+            if self.state.step % self.task.steps_per_epoch == 0 or self.state.step % group:
                 continue  # an epoch's end has its own checkpoint; half-accumulated gradients are in none
-            stop = self._stop_requested(interrupt)
-            if stop or self._checkpoint_due():
-                self._save()
-            if stop:
-                self.state.stopped = "interrupted"
+            self._checkpoint(due=every > 0 and self.state.step % every == 0, stop=self._stop_requested(interrupt))
+            if self.state.stopped:
                 return
         self._flush()
         self._end_epoch(epoch, (self.state.step - first) / max(time.perf_counter() - started, 1e-9))
-        every, last = self.config.checkpoint_epochs, self.state.step == self.total_steps
-        stop = not last and self._stop_requested(interrupt)
-        if stop or (every and (last or (epoch + 1) % every == 0)):
-            self._save()
-        if stop:
-            self.state.stopped = "interrupted"
+        epochs, last = self.config.checkpoint_epochs, self.state.step == self.total_steps
+        due = epochs > 0 and (last or (epoch + 1) % epochs == 0)
+        self._checkpoint(due=due, stop=not last and self._stop_requested(interrupt))
 
     def _one_step(self, batch: Any) -> None:
         step = self.state.step
@@ -245,7 +234,7 @@ class Trainer:
         set_learning_rate(self.optimizer, lr)
         for callback in self.callbacks:
             callback.on_step_start(self, step)
-        self.pending.append(_Pending(step, lr, self.step(batch, step)))
+        self.pending.append((step, lr, self.step(batch, step)))
         # A CPU checks every step at once; reading values from a GPU would wait for it, so they are read in groups.
         if self.task.device.type == "cpu" or len(self.pending) >= self.config.log_every:
             self._flush()
@@ -258,7 +247,7 @@ class Trainer:
         if not self.pending:
             return
         names = (*self.step.names, "grad_norm")
-        table = torch.stack([pending.values for pending in self.pending]).double().tolist()
+        table = torch.stack([values for _, _, values in self.pending]).double().tolist()
         for (step, lr, _), values in zip(self.pending, table, strict=True):
             numbers = dict(zip(names, values, strict=True))
             broken = [name for name, value in numbers.items() if not abs(value) < float("inf")]
@@ -310,20 +299,17 @@ class Trainer:
         requested = torch.tensor(float(interrupt.requested), device=self.task.device)
         return bool(sum_over_ranks(requested, self.task.world))
 
-    def _checkpoint_due(self) -> bool:
-        """Every ``checkpoint_every`` steps, rounded up to whole optimiser steps."""
-        group = self.config.accumulate
-        every = -(-self.config.checkpoint_every // group) * group
-        return every > 0 and self.state.step % every == 0
-
     @property
     def _folder(self) -> Path:
         assert self.out is not None, "a run without files has no checkpoint"
         return self.out / "checkpoint"
 
-    def _save(self) -> None:
-        """Write a checkpoint; pending values are read first, so that no broken state is saved."""
+    def _checkpoint(self, *, due: bool, stop: bool) -> None:
+        """Save where it is due or the run stops; pending values are read first, so that no broken state is saved."""
+        if not due and not stop:
+            return
         self._flush()
+        self.state.stopped = "interrupted" if stop else ""
         if self.out is None:
             return
         if self.task.world.is_main:
