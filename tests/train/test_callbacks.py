@@ -15,8 +15,8 @@ from vacsr.config import TowersConfig
 from vacsr.errors import DiskFull, MissingExtra
 from vacsr.train.callbacks import (
     CsvTracker,
-    Interrupt,
     JsonlTracker,
+    catch_interrupt,
     check_trackers,
     frozen_towers,
     loss_warmup,
@@ -114,7 +114,7 @@ def test_the_table_is_whole_or_the_old_one(tmp_path: Path, monkeypatch: pytest.M
 def test_the_second_stops_at_once(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
     before = signal.getsignal(number)
-    with Interrupt() as interrupt:
+    with catch_interrupt() as interrupt:
         signal.raise_signal(number)
         assert interrupt.requested
         with pytest.raises(KeyboardInterrupt):
@@ -124,7 +124,7 @@ def test_the_second_stops_at_once(number: signal.Signals, monkeypatch: pytest.Mo
 
 def test_a_worker_that_is_told_twice_still_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", object)
-    with Interrupt() as interrupt:
+    with catch_interrupt() as interrupt:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert interrupt.requested

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -141,7 +141,7 @@ class FewshotTask(Task):
         self.fewshot, self.shots, self.config, self.label = model, shots, config, label
         self.model = self.method = model.method
         self.device = model.device
-        self.described: dict[str, Any] = {}
+        self.described = {}  # set by the run, which knows the recipe
         self.loader = ShotLoader(shots, config, transform=model.transform, second=model.method.second_view)
         self.steps_per_epoch = self.loader.steps_per_epoch
         self.stream: Iterator[ShotBatch] = iter(())
@@ -181,10 +181,6 @@ class FewshotTask(Task):
 
     def batch_ids(self, step: int) -> list[str]:
         return [self.shots.photos.name(row) for row in self.loader.pass_and_rows(step)[1].tolist()]
-
-    def description(self) -> dict[str, Any]:
-        """Set by the run, which knows the recipe."""
-        return self.described
 
     def finish(self) -> None:
         self.method.finish()

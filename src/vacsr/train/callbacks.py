@@ -12,9 +12,10 @@ import json
 import multiprocessing
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -234,28 +235,31 @@ def loss_warmup(step: int, *, steps_per_epoch: int, config: TowersConfig) -> flo
 
 
 class Interrupt:
-    """``requested`` becomes True at the first SIGINT or SIGTERM, so that the step at work can be finished and saved.
+    """Has the run been asked to stop?"""
+
+    requested = False
+
+
+@contextmanager
+def catch_interrupt() -> Iterator[Interrupt]:
+    """The first SIGINT or SIGTERM sets ``requested``, so that the step at work can be finished and saved.
 
     A second one stops at once. Outside the main thread nothing is caught.
     """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
 
-    def __init__(self) -> None:
-        self.requested = False
-        self.handlers: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self.handlers = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def ask(number: int, frame: FrameType | None) -> None:
         # A worker may be told twice: by its parent, and by whoever ends all processes. It can still be killed.
-        if self.requested and not (number == signal.SIGTERM and multiprocessing.parent_process() is not None):
+        if interrupt.requested and not (number == signal.SIGTERM and multiprocessing.parent_process() is not None):
             raise KeyboardInterrupt
-        self.requested = True
+        interrupt.requested = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self.handlers.items():
+    handlers = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in handlers.items():
             signal.signal(number, handler)

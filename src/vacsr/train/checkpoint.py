@@ -99,8 +99,8 @@ def load_checkpoint(folder: Path, *, fingerprint: str) -> Checkpoint | None:
     """Read a checkpoint, None where there is none; one of another run is refused."""
     if not has_checkpoint(folder):
         return None
+    check_checkpoint(folder, fingerprint=fingerprint)
     tensors, metadata = read_tensors(folder / FILE)
-    _check_fingerprint(metadata.get("fingerprint", ""), fingerprint, folder)
     groups: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         group, _, name = key.partition(".")
@@ -114,16 +114,23 @@ def load_checkpoint(folder: Path, *, fingerprint: str) -> Checkpoint | None:
 
 
 def check_checkpoint(folder: Path, *, fingerprint: str) -> None:
-    """Refuse a checkpoint of another run without reading its tensors, before anything beside it is written."""
+    """Refuse a checkpoint of another run, naming what differs; its tensors are not read."""
     if not has_checkpoint(folder):
         return
     try:
         with safe_open(folder / FILE, framework="pt") as file:
-            metadata = file.metadata() or {}
+            before = (file.metadata() or {}).get("fingerprint", "")
     except (SafetensorError, OSError) as error:
         message = f"{folder / FILE} is not a whole checkpoint ({error})"
         raise DataError(f"{message} — delete {folder}, or choose a new --out") from error
-    _check_fingerprint(metadata.get("fingerprint", ""), fingerprint, folder)
+    if before == fingerprint:
+        return
+    old, new = (json.loads(text) if text.startswith("{") else {} for text in (before, fingerprint))
+    parts = ", ".join(f"other {name}" for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name))
+    raise OtherRun(
+        f"{folder / FILE} belongs to a run with another configuration or data{': ' if parts else ''}{parts} — resume "
+        "with the recipe and the data of that run, or choose a new --out"
+    )
 
 
 def fingerprint(description: Mapping[str, Any]) -> str:
@@ -135,18 +142,6 @@ def fingerprint(description: Mapping[str, Any]) -> str:
     """
     parts = {name: json.dumps(part, sort_keys=True).encode() for name, part in description.items()}
     return json.dumps({name: hashlib.sha256(part).hexdigest() for name, part in parts.items()})
-
-
-def _check_fingerprint(before: str, now: str, folder: Path) -> None:
-    """Refuse another fingerprint by naming the parts that differ."""
-    if before == now:
-        return
-    old, new = (json.loads(text) if text.startswith("{") else {} for text in (before, now))
-    parts = ", ".join(f"other {name}" for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name))
-    raise OtherRun(
-        f"{folder / FILE} belongs to a run with another configuration or data{': ' if parts else ''}{parts} — resume "
-        "with the recipe and the data of that run, or choose a new --out"
-    )
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str | None:

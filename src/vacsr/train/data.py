@@ -148,7 +148,10 @@ class PairLoader:
 
     def _requests(self, order: Iterable[Tensor]) -> Iterator[_Request]:
         """Batch by batch, the photos that this rank encodes."""
-        images, near = self.caption_image.cpu(), self._neighbours()
+        images, near = self.caption_image.cpu(), None
+        if self.looks is not None:  # they do not change within an epoch, and asking waits for the GPU
+            everything = torch.arange(len(images), device=self.device)
+            near = [kind.cpu() for kind in self.looks.neighbours(everything)]  # [M] each
         for captions in order:
             rank = self.world.rows(len(captions))
             if near is None:
@@ -157,13 +160,6 @@ class PairLoader:
             together = (captions, *(kind[captions] for kind in near))
             rows, positions = torch.unique(torch.stack([images[part[rank]] for part in together]), return_inverse=True)
             yield _Request(together, rows.tolist(), positions)
-
-    def _neighbours(self) -> Neighbours | None:
-        """Of every caption, once per epoch: they do not change within it, and asking waits for the GPU. [M]"""
-        if self.looks is None:
-            return None
-        captions = torch.arange(len(self.caption_image), device=self.device)
-        return Neighbours(*(kind.cpu() for kind in self.looks.neighbours(captions)))
 
     def _batch(self, request: _Request, photos: Tensor) -> Batch:
         """Photos [U, 3, S, S] were read once each; they are repeated where several pairs need them."""
@@ -228,15 +224,6 @@ def build_loader(
     return PairLoader(None, texts, labels, inputs.images, world, looks)
 
 
-class Mixed(NamedTuple):
-    """A batch whose images are mixed."""
-
-    block: PairBlock
-    """All of its pairs, with soft labels."""
-    partners: Partners
-    """Of this rank's images."""
-
-
 class Mixer:
     """Mixes the images of every batch as a method's ``mix`` says; the partner of position i is position B−1−i."""
 
@@ -249,20 +236,19 @@ class Mixer:
         self.config, self.model, self.loader = config, model, loader
         self.side = model.backbone.transform.size if model.has_towers else 0
 
-    def __call__(self, block: PairBlock, image: Tensor) -> Mixed:
-        """The whole batch's block, and the image [B] at each position; every rank draws the same for all."""
+    def __call__(self, block: PairBlock, image: Tensor) -> tuple[PairBlock, Partners]:
+        """The whole batch's pairs with soft labels, and the partners of this rank's images.
+
+        ``image`` [B] is the image at each position; every rank draws the same for all.
+        """
         noise = self.model.dropout_noise(seed=block.noise.seed, step=block.noise.step, rows=block.noise.rows)[0]
         mixture = draw_mixture(noise, self.config, side=self.side)
         matches = block.relevance if self.config.labels == "ids" else same_image(block.noise.rows, block.noise.cols)
         targets = mixed_labels(matches.to(mixture.weight.dtype), mixture.weight)
-        return Mixed(replace(block, targets=targets), self._partners(mixture, image, positions=block.noise.rows))
-
-    def _partners(self, mixture: Mixture, image: Tensor, *, positions: Tensor) -> Partners:
-        """Of this rank's rows. A single rank has the images already; one of several looks them up."""
         rows = self.loader.world.rows(len(image))
+        partners, images = block.noise.rows.flip(0)[rows], None
+        if self.loader.world.size > 1:  # a single rank has its partners' images already
+            assert self.loader.images is not None, "refused at the start"
+            images = self.loader.images[image[partners]]
         mine = Mixture(mixture.weight[rows], mixture.cut[rows], mixture.box[rows])
-        partners = positions.flip(0)[rows]
-        if self.loader.world.size == 1:
-            return Partners(mine, partners)
-        assert self.loader.images is not None, "refused at the start"
-        return Partners(mine, partners, self.loader.images[image[partners]])
+        return replace(block, targets=targets), Partners(mine, partners, images)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -121,12 +121,8 @@ class AdamP(Optimizer):
                 raise UsageError(f"AdamP updates float32 weights, not {param.dtype} — keep the weights in float32")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient. Those of one shape are stacked, as the blocks of a tower are."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         stacks: dict[_Stack, list[tuple[Tensor, float | Tensor]]] = {}
         for group in self.param_groups:
             for param in group["params"]:
@@ -140,7 +136,6 @@ class AdamP(Optimizer):
             most = max(1, _NUMBERS // max(1, stack.shape.numel()))
             for start in range(0, len(members), most):
                 self._update(members[start : start + most], stack)
-        return loss
 
     def _update(self, members: list[tuple[Tensor, float | Tensor]], stack: _Stack) -> None:
         params = [param for param, _ in members]

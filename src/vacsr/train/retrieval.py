@@ -50,12 +50,12 @@ class RetrievalTask(Task):
         pairs: PairSet | PhotoSet,
         dev: PairSet | PhotoSet | None = None,
         dev_inputs: TowerInputs | None = None,
-        described: Mapping[str, Any] | None = None,
+        described: dict[str, Any],
     ) -> None:
         self.model: MatchingModel = model
         self.loader, self.config, self.pairs = loader, config, pairs
         self.dev, self.dev_inputs = dev, dev_inputs
-        self.described = dict(described or {})
+        self.described = described
         self.device, self.world = loader.device, loader.world
         self.label = type(model.method).__name__.lower()
         # Full batches only, and an optimiser step never reaches into the next epoch.
@@ -78,7 +78,6 @@ class RetrievalTask(Task):
         return method.loss if rows == height else StripLoss(method.loss, method, rows)
 
     def build_optimizer(self) -> Optimizer:
-        """Heads, method and towers, each group with its own rate."""
         config = self.config
         return build_optimizer(
             self.model.param_groups(config.towers), config.optimizer,
@@ -86,38 +85,32 @@ class RetrievalTask(Task):
         )  # fmt: skip
 
     def learning_rate(self, step: int) -> float:
-        """The rate of the heads at an optimiser step."""
         per_epoch = max(1, self.steps_per_epoch // self.config.accumulate)
         return self.config.lr * lr_factor(step, steps_per_epoch=per_epoch, config=self.config)
 
     def callbacks(self) -> list[Callback]:
-        """Towers are frozen and unfrozen as the config says."""
         return [FreezeTowers(self.model, self.config.towers)] if self.model.has_towers else []
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Before an epoch's first batch the method may look at the whole training set."""
+        config = self.config
         self.epoch.fill_(epoch)
         if start == 0:
-            self.model.method.start_epoch(self._view(epoch))
+            view = TrainingView(
+                epoch=epoch, epochs=config.epochs, seed=config.seed, batch_size=config.batch_size,
+                caption_image=self.loader.caption_image, embed=self.embed_training_set,
+            )  # fmt: skip
+            self.model.method.start_epoch(view)
         return self.loader.batches(islice(self._order(epoch), start, self.steps_per_epoch))
 
     def _order(self, epoch: int) -> Iterator[Tensor]:
         return batch_order(len(self.pairs), batch=self.config.batch_size, seed=self.config.seed, epoch=epoch)
 
-    def _view(self, epoch: int) -> TrainingView:
-        config = self.config
-        return TrainingView(
-            epoch=epoch, epochs=config.epochs, seed=config.seed, batch_size=config.batch_size,
-            caption_image=self.loader.caption_image, embed=self.embed_training_set,
-        )  # fmt: skip
-
     def batch_ids(self, step: int) -> list[str]:
-        """The captions of a step's batch."""
         epoch, number = divmod(step, self.steps_per_epoch)
         return [self.pairs.caption_ids[row] for row in next(islice(self._order(epoch), number, None)).tolist()]
 
     def loss(self, batch: Batch, step: Tensor) -> LossTerms:
-        """This rank's share of the batch's loss."""
         model, captions = self.model, batch.captions
         rows = self.world.rows(len(captions))
         image = self.loader.caption_image[captions]
@@ -165,12 +158,10 @@ class RetrievalTask(Task):
         return self.loss
 
     def uncompile(self) -> None:
-        """Back to plain blocks and a plain loss."""
         self.model.compile_blocks(False)
         self.pair_loss = self._plain_pair_loss()
 
     def evaluate(self) -> dict[str, float]:
-        """Dev RSUM, where there is a dev split."""
         if self.dev is None:
             return {}
         with self.model.plain_blocks():
@@ -209,16 +200,10 @@ class RetrievalTask(Task):
         return gather_rows(share, self.world)[:count]
 
     def training_state(self) -> dict[str, Tensor]:
-        """What the method remembers between epochs."""
         return self.model.method.training_state()
 
     def load_training_state(self, state: Mapping[str, Tensor]) -> None:
-        """What the method remembered."""
         self.model.method.load_training_state(state)
-
-    def description(self) -> dict[str, Any]:
-        """See :func:`describe`."""
-        return self.described
 
 
 class LookAheadTask(RetrievalTask):
@@ -244,7 +229,6 @@ class LookAheadTask(RetrievalTask):
         return self.loss
 
     def uncompile(self) -> None:
-        """Back to a plain loss."""
         super().uncompile()
         self.batch_loss = super().loss
 
@@ -277,7 +261,9 @@ def retrieval_task(
     reading = reading or DataConfig()
     with PhotoProgress("reading photos", show=progress and world.is_main and isinstance(pairs, PhotoSet)) as bar:
         loader = build_loader(model, pairs, config=reading, device=device, world=world, progress=bar)
-        dev_inputs = _dev_inputs(model, dev, reading)
+        dev_inputs = None
+        if isinstance(dev, PhotoSet):  # read in every epoch, so decoded once where they fit
+            dev_inputs = tower_inputs(model.backbone, dev, workers=reading.workers, cache_gb=reading.cache_gb)
     if graphed and loader.reader is not None:
         raise UsageError(
             f"train.cuda_graph needs all photos on the GPU: {loader.how_to_fit()}, or train.cuda_graph=false"
@@ -293,13 +279,6 @@ def is_graphed(config: TrainConfig, device: torch.device, *, ranks: int = 1) -> 
     if graphed and (ranks > 1 or config.accumulate > 1):
         raise UsageError("train.cuda_graph needs one rank and accumulate=1 — set train.cuda_graph=false")
     return graphed
-
-
-def _dev_inputs(model: MatchingModel, dev: PairSet | PhotoSet | None, reading: DataConfig) -> TowerInputs | None:
-    """Photos of the dev split are read in every epoch, so they are decoded once where they fit."""
-    if not isinstance(dev, PhotoSet):
-        return None
-    return tower_inputs(model.backbone, dev, workers=reading.workers, cache_gb=reading.cache_gb)
 
 
 def describe(

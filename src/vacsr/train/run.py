@@ -35,7 +35,6 @@ from vacsr.scoring.posthoc import (
     PostHoc,
     PostHocScorer,
     PostHocUncertainty,
-    check_posthoc,
     check_posthoc_plan,
 )
 from vacsr.strips import strip_rows
@@ -48,8 +47,6 @@ from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Run, Trainer
 
 LOCK = ".lock"
-_WAIT = "wait until it is done or stop it, then run the same again, or choose another --out"
-_ELSEWHERE = "choose another --out, or change its permissions"
 _LOCKED: ContextVar[frozenset[Path]] = ContextVar("run folders locked by this context", default=frozenset())
 _FEATURES = ("features", "synthetic")  # schemes of cached features; the others are photos
 _NOT_COCO = ("flickr8k", "scenes", "synthetic")  # other schemes may hold COCO's images
@@ -85,35 +82,29 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
         if resume:
             check_same_training(recipe, out, read=recipe_from, command="vacsr train")
         check_recipe(recipe)
-        return _run(recipe, out, resume=resume, progress=progress)
-
-
-def _run(recipe: Recipe, out: Path, *, resume: bool, progress: bool) -> RecipeRun:
-    check_trackers(recipe.train.trackers)
-    data = training_data(recipe.data)
-    to_report = report_data(recipe, held_out=data.dev if recipe.data.dev_share > 0 else None)
-    task = retrieval_task(
-        recipe.method, data.train, recipe.train,
-        backbone=recipe.backbone, dev=data.dev, reading=recipe.data, progress=progress,
-    )  # fmt: skip
-    if recipe.evaluate.posthoc != "none":
-        check_posthoc(task.model, recipe.evaluate.posthoc)
-    trainer = Trainer(task, recipe.train, out)
-    if resume:
-        trainer.resume()
-    barrier(task.world)  # every rank has looked at the folder before the first changes it
-    if task.world.is_main:
-        _warn_of_overlap(recipe.data, data, to_report)
-        _open_folder(out, recipe, data, to_report)
-    run = trainer.run(progress=progress)
-    if run.interrupted or not task.world.is_main:
-        return RecipeRun(run, None)
-    task.model.save_pretrained(out / "model")
-    with matmul_precision("fp32"):  # metrics are compared across runs, however these were trained
-        report = _report(_scorer(task.model, data.train, recipe, out=out), to_report, recipe)
-    write_outcomes(out / "outcomes.safetensors", report.outcomes)
-    write_json(out / "report.json", report.to_json())
-    return RecipeRun(run, report)
+        check_trackers(recipe.train.trackers)
+        data = training_data(recipe.data)
+        to_report = report_data(recipe, held_out=data.dev if recipe.data.dev_share > 0 else None)
+        task = retrieval_task(
+            recipe.method, data.train, recipe.train,
+            backbone=recipe.backbone, dev=data.dev, reading=recipe.data, progress=progress,
+        )  # fmt: skip
+        trainer = Trainer(task, recipe.train, out)
+        if resume:
+            trainer.resume()
+        barrier(task.world)  # every rank has looked at the folder before the first changes it
+        if task.world.is_main:
+            _warn_of_overlap(recipe.data, data, to_report)
+            _open_folder(out, recipe, data, to_report)
+        run = trainer.run(progress=progress)
+        if run.interrupted or not task.world.is_main:
+            return RecipeRun(run, None)
+        task.model.save_pretrained(out / "model")
+        with matmul_precision("fp32"):  # metrics are compared across runs, however these were trained
+            report = _report(task.model, data.train, to_report, recipe, out=out)
+        write_outcomes(out / "outcomes.safetensors", report.outcomes)
+        write_json(out / "report.json", report.to_json())
+        return RecipeRun(run, report)
 
 
 def fit(
@@ -160,9 +151,8 @@ def check_recipe(recipe: Recipe, *, timed: bool = False) -> None:
     is_graphed(recipe.train, choose_device(recipe.train.device))
     scheme = scheme_of(recipe.backbone.spec)
     scheme.check(recipe.backbone)
-    features = scheme.cached
-    if features or not timed:
-        _check_data(recipe, features=features)
+    if scheme.cached or not timed:
+        _check_data(recipe, features=scheme.cached)
     if not timed:
         check_protocols(recipe.evaluate.protocols)
         coco = [name for name in recipe.evaluate.protocols if name != "flickr"]
@@ -173,7 +163,7 @@ def check_recipe(recipe: Recipe, *, timed: bool = False) -> None:
         method = build_method(recipe.method, dim=recipe.backbone.head.dim)
     strip_rows(method, recipe.train.tile, rows=recipe.train.batch_size, columns=recipe.train.batch_size)
     spec = parse_spec(recipe.data.pairs)
-    if features and spec.scheme == "features" and "captions" not in spec.options:
+    if scheme.cached and spec.scheme == "features" and "captions" not in spec.options:
         method.fit(None, torch.zeros(1, dtype=torch.int64))  # refuses data without words, where it needs them
     if not timed and recipe.evaluate.posthoc != "none":
         check_posthoc_plan(method, recipe.backbone, kind=recipe.evaluate.posthoc)
@@ -229,8 +219,10 @@ def run_lock(out: Path) -> Iterator[None]:
         return
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
+    wait = "wait until it is done or stop it, then run the same again, or choose another --out"
+    elsewhere = "choose another --out, or change its permissions"
     try:
-        with lock_file(folder / LOCK, wait=_WAIT, elsewhere=_ELSEWHERE, remove=True):
+        with lock_file(folder / LOCK, wait=wait, elsewhere=elsewhere, remove=True):
             token = _LOCKED.set(_LOCKED.get() | {folder})
             try:
                 yield
@@ -274,13 +266,9 @@ def report_data(recipe: Recipe, *, held_out: PairSet | PhotoSet | None = None) -
             continue
         with suppress(NoSuchSplit):  # a split that is there but broken is refused
             sets.append(read_split(recipe.data, split))
-    return ReportData(tuple(sets), tuple(judgments), _fitting(recipe.evaluate.protocols, sets))
-
-
-def _fitting(protocols: Sequence[str], sets: Sequence[PairSet | PhotoSet]) -> tuple[tuple[str, ...], ...]:
-    """Each set's protocols. COCO's are about its test images: other splits skip them, but one split has to fit."""
+    # COCO's protocols are about its test images: other splits skip them, but one split has to fit.
     fitting: list[tuple[str, ...]] = [()] * len(sets)
-    for name in protocols:
+    for name in recipe.evaluate.protocols:
         refused: DataError | None = None
         for index, pairs in enumerate(sets):
             try:
@@ -290,7 +278,7 @@ def _fitting(protocols: Sequence[str], sets: Sequence[PairSet | PhotoSet]) -> tu
                 refused = error
         if refused is not None and not any(name in names for names in fitting):
             raise refused
-    return tuple(fitting)
+    return ReportData(tuple(sets), tuple(judgments), tuple(fitting))
 
 
 def _warn_of_overlap(config: DataConfig, data: TrainingData, to_report: ReportData) -> None:
@@ -310,18 +298,6 @@ def _warn_of_overlap(config: DataConfig, data: TrainingData, to_report: ReportDa
             warnings.warn(f"{message}, so its scores are optimistic — set {other}", stacklevel=2)
 
 
-def _scorer(model: MatchingModel, train: PairSet | PhotoSet, recipe: Recipe, *, out: Path) -> PairScorer:
-    """What the report is made with; a fitted post-hoc uncertainty is saved in the run folder."""
-    kind, config = recipe.evaluate.posthoc, recipe.train
-    if kind == "none":
-        return PairScorer(model, device=config.device)
-    if kind == "cosine":
-        return CosineDistanceScorer(model, device=config.device)
-    fitted = PostHocUncertainty.fit(model, train, batch_size=config.batch_size, seed=config.seed, device=config.device)
-    fitted.save(out / POSTHOC_FILE)
-    return PostHocScorer(model, fitted, device=config.device)
-
-
 def run_posthoc(run: Path, model: MatchingModel, *, kind: PostHoc, device: str = "auto") -> PairScorer:
     """A scorer with the run's post-hoc uncertainty, fitted to its training data if it has none yet."""
     if kind == "cosine":
@@ -338,7 +314,20 @@ def run_posthoc(run: Path, model: MatchingModel, *, kind: PostHoc, device: str =
     return PostHocScorer(model, fitted, device=device)
 
 
-def _report(scorer: PairScorer, data: ReportData, recipe: Recipe) -> RetrievalReport:
+def _report(
+    model: MatchingModel, train: PairSet | PhotoSet, data: ReportData, recipe: Recipe, *, out: Path
+) -> RetrievalReport:
+    """Evaluate the splits; post-hoc uncertainty is fitted to ``train`` and saved first."""
+    config, posthoc = recipe.train, recipe.evaluate.posthoc
+    if posthoc == "laplace":
+        fitted = PostHocUncertainty.fit(
+            model, train, batch_size=config.batch_size, seed=config.seed, device=config.device
+        )
+        fitted.save(out / POSTHOC_FILE)
+    if posthoc == "none":
+        scorer = PairScorer(model, device=config.device)
+    else:
+        scorer = run_posthoc(out, model, kind=posthoc, device=config.device)
     results: list[dict[str, Any]] = []
     outcomes: list[Outcomes] = []
     for pairs, protocols in zip(data.sets, data.protocols, strict=True):

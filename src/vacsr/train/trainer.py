@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from vacsr.config import Config
 from vacsr.errors import NonFiniteLoss
 from vacsr.objective import LossTerms
-from vacsr.train.callbacks import Callback, Interrupt, ProgressBar, Row, open_trackers
+from vacsr.train.callbacks import Callback, Interrupt, ProgressBar, Row, catch_interrupt, open_trackers
 from vacsr.train.checkpoint import TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
 from vacsr.train.distributed import ALONE, World, barrier, check_ranks_agree, sum_over_ranks
 from vacsr.train.optim import set_learning_rate
@@ -38,6 +38,8 @@ class Task(ABC):
     """Batches of an epoch: full optimiser steps only."""
     metric: str = ""
     """The metric of :meth:`evaluate` that chooses the best weights."""
+    described: dict[str, Any]
+    """Named parts, as JSON can hold them, that must be equal for a checkpoint to fit."""
 
     @abstractmethod
     def build_optimizer(self) -> Optimizer:
@@ -61,10 +63,6 @@ class Task(ABC):
     @abstractmethod
     def batch_ids(self, step: int) -> list[str]:
         """What the batch of a step held, for messages."""
-
-    @abstractmethod
-    def description(self) -> dict[str, Any]:
-        """Named parts, as JSON can hold them, that must be equal for a checkpoint to fit."""
 
     def evaluate(self) -> dict[str, float]:
         """Metrics after an epoch; nothing by default."""
@@ -155,7 +153,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.config = LoopConfig.of(self.train_config)
-        self.fingerprint = fingerprint(self.task.description())
+        self.fingerprint = fingerprint(self.task.described)
         check_ranks_agree(self.fingerprint, self.task.world)
         self.optimizer = self.task.build_optimizer()
         graphed = self.config.cuda_graph and self.task.device.type == "cuda"
@@ -187,7 +185,7 @@ class Trainer:
             for callback in self._add_callbacks(progress=progress):
                 stack.callback(callback.on_train_end, self)
                 callback.on_train_start(self)
-            interrupt = stack.enter_context(Interrupt())
+            interrupt = stack.enter_context(catch_interrupt())
             while self.state.step < self.total_steps and not self.state.stopped:
                 self._epoch(interrupt)
         if not self.state.stopped:
