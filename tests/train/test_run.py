@@ -374,7 +374,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such towers": ({"data": SCENES, "backbone": {"spec": "vit:x"}}, "unknown backbone 'vit:x'"),
     "one tower": ({"data": SCENES, "backbone": {"spec": "towers:a"}}, "does not name two towers"),
     "no name": ({"data": SCENES, "backbone": {"spec": "clip:"}}, "clip: names no checkpoint"),
-    "odd towers": ({"data": SCENES, "backbone": {"spec": "tiny:width=13"}}, "tiny: width 13 must be"),
+    "odd towers": ({"data": SCENES, "backbone": {"spec": "tiny:width=13"}}, "width 13 must be"),
     "no projection in tiny": ({"data": SCENES, "backbone": {**TINY, "text_output": "projected"}}, "tiny: has no proj"),
     "no projection": (
         {"data": SCENES, "backbone": {"spec": "towers:a,b", "image_output": "projected"}},
