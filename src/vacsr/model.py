@@ -62,23 +62,23 @@ class Network(nn.Module):
 
     def project_images(self, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
         """From the backbone's image tokens to unit vectors. -> [N, d]"""
-        mean = functional.normalize(self._pooled(tokens, self.image_head, self.image_pool, noise), dim=-1)
-        return Embedding(mean, self._log_var(tokens, self.image_variance, noise))
+        return self._project(tokens, self.image_head, self.image_pool, self.image_variance, noise)
 
     def project_texts(self, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
         """From the backbone's text tokens to unit vectors. -> [M, d]"""
-        mean = functional.normalize(self._pooled(tokens, self.text_head, self.text_pool, noise), dim=-1)
-        return Embedding(mean, self._log_var(tokens, self.text_variance, noise))
+        return self._project(tokens, self.text_head, self.text_pool, self.text_variance, noise)
 
-    def _log_var(self, tokens: Tokens, head: VarianceHead | None, noise: RowNoise | None) -> Tensor | None:
-        """logσ², with dropout of its own; None without variance heads. -> [N, d]"""
-        if head is None:
-            return None
+    def _project(
+        self, tokens: Tokens, head: nn.Module, pool: nn.Module, variance: VarianceHead | None, noise: RowNoise | None
+    ) -> Embedding:
+        """Unit vectors and, with a variance head, logσ², with dropout of its own."""
+        mean = functional.normalize(self._pooled(tokens, head, pool, noise), dim=-1)
+        if variance is None:
+            return Embedding(mean)
         assert tokens.spread is not None, "a backbone of a model with variances gives tokens for them"
         tokens = tokens._replace(values=tokens.spread)
         noise = None if noise is None else noise.other(Stream.VARIANCE)
-        log_var: Tensor = head.norm(self._pooled(tokens, head.head, head.pool, noise))
-        return log_var
+        return Embedding(mean, variance.norm(self._pooled(tokens, variance.head, variance.pool, noise)))
 
     def _pooled(self, tokens: Tokens, head: nn.Module, pool: nn.Module, noise: RowNoise | None) -> Tensor:
         """GPO sorts the projected tokens; mean and class token are taken before, which is cheaper. -> [N, d]"""

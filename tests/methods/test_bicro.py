@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from vacsr.methods import Bicro, Embedding
 from vacsr.methods.bicro import BicroConfig
-from vacsr.methods.coteaching import ALL, WARMUP, split_networks
 from vacsr.methods.mixtures import clean_by_betas, clean_by_gaussians, rescaled
+from vacsr.methods.ncr import ALL, WARMUP, split_networks
 from vacsr.pairwise import batch_block, same_image
 
 MARGIN = 0.2

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from vacsr.methods import Embedding, Ncr
 from vacsr.methods.base import SetEmbeddings, TrainingView
-from vacsr.methods.coteaching import ALL, CLEAN, WARMUP, split_networks
-from vacsr.methods.ncr import NcrConfig
+from vacsr.methods.ncr import ALL, CLEAN, WARMUP, NcrConfig, split_networks
 from vacsr.pairwise import PairBlock, batch_block
 
 MARGIN = 0.2

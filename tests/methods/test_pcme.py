@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vacsr.config.io import method_config
+from vacsr.errors import UsageError
 from vacsr.methods import Embedding, Pcme
 from vacsr.methods.base import take
-from vacsr.methods.pcme import PcmeConfig, normal_draws, samples, scoring_noise
+from vacsr.methods.pcme import PcmeConfig, normal_draws, samples, scoring_noise, squared_distances
 from vacsr.noise import RowNoise, Stream
 from vacsr.pairwise import batch_block
 
@@ -28,6 +29,20 @@ def pcme(**fields: Any) -> Pcme:
 
 def noise(rows: torch.Tensor, step: int = 3) -> RowNoise:
     return RowNoise(7, torch.tensor(step), rows, Stream.IMAGE_SAMPLES)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 9), st.integers(0, 99))
+def test_squared_distances_are_those_of_torch(rows: int, cols: int, dim: int, seed: int) -> None:
+    x, y = (torch.randn(count, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + count))
+            for count in (rows, cols))  # fmt: skip
+    torch.testing.assert_close(squared_distances(x, y), torch.cdist(x, y).square())
+    assert squared_distances(100 * x.float(), 100 * x.float()).min() >= 0, "rounding gives no negative distance"
+
+
+def test_means_alone_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"MatchingModel\.build"):
+        pcme().uncertainty(Embedding(torch.ones(1, 2)), Embedding(torch.ones(1, 2)))
 
 
 def test_draws_are_standard_normal_and_go_by_position() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vacsr.config import Share
 from vacsr.methods.base import register
-from vacsr.methods.coteaching import BothNetworks, CoTeaching, CoTeachingConfig, agreement, anchor_count
 from vacsr.methods.mixtures import clean_by_betas, clean_by_gaussians, falling
+from vacsr.methods.ncr import BothNetworks, CoTeachingConfig, Ncr, agreement, anchor_count
 
 
 class BicroConfig(CoTeachingConfig):
@@ -36,7 +36,7 @@ _PAPER = {"warmup": 0.35, "warmup_keep": 0.3, "noisy_from": 0.5, "mixture": "bet
 
 
 @register("bicro", BicroConfig, presets={"paper": _PAPER})
-class Bicro(CoTeaching):
+class Bicro(Ncr):
     """As NCR, with warm-up on a batch's smallest losses, Betas as the mixture (a switch), and labels of its own kind:
 
         y_i = ½·(ratio at the anchor with the nearest image + ratio at the anchor with the nearest caption)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from vacsr.config import MixConfig
 from vacsr.methods.base import Embedding, register
-from vacsr.methods.gaussians import GaussianConfig, GaussianMethod, bottleneck, squared_distances, total_variance
+from vacsr.methods.pcme import GaussianConfig, GaussianMethod, bottleneck, squared_distances, total_variance
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock, same_image
 
