@@ -49,29 +49,17 @@ def test_the_same_seed_gives_the_same_weights(method: str) -> None:
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
-def test_building_leaves_torchs_generator_alone() -> None:
+def test_building_leaves_torchs_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(123)
-    before = torch.random.get_rng_state()
-    build(seed=5)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    expected = torch.rand(3)
-    torch.manual_seed(123)
-    assert torch.equal(torch.rand(3), expected)
-
-
-def test_weights_do_not_depend_on_the_state_before() -> None:
-    torch.manual_seed(1)
-    one = build().state_dict()
-    torch.manual_seed(2)
-    two = build().state_dict()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_building_leaves_the_gpus_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
-    build(seed=5)
+    before = torch.random.get_rng_state()
+    one = build(seed=5).state_dict()
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert seeded == []
+    torch.manual_seed(1)
+    two = build(seed=5).state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one), "nor do weights depend on it"
 
 
 def test_an_object_that_is_no_method_is_refused() -> None:

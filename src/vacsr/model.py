@@ -91,8 +91,7 @@ class Network(nn.Module):
     def head_params(self) -> list[tuple[str, nn.Parameter]]:
         """Parameters that are trained from scratch: heads and pooling, by their names in this network."""
         names = ("image_head.", "text_head.", "image_pool.", "text_pool.", "image_variance.", "text_variance.")
-        named = dict(self.named_parameters())
-        return [(name, named[name]) for start in names for name in named if name.startswith(start)]
+        return [(name, parameter) for name, parameter in self.named_parameters() if name.startswith(names)]
 
     def tower_groups(self, config: TowersConfig) -> list[ParamGroup]:
         """Block ℓ of L at rate·decay^(L−ℓ), everything outside the blocks at the rate of the tower."""

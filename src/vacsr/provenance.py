@@ -41,10 +41,10 @@ class Provenance:
         vacsr.errors.ProvenanceMismatch: the model expects embeddings with backbone 'clip:a', these have 'clip:b' — \
 embed the data as the model's were, or train a model on these
         """
-        given = asdict(other)
         for name, expected in asdict(self).items():
-            if expected and given[name] and expected != given[name]:
-                message = f"the model expects embeddings with {name} {expected!r}, these have {given[name]!r}"
+            actual = getattr(other, name)
+            if expected and actual and expected != actual:
+                message = f"the model expects embeddings with {name} {expected!r}, these have {actual!r}"
                 raise ProvenanceMismatch(f"{message} — embed the data as the model's were, or train a model on these")
 
 

@@ -132,8 +132,6 @@ def test_a_hint_is_a_field_that_would_fit_there(raw: dict[str, Any], said: str) 
 @pytest.mark.parametrize(
     ("raw", "field"),
     [
-        ({"train": {"epoch": 3}}, "train.epoch:"),
-        ({"trian": {}}, "trian:"),
         ({"train": {"epochs": 0}}, "train.epochs:"),
         ({"train": {"lr": "fast"}}, "train.lr:"),
         ({"train": {"lr": 0}}, "train.lr:"),
@@ -149,37 +147,18 @@ def test_a_bad_field_is_named_by_its_dotted_path(raw: dict[str, Any], field: str
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"objective": {"kl_wieght": 1}}, "objective.kl_wieght"),
-        ({"objective": {"kl_weight": -1}}, "objective.kl_weight"),
-        ({"objective": {"correction": 1.5}}, "objective.correction"),
-        ({"objective": {"kl_weight": float("nan")}}, "objective.kl_weight"),
-        ({"adapter": {"components": 0}}, "adapter.components"),
-        ({"adapter": {"components": 2.5}}, "adapter.components"),
-        ({"adapter": {"input_scale": "D"}}, "adapter.input_scale"),
-        ({"scale": 3}, "scale"),
-    ],
-)
-def test_a_bad_field_of_a_method(fields: dict[str, Any], name: str) -> None:
-    assert_refused(lambda: recipe_from({"method": {"name": "vacsr", **fields}}), name)
+    "override",
+    ["objective.kl_weight=-1", "objective.correction=1.5", "objective.kl_weight=.nan",
+     "adapter.components=0", "adapter.components=2.5", "adapter.input_scale=D", "scale=3"],
+)  # fmt: skip
+def test_a_bad_field_of_a_method(override: str) -> None:
+    assert_refused(lambda: recipe_from({}, [f"method.{override}"]), f"method.{override.partition('=')[0]}:")
 
 
-def test_a_bad_field_of_a_method_is_named_as_it_is_typed() -> None:
-    assert_refused(lambda: recipe_from({}, ["method.objective.kl_weight=-1"]), "method.objective.kl_weight:")
-
-
-@pytest.mark.parametrize(
-    ("raw", "overrides"),
-    [({"method": "sigmoid"}, []), ({}, ["method=sigmoid"]), ({"method": None}, []), ({"method": ["vacsr"]}, [])],
-)
-def test_a_method_that_is_no_mapping_is_read_or_refused(raw: dict[str, Any], overrides: list[str]) -> None:
-    try:
-        recipe = recipe_from(raw, overrides)
-    except ConfigError as error:
-        assert "method" in str(error)  # noqa: PT017
-    else:
-        assert recipe.method.name in {"vacsr", "sigmoid"}
+def test_a_method_that_is_no_mapping_is_read_or_refused() -> None:
+    assert recipe_from({"method": "sigmoid"}) == recipe_from({}, ["method=sigmoid"])
+    assert recipe_from({"method": None}).method.name == "vacsr"
+    assert_refused(lambda: recipe_from({"method": ["vacsr"]}), "method")
 
 
 def test_every_problem_is_listed() -> None:
@@ -304,12 +283,6 @@ def test_a_resolved_recipe_survives_yaml(raw: dict[str, Any] | None, overrides: 
     assert list(read_yaml(path)) == ["data", "backbone", "method", "train", "evaluate"]
 
 
-def test_a_number_that_yaml_takes_for_text(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text("train:\n  lr: 1e-3\n")
-    assert recipe_from(read_yaml(path)).train.lr == 0.001
-
-
 @pytest.mark.parametrize(
     "content",
     [b"a: [", b"\xff\xfe\x00", b"", b"- 1\n- 2\n", b"text", b"a: 2024-13-01", pytest.param(b"[" * 100_000, id="deep")],
@@ -374,16 +347,14 @@ def test_a_value_that_is_no_yaml(text: str) -> None:
     assert_refused(lambda: parse_overrides([f"train={text}"]), f"cannot read the value '{text}'")
 
 
-def test_yaml_that_is_not_there(tmp_path: Path) -> None:
-    assert_refused(lambda: read_yaml(tmp_path / "none.yaml"), "none.yaml")
-
-
-def test_a_folder_given_for_yaml(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_folder_instead_of_yaml(tmp_path: Path) -> None:
+    assert_refused(lambda: read_yaml(tmp_path / "none.yaml"), "no such file", "none.yaml")
     assert_refused(lambda: read_yaml(tmp_path), tmp_path.name)
 
 
 def test_parse_names_the_field() -> None:
-    assert_refused(lambda: parse(TrainConfig, {"batch_size": 1}), "batch_size:")
+    assert_refused(lambda: parse(TrainConfig, {"batch_size": 1}), "  batch_size:")
+    assert_refused(lambda: parse(TrainConfig, {"batch_size": 1}, within="train"), "  train.batch_size:")
 
 
 def test_every_field_gives_its_reason() -> None:
@@ -444,11 +415,6 @@ def test_a_recipe_stands_on_its_base(tmp_path: Path) -> None:
     assert "base" not in yaml.safe_load(dump_yaml(recipe))
 
 
-def test_without_a_base_a_recipe_is_read_as_ever(tmp_path: Path) -> None:
-    raw = {"method": "vacsr-paper", "train": {"epochs": 3}}
-    assert read_recipe(written(tmp_path, "own.yaml", raw), ["train.lr=1"]) == recipe_from(raw, ["train.lr=1"])
-
-
 def test_a_base_lies_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, "far.yaml", {"train": {"epochs": 3, "seed": 5}})
     written(tmp_path, "near/middle.yaml", {"base": "../far.yaml", "train": {"epochs": 4, "lr": 0.1}})
@@ -457,11 +423,8 @@ def test_a_base_lies_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     train = read_recipe(Path("near/own.yaml")).train
     assert (train.seed, train.epochs, train.lr) == (5, 4, 0.2)
-
-
-def test_a_base_may_lie_anywhere(tmp_path: Path) -> None:
-    base = written(tmp_path / "elsewhere", "base.yaml", {"train": {"epochs": 3}})
-    assert read_recipe(written(tmp_path / "here", "own.yaml", {"base": str(base)})).train.epochs == 3
+    absolute = written(tmp_path, "near/absolute.yaml", {"base": str(tmp_path / "far.yaml")})
+    assert read_recipe(absolute).train.epochs == 3
 
 
 @pytest.mark.parametrize(
@@ -493,7 +456,6 @@ def test_a_base_that_cannot_be_read_is_told_with_who_asked(tmp_path: Path) -> No
     assert_refused(lambda: read_recipe(path), "own.yaml", "none.yaml")
     (tmp_path / "none.yaml").write_text("a: [")
     assert_refused(lambda: read_recipe(path), "own.yaml", "none.yaml")
-    assert_refused(lambda: read_recipe(tmp_path / "absent.yaml"), "no such file", "absent.yaml")
 
 
 @pytest.mark.parametrize("base", [None, "", 3, ["a.yaml"], {"train": {}}])

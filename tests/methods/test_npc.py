@@ -114,7 +114,7 @@ def test_the_bank_holds_right_captions() -> None:
 
 
 @pytest.mark.parametrize("refresh", [True, False])
-def test_the_bank_is_built_anew_only_if_asked(refresh: bool) -> None:
+def test_the_bank_is_rebuilt_only_if_asked(refresh: bool) -> None:
     method = Npc(NpcConfig(warmup=0.2, refresh=refresh), dim=8)
     method.fit(None, world(0).caption_image)
     method.start_epoch(world(2))

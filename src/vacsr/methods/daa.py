@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from vacsr.config.base import method_entry
 from vacsr.errors import UsageError
@@ -165,10 +166,5 @@ def _idf(counts: Sequence[Counter[str]], images: Sequence[int], *, rarity: str) 
 
 def captions_by_image(caption_image: Tensor) -> Tensor:
     """The captions of every image, in order, −1 after the last. [M] -> [N, P]"""
-    order = caption_image.argsort(stable=True)
-    counts = caption_image.bincount()
-    starts = counts.cumsum(0) - counts
-    table = torch.full((len(counts), int(counts.max())), -1, dtype=torch.int64)
-    image = caption_image[order]
-    table[image, torch.arange(len(order)) - starts[image]] = order
-    return table
+    by_image = torch.split(caption_image.argsort(stable=True), caption_image.bincount().tolist())
+    return pad_sequence(list(by_image), batch_first=True, padding_value=-1)
