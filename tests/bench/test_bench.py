@@ -169,6 +169,28 @@ def test_metrics_without_torchmetrics(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "torchmetrics is left out: torchmetrics is not installed" in result.to_markdown()
 
 
+def test_metrics_beside_eccv_caption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """COCO's size, with stand-ins for what takes minutes."""
+    values = {f"{protocol} i2t r1": 1.0 for protocol in metrics.COCO}
+    monkeypatch.setattr(metrics, "coco_pairs", lambda: metrics.small_pairs(4))
+    monkeypatch.setattr(metrics, "our_metrics", lambda scores, pairs, protocol: {f"{protocol} i2t r1": 1.0})
+    monkeypatch.setattr(metrics, "package_metrics", lambda i2t, t2i: values)
+    monkeypatch.setattr(metrics, "torchmetrics_metrics", lambda scores, pairs, protocol: {"coco-5k i2t r1": 1.0})
+    rows: list[Any] = list(metrics.run(None, CPU).rows)
+    names = [(row["way"], row["figures"]) for row in rows]
+    every = "coco-1k, coco-5k, cxc, eccv"
+    assert names == [
+        ("vacsr", every),
+        ("eccv_caption with its rankings", every),
+        ("eccv_caption, rankings given", every),
+        ("vacsr", "coco-5k"),
+        ("torchmetrics", "coco-5k: R@K, R-Precision"),
+    ]
+    assert [row["difference"] for row in rows] == [None, 0, 0, None, 0]
+    assert rows[1]["seconds"] > rows[2]["seconds"]
+    assert rows[0]["of_ours"] == rows[3]["of_ours"] == rows[0]["processor_of_ours"] == 1
+
+
 def test_metrics_that_differ_are_an_error() -> None:
     assert largest_difference({"a": 1.0, "b": 2.0}, {"a": 1.0}, system="eccv_caption") == 0
     with pytest.raises(MetricsDiffer, match=r"vacsr and torchmetrics differ by 0\.5%"):

@@ -122,7 +122,8 @@ def our_metrics(scores: Tensor, pairs: MatrixIds, protocol: str) -> Metrics:
     """By vacsr, in percent."""
     parts = protocol_galleries([protocol], pairs)[protocol]
     result = mean_result([part.ranks(MatrixScores(scores)) for part in parts])
-    return {f"{protocol} {way} {key}": result[way][key] for way in ("i2t", "t2i") for key in result[way]}
+    both = (("i2t", result["i2t"]), ("t2i", result["t2i"]))
+    return {f"{protocol} {direction} {key}": value for direction, values in both for key, value in values.items()}
 
 
 def rankings(scores: Tensor, pairs: MatrixIds) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
@@ -147,9 +148,9 @@ def package_metrics(i2t: dict[int, list[int]], t2i: dict[int, list[int]]) -> Met
     results = package.compute_all_metrics(i2t, t2i, names) | package.compute_all_metrics(i2t, t2i, ("eccv_recalls",))
     values: Metrics = {}
     for name, both in results.items():
-        protocol = next(one for one in COCO if name.startswith(one.replace("-", "_")))
+        protocol = next(protocol for protocol in COCO if name.startswith(protocol.replace("-", "_")))
         key = name.removeprefix(protocol.replace("-", "_") + "_").replace("rprecision", "r_precision")
-        values |= {f"{protocol} {way} {key}": 100 * float(value) for way, value in both.items()}
+        values |= {f"{protocol} {direction} {key}": 100 * float(value) for direction, value in both.items()}
     return values
 
 
@@ -161,12 +162,12 @@ def torchmetrics_metrics(scores: Tensor, pairs: MatrixIds, protocol: str) -> Met
         raise MissingExtra("torchmetrics", "dev") from error
     positive = torch.arange(len(pairs.image_ids))[:, None] == pairs.caption_image
     values: Metrics = {}
-    for way, matrix, labels in (("i2t", scores, positive), ("t2i", scores.T.contiguous(), positive.T.contiguous())):
+    for direction, matrix, labels in (("i2t", scores, positive), ("t2i", scores.T, positive.T)):
         total = torch.zeros(4, dtype=torch.float64)
-        for row, label in zip(matrix, labels, strict=True):
+        for row, label in zip(matrix.contiguous(), labels.contiguous(), strict=True):
             hits = [retrieval_hit_rate(row, label, top_k=k) for k in (1, 5, 10)]
             total += torch.stack([*hits, retrieval_r_precision(row, label)]).double()
-        names = (f"{protocol} {way} {key}" for key in ("r1", "r5", "r10", "r_precision"))
+        names = (f"{protocol} {direction} {key}" for key in ("r1", "r5", "r10", "r_precision"))
         values |= dict(zip(names, (100 * total / len(matrix)).tolist(), strict=True))
     return values
 
