@@ -43,11 +43,7 @@ class Finding(NamedTuple):
     message: str
 
     def line(self) -> str:
-        """One line of the report.
-
-        >>> Finding("ok", "torch", "2.13.0, CPU only").line()
-        'ok    torch        2.13.0, CPU only'
-        """
+        """One line of the report."""
         return f"{self.status:<5} {self.subject:<12} {self.message}"
 
 
@@ -55,14 +51,11 @@ class TorchInfo(NamedTuple):
     """What torch reports about itself."""
 
     version: str = ""
-    cuda: str | None = None
-    """The CUDA version it was built for; None for a CPU-only build."""
+    cuda: str | None = None  # the CUDA version it was built for; None for a CPU-only build
     gpus: tuple[str, ...] = ()
     threads: int = 1
-    bf16: tuple[str, ...] = ()
-    """Where bfloat16 is fast: `CPU`, `GPU`."""
-    error: str = ""
-    """Why it could not be imported."""
+    bf16: tuple[str, ...] = ()  # where bfloat16 is fast: `CPU`, `GPU`
+    error: str = ""  # why it could not be imported
 
 
 def run_checks() -> list[Finding]:
@@ -170,9 +163,9 @@ def check_gpu(torch: TorchInfo, *, nvidia: bool, visible: str | None = None) -> 
         return Finding("warn", "gpu", f"NVIDIA GPU here, but torch is a CPU-only build — install a CUDA build: {where}")
     if visible is not None and visible.strip() in ("", "-1"):
         return Finding("warn", "gpu", f"hidden by CUDA_VISIBLE_DEVICES='{visible}' — unset it to use the GPU")
-    why = f"NVIDIA GPU or driver here, but torch (CUDA {torch.cuda}) does not see it"
-    what = "run nvidia-smi, then update the driver or install a torch built for an older CUDA"
-    return Finding("warn", "gpu", f"{why} — {what}")
+    remedy = "run nvidia-smi, then update the driver or install a torch built for an older CUDA"
+    message = f"NVIDIA GPU or driver here, but torch (CUDA {torch.cuda}) does not see it — {remedy}"
+    return Finding("warn", "gpu", message)
 
 
 def check_torchvision(version: str | None, error: str | None) -> Finding:

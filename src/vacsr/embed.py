@@ -36,8 +36,7 @@ _SPLITS = ("train", "dev", "val", "test")
 class Embedded:
     """The result: where it is and how much it holds."""
 
-    spec: str
-    """Its SPEC as data: `features:FILE,captions=FILE`."""
+    spec: str  # as data: `features:FILE,captions=FILE`
     images: int
     captions: int
     skipped: tuple[str, ...]

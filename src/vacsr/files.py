@@ -40,15 +40,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of ``target``; on success it becomes ``target``, on failure it is removed.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with atomic_path(folder / "a.txt") as temporary:
-    ...     _ = temporary.write_text("whole")
-    >>> (folder / "a.txt").read_text()
-    'whole'
-    """
+    """Yield a temporary sibling of ``target``; on success it becomes ``target``, on failure it is removed."""
     with atomic_paths(target) as (temporary,):
         yield temporary
 
@@ -163,11 +155,7 @@ def write_json(target: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """JSON for strict readers: NaN and infinity become null.
-
-    >>> json_text({"a": float("nan")})
-    '{\\n  "a": null\\n}\\n'
-    """
+    """JSON for strict readers: NaN and infinity become null."""
     finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
     return json.dumps(finite, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

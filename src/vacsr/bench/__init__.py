@@ -38,11 +38,9 @@ class Prepared(NamedTuple):
     """A way that is ready to be timed."""
 
     run: Step
-    cells: Mapping[str, Any] | None = None
-    """Numbers of its row that are known already."""
+    cells: Mapping[str, Any] | None = None  # numbers of its row that are known already
     operations: float | None = None
-    warm_up: Step | None = None
-    """A short call of the same kind, if a whole one takes too long."""
+    warm_up: Step | None = None  # a short call of the same kind, if a whole one takes too long
 
 
 class Way(NamedTuple):
@@ -142,15 +140,11 @@ def seconds(work: Step, *, device: torch.device) -> float:
 
 
 def describe_device(device: torch.device) -> str:
-    """The hardware and software that numbers depend on.
-
-    >>> describe_device(torch.device("cpu")).startswith("CPU, ")
-    True
-    """
+    """The hardware and software that numbers depend on."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     count = torch.get_num_threads()
-    threads = f"CPU, {count} thread{'' if count == 1 else 's'}"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
-    return f"{name}, torch {torch.__version__}"
+    return f"CPU, {count} thread{'' if count == 1 else 's'}, torch {torch.__version__}"
 
 
 def describe_error(error: Exception) -> str:
@@ -170,19 +164,13 @@ class BenchResult:
     """Numbers of several ways, measured in one run."""
 
     bench: str
-    where: str
-    """GPU or CPU, threads, torch."""
-    settings: Mapping[str, Any]
-    """Sizes of the problem."""
-    rows: Sequence[Mapping[str, Cell]]
-    """One per way; ``way`` names it, ``problem`` says why it has no numbers."""
-    columns: Mapping[str, str]
-    """Keys that the table shows, with their headings."""
-    plotted: Sequence[str]
-    """Keys that the plot shows, one panel each."""
+    where: str  # GPU or CPU, threads, torch
+    settings: Mapping[str, Any]  # sizes of the problem
+    rows: Sequence[Mapping[str, Cell]]  # one per way; `way` names it, `problem` says why it has no numbers
+    columns: Mapping[str, str]  # keys that the table shows, with their headings
+    plotted: Sequence[str]  # keys that the plot shows, one panel each
     notes: Sequence[str] = ()
-    label: str = "way"
-    """The key that names a row of the plot."""
+    label: str = "way"  # the key that names a row of the plot
 
     def to_json(self) -> dict[str, Any]:
         """Everything but how it is shown."""
