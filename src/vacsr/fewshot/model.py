@@ -54,13 +54,7 @@ class FewshotModel:
 
     @classmethod
     def build(
-        cls,
-        method: MethodConfig,
-        backbone: BackboneConfig,
-        *,
-        classes: ClassSet,
-        seed: int,
-        device: torch.device,
+        cls, method: MethodConfig, backbone: BackboneConfig, *, classes: ClassSet, seed: int, device: torch.device
     ) -> FewshotModel:
         """New weights are drawn from ``seed``; torch's global generator is not touched."""
         clip = ClipModel.from_config(backbone)

@@ -131,12 +131,7 @@ class FewshotTask(Task):
     """Trains a few-shot method on its shots. The final weights count: no epoch is chosen by a metric."""
 
     def __init__(
-        self,
-        model: FewshotModel,
-        shots: LabelledPhotos,
-        config: FewshotTrainConfig,
-        *,
-        label: str = "shots",
+        self, model: FewshotModel, shots: LabelledPhotos, config: FewshotTrainConfig, *, label: str = "shots"
     ) -> None:
         self.fewshot, self.shots, self.config, self.label = model, shots, config, label
         self.model = self.method = model.method
