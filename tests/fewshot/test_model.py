@@ -23,20 +23,22 @@ def test_predictions_are_the_reports(raw: dict[str, Any], tmp_path: Path, method
     recipe = fewshot_from(raw, [f"method={method}", *QUICK])
     run_fewshot(recipe, tmp_path, progress=False)
     model = load_fewshot(tmp_path, device="cpu")
-    kept, _ = read_tensors(tmp_path / "answers.safetensors")
+    saved, _ = read_tensors(tmp_path / "answers.safetensors")
     base = load_sets(recipe.data).tests[0]
     photos = [base.photos.photos.open(row) for row in range(len(base.photos))]
-    found = model.predict(photos, batch_size=5)
-    assert found.names == base.classes.names
-    assert found.best() == [base.classes.names[place] for place in kept["base.predicted"].tolist()]
-    torch.testing.assert_close(found.probabilities.amax(dim=1).double(), kept["base.confidence"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.probabilities.sum(dim=1), torch.ones(12))
-    assert (found.uncertainty is not None) == (method == "vacsr")
-    if found.uncertainty is not None:
-        own = found.uncertainty[torch.arange(12), kept["base.predicted"]]
-        torch.testing.assert_close(own.double(), kept["base.uncertainty"], rtol=0, atol=1e-5)
+    predicted = model.predict(photos, batch_size=5)
+    assert predicted.names == base.classes.names
+    assert predicted.best() == [base.classes.names[index] for index in saved["base.predicted"].tolist()]
+    torch.testing.assert_close(
+        predicted.probabilities.amax(dim=1).double(), saved["base.confidence"], rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(predicted.probabilities.sum(dim=1), torch.ones(12))
+    assert (predicted.uncertainty is not None) == (method == "vacsr")
+    if predicted.uncertainty is not None:
+        own = predicted.uncertainty[torch.arange(12), saved["base.predicted"]]
+        torch.testing.assert_close(own.double(), saved["base.uncertainty"], rtol=0, atol=1e-5)
     same = model.predict(photos[:2], list(model.classes.names))
-    torch.testing.assert_close(same.probabilities, found.probabilities[:2], rtol=0, atol=1e-5)
+    torch.testing.assert_close(same.probabilities, predicted.probabilities[:2], rtol=0, atol=1e-5)
 
 
 def test_other_names(raw: dict[str, Any], tmp_path: Path) -> None:
@@ -45,11 +47,11 @@ def test_other_names(raw: dict[str, Any], tmp_path: Path) -> None:
     model = load_fewshot(tmp_path, device="cpu")
     model = replace(model, classes=model.classes._replace(sentences=(("one",),) * 3))
     photo = load_sets(recipe.data).tests[0].photos.photos.open(0)
-    found = model.predict([photo], ["red tree", "blue fish"])
-    assert (found.names, found.probabilities.shape) == (("red tree", "blue fish"), (1, 2))
-    assert found.best()[0] in found.names
+    predicted = model.predict([photo], ["red tree", "blue fish"])
+    assert (predicted.names, predicted.probabilities.shape) == (("red tree", "blue fish"), (1, 2))
+    assert predicted.best()[0] in predicted.names
     swapped = model.predict([photo], ["blue fish", "red tree"])
-    torch.testing.assert_close(swapped.probabilities, found.probabilities.flip(1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(swapped.probabilities, predicted.probabilities.flip(1), rtol=0, atol=1e-5)
     for names in ("red tree", [], ["red tree", " "]):
         with pytest.raises(UsageError, match="give a list of names"):
             model.predict([photo], names)

@@ -71,11 +71,11 @@ def test_every_method_runs_and_is_read_back(raw: dict[str, Any], tmp_path: Path,
     task = load_sets(fewshot_from(raw).data)
     assert again.classes == task.classes
     new_set = task.tests[1]
-    found = again.evaluate(new_set.photos, new_set.classes)
-    kept, _ = read_tensors(tmp_path / "answers.safetensors")
-    assert torch.equal(found.predicted, kept["new.predicted"])
-    torch.testing.assert_close(found.confidence, kept["new.confidence"], rtol=0, atol=1e-6)
-    assert torch.equal(kept["new.label"], new_set.photos.labels)
+    answers = again.evaluate(new_set.photos, new_set.classes)
+    saved, _ = read_tensors(tmp_path / "answers.safetensors")
+    assert torch.equal(answers.predicted, saved["new.predicted"])
+    torch.testing.assert_close(answers.confidence, saved["new.confidence"], rtol=0, atol=1e-6)
+    assert torch.equal(saved["new.label"], new_set.photos.labels)
 
 
 class ScaleConfig(MethodConfig):
@@ -125,8 +125,8 @@ def test_zeroshot_is_the_plain_cosine(raw: dict[str, Any], tmp_path: Path) -> No
     with torch.no_grad():
         images = clip.image(built.transform.normalize(torch.stack(squares)))
         texts = clip.text(clip.tokens(tested.classes.prompts()))
-    kept, _ = read_tensors(tmp_path / "answers.safetensors")
-    assert torch.equal((images @ texts.T).argmax(dim=1), kept["base.predicted"])
+    saved, _ = read_tensors(tmp_path / "answers.safetensors")
+    assert torch.equal((images @ texts.T).argmax(dim=1), saved["base.predicted"])
 
 
 def test_domains_are_reported_by_name(raw: dict[str, Any], tmp_path: Path) -> None:

@@ -27,16 +27,16 @@ def vacsr_raw(raw: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def scores(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What candidates score instead of being trained; the test fills it, and finds the recipes that were asked for."""
-    given: list[Any] = []
+    accuracies: list[Any] = []
 
     def score(recipe: Any, *args: Any, **kwargs: Any) -> float | None:
         asked.append(recipe)
-        found: float | None = given[len(asked) - 1]
-        return found
+        accuracy: float | None = accuracies[len(asked) - 1]
+        return accuracy
 
     asked: list[Any] = []
     monkeypatch.setattr("vacsr.fewshot.run.validation_accuracy", score)
-    return given
+    return accuracies
 
 
 def searched(raw: dict[str, Any], out: Path, *, mark: str = "mark") -> Any:
@@ -62,11 +62,11 @@ def test_the_best_is_taken_and_of_equals_the_first(
     vacsr_raw: dict[str, Any], scores: list[Any], tmp_path: Path
 ) -> None:
     scores += [10.0, 50.0, 30.0, 50.0, 0.0, 0.0, 0.0, 49.0]
-    found = searched(vacsr_raw, tmp_path)
-    assert found == candidates(fewshot_from(vacsr_raw))[1]
+    best = searched(vacsr_raw, tmp_path)
+    assert best == candidates(fewshot_from(vacsr_raw))[1]
     written = json.loads((tmp_path / "search.json").read_text())
     assert [one["val_accuracy"] for one in written["candidates"]] == scores
-    assert written["best"] == found
+    assert written["best"] == best
     assert written["samples"] == 9  # of three base classes
 
 

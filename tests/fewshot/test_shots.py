@@ -105,11 +105,11 @@ def loader(shots: LabelledPhotos, *, second: bool = False, **fields: Any) -> Sho
 
 
 def by_shot(batches: Iterator[ShotBatch]) -> dict[int, list[torch.Tensor]]:
-    found: dict[int, list[torch.Tensor]] = {}
+    views: dict[int, list[torch.Tensor]] = {}
     for batch in batches:
         for row, pixels in zip(batch.labels.tolist(), batch.pixels, strict=True):
-            found.setdefault(row, []).append(pixels)
-    return found
+            views.setdefault(row, []).append(pixels)
+    return views
 
 
 @pytest.mark.parametrize(
@@ -179,11 +179,11 @@ def test_a_crop_of_all_and_no_flip_is_the_resized_photo() -> None:
 def test_photos_are_decoded_once_where_they_fit() -> None:
     shots = colours(8)
     counting = CountingPhotos(shots.photos)  # type: ignore[arg-type]
-    kept = replace(shots, photos=counting)
-    list(loader(kept, workers=1).stream(0, 6))
+    counted = replace(shots, photos=counting)
+    list(loader(counted, workers=1).stream(0, 6))
     assert counting.opened == [1] * 8
     counting.opened = [0] * 8
-    list(loader(kept, workers=1, cache_gb=0).stream(0, 6))
+    list(loader(counted, workers=1, cache_gb=0).stream(0, 6))
     assert counting.opened == [3] * 8
     half = CachedPhotos(counting, limit=4 * 10 * 14 * 4)
     for row in [*range(8), *range(8)]:

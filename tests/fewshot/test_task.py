@@ -24,20 +24,20 @@ def task(**fields: Any) -> Any:
 
 
 def test_base_to_novel_tests_each_half_over_itself() -> None:
-    found, whole = task(), load_classes(SPEC)
+    sets, whole = task(), load_classes(SPEC)
     names = whole.test.classes
-    assert found.classes.names == found.train.classes == names[:4]
-    assert torch.bincount(found.train.labels).tolist() == [3] * 4
-    assert torch.bincount(found.val.labels).tolist() == [3] * 4
-    base, new = found.tests
+    assert sets.classes.names == sets.train.classes == names[:4]
+    assert torch.bincount(sets.train.labels).tolist() == [3] * 4
+    assert torch.bincount(sets.val.labels).tolist() == [3] * 4
+    base, new = sets.tests
     assert (base.split, base.classes.names, new.split, new.classes.names) == ("base", names[:4], "new", names[4:])
     assert sorted(base.photos.labels.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert sorted(new.photos.labels.tolist()) == [0, 0, 1, 1, 2, 2]
     assert base.classes.template == whole.template
-    for row in range(len(found.train)):  # a shot is the photo of the class that its label says
-        name = found.train.photos.name(row)
-        place = whole.train.ids().index(name)
-        assert names[int(whole.train.labels[place])] == found.train.classes[int(found.train.labels[row])]
+    for row in range(len(sets.train)):  # a shot is the photo of the class that its label says
+        name = sets.train.photos.name(row)
+        position = whole.train.ids().index(name)
+        assert names[int(whole.train.labels[position])] == sets.train.classes[int(sets.train.labels[row])]
 
 
 def test_shots_are_drawn_before_the_halves() -> None:
@@ -46,10 +46,10 @@ def test_shots_are_drawn_before_the_halves() -> None:
 
 
 def test_all_trains_and_tests_every_class() -> None:
-    found = task(protocol="all")
-    assert len(found.classes.names) == 7
-    assert [one.split for one in found.tests] == ["test"]
-    assert len(found.train) == 21
+    sets = task(protocol="all")
+    assert len(sets.classes.names) == 7
+    assert [one.split for one in sets.tests] == ["test"]
+    assert len(sets.train) == 21
 
 
 def test_targets_have_their_own_classes_and_sentence(tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_targets_have_their_own_classes_and_sentence(tmp_path: Path) -> None:
             Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
             writer.writerow([f"{number}.png", name, "train" if number < 2 else "test"])
     targets = {"blur": f"{SPEC},domain=blur", "other": f"csv:{tmp_path / 'other.csv'}"}
-    found = task(protocol="domain", targets=targets)
-    assert [one.split for one in found.tests] == ["source", "blur", "other"]
-    source, blur, other = found.tests
-    assert source.classes == found.classes
-    assert blur.classes == found.classes._replace(shifted=True)
+    sets = task(protocol="domain", targets=targets)
+    assert [one.split for one in sets.tests] == ["source", "blur", "other"]
+    source, blur, other = sets.tests
+    assert source.classes == sets.classes
+    assert blur.classes == sets.classes._replace(shifted=True)
     assert other.classes.shifted
     assert sorted(other.classes.names) == ["cat", "dog"]
     assert other.classes.template == "a photo of a {}."
@@ -79,9 +79,9 @@ def test_a_target_without_splits_is_tested_on_all_its_photos(tmp_path: Path) -> 
         for number in range(3 if "test" in name else 10):
             Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
     targets = {name: f"folder:{tmp_path / name}" for name in ("plain", "split")}
-    found = task(protocol="domain", targets=targets)
-    assert [len(one.photos) for one in found.tests] == [14, 20, 6]
-    assert torch.bincount(found.tests[1].photos.labels).tolist() == [10, 10]
+    sets = task(protocol="domain", targets=targets)
+    assert [len(one.photos) for one in sets.tests] == [14, 20, 6]
+    assert torch.bincount(sets.tests[1].photos.labels).tolist() == [10, 10]
     own = task(spec=targets["plain"], protocol="all")  # as the source it is shared out
     assert [len(one.photos) for one in own.tests] == [6]
 
@@ -112,9 +112,9 @@ def test_sentences_come_in_the_order_of_the_classes(tmp_path: Path) -> None:
     path = tmp_path / "sentences.json"
     written = {name.upper().replace(" ", "_"): [f"about {name}", "and more"] for name in reversed(names)}
     path.write_text(json.dumps(written))
-    found = task(sentences=str(path))
-    assert found.classes.sentences == tuple((f"about {name}", "and more") for name in names)
-    assert all(one.classes.sentences == () for one in found.tests)
+    sets = task(sentences=str(path))
+    assert sets.classes.sentences == tuple((f"about {name}", "and more") for name in names)
+    assert all(one.classes.sentences == () for one in sets.tests)
     assert read_sentences(path, names[1:2]) == ((f"about {names[1]}", "and more"),)
 
 

@@ -37,8 +37,8 @@ def test_it_learns(make_trainer: Make) -> None:
     trainer = make_trainer(colours(30), epochs=10, lr=2.0)
     run = trainer.run(progress=False)
     model = FewshotModel(run.model, CLASSES, TRANSFORM, {})
-    found = model.evaluate(colours(30, seed=1), CLASSES, batch_size=7)
-    assert float(found.correct.double().mean()) > 0.9
+    answers = model.evaluate(colours(30, seed=1), CLASSES, batch_size=7)
+    assert float(answers.correct.double().mean()) > 0.9
     assert run.history[0]["loss"] > 2 * run.history[-2]["loss"]
     assert not run.interrupted
     assert not run.model.training

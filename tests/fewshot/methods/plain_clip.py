@@ -2,7 +2,7 @@
 
 The reference of all few-shot methods: it reads the weights of a :class:`ClipModel` by name and shares no code with it.
 Edits are plain functions on one row of tokens [L, W]: ``words(x)``, ``entry(x)``, ``before(depth, x)`` and
-``after(depth, given, x)``.
+``after(depth, inputs, x)``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SIZE = 32
 
 @dataclass(frozen=True)
 class Plain:
-    """What a reference puts in; all of it leaves the tokens alone unless given."""
+    """What a reference puts in; all of it leaves the tokens alone unless set."""
 
     words: Callable[[Tensor], Tensor] = lambda x: x
     entry: Callable[[Tensor], Tensor] = lambda x: x
     before: Callable[[int, Tensor], Tensor] = lambda depth, x: x
-    after: Callable[[int, Tensor, Tensor], Tensor] = lambda depth, given, x: x
+    after: Callable[[int, Tensor, Tensor], Tensor] = lambda depth, inputs, x: x
 
 
 NOTHING = Plain()
@@ -169,8 +169,8 @@ def plain_blocks(w: dict[str, Tensor], tokens: Tensor, plain: Plain, *, causal: 
     """All blocks with the edits around them. [L, W] -> [L', W]"""
     depth = 0
     while f"encoder.layers.{depth}.layer_norm1.weight" in w:
-        given = plain.before(depth, tokens)
-        tokens = plain.after(depth, given, plain_block(w, depth, given, causal=causal))
+        inputs = plain.before(depth, tokens)
+        tokens = plain.after(depth, inputs, plain_block(w, depth, inputs, causal=causal))
         depth += 1
     return tokens
 
@@ -191,9 +191,9 @@ def attention(w: dict[str, Tensor], block: str, x: Tensor, *, causal: bool) -> T
     for head in range(HEADS):
         part = slice(head * width, (head + 1) * width)
         rows = []
-        for place in range(len(x)):
-            seen = place + 1 if causal else len(x)
-            score = k[:seen, part] @ q[place, part] / width**0.5
+        for position in range(len(x)):
+            seen = position + 1 if causal else len(x)
+            score = k[:seen, part] @ q[position, part] / width**0.5
             rows.append(torch.exp(score - score.max()) / torch.exp(score - score.max()).sum() @ v[:seen, part])
         heads.append(torch.stack(rows))
     return linear(w, f"{block}.self_attn.out_proj", torch.cat(heads, dim=1))

@@ -33,8 +33,10 @@ def plain_prompts(method: Maple) -> PlainPrompts:
         for layer, tokens in zip(method.prompts.maps, texts, strict=True)
     ]
 
-    def over(x: Tensor, own: Tensor) -> Tensor:
-        return torch.stack([own[place - 1] if 1 <= place <= len(own) else token for place, token in enumerate(x)])
+    def over(x: Tensor, prompts: Tensor) -> Tensor:
+        return torch.stack(
+            [own[position - 1] if 1 <= position <= len(own) else token for position, token in enumerate(x)]
+        )
 
     def last(x: Tensor, own: Tensor) -> Tensor:
         return torch.stack([*x[: len(x) - len(own)], *own])

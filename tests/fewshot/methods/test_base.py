@@ -21,7 +21,7 @@ from .plain_clip import photos, plain_image, plain_text, small_clip
 FAR = ClassSet(("cat", "night_heron", "x"), "a {}, seen from afar.")
 BASE = ClassSet(("cat", "night_heron", "x"), "a {}.")
 NEW = ClassSet(("dog", "red car", "blue"), "a {}.")
-TOLD = BASE._replace(template="{} texture.")
+TEXTURE = BASE._replace(template="{} texture.")
 # With cosine_start=clip the first step would set b, and a method would not be as it was.
 SMALL: dict[str, Any] = {"adapter": {"hidden": 8, "latent": 6, "decoder_hidden": 5}, "cosine_start": "adapter"}
 CHANGES: dict[str, dict[str, Any]] = {
@@ -125,33 +125,33 @@ def test_new_weights_come_from_the_generator(name: str) -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every sentence that a tokenizer is given from now on."""
-    found: list[str] = []
+    sentences: list[str] = []
     plain = ClipModel.tokens
 
     def tokens(self: ClipModel, prompts: Sequence[str]) -> Tensor:
-        found.extend(prompts)
+        sentences.extend(prompts)
         return plain(self, prompts)
 
     monkeypatch.setattr(ClipModel, "tokens", tokens)
-    return found
+    return sentences
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_are_tokenised_when_the_list_changes(name: str, told: list[str]) -> None:
+def test_names_are_tokenised_when_the_list_changes(name: str, tokenised: list[str]) -> None:
     method = built(name)
-    told.clear()
+    tokenised.clear()
     first = loss_and_logits(method, BASE)
-    assert sum("night heron" in sentence for sentence in told) == (2 if name == "coprompt" else 1)
-    told.clear()
+    assert sum("night heron" in sentence for sentence in tokenised) == (2 if name == "coprompt" else 1)
+    tokenised.clear()
     again = loss_and_logits(method, ClassSet(*BASE))
-    assert told == []
+    assert tokenised == []
     others = loss_and_logits(method, NEW)
-    assert any("red car" in sentence for sentence in told)
-    assert not any("heron" in sentence for sentence in told)
-    for found, classes in ((again, BASE), (others, NEW), (loss_and_logits(method, BASE), BASE)):
-        for one, other in zip(found, loss_and_logits(built(name), classes), strict=True):
+    assert any("red car" in sentence for sentence in tokenised)
+    assert not any("heron" in sentence for sentence in tokenised)
+    for numbers, classes in ((again, BASE), (others, NEW), (loss_and_logits(method, BASE), BASE)):
+        for one, other in zip(numbers, loss_and_logits(built(name), classes), strict=True):
             assert torch.equal(one, other)
     assert not torch.equal(first[1], others[1])
 
@@ -159,23 +159,23 @@ def test_names_are_tokenised_when_the_list_changes(name: str, told: list[str]) -
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in OWN_WORDS])
 def test_another_template_is_another_sentence(name: str) -> None:
     method = built(name)
-    before, after = loss_and_logits(method, BASE), loss_and_logits(method, TOLD)
+    before, after = loss_and_logits(method, BASE), loss_and_logits(method, TEXTURE)
     assert not torch.equal(before[1], after[1])
-    for one, other in zip(after, loss_and_logits(built(name), TOLD), strict=True):
+    for one, other in zip(after, loss_and_logits(built(name), TEXTURE), strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "zeroshot"])
 def test_training_follows_a_test_in_inference_mode(name: str) -> None:
-    """What is kept must not be an inference tensor, which no gradient can be taken through."""
+    """What is cached must not be an inference tensor, which no gradient can be taken through."""
     method, fresh = built(name), built(name)
     with torch.inference_mode():
         method.prepare(BASE)
     for trained in (method, fresh):
         trained.loss(batch(), BASE).total.backward()
-    found, expected = ([p.grad for p in one.trainable().values() if p.grad is not None] for one in (method, fresh))
-    assert found
-    for one, other in zip(found, expected, strict=True):
+    gradients, expected = ([p.grad for p in one.trainable().values() if p.grad is not None] for one in (method, fresh))
+    assert gradients
+    for one, other in zip(gradients, expected, strict=True):
         assert torch.equal(one, other)
 
 

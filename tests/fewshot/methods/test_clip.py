@@ -78,7 +78,7 @@ def all_joints(rows: Tensor) -> Plain:
         words=lambda x: x.flip(-1),
         entry=lambda x: 0.5 * x,
         before=lambda depth, x: torch.cat((x[:1], rows, x[1:])) if depth == 1 else x,
-        after=lambda depth, given, x: x + (depth + 1) * given.sin(),
+        after=lambda depth, inputs, x: x + (depth + 1) * inputs.sin(),
     )
 
 
@@ -143,13 +143,13 @@ def test_inserted_tokens_count_in_a_mean(tmp_path: Path) -> None:
             )
 
     ids = clip.tokens(CAPTIONS)
-    kept: list[Tensor] = []
-    handle = clip.backbone.text.blocks()[-1].register_forward_hook(lambda _block, _given, out: kept.append(out))
+    outputs: list[Tensor] = []
+    handle = clip.backbone.text.blocks()[-1].register_forward_hook(lambda _block, _args, out: outputs.append(out))
     plain = clip.text(ids)
     handle.remove()
     ours = clip.text(ids, edits=Insert())
     for row, length in enumerate((ids >= 0).sum(dim=1).tolist()):
-        states = torch.cat((kept[0][row, :length], torch.full((1, 32), 5.0)))
+        states = torch.cat((outputs[0][row, :length], torch.full((1, 32), 5.0)))
         mean = clip.backbone.text.finish(states).mean(dim=0)
         torch.testing.assert_close(ours[row], nn.functional.normalize(clip.text_map(mean), dim=-1))
     assert not torch.allclose(ours, plain)

@@ -41,10 +41,10 @@ def test_starts_as_zero_shot_clip() -> None:
     clip = method.clip
     for classes in (CLASSES, OTHERS):
         rows = clip.tokens(classes.prompts())
-        found = method.logits(pixels, method.prepare(classes))
-        torch.testing.assert_close(found, 100.0 * clip.image(pixels) @ clip.text(rows).T, rtol=0, atol=0)
+        logits = method.logits(pixels, method.prepare(classes))
+        torch.testing.assert_close(logits, 100.0 * clip.image(pixels) @ clip.text(rows).T, rtol=0, atol=0)
         plain = 100.0 * plain_image(clip, pixels) @ plain_text(clip, rows).T
-        torch.testing.assert_close(found, plain, rtol=1e-8, atol=1e-7)
+        torch.testing.assert_close(logits, plain, rtol=1e-8, atol=1e-7)
     assert "night heron texture." in CLASSES.prompts()
 
 
@@ -83,9 +83,9 @@ def test_training_ends_at_the_weighted_mean(fields: dict[str, float]) -> None:
     for now, latest in zip(method.trainable().values(), history[-1], strict=True):
         torch.testing.assert_close(now.detach(), latest, rtol=0, atol=0)  # the mean stays apart until the end
     method.finish()
-    for place, found in enumerate(method.trainable().values()):
-        wanted = sum(w * past[place] for w, past in zip(weight, history, strict=True)) / sum(weight)
-        torch.testing.assert_close(found.detach(), wanted, rtol=1e-6, atol=1e-7)
+    for index, mean in enumerate(method.trainable().values()):
+        wanted = sum(w * past[index] for w, past in zip(weight, history, strict=True)) / sum(weight)
+        torch.testing.assert_close(mean.detach(), wanted, rtol=1e-6, atol=1e-7)
     assert not torch.allclose(method.logits(photos(1), texts), last)
 
 

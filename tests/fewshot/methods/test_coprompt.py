@@ -28,7 +28,7 @@ from .plain_clip import (
 from .plain_maple import plain_prompts, prompt_rows
 
 CLASSES = ClassSet(("night_heron", "cat", "plum"), "{} texture.")
-TOLD = CLASSES._replace(sentences=(("a bird", "grey wings", "by water"), ("whiskers",), ()))
+DESCRIBED = CLASSES._replace(sentences=(("a bird", "grey wings", "by water"), ("whiskers",), ()))
 OTHERS = ClassSet(("oak", "old_oak"))
 LABELS = torch.tensor([2, 0])
 
@@ -69,14 +69,14 @@ def plain_features(method: Coprompt, pixels: Tensor, classes: ClassSet) -> tuple
 @pytest.mark.parametrize("fields", [{"depth": 2}, {"tokens": 4, "depth": 12, "image_blend": 0.6, "text_blend": 0.5}])
 def test_logits_are_the_plain_ones_for_any_classes(fields: dict[str, float]) -> None:
     method, pixels = coprompt(**fields), photos(2)
-    for classes in (TOLD, OTHERS):
+    for classes in (DESCRIBED, OTHERS):
         images, texts = plain_features(method, pixels, classes)
         prepared = method.prepare(classes)
         assert not prepared.requires_grad
         torch.testing.assert_close(method.logits(pixels, prepared), 100.0 * images @ texts.T, rtol=1e-8, atol=1e-7)
 
 
-@pytest.mark.parametrize("classes", [CLASSES, TOLD])
+@pytest.mark.parametrize("classes", [CLASSES, DESCRIBED])
 def test_loss_and_gradients_are_the_plain_ones(classes: ClassSet) -> None:
     method, pixels, second = coprompt(depth=2, consistency=3.0), photos(2), photos(2, seed=1)
     clip = method.clip
@@ -91,10 +91,10 @@ def test_loss_and_gradients_are_the_plain_ones(classes: ClassSet) -> None:
         own or (f"{name.replace('_', ' ')} texture.",)
         for name, own in zip(CLASSES.names, classes.sentences or ((),) * 3, strict=True)
     ]
-    told = [
+    frozen = [
         [plain_sentence(clip, [i for i in clip.tokens([text])[0].tolist() if i >= 0]) for text in own] for own in lists
     ]
-    text = [1 - (texts[0] @ first + texts[1] @ told[1][0] + texts[2] @ told[2][0]) / 3 for first in told[0]]
+    text = [1 - (texts[0] @ first + texts[1] @ frozen[1][0] + texts[2] @ frozen[2][0]) / 3 for first in frozen[0]]
     nearest = min(text, key=lambda term: abs(float(term.detach()) - float(terms.parts["text"])))
     total = ce + 3.0 * (nearest + image)
     for name, part in (("ce", ce), ("text", nearest), ("image", image)):
@@ -128,7 +128,7 @@ def test_the_loss_draws_by_seed_and_step() -> None:
     method, batch = coprompt(small_clip(image_blocks=1, text_blocks=1)), ShotBatch(photos(2), LABELS, photos(2, seed=1))
 
     def parts(seed: int) -> list[tuple[float, float]]:
-        terms = [method.loss(batch._replace(seed=seed, step=step), TOLD).parts for step in range(12)]
+        terms = [method.loss(batch._replace(seed=seed, step=step), DESCRIBED).parts for step in range(12)]
         return [(float(part["text"]), float(part["ce"])) for part in terms]
 
     first = parts(0)

@@ -41,16 +41,16 @@ def test_logits_are_the_plain_ones_for_any_classes(tokens: int, depth: int) -> N
     for classes in (CLASSES, OTHERS):
         prepared = method.prepare(classes)
         assert not prepared.requires_grad
-        found = method.logits(pixels, prepared)
-        torch.testing.assert_close(found, plain_logits(method, pixels, classes), rtol=1e-8, atol=1e-7)
+        logits = method.logits(pixels, prepared)
+        torch.testing.assert_close(logits, plain_logits(method, pixels, classes), rtol=1e-8, atol=1e-7)
 
 
 @pytest.mark.parametrize(("image_blocks", "text_blocks"), [(3, 1), (2, 3)])
 def test_the_shallower_tower_bounds_the_depth(image_blocks: int, text_blocks: int) -> None:
     method, pixels = maple(small_clip(image_blocks=image_blocks, text_blocks=text_blocks)), photos(1)
     assert len(method.prompts.tokens) == min(image_blocks, text_blocks)
-    found = method.logits(pixels, method.prepare(CLASSES))
-    torch.testing.assert_close(found, plain_logits(method, pixels, CLASSES), rtol=1e-8, atol=1e-7)
+    logits = method.logits(pixels, method.prepare(CLASSES))
+    torch.testing.assert_close(logits, plain_logits(method, pixels, CLASSES), rtol=1e-8, atol=1e-7)
 
 
 def test_loss_and_gradients_are_the_plain_ones() -> None:
@@ -72,10 +72,10 @@ def test_as_many_numbers_as_published() -> None:
 def test_text_starts_as_the_words_it_replaces() -> None:
     clip = small_clip()
     method = Maple(clip, MapleConfig(depth=1), classes=CLASSES, generator=torch.Generator().manual_seed(0))
-    told = clip.text(prompt_rows(clip, CLASSES))
-    torch.testing.assert_close(method.prepare(CLASSES), told, rtol=0, atol=0)
+    expected = clip.text(prompt_rows(clip, CLASSES))
+    torch.testing.assert_close(method.prepare(CLASSES), expected, rtol=0, atol=0)
     deep = Maple(clip, MapleConfig(), classes=CLASSES, generator=torch.Generator().manual_seed(0))
-    assert not torch.allclose(deep.prepare(CLASSES), told)
+    assert not torch.allclose(deep.prepare(CLASSES), expected)
     fresh = torch.stack(list(deep.prompts.tokens)[1:])
     assert 0.01 < fresh.std() < 0.03
     first, second, third = (layer.weight for layer in deep.prompts.maps)
@@ -89,10 +89,10 @@ def test_half_precision_of_the_towers() -> None:
     method, pixels = maple(small_clip(dtype=torch.float32)), photos(2, dtype=torch.float32)
     exact = method.image_features(pixels)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = method.image_features(pixels)
+        features = method.image_features(pixels)
         rough = method.loss(ShotBatch(pixels, LABELS), CLASSES).total
-    assert found.dtype == rough.dtype == torch.float32
-    assert 0.99 < float((found * exact).sum(dim=1).min().detach()) < 1.0
+    assert features.dtype == rough.dtype == torch.float32
+    assert 0.99 < float((features * exact).sum(dim=1).min().detach()) < 1.0
     rough.backward()
     assert all(parameter.grad is not None for parameter in method.trainable().values())
 
@@ -129,7 +129,7 @@ def test_tiny_towers(depth: int) -> None:
             x[:, -2:] = images[number]
         x = block(x)
     seen = functional.normalize(clip.image_map(tower.norm(x[:, 0])), dim=-1)
-    tower, told = clip.backbone.text, []
+    tower, sentences = clip.backbone.text, []
     for row in prompt_rows(clip, CLASSES):
         ids = row[row >= 0]
         y = tower.words(ids)
@@ -137,6 +137,6 @@ def test_tiny_towers(depth: int) -> None:
         for number, block in enumerate(tower.layers):
             y = torch.cat((y[:1], texts[number], y[3:])) if 0 < number < len(texts) else y
             y = block(y[None])[0]
-        told.append(functional.normalize(clip.text_map(tower.norm(y[-1])), dim=-1))
-    found = method.logits(pixels, method.prepare(CLASSES))
-    torch.testing.assert_close(found, 20.0 * seen @ torch.stack(told).T, rtol=1e-8, atol=1e-8)
+        sentences.append(functional.normalize(clip.text_map(tower.norm(y[-1])), dim=-1))
+    logits = method.logits(pixels, method.prepare(CLASSES))
+    torch.testing.assert_close(logits, 20.0 * seen @ torch.stack(sentences).T, rtol=1e-8, atol=1e-8)

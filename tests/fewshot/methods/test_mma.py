@@ -31,20 +31,20 @@ def positive(x: Tensor) -> Tensor:
 
 
 def plain_edits(method: Mma, side: str, *, blocks: int, layers: int) -> Plain:
-    """The adapters written out, found by their saved names; the last ``layers`` of ``blocks``."""
+    """The adapters written out, by their saved names; the last ``layers`` of ``blocks``."""
     own, w = dict(method.named_parameters()), weights_of(method.clip, side)
 
     def linear(name: str, x: Tensor) -> Tensor:
         return x @ own[f"{name}.weight"].T + own[f"{name}.bias"]
 
-    def after(depth: int, given: Tensor, x: Tensor) -> Tensor:
-        place = depth - (blocks - layers)
-        if place < 0:
+    def after(depth: int, inputs: Tensor, x: Tensor) -> Tensor:
+        index = depth - (blocks - layers)
+        if index < 0:
             return x
-        y = layer_norm(w, f"encoder.layers.{depth}.layer_norm1", given)
-        y = positive(linear(f"{side}_adapters.{place}.down", y))
-        y = positive(linear(f"shared.{place}", y))
-        return x + method.config.scale * linear(f"{side}_adapters.{place}.up", y)
+        y = layer_norm(w, f"encoder.layers.{depth}.layer_norm1", inputs)
+        y = positive(linear(f"{side}_adapters.{index}.down", y))
+        y = positive(linear(f"shared.{index}", y))
+        return x + method.config.scale * linear(f"{side}_adapters.{index}.up", y)
 
     return Plain(after=after)
 
@@ -137,8 +137,8 @@ def test_checkpointing_changes_no_gradient() -> None:
         method.clip.backbone.set_checkpointing(on)
         loss = method.loss(ShotBatch(photos(2), torch.tensor([0, 1])), CLASSES).total
         grads.append(torch.autograd.grad(loss, list(method.trainable().values())))
-    for kept, recomputed in zip(*grads, strict=True):
-        torch.testing.assert_close(kept, recomputed, rtol=1e-10, atol=1e-12)
+    for stored, recomputed in zip(*grads, strict=True):
+        torch.testing.assert_close(stored, recomputed, rtol=1e-10, atol=1e-12)
 
 
 def closed_form(image: int, text: int, *, middle: int, layers: int) -> int:
@@ -162,11 +162,11 @@ def test_tiny_towers() -> None:
 
     def run(tokens: Tensor, *, blocks: nn.ModuleList, adapters: nn.ModuleList) -> Tensor:
         for depth, block in enumerate(blocks):
-            given, tokens = tokens, block(tokens)
-            place = depth - (len(blocks) - 3)
-            if place >= 0:
-                a, normed = adapters[place], block.attention_norm(given)
-                tokens = tokens + 0.1 * a.up(method.shared[place](a.down(normed).relu()).relu())
+            inputs, tokens = tokens, block(tokens)
+            index = depth - (len(blocks) - 3)
+            if index >= 0:
+                a, normed = adapters[index], block.attention_norm(inputs)
+                tokens = tokens + 0.1 * a.up(method.shared[index](a.down(normed).relu()).relu())
         return tokens
 
     patches = tower.stem(pixels).flatten(2).transpose(1, 2)

@@ -42,15 +42,15 @@ def build(clip: ClipModel | None = None, *, seed: int = 0, **fields: object) -> 
 
 
 def plain_edits(method: Mmrl, side: str, *, blocks: int, layers: int) -> Plain:
-    """Tokens after the first one, found by their saved names, in the last ``layers`` of ``blocks``."""
+    """Tokens after the first one, by their saved names, in the last ``layers`` of ``blocks``."""
     own = dict(method.named_parameters())
 
     def before(depth: int, x: Tensor) -> Tensor:
-        place = depth - (blocks - layers)
-        if place < 0:
+        index = depth - (blocks - layers)
+        if index < 0:
             return x
-        mapped = own["tokens"] @ own[f"{side}_maps.{place}.weight"].T + own[f"{side}_maps.{place}.bias"]
-        rest = x[1:] if place == 0 else x[1 + TOKENS :]
+        mapped = own["tokens"] @ own[f"{side}_maps.{index}.weight"].T + own[f"{side}_maps.{index}.bias"]
+        rest = x[1:] if index == 0 else x[1 + TOKENS :]
         return torch.cat([x[:1], mapped, rest])
 
     return Plain(before=before)
@@ -192,16 +192,16 @@ def test_tiny_towers(pooling: str, start: str) -> None:
 
     def run(tokens: Tensor, *, blocks: nn.ModuleList, maps: nn.ModuleList) -> Tensor:
         for depth, block in enumerate(blocks):
-            place = depth - (len(blocks) - 3)
-            if place >= 0:
-                rest = tokens[:, 1:] if place == 0 else tokens[:, 1 + TOKENS :]
-                inserted = torch.stack([maps[place](method.tokens)] * len(tokens))
+            index = depth - (len(blocks) - 3)
+            if index >= 0:
+                rest = tokens[:, 1:] if index == 0 else tokens[:, 1 + TOKENS :]
+                inserted = torch.stack([maps[index](method.tokens)] * len(tokens))
                 tokens = torch.cat((tokens[:, :1], inserted, rest), dim=1)
             tokens = block(tokens)
         return tokens
 
-    def pooled(tokens: Tensor, place: int) -> Tensor:
-        return tokens[:, place] if pooling == "cls" else tokens.mean(dim=1)
+    def pooled(tokens: Tensor, index: int) -> Tensor:
+        return tokens[:, index] if pooling == "cls" else tokens.mean(dim=1)
 
     patches = tower.stem(pixels).flatten(2).transpose(1, 2)
     first = torch.cat((tower.start.expand(2, 1, -1), patches), dim=1) + tower.positions
