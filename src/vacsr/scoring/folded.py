@@ -51,7 +51,12 @@ class Engine(ABC):
 
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of all pairs. [I, d], [T, d] -> [I, T]"""
-        return torch.cat(list(self.stream(v, t)))
+        out = torch.empty(len(v.mean), len(t.mean), device=v.mean.device)
+        start = 0
+        for rows in self.stream(v, t):  # copied one by one: to concatenate them would hold the matrix twice
+            out[start : start + len(rows)] = rows
+            start += len(rows)
+        return out
 
     @abstractmethod
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
