@@ -35,7 +35,7 @@ def plain_prompts(method: Maple) -> PlainPrompts:
 
     def over(x: Tensor, prompts: Tensor) -> Tensor:
         return torch.stack(
-            [own[position - 1] if 1 <= position <= len(own) else token for position, token in enumerate(x)]
+            [prompts[position - 1] if 1 <= position <= len(prompts) else token for position, token in enumerate(x)]
         )
 
     def last(x: Tensor, own: Tensor) -> Tensor:
