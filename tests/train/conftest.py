@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import runpy
 import socket
+import time
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -68,6 +69,19 @@ class Launcher:
     def __call__(self, *argv: object, **job: Any) -> Finished:
         return self.start(*argv, **job).wait()
 
+    def until_rows(self, path: Path, count: int, *argv: object) -> Started:
+        """Start a command and return when its log has this many rows."""
+        started = self.start(*argv)
+        self.wait_for_rows(path, count)
+        return started
+
+    @staticmethod
+    def wait_for_rows(path: Path, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while not path.is_file() or len(path.read_text(encoding="utf-8").splitlines()) < count:
+            assert time.monotonic() < deadline, "no rows come"
+            time.sleep(0.01)
+
     def ranks(self, argvs: list[list[object]], **job: Any) -> list[Finished]:
         """One process a command line, all in one world; ``jobs`` adds to single ranks."""
         with socket.socket() as free:
@@ -80,6 +94,29 @@ class Launcher:
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             started.append(self.start(*argv, env=env, **job, **each[rank]))
         return [one.wait() for one in started]
+
+    def results(self, task: str, one: Path, two: Path, folder: Path) -> list[dict[str, Any]]:
+        """What a task gives with recipe ``one`` in one process, then on each of two ranks with recipe ``two``."""
+        whole, split = folder / "one", folder / "two"
+        whole.mkdir()
+        split.mkdir()
+        done = [self(task=task, recipe=str(one), result=str(whole))]
+        done += self.ranks([[], []], task=task, recipe=str(two), result=str(split))
+        assert [part.code for part in done] == [0, 0, 0], done
+        files = (whole / "rank-0.pt", split / "rank-0.pt", split / "rank-1.pt")
+        return [torch.load(file, weights_only=True) for file in files]
+
+    def assert_same_gradients(self, one: Path, two: Path, folder: Path, *, within: float) -> list[dict[str, Any]]:
+        """Loss terms, and gradients within a share of the largest entry of their tensor."""
+        whole, *ranks = self.results("gradients", one, two, folder)
+        for rank in ranks:
+            torch.testing.assert_close(rank["values"], whole["values"], rtol=1e-5, atol=1e-6)
+            assert rank["grad"].keys() == whole["grad"].keys()
+            for name, expected in whole["grad"].items():
+                error = (rank["grad"][name] - expected).abs().max()
+                assert error <= within * expected.abs().max().clamp_min(1e-3), name
+                assert torch.equal(rank["grad"][name], ranks[0]["grad"][name]), name
+        return [whole, *ranks]
 
 
 @pytest.fixture(scope="session")
@@ -131,8 +168,17 @@ class Outcome(NamedTuple):
             row.pop("steps_per_second", None)
         return cls(weights, rows, json.loads((folder / "report.json").read_text(encoding="utf-8")))
 
+    def close(self, other: Outcome, *, weights: float, rows: float) -> bool:
+        """Weights within an absolute tolerance, rows within a relative one."""
+        for name, tensor in other.weights.items():
+            torch.testing.assert_close(self.weights[name], tensor, rtol=0, atol=weights, msg=name)
+        assert [row.keys() for row in self.rows] == [row.keys() for row in other.rows]
+        for row, expected in zip(self.rows, other.rows, strict=True):
+            assert row == pytest.approx(expected, rel=rows, abs=1e-6)
+        return True
+
     def same(self, other: Outcome) -> bool:
-        """Weights bit for bit, rows figure for figure."""
+        """Weights bit for bit, rows number for number."""
         assert self.weights.keys() == other.weights.keys()
         for name, tensor in self.weights.items():
             assert torch.equal(tensor, other.weights[name]), name

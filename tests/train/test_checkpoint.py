@@ -30,13 +30,13 @@ from vacsr.train.checkpoint import (
     FILE,
     TrainState,
     check_checkpoint,
+    describe,
     fingerprint,
     has_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
 from vacsr.train.optim import build_optimizer
-from vacsr.train.retrieval import describe
 
 SPEC = "synthetic:images=8,held_out=6,per_image=2"
 

@@ -98,18 +98,8 @@ def test_two_ranks_have_the_loss_terms_and_gradients_of_one(
     launch: Any, recipes: Any, tmp_path: Path, method: str
 ) -> None:
     fields = {"method.name": method} | ({"method.mix": {"share": 0.6}} if method == "pcmepp" else {})
-    job = {"task": "gradients", "recipe": str(recipes.file(PLAIN | fields))}
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder in folders:
-        folder.mkdir()
-    done = [launch(**job, result=str(folders[0])), *launch.ranks([[], []], **job, result=str(folders[1]))]
-    assert [part.code for part in done] == [0, 0, 0], done
-    whole = torch.load(folders[0] / "rank-0.pt", weights_only=True)
-    for rank in (0, 1):
-        found = torch.load(folders[1] / f"rank-{rank}.pt", weights_only=True)
-        torch.testing.assert_close(found["values"], whole["values"], rtol=1e-5, atol=1e-7)
-        for name, expected in whole["grad"].items():
-            assert (found["grad"][name] - expected).abs().max() <= 1e-5 * expected.abs().max().clamp_min(1e-3), name
+    file = recipes.file(PLAIN | fields)
+    launch.assert_same_gradients(file, file, tmp_path, within=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -108,20 +107,9 @@ def test_held_out_images_are_reported_as_dev(recipes: Any, without_splits: str, 
     assert not set(data.train.image_ids) & set(data.dev.image_ids)
 
 
-def broken_test_split(folder: Path) -> str:
-    """Training and dev are fine, an image of the test split is not a number."""
-    pairs = load_pairs("synthetic:images=30,per_image=2", split="train")
-    images = pairs.images.clone()
-    images[29] = torch.nan
-    write_features(folder / "features.safetensors", image=images, text=pairs.texts.view(30, 2, -1))
-    splits = ["train"] * 20 + ["dev"] * 5 + ["test"] * 5
-    entries = [{"image": f"i{n}", "split": split, "captions": ["a", "b"]} for n, split in enumerate(splits)]
-    (folder / "captions.json").write_text(json.dumps(entries), encoding="utf-8")
-    return f"features:{folder / 'features.safetensors'},captions={folder / 'captions.json'}"
-
-
 def test_broken_data_of_the_report_are_found_before_training(recipes: Any, tmp_path: Path) -> None:
-    recipe = recipes.recipe({"data.pairs": broken_test_split(tmp_path), "method.name": "sigmoid"})
+    spec = with_captions(tmp_path, ["train"] * 20 + ["dev"] * 5 + ["test"] * 5, broken=29)
+    recipe = recipes.recipe({"data.pairs": spec, "method.name": "sigmoid"})
     with pytest.raises(DataError, match="'i29'"):
         run_recipe(recipe, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
@@ -149,6 +137,10 @@ def test_what_is_refused_leaves_no_folder(
     assert not (tmp_path / "run").exists()
 
 
+def killed(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_changed_report_does_not_train_again(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_recipe(recipes.recipe({"method.name": "sigmoid"}), tmp_path, progress=False)
     monkeypatch.setattr(vacsr.train.step.TrainStep, "__call__", lambda *_: pytest.fail("trains"))
@@ -163,9 +155,6 @@ def test_an_old_report_never_stands_beside_a_new_config(
     recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_recipe(recipes.recipe({"method.name": "sigmoid"}), tmp_path, progress=False)
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
 
     monkeypatch.setattr(vacsr.train.run, "evaluate_retrieval", killed)
     recipe = recipes.recipe({"method.name": "sigmoid", "evaluate.splits": ["test"]})
@@ -205,9 +194,6 @@ def test_a_broken_dev_split_is_not_a_missing_one(tmp_path: Path) -> None:
 def test_what_never_got_far_may_be_started_again(recipes: Any, tmp_path: Path) -> None:
     noisy = {"method.name": "sigmoid", "data.noise.ratio": 0.5}
 
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(vacsr.train.step.TrainStep, "__call__", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -224,7 +210,7 @@ def test_a_run_is_a_checkpoint_or_a_report(recipes: Any, tmp_path: Path, gone: s
     recipe = recipes.recipe({"method.name": "sigmoid"})
     run_recipe(recipe, tmp_path, progress=False)
     (tmp_path / gone).unlink()
-    with pytest.raises(UsageError, match="already holds a run — continue it with --resume, or choose another --out"):
+    with pytest.raises(UsageError, match="--resume, or choose another --out"):
         run_recipe(recipe, tmp_path, progress=False)
 
 
@@ -232,13 +218,13 @@ def test_a_run_is_a_checkpoint_or_a_report(recipes: Any, tmp_path: Path, gone: s
 def test_a_file_in_the_way(recipes: Any, tmp_path: Path, resume: bool) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(UsageError, match=r"cannot be a folder: .*/file is a file — choose another --out"):
+        with pytest.raises(UsageError, match="choose another --out"):
             run_recipe(recipes.recipe(), out, resume=resume, progress=False)
 
 
 def test_a_folder_that_may_not_be_written(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(EnvironmentProblem, match="no permission to write to"):
+    with pytest.raises(EnvironmentProblem, match="choose another --out"):
         run_recipe(recipes.recipe(), tmp_path / "deep" / "run", progress=False)
 
 
@@ -358,42 +344,39 @@ def test_shipped_recipes_can_finish(path: Path) -> None:
         check_recipe(read_recipe(path))
 
 
+LAPLACE, COSINE = ({"evaluate": {"posthoc": kind}} for kind in ("laplace", "cosine"))
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "laplace on gpo": (
-        {"data": SCENES, "backbone": TINY, "method": "infonce", "evaluate": {"posthoc": "laplace"}},
-        "train with backbone.pooling=mean or cls",
-    ),
-    "laplace on two networks": ({"method": "bicro", "evaluate": {"posthoc": "laplace"}}, "Bicro trains two"),
-    "no cosine": ({"method": "pcmepp", "evaluate": {"posthoc": "cosine"}}, "Pcmepp does not score by a cosine"),
+    "laplace on gpo": ({"data": SCENES, "backbone": TINY, "method": "infonce", **LAPLACE}, "backbone.pooling=mean"),
+    "laplace on two networks": ({"method": "bicro", **LAPLACE}, "set evaluate.posthoc=cosine"),
+    "no cosine": ({"method": "pcmepp", **COSINE}, "set evaluate.posthoc=none"),
     "no strips": ({"method": "npc", "train": {"tile": 16}}, "set train.tile=0 or auto"),
-    "no words": ({"data": {"pairs": "features:x.safetensors"}, "method": "daa"}, "compares the words of captions"),
-    "photos for features": ({"data": SCENES, "method": "infonce"}, "takes cached embeddings, scenes: are photos"),
-    "features for towers": ({"backbone": TINY, "method": "infonce"}, "reads photos, synthetic: are cached features"),
-    "no captions": ({"data": {"pairs": "photos:x"}, "backbone": TINY}, "photos without captions"),
-    "no such data": ({"data": {"pairs": "coko:x"}}, "unknown scheme 'coko'"),
-    "no such towers": ({"data": SCENES, "backbone": {"spec": "vit:x"}}, "unknown backbone 'vit:x'"),
-    "one tower": ({"data": SCENES, "backbone": {"spec": "towers:a"}}, "does not name two towers"),
-    "no name": ({"data": SCENES, "backbone": {"spec": "clip:"}}, "clip: names no checkpoint"),
-    "odd towers": ({"data": SCENES, "backbone": {"spec": "tiny:width=13"}}, "width 13 must be"),
-    "no projection in tiny": ({"data": SCENES, "backbone": {**TINY, "text_output": "projected"}}, "tiny: has no proj"),
+    "no words": ({"data": {"pairs": "features:x.safetensors"}, "method": "daa"}, "words of captions"),
+    "photos for features": ({"data": SCENES}, "set backbone.spec to"),
+    "features for towers": ({"backbone": TINY}, "set backbone.spec=features:"),
+    "no captions": ({"data": {"pairs": "photos:x"}, "backbone": TINY}, "without captions"),
+    "unknown data": ({"data": {"pairs": "coko:x"}}, "coko"),
+    "unknown towers": ({"data": SCENES, "backbone": {"spec": "vit:x"}}, "vit:x"),
+    "one tower": ({"data": SCENES, "backbone": {"spec": "towers:a"}}, "two towers"),
+    "no checkpoint": ({"data": SCENES, "backbone": {"spec": "clip:"}}, "clip:"),
+    "odd towers": ({"data": SCENES, "backbone": {"spec": "tiny:width=13"}}, "width 13"),
+    "no projection in tiny": ({"data": SCENES, "backbone": {**TINY, "text_output": "projected"}}, "text_output"),
     "no projection": (
-        {"data": SCENES, "backbone": {"spec": "towers:a,b", "image_output": "projected"}},
-        "set image_output to norm or hidden",
+        {"data": SCENES, "backbone": {"spec": "towers:a,b", "image_output": "projected"}}, "set image_output to"
     ),
-    "protocol": ({"evaluate": {"protocols": ["recall"]}}, "unknown protocol 'recall'"),
+    "unknown protocol": ({"evaluate": {"protocols": ["recall"]}}, "recall"),
     "not coco": (
         {"data": SCENES, "backbone": TINY, "evaluate": {"protocols": ["flickr", "cxc"]}},
-        "protocol 'cxc' is about COCO's test images",
+        "set evaluate.protocols=[flickr]",
     ),
     "device": ({"train": {"device": "gpu"}}, "use auto, cpu or cuda"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_can_never_finish_is_refused(case: str) -> None:
-    fields, message = REFUSED[case]
+    fields, action = REFUSED[case]
     before = torch.get_rng_state()
-    with pytest.raises(UsageError, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(action)):
         check_recipe(recipe_from({"method": "vacsr", **fields}))
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -433,25 +416,17 @@ def test_a_graph_and_accumulation_need_other_plans_on_a_gpu(monkeypatch: pytest.
 LONG = {"method.name": "infonce", "train.epochs": 100_000, "train.checkpoint_every": 5}
 
 
-def wait_for_rows(path: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while not path.is_file() or len(path.read_text(encoding="utf-8").splitlines()) < count:
-        assert time.monotonic() < deadline, "no rows come"
-        time.sleep(0.01)
-
-
 def test_a_second_run_of_a_folder_is_refused_and_the_first_goes_on(launch: Any, recipes: Any, tmp_path: Path) -> None:
     file, out = recipes.file(LONG), tmp_path / "run"
-    first = launch.start("train", file, "--out", out)
-    wait_for_rows(out / "metrics.jsonl", 8)
+    first = launch.until_rows(out / "metrics.jsonl", 8, "train", file, "--out", out)
     for options in ((), ("--resume",), ("--resume", "--set", "train.lr=0.1")):
         second = launch("train", file, "--out", out, *options)
         assert (second.code, second.out) == (3, "")
-        assert f"another process (pid {first.process.pid}) is using {out} — wait until it is done" in second.err
+        assert f"pid {first.process.pid}" in second.err
         assert "Traceback" not in second.err
     with pytest.raises(FolderInUse):
         fit("infonce", load_pairs("synthetic:images=20", split="train"), TrainConfig(epochs=1), out=out, resume=True)
-    wait_for_rows(out / "metrics.jsonl", len((out / "metrics.jsonl").read_text().splitlines()) + 8)
+    launch.wait_for_rows(out / "metrics.jsonl", len((out / "metrics.jsonl").read_text().splitlines()) + 8)
     os.kill(first.process.pid, signal.SIGTERM)
     assert first.wait().code == 130
     steps = [line.split(",")[0] for line in (out / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]

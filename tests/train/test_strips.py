@@ -97,17 +97,7 @@ def test_two_ranks_in_strips_have_the_gradients_of_one_dense_process(
     launch: Any, recipes: Any, tmp_path: Path, method: str
 ) -> None:
     dense, strips = (recipes.file(PLAIN | METHODS[method] | {"train.tile": tile}) for tile in (0, 3))
-    done = [launch(task="gradients", recipe=str(dense), result=str(tmp_path))]
-    whole = torch.load(tmp_path / "rank-0.pt", weights_only=True)
-    done += launch.ranks([[], []], task="gradients", recipe=str(strips), result=str(tmp_path))
-    assert [part.code for part in done] == [0, 0, 0], done
-    for rank in (0, 1):
-        found = torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True)
-        torch.testing.assert_close(found["values"], whole["values"], rtol=1e-5, atol=1e-6)
-        assert found["grad"].keys() == whole["grad"].keys()
-        for name, expected in whole["grad"].items():
-            scale = expected.abs().max().clamp_min(1e-3)
-            assert (found["grad"][name] - expected).abs().max() <= 2e-6 * scale, name
+    launch.assert_same_gradients(dense, strips, tmp_path, within=2e-6)
 
 
 def refuse(*_: object, **__: object) -> None:

@@ -17,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vacsr.config import Config
+from vacsr.config import BackboneConfig, Config, TrainConfig
 from vacsr.config.io import read_yaml
+from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import ConfigError, DataError, OtherRun
 from vacsr.files import read_tensors, write_tensors
 
@@ -142,6 +143,39 @@ def fingerprint(description: Mapping[str, Any]) -> str:
     """
     parts = {name: json.dumps(part, sort_keys=True).encode() for name, part in description.items()}
     return json.dumps({name: hashlib.sha256(part).hexdigest() for name, part in parts.items()})
+
+
+def describe(
+    method: Any,
+    pairs: PairSet | PhotoSet,
+    *,
+    dev: PairSet | PhotoSet | None,
+    config: TrainConfig,
+    backbone: BackboneConfig,
+    photo_size: int = 0,
+) -> dict[str, Any]:
+    """What tells retrieval runs apart: method, backbone, training fields, data and dev set."""
+    settings = method if isinstance(method, Config) else method.config
+    return {
+        "method": settings.model_dump(mode="json"),
+        "backbone": backbone.model_dump(mode="json"),
+        "training fields": config.model_dump(mode="json", exclude=set(NO_EFFECT)),
+        "training data": _digest(pairs),
+        "words of the training captions": pairs.captions,
+        "data.photo_size": photo_size,
+        "dev data": None if dev is None else _digest(dev),
+        "words of the dev captions": None if dev is None else dev.captions,
+    }
+
+
+def _digest(pairs: PairSet | PhotoSet) -> str:
+    """Of features, or photos, and labels."""
+    if isinstance(pairs, PhotoSet):
+        return pairs.digest()
+    data = hashlib.sha256()
+    for tensor in (pairs.images, pairs.texts, pairs.caption_image):
+        data.update(tensor.contiguous().numpy().tobytes())
+    return data.hexdigest()
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str | None:

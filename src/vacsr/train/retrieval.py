@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
 
+from vacsr.backbones.base import Tokens
 from vacsr.backbones.images import TowerInputs, tower_inputs
-from vacsr.config import BackboneConfig, Config, DataConfig, TrainConfig
+from vacsr.config import BackboneConfig, DataConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import UsageError
 from vacsr.evaluate.retrieval import dev_rsum
-from vacsr.methods.base import Embedding, SetEmbeddings, TrainingView
-from vacsr.model import MatchingModel
+from vacsr.methods.base import Embedding, Neighbours, SetEmbeddings, TrainingView
+from vacsr.model import MatchingModel, Network
 from vacsr.objective import LossTerms
-from vacsr.pairwise import batch_block
+from vacsr.pairwise import batch_block, same_image
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import PairScorer
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
 from vacsr.train.callbacks import Callback, FreezeTowers
-from vacsr.train.checkpoint import NO_EFFECT
+from vacsr.train.checkpoint import describe
 from vacsr.train.data import Batch, Mixer, PairLoader, batch_order, build_loader, check_batches
-from vacsr.train.distributed import gather_rows, join_world, take_device
-from vacsr.train.lookahead import LookAhead
+from vacsr.train.distributed import gather_rows, join_world, sum_over_ranks, take_device
 from vacsr.train.optim import build_optimizer, lr_factor
 from vacsr.train.trainer import Task
 
@@ -116,7 +116,7 @@ class RetrievalTask(Task):
         image = self.loader.caption_image[captions]
         positions = torch.arange(len(captions), device=self.device)[rows]
         image_noise, text_noise = model.dropout_noise(seed=self.seed, step=step, rows=positions)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with self._autocast():
             with self._text_stream():
                 t = model.embed_texts(self.loader.texts[captions[rows]], text_noise)
             block = batch_block(image, seed=self.seed, step=step, captions=captions, epoch=self.epoch)
@@ -129,6 +129,9 @@ class RetrievalTask(Task):
                 return self.pair_loss(v, t, block.rows(rows))
             whole = self.pair_loss(self._gathered(v), t, block)
         return LossTerms(whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()})
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     def _gathered(self, x: Embedding) -> Embedding:
         """Every rank's rows."""
@@ -207,15 +210,20 @@ class RetrievalTask(Task):
 
 
 class LookAheadTask(RetrievalTask):
-    """For methods that weigh each pair by a trial step, see :class:`vacsr.train.lookahead.LookAhead`."""
+    """For methods that weigh each pair by a trial step on the batch, undone at once: does it help trusted pairs?
+
+    The step moves heads and pooling. Towers learn a hundred times more slowly, so they stay as they are: their tokens
+    are computed once, without gradient. On cached features this costs seven passes through the heads; with towers three
+    more forward passes, which about doubles a step. Photos that are not on the device come with the batch, its
+    neighbours' too.
+    """
 
     def __init__(self, model: MatchingModel, loader: PairLoader, config: TrainConfig, **parts: Any) -> None:
         super().__init__(model, loader, config, **parts)
-        self.look_ahead = LookAhead(model, loader, half=config.precision == "bf16")
+        self.heads = _Heads(model)
         self.batch_loss: Callable[[Batch, Tensor], LossTerms] = super().loss
 
     def loss(self, batch: Batch, step: Tensor) -> LossTerms:
-        """The batch's loss with the weights of a trial step, and the loss of the trusted pairs."""
         share = self.look_ahead(batch) / self.world.size  # before the loss, which uses the weights
         terms = self.batch_loss(batch, step)
         return LossTerms(terms.total + share, {**terms.parts, "bank": share})
@@ -231,6 +239,68 @@ class LookAheadTask(RetrievalTask):
     def uncompile(self) -> None:
         super().uncompile()
         self.batch_loss = super().loss
+
+    def look_ahead(self, batch: Batch) -> Tensor:
+        """Give the method the weights of this batch; returns the loss of its trusted pairs. -> 0-d"""
+        method = self.model.method
+        pairs = self._tokens(batch.captions, batch.photos)
+        if batch.near is None:
+            near = [self._tokens(captions, None) for captions in method.neighbours(batch.captions)]
+        else:
+            near = [self._tokens(captions, photos) for captions, photos in zip(*batch.near, strict=True)]
+        trial = self._trial_weights(pairs)
+        before = Neighbours(*(self._pair_losses(pairs, {}) for pairs in near))
+        with torch.no_grad():
+            after = Neighbours(*(self._pair_losses(pairs, trial) for pairs in near))
+        return method.weigh(batch.captions, before, after)
+
+    @torch.no_grad()
+    def _tokens(self, captions: Tensor, photos: Tensor | None) -> _Pairs:
+        """Pairs through the backbone, without augmentation; ``photos`` are this rank's, None where on the device."""
+        rows = captions[self.world.rows(len(captions))]
+        with self._autocast():
+            images = self.model.backbone.encode_images(self.loader.images_of(rows) if photos is None else photos)
+            return _Pairs(captions, images, self.model.backbone.encode_texts(self.loader.texts[rows]))
+
+    def _pair_losses(self, pairs: _Pairs, weights: dict[str, Tensor]) -> Tensor:
+        """Each pair's loss with these weights instead of the heads'. -> [B]"""
+        with self._autocast():
+            v, t = functional_call(self.heads, weights, (pairs.images, pairs.texts))
+            v, t = (Embedding(gather_rows(x.float(), self.world)) for x in (v, t))
+            image = self.loader.caption_image[pairs.captions]
+            return self.model.method.pair_losses(v, t, same_image(image, image))
+
+    def _trial_weights(self, pairs: _Pairs) -> dict[str, Tensor]:
+        """The heads after a step down these pairs' gradient, of ``look_ahead`` times their own length."""
+        named = {f"network.{name}": parameter for name, parameter in self.model.head_params()}
+        loss = self._pair_losses(pairs, {}).mean() / self.world.size
+        grads = torch.autograd.grad(loss, list(named.values()))
+        flat = sum_over_ranks(torch.cat([grad.reshape(-1) for grad in grads]), self.world)
+        with torch.no_grad():
+            heads = torch.cat([parameter.reshape(-1) for parameter in named.values()])
+            moved = heads - flat * (self.model.method.look_ahead * heads.norm() / flat.norm().clamp_min(1e-12))
+            parts = moved.split([parameter.numel() for parameter in named.values()])
+            return {name: part.view_as(parameter) for (name, parameter), part in zip(named.items(), parts, strict=True)}
+
+
+class _Pairs(NamedTuple):
+    """Some pairs as the heads get them."""
+
+    captions: Tensor  # [B], of all ranks
+    images: Tokens  # of this rank's rows
+    texts: Tokens
+
+
+class _Heads(nn.Module):
+    """Heads and pooling as one function of their weights."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tokens, texts: Tokens) -> tuple[Tensor, Tensor]:
+        """-> [R, d], [R, d]"""
+        return self.network.project_images(images).mean, self.network.project_texts(texts).mean
 
 
 def retrieval_task(
@@ -279,39 +349,6 @@ def is_graphed(config: TrainConfig, device: torch.device, *, ranks: int = 1) -> 
     if graphed and (ranks > 1 or config.accumulate > 1):
         raise UsageError("train.cuda_graph needs one rank and accumulate=1 — set train.cuda_graph=false")
     return graphed
-
-
-def describe(
-    method: Any,
-    pairs: PairSet | PhotoSet,
-    *,
-    dev: PairSet | PhotoSet | None,
-    config: TrainConfig,
-    backbone: BackboneConfig,
-    photo_size: int = 0,
-) -> dict[str, Any]:
-    """What tells retrieval runs apart: method, backbone, training fields, data and dev set."""
-    settings = method if isinstance(method, Config) else method.config
-    return {
-        "method": settings.model_dump(mode="json"),
-        "backbone": backbone.model_dump(mode="json"),
-        "training fields": config.model_dump(mode="json", exclude=set(NO_EFFECT)),
-        "training data": _digest(pairs),
-        "words of the training captions": pairs.captions,
-        "data.photo_size": photo_size,
-        "dev data": None if dev is None else _digest(dev),
-        "words of the dev captions": None if dev is None else dev.captions,
-    }
-
-
-def _digest(pairs: PairSet | PhotoSet) -> str:
-    """Of features, or photos, and labels."""
-    if isinstance(pairs, PhotoSet):
-        return pairs.digest()
-    data = hashlib.sha256()
-    for tensor in (pairs.images, pairs.texts, pairs.caption_image):
-        data.update(tensor.contiguous().numpy().tobytes())
-    return data.hexdigest()
 
 
 def _float(x: Embedding) -> Embedding:
