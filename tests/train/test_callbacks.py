@@ -38,7 +38,7 @@ def test_rows_are_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 3, "lo', "{", "4", '{"step": null}', '{"loss": 1}', '{"step": 3}'])
-def test_a_resumed_run_lives_the_later_rows_again(tmp_path: Path, torn: str) -> None:
+def test_a_resumed_run_removes_the_later_rows(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {n}}}\n' for n in (0, 1, 1, 2, 3)) + torn, encoding="utf-8")
     tracker = JsonlTracker(path, before=2)
@@ -122,7 +122,7 @@ def test_the_second_stops_at_once(number: signal.Signals, monkeypatch: pytest.Mo
     assert signal.getsignal(number) is before
 
 
-def test_a_worker_that_is_told_twice_still_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_signalled_twice_still_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", object)
     with catch_interrupt() as interrupt:
         signal.raise_signal(signal.SIGTERM)
@@ -146,31 +146,31 @@ def plan(image: int, text: int, *, image_lr: float = 0.1, text_lr: float = 0.1, 
         (plan(0, 0, image_lr=0.0, text_lr=0.0), [{"image", "text"}] * 4),
     ],
 )
-def test_which_towers_rest(config: TowersConfig, expected: list[set[str]]) -> None:
+def test_which_towers_are_frozen(config: TowersConfig, expected: list[set[str]]) -> None:
     assert [set(frozen_towers(epoch, config)) for epoch in range(4)] == expected
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (TowersConfig(), [1, 1, 1, 1, 0.5, 1, 1, 1]),  # two steps an epoch: the third wakes the image tower
+        (TowersConfig(), [1, 1, 1, 1, 0.5, 1, 1, 1]),  # two steps an epoch: the third unfreezes the image tower
         (plan(0, 0), [1] * 8),
         (plan(1, 2), [1, 1, 0.5, 1, 0.5, 1, 1, 1]),
         (plan(2, 0, ramp=False), [1] * 8),
-        (plan(2, 0, image_lr=0.0), [1] * 8),  # never wakes
+        (plan(2, 0, image_lr=0.0), [1] * 8),  # never unfrozen
         (plan(9, 9), [1] * 8),
     ],
 )
-def test_the_ramp(config: TowersConfig, expected: list[float]) -> None:
+def test_the_loss_warms_up(config: TowersConfig, expected: list[float]) -> None:
     assert [loss_warmup(step, steps_per_epoch=2, config=config) for step in range(8)] == expected
 
 
 @given(st.integers(0, 4), st.integers(0, 4), st.integers(1, 9))
-def test_the_ramp_grows_to_one_within_an_epoch(image: int, text: int, steps: int) -> None:
+def test_the_warm_up_grows_to_one_within_an_epoch(image: int, text: int, steps: int) -> None:
     config = plan(image, text)
     for epoch in range(6):
-        values = [loss_warmup(epoch * steps + place, steps_per_epoch=steps, config=config) for place in range(steps)]
+        values = [loss_warmup(epoch * steps + index, steps_per_epoch=steps, config=config) for index in range(steps)]
         assert values[-1] == 1.0
         assert all(value > 0 for value in values)
-        wakes = epoch > 0 and epoch in (image, text)
-        assert values == ([(place + 1) / steps for place in range(steps)] if wakes else [1.0] * steps)
+        unfreezes = epoch > 0 and epoch in (image, text)
+        assert values == ([(index + 1) / steps for index in range(steps)] if unfreezes else [1.0] * steps)

@@ -63,7 +63,7 @@ TINY = BackboneConfig(spec="tiny:width=16,depth=2,text_depth=1,heads=2,size=32",
 
 
 def _towers(out: Path | None = None, *, resume: bool = False, epochs: int = 3, **changes: object) -> Run:
-    """Small towers of which one wakes in the second epoch, looked at on dev after each."""
+    """Small towers of which one is unfrozen in the second epoch, evaluated on dev after each."""
     world = "scenes:images=40,held_out=12,size=32"
     config = TrainConfig.model_validate(
         {"epochs": epochs, "batch_size": 40, "device": "cuda", "optimizer": "adamp", "schedule": "constant",
@@ -81,8 +81,8 @@ def assert_close_weights(found: Run, expected: Run, *, within: float) -> None:
         torch.testing.assert_close(weight, theirs[name], rtol=within, atol=within, msg=name)
 
 
-def test_a_graph_with_towers_that_wake_trains_like_eager_steps() -> None:
-    """Captured twice, with an evaluation between replays: no weight may move to another place in memory."""
+def test_a_graph_with_towers_that_unfreeze_trains_like_eager_steps() -> None:
+    """Captured twice, with an evaluation between replays: no weight may move in memory."""
     assert_close_weights(_towers(cuda_graph=True, select="last"), _towers(select="last"), within=2e-4)
 
 

@@ -1,4 +1,4 @@
-"""What a step is fed with: the same photos whether they are kept or read batch by batch, on one rank or several."""
+"""The batches of a step: the same photos whether they are kept or read batch by batch, on one rank or several."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ ORDER = [torch.tensor([17, 3, 0, 9]), torch.tensor([1, 1, 8, 16]), torch.tensor(
 @pytest.mark.parametrize("size", [0, 24, 48])
 @pytest.mark.parametrize("world", [ALONE, World(0, 2), World(1, 2)])
 def test_photos_read_by_batch_are_those_kept(model: MatchingModel, pairs: PhotoSet, size: int, world: World) -> None:
-    def feed(cache: float) -> PairLoader:
+    def loader(cache: float) -> PairLoader:
         config = DataConfig(photo_size=size, cache_gb=cache, workers=3)
         return build_loader(model, pairs, config=config, device=CPU, world=world)
 
-    kept, streamed = feed(1.0), feed(0.0)
+    kept, streamed = loader(1.0), loader(0.0)
     assert kept.reader is None
     assert streamed.images is None
     assert kept.images is not None
@@ -63,8 +63,8 @@ def test_photos_read_by_batch_are_those_kept(model: MatchingModel, pairs: PhotoS
 def test_the_cache_holds_what_fits_and_no_more(model: MatchingModel, pairs: PhotoSet) -> None:
     exactly = 9 * 3 * 32 * 32 / 2**30
     for cache, kept in ((exactly, True), (exactly * 0.999, False), (0.0, False)):
-        feed = build_loader(model, pairs, config=DataConfig(cache_gb=cache), device=CPU, world=ALONE)
-        assert (feed.reader is None) == kept
+        loader = build_loader(model, pairs, config=DataConfig(cache_gb=cache), device=CPU, world=ALONE)
+        assert (loader.reader is None) == kept
 
 
 def test_features_are_looked_up() -> None:
@@ -73,9 +73,9 @@ def test_features_are_looked_up() -> None:
     model = MatchingModel.build(
         SigmoidConfig(), BackboneConfig(), image_dim=pairs.images.shape[1], text_dim=pairs.texts.shape[1]
     )
-    feed = build_loader(model, pairs, config=DataConfig(), device=CPU, world=ALONE)
-    assert feed.images is pairs.images
-    assert [batch.captions.tolist() for batch in feed.batches([torch.tensor([3, 1])])] == [[3, 1]]
+    loader = build_loader(model, pairs, config=DataConfig(), device=CPU, world=ALONE)
+    assert loader.images is pairs.images
+    assert [batch.captions.tolist() for batch in loader.batches([torch.tensor([3, 1])])] == [[3, 1]]
 
 
 class Waiting:
@@ -92,15 +92,15 @@ class Waiting:
 
 def test_only_the_batches_of_the_order_are_read(pairs: PhotoSet) -> None:
     reader = Waiting()
-    feed = PairLoader(None, torch.zeros(18, 4, dtype=torch.int32), pairs.caption_image, reader, World(1, 2))
-    list(feed.batches(iter(ORDER[1:])))
+    loader = PairLoader(None, torch.zeros(18, 4, dtype=torch.int32), pairs.caption_image, reader, World(1, 2))
+    list(loader.batches(iter(ORDER[1:])))
     images = pairs.caption_image
     assert reader.asked == [images[ORDER[1][2:]].tolist(), images[ORDER[2][2:]].tolist()]
 
 
 def test_leaving_an_epoch_stops_the_readers(model: MatchingModel, pairs: PhotoSet) -> None:
-    feed = build_loader(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=ALONE)
-    batches = feed.batches(ORDER * 5)
+    loader = build_loader(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=ALONE)
+    batches = loader.batches(ORDER * 5)
     next(batches)
     assert any(thread.name.startswith("photos") for thread in threading.enumerate())
     batches.close()  # type: ignore[attr-defined]
@@ -113,9 +113,9 @@ def test_a_photo_that_breaks_on_the_way_is_named(model: MatchingModel, tmp_path:
         (tmp_path / f"{number}.txt").write_text(f"thing {number}", encoding="utf-8")
     pairs = load_pairs(f"folder:{tmp_path}")
     assert isinstance(pairs, PhotoSet)
-    feed = build_loader(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=ALONE)
+    loader = build_loader(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=ALONE)
     (tmp_path / "4.png").write_bytes(b"no photo")
-    batches = feed.batches([torch.tensor([0, 1]), torch.tensor([4, 5]), torch.tensor([2, 3])])
+    batches = loader.batches([torch.tensor([0, 1]), torch.tensor([4, 5]), torch.tensor([2, 3])])
     assert next(batches).captions.tolist() == [0, 1]
     with pytest.raises(DataError, match=r"4\.png cannot be read as a photo"):
         next(batches)

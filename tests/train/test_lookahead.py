@@ -57,7 +57,7 @@ def make(pairs: PhotoSet, *, cache: float, device: str = "cpu") -> Trainer:
 
 
 def watched(trainer: Trainer) -> list[Batch]:
-    """The batches that the run will have been fed with."""
+    """Collects the batches of a run."""
     seen: list[Batch] = []
     original = trainer.task.batches
 
@@ -74,7 +74,7 @@ def test_streamed_photos_train_the_same_weights(noisy: PhotoSet) -> None:
     kept, streamed = make(noisy, cache=1.0), make(noisy, cache=0.0)
     assert kept.task.loader.reader is None
     assert streamed.task.loader.reader is not None
-    fed = watched(streamed)
+    batches = watched(streamed)
     one, other = kept.run(progress=False), streamed.run(progress=False)
     for name, tensor in one.model.state_dict().items():
         assert torch.equal(tensor, other.model.state_dict()[name]), name
@@ -82,10 +82,12 @@ def test_streamed_photos_train_the_same_weights(noisy: PhotoSet) -> None:
     assert rows[0] == rows[1]
     assert torch.equal(one.model.method.weight, other.model.method.weight)  # type: ignore[arg-type]
     assert bool((other.model.method.weight < 1).any()), "the neighbours made a difference"  # type: ignore[operator]
-    apart = [set(torch.cat(batch.near.captions).tolist()) - set(batch.captions.tolist()) for batch in fed if batch.near]
+    apart = [
+        set(torch.cat(batch.near.captions).tolist()) - set(batch.captions.tolist()) for batch in batches if batch.near
+    ]
     assert len(apart) == 16
     assert sum(map(bool, apart[4:])) >= 2, "neighbours of other batches"
-    assert not any(apart[:4]), "while it warms up, everybody is his own"
+    assert not any(apart[:4]), "while it warms up, each pair is its own neighbour"
 
 
 @pytest.mark.gpu
@@ -136,10 +138,10 @@ class Fixed:
         return Neighbours(*(kind[captions] for kind in self.near))
 
     def pair_losses(self, v: Any, t: Any, relevance: Tensor) -> Tensor:
-        raise AssertionError("a feed has no losses")
+        raise AssertionError("a loader computes no losses")
 
     def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:
-        raise AssertionError("a feed weighs nothing")
+        raise AssertionError("a loader weighs nothing")
 
 
 class Numbered:
@@ -160,9 +162,9 @@ def test_a_batch_brings_its_neighbours_and_reads_each_photo_once(world: World) -
     image = torch.arange(20) // 2
     method = Fixed(*(torch.randint(20, (20,), generator=generator) for _ in range(2)))
     reader = Numbered()
-    feed = PairLoader(None, torch.zeros(20, 4, dtype=torch.int32), image, reader, world, method)
+    loader = PairLoader(None, torch.zeros(20, 4, dtype=torch.int32), image, reader, world, method)
     order = [torch.randperm(20, generator=generator)[:8] for _ in range(3)]
-    found = list(feed.batches(order))
+    found = list(loader.batches(order))
     assert method.asked == 1, "once an epoch"
     for batch, captions, asked in zip(found, order, reader.asked, strict=True):
         assert batch.photos is not None
@@ -180,9 +182,9 @@ def test_a_batch_brings_its_neighbours_and_reads_each_photo_once(world: World) -
 
 def test_other_methods_read_their_batches_alone(noisy: PhotoSet) -> None:
     model = MatchingModel.build(SigmoidConfig(), TINY, fit=noisy)
-    feed = build_loader(model, noisy, config=DataConfig(cache_gb=0), device=CPU, world=ALONE)
-    assert feed.looks is None
-    assert [batch.near for batch in feed.batches([torch.arange(4)])] == [None]
+    loader = build_loader(model, noisy, config=DataConfig(cache_gb=0), device=CPU, world=ALONE)
+    assert loader.looks is None
+    assert [batch.near for batch in loader.batches([torch.arange(4)])] == [None]
 
 
 def test_what_to_do_depends_on_where_photos_do_not_fit(noisy: PhotoSet) -> None:

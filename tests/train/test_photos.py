@@ -1,4 +1,4 @@
-"""Towers in training: who moves and when, at which rate, and that photos kept or streamed are the same run."""
+"""Towers in training: which move and when, at which rate; photos in memory or streamed are the same run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vacsr.train.step import TrainStep
 from vacsr.train.trainer import Trainer
 
 TINY = BackboneConfig(spec="tiny:width=16,depth=2,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
-AWAKE = {"image_lr": 0.5, "text_lr": 0.5, "freeze_image": 0}
+UNFROZEN = {"image_lr": 0.5, "text_lr": 0.5, "freeze_image": 0}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def dev() -> PhotoSet:
 
 
 def train_config(**fields: Any) -> TrainConfig:
-    towers = TowersConfig(**fields.pop("towers", AWAKE))
+    towers = TowersConfig(**fields.pop("towers", UNFROZEN))
     return TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 1, "log_every": 1, "towers": towers, **fields})
 
 
@@ -65,7 +65,7 @@ def first_batch(pairs: PhotoSet) -> Batch:
     return Batch(next(batch_order(len(pairs), batch=8, seed=0, epoch=0)))
 
 
-REST = {"image_head", "text_head", "image_pool", "text_pool", "method"}
+OTHERS = {"image_head", "text_head", "image_pool", "text_pool", "method"}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamp"])
@@ -83,12 +83,12 @@ def test_a_frozen_tower_does_not_move_until_it_is_unfrozen(pairs: PhotoSet, opti
 
     trainer.callbacks.append(Watch())
     trainer.run(progress=False)
-    assert seen == [REST, REST | {"text"}, REST | {"text", "image"}, REST | {"text", "image"}]
+    assert seen == [OTHERS, OTHERS | {"text"}, OTHERS | {"text", "image"}, OTHERS | {"text", "image"}]
 
 
 @pytest.mark.parametrize("tower", ["image", "text"])
 def test_a_tower_with_rate_0_never_moves_and_has_no_gradient(pairs: PhotoSet, tower: str) -> None:
-    trainer = make(pairs, epochs=2, towers={**AWAKE, f"{tower}_lr": 0.0}, weight_decay=0.5)
+    trainer = make(pairs, epochs=2, towers={**UNFROZEN, f"{tower}_lr": 0.0}, weight_decay=0.5)
     before = weights(trainer)
     groups = {group["name"] for group in trainer.step.optimizer.param_groups}
     assert not any(name.startswith(tower) for name in groups)
@@ -101,11 +101,11 @@ def test_a_tower_with_rate_0_never_moves_and_has_no_gradient(pairs: PhotoSet, to
     assert all(parameter.grad is not None for parameter in other.parameters())
     trainer.step.optimizer.zero_grad(set_to_none=True)
     trainer.run(progress=False)
-    assert moved(before, weights(trainer)) == REST | {"image", "text"} - {tower}
+    assert moved(before, weights(trainer)) == OTHERS | {"image", "text"} - {tower}
 
 
 def test_a_frozen_tower_costs_no_backward_pass(pairs: PhotoSet) -> None:
-    trainer = make(pairs, towers={**AWAKE, "freeze_image": 1})
+    trainer = make(pairs, towers={**UNFROZEN, "freeze_image": 1})
     trainer.callbacks[0].on_epoch_start(trainer, 0)
     images = trainer.task.model.embed_images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).mean
     assert isinstance(trainer.task.model.backbone, TowerBackbone)
@@ -130,7 +130,7 @@ def test_the_loss_scale_is_in_the_gradient_and_not_in_the_log(pairs: PhotoSet, s
 
 
 def test_the_loss_warms_up_in_the_epoch_that_unfreezes(pairs: PhotoSet) -> None:
-    trainer = make(pairs, epochs=3, towers={**AWAKE, "freeze_image": 1})
+    trainer = make(pairs, epochs=3, towers={**UNFROZEN, "freeze_image": 1})
     scales: list[float] = []
 
     class Watch(Callback):
@@ -193,7 +193,7 @@ def test_accumulated_batches_of_photos_are_the_mean_of_their_gradients(pairs: Ph
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("size", [0, 48])
 def test_streamed_photos_are_the_same_run(pairs: PhotoSet, dev: PhotoSet, accumulate: int, size: int) -> None:
-    """Weights, figures and dev RSUM, bit for bit."""
+    """Weights, metrics and dev RSUM, bit for bit."""
     runs = [
         fit(
             "vacsr", pairs, train_config(epochs=2, accumulate=accumulate), dev=dev, backbone=TINY, progress=False,

@@ -103,7 +103,7 @@ def check_run(place: Path, out: Path, done: Any) -> None:
     last, _ = read_tensors(out / "checkpoint" / "state.safetensors")  # model/ holds the best epoch's weights
     start, _ = read_tensors(place / "openai" / "clip-vit-base-patch32" / "model.safetensors")
     name = "encoder.layers.1.mlp.fc1.weight"
-    assert not torch.equal(last[f"model.backbone.image.model.{name}"], start[f"vision_model.{name}"]), "it woke up"
+    assert not torch.equal(last[f"model.backbone.image.model.{name}"], start[f"vision_model.{name}"]), "it was unfrozen"
     config = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
     assert (config["data"]["photo_size"], config["train"]["optimizer"]) == (384, "adamp")
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -112,7 +112,7 @@ def check_run(place: Path, out: Path, done: Any) -> None:
 
 @pytest.mark.slow
 def test_the_recipe_with_two_overrides(launch: Any, place: Path, tmp_path: Path) -> None:
-    """Three epochs: two in which the image tower rests, and the one that wakes it."""
+    """Three epochs: two in which the image tower is frozen, and the one that unfreezes it."""
     out = tmp_path / "run"
     quick = ["--set", "train.epochs=3", "--set", "backbone.head.dim=16"]
     done = launch("train", RECIPE, "--out", out, *quick, cwd=str(place))
@@ -129,7 +129,7 @@ def test_the_recipe_with_two_overrides(launch: Any, place: Path, tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("stop", [1, 2])
-def test_the_recipe_stopped_in_a_resting_epoch(
+def test_the_recipe_stopped_while_a_tower_is_frozen(
     launch: Any, place: Path, outcome: Any, tmp_path: Path, stop: int
 ) -> None:
     """One step an epoch, so each stop is an epoch's end."""

@@ -22,7 +22,7 @@ def run(recipes: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def figures(path: Path) -> dict[str, Any]:
+def result_of(path: Path) -> dict[str, Any]:
     """The test split's result."""
     (found,) = (r for r in json.loads(path.read_text(encoding="utf-8"))["results"] if r["split"] == "test")
     assert isinstance(found, dict)
@@ -30,7 +30,7 @@ def figures(path: Path) -> dict[str, Any]:
 
 
 def test_a_recipe_reports_it_like_a_method_s_own(run: Path, recipes: Any, tmp_path: Path) -> None:
-    found = figures(run / "report.json")
+    found = result_of(run / "report.json")
     assert found["uncertainty"]["aurc_i2t"] > 0
     vacsr = run_recipe(recipes.recipe({"method.name": "vacsr", "train.epochs": 1}), tmp_path, progress=False).report
     assert vacsr is not None
@@ -46,10 +46,12 @@ def test_evaluate_uses_what_the_run_kept_and_can_fit_it_again(run: Path, vacsr: 
     (tmp_path / "moved").rename(kept)
     assert vacsr("evaluate", run, "--device", "cpu", "--posthoc", "none", "--json", plain).code == 0
     assert (
-        figures(first)["uncertainty"] == figures(second)["uncertainty"] == figures(run / "report.json")["uncertainty"]
+        result_of(first)["uncertainty"]
+        == result_of(second)["uncertainty"]
+        == result_of(run / "report.json")["uncertainty"]
     )
-    assert figures(plain)["uncertainty"] is None
-    assert figures(plain)["rsum"] == figures(first)["rsum"]
+    assert result_of(plain)["uncertainty"] is None
+    assert result_of(plain)["rsum"] == result_of(first)["rsum"]
 
 
 def test_a_model_folder_does_not_say_what_it_was_trained_on(run: Path, vacsr: Any) -> None:
@@ -71,12 +73,12 @@ def test_one_minus_the_cosine_needs_no_fit(method: str, recipes: Any, vacsr: Any
     changes = {"method.name": method, "evaluate.posthoc": "cosine", "train.epochs": 2}
     run_recipe(recipes.recipe(changes), tmp_path / "run", progress=False)
     assert not (tmp_path / "run/posthoc.safetensors").exists()
-    found = figures(tmp_path / "run/report.json")
+    found = result_of(tmp_path / "run/report.json")
     assert found["uncertainty"]["aurc_t2i"] > 0
     again, plain = tmp_path / "again.json", tmp_path / "plain.json"
     pairs = run_pairs(tmp_path / "run")
     given = ("--pairs", pairs, "--device", "cpu", "--json")
     assert vacsr("evaluate", tmp_path / "run/model", "--posthoc", "cosine", *given, again).code == 0
-    assert figures(again)["uncertainty"] == found["uncertainty"]
+    assert result_of(again)["uncertainty"] == found["uncertainty"]
     assert vacsr("evaluate", tmp_path / "run", "--posthoc", "none", *given, plain).code == 0
-    assert figures(plain)["uncertainty"] is None
+    assert result_of(plain)["uncertainty"] is None

@@ -1,4 +1,9 @@
-"""A run that is killed and resumed ends where the uninterrupted run ends, bit for bit."""
+"""A run that is killed and resumed ends where the uninterrupted run ends, bit for bit.
+
+A run on photos has 4 epochs of 4 steps. The text tower is frozen in the first, the image tower in the first two, and
+the loss warms up in the epochs that unfreeze them. Augmentation is on. Photos that are decoded again for every batch
+("streamed") must end where those that were decoded once end.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,20 @@ CASES: dict[str, dict[str, Any]] = {
     "noise": {"method.name": "vacsr", "data.noise.ratio": 0.5},
     "epoch-ends": {"method.name": "sigmoid", "train.checkpoint_every": 0, "train.select": "last"},
 }
+PHOTOS: dict[str, Any] = {
+    "data.pairs": "scenes:images=16,held_out=6,per_image=2,size=32",
+    "backbone.spec": "tiny:width=16,depth=1,text_depth=1,heads=2,size=32",
+    "train.epochs": 4,
+    "train.towers": {"image_lr": 0.5, "text_lr": 0.5, "freeze_image": 2, "freeze_text": 1},
+    "train.checkpoint_every": 0,
+}
+ON_PHOTOS: dict[str, dict[str, Any]] = {
+    "photos": PHOTOS | {"method.name": "vacsr"},
+    "photos-adamp": PHOTOS | {"method.name": "vacsr", "train.optimizer": "adamp", "data.photo_size": 40},
+    "photos-accumulate": PHOTOS | {"method.name": "sigmoid", "train.accumulate": 2, "backbone.checkpointing": True},
+    "photos-mean": PHOTOS | {"method.name": "infonce", "backbone.pooling": "mean", "train.schedule": "cosine"},
+}
+STREAMED = ("--set", "data.cache_gb=0", "--set", "data.workers=2")
 MOMENTS = ["after step", "after checkpoint", "before checkpoint", "in checkpoint", "in log"]
 
 
@@ -112,17 +131,72 @@ def test_ctrl_c_saves_and_resumes(
     assert outcome.of(out).same(expected)
 
 
-@pytest.mark.parametrize(("case", "step"), [("vacsr", 7), ("vacsr", 11), ("accumulate", 6), ("accumulate", 11)])
+@pytest.mark.parametrize(
+    ("case", "step"),
+    [
+        ("vacsr", 7),  # its epoch's last, whose evaluation must not be lost
+        ("vacsr", 11),
+        ("accumulate", 6),  # likewise
+        ("accumulate", 11),  # half an optimiser step
+        ("photos", 4),  # the next process begins with a tower unfrozen
+        ("photos", 8),
+        *(pytest.param(case, step, marks=pytest.mark.slow) for case in ON_PHOTOS for step in (5, 11)),
+    ],
+)
 def test_ctrl_c_in_any_step_resumes_exactly(
     launch: Any, reference: Any, outcome: Any, tmp_path: Path, case: str, step: int
 ) -> None:
-    """Steps 7 and 6 are their epochs' last, whose evaluation must not be lost; 11 may be half an optimiser step."""
-    file, expected = reference(CASES[case])
+    """Photos that were in memory are streamed after resuming."""
+    file, expected = reference((CASES | ON_PHOTOS)[case])
     out = tmp_path / "run"
     done = launch("train", file, "--out", out, kill=("ctrl-c", step))
     assert done.code == 130, done
-    assert launch("train", file, "--out", out, "--resume").code == 0
+    assert launch("train", file, "--out", out, "--resume", *(STREAMED if case in ON_PHOTOS else ())).code == 0
     assert outcome.of(out).same(expected)
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("photos", STREAMED),
+        pytest.param("photos", (), marks=pytest.mark.slow),
+        pytest.param("photos-adamp", (), marks=pytest.mark.slow),
+        pytest.param("photos-adamp", STREAMED, marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c_in_every_epoch_of_freezing(
+    launch: Any, reference: Any, outcome: Any, tmp_path: Path, case: str, options: tuple[str, ...]
+) -> None:
+    """Steps done at each stop: 2 (both towers frozen), 6 (the text tower unfreezes), 10 (the image tower), 14."""
+    file, expected = reference(ON_PHOTOS[case])
+    command = ["train", file, "--out", tmp_path / "run", "--resume", *options]
+    for number, step in enumerate((2, 6, 10, 14)):
+        done = launch(*command, kill=("ctrl-c", 2 if number == 0 else 4))
+        assert done.code == 130, done
+        assert f"stopped after step {step};" in done.err
+    done = launch(*command)
+    assert done.code == 0, done.err
+    assert outcome.of(tmp_path / "run").same(expected)
+
+
+def test_a_kill_while_photos_are_read_ahead(launch: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:
+    file, expected = reference(ON_PHOTOS["photos-adamp"])
+    command = ["train", file, "--out", tmp_path / "run", "--resume", *STREAMED]
+    done = launch(*command, "--set", "train.checkpoint_every=3", kill=("after step", 11))
+    assert done.code == -signal.SIGKILL
+    assert launch(*command).code == 0
+    assert outcome.of(tmp_path / "run").same(expected)
+
+
+def test_photos_that_changed_are_another_run(launch: Any, recipes: Any, tmp_path: Path) -> None:
+    """Same captions and ids, another picture world: its checkpoint is refused."""
+    file = recipes.file(PHOTOS | {"method.name": "sigmoid"})
+    command = ["train", file, "--out", tmp_path / "run", "--resume"]
+    assert launch(*command, kill=("ctrl-c", 5)).code == 130
+    for change in ("data.pairs=scenes:images=16,held_out=6,per_image=2,size=48", "data.photo_size=40"):
+        done = launch(*command, "--set", change)
+        assert (done.code, done.out) == (4, "")
+        assert "another configuration or data" in done.err
 
 
 def test_ctrl_c_in_the_last_step_changes_nothing(launch: Any, reference: Any, outcome: Any, tmp_path: Path) -> None:

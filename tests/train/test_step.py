@@ -1,7 +1,8 @@
-"""One step: clipping, accumulation, precision; and what happens when numbers stop being numbers."""
+"""One step: clipping, accumulation, precision; what happens when a number breaks, or the compiler."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
+from vacsr.config import BackboneConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.config.io import method_config
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import NonFiniteLoss
 from vacsr.files import read_tensors
@@ -32,8 +34,6 @@ def pairs() -> PairSet:
 
 
 def make(pairs: PairSet, method: Any = "vacsr", **fields: Any) -> Trainer:
-    from vacsr.config.io import method_config
-
     config = TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 2, "log_every": 1, **fields})
     chosen = method_config(method) if isinstance(method, str) else method
     return Trainer(retrieval_task(chosen, pairs, config, backbone=BACKBONE), config)
@@ -208,3 +208,46 @@ def test_features_that_break_on_the_way(pairs: PairSet, tmp_path: Path, monkeypa
     whole = fit("vacsr", pairs, config, backbone=BACKBONE, progress=False)
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor), name
+
+
+# ------------------------------------------------------------------------------------------------ a broken compiler
+
+TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HeadConfig(kind="linear", dim=8))
+
+
+def towers_trainer(**train: Any) -> Trainer:
+    pairs = load_pairs("scenes:images=8,held_out=2,size=32", split="train")
+    config = TrainConfig(batch_size=8, device="cpu", optimizer="adamp", towers=TowersConfig(freeze_image=0), **train)
+    return Trainer(retrieval_task(method_config("vacsr"), pairs, config, backbone=TINY), config)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise torch._dynamo.exc.TorchDynamoException("no compiler here")
+
+
+def assert_same_steps(broken: Trainer, plain: Trainer, *, said: str) -> None:
+    """The first step warns, the second does not, and both end as if nothing had been compiled."""
+    batch = Batch(torch.arange(8))
+    with pytest.warns(UserWarning, match=said):
+        first = broken.step(batch, 0)
+    torch.testing.assert_close(first, plain.step(batch, 0), rtol=0, atol=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(broken.step(batch, 1), plain.step(batch, 1), rtol=0, atol=0)
+    for (name, ours), theirs in zip(broken.task.model.named_parameters(), plain.task.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, msg=name)
+
+
+def test_auto_goes_on_without_a_compiled_loss() -> None:
+    plain, broken = towers_trainer(), towers_trainer()
+    broken.step.falls_back = True
+    broken.task.pair_loss = refuse  # type: ignore[assignment]
+    said = r"torch.compile failed \(no compiler here\); training continues uncompiled"
+    assert_same_steps(broken, plain, said=said)
+
+
+def test_what_was_asked_for_fails_loudly() -> None:
+    broken = towers_trainer()
+    broken.task.pair_loss = refuse  # type: ignore[attr-defined]
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+        broken.step(Batch(torch.arange(8)), 0)

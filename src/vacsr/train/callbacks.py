@@ -212,23 +212,13 @@ class FreezeTowers(Callback):
 
 
 def frozen_towers(epoch: int, config: TowersConfig) -> frozenset[str]:
-    """Towers without gradient in this epoch, counted from 0.
-
-    >>> config = TowersConfig(freeze_image=2)
-    >>> [sorted(frozen_towers(epoch, config)) for epoch in (0, 1, 2)]
-    [['image'], ['image'], []]
-    """
+    """Towers without gradient in this epoch, counted from 0."""
     towers = {"image": (config.image_lr, config.freeze_image), "text": (config.text_lr, config.freeze_text)}
     return frozenset(name for name, (rate, epochs) in towers.items() if rate == 0 or epoch < epochs)
 
 
 def loss_warmup(step: int, *, steps_per_epoch: int, config: TowersConfig) -> float:
-    """The factor of the loss at a step: 1, but rising linearly to 1 in an epoch that unfreezes a tower.
-
-    >>> config = TowersConfig(freeze_image=2)
-    >>> [loss_warmup(step, steps_per_epoch=4, config=config) for step in (7, 8, 9, 11, 12)]
-    [1.0, 0.25, 0.5, 1.0, 1.0]
-    """
+    """The factor of the loss at a step: 1, but rising linearly to 1 in an epoch that unfreezes a tower."""
     epoch, index = divmod(step, steps_per_epoch)
     unfreezes = epoch > 0 and frozen_towers(epoch, config) != frozen_towers(epoch - 1, config)
     return (index + 1) / steps_per_epoch if config.ramp and unfreezes else 1.0

@@ -135,12 +135,7 @@ def check_checkpoint(folder: Path, *, fingerprint: str) -> None:
 
 
 def fingerprint(description: Mapping[str, Any]) -> str:
-    """What must be equal for a checkpoint to fit: a SHA-256 of each part, as JSON, so that differences have names.
-
-    >>> first, second = (fingerprint({"method": "vse", "lr": lr}) for lr in (0.1, 0.2))
-    >>> [name for name in json.loads(first) if json.loads(first)[name] != json.loads(second)[name]]
-    ['lr']
-    """
+    """What must be equal for a checkpoint to fit: a SHA-256 of each part, as JSON, so that differences have names."""
     parts = {name: json.dumps(part, sort_keys=True).encode() for name, part in description.items()}
     return json.dumps({name: hashlib.sha256(part).hexdigest() for name, part in parts.items()})
 
@@ -179,11 +174,7 @@ def _digest(pairs: PairSet | PhotoSet) -> str:
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str | None:
-    """The first dotted field in which two configurations differ, with both values.
-
-    >>> first_difference({"train": {"epochs": 20, "lr": 0.1}}, {"train": {"epochs": 1, "lr": 0.2}})
-    'train.epochs was 20 and is now 1'
-    """
+    """The first dotted field in which two configurations differ, with both values."""
     for key in dict.fromkeys((*now, *before)):
         old, new = before.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

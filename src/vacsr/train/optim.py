@@ -62,12 +62,7 @@ def set_learning_rate(optimizer: Optimizer, base: float) -> None:
 
 
 def lr_factor(step: int, *, steps_per_epoch: int, config: TrainConfig) -> float:
-    """The scheduler: what the learning rate is multiplied with at an optimiser step.
-
-    >>> config = TrainConfig(epochs=20, schedule="step", decay_at=0.6)
-    >>> [lr_factor(epoch * 10, steps_per_epoch=10, config=config) for epoch in (0, 11, 12)]
-    [1.0, 1.0, 0.1]
-    """
+    """The scheduler: what the learning rate is multiplied with at an optimiser step."""
     warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     if config.schedule == "constant":
         return warm
@@ -89,13 +84,6 @@ class AdamP(Optimizer):
     and weight decay is softened. With c = 1 − betaᵗ, p <- p − lr·(u/c₁ + decay·p) and u = m / (√(v/c₂) + eps).
 
     ``lr`` is a number or a 0-d tensor, also per group. ``capturable`` keeps the step counters on the device.
-
-    >>> weight = torch.nn.Parameter(torch.ones(2, 2))
-    >>> optimizer = AdamP([weight], lr=0.1)
-    >>> weight.sum().backward()
-    >>> optimizer.step()
-    >>> round(weight[0, 0].item(), 4)
-    0.9
     """
 
     def __init__(

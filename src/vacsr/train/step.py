@@ -120,14 +120,7 @@ class GraphedStep(TrainStep):
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """``tf32`` lets CUDA round float32 matrix products, anything else forbids it; torch's setting is restored after.
-
-    >>> with matmul_precision("tf32"):
-    ...     torch.get_float32_matmul_precision()
-    'high'
-    >>> torch.get_float32_matmul_precision()
-    'highest'
-    """
+    """``tf32`` lets CUDA round float32 matrix products, anything else forbids it; torch's setting is restored after."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
