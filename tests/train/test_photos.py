@@ -168,28 +168,6 @@ def test_every_block_has_the_rate_of_the_formula(pairs: PhotoSet, depths: tuple[
     assert seen == sum(len(group["params"]) for group in trainer.step.optimizer.param_groups)
 
 
-def test_accumulated_batches_of_photos_are_the_mean_of_their_gradients(pairs: PhotoSet) -> None:
-    first, second = list(batch_order(len(pairs), batch=8, seed=0, epoch=0))[:2]
-
-    def gradient(rows: Tensor, step: int) -> dict[str, Tensor]:
-        trainer = make(pairs)
-        trainer.step.run(Batch(rows), torch.tensor(step), last=False)
-        return {name: p.grad for name, p in trainer.task.model.named_parameters() if p.grad is not None}
-
-    both = make(pairs, accumulate=2, clip_norm=0.0)
-    both.step.optimizer = torch.optim.SGD(both.step.params, lr=1.0)
-    before = weights(both)
-    assert float(both.step(Batch(first), 0)[-1]) == 0.0
-    assert moved(before, weights(both)) == set()
-    both.step(Batch(second), 1)
-    after = weights(both)
-    one, other = gradient(first, 0), gradient(second, 1)
-    for name, value in one.items():
-        torch.testing.assert_close(
-            before[name] - after[name], (value + other[name]) / 2, rtol=1e-3, atol=1e-5, msg=name
-        )
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("size", [0, 48])
 def test_streamed_photos_are_the_same_run(pairs: PhotoSet, dev: PhotoSet, accumulate: int, size: int) -> None:
