@@ -234,7 +234,7 @@ def test_truncated_safetensors(stored: Path) -> None:
     whole = stored.read_bytes()
     for size in (0, 7, 60, len(whole) - 1):
         stored.write_bytes(whole[:size])
-        assert_refused(DataError, "f.safetensors", "not a whole", path=stored)
+        assert_refused(DataError, "f.safetensors", "copy it again", path=stored)
 
 
 def test_broken_npy(tmp_path: Path) -> None:
