@@ -215,10 +215,11 @@ def test_features_that_break_on_the_way(pairs: PairSet, tmp_path: Path, monkeypa
 TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HeadConfig(kind="linear", dim=8))
 
 
-def towers_trainer(**train: Any) -> Trainer:
+def towers_trainer(*, checkpointing: bool = False, **train: Any) -> Trainer:
     pairs = load_pairs("scenes:images=8,held_out=2,size=32", split="train")
     config = TrainConfig(batch_size=8, device="cpu", optimizer="adamp", towers=TowersConfig(freeze_image=0), **train)
-    return Trainer(retrieval_task(method_config("vacsr"), pairs, config, backbone=TINY), config)
+    backbone = TINY.model_copy(update={"checkpointing": checkpointing})
+    return Trainer(retrieval_task(method_config("vacsr"), pairs, config, backbone=backbone), config)
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -244,6 +245,14 @@ def test_auto_goes_on_without_a_compiled_loss() -> None:
     broken.task.pair_loss = refuse  # type: ignore[assignment]
     said = r"torch.compile failed \(no compiler here\); training continues uncompiled"
     assert_same_steps(broken, plain, said=said)
+
+
+def test_blocks_that_cannot_be_compiled_are_recomputed_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, **options, backend=refuse))
+    plain, broken = (towers_trainer(checkpointing=True, compile=on) for on in (False, True))
+    broken.step.falls_back = True
+    assert_same_steps(broken, plain, said="torch.compile failed")
 
 
 def test_what_was_asked_for_fails_loudly() -> None:

@@ -50,6 +50,8 @@ class Tower(nn.Module):
     """Of a token between the blocks."""
     edits: Any = None
     """The :class:`vacsr.backbones.edits.TowerEdits` that it computes with at the moment, if any."""
+    uncompiled: bool = False
+    """Its blocks are compiled, which is not wanted at the moment."""
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:
@@ -66,13 +68,25 @@ class Tower(nn.Module):
     @property
     def recompute(self) -> dict[str, Any]:
         """Options of ``torch.utils.checkpoint``: a block is recomputed with the edits that it was computed with."""
-        from vacsr.backbones.edits import edited
-
         return {
             "use_reentrant": False,
             "preserve_rng_state": False,  # towers draw nothing
-            "context_fn": lambda: (nullcontext(), edited(self, self.edits)),
+            "context_fn": lambda: (nullcontext(), self._recomputing(self.edits)),
         }
+
+    @contextmanager
+    def _recomputing(self, edits: Any) -> Iterator[None]:
+        from vacsr.backbones.edits import edited
+
+        with self.stance(), edited(self, edits):
+            yield
+
+    def stance(self) -> AbstractContextManager[Any]:
+        """Switches compiled blocks off where they are not wanted."""
+        stance: AbstractContextManager[Any] = nullcontext()
+        if self.uncompiled:
+            stance = torch.compiler.set_stance("force_eager")
+        return stance
 
     @abstractmethod
     def architecture(self) -> dict[str, Any]:
@@ -209,7 +223,7 @@ class TowerBackbone(Backbone):
 
     def _run(self, tower: Tower, branch: nn.Module | None, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """A tower's tokens, and those of its branch, which gets what the last block gets. -> [B, L, D], [B, L, W]"""
-        with self._eager():
+        with tower.stance():
             if branch is None:
                 return tower(*inputs), None
             calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -260,7 +274,7 @@ class TowerBackbone(Backbone):
         return {name: [] if branch is None else list(branch.named_parameters()) for name, branch in branches.items()}
 
     def compile_blocks(self, on: bool) -> None:
-        """A block that is compiled stays so; where that is not wanted, :meth:`_eager` runs it eagerly."""
+        """A block that is compiled stays so; where that is not wanted, :meth:`Tower.stance` runs it eagerly."""
         self.compiled = on
         if on:
             for tower, branch in ((self.image, self.image_variance), (self.text, self.text_variance)):
@@ -269,13 +283,8 @@ class TowerBackbone(Backbone):
                     if block not in self._compiled:
                         block.compile(dynamic=False)
                         self._compiled.add(block)
-
-    def _eager(self) -> AbstractContextManager[Any]:
-        """Switches compiled blocks off where they are not wanted."""
-        if self._compiled and not self.compiled:
-            stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-            return stance
-        return nullcontext()
+        for tower in (self.image, self.text):
+            tower.uncompiled = bool(self._compiled) and not on
 
     def set_checkpointing(self, on: bool) -> None:
         self.checkpointing = on
