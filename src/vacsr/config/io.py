@@ -98,7 +98,7 @@ def parse(kind: type[C], raw: Mapping[str, Any], *, within: str = "") -> C:
     except ValidationError as error:
         above = (within,) if within else ()
         lines = [f"  {'.'.join(map(str, (*above, *item['loc'])))}: {item['msg']}" for item in error.errors()]
-        raise ConfigError("the configuration does not fit:\n" + "\n".join(lines)) from error
+        raise ConfigError("the configuration is not valid — correct these fields:\n" + "\n".join(lines)) from error
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
