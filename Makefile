@@ -8,7 +8,7 @@ FULL := $(VENV)/.installed-full
 BENCHMARKS := $(sort $(filter-out benchmarks/_%.py,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-fast lint bench clean
+.PHONY: help venv demo test test-all test-fast lint docs-check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -43,7 +43,10 @@ test-all: $(FULL) ## everything but what needs a GPU: some minutes more
 test-fast: $(FULL) ## the suite without slow tests
 	$(BIN)/pytest
 
-lint: $(FULL) ## style, format, one-way imports and types
+docs-check: ## are the tables of docs/ those of docs/results/? `python tools/docs_tables.py` rewrites them
+	$(PYTHON) tools/docs_tables.py --check
+
+lint: $(FULL) docs-check ## style, format, one-way imports, types, and the tables of docs/
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports

@@ -10,6 +10,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from vacsr.pages.plots import palette
+
 PANELS = {
     "noise-20": ("wrong captions, 20% noise", (20, 100)),
     "noise-50": ("wrong captions, 50% noise", (20, 100)),
@@ -18,12 +20,12 @@ PANELS = {
 }
 """Title and range of precisions in percent, by setting."""
 SIGNALS = {
-    "audit of vacsr": ("vacsr audit", "#3a3fb5", "-"),
-    "cosine of vacsr": ("vacsr cosine", "#3a3fb5", ":"),
-    "loss GMM of infonce": ("infonce loss GMM", "#b35c00", "-"),
-    "audit of infonce": ("infonce audit", "#b5476b", "-"),
-    "cosine of infonce": ("infonce cosine", "#b5476b", ":"),
-    "laplace-coupled of infonce": ("infonce laplace-coupled", "#6b7280", "-"),
+    "audit of vacsr": ("vacsr audit", "vacsr", "-"),
+    "cosine of vacsr": ("vacsr cosine", "vacsr", ":"),
+    "loss GMM of infonce": ("infonce loss GMM", "hue-1", "-"),
+    "audit of infonce": ("infonce audit", "infonce", "-"),
+    "cosine of infonce": ("infonce cosine", "infonce", ":"),
+    "laplace-coupled of infonce": ("infonce laplace-coupled", "published", "-"),
 }
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "vacsr", "font.size": 9, "axes.spines.right": False,
                "axes.spines.top": False}  # fmt: skip
@@ -40,7 +42,7 @@ def draw(records: Sequence[Mapping[str, Any]]) -> str:
             for name, (signal, colour, line) in SIGNALS.items():
                 points = curve(records, setting, signal)
                 if points:
-                    axes.plot(*zip(*points, strict=True), line, color=colour, label=name)
+                    axes.plot(*zip(*points, strict=True), line, color=palette()[colour], label=name)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})

@@ -13,8 +13,15 @@ from vacsr.evaluate.uncertainty import auroc
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.scoring.posthoc import PostHocScorer, PostHocUncertainty
-from vacsr.search.audit import signals
-from vacsr.search.suspects import caption_sums, find_neighbours, own_agreement, prototypes, suspicion, weights
+from vacsr.search.audit import (
+    caption_sums,
+    find_neighbours,
+    own_agreement,
+    prototypes,
+    signals,
+    suspicion,
+    weights,
+)
 
 HIGH_RECALLS = (50, 70, 80, 90, 95, 99)
 RECALLS = (5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
@@ -34,7 +41,9 @@ def measured(value: Tensor, target: Tensor, *, recalls: Sequence[int] = RECALLS)
         "precision_at_n": 100 * float(precision[total - 1]),
         "ap": 100 * float(precision[hit > 0].mean()),
         "auroc": 100 * auroc(value, target.float()),
-        "precision_at_recall": {str(r): 100 * float(precision[place]) for r, place in zip(recalls, at, strict=True)},
+        "precision_at_recall": {
+            str(r): 100 * float(precision[position]) for r, position in zip(recalls, at, strict=True)
+        },
     }
 
 
@@ -45,18 +54,18 @@ def wrong_signals(scorer: PairScorer, pairs: Any, *, name: str) -> dict[str, Ten
     cols, v, t = torch.arange(len(pairs)), scores.images.mean, scores.texts.mean
     audit = signals(scores, owner)
     cosine = (v[owner] * t).sum(dim=1)
-    found = {f"{name} audit": audit.suspicion, f"{name} agreement": -audit.own, f"{name} cosine": -cosine}
+    values = {f"{name} audit": audit.suspicion, f"{name} agreement": -audit.own, f"{name} cosine": -cosine}
     sigma = scores.uncertainty(owner, cols)
     if sigma is not None:
-        return found | {f"{name} grade": -audit.grade, f"{name} σ": sigma}
+        return values | {f"{name} grade": -audit.grade, f"{name} σ": sigma}
     loss = rescaled(batch_losses(scorer, scores, owner))
     chance = clean_by_gaussians(loss)
     clean = chance.float()
     sums = caption_sums(t, owner, clean, images=len(v))
     own = own_agreement(v, t, owner, weight=clean, sums=sums)
     elsewhere = find_neighbours(prototypes(v, sums), t, owner, captions=1).image_agreement
-    found |= {f"{name} loss GMM": by_both(-chance, loss), f"{name} loss GMM + siblings": -own}
-    return found | {f"{name} loss GMM + siblings + rival image": suspicion(own, elsewhere)}
+    values |= {f"{name} loss GMM": by_both(-chance, loss), f"{name} loss GMM + siblings": -own}
+    return values | {f"{name} loss GMM + siblings + rival image": suspicion(own, elsewhere)}
 
 
 @torch.inference_mode()
@@ -68,17 +77,17 @@ def missing_signals(scorer: PairScorer, pairs: Any, rows: Tensor, cols: Tensor, 
     prototype = prototypes(v, caption_sums(t, owner, weights(grade), images=len(v)))
     agreement = (prototype[rows] * t[cols]).sum(dim=1)
     rival = _RIVAL * other_images(prototype @ t.T, owner, rows, cols)
-    found = {f"{name} audit": agreement, f"{name} cosine": (v[rows] * t[cols]).sum(dim=1)}
-    found |= {f"{name} audit + rival image": agreement + rival, f"{name} audit − rival image": agreement - rival}
+    values = {f"{name} audit": agreement, f"{name} cosine": (v[rows] * t[cols]).sum(dim=1)}
+    values |= {f"{name} audit + rival image": agreement + rival, f"{name} audit − rival image": agreement - rival}
     sigma = scores.uncertainty(rows, cols)
     if sigma is not None:
         score = scores.score_of(rows, cols)
-        found |= {f"{name} score": score, f"{name} σ": sigma}
-        found |= {f"{name} score + 0.1σ": standard(score) + 0.1 * standard(sigma)}
+        values |= {f"{name} score": score, f"{name} σ": sigma}
+        values |= {f"{name} score + 0.1σ": standard(score) + 0.1 * standard(sigma)}
     if name == "infonce":
         loss = candidate_losses(scorer, scores, owner, rows, cols)
-        found |= {f"{name} loss GMM": by_both(clean_by_gaussians(rescaled(loss)), -loss)}
-    return found
+        values |= {f"{name} loss GMM": by_both(clean_by_gaussians(rescaled(loss)), -loss)}
+    return values
 
 
 def fit_laplace(scorer: PairScorer, training_pairs: Any) -> PostHocUncertainty:
@@ -134,7 +143,7 @@ def candidate_losses(
 
 
 def by_both(first: Tensor, second: Tensor) -> Tensor:
-    """Places by ``first``, equal ones by ``second``; larger is better: chances may be 0 or 1 for many. [P], [P]"""
+    """Positions by ``first``, equal ones by ``second``; larger is better: chances may be 0 or 1 for many. [P], [P]"""
     order = second.argsort(descending=True, stable=True)
     order = order[first[order].argsort(descending=True, stable=True)]
     return torch.empty(len(order)).scatter(0, order, -torch.arange(len(order), dtype=torch.float32))

@@ -1,4 +1,4 @@
-"""How often does the promise of `abstain` hold? Fit to dev and count on test, or on many random halves of both.
+"""How often does the guarantee of `abstain` hold? Fit to dev and count on test, or on many random halves of both.
 
     python benchmarks/abstain.py check  official/vacsr=RUN resplit-1/vacsr=RUN … --gallery 50 100 200 500 --json FILE
     python benchmarks/abstain.py halves official/vacsr=RUN … --gallery 50 100 200 --rounds 20 --json FILE
@@ -13,8 +13,7 @@ splits must be of some thousand images at most.
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from math import e, sqrt
@@ -28,35 +27,37 @@ from scipy.special import ndtr
 from scipy.stats import binom
 from torch import Tensor
 
-from vacsr.cli.runs import run_pairs
+from _common import keep, parser
 from vacsr.data import PairSet, load_pairs
-from vacsr.files import write_json
 from vacsr.methods.base import Embedding
 from vacsr.scoring import PairScorer
-from vacsr.search.betting import Bounds, mean_is_negative
+from vacsr.scoring.topk import DIRECTIONS
 from vacsr.search.calibrate import (
-    DIRECTIONS,
     CalibrateSettings,
     check_direction,
     choosing,
     fit_direction,
+    labelled_candidates,
+    random_galleries,
 )
-from vacsr.search.candidates import Candidates, labelled_candidates, random_galleries
-from vacsr.search.counted import RiskCheck, check_rule
-from vacsr.search.risk import MEASURES, fit_answer_rule
+from vacsr.search.certify import Bounds, RiskCheck, check_threshold, mean_is_negative
+from vacsr.search.probabilities import MEASURES, AnswerRule, Candidates, fit_answer_rule
+from vacsr.train.runs import run_pairs
 
 WAYS = {"chosen": tuple(MEASURES), "all but σ": ("combined",), "score alone": ("score",)}
 RISK = 0.1
+KEYS = ("kind", "name", "gallery", "direction", "way", "seed", "fitted_at", "alike", "risk")
+"""That tell records apart."""
 
 
 class Table:
-    """Scores of all pairs, looked up, and uncertainties where they are asked for; stands for PairScores."""
+    """Scores of all pairs, looked up, and uncertainties where they are asked for; used as PairScores are."""
 
     def __init__(self, scorer: PairScorer, pairs: PairSet) -> None:
-        self.found = scorer.score_set(pairs)
-        self.images: Embedding = self.found.images
-        self.texts: Embedding = self.found.texts
-        self.score = self.found.score.cpu()
+        self.scores = scorer.score_set(pairs)
+        self.images: Embedding = self.scores.images
+        self.texts: Embedding = self.scores.texts
+        self.score = self.scores.score.cpu()
         self.pairs = pairs
 
     def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class Table:
 
     def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
         """[N], [N] -> [N]"""
-        return self.found.uncertainty(rows, cols)
+        return self.scores.uncertainty(rows, cols)
 
     def lists(self, rows: Tensor, *, size: int, generator: torch.Generator) -> dict[str, Candidates]:
         """Of galleries that are drawn from these images."""
@@ -78,9 +79,9 @@ class Table:
 
 def features(spec: str, split: str) -> PairSet:
     """One split."""
-    found = load_pairs(spec, split=split)
-    assert isinstance(found, PairSet), "this benchmark reads features"
-    return found
+    pairs = load_pairs(spec, split=split)
+    assert isinstance(pairs, PairSet), "this benchmark reads features"
+    return pairs
 
 
 def held_out(spec: str) -> PairSet:
@@ -110,21 +111,19 @@ def check(name: str, run: Path, *, sizes: list[int], rounds: int) -> Iterator[di
         )
         for direction in DIRECTIONS:
             fitted = fit_direction(scorer, dev[direction], plan)
-            found = check_direction(scorer, test[direction], fitted)
+            checked = check_direction(scorer, test[direction], fitted)
             yield {
-                "kind": "check", "name": name, "gallery": size, "direction": direction, **counts(found.answers),
-                "measure": fitted.answer.measure, "absent": found.absent.coverage,
-                "sigma_weight": fitted.missed.sigma_weight, "lambda": fitted.lcb.weight,
-                "r1": found.first.by_score, "r1_lambda": found.first.by_lcb,
-                "ece_own": found.ece_own, "ece": found.ece,
+                "kind": "check", "name": name, "gallery": size, "direction": direction, **counts(checked.answers),
+                "measure": fitted.answer.measure, "absent": checked.absent.coverage,
+                "r1": checked.r1, "ece_own": checked.ece_own, "ece": checked.ece,
             }  # fmt: skip
 
 
-def counts(found: RiskCheck) -> dict[str, Any]:
+def counts(check: RiskCheck) -> dict[str, Any]:
     """As JSON has it."""
     return {
-        "queries": found.queries, "answered": found.answered, "wrong": found.wrong,
-        "low": found.interval.low, "high": found.interval.high,
+        "queries": check.queries, "answered": check.answered, "wrong": check.wrong,
+        "low": check.interval[0], "high": check.interval[1],
     }  # fmt: skip
 
 
@@ -139,9 +138,9 @@ def halves(name: str, run: Path, *, sizes: list[int], rounds: int) -> Iterator[d
             fit, other = (table.lists(half, size=size, generator=generator) for half in parts)
             for direction in DIRECTIONS:
                 for way in WAYS:
-                    found = half_check(fit[direction], other[direction], way=way, seed=seed)
+                    checked = half_check(fit[direction], other[direction], way=way, seed=seed)
                     key = {"kind": "halves", "name": name, "gallery": size, "direction": direction}
-                    yield {**key, "way": way, "seed": seed, **counts(found)}
+                    yield {**key, "way": way, "seed": seed, **counts(checked)}
 
 
 def half_check(fit: Candidates, other: Candidates, *, way: str, seed: int) -> RiskCheck:
@@ -152,6 +151,11 @@ def half_check(fit: Candidates, other: Candidates, *, way: str, seed: int) -> Ri
         fit, other = fit._replace(sigma=None), other._replace(sigma=None)
     rule = fit_answer_rule(fit, choose, risk=RISK, confidence=0.9, generator=generator, measures=WAYS[way])
     return check_rule(rule, other)
+
+
+def check_rule(rule: AnswerRule, candidates: Candidates) -> RiskCheck:
+    """Count what the rule answers, and how often wrongly."""
+    return check_threshold(rule.outcomes(candidates), rule.threshold)
 
 
 def sizes(name: str, run: Path, *, sizes: list[int], rounds: int) -> Iterator[dict[str, Any]]:
@@ -209,9 +213,9 @@ def captions(rng: np.random.Generator, images: int, *, risk: float, alike: float
 
 def by_hoeffding_bentkus(losses: np.ndarray, answers: np.ndarray) -> bool:
     """Bentkus' bound on sums of losses that are moved into 0 to 1; images without answers are left out. [I], [I]"""
-    told = answers > 0
-    total = np.ceil((losses[told] / CAPTIONS + RISK).sum())
-    return bool(e * binom.cdf(total, told.sum(), RISK) <= LEVEL)
+    answered = answers > 0
+    total = np.ceil((losses[answered] / CAPTIONS + RISK).sum())
+    return bool(e * binom.cdf(total, answered.sum(), RISK) <= LEVEL)
 
 
 def line(record: dict[str, Any]) -> str:
@@ -224,36 +228,25 @@ def line(record: dict[str, Any]) -> str:
     return " ".join(map(str, (record["name"], record["gallery"], record["direction"], record.get("way", ""), shown)))
 
 
-def keep(path: Path | None, records: Iterator[dict[str, Any]]) -> None:
-    """Print them, and add them to those of a file."""
-    found = []
-    for record in records:
-        found.append(record)
-        print(line(record), flush=True)
-    if path:
-        before = json.loads(path.read_text(encoding="utf-8"))["records"] if path.is_file() else []
-        write_json(path, {"schema": 1, "records": before + found})
-
-
 def main() -> None:
     """Print a line for each record, and keep them."""
     ways = {"check": check, "halves": halves, "sizes": sizes}
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kind", nargs="?", choices=(*ways, "simulate"))
-    parser.add_argument("runs", nargs="*", metavar="NAME=RUN")
-    parser.add_argument("--gallery", type=int, nargs="+", default=[50, 100])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    if given.kind is None:
+    options = parser(__doc__)
+    options.add_argument("kind", nargs="?", choices=(*ways, "simulate"))
+    options.add_argument("runs", nargs="*", metavar="NAME=RUN")
+    options.add_argument("--gallery", type=int, nargs="+", default=[50, 100])
+    options.add_argument("--rounds", type=int, default=20)
+    args = options.parse_args()
+    if args.kind is None:
         print("give what to measure, and run folders; nothing to do without them")
         return
-    if given.kind == "simulate":
-        keep(given.json, simulate(rounds=given.rounds))
-        return
-    for item in given.runs:
+    records = simulate(rounds=args.rounds) if args.kind == "simulate" else ()
+    for item in args.runs:
         name, _, run = item.rpartition("=")
-        keep(given.json, ways[given.kind](name, Path(run), sizes=given.gallery, rounds=given.rounds))
+        records = itertools.chain(records, ways[args.kind](name, Path(run), sizes=args.gallery, rounds=args.rounds))
+    for record in records:
+        print(line(record), flush=True)
+        keep(args.json, record, keys=KEYS)
 
 
 if __name__ == "__main__":

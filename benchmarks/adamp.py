@@ -9,18 +9,15 @@ graph too. Medians of interleaved rounds.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from _gpu import captured
-from vacsr.bench import describe_device, time_in_turn
-from vacsr.files import write_json
+from _common import captured, finish, medians, parser
+from vacsr.bench import BenchResult, describe_device
 from vacsr.train.optim import AdamP
 
 WIDTH, WORDS = 384, 30_522
@@ -59,39 +56,41 @@ def ways(device: str) -> dict[str, Callable[[], object]]:
     """Each optimiser on its own towers."""
     made: dict[str, Callable[[], object]] = {
         "adamp package": package(options(towers(device), rate=float), weight_decay=1e-4).step,
-        "vacsr AdamP": AdamP(options(towers(device), rate=float), weight_decay=1e-4).step,
+        "vacsr AdamP": AdamP(
+            options(towers(device), rate=lambda lr: torch.tensor(lr, device=device)), weight_decay=1e-4
+        ).step,
         "torch AdamW, fused": torch.optim.AdamW(
             options(towers(device), rate=float), weight_decay=1e-4, fused=True
         ).step,
     }
     if device == "cuda":
-        held = options(towers(device), rate=lambda lr: torch.tensor(lr, device=device))
-        made["vacsr AdamP, graph"] = captured(AdamP(held, weight_decay=1e-4, capturable=True).step)
-        held = options(towers(device), rate=lambda lr: torch.tensor(lr, device=device))
-        fused = torch.optim.AdamW(held, weight_decay=1e-4, fused=True, capturable=True)
-        made["torch AdamW, fused, graph"] = captured(fused.step)
+
+        def groups() -> list[dict[str, Any]]:
+            return options(towers(device), rate=lambda lr: torch.tensor(lr, device=device))
+
+        graphed = {
+            "vacsr AdamP, graph": AdamP(groups(), weight_decay=1e-4),
+            "vacsr AdamP, compiled, graph": AdamP(groups(), weight_decay=1e-4, compiled=True),
+            "torch AdamW, fused, graph": torch.optim.AdamW(groups(), weight_decay=1e-4, fused=True, capturable=True),
+        }
+        made |= {name: captured(optimizer.step) for name, optimizer in graphed.items()}
     return made
 
 
 def main() -> None:
-    """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=2, help="torch's threads on a CPU")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    """Time each optimiser on its own towers."""
+    choices = parser(__doc__)
+    choices.add_argument("--rounds", type=int, default=30)
+    choices.add_argument("--threads", type=int, default=2, help="torch's threads on a CPU")
+    args = choices.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     count = sum(weight.numel() for group in towers("cpu") for weight in group)
-    timings = time_in_turn(ways(device.type), device=device, rounds=args.rounds, budget=60.0)
-    ms = {name: 1e3 * timing.median for name, timing in timings.items()}
-    rows = [{"optimiser": name, "ms": each, "ratio": ms["adamp package"] / each} for name, each in ms.items()]
-    print(f"{describe_device(device)}, {count / 1e6:.1f}M parameters, median of {args.rounds}\n")
-    print("| optimiser | ms a step | package / this |\n|---|---|---|")
-    for row in rows:
-        print(f"| {row['optimiser']} | {row['ms']:.2f} | {row['ratio']:.2f} |")
-    if args.json:
-        write_json(args.json, {"where": describe_device(device), "parameters": count, "rows": rows})
+    ms = medians(ways(device.type), device=device, rounds=args.rounds)
+    rows = [{"way": name, "ms": each, "ratio": ms["adamp package"] / each} for name, each in ms.items()]
+    settings = {"parameters": count, "rounds": args.rounds}
+    columns = {"way": "optimiser", "ms": "ms a step", "ratio": "package / this"}
+    finish(BenchResult("adamp", describe_device(device), settings, rows, columns), args.json)
 
 
 if __name__ == "__main__":

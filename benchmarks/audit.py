@@ -11,7 +11,7 @@ seed-K/METHOD. What the JSON file holds of other parts stays.
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +23,15 @@ from torch.nn.functional import normalize
 
 from _audit_figure import draw
 from _audit_signals import HIGH_RECALLS, fit_laplace, laplace, measured, missing_signals, wrong_signals
+from _common import keep, parser, stored
 from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.config.io import read_recipe
 from vacsr.data import PairSet, load_pairs
-from vacsr.evaluate.exact import scene_truth
-from vacsr.evaluate.judgments import Judgments, read_judgments
+from vacsr.evaluate.agreement import Judgments, read_judgments
+from vacsr.evaluate.truth import scene_truth
 from vacsr.files import write_json, write_text
 from vacsr.scoring import PairScorer
-from vacsr.search.suspects import find_neighbours
+from vacsr.search.audit import find_neighbours
 from vacsr.train.data import read_split, training_data
 
 Record = dict[str, Any]
@@ -41,42 +42,28 @@ WALKS = ((8_000, 20_000, 256), (600, 566_435, 256))  # a whole one, and a part o
 
 def main() -> None:
     """Measure what was asked for, print it, write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--noise", type=Path, help="(a) and, with models trained under 20%% noise, (b)")
-    parser.add_argument("--clean", type=Path, action="append", default=[], help="(b)")
-    parser.add_argument("--scenes", type=Path, help="(c)")
-    parser.add_argument("--skip-wrong", action="store_true", help="of --noise, (b) only")
-    parser.add_argument("--walk", action="store_true", help="time the walk over all pairs")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--figure", type=Path, help="draw the curves of what --json holds")
-    parser.add_argument("--json", type=Path, help="what is found is added to this file")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--noise", type=Path, help="(a) and, with models trained under 20%% noise, (b)")
+    options.add_argument("--clean", type=Path, action="append", default=[], help="(b)")
+    options.add_argument("--scenes", type=Path, help="(c)")
+    options.add_argument("--skip-wrong", action="store_true", help="of --noise, (b) only")
+    options.add_argument("--walk", action="store_true", help="time the walk over all pairs")
+    options.add_argument("--seeds", default="0,1,2")
+    options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--figure", type=Path, help="draw the curves of what --json holds")
+    args = options.parse_args()
     if args.json is None:
         print("give --json and what to measure; nothing to do without them")
         return
     torch.set_num_threads(args.threads)
-    for part in (noisy, judged, scenes):
-        keep(args.json, part(args))
+    for record in itertools.chain(noisy(args), judged(args), scenes(args)):
+        shown = " ".join(f"{key} {record[key]:.1f}" for key in ("precision_at_n", "ap", "auroc"))
+        print(f"{record['setting']} seed {record['seed']} {record['signal']}: {shown}", flush=True)
+        keep(args.json, record, keys=("setting", "seed", "signal"))
     if args.walk:
-        write_json(args.json, {**held(args.json), "walks": [walk(*size, threads=args.threads) for size in WALKS]})
+        write_json(args.json, {**stored(args.json), "walks": [walk(*size, threads=args.threads) for size in WALKS]})
     if args.figure:
-        write_text(args.figure, draw(held(args.json)["records"]))
-
-
-def keep(path: Path, records: Iterator[Record]) -> None:
-    """Add each record as it comes, in place of one of the same name."""
-    for new in records:
-        shown = " ".join(f"{key} {new[key]:.1f}" for key in ("precision_at_n", "ap", "auroc"))
-        print(f"{new['setting']} seed {new['seed']} {new['signal']}: {shown}", flush=True)
-        whole = held(path)
-        others = [old for old in whole["records"] if any(old[key] != new[key] for key in ("setting", "seed", "signal"))]
-        write_json(path, {**whole, "records": [*others, new]})
-
-
-def held(path: Path) -> Record:
-    """What the file holds already."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"schema": 1, "records": []}
+        write_text(args.figure, draw(stored(args.json)["records"]))
 
 
 def noisy(args: argparse.Namespace) -> Iterator[Record]:
@@ -96,8 +83,8 @@ def noisy(args: argparse.Namespace) -> Iterator[Record]:
             else:
                 values = wrong_signals(scorer, data.train, name=name)
             for signal, value in values.items():
-                figures = measured(value, wrong, recalls=HIGH_RECALLS)
-                yield {"setting": setting, "seed": seed, "signal": signal, **figures}
+                metrics = measured(value, wrong, recalls=HIGH_RECALLS)
+                yield {"setting": setting, "seed": seed, "signal": signal, **metrics}
 
 
 def noise_runs(
@@ -126,7 +113,7 @@ def judged(args: argparse.Namespace) -> Iterator[Record]:
         recipe = read_recipe(folder / "config.yaml")
         pairs = read_split(recipe.data, "test")
         every = map(read_judgments, map(Path, recipe.evaluate.judgments))
-        expert = next(found for found in every if found.ratings is not None)
+        expert = next(judgments for judgments in every if judgments.kind == "expert")
         scorer, name = PairScorer.from_pretrained(folder, device="cpu"), folder.parent.name.partition("-")[0]
         fitted = fit_laplace(scorer, training_data(recipe.data).train) if name == "infonce" else None
         for half in ("judged-dev", "judged-test"):
@@ -186,8 +173,8 @@ def scene_signals(
     )
     layer = trained_layer(train, dev, seed=seed)
     yield "infonce layer cosine", layer.score_set(here).score_of(rows, cols)
-    found = both_ways(laplace(layer, fit_laplace(layer, train), here, rows, cols))
-    yield from ((signal.replace("infonce", "infonce layer"), value) for signal, value in found.items())
+    values = both_ways(laplace(layer, fit_laplace(layer, train), here, rows, cols))
+    yield from ((signal.replace("infonce", "infonce layer"), value) for signal, value in values.items())
 
 
 def embedded(scorer: PairScorer, pairs: Any) -> PairSet:
@@ -213,10 +200,10 @@ def walk(images: int, captions: int, dim: int, *, threads: int) -> Record:
     find_neighbours(v[:256], t[:256], owner[:256] % 256, captions=5)  # the first call sets torch up
     clock, work = time.perf_counter(), time.process_time()
     find_neighbours(v, t, owner, captions=5)
-    found = {"images": images, "captions": captions, "dim": dim, "threads": threads}
-    found |= {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - work}
-    print(found)
-    return found
+    result = {"images": images, "captions": captions, "dim": dim, "threads": threads}
+    result |= {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - work}
+    print(result)
+    return result
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ script, not a figure to quote. Times are the processor's.
 
 from __future__ import annotations
 
-import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +17,33 @@ import torch
 from torch import Tensor
 
 import vacsr
-from vacsr.files import write_json
+from _common import finish, parser
+from vacsr.bench import BenchResult, describe_device
 from vacsr.scoring import PairScorer, PairScores
 
 CANDIDATES = (10, 20, 50, 100, 200)
 
 
 def main() -> None:
-    """Print a Markdown table for each direction."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path)
-    parser.add_argument("--pairs", default="synthetic:images=200")
-    parser.add_argument("--split", default="train")
-    parser.add_argument("-k", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    """Print a table with both directions."""
+    options = parser(__doc__)
+    options.add_argument("--run", type=Path)
+    options.add_argument("--pairs", default="synthetic:images=200")
+    options.add_argument("--split", default="train")
+    options.add_argument("-k", type=int, default=10)
+    options.add_argument("--threads", type=int, default=1)
+    args = options.parse_args()
     torch.set_num_threads(args.threads)
     pairs = vacsr.load_pairs(args.pairs, split=args.split)
     scorer = trained(pairs) if args.run is None else PairScorer.from_pretrained(args.run, device="cpu")
     scores = scorer.score_set(pairs)
-    print(f"{len(pairs.image_ids):,} images, {len(pairs):,} captions, top-{args.k}, threads: {args.threads}\n")
-    found = [measured(scores, args.k, direction=way) for way in ("i2t", "t2i")]
-    for result in found:
-        print(f"{result['direction']}: exact {result['exact_s']:.2f} s\n")
-        print("| candidates | recall of the exact top-k | nothing missed | seconds |\n|---|---|---|---|")
-        for row in result["rows"]:
-            print(f"| {row['candidates']} | {row['recall']:.4f} | {row['complete']:.4f} | {row['seconds']:.2f} |")
-        print()
-    if args.json:
-        write_json(args.json, found)
+    rows = [row for direction in ("i2t", "t2i") for row in measured(scores, args.k, direction=direction)]
+    settings = {"images": len(pairs.image_ids), "captions": len(pairs), "top": args.k}
+    columns = {
+        "way": "candidates", "direction": "direction", "recall": "recall of the exact top-k",
+        "complete": "nothing missed", "seconds": "seconds",
+    }  # fmt: skip
+    finish(BenchResult("cascade", describe_device(torch.device("cpu")), settings, rows, columns), args.json)
 
 
 def trained(pairs: Any) -> PairScorer:
@@ -56,17 +53,14 @@ def trained(pairs: Any) -> PairScorer:
     return PairScorer(run.model, device="cpu")
 
 
-def measured(scores: PairScores, k: int, *, direction: Any) -> dict[str, Any]:
-    """Recall and time for each number of candidates."""
-    exact, exact_s = timed(scores, k, direction=direction, prefilter=None)
-    rows = []
-    for candidates in CANDIDATES:
-        if candidates >= k:
-            index, seconds = timed(scores, k, direction=direction, prefilter=candidates)
-            hits = (exact.unsqueeze(2) == index.unsqueeze(1)).any(dim=2)
-            share = {"recall": float(hits.double().mean()), "complete": float(hits.all(dim=1).double().mean())}
-            rows.append({"candidates": candidates, **share, "seconds": seconds})
-    return {"direction": direction, "exact_s": exact_s, "rows": rows}
+def measured(scores: PairScores, k: int, *, direction: Any) -> Iterator[dict[str, Any]]:
+    """Recall and time of the exact top-k, and for each number of candidates."""
+    exact, _ = timed(scores, k, direction=direction, prefilter=None)
+    for candidates in (None, *(count for count in CANDIDATES if count >= k)):
+        index, seconds = timed(scores, k, direction=direction, prefilter=candidates)
+        hits = (exact.unsqueeze(2) == index.unsqueeze(1)).any(dim=2)
+        share = {"recall": float(hits.double().mean()), "complete": float(hits.all(dim=1).double().mean())}
+        yield {"way": candidates or "all: exact", "direction": direction, **share, "seconds": seconds}
 
 
 def timed(scores: PairScores, k: int, *, direction: Any, prefilter: int | None) -> tuple[Tensor, float]:

@@ -10,23 +10,19 @@ The results are compared before anything is timed. Medians of interleaved rounds
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from _gpu import captured, need_gpu
+from _common import captured, finish, medians, need_gpu, parser
 from vacsr import kernels
-from vacsr.bench import describe_device, time_in_turn
-from vacsr.files import write_json
+from vacsr.bench import BenchResult, describe_device
 
 SHAPES = ((128, 257, 512), (128, 50, 1024), (128, 197, 1024), (128, 40, 512))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-PARTS = ("weights", "sum", "whole")
 
 
 class Inputs(NamedTuple):
@@ -68,9 +64,9 @@ def torch_weights(x: Inputs) -> Tensor:
 
 def kernel_weights(x: Inputs) -> Tensor:
     """The recurrence in one launch."""
-    lengths = x.mask.sum(1)
     from vacsr.kernels import gpo
 
+    lengths = x.mask.sum(1)
     forwards, backwards = gpo.gru_states(x.gru, x.positions, lengths=lengths)
     return softmax_over_ranks((forwards + backwards) / 2, x.score, lengths)
 
@@ -89,19 +85,19 @@ def kernel_sum(x: Inputs, weights: Tensor) -> Tensor:
     return gpo.ranked_sum(x.values, x.mask, weights)
 
 
-def ways_of(part: str, x: Inputs) -> dict[str, Callable[[], Tensor]]:
-    """The same part by torch and by the kernels."""
-    if part == "weights":
-        return {"torch": lambda: torch_weights(x), "kernels": lambda: kernel_weights(x)}
-    if part == "sum":
-        return {"torch": lambda: torch_sum(x, x.weights), "kernels": lambda: kernel_sum(x, x.weights)}
-    return {"torch": lambda: torch_sum(x, torch_weights(x)), "kernels": lambda: kernel_sum(x, kernel_weights(x))}
+Ways = dict[str, Callable[[], Tensor]]
 
 
-def trained(part: str, x: Inputs) -> list[Tensor]:
-    """The tensors that a part has gradients for."""
+def parts(x: Inputs) -> dict[str, tuple[Ways, list[Tensor]]]:
+    """Each part by torch and by the kernels, and the tensors that it has gradients for."""
     net = [*x.gru.parameters(), *x.score.parameters()]
-    return {"weights": net, "sum": [x.values, x.weights], "whole": [x.values, *net]}[part]
+    weights: Ways = {"torch": lambda: torch_weights(x), "kernels": lambda: kernel_weights(x)}
+    total: Ways = {"torch": lambda: torch_sum(x, x.weights), "kernels": lambda: kernel_sum(x, x.weights)}
+    whole: Ways = {
+        "torch": lambda: torch_sum(x, torch_weights(x)),
+        "kernels": lambda: kernel_sum(x, kernel_weights(x)),
+    }
+    return {"weights": (weights, net), "sum": (total, [x.values, x.weights]), "whole": (whole, [x.values, *net])}
 
 
 def with_backward(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Callable[[], object]:
@@ -110,7 +106,7 @@ def with_backward(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Callab
     return lambda: torch.autograd.grad(forward(), leaves, push)
 
 
-def check(part: str, ways: dict[str, Callable[[], Tensor]], leaves: list[Tensor]) -> None:
+def check(part: str, ways: Ways, leaves: list[Tensor]) -> None:
     """Both ways must agree before they are timed."""
     outs = [way() for way in ways.values()]
     torch.testing.assert_close(*outs, atol=2e-3 * float(outs[0].detach().abs().max()), rtol=2e-2, msg=part)
@@ -120,48 +116,42 @@ def check(part: str, ways: dict[str, Callable[[], Tensor]], leaves: list[Tensor]
         assert gap <= 0.02 * size, f"{part}: gradients differ by {gap / size:.1%}"
 
 
-def measure(part: str, x: Inputs, rounds: int) -> list[dict[str, object]]:
-    """Forward, then forward with backward."""
-    ways, leaves, rows = ways_of(part, x), trained(part, x), []
-    torch.backends.cudnn.allow_tf32 = False  # the comparison is in full precision, the timing as torch comes
-    check(part, ways, leaves)
-    torch.backends.cudnn.allow_tf32 = True
-    both = {name: with_backward(way, leaves) for name, way in ways.items()}
-    for name, runs in (("forward", dict(ways)), ("forward + backward", both)):
-        if part == "whole":
-            runs = {**runs, "graph": captured(runs["kernels"])}
-        timings = time_in_turn(runs, device=x.values.device, rounds=rounds, budget=60.0)
-        times = {way: 1e3 * timing.median for way, timing in timings.items()}
-        ratios = {f"torch/{way}": times["torch"] / ms for way, ms in times.items() if way != "torch"}
-        rows.append({"part": part, "pass": name, **times, **ratios})
+def timed(x: Inputs, rounds: int) -> list[dict[str, object]]:
+    """Every part forward, then forward with backward."""
+    rows = []
+    for part, (ways, leaves) in parts(x).items():
+        torch.backends.cudnn.allow_tf32 = False  # the comparison is in full precision, the timing as torch comes
+        check(part, ways, leaves)
+        torch.backends.cudnn.allow_tf32 = True
+        both = {name: with_backward(way, leaves) for name, way in ways.items()}
+        for name, steps in (("forward", dict(ways)), ("forward + backward", both)):
+            if part == "whole":
+                steps = {**steps, "graph": captured(steps["kernels"])}
+            times = medians(steps, device=x.values.device, rounds=rounds)
+            ratios = {f"torch/{way}": times["torch"] / ms for way, ms in times.items() if way != "torch"}
+            rows.append({"way": part, "pass": name, **times, **ratios})
     return rows
 
 
 def main() -> None:
-    """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(DTYPES))
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    """Time every shape in every precision."""
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=30)
+    options.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    args = options.parse_args()
     available = torch.cuda.is_available() and kernels.available(torch.device("cuda"))
-    where = describe_device(need_gpu("the comparison of GPO's kernels", available=available))
-    print(f"{where}, milliseconds, median of {args.rounds}\n")
-    print("| dtype | B, L, D | part | pass | torch | kernels | ratio | graph | ratio |\n" + "|---" * 9 + "|")
-    rows: list[dict[str, object]] = []
-    for dtype in args.dtype:
-        for shape in SHAPES:
-            x = draw(*shape, dtype=DTYPES[dtype])
-            for row in (row for part in PARTS for row in measure(part, x, args.rounds)):
-                rows.append({"dtype": dtype, "shape": shape, **row})
-                graph = f"{row['graph']:.3f} | {row['torch/graph']:.1f}" if "graph" in row else "|"
-                print(
-                    f"| {dtype} | {shape} | {row['part']} | {row['pass']} | {row['torch']:.3f} | {row['kernels']:.3f} "
-                    f"| {row['torch/kernels']:.1f} | {graph} |",
-                    flush=True,
-                )
-    if args.json:
-        write_json(args.json, {"where": where, "rounds": args.rounds, "rows": rows})
+    device = need_gpu("the comparison of GPO's kernels", available=available)
+    rows = [
+        {"dtype": dtype, "shape": "×".join(map(str, shape)), **row}
+        for dtype in args.dtype
+        for shape in SHAPES
+        for row in timed(draw(*shape, dtype=DTYPES[dtype]), args.rounds)
+    ]
+    columns = {
+        "dtype": "dtype", "shape": "B×L×D", "way": "part", "pass": "pass", "torch": "torch, ms",
+        "kernels": "kernels, ms", "torch/kernels": "ratio", "graph": "graph, ms", "torch/graph": "ratio",
+    }  # fmt: skip
+    finish(BenchResult("gpo", describe_device(device), {"rounds": args.rounds}, rows, columns), args.json)
 
 
 if __name__ == "__main__":

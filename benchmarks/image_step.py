@@ -18,22 +18,20 @@ from __future__ import annotations
 
 import argparse
 import gc
-import sys
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from _gpu import adapter_flops, captured, need_gpu, product_rate
-from vacsr.bench import Step, describe_device, seconds_per_step
+from _common import adapter_flops, captured, finish, log, need_gpu, parser, product_rate
+from vacsr.bench import BenchResult, Step, describe_device, seconds_per_step
 from vacsr.bench.training import GIB, inference_step, random_photos, training_step
-from vacsr.config import BackboneConfig, DataConfig, HeadConfig, MethodConfig, TowersConfig, TrainConfig
+from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
-from vacsr.files import write_json
-from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.methods.vacsr import Vacsr
 from vacsr.train.data import Batch
 from vacsr.train.retrieval import retrieval_task
 from vacsr.train.step import matmul_precision
@@ -110,53 +108,39 @@ def built(args: argparse.Namespace, method: str, *, tile: int | str, mode: str, 
     head = HeadConfig(kind="linear", dim=args.dim, init="xavier")
     backbone = BackboneConfig(spec=args.backbone, weights="random", head=head, context=args.context)
     given = {"batch_size": args.batch, "precision": precision, "optimizer": args.optimizer, "tile": tile}
-    resting = TowersConfig(freeze_image=0, ramp=False)
-    config = TrainConfig.model_validate({**given, "towers": resting, **MODES[mode]})
+    towers = TowersConfig(freeze_image=0, ramp=False)
+    config = TrainConfig.model_validate({**given, "towers": towers, **MODES[mode]})
     photos, reading = random_photos(args.batch, words=args.words), DataConfig(cache_gb=64)
-    return Trainer(retrieval_task(settings(method), photos, config, backbone=backbone, reading=reading), config)
+    chosen: Any = {"name": method.removesuffix(FUSED)}
+    if chosen["name"] == "vacsr":
+        chosen["objective"] = {"fused": method.endswith(FUSED)}
+    return Trainer(retrieval_task(method_config(chosen), photos, config, backbone=backbone, reading=reading), config)
 
 
-def settings(method: str) -> MethodConfig:
-    """The default preset of a method; of vacsr, with or without its kernels."""
-    config = method_config(method.removesuffix(FUSED))
-    if not isinstance(config, VacsrConfig):
-        return config
-    return config.model_copy(
-        update={"objective": config.objective.model_copy(update={"fused": method.endswith(FUSED)})}
-    )
-
-
-def measure(args: argparse.Namespace) -> Iterator[Row]:
+def timed(args: argparse.Namespace) -> Iterator[Row]:
     """One row for each precision, mode, method, tile and kind of step."""
-    for precision in args.precision:
-        for mode in args.modes:
-            methods = [*args.methods, *(["vacsr" + FUSED] if args.fused else [])]
-            runs = [(method, tile) for method in methods for tile in (args.tile if "vacsr" in method else [0])]
-            first = next((number for number, (method, _) in enumerate(runs) if "vacsr" in method), None)
-            for number, (method, tile) in enumerate(runs):
-                started, before = time.perf_counter(), held()
-                trainer = built(args, method, tile=tile, mode=mode, precision=precision)
-                known = {"method": method, "tile": tile, "mode": mode, "precision": precision}
-                with matmul_precision(precision):
-                    for step, found in steps_of(
-                        args, trainer, mode=mode, precision=precision, before=before, first=number == 0
-                    ):
-                        alone = step.startswith("towers")
-                        yield {"step": step, **known, **({"method": "–", "tile": 0} if alone else {}), **found}
-                    if isinstance(trainer.task.model.method, Vacsr) and number == first:
-                        yield {
-                            "step": "products",
-                            **known,
-                            **products(trainer.task.model.method, args.batch, precision),
-                        }
-                print(f"({method}, {mode}: {time.perf_counter() - started:.0f} s in all)", file=sys.stderr)
-                del trainer
-                torch._dynamo.reset()
-                torch.cuda.empty_cache()
+    methods = [*args.methods, *(["vacsr" + FUSED] if args.fused else [])]
+    runs = [(method, tile) for method in methods for tile in (args.tile if "vacsr" in method else [0])]
+    first = next((number for number, (method, _) in enumerate(runs) if "vacsr" in method), None)
+    for precision, mode in itertools.product(args.precision, args.modes):
+        for number, (method, tile) in enumerate(runs):
+            started, before = time.perf_counter(), held()
+            trainer = built(args, method, tile=tile, mode=mode, precision=precision)
+            known = {"way": method, "tile": tile, "mode": mode, "precision": precision}
+            with matmul_precision(precision):
+                for step, row in steps_of(args, trainer, mode, precision, before=before, first=number == 0):
+                    alone = {"way": "–", "tile": 0} if step.startswith("towers") else {}
+                    yield {"step": step, **known, **alone, **row, "images_per_s": 1e3 * args.batch / row["ms"]}
+                if number == first:
+                    yield {"step": "products", **known, **products(trainer.task.model.method, args.batch, precision)}
+            log(f"{method}, {mode}: {time.perf_counter() - started:.0f} s in all")
+            del trainer
+            torch._dynamo.reset()
+            torch.cuda.empty_cache()
 
 
 def steps_of(
-    args: argparse.Namespace, trainer: Trainer, *, mode: str, precision: str, before: int, first: bool
+    args: argparse.Namespace, trainer: Trainer, mode: str, precision: str, *, before: int, first: bool
 ) -> Iterator[tuple[str, Row]]:
     """The towers alone for the first of a mode, then training, and inference where nothing is captured."""
     plain = {"steps": args.steps, "before": before}
@@ -182,7 +166,7 @@ def products(method: Vacsr, batch: int, precision: str) -> Row:
 
 def ratios(rows: list[Row]) -> Iterator[str]:
     """What the table of absolute numbers does not show by itself."""
-    known = {(r["precision"], r["mode"], r["step"], r["method"], r["tile"]): r for r in rows}
+    known = {(r["precision"], r["mode"], r["step"], r["way"], r["tile"]): r for r in rows}
     products = {row["precision"]: row for row in rows if row["step"] == "products"}
     for (precision, mode, step, method, tile), row in known.items():
         named = f"{precision}, {mode}: {step} of {method}" + (f" in tiles of {tile}" if tile else "")
@@ -191,70 +175,47 @@ def ratios(rows: list[Row]) -> Iterator[str]:
             added, own = row["ms"] - plain["ms"], products[precision]
             more = row["peak_gib"] / plain["peak_gib"] - 1
             yield (
-                f"{named} adds {added:.2f} ms to sigmoid's {plain['ms']:.2f}: {added / own['ms']:.2f} × its "
+                f"- {named} adds {added:.2f} ms to sigmoid's {plain['ms']:.2f}: {added / own['ms']:.2f} × its "
                 f"{own['gflop']:.0f} GFLOP at {own['tflops']:.0f} TFLOP/s ({own['ms']:.2f} ms); memory {more:+.1%}"
             )
         other = known.get((precision, mode, step, "pcmepp", 0))
         if step == "inference" and method == "vacsr" and other is not None:
-            yield f"{named} takes {row['ms'] / other['ms']:.4f} × pcmepp's {other['ms']:.2f} ms"
+            yield f"- {named} takes {row['ms'] / other['ms']:.4f} × pcmepp's {other['ms']:.2f} ms"
         for base in ("towers", "towers, beside"):
             alone = known.get((precision, mode, base, "–", 0))
             if step == "training" and alone is not None:
-                yield f"{named} takes {row['ms'] / alone['ms']:.3f} × forward and backward of the {base}"
-
-
-def line(row: Row, batch: int) -> str:
-    """As a row of the table."""
-    rate = f"{1e3 * batch / row['ms']:,.0f}" if row["step"] != "products" else "–"
-    peak = f"{row['peak_gib']:.3f}" if "peak_gib" in row else "–"
-    names = [row[key] for key in ("precision", "mode", "step", "method")] + [row["tile"] or "–"]
-    return f"| {' | '.join(map(str, names))} | {row['ms']:.2f} | {rate} | {peak} |"
-
-
-def words(text: str) -> list[str]:
-    """Separated by commas."""
-    return text.split(",")
-
-
-def tiles(text: str) -> list[int | str]:
-    """Numbers, or auto."""
-    return [part if part == "auto" else int(part) for part in text.split(",")]
+                yield f"- {named} takes {row['ms'] / alone['ms']:.3f} × forward and backward of the {base}"
 
 
 def main() -> None:
-    """Print a Markdown table, and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backbone", default="clip:vit-b32")
-    parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--context", type=int, default=0, help="0: the text tower's own")
-    parser.add_argument("--words", type=int, default=120, help="of a caption; enough to fill the context")
-    parser.add_argument("--precision", type=words, default=["fp32"], help="some of fp32,tf32,bf16")
-    parser.add_argument("--optimizer", default="adamp", choices=("adamp", "adamw"))
-    parser.add_argument(
-        "--beside", action="store_true", help="also time the towers on two streams, as the step has them"
-    )
-    parser.add_argument("--no-optimizer", action="store_true", help="a step ends with its gradients")
-    parser.add_argument("--methods", type=words, default=["sigmoid", "vacsr"])
-    parser.add_argument("--modes", type=words, default=list(MODES), help="some of eager,graph,compiled")
-    parser.add_argument("--fused", action="store_true", help="also vacsr with fused kernels")
-    parser.add_argument("--tile", type=tiles, default=[0], help="of vacsr's loss: 0 (whole), numbers, auto")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    """Time every step that was asked for."""
+    words = lambda text: text.split(",")  # noqa: E731
+    options = parser(__doc__)
+    options.add_argument("--backbone", default="clip:vit-b32")
+    options.add_argument("--dim", type=int, default=1024)
+    options.add_argument("--batch", type=int, default=128)
+    options.add_argument("--context", type=int, default=0, help="0: the text tower's own")
+    options.add_argument("--words", type=int, default=120, help="of a caption; enough to fill the context")
+    options.add_argument("--precision", type=words, default=["fp32"], help="some of fp32,tf32,bf16")
+    options.add_argument("--optimizer", default="adamp", choices=("adamp", "adamw"))
+    options.add_argument("--beside", action="store_true", help="also the towers on two streams, as the step has them")
+    options.add_argument("--no-optimizer", action="store_true", help="a step ends with its gradients")
+    options.add_argument("--methods", type=words, default=["sigmoid", "vacsr"])
+    options.add_argument("--modes", type=words, default=list(MODES), help="some of eager,graph,compiled")
+    options.add_argument("--fused", action="store_true", help="also vacsr with fused kernels")
+    options.add_argument("--tile", type=words, default=["0"], help="of vacsr's loss: 0 (whole), numbers, auto")
+    options.add_argument("--steps", type=int, default=100)
+    args = options.parse_args()
     where = describe_device(need_gpu("a step with towers"))
+    args.tile = [tile if tile == "auto" else int(tile) for tile in args.tile]
+    rows = list(timed(args))
+    columns = {
+        "precision": "precision", "mode": "mode", "step": "step", "way": "method", "tile": "tile", "ms": "ms",
+        "images_per_s": "images/s", "peak_gib": "peak GiB",
+    }  # fmt: skip
     update = "no optimiser" if args.no_optimizer else args.optimizer
-    print(f"{where}, {args.backbone}, d={args.dim}, B={args.batch}, {update}\n")
-    print("| precision | mode | step | method | tile | ms | images/s | peak GiB |\n|---|---|---|---|---|---|---|---|")
-    rows = []
-    for row in measure(args):
-        rows.append(row)
-        print(line(row, args.batch), flush=True)
-    texts = list(ratios(rows))
-    print("\n" + "\n".join(f"- {text}" for text in texts))
-    if args.json:
-        options = {name: value for name, value in vars(args).items() if name != "json"}
-        write_json(args.json, {"where": where, "options": options, "rows": rows, "ratios": texts})
+    settings = {"backbone": args.backbone, "d": args.dim, "B": args.batch, "update": update}
+    finish(BenchResult("image-step", where, settings, rows, columns, notes=tuple(ratios(rows))), args.json)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ index; ``--milvus 0`` leaves it out, a smaller number runs it on the first so ma
 from __future__ import annotations
 
 import argparse
-import platform
-import shutil
 import statistics
 import tempfile
 import time
@@ -25,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from _common import finish, log, parser
+from vacsr.bench import BenchResult, describe_device, seconds
 from vacsr.config.io import method_config
-from vacsr.files import write_json
 from vacsr.methods import build_method
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr
@@ -38,38 +37,26 @@ SHOWN = 10  # hits of a search that a page has room for
 
 
 def main() -> None:
-    """Fill, time, print a Markdown table."""
-    args = arguments()
+    """Fill, time, print."""
+    options = parser(__doc__)
+    options.add_argument("--vectors", type=int, default=1_000_000)
+    options.add_argument("--dim", type=int, default=512)
+    options.add_argument("--clusters", type=int, default=1000)
+    options.add_argument("--candidates", type=int, default=200)
+    options.add_argument("--queries", type=int, default=50)
+    options.add_argument("--threads", type=int, default=2)
+    options.add_argument("--milvus", type=int, help="vectors that Milvus Lite gets; default all, 0 for none")
+    options.add_argument("--folder", type=Path, help="where the indexes lie meanwhile; default: the system's")
+    args = options.parse_args()
     torch.set_num_threads(args.threads)
-    folder = Path(tempfile.mkdtemp(prefix="index-bench-", dir=args.folder))
-    try:
-        found = measured(args, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="index-bench-", dir=args.folder) as folder:
+        rows = measured(args, Path(folder))
     settings = {name: value for name, value in vars(args).items() if name not in ("json", "folder")}
-    print("\n| way | vectors | p50 ms | p95 ms | filled, vectors/s | on disk, MB |\n|---|---:|---:|---:|---:|---:|")
-    for row in found:
-        cells = (f"{row[key]:,.0f}" if row[key] is not None else "–" for key in ("fill_rate", "disk_mb"))
-        print(
-            f"| {row['way']} | {row['vectors']:,} | {row['p50_ms']:.1f} | {row['p95_ms']:.1f} | {' | '.join(cells)} |"
-        )
-    if args.json:
-        where = f"{platform.machine()}, {args.threads} threads, torch {torch.__version__}"
-        write_json(args.json, {"schema": 1, "bench": "index", "where": where, "settings": settings, "rows": found})
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vectors", type=int, default=1_000_000)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--clusters", type=int, default=1000)
-    parser.add_argument("--candidates", type=int, default=200)
-    parser.add_argument("--queries", type=int, default=50)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--milvus", type=int, help="vectors that Milvus Lite gets; default all, 0 for none")
-    parser.add_argument("--folder", type=Path, help="where the indexes lie meanwhile; default: the system's")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    columns = {
+        "way": "way", "vectors": "vectors", "p50_ms": "p50 ms", "p95_ms": "p95 ms", "fill_rate": "filled, vectors/s",
+        "disk_mb": "on disk, MB",
+    }  # fmt: skip
+    finish(BenchResult("index", describe_device(torch.device("cpu")), settings, rows, columns), args.json)
 
 
 def drawn(count: int, dim: int, *, clusters: int, seed: int) -> Tensor:
@@ -101,7 +88,7 @@ def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         facts |= {f"{name}: {what}": (count, rate, size) for what in ("search", "search + rerank")}
     times = in_turn(ways, queries)
     keys = ("vectors", "fill_rate", "disk_mb")
-    return [{"way": name, **percentiles(times[name]), **dict(zip(keys, facts[name], strict=True))} for name in ways]
+    return [{"way": name, **times[name], **dict(zip(keys, facts[name], strict=True))} for name in ways]
 
 
 def plain_ways(vectors: Tensor, k: int) -> dict[str, Callable[[Tensor], object]]:
@@ -132,13 +119,12 @@ def filled(spec: str, vectors: Tensor) -> tuple[VectorIndex, float]:
     """An index with these vectors, and how many a second went in."""
     name, _, dtype = spec.rpartition(",")
     index = open_index(name, dim=vectors.shape[1], create=True, dtype=dtype or None)
-    print(f"filling {name.partition(':')[0]} {dtype} with {len(vectors):,} vectors", flush=True)
+    log(f"filling {name.partition(':')[0]} {dtype} with {len(vectors):,} vectors")
     started = time.perf_counter()
     for start in range(0, len(vectors), CHUNK):
         some = vectors[start : start + CHUNK]
         ids = [f"image {number:08d}" for number in range(start, start + len(some))]
         index.add(ids, some, [{"source": name} for name in ids])
-    index.settle()
     return index, len(vectors) / (time.perf_counter() - started)
 
 
@@ -168,21 +154,14 @@ def reranker(dim: int) -> Callable[[Tensor, Hits], Tensor]:
     return rerank
 
 
-def in_turn(ways: dict[str, Callable[[Tensor], object]], queries: Tensor) -> dict[str, list[float]]:
-    """Seconds of every query but the first three, which find nothing in the caches."""
+def in_turn(ways: dict[str, Callable[[Tensor], object]], queries: Tensor) -> dict[str, dict[str, float]]:
+    """p50 and p95 in milliseconds of every query but the first three, which find nothing in the caches."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for query in queries.split(1):
         for name, way in ways.items():
-            started = time.perf_counter()
-            way(query)
-            times[name].append(time.perf_counter() - started)
-    return {name: each[3:] for name, each in times.items()}
-
-
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    """p50 and p95 in milliseconds."""
-    cuts = statistics.quantiles(seconds, n=20, method="inclusive")
-    return {"p50_ms": 1000 * cuts[9], "p95_ms": 1000 * cuts[18]}
+            times[name].append(1e3 * seconds(lambda way=way, query=query: way(query), device=query.device))
+    cuts = {name: statistics.quantiles(each[3:], n=20, method="inclusive") for name, each in times.items()}
+    return {name: {"p50_ms": each[9], "p95_ms": each[18]} for name, each in cuts.items()}
 
 
 if __name__ == "__main__":

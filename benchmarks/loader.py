@@ -2,7 +2,7 @@
 
     python benchmarks/loader.py [--pairs flickr8k:DIR] [--photos 1000] [--json FILE]
 
-Without --pairs, photos of 640×480 (COCO's usual size) are made up as JPEG files in a temporary folder. Every figure is
+Without --pairs, photos of 640×480 (COCO's usual size) are made up as JPEG files in a temporary folder. Every number is
 the median of --rounds passes over the same photos, after one that fills the page cache: what is measured is decoding,
 not the disk. CPU time counts all threads, and unlike the rate it hardly depends on what else the machine does: cores
 divided by it bound the rate. A GPU that trains on B photos a step at S steps a second needs B·S photos a second.
@@ -10,14 +10,12 @@ divided by it bound the rate. A GPU that trains on B photos a step at S steps a 
 
 from __future__ import annotations
 
-import argparse
 import io
+import itertools
 import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from _common import finish, parser
 from vacsr.backbones.images import CLIP_MEAN, CLIP_STD, PhotoReader, PhotoTransform
+from vacsr.bench import BenchResult, describe_device
 from vacsr.data import PhotoSet, load_pairs
+from vacsr.data.archives import file_photos
 from vacsr.data.photos import Photos
-from vacsr.data.sources import FilePhotos
 from vacsr.errors import DataError
-from vacsr.files import write_json
 
 _BATCH = 128
 _MADE = 64  # photos made up; more are copies under other names
@@ -52,7 +51,7 @@ def made_up(folder: Path, count: int) -> Photos:
     names = tuple(f"{row:05d}.jpg" for row in range(count))
     for row, name in enumerate(names):
         (folder / name).write_bytes(encoded[row % len(encoded)])
-    return FilePhotos(folder, names)
+    return file_photos(folder, names)
 
 
 def photos_of(spec: str, count: int) -> Photos:
@@ -73,45 +72,30 @@ def one_setting(photos: Photos, *, side: int, threads: int, rounds: int) -> dict
         seen = sum(len(batch) for batch in reader.stream(batches))
         rates.append(seen / (time.perf_counter() - started))
         costs.append(1e3 * (time.process_time() - worked) / seen)
-    figures = {"photos_per_second": statistics.median(rates), "cpu_ms_per_photo": statistics.median(costs)}
-    return {"side": side, "threads": threads, **figures}
-
-
-def measure(photos: Photos, *, sides: Sequence[int], threads: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """One row per side and number of threads."""
-    one_setting(photos, side=min(sides), threads=max(threads), rounds=1)  # fills the page cache
-    return [one_setting(photos, side=side, threads=number, rounds=rounds) for side in sides for number in threads]
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown."""
-    lines = ["| side | threads | photos/s | CPU ms a photo |", "| --- | --- | --- | --- |"]
-    for row in rows:
-        rate, cost = row["photos_per_second"], row["cpu_ms_per_photo"]
-        lines.append(f"| {row['side']} | {row['threads']} | {rate:,.0f} | {cost:.2f} |")
-    return "\n".join(lines)
+    medians = {"photos_per_second": statistics.median(rates), "cpu_ms_per_photo": statistics.median(costs)}
+    return {"way": side, "threads": threads, **medians}
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", default="", help="SPEC of a data set of photos; default: made-up JPEGs of 640×480")
-    parser.add_argument("--photos", type=int, default=512, help="how many of them")
-    parser.add_argument("--sides", type=int, nargs="+", default=[224, 384])
-    parser.add_argument("--threads", type=int, nargs="+", default=list(range(1, (os.cpu_count() or 1) + 1)))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    given = parser.parse_args()
+    """One row per side and number of threads."""
+    options = parser(__doc__)
+    options.add_argument("--pairs", default="", help="SPEC of a data set of photos; default: made-up JPEGs of 640×480")
+    options.add_argument("--photos", type=int, default=512, help="how many of them")
+    options.add_argument("--sides", type=int, nargs="+", default=[224, 384])
+    options.add_argument("--threads", type=int, nargs="+", default=list(range(1, (os.cpu_count() or 1) + 1)))
+    options.add_argument("--rounds", type=int, default=3)
+    args = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        photos = photos_of(given.pairs, given.photos) if given.pairs else made_up(Path(folder), given.photos)
-        size = "×".join(map(str, photos.open(0).size))
-        load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-        print(f"{len(photos):,} photos, the first of {size}; {os.cpu_count()} cores{load}", file=sys.stderr)
-        rows = measure(photos, sides=given.sides, threads=given.threads, rounds=given.rounds)
-    print(table(rows))
-    if given.json is not None:
-        write_json(given.json, {"schema": 1, "results": rows})
+        photos = photos_of(args.pairs, args.photos) if args.pairs else made_up(Path(folder), args.photos)
+        one_setting(photos, side=min(args.sides), threads=max(args.threads), rounds=1)  # fills the page cache
+        every = itertools.product(args.sides, args.threads)
+        rows = [one_setting(photos, side=side, threads=count, rounds=args.rounds) for side, count in every]
+        settings = {"photos": len(photos), "first": "×".join(map(str, photos.open(0).size)), "cores": os.cpu_count()}
+    columns = {
+        "way": "side", "threads": "threads", "photos_per_second": "photos/s", "cpu_ms_per_photo": "CPU ms a photo"
+    }  # fmt: skip
+    finish(BenchResult("loader", describe_device(torch.device("cpu")), settings, rows, columns), args.json)
 
 
 if __name__ == "__main__":

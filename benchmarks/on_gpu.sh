@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every figure of docs/performance.md that needs a GPU, stage by stage, as JSON in a folder:
+# Every number of docs/performance.md that needs a GPU, stage by stage, as JSON in a folder:
 #
-#   bash benchmarks/on_gpu.sh OUT [STAGE …]      STAGE: tests image inference strips eager fused scoring towers efficiency; default: all
+#   bash benchmarks/on_gpu.sh OUT [STAGE …]      STAGE: tests image inference strips eager scoring towers efficiency; default: all
 #
 # A stage whose file is there is left out, so that a run which was stopped goes on. A stage that fails does not stop the
 # others; each says how long it took. PYTHON names the interpreter. TOWERS=IMAGE,TEXT are the folders of two towers for
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?an output folder is missing: bash benchmarks/on_gpu.sh OUT [STAGE …]}" && cd "$1" && pwd)
 shift
 python=${PYTHON:-python}
-known="tests image inference strips eager fused scoring towers efficiency"
+known="tests image inference strips eager scoring towers efficiency"
 failed=""
 
 run() { # NAME COMMAND…: writes NAME.log, and NAME.json by the command itself
@@ -33,13 +33,12 @@ for stage in ${*:-$known}; do
     inference) # against PCME++'s head
       run inference "$python" benchmarks/image_step.py --backbone clip:vit-b32 --precision fp32 --modes eager \
         --methods pcmepp,sigmoid,vacsr --steps 30 --json "$out/inference.json" ;;
-    strips | tiled) # memory of large batches
+    strips) # memory of large batches
       run strips "$python" benchmarks/strip_training.py --compile --graph --ways plain,fused --batches 1024,4096 \
         --json "$out/strips.json" ;;
     eager) # the same without a graph
       run eager "$python" benchmarks/strip_training.py --compile --ways plain,fused --batches 128,1024,4096 \
         --json "$out/eager.json" ;;
-    fused) run fused-kernels "$python" benchmarks/fused_latents.py ;;
     scoring) run scoring "$python" benchmarks/scoring.py --json "$out/scoring.json" ;;
     towers) # a whole step over its towers alone
       [ -n "${TOWERS:-}" ] || { echo "== towers: left out, TOWERS=IMAGE,TEXT is not set"; continue; }

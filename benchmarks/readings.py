@@ -14,25 +14,24 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from _common import log, parser
 from vacsr.adapter import VariationalAdapter
-from vacsr.cli.runs import run_pairs, run_section
+from vacsr.choices import Bins, Ties
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.errors import UsageError
-from vacsr.evaluate.judgments import Judgments, read_judgments
-from vacsr.evaluate.ranks import Ties
-from vacsr.evaluate.retrieval import evaluate_scores
-from vacsr.evaluate.uncertainty import Width
+from vacsr.evaluate.agreement import Judgments, read_judgments
+from vacsr.evaluate.report import evaluate_scores, markdown_table
 from vacsr.files import write_json
 from vacsr.methods.vacsr import Vacsr
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, PairScores
+from vacsr.train.runs import run_pairs, run_section
 
 
 class Reading(NamedTuple):
@@ -41,7 +40,7 @@ class Reading(NamedTuple):
     decode: str = "mean"
     uncertainty: str = "variance"
     ties: Ties = "stable"
-    bins: Width = "count"
+    bins: Bins = "count"
 
 
 READINGS = {
@@ -52,7 +51,7 @@ READINGS = {
     "bins: equal": Reading(bins="equal"),
     "ties: pessimistic": Reading(ties="pessimistic"),
 }
-FIGURES = {
+METRICS = {
     "RSUM": ("rsum",),
     "mAP@R i2t": ("i2t", "map_at_r"),
     "mAP@R t2i": ("t2i", "map_at_r"),
@@ -72,10 +71,10 @@ class Data(NamedTuple):
     judgments: Sequence[Judgments]
 
 
-def read_data(run: Path, given: argparse.Namespace) -> Data:
+def read_data(run: Path, args: argparse.Namespace) -> Data:
     """As the command line says, or the run's own."""
-    files = given.judgments or run_section(run, "evaluate").get("judgments") or ()
-    pairs = load_pairs(given.pairs or run_pairs(run), split=given.split)
+    files = args.judgments or run_section(run, "evaluate").get("judgments") or ()
+    pairs = load_pairs(args.pairs or run_pairs(run), split=args.split)
     return Data(pairs, [read_judgments(Path(file)) for file in files])
 
 
@@ -108,65 +107,64 @@ def records(name: str, run: Path, data: Data) -> Iterator[dict[str, Any]]:
         key = (reading.decode, reading.uncertainty)
         if key not in kept:
             kept[key] = PairScorer(model).score_set(data.pairs)
-        (found,) = evaluate_scores(
+        (result,) = evaluate_scores(
             kept[key], data.pairs, judgments=data.judgments, ties=reading.ties, bins=reading.bins
         ).results
-        figures = {figure: at(found, place) for figure, place in FIGURES.items()}
+        values = {metric: at(result, path) for metric, path in METRICS.items()}
         reach = log_var_range(kept[key], adapter)
-        yield {**head, "alpha": alpha, "log_var": reach, "reading": title, "figures": figures}
+        yield {**head, "alpha": alpha, "log_var": reach, "reading": title, "figures": values}
 
 
-def at(result: Mapping[str, Any], place: Sequence[str]) -> float | None:
-    """A figure of a report; None where it has none."""
+def at(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
+    """A metric of a report; None where it has none."""
     value: Any = result
-    for part in place:
+    for part in path:
         value = (value or {}).get(part)
     return value
 
 
-def markdown(found: Sequence[Mapping[str, Any]]) -> str:
+def markdown(every: Sequence[Mapping[str, Any]]) -> str:
     """Mean ± standard deviation over runs of one name."""
-    lines = [["model", "runs", "reading", *FIGURES], ["---"] * (3 + len(FIGURES))]
-    for name in dict.fromkeys(record["name"] for record in found):
+    rows = []
+    for name in dict.fromkeys(record["name"] for record in every):
         for title in READINGS:
-            chosen = [record for record in found if (record["name"], record["reading"]) == (name, title)]
-            shown = [spread([record["figures"][figure] for record in chosen], figure) for figure in FIGURES]
-            lines.append([name, str(len(chosen)), title, *shown])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+            chosen = [record["figures"] for record in every if (record["name"], record["reading"]) == (name, title)]
+            cells = [spread([values[metric] for values in chosen], metric) for metric in METRICS]
+            rows.append([name, str(len(chosen)), title, *cells])
+    return markdown_table(["model", "runs", "reading", *METRICS], rows)
 
 
-def spread(values: Sequence[float | None], figure: str) -> str:
+def spread(values: Sequence[float | None], metric: str) -> str:
     """``395.0 ± 1.2``, correlations with one digit more."""
     known = [value for value in values if value is not None]
     if not known:
         return "–"
-    digits = 3 if "R@1" in figure else 1
+    digits = 3 if "R@1" in metric else 1
     mean = f"{statistics.fmean(known):.{digits}f}"
     return f"{mean} ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
 
 
 def main() -> None:
-    """Evaluate each run under each reading; print the means and keep every figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", metavar="[NAME=]RUN")
-    parser.add_argument("--pairs", metavar="SPEC", help="data; default: each run's own")
-    parser.add_argument("--judgments", nargs="+", metavar="FILE", help="human grades; default: each run's own")
-    parser.add_argument("--split", default="test")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    given = parser.parse_args()
-    if not given.runs:
+    """Evaluate each run under each reading; print the means and keep every metric."""
+    options = parser(__doc__)
+    options.add_argument("runs", nargs="*", metavar="[NAME=]RUN")
+    options.add_argument("--pairs", metavar="SPEC", help="data; default: each run's own")
+    options.add_argument("--judgments", nargs="+", metavar="FILE", help="human grades; default: each run's own")
+    options.add_argument("--split", default="test")
+    args = options.parse_args()
+    if not args.runs:
         print("give run folders that hold their models; nothing to do without them")
         return
-    found: list[dict[str, Any]] = []
-    for item in given.runs:
-        label, _, place = item.rpartition("=")
-        run = Path(place)
+    every: list[dict[str, Any]] = []
+    for item in args.runs:
+        label, _, folder = item.rpartition("=")
+        run = Path(folder)
         name = label or "/".join(run.resolve().parts[-3:-1])
-        found += records(name, run, read_data(run, given))
-        print(f"{name}: {run.name}", file=sys.stderr, flush=True)
-    print(markdown(found))
-    if given.json:
-        write_json(given.json, {"schema": 1, "split": given.split, "torch": torch.__version__, "records": found})
+        every += records(name, run, read_data(run, args))
+        log(f"{name}: {run.name}")
+    print(markdown(every))
+    if args.json:
+        write_json(args.json, {"schema": 1, "split": args.split, "torch": torch.__version__, "records": every})
 
 
 if __name__ == "__main__":

@@ -21,26 +21,25 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from _gpu import need_gpu
+from _common import log, need_gpu, parser
 from vacsr.adapter import AdapterConfig
-from vacsr.bench import Prepared, Way, describe_device, describe_error, measure
+from vacsr.bench import BenchResult, Prepared, Way, describe_device, describe_error, measure
 from vacsr.bench.scoring import (
     Problem,
     bare_product,
     matrix,
     papers_way,
-    random_problem,
+    relative_error,
     square_products,
+    top_overlap,
     topk,
 )
 from vacsr.files import write_json
@@ -174,11 +173,8 @@ def tops(scores: Sides) -> Sides:
 
 def overlaps(top: Sides, reference: Sides) -> dict[str, float]:
     """Shares of the reference's top-10 that are kept."""
-
-    def share(index: Tensor, expected: Tensor) -> float:
-        return float((expected.unsqueeze(2) == index.unsqueeze(1)).any(dim=2).float().mean())
-
-    return {"overlap": share(top.texts, reference.texts), "overlap_images": share(top.images, reference.images)}
+    texts, images = (top_overlap(*pair) for pair in zip(top, reference, strict=True))
+    return {"overlap": texts, "overlap_images": images}
 
 
 def differences(scores: Sides, reference: Sides) -> dict[str, float]:
@@ -188,60 +184,34 @@ def differences(scores: Sides, reference: Sides) -> dict[str, float]:
     for pair in zip(scores.texts[:, ::step], reference.texts[:, ::step], strict=True):
         signs = [torch.sign(x.unsqueeze(1) - x.unsqueeze(0)) for x in pair]
         taus.append(float((signs[0] * signs[1]).sum()) / max(1, len(pair[0]) * (len(pair[0]) - 1)))
-    error = float((scores.texts - reference.texts).square().mean().sqrt() / reference.texts.std())
-    return {**overlaps(tops(scores), tops(reference)), "tau": sum(taus) / len(taus), "rms_over_std": error}
+    kept = overlaps(tops(scores), tops(reference))
+    return {**kept, "tau": statistics.fmean(taus), "rms_over_std": relative_error(scores.texts, reference.texts)}
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Markdown, as in docs/performance.md: rows, ceilings, rankings."""
-    rows = [[_cell(row, key) for key in COLUMNS] for row in result["rows"]]
-    products = [[row["name"], row["dtype"], _cell(row, "tflops")] for row in result["ceilings"]]
+    """Ways, and rankings against float32; docs/performance.md has them from the JSON file."""
     ranked = [
-        [_named(name, row), *(_cell(row, key) for key in RANKED)]
-        for name, row in ((name, result["rankings"].get(f"{key} against fp32")) for key, name in SCORES.items())
-        if row is not None
+        {"way": name, **result["rankings"][f"{key} against fp32"]}
+        for key, name in SCORES.items()
+        if f"{key} against fp32" in result["rankings"]
     ]
-    parts = [(list(COLUMNS.values()), rows), (["product", "dtype", "TFLOP/s"], products),
-             (["scores", *RANKED.values()], ranked)]  # fmt: skip
-    lines = [[f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)] for head, body in parts]
-    return "\n\n".join("\n".join(table) for table in lines)
-
-
-def _named(name: str, row: Row) -> str:
-    remark = row.get("problem") or row.get("note")
-    return f"{name} ({remark})" if remark else name
-
-
-def _cell(row: Row, key: str) -> str:
-    value = row.get(key)
-    if key == "way":
-        return _named(row["way"], row)
-    if value is None or isinstance(value, str):
-        return value or "–"
-    if key in ("x_fp32", "x_tf32"):
-        return f"{value:.{0 if value >= 30 else 1}f}×".replace("1.0×", "1×") if value >= 1 else "–"
-    if key in ("overlap", "overlap_images", "rms_over_std"):
-        return f"{100 * value:.2f}%"
-    if key == "tflops":
-        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return f"{value:{ {'seconds': '.3f', 'rounds': 'd', 'tau': '.4f'}.get(key, '.2f') }}"
+    parts = ((result["rows"], COLUMNS), (ranked, {"way": "scores", **RANKED}))
+    where, settings = result["where"], {**result["settings"], "wall seconds": result["wall_s"]}
+    return "\n\n".join(BenchResult("scoring", where, settings, rows, head).to_markdown() for rows, head in parts)
 
 
 def options() -> argparse.Namespace:
-    """The command line, checked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=5000)
-    parser.add_argument("--texts", type=int, default=25_000)
-    parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--edge", type=int, help="of the square products; default 8192, on a CPU 1024")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", default=[], help="ways whose name, decoder or dtype has such a word")
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    args = parser.parse_args()
+    """The command line."""
+    made = parser(__doc__)
+    made.add_argument("--images", type=int, default=5000)
+    made.add_argument("--texts", type=int, default=25_000)
+    made.add_argument("--dim", type=int, default=1024)
+    made.add_argument("--edge", type=int, help="of the square products; default 8192, on a CPU 1024")
+    made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--only", nargs="+", default=[], help="ways whose name, decoder or dtype has such a word")
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    args = made.parse_args()
     args.edge = args.edge or (8192 if args.device == "cuda" else 1024)
-    if min(args.images, args.texts, args.dim, args.rounds, args.edge) < 1:
-        parser.error("--images, --texts, --dim, --rounds and --edge start at 1")
     return args
 
 
@@ -252,7 +222,7 @@ def main() -> None:
         need_gpu("the scoring kernel", available=kernel.available(torch.device("cuda")))
     device = torch.device(args.device)
     problems = {
-        name: random_problem(args.images, args.texts, args.dim, device=device, adapter=config)
+        name: Problem.random(args.images, args.texts, args.dim, device=device, adapter=config)
         for name, config in DECODERS.items()
     }
     picked = [
@@ -263,8 +233,7 @@ def main() -> None:
     ]  # fmt: skip
     with torch.inference_mode():
         rows = measure(
-            picked, device=device, log=lambda text: print(text, file=sys.stderr, flush=True), rounds=args.rounds,
-            budget=6.0, statistic=statistics.median,
+            picked, device=device, log=log, rounds=args.rounds, budget=6.0, statistic=statistics.median
         )  # fmt: skip
         ranked = rankings(problems[WIDE])
     add_ratios(rows)
@@ -281,7 +250,6 @@ def main() -> None:
     }  # fmt: skip
     if args.json is not None:
         write_json(args.json, result)
-    print(f"{result['where']}; {args.images:,} × {args.texts:,} pairs, d = {args.dim}; {result['wall_s']:g} s in all\n")
     print(tables(result))
 
 

@@ -60,7 +60,7 @@ def prepare(folder: Path) -> Ready:
     from vacsr.data import load_pairs
     from vacsr.scoring import PairScorer
     from vacsr.search import embedding_provenance, open_index
-    from vacsr.search.filling import fill_index
+    from vacsr.search.fill import fill_index
 
     photos = load_pairs(PHOTOS, split="all")
     run = fit(

@@ -7,17 +7,14 @@ Everything in one run, on random features of the Flickr8k shape. Without a GPU o
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import torch
 
-from vacsr.bench import describe_device, seconds_per_step
+from _common import finish, parser
+from vacsr.bench import BenchResult, describe_device, seconds_per_step
 from vacsr.bench.training import training_step
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PairSet
-from vacsr.files import write_json
 from vacsr.train.retrieval import retrieval_task
 from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Trainer
@@ -46,13 +43,12 @@ def time_steps(method: str, pairs: PairSet, config: TrainConfig, *, dim: int, st
 
 
 def main() -> None:
-    """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    """Time each method in each way."""
+    options = parser(__doc__)
+    options.add_argument("--dim", type=int, default=256)
+    options.add_argument("--batch", type=int, default=128)
+    options.add_argument("--steps", type=int, default=200)
+    args = options.parse_args()
     gpu = torch.cuda.is_available()
     ways = {"eager": {}}
     if gpu:
@@ -64,12 +60,8 @@ def main() -> None:
             times = {m: time_steps(m, pairs, config, dim=args.dim, steps=args.steps) for m in METHODS}
         rows.append({"way": name, **times})
     where = describe_device(torch.device("cuda" if gpu else "cpu"))
-    print(f"{where}, d={args.dim}, B={args.batch}, milliseconds a step\n")
-    print("| step | vacsr | sigmoid | infonce |\n|---|---|---|---|")
-    for row in rows:
-        print(f"| {row['way']} | {row['vacsr']:.2f} | {row['sigmoid']:.2f} | {row['infonce']:.2f} |")
-    if args.json:
-        write_json(args.json, {"where": where, "dim": args.dim, "batch": args.batch, "rows": rows})
+    columns = {"way": "step", **{method: f"{method}, ms" for method in METHODS}}
+    finish(BenchResult("train-step", where, {"d": args.dim, "B": args.batch}, rows, columns), args.json)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""One thread for all tests, and the command line as a fixture."""
+"""One thread for all tests; the command line, a small CLIP checkpoint and some photos as fixtures."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from vacsr.cli import main
 
 torch.set_num_threads(1)  # operations this small only wait for each other on several threads
-_KINDS = ("Error:", "Mismatch:", "Extra:", "Problem:", "Split:")
+_KINDS = ("Error:", "Mismatch:", "Extra:", "Problem:", "Split:", "Pixels:", "Run:")
 
 
 class Answer(NamedTuple):
@@ -47,3 +48,46 @@ def vacsr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         return Answer(int(left.value.code or 0), *plain)
 
     return command
+
+
+def clip_folder(folder: Path) -> Path:
+    """A CLIP checkpoint of the real architecture, small, with random weights and a tokenizer of bytes."""
+    transformers = pytest.importorskip("transformers")
+    sides = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = transformers.CLIPConfig(
+        vision_config={**sides, "image_size": 32, "patch_size": 8, "attention_dropout": 0.3},
+        text_config={
+            **sides,
+            "hidden_size": 24,
+            "vocab_size": 600,
+            "max_position_embeddings": 20,
+            "bos_token_id": 512,
+            "eos_token_id": 513,  # after 512 bytes and their ends of words, and the start
+        },
+        projection_dim=16,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.CLIPModel(config).save_pretrained(folder)
+    byte_tokenizer(transformers).save_pretrained(folder)
+    return folder
+
+
+def byte_tokenizer(transformers: Any) -> Any:
+    """CLIP's own class over an alphabet of bytes without merges; start and end come last, as in CLIP's."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    words = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    return transformers.CLIPTokenizer(vocab={word: number for number, word in enumerate(words)}, merges=[])
+
+
+@pytest.fixture(scope="session")
+def clip_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clip_folder(tmp_path_factory.mktemp("clip") / "small-clip")
+
+
+@pytest.fixture(scope="session")
+def photos() -> torch.Tensor:
+    """uint8 [4, 3, 32, 32]"""
+    return torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

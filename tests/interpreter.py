@@ -1,7 +1,7 @@
-"""Triton's interpreter for tests: without a GPU it runs the kernels, slowly.
+"""How kernels are tested: in Triton's interpreter, which runs them without a GPU, slowly; and in CUDA graphs.
 
-It must be switched on before Triton is imported, so the tests that want it run in a process of their own: they are
-named `test_interpreted_…`, and another test of their file calls :func:`run_interpreted`.
+The interpreter must be switched on before Triton is imported, so the tests that want it run in a process of their own:
+they are named `test_interpreted_…`, and another test of their file calls :func:`run_interpreted`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by a test ..._in_the_interpreter")
 GPU = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETED, reason="needs a CUDA GPU")
 
 
-def run_interpreted(file: str, *, marks: str = "not slow and not gpu") -> None:
-    """Run the interpreted tests of a file that have these marks; their failure is ours."""
+def run_interpreted(file: str, *, marks: str = "not slow and not gpu", only: str = "interpreted") -> None:
+    """Run the interpreted tests of a file that have these marks and this in their name; their failure is ours."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed: pip install triton")
     if INTERPRETED:
         pytest.skip("the interpreter is on already")
-    command = [sys.executable, "-m", "pytest", file, "-k", "interpreted", "-m", marks, "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", file, "-k", only, "-m", marks, "-p", "no:cacheprovider"]
     command += ["-n", "0"]  # one process: this one runs beside others
     done = subprocess.run(
         command,
@@ -37,3 +39,27 @@ def run_interpreted(file: str, *, marks: str = "not slow and not gpu") -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def captured(step: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+    """The results of a step as a CUDA graph, and how to compute them again in place."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return results, graph.replay
+
+
+def without_waiting(step: Callable[[], object]) -> None:
+    """Call it once more after a first call that compiles, where waiting for the device is an error."""
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

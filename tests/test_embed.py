@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import runpy
+import shutil
 import signal
-import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,25 +17,21 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-import vacsr.embed
 from vacsr.backbones import TowerBackbone, load_backbone
-from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
+from vacsr.config import BackboneConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.embed import Embedded, embed_pairs, embedding_config
 from vacsr.errors import DataError, ProvenanceMismatch, UsageError
-from vacsr.files import read_tensors
-from vacsr.scoring import PairScorer
-from vacsr.train import fit
+from vacsr.files import read_tensors, write_tensors
 
 HERE = Path(__file__).parent
-HELPERS = runpy.run_path(str(HERE / "backbones" / "conftest.py"))
 SPLITS = ("train",) * 6 + ("dev",) * 3 + ("test",) * 3
 WORDS = ("a red dog", "ein Hund läuft", "собака", "犬が走る", "two dogs on a beach")
 
 
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"clip:{HELPERS['clip_folder'](tmp_path_factory.mktemp('embed') / 'small-clip')}"
+def clip(clip_checkpoint: Path) -> str:
+    return f"clip:{clip_checkpoint}"
 
 
 def photo(path: Path, seed: int) -> None:
@@ -118,12 +113,14 @@ def test_the_printed_spec_holds_the_same_data(clip: str, photos: str, tmp_path: 
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["f-captions.jsonl", "f.safetensors"]
 
 
-def test_one_split_alone(clip: str, photos: str, tmp_path: Path) -> None:
-    spec = embed(clip, photos, tmp_path / "f.safetensors", split="dev").spec
-    assert load_pairs(spec).image_ids == load_pairs(photos, split="dev").image_ids
-    assert load_pairs(spec, split="dev").caption_ids == load_pairs(photos, split="dev").caption_ids
-    with pytest.raises(DataError, match="no split 'train'"):
-        load_pairs(spec, split="train")
+def test_one_split_alone_also_val(clip: str, tmp_path: Path) -> None:
+    photos = folder(tmp_path / "photos", ("train", "train", "val", "test"))
+    spec = embed(clip, photos, tmp_path / "f.safetensors", split="train").spec
+    assert load_pairs(spec).image_ids == load_pairs(spec, split="train").image_ids == ("train/00.png", "train/01.png")
+    with pytest.raises(DataError, match="no split 'val'"):
+        load_pairs(spec, split="val")
+    spec = embed(clip, photos, tmp_path / "g.safetensors").spec
+    assert load_pairs(spec, split="val").image_ids == ("val/02.png",)
 
 
 def test_data_without_splits_and_captions_of_any_kind(clip: str, tmp_path: Path) -> None:
@@ -148,12 +145,6 @@ def test_data_without_splits_and_captions_of_any_kind(clip: str, tmp_path: Path)
     assert torch.equal(new.caption_image, old.caption_image)
 
 
-def test_val_is_a_split_too(clip: str, tmp_path: Path) -> None:
-    pairs = folder(tmp_path / "photos", ("train", "train", "val", "test"))
-    spec = embed(clip, pairs, tmp_path / "f.safetensors").spec
-    assert load_pairs(spec, split="val").image_ids == ("val/02.png",)
-
-
 def test_splits_of_other_names_are_told_of(clip: str, tmp_path: Path) -> None:
     rows = ["image,caption,split"]
     for number, split in enumerate(("train", "train", "fold-3")):
@@ -167,23 +158,14 @@ def test_splits_of_other_names_are_told_of(clip: str, tmp_path: Path) -> None:
     assert len(load_pairs(spec).image_ids) == 3
 
 
-def test_training_on_the_features(clip: str, photos: str, tmp_path: Path) -> None:
-    spec = embed(clip, photos, tmp_path / "f.safetensors").spec
-    train, dev = load_pairs(spec, split="train"), load_pairs(spec, split="dev")
-    config = TrainConfig(epochs=2, batch_size=4, device="cpu")
-    run = fit("vacsr", train, config, dev=dev, backbone=BackboneConfig(head=HeadConfig(dim=8)), progress=False)
-    assert run.state.best is not None
-    scorer = PairScorer(run.model, device="cpu")
-    scorer.score_set(load_pairs(spec, split="test"))
-    other = embed(clip, photos, tmp_path / "g.safetensors", pooling="mean").spec  # the same towers, pooled differently
-    scorer.score_set(load_pairs(other, split="test"))
-    foreign = HELPERS["clip_folder"](tmp_path / "other-clip")
+def test_features_of_other_towers_are_told_apart(clip: str, photos: str, tmp_path: Path) -> None:
+    same = embed(clip, photos, tmp_path / "f.safetensors", pooling="mean").spec
+    origin = load_pairs(embed(clip, photos, tmp_path / "g.safetensors").spec).provenance
+    origin.check(load_pairs(same).provenance)
+    foreign = shutil.copytree(clip.partition(":")[2], tmp_path / "other-clip")
     strange = embed(f"clip:{foreign}", photos, tmp_path / "h.safetensors").spec
     with pytest.raises(ProvenanceMismatch, match="clip:other-clip"):
-        scorer.score_set(load_pairs(strange, split="test"))
-
-
-# ---------------------------------------------------------------------------------------------- stopped and resumed
+        origin.check(load_pairs(strange).provenance)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, stop: int | None = None) -> dict[str, int]:
@@ -202,6 +184,22 @@ def counted(monkeypatch: pytest.MonkeyPatch, stop: int | None = None) -> dict[st
     return calls
 
 
+def stopped(clip: str, photos: str, out: Path, *, at: int) -> None:
+    """Ctrl-C at this call of a tower."""
+    with pytest.MonkeyPatch.context() as patched:
+        counted(patched, at)
+        with pytest.raises(KeyboardInterrupt):
+            embed_parts(clip, photos, out)
+
+
+def continued(clip: str, photos: str, out: Path, **options: Any) -> int:
+    """How many parts are made."""
+    with pytest.MonkeyPatch.context() as patched:
+        calls = counted(patched)
+        embed_parts(clip, photos, out, **options)
+    return sum(calls.values())
+
+
 def same(one: Path, other: Path) -> bool:
     """Every bit of the features, the origin, and the captions file; safetensors writes metadata in any order."""
     (tensors, origin), (others, other_origin) = read_tensors(one), read_tensors(other)
@@ -218,16 +216,10 @@ def same(one: Path, other: Path) -> bool:
 def test_what_was_stopped_goes_on(clip: str, photos: str, tmp_path: Path, stop: int) -> None:
     whole, broken = tmp_path / "whole.safetensors", tmp_path / "broken.safetensors"
     embed_parts(clip, photos, whole)
-    with pytest.MonkeyPatch.context() as patched:
-        counted(patched, stop)
-        with pytest.raises(KeyboardInterrupt):
-            embed_parts(clip, photos, broken)
+    stopped(clip, photos, broken, at=stop)
     assert not broken.exists()
     assert len(list((tmp_path / "broken.safetensors.parts").glob("*"))) == stop - 1
-    with pytest.MonkeyPatch.context() as patched:
-        calls = counted(patched)
-        embed_parts(clip, photos, broken)
-    assert sum(calls.values()) == 9 - (stop - 1), "finished parts are not made again"
+    assert continued(clip, photos, broken) == 9 - (stop - 1), "finished parts are not made again"
     assert same(broken, whole)
     assert not (tmp_path / "broken.safetensors.parts").exists()
 
@@ -246,60 +238,35 @@ def test_killed_and_run_again(clip: str, photos: str, tmp_path: Path, moment: in
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
     assert len(list((tmp_path / "broken.safetensors.parts").glob("*.safetensors"))) == moment
-    with pytest.MonkeyPatch.context() as patched:
-        calls = counted(patched)
-        embed_parts(clip, photos, broken)
-        assert sum(calls.values()) == 9 - moment
-        embed_parts(clip, photos, whole)
+    assert continued(clip, photos, broken) == 9 - moment
+    embed_parts(clip, photos, whole)
     assert same(broken, whole)
 
 
-def torn(part: Path) -> None:
-    part.write_bytes(part.read_bytes()[:40])
-
-
-def from_another_job(part: Path) -> None:
-    tensors, _ = read_tensors(part)
-    vacsr.embed.write_tensors(part, tensors, metadata={"fingerprint": "another"})
-
-
-def short(part: Path) -> None:
-    tensors, metadata = read_tensors(part)
-    vacsr.embed.write_tensors(part, {"rows": tensors["rows"][:2].clone()}, metadata=metadata)
-
-
-@pytest.mark.parametrize("harm", [torn, from_another_job, short])
-def test_a_part_that_does_not_fit_is_made_again(
-    clip: str, photos: str, tmp_path: Path, harm: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("harm", ["torn", "from another job", "short"])
+def test_a_part_that_does_not_fit_is_made_again(clip: str, photos: str, tmp_path: Path, harm: str) -> None:
     whole, broken = tmp_path / "whole.safetensors", tmp_path / "broken.safetensors"
     embed_parts(clip, photos, whole)
-    with pytest.MonkeyPatch.context() as patched:
-        counted(patched, 3)
-        with pytest.raises(KeyboardInterrupt):
-            embed_parts(clip, photos, broken)
-    harm(tmp_path / "broken.safetensors.parts" / "images-00000004.safetensors")
+    stopped(clip, photos, broken, at=3)
+    part = tmp_path / "broken.safetensors.parts" / "images-00000004.safetensors"
+    (tensors, metadata), content = read_tensors(part), part.read_bytes()
+    if harm == "torn":
+        part.write_bytes(content[:40])
+    elif harm == "short":
+        write_tensors(part, {"rows": tensors["rows"][:2].clone()}, metadata=metadata)
+    else:
+        write_tensors(part, tensors, metadata={"fingerprint": "another"})
     embed_parts(clip, photos, broken)
     assert same(broken, whole)
 
 
 def test_parts_of_other_photos_or_another_precision_are_not_used(clip: str, photos: str, tmp_path: Path) -> None:
-    def stopped() -> None:
-        with pytest.MonkeyPatch.context() as patched:
-            counted(patched, 3)
-            with pytest.raises(KeyboardInterrupt):
-                embed_parts(clip, photos, tmp_path / "f.safetensors")
-
-    for change in ("dtype", "photo"):
-        stopped()
-        if change == "photo":
-            photo(tmp_path / "photos" / "train" / "00.png", 77)
-        options = {"dtype": torch.float32} if change == "dtype" else {}
-        with pytest.MonkeyPatch.context() as patched:
-            calls = counted(patched)
-            embed_parts(clip, photos, tmp_path / "f.safetensors", **options)
-        assert sum(calls.values()) == 9, change
-        (tmp_path / "f.safetensors").unlink()
+    out = tmp_path / "f.safetensors"
+    stopped(clip, photos, out, at=3)
+    assert continued(clip, photos, out, dtype=torch.float32) == 9
+    stopped(clip, photos, out, at=3)
+    photo(tmp_path / "photos" / "train" / "00.png", 77)
+    assert continued(clip, photos, out) == 9
 
 
 def test_random_weights_are_the_same_every_time(photos: str, clip: str, tmp_path: Path) -> None:
@@ -311,9 +278,6 @@ def test_random_weights_are_the_same_every_time(photos: str, clip: str, tmp_path
         embed_pairs(config, photos, tmp_path / f"{name}.safetensors", device="cpu")
     assert same(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-# ------------------------------------------------------------------------------------------------------ what is refused
 
 
 def test_photos_that_cannot_be_read(clip: str, photos: str, tmp_path: Path) -> None:
@@ -337,27 +301,20 @@ def test_photos_that_cannot_be_read(clip: str, photos: str, tmp_path: Path) -> N
     assert load_pairs(found.spec, split="dev").image_ids == ("dev/06.png", "dev/08.png")
 
 
+CLIP = embedding_config("clip:CLIP")
+UNKNOWN = BackboneConfig(spec="open:x", pooling="cls")
+NAMED = "is not the name of a .safetensors file"
+
+
 @pytest.mark.parametrize(
     ("config", "pairs", "out", "error", "words"),
     [
         (embedding_config("tiny:"), "PHOTOS", "f.safetensors", UsageError, "no pretrained towers — use clip:"),
         (embedding_config("features:"), "PHOTOS", "f.safetensors", UsageError, "no pretrained towers — use clip:"),
-        (
-            BackboneConfig(spec="open:x", pooling="cls"),
-            "PHOTOS",
-            "f.safetensors",
-            UsageError,
-            "unknown backbone 'open:x' — write",
-        ),
-        (embedding_config("clip:CLIP"), "synthetic:images=5", "f.safetensors", DataError, "holds features already"),
-        (embedding_config("clip:CLIP"), "PHOTOS", "f.npy", UsageError, "is not the name of a .safetensors file"),
-        (
-            embedding_config("clip:CLIP"),
-            "PHOTOS",
-            "folder.safetensors",
-            UsageError,
-            "is not the name of a .safetensors file",
-        ),
+        (UNKNOWN, "PHOTOS", "f.safetensors", UsageError, "unknown backbone 'open:x' — write"),
+        (CLIP, "synthetic:images=5", "f.safetensors", DataError, "holds features already"),
+        (CLIP, "PHOTOS", "f.npy", UsageError, NAMED),
+        (CLIP, "PHOTOS", "folder.safetensors", UsageError, NAMED),
         (embedding_config("clip:CLIP", pooling="mean"), "PHOTOS", "f.safetensors", UsageError, "write --pooling cls"),
     ],
 )
@@ -371,22 +328,15 @@ def test_what_cannot_be_embedded(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_command(
-    clip: str, photos: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command(clip: str, photos: str, tmp_path: Path, vacsr: Any) -> None:
     """stdout is the SPEC alone; --full writes float32, --set reaches the backbone."""
-    from vacsr.cli import main
-
     out = tmp_path / "f.safetensors"
-    argv = ["embed", "--backbone", clip, "--pairs", photos, "--out", str(out), "--full", "--set", "resize=center"]
-    monkeypatch.setattr(sys, "argv", ["vacsr", *argv, "--device", "cpu"])
-    with pytest.raises(SystemExit) as left:
-        main()
-    said = capsys.readouterr()
-    assert left.value.code == 0, said.err
-    assert said.out == f"features:{out},captions={tmp_path / 'f-captions.jsonl'}\n"
-    assert "embedded 12 photos and 24 captions" in said.err
+    options = ("--out", out, "--full", "--set", "resize=center", "--device", "cpu")
+    done = vacsr("embed", "--backbone", clip, "--pairs", photos, *options)
+    assert done.code == 0, done.err
+    assert done.out == f"features:{out},captions={tmp_path / 'f-captions.jsonl'}\n"
+    assert "embedded 12 photos and 24 captions" in done.err
     tensors, metadata = read_tensors(out)
     assert tensors["text"].dtype == torch.float32
     assert metadata["preprocessing"].startswith("32 center of 32")
-    assert load_pairs(said.out.strip()).provenance.preprocessing == metadata["preprocessing"]
+    assert load_pairs(done.out.strip()).provenance.preprocessing == metadata["preprocessing"]

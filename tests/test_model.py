@@ -1,5 +1,10 @@
+"""MatchingModel: seeds, embeddings and parameter groups; towers that come back from a folder; variances; mixing."""
+
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,45 +13,75 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.backbones.augment import Mixture, Partners
+from vacsr.backbones.towers import TowerBackbone
+from vacsr.config import AugmentConfig, BackboneConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
-from vacsr.data.pairs import Provenance
-from vacsr.errors import ShapeMismatch, UsageError
+from vacsr.data import PhotoSet, load_pairs
+from vacsr.errors import DataError, UsageError
 from vacsr.model import MatchingModel
+from vacsr.noise import RowNoise, Stream
+from vacsr.scoring import PairScorer
+from vacsr.train import fit
 
-BACKBONE = BackboneConfig(head=HeadConfig(dim=8, hidden=5, dropout=0.3))
+FEATURES = BackboneConfig(head=HeadConfig(dim=8, hidden=5, dropout=0.3))
 METHODS = ["vacsr", "vacsr-paper", "sigmoid", "infonce"]
+STILL = AugmentConfig(crop=(1.0, 1.0), flip=0.0, image_tokens=0.0, text_tokens=0.0)
+TINY = "tiny:width=16,depth=2,text_depth=2,heads=2,size=32"
+both_kinds = pytest.mark.parametrize("kind", ["tiny", "clip"])
 
 
-def build(
-    method: str | dict[str, Any] = "vacsr", *, seed: int = 0, backbone: BackboneConfig = BACKBONE
-) -> MatchingModel:
-    model = MatchingModel.build(
-        method_config(method),
-        backbone,
-        image_dim=6,
-        text_dim=4,
-        provenance=Provenance("clip:a", "224", "r1"),
-        seed=seed,
-    )
-    images, texts = inputs(20, seed=9)
-    model.backbone.fit(SimpleNamespace(images=images, texts=texts))
+@pytest.fixture(scope="module")
+def pairs() -> PhotoSet:
+    found = load_pairs("scenes:images=8,held_out=2,per_image=2,size=32", split="train")
+    assert isinstance(found, PhotoSet)
+    return found
+
+
+def config(kind: str, clip: Path, **fields: Any) -> BackboneConfig:
+    spec = TINY if kind == "tiny" else f"clip:{clip}"
+    return BackboneConfig(**{"spec": spec, "head": HeadConfig(kind="linear", dim=8), **fields})
+
+
+def build(method: Any = "vacsr", backbone: BackboneConfig = FEATURES, **options: Any) -> MatchingModel:
+    model = MatchingModel.build(method_config(method), backbone, image_dim=6, text_dim=4, **options)
+    if model.backbone.cached:
+        images, texts = features(20, seed=9)
+        model.backbone.fit(SimpleNamespace(images=images, texts=texts))
     return model
 
 
-def inputs(count: int, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def features(count: int, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return 3 * torch.randn(count, 6, generator=generator) + 1, torch.randn(count, 4, generator=generator)
 
 
-# ----------------------------------------------------------------------------------------------------------- build
+def towers(model: MatchingModel) -> TowerBackbone:
+    assert isinstance(model.backbone, TowerBackbone)
+    return model.backbone
 
 
+def inputs(model: MatchingModel, pairs: PhotoSet) -> tuple[torch.Tensor, torch.Tensor]:
+    photos = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return photos, towers(model).tokenize(pairs.captions[:4])
+
+
+def trained(pairs: PhotoSet, backbone: BackboneConfig, method: str = "vacsr") -> MatchingModel:
+    """After two steps, so that no weight is what the seed gave."""
+    train = TrainConfig(epochs=1, batch_size=8, device="cpu", towers=TowersConfig(freeze_image=0))
+    return fit(method, pairs, train, backbone=backbone, progress=False).model
+
+
+@pytest.mark.parametrize("kind", ["features", "tiny", "clip"])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_seed_gives_the_same_weights(method: str) -> None:
-    one, same, other = build(method).state_dict(), build(method).state_dict(), build(method, seed=1).state_dict()
+def test_the_same_seed_gives_the_same_weights(method: str, kind: str, pairs: PhotoSet, clip_checkpoint: Path) -> None:
+    backbone = FEATURES if kind == "features" else config(kind, clip_checkpoint, weights="random")
+    options = {} if kind == "features" else {"fit": pairs}
+    one, same, other = (build(method, backbone, seed=seed, **options).state_dict() for seed in (3, 3, 4))
     assert all(torch.equal(one[name], same[name]) for name in one)
-    assert any(not torch.equal(one[name], other[name]) for name in one)
+    for part in ("image_head.last.weight", *(["backbone.text.positions"] if kind == "tiny" else [])):
+        assert not torch.equal(one[part], other[part])
+    assert kind != "clip" or any(not torch.equal(one[n], other[n]) for n in one if n.startswith("backbone.image."))
 
 
 def test_building_leaves_torchs_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +99,20 @@ def test_building_leaves_torchs_generators_alone(monkeypatch: pytest.MonkeyPatch
 
 def test_an_object_that_is_no_method_is_refused() -> None:
     with pytest.raises(UsageError, match="Linear"):
-        MatchingModel.build(nn.Linear(2, 2), BACKBONE, image_dim=6, text_dim=4)
+        MatchingModel.build(nn.Linear(2, 2), FEATURES, image_dim=6, text_dim=4)
 
 
-# ------------------------------------------------------------------------------------------------------- embeddings
+def test_pretrained_towers_are_the_checkpoints_own(pairs: PhotoSet, clip_checkpoint: Path) -> None:
+    """The heads depend on the seed, the towers do not."""
+    one, two = (build("vacsr", config("clip", clip_checkpoint), fit=pairs, seed=s).state_dict() for s in (1, 2))
+    for name in one:
+        if name.startswith("backbone."):
+            assert torch.equal(one[name], two[name]), name
+    assert not torch.equal(one["image_head.last.weight"], two["image_head.last.weight"])
 
 
 def test_embeddings_are_scaled_projected_and_normalised() -> None:
-    model, (images, texts) = build(), inputs(7)
+    model, (images, texts) = build(), features(7)
     embedded = model.embed_images(images)
     assert embedded.log_var is None
     expected = functional.normalize(model.image_head(model.backbone.image(images)), dim=-1)
@@ -82,7 +123,7 @@ def test_embeddings_are_scaled_projected_and_normalised() -> None:
 
 
 def test_dropout_only_with_noise_and_never_the_same_on_both_sides() -> None:
-    model, (images, texts) = build().train(), inputs(7)
+    model, (images, texts) = build().train(), features(7)
     assert torch.equal(model.embed_images(images).mean, model.embed_images(images).mean)
     image_noise, text_noise = model.dropout_noise(seed=0, step=torch.tensor(3), rows=torch.arange(7))
     assert not torch.allclose(model.embed_images(images, image_noise).mean, model.embed_images(images).mean)
@@ -90,18 +131,15 @@ def test_dropout_only_with_noise_and_never_the_same_on_both_sides() -> None:
     assert not torch.equal(image_noise.uniform(5), text_noise.uniform(5))
 
 
-@pytest.mark.parametrize("side", ["image", "text"])
-def test_a_wrong_dimension_is_refused(side: str) -> None:
-    model = build()
-    with pytest.raises(ShapeMismatch, match="these have 5") as caught:
-        (model.embed_images if side == "image" else model.embed_texts)(torch.ones(2, 5))
-    assert caught.value.exit_code == 4
-
-
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["mlp", "linear"])
-def test_groups_cover_every_trainable_parameter_once(method: str, kind: str) -> None:
-    model = build(method, backbone=BackboneConfig(head=HeadConfig(dim=8, kind=kind)))
+@pytest.mark.parametrize("kind", ["mlp", "linear", "tiny", "clip"])
+def test_groups_cover_every_trainable_parameter_once(
+    method: str, kind: str, pairs: PhotoSet, clip_checkpoint: Path
+) -> None:
+    if kind in ("mlp", "linear"):
+        model = build(method, BackboneConfig(head=HeadConfig(dim=8, kind=kind)))
+    else:
+        model = build(method, config(kind, clip_checkpoint), fit=pairs)
     groups = model.param_groups()
     listed = [id(p) for group in groups for p in group.params]
     assert sorted(listed) == sorted(id(p) for p in model.parameters() if p.requires_grad)
@@ -113,3 +151,273 @@ def test_groups_cover_every_trainable_parameter_once(method: str, kind: str) -> 
 def test_fixed_scales_are_in_no_group() -> None:
     model = build({"name": "sigmoid", "learnable": False})
     assert {group.name for group in model.param_groups()} == {"heads", "heads-plain"}
+
+
+# ---------------------------------------------------------------------------------------------- towers in a folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *(("tiny", {"pooling": pooling}) for pooling in ("gpo", "mean", "cls")),
+        ("clip", {"pooling": "gpo"}),
+        *(
+            ("clip", {"image_output": output, "text_output": output, "image_size": 24, "context": 12})
+            for output in ("hidden", "norm", "projected")
+        ),
+    ],
+)
+def test_a_saved_model_scores_the_same(
+    pairs: PhotoSet, clip_checkpoint: Path, tmp_path: Path, kind: str, fields: dict[str, Any]
+) -> None:
+    model = trained(pairs, config(kind, clip_checkpoint, **fields))
+    rows = torch.arange(8)
+    before = PairScorer(model, device="cpu").score_set(pairs)
+    expected = before.score, before.uncertainty(rows, rows)
+    model.save_pretrained(tmp_path / "model")
+    again = PairScorer.from_pretrained(tmp_path, device="cpu").score_set(pairs)
+    assert torch.equal(again.score, expected[0])
+    assert torch.equal(again.uncertainty(rows, rows), expected[1])  # type: ignore[arg-type]
+
+
+def test_the_original_weights_are_not_needed(pairs: PhotoSet, clip_checkpoint: Path, tmp_path: Path) -> None:
+    """Nor the folder's name: the assets hold configuration and tokenizer, and no path of this machine."""
+    folder = Path(shutil.copytree(clip_checkpoint, tmp_path / "original"))
+    model = trained(pairs, config("clip", folder))
+    expected = PairScorer(model, device="cpu").score_all([pairs.photos.open(0)], ["a red thing"]).score
+    model.save_pretrained(tmp_path / "model")
+    shutil.rmtree(folder)
+    found = PairScorer.from_pretrained(tmp_path / "model", device="cpu").score_all(
+        [pairs.photos.open(0)], ["a red thing"]
+    )
+    assert torch.equal(found.score, expected)
+    for path in (tmp_path / "model" / "backbone").rglob("*"):
+        if path.is_file():
+            assert str(tmp_path) not in path.read_text(encoding="utf-8"), path
+
+
+def test_a_loaded_model_saved_again_is_the_same(pairs: PhotoSet, tmp_path: Path) -> None:
+    trained(pairs, config("tiny", Path())).save_pretrained(tmp_path / "one")
+    MatchingModel.from_pretrained(tmp_path / "one").save_pretrained(tmp_path / "two")
+    for name in ("model.safetensors", "config.json", "backbone/backbone.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("harm", ["changed", "missing", "empty"])
+@both_kinds
+def test_every_asset_is_guarded(pairs: PhotoSet, clip_checkpoint: Path, tmp_path: Path, kind: str, harm: str) -> None:
+    model = build("sigmoid", config(kind, clip_checkpoint), fit=pairs)
+    model.save_pretrained(tmp_path)
+    assets = sorted(path for path in (tmp_path / "backbone").rglob("*") if path.is_file())
+    assert tmp_path / "backbone" / "backbone.json" in assets
+    assert len(assets) > 1 or kind == "tiny", "the tokenizer's files"
+    for path in assets:
+        whole = path.read_bytes()
+        if harm == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(whole + b" " if harm == "changed" else b"")
+        with pytest.raises(DataError, match="copy the model folder again") as caught:
+            MatchingModel.from_pretrained(tmp_path)
+        assert str(path) in str(caught.value)
+        path.write_bytes(whole)
+    MatchingModel.from_pretrained(tmp_path)
+
+
+def test_assets_cannot_be_struck_from_the_list(pairs: PhotoSet, tmp_path: Path) -> None:
+    build("sigmoid", config("tiny", Path()), fit=pairs).save_pretrained(tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**described, "assets": {}}), encoding="utf-8")
+    with pytest.raises(DataError, match="were not saved together"):
+        MatchingModel.from_pretrained(tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------------- variances
+
+
+@pytest.mark.parametrize(("size", "total"), [("vit-b32", 163_537_026), ("vit-b16", 161_880_450)])
+def test_as_many_parameters_as_the_public_model(size: str, total: int) -> None:
+    head = HeadConfig(kind="linear", dim=1024)
+    with torch.device("meta"):
+        model = build("pcmepp", BackboneConfig(spec=f"clip:{size}", weights="random", head=head))
+    assert model.count_parameters() == total
+
+
+def test_other_methods_have_none_of_it(pairs: PhotoSet) -> None:
+    names, more = (set(build(name, config("tiny", Path()), fit=pairs).state_dict()) for name in ("sigmoid", "pcmepp"))
+    assert all("variance" in name for name in more - names - {"method.affine"})
+    assert not any("variance" in name for name in names)
+
+
+@pytest.mark.parametrize(("method", "norm"), [("pcme", True), ("daa", True), ("pcmepp", False)])
+def test_features_get_a_head_for_variances(method: str, norm: bool) -> None:
+    """PCME alone normalises them."""
+    model = build({"name": method, **({"log_var_start": -4.0} if method == "pcme" else {})})
+    x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+    embedded, head = model.embed_images(x), model.image_variance
+    assert embedded.log_var is not None
+    assert head is not None
+    raw = head.head(model.backbone.image(x))
+    start = -4.0 if method == "pcme" else -8.0
+    expected = start + 0.01 * functional.layer_norm(raw, (8,)) if norm else raw
+    torch.testing.assert_close(embedded.log_var, expected)
+    assert {"image_variance.head.last.bias", "text_variance.head.last.bias"} <= set(dict(model.named_parameters()))
+
+
+def test_variances_have_dropout_of_their_own() -> None:
+    """A variance head with the weights of the other head gives the same vector, but loses other units."""
+    model = build("pcmepp", BackboneConfig(head=HeadConfig(dim=8, dropout=0.5)))
+    assert model.image_variance is not None
+    model.image_variance.head.load_state_dict(model.image_head.state_dict())
+    x, noise = torch.randn(64, 6), model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(64))[0]
+    still, dropped = model.eval().embed_images(x), model.train().embed_images(x, noise)
+    torch.testing.assert_close(functional.normalize(still.log_var, dim=-1), still.mean)  # type: ignore[arg-type]
+    assert not torch.isclose(functional.normalize(dropped.log_var, dim=-1), dropped.mean).all(dim=1).any()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@both_kinds
+def test_a_branch_sees_the_input_of_the_last_block_and_skips_the_final_norm(
+    pairs: PhotoSet, clip_checkpoint: Path, kind: str, checkpointing: bool
+) -> None:
+    """Also of texts, whose means pass the norm: as in PCME and PCME++."""
+    model = build(
+        "pcmepp", config(kind, clip_checkpoint, checkpointing=checkpointing, variance_block="copy"), fit=pairs
+    )
+    photos, texts = inputs(model, pairs)
+    backbone = towers(model)
+    sides = (backbone.image, backbone.encode_images(photos)), (backbone.text, backbone.encode_texts(texts))
+    for tower, tokens in sides:
+        assert tokens.spread is not None
+        torch.testing.assert_close(tower.finish(tokens.spread), tokens.values)
+    assert not torch.allclose(sides[1][1].spread, sides[1][1].values)  # type: ignore[arg-type]
+    for branch in (backbone.image_variance, backbone.text_variance):
+        assert branch is not None
+        with torch.no_grad():
+            for parameter in branch.parameters():
+                parameter.add_(0.1)
+    for tokens in (backbone.encode_images(photos), backbone.encode_texts(texts)):
+        assert tokens.spread is not None
+        assert not torch.allclose(tokens.spread, tokens.values), "its weights are its own"
+
+
+@both_kinds
+def test_means_are_those_of_a_model_without_variances(pairs: PhotoSet, clip_checkpoint: Path, kind: str) -> None:
+    with_variance, without = (build(name, config(kind, clip_checkpoint), fit=pairs) for name in ("pcmepp", "sigmoid"))
+    photos, texts = inputs(without, pairs)
+    assert torch.equal(with_variance.embed_images(photos).mean, without.embed_images(photos).mean)
+    assert torch.equal(with_variance.embed_texts(texts).mean, without.embed_texts(texts).mean)
+
+
+@both_kinds
+def test_every_part_of_the_path_learns(pairs: PhotoSet, clip_checkpoint: Path, kind: str) -> None:
+    """Image and text branch, their heads and poolings, and below them the towers."""
+    model = build("pcmepp", config(kind, clip_checkpoint), fit=pairs)
+    photos, texts = inputs(model, pairs)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # tiny blocks begin as the identity, through which little flows back
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    total = sum((x.log_var**2).sum() for x in (model.embed_images(photos), model.embed_texts(texts)))  # type: ignore[operator]
+    total.backward()  # type: ignore[union-attr]
+    silent = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    branch = {name for name, _ in model.named_parameters() if "variance" in name}
+    # attention is blind to a constant added to all keys
+    assert {name for name in silent & branch if "k_proj.bias" not in name and "gru.bias" not in name} == set()
+    below = next(name for name, _ in model.named_parameters() if name.startswith("backbone.image."))
+    assert below not in silent
+
+
+def test_branches_have_the_rate_of_the_block_beside_them_and_freeze_with_it(pairs: PhotoSet) -> None:
+    model = build("pcmepp", config("tiny", Path()), fit=pairs)
+    groups = {group.name: group for group in model.param_groups(TowersConfig(image_lr=0.02, text_lr=0.3))}
+    assert groups["image-variance"].lr_scale == pytest.approx(0.02 * 0.7)
+    assert groups["text-variance"].lr_scale == pytest.approx(0.3 * 0.7)
+    assert groups["image-variance"].lr_scale == groups["image-block-1"].lr_scale, "the rate of the block beside it"
+    listed = [id(p) for group in groups.values() for p in group.params]
+    assert sorted(listed) == sorted(id(p) for p in model.parameters())
+    branch: Any = towers(model).image_variance
+    model.freeze(["image"])
+    assert not any(p.requires_grad for p in branch.parameters())
+    assert all(p.requires_grad for p in towers(model).text_variance.parameters())  # type: ignore[union-attr]
+    model.freeze([])
+    assert all(p.requires_grad for p in branch.parameters())
+
+
+def test_the_block_that_is_watched_is_not_compiled(pairs: PhotoSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("pcmepp", config("tiny", Path()), fit=pairs)
+    backbone, compiled = towers(model), []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **_: compiled.append(self))
+    model.compile_blocks(True)
+    watched = [backbone.image.blocks()[-1], backbone.text.blocks()[-1]]
+    assert not any(block is other for block in watched for other in compiled)
+    assert [branch in compiled for branch in (backbone.image_variance, backbone.text_variance)] == [True, True]
+    assert len(compiled) == 4
+
+
+@pytest.mark.parametrize("method", ["pcme", "pcmepp"])
+def test_branches_train_and_come_back_from_a_folder(pairs: PhotoSet, tmp_path: Path, method: str) -> None:
+    model = trained(pairs, config("tiny", Path()), method)
+    model.save_pretrained(tmp_path)
+    again = MatchingModel.from_pretrained(tmp_path)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    fresh = build(method, config("tiny", Path()), fit=pairs).state_dict()
+    moved = [name for name, x in again.state_dict().items() if "variance" in name and not torch.equal(x, fresh[name])]
+    assert any(name.startswith("backbone.image_variance") for name in moved)
+    assert any(name.startswith("text_variance.pool") for name in moved)
+
+
+def test_a_branch_starts_fresh_or_as_a_copy_of_the_tower_that_training_starts_from(
+    pairs: PhotoSet, tmp_path: Path
+) -> None:
+    trained(pairs, config("tiny", Path()), "sigmoid").save_pretrained(tmp_path)
+    model = build("pcmepp", config("tiny", Path(), start=str(tmp_path), variance_block="copy"), fit=pairs)
+    branch: Any = towers(model).image_variance
+    for ours, theirs in zip(branch.parameters(), towers(model).image.blocks()[-1].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    fresh: Any = towers(build("pcmepp", config("tiny", Path(), start=str(tmp_path)), fit=pairs)).image_variance
+    assert not torch.equal(fresh.inputs.weight, branch.inputs.weight)
+    assert not fresh.mlp[2].weight.any()  # a tiny block begins as the identity
+    assert torch.equal(fresh.attention_norm.weight, torch.ones(len(fresh.attention_norm.weight)))
+
+
+def test_a_fresh_branch_of_clip_is_not_the_last_block(clip_checkpoint: Path, pairs: PhotoSet) -> None:
+    backbone = towers(build("pcmepp", config("clip", clip_checkpoint), fit=pairs))
+    for tower, branch in ((backbone.image, backbone.image_variance), (backbone.text, backbone.text_variance)):
+        last = dict(tower.blocks()[-1].named_parameters())
+        for name, parameter in branch.named_parameters():  # type: ignore[union-attr]
+            assert parameter.shape == last[name].shape
+            assert parameter.ndim == 1 or not torch.equal(parameter, last[name])
+
+
+# ----------------------------------------------------------------------------------------------------------- mixing
+
+
+def partners(own: list[float], rows: torch.Tensor, images: torch.Tensor | None = None) -> Partners:
+    count = len(own)
+    nothing = torch.zeros(count, 4, dtype=torch.int64)
+    return Partners(Mixture(torch.tensor(own), torch.zeros(count, dtype=torch.bool), nothing), rows, images)
+
+
+def test_photos_are_blended_as_the_tower_sees_them(pairs: PhotoSet) -> None:
+    model = build("pcmepp", config("tiny", Path(), augment=STILL), fit=pairs)
+    photos, _ = inputs(model, pairs)
+    noise, _ = model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(4))
+    own = [0.25, 1.0, 0.5, 0.75]
+    found = towers(model).encode_images(photos, noise, partners(own, torch.arange(4).flip(0)))
+    seen = towers(model).transform.normalize(photos)
+    by_hand = torch.stack([own[n] * seen[n] + (1 - own[n]) * seen[3 - n] for n in range(4)])
+    torch.testing.assert_close(found.values, towers(model).image(by_hand))
+
+
+def test_a_partner_from_elsewhere_is_cropped_as_it_is_there(pairs: PhotoSet) -> None:
+    """Half a batch with its partners brought along is the half of the whole batch."""
+    model = build("pcmepp", config("tiny", Path()), fit=pairs)
+    photos, _ = inputs(model, pairs)
+    whole_noise = RowNoise(0, torch.tensor(3), torch.arange(4), Stream.IMAGE)
+    own, places = [0.25, 1.0, 0.5, 0.75], torch.arange(4)
+    whole = towers(model).encode_images(photos, whole_noise, partners(own, places.flip(0)))
+    half_noise = RowNoise(0, torch.tensor(3), places[2:], Stream.IMAGE)
+    brought = partners(own[2:], places.flip(0)[2:], photos.flip(0)[2:])
+    half = towers(model).encode_images(photos[2:], half_noise, brought)
+    torch.testing.assert_close(half.values, whole.values[2:])

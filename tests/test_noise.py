@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 import torch
@@ -30,16 +29,16 @@ def python_mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def python_at(key: int, place: int) -> int:
-    """Output number ``place`` of the SplitMix64 stream that starts at key·γ."""
-    return python_mix(((key + place) * GAMMA) & MASK)
+def python_at(key: int, position: int) -> int:
+    """Output number ``position`` of the SplitMix64 stream that starts at key·γ."""
+    return python_mix(((key + position) * GAMMA) & MASK)
 
 
-def python_words(*, seed: int, stream: int, step: int, places: list[int], lanes: int) -> list[int]:
-    """The 64-bit words of the item at these places."""
+def python_words(*, seed: int, stream: int, step: int, positions: list[int], lanes: int) -> list[int]:
+    """The 64-bit words of the item at these positions."""
     key = python_at(python_mix((seed * GAMMA + stream * MIX_2) & MASK), step)
-    for place in places:
-        key = python_at(key, place)
+    for position in positions:
+        key = python_at(key, position)
     return [python_at(key, lane) for lane in range(1, lanes + 1)]
 
 
@@ -59,13 +58,6 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-@PROPERTY
-@given(st.lists(st.integers(0, MASK), min_size=1, max_size=20))
-def test_mix64_is_splitmix(values: list[int]) -> None:
-    given_bits = torch.tensor([signed(v) for v in values])
-    assert unsigned(mix64(given_bits)) == [python_mix(v) for v in values]
-
-
 def test_mix64_gives_the_published_stream() -> None:
     # The five values that implementations of SplitMix64 are checked with, from seed 1234567.
     states = torch.tensor([signed((1234567 + lane * GAMMA) & MASK) for lane in range(1, 6)])
@@ -79,13 +71,13 @@ def test_mix64_gives_the_published_stream() -> None:
 
 
 @pytest.mark.parametrize(("seed", "step", "row", "col"), [(0, 0, 0, 0), (7, 3, 2, 5), (-1, 10**12, 40_000, 99_999)])
-def test_the_draws_of_a_pair_follow_from_its_place(seed: int, step: int, row: int, col: int) -> None:
+def test_the_draws_of_a_pair_follow_from_its_position(seed: int, step: int, row: int, col: int) -> None:
     pair = noise(seed=seed, step=step, rows=torch.tensor([row]), cols=torch.tensor([col]))
-    words = python_words(seed=seed, stream=Stream.GUMBEL, step=step, places=[row, col], lanes=3)
+    words = python_words(seed=seed, stream=Stream.GUMBEL, step=step, positions=[row, col], lanes=3)
     expected = [-math.log(-math.log(unit(word >> 41))) for word in words]
     torch.testing.assert_close(pair.gumbel(3)[0, 0], torch.tensor(expected), atol=1e-4, rtol=1e-4)
 
-    words = python_words(seed=seed, stream=Stream.NORMAL, step=step, places=[row, col], lanes=2)
+    words = python_words(seed=seed, stream=Stream.NORMAL, step=step, positions=[row, col], lanes=2)
     radius = [math.sqrt(-2 * math.log(unit(word >> 41))) for word in words]
     angle = [2 * math.pi * unit(word & ((1 << 23) - 1)) for word in words]
     both = [r * math.cos(a) for r, a in zip(radius, angle, strict=True)]
@@ -95,10 +87,10 @@ def test_the_draws_of_a_pair_follow_from_its_place(seed: int, step: int, row: in
 
 
 @pytest.mark.parametrize("stream", [Stream.IMAGE, Stream.TEXT])
-def test_the_draws_of_a_row_follow_from_its_place(stream: Stream) -> None:
+def test_the_draws_of_a_row_follow_from_its_position(stream: Stream) -> None:
     drawn = RowNoise(5, torch.tensor(9), torch.tensor([0, 3, 70_000]), stream).uniform(4)
-    for row, place in zip(drawn, (0, 3, 70_000), strict=True):
-        words = python_words(seed=5, stream=stream, step=9, places=[place], lanes=4)
+    for row, position in zip(drawn, (0, 3, 70_000), strict=True):
+        words = python_words(seed=5, stream=stream, step=9, positions=[position], lanes=4)
         assert row.tolist() == [unit(word >> 41) for word in words]
 
 
@@ -121,47 +113,6 @@ def test_any_sub_block_sees_the_numbers_of_the_whole(
 
 
 @kinds
-def test_two_partitions_draw_identical_numbers(kind: str) -> None:
-    draw, whole = KINDS[kind], noise(seed=3, step=11, rows=13, cols=10)
-
-    def pieced(row_cuts: list[int], col_cuts: list[int]) -> Tensor:
-        bands = []
-        for top, bottom in pairwise(row_cuts):
-            cells = [draw(whole.block(slice(top, bottom), slice(left, right)), 5) for left, right in pairwise(col_cuts)]
-            bands.append(torch.cat(cells, dim=1))
-        return torch.cat(bands)
-
-    one, other = pieced([0, 4, 13], [0, 3, 7, 10]), pieced([0, 1, 6, 9, 13], [0, 10])
-    assert torch.equal(one, other)
-    assert torch.equal(one, draw(whole, 5))
-
-
-def test_a_block_of_a_block() -> None:
-    whole = noise(seed=1, step=2, rows=9, cols=9)
-    inner = whole.block(slice(2, 8), slice(1, None)).block(slice(1, 3), slice(0, 2))
-    assert torch.equal(inner.normal(3), whole.normal(3)[3:5, 1:3])
-
-
-@kinds
-def test_shapes_also_of_nothing(kind: str) -> None:
-    for lanes in (1, 2, 7):
-        assert KINDS[kind](noise(rows=3, cols=2), lanes).shape == (3, 2, lanes)
-    assert KINDS[kind](noise(rows=0, cols=2), 4).shape == (0, 2, 4)
-    assert KINDS[kind](noise(rows=3, cols=0), 4).shape == (3, 0, 4)
-
-
-@kinds
-def test_the_same_arguments_give_the_same_numbers_and_leave_torch_alone(kind: str) -> None:
-    before = torch.random.get_rng_state()
-    first = KINDS[kind](noise(seed=4, step=8, rows=6, cols=6), 3)
-    torch.rand(3)
-    torch.random.set_rng_state(before)
-    second = KINDS[kind](noise(seed=4, step=8, rows=6, cols=6), 3)
-    assert torch.equal(first, second)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-@kinds
 def test_a_seed_or_step_as_tensor_equals_the_integer(kind: str) -> None:
     expected = KINDS[kind](noise(seed=-3, step=77, rows=5, cols=4), 6)
     for seed, step in ((-3, torch.tensor(77)), (torch.tensor(-3), 77), (torch.tensor(-3), torch.tensor(77))):
@@ -181,27 +132,6 @@ def test_a_step_tensor_can_be_advanced_in_place() -> None:
     assert torch.equal(moving.normal(4), noise(seed=1, step=3, rows=5, cols=4).normal(4))
 
 
-@kinds
-def test_seed_step_row_and_column_all_matter(kind: str) -> None:
-    draws = [KINDS[kind](noise(seed=s, step=k, rows=8, cols=8), 4).flatten() for s in (0, 1, 2) for k in (0, 1, 2)]
-    for i, one in enumerate(draws):
-        for other in draws[i + 1 :]:
-            assert (one == other).float().mean() < 0.01
-    assert len(draws[0].unique()) > 0.99 * len(draws[0])
-    swapped = KINDS[kind](noise(seed=0, rows=8, cols=8), 4)
-    assert not torch.equal(swapped, swapped.transpose(0, 1))
-
-
-def test_streams_of_single_items_differ() -> None:
-    rows, step = torch.arange(50), torch.tensor(0)
-    streams = [RowNoise(0, step, rows, stream).uniform(40).flatten() for stream in (Stream.IMAGE, Stream.TEXT)]
-    later = RowNoise(0, step + 1, rows, Stream.IMAGE).uniform(40).flatten()
-    other_seed = RowNoise(1, step, rows, Stream.IMAGE).uniform(40).flatten()
-    for other in (streams[1], later, other_seed):
-        assert abs(correlation(streams[0], other)) < 0.1
-        assert not torch.equal(streams[0], other)
-
-
 def test_no_two_kinds_of_draw_share_a_stream() -> None:
     """An item's stream, plus one kind of draw, plus the second network's: every sum is another number."""
     kinds = [stream for stream in Stream if stream >= 16]
@@ -212,13 +142,15 @@ def test_no_two_kinds_of_draw_share_a_stream() -> None:
     numbers = [Stream.GUMBEL, Stream.NORMAL, *sums]
     assert len(set(numbers)) == len(numbers) == 2 + 5 * 8 * 2
     assert len(Stream.__members__) == len(Stream), "two names of one number"
+    assert [int(stream) for stream in Stream] == [
+        *(1, 2, 3, 4, 5, 6, 10), *(16 * n for n in (1, 2, 3, 4, 5, 64, 101, 102)),
+    ], "another number would change the draws of every run"  # fmt: skip
 
 
 def test_streams_keep_their_numbers() -> None:
     """A changed number would change every draw of a resumed run."""
-    assert [int(stream) for stream in Stream] == [1, 2, 3, 4, 5, 6, 10, 16, 32, 48, 64, 80, 1024, 1616, 1632]
     rows = RowNoise(1, torch.tensor(2), torch.tensor([0]), Stream.TEXT).other(Stream.SECOND_NETWORK).other(Stream.CROP)
-    words = python_words(seed=1, stream=4 + 64 * 16 + 16, step=2, places=[0], lanes=2)
+    words = python_words(seed=1, stream=4 + 64 * 16 + 16, step=2, positions=[0], lanes=2)
     assert rows.uniform(2)[0].tolist() == [unit(word >> 41) for word in words]
 
 
@@ -233,61 +165,20 @@ def test_streams_compile_without_a_graph_break() -> None:
         assert torch.equal(ours, theirs)
 
 
-def correlation(a: Tensor, b: Tensor) -> float:
-    return float(torch.corrcoef(torch.stack((a.flatten(), b.flatten())).double())[0, 1])
-
-
-@pytest.mark.parametrize("seed", [0, 1, 12345])
-def test_normal_moments_and_distribution(seed: int) -> None:
-    x = noise(seed=seed, step=seed).normal(8).flatten().double()
-    count = len(x)
-    assert abs(float(x.mean())) < 4 / math.sqrt(count)
-    assert abs(float(x.var()) - 1) < 4 * math.sqrt(2 / count)
-    assert abs(float((x**3).mean())) < 4 * math.sqrt(15 / count)
-    assert abs(float((x**4).mean()) - 3) < 4 * math.sqrt(96 / count)
-    assert stats.kstest(x.numpy(), "norm").pvalue > 1e-3
-
-
-@pytest.mark.parametrize("seed", [0, 1, 12345])
-def test_gumbel_moments_and_distribution(seed: int) -> None:
-    x = noise(seed=seed, step=seed).gumbel(8).flatten().double()
-    variance = math.pi**2 / 6
+@pytest.mark.parametrize(
+    ("kind", "name", "variance"), [("normal", "norm", 1.0), ("gumbel", "gumbel_r", math.pi**2 / 6)]
+)
+def test_distributions(kind: str, name: str, variance: float) -> None:
+    x = KINDS[kind](noise(seed=3, step=5), 8).flatten().double()
     assert torch.isfinite(x).all()
-    assert abs(float(x.mean()) - 0.5772156649015329) < 4 * math.sqrt(variance / len(x))
-    assert abs(float(x.var()) - variance) < 0.03  # kurtosis 5.4: standard error of the variance ≈ 0.0095
-    assert stats.kstest(x.numpy(), "gumbel_r").pvalue > 1e-3
+    assert abs(float(x.mean()) - (0.5772156649015329 if kind == "gumbel" else 0.0)) < 4 * math.sqrt(variance / len(x))
+    assert abs(float(x.var()) - variance) < 0.03  # kurtosis 5.4 at most: standard error of the variance ≈ 0.0095
+    assert stats.kstest(x.numpy(), name).pvalue > 1e-3
 
 
 def test_uniform_is_uniform_and_strictly_inside() -> None:
     x = RowNoise(3, torch.tensor(5), torch.arange(4096), Stream.IMAGE).uniform(32)
     assert x.dtype == torch.float32
-    assert x.min() > 0
-    assert x.max() < 1
+    assert 0 < x.min() < 1e-4
+    assert 1 - 1e-4 < x.max() < 1
     assert stats.kstest(x.flatten().double().numpy(), "uniform").pvalue > 1e-3
-    assert x.min() < 1e-4
-    assert x.max() > 1 - 1e-4
-
-
-@kinds
-def test_neighbours_are_uncorrelated(kind: str) -> None:
-    draw = KINDS[kind]
-    now, later = draw(noise(step=4), 8), draw(noise(step=5), 8)
-    mirrored = torch.triu_indices(128, 128, offset=1)
-    pairs = {
-        "lanes": (now[..., :-1], now[..., 1:]),
-        "half the lanes apart": (now[..., :4], now[..., 4:]),  # the two of one Box–Muller word
-        "rows": (now[:-1], now[1:]),
-        "columns": (now[:, :-1], now[:, 1:]),
-        "transposed": (now[mirrored[0], mirrored[1]], now[mirrored[1], mirrored[0]]),
-        "steps": (now, later),
-        "seeds": (now, draw(noise(seed=1, step=4), 8)),
-    }
-    for name, (a, b) in pairs.items():
-        bound = 4.5 / math.sqrt(a.numel())
-        assert abs(correlation(a, b)) < bound, name
-        assert abs(correlation(a.square(), b.square())) < 2 * bound, f"squares, {name}"
-
-
-def test_gumbel_and_normal_of_a_pair_are_uncorrelated() -> None:
-    both = noise(seed=2)
-    assert abs(correlation(both.gumbel(8), both.normal(8))) < 4.5 / math.sqrt(128 * 128 * 8)

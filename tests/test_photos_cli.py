@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from vacsr.data.noise import load_noise
 from vacsr.embed import _split_names
 from vacsr.errors import DataError
 from vacsr.scoring import PairScorer
+from vacsr.search import open_index
 
 RECIPE: dict[str, Any] = {
     "data": {"pairs": "scenes:images=12,held_out=4,per_image=2,size=32"},
@@ -51,23 +51,22 @@ def run(recipe: Path) -> Path:
     return recipe.parent / "run"
 
 
-def photo_bytes(seed: int, format: str = "JPEG") -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+def encoded(image: Image.Image, kind: str) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format)
+    image.save(buffer, kind)
     return buffer.getvalue()
 
 
+def photo_bytes(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+    return encoded(Image.fromarray(pixels), "JPEG")
+
+
 def bomb() -> bytes:
-    """A PNG of a few hundred bytes whose header promises 2.5 billion pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 500)) + chunk(b"IEND", b"")
-    )
+    """A PNG of a few bytes whose header promises 2.5 billion pixels."""
+    parts = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0), b"IDAT" + zlib.compress(b"\0" * 500)
+    chunks = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 class Photos:
@@ -96,7 +95,7 @@ def setting(**fields: object) -> list[str]:
     return [part for name, value in fields.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
 
 
-# ------------------------------------------------------------------------------------------------------ what works
+# What works
 
 
 def test_train_evaluate_and_score(vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path) -> None:
@@ -124,112 +123,121 @@ def test_train_evaluate_and_score(vacsr: Command, recipe: Path, photos: Photos, 
     assert named.out.splitlines()[1].split("\t")[2] == lines[0][2]
 
 
-def test_evaluate_on_a_folder(vacsr: Command, run: Path, photos: Photos, tmp_path: Path) -> None:
-    answer = vacsr("evaluate", run, "--pairs", photos.spec, "--json", tmp_path / "out.json")
-    assert answer.code == 0, answer.err
-    assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["results"][0]["split"] == "test"
-
-
-def test_evaluate_refuses_a_broken_photo(vacsr: Command, run: Path, photos: Photos, tmp_path: Path) -> None:
-    photos.put("test/15", photo_bytes(15)[:300])
-    answer = vacsr("evaluate", run, "--pairs", photos.spec, "--json", tmp_path / "out.json")
-    assert answer.refused(4, "test/15.jpg cannot be read as a photo")
-    assert not (tmp_path / "out.json").exists()
-
-
-WORKS: dict[str, Callable[[Photos], None]] = {
-    "one pixel": lambda photos: photos.put("train/00", _encoded(Image.new("RGB", (1, 1), "red"), "PNG")),
-    "a thin photo": lambda photos: photos.put("train/00", _encoded(Image.new("RGB", (900, 1), "red"), "JPEG")),
-    "grey, and palette with transparency": lambda photos: (
-        photos.put("train/00", _encoded(Image.new("L", (5, 5), 9), "JPEG")),
-        photos.put("dev/12", _encoded(Image.new("RGBA", (5, 5), (1, 2, 3, 0)).quantize(), "PNG")),
-    )[0],
-    "a caption of 10,000 letters": lambda photos: photos.put("train/00", text="x" * 10_000),
-    "a caption of 10,000 words": lambda photos: photos.put("train/00", text="word " * 10_000),
-    "other scripts": lambda photos: (
-        photos.put("train/00", text="собака бежит\n犬が走る\nكلب يجري"),
-        photos.put("test/14", text="🐕🐕\n—"),
-    )[0],
-}
-
-
-def _encoded(image: Image.Image, format: str) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("case", WORKS)
-def test_odd_but_whole(vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path, case: str) -> None:
-    WORKS[case](photos)
-    done = vacsr("train", recipe, "--out", tmp_path / "run", *setting(data__pairs=photos.spec))
-    assert done.code == 0, done.err
-    (photo, words) = photos.root / "train" / "00.jpg", (photos.root / "train" / "00.txt").read_text(encoding="utf-8")
-    scored = vacsr("score", tmp_path / "run", "--image", photo, "--text", words.split("\n")[0])
-    assert scored.code == 0, scored.err
-    assert np.isfinite(float(scored.out.splitlines()[1].split("\t")[2]))
-
-
-# ---------------------------------------------------------------------------------------------------- what is refused
-
-
-def torn(photos: Photos) -> str:
-    photos.put("train/03", photo_bytes(3)[:400])
-    return "train/03.jpg cannot be read as a photo"
-
-
-def a_bomb(photos: Photos) -> str:
-    photos.put("train/03", bomb())
-    return "train/03.jpg cannot be read as a photo (its header says 50,000 × 50,000 pixels"
-
-
-def no_photo(photos: Photos) -> str:
-    photos.put("dev/13", b"<html>not found</html>")
-    return "dev/13.jpg cannot be read as a photo (no known image format)"
-
-
-def empty(photos: Photos) -> str:
-    photos.put("train/03", b"")
-    return "train/03.jpg cannot be read as a photo (empty file)"
-
-
-def no_caption(photos: Photos) -> str:
-    photos.put("train/03", text=" \n\n")
-    return "train/03.jpg: no caption"
-
-
-def no_file(photos: Photos) -> str:
-    (photos.root / "train" / "03.jpg").unlink()
-    return "train/03.txt: no photo beside it"
-
-
-BROKEN = [torn, a_bomb, no_photo, empty, no_caption, no_file]
-
-
-@pytest.mark.parametrize("breakage", BROKEN)
-def test_broken_photos_stop_the_run_before_it_begins(
-    vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path, breakage: Callable[[Photos], str]
-) -> None:
-    words = breakage(photos)
-    done = vacsr("train", recipe, "--out", tmp_path / "run", *setting(data__pairs=photos.spec))
-    assert done.refused(4, words, "data.on_error=skip")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(("breakage", "cache"), [*((breakage, 4) for breakage in BROKEN), (torn, 0), (a_bomb, 0)])
-def test_broken_photos_are_left_out_and_named(
-    vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path, breakage: Callable[[Photos], str], cache: int
-) -> None:
-    words = breakage(photos)
+def test_odd_but_whole(vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path) -> None:
+    """Photos of any shape and mode, captions of any length and script."""
+    for number, (image, kind, text) in enumerate(
+        [
+            (Image.new("RGB", (1, 1), "red"), "PNG", "x" * 10_000),
+            (Image.new("RGB", (900, 1), "red"), "JPEG", "word " * 10_000),
+            (Image.new("L", (5, 5), 9), "JPEG", "собака бежит\n犬が走る\nكلب يجري"),
+            (Image.new("RGBA", (5, 5), (1, 2, 3, 0)).quantize(), "PNG", "🐕🐕\n—"),
+        ]
+    ):
+        photos.put(f"train/{number:02d}", encoded(image, kind), text)
     out = tmp_path / "run"
-    fields = setting(data__pairs=photos.spec, data__on_error="skip", data__cache_gb=cache)
-    done = vacsr("train", recipe, "--out", out, *fields)
+    done = vacsr("train", recipe, "--out", out, *setting(data__pairs=photos.spec))
     assert done.code == 0, done.err
-    assert "left out" in done.err
-    skipped = json.loads((out / "skipped.json").read_text(encoding="utf-8"))
-    named = [line for lines in skipped.values() for line in lines]
-    assert any(words in line for line in named), named
-    assert (out / "report.json").is_file()
+    for number in range(4):
+        words = (photos.root / "train" / f"{number:02d}.txt").read_text(encoding="utf-8").split("\n")[0]
+        scored = vacsr("score", out, "--image", photos.root / "train" / f"{number:02d}.jpg", "--text", words)
+        assert scored.code == 0, scored.err
+        assert np.isfinite(float(scored.out.splitlines()[1].split("\t")[2]))
+
+
+def test_an_index_of_photos_without_captions(
+    vacsr: Command, run: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept up to date with its folder, searched by text and by image; a broken photo is left out when asked."""
+    monkeypatch.chdir(tmp_path)
+
+    def add(*words: str) -> Any:
+        return vacsr("index", "add", "exact:i", "--run", run, "--pairs", *words, "--device", "cpu")
+
+    photos.put("test/15", b"broken")
+    assert add("photos").refused(4, "15.jpg cannot be read as a photo", "--skip")
+    answer = add("photos:photos", "--skip")
+    assert "1 left out: test/15.jpg" in answer.err
+    photos.put("new", photo_bytes(20))
+    (photos.root / "test" / "15.jpg").unlink()
+    (photos.root / "test" / "14.jpg").unlink()
+    answer = add("photos", "--prune", "--batch", "1")
+    assert "added 1, replaced 0, left 14 that were there, removed 1 that are gone" in answer.err
+    index = open_index("exact:i")
+    assert index.info().sources == (f"photos:{photos.root}",)
+    every = sorted(path.relative_to(photos.root).as_posix() for path in photos.root.rglob("*.jpg"))
+    assert sorted(name for name, _ in index.records()) == every
+    assert index.metadata(["dev/12.jpg"])["dev/12.jpg"]["source"] == str(photos.root / "dev" / "12.jpg")
+    ask = ("search", run, "--index", "exact:i", "--device", "cpu", "-k", "3", "--json", "hits.json")
+    assert vacsr(*ask, "--text", "a red boat").code == 0
+    hits = json.loads(Path("hits.json").read_text(encoding="utf-8"))["hits"]
+    scorer = PairScorer.from_pretrained(run, device="cpu")
+    score = scorer.score_all([photos.root / name for name in every], ["a red boat"]).score[:, 0]
+    assert [hit["id"] for hit in hits] == [every[row] for row in score.argsort(descending=True)[:3].tolist()]
+    assert hits[0]["metadata"]["captions"] == []
+    assert vacsr(*ask, "--image", photos.root / "dev" / "12.jpg").code == 0
+    assert json.loads(Path("hits.json").read_text(encoding="utf-8"))["hits"][0]["id"] == "dev/12.jpg"
+    Path("broken.jpg").write_bytes(b"no photo")
+    refused = vacsr(*ask[:4], "--image", "broken.jpg")
+    assert refused.refused(4, "broken.jpg cannot be read as a photo (no known image format) — copy it again")
+    assert "skip" not in refused.err  # a query cannot be left out
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("spec", ["photos:photos", "photos"])
+def test_commands_that_need_captions_refuse_photos_alone(
+    vacsr: Command, recipe: Path, run: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = ("--pairs", spec, "--split", "all", "--device", "cpu")
+    for command in (
+        ("train", recipe, "--out", "run", *setting(data__pairs=spec, data__train="all", data__on_error="skip")),
+        ("evaluate", run, *whole),
+        ("calibrate", run, *whole),
+        ("audit", run, *whole, "--out", "audit"),
+        ("embed", "--backbone", "clip:x", "--pairs", spec, "--out", "a.safetensors"),
+        ("index", "add", "exact:i", "--run", run, "--pairs", spec, "--texts"),
+    ):
+        assert vacsr(*command).refused(2, "folder:photos")
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+UNREADABLE = "cannot be read as a photo"
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "torn": ({"photo": photo_bytes(3)[:400]}, f"train/03.jpg {UNREADABLE}"),
+    "bomb": ({"photo": bomb()}, f"train/03.jpg {UNREADABLE} (more than 178,956,970 pixels)"),
+    "no photo": ({"photo": b"<html>not found</html>"}, f"train/03.jpg {UNREADABLE} (no known image format)"),
+    "empty": ({"photo": b""}, f"train/03.jpg {UNREADABLE} (empty file)"),
+    "no caption": ({"text": " \n\n"}, "train/03.jpg: no caption"),
+    "no file": ({}, "train/03.txt: no photo beside it"),
+}
+"""What is put in the place of a photo, and what is said of it."""
+
+
+@pytest.fixture(params=BROKEN)
+def broken(request: pytest.FixtureRequest, photos: Photos) -> str:
+    change, words = BROKEN[request.param]
+    photos.put("train/03", **change)
+    if not change:
+        (photos.root / "train" / "03.jpg").unlink()
+    return words
+
+
+def test_broken_photos_stop_the_run_before_it_begins_or_are_left_out(
+    vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path, broken: str
+) -> None:
+    out, fields = tmp_path / "run", setting(data__pairs=photos.spec)
+    assert vacsr("train", recipe, "--out", out, *fields).refused(4, broken, "data.on_error=skip")
+    assert not out.exists()
+    for cache in (4, 0):
+        skip = setting(data__on_error="skip", data__cache_gb=cache)
+        done = vacsr("train", recipe, "--out", out / str(cache), *fields, *skip)
+        assert done.code == 0, done.err
+        assert "left out" in done.err
+        skipped = json.loads((out / str(cache) / "skipped.json").read_text(encoding="utf-8"))
+        assert any(broken in line for lines in skipped.values() for line in lines), skipped
+        assert (out / str(cache) / "report.json").is_file()
 
 
 def test_a_broken_photo_of_the_report_can_be_left_out_afterwards(
@@ -278,7 +286,7 @@ def test_an_absent_split_of_photos_is_done_without(
     assert [line.split(" | ")[1] for line in done.out.splitlines()[2:]] == ["dev"]
     answer = vacsr("evaluate", out)
     assert answer.code == 0, answer.err
-    assert "the data have no split 'test': reporting all 14 images" in answer.err
+    assert "the data have no split 'test': taking all 14 images" in answer.err
 
 
 def test_embed_names_a_split_that_has_no_photo_left(photos: Photos) -> None:
@@ -290,8 +298,7 @@ def test_embed_names_a_split_that_has_no_photo_left(photos: Photos) -> None:
     with pytest.warns(UserWarning, match="2 left out"):
         data = load_pairs(spec, on_error="skip")
     assert isinstance(data, PhotoSet)
-    with pytest.warns(UserWarning, match="nothing of the split 'test' is embedded: .*none of 2 photos can be used"):
-        names = _split_names(spec, data, split=None, on_error="skip")
+    names = _split_names(spec, data, split=None, on_error="skip")
     assert names == {image: image.partition("/")[0] for image in data.image_ids}
     with pytest.raises(DataError, match="2 photos or captions cannot be used"):
         _split_names(spec, data, split=None, on_error="fail")
@@ -322,18 +329,14 @@ def test_a_photo_that_breaks_while_training(
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ("backbone.spec=open_clip:vit", 2, "unknown backbone 'open_clip:vit' — write features:"),
-        ("backbone.spec=tiny:wdith=8", 2, "did you mean 'width'?"),
-        ("backbone.spec=features:", 2, "are photos — set backbone.spec to clip:…, towers:… or tiny:"),
+        ("backbone.spec=features:", 2, "are photos — set backbone.spec"),
         ("data.pairs=synthetic:images=20,held_out=5", 2, "are cached features — set backbone.spec=features:"),
         ("data.pairs=folder:nowhere", 4, "nowhere is no folder"),
         ("data.pairs=coco:nowhere", 4, "nowhere is no folder; expected annotations/dataset_coco.json"),
         ("data.pairs=csv:nowhere.csv", 4, "nowhere.csv"),
         ("data.train=validation", 4, "no split 'validation'"),
-        ("backbone.spec=clip:./nowhere", 4, "no such folder: ./nowhere"),
-        ("backbone.context=90", 2, "backbone.context is 90, the text tower takes 3 to 32"),
-        ("data.noise.file=nowhere.npy", 4, "no such noise file: nowhere.npy"),
-        ("train.batch_size=100", 4, "do not fill one batch of 100"),
+        ("data.noise.file=nowhere.npy", 4, "no such file: nowhere.npy"),
+        ("train.batch_size=100", 4, "do not fill a step"),
     ],
 )
 def test_a_recipe_that_cannot_run(
@@ -344,34 +347,13 @@ def test_a_recipe_that_cannot_run(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_without_captions(vacsr: Command, recipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("image,text\na.jpg,hello\n", encoding="utf-8")
-    done = vacsr("train", recipe, "--out", tmp_path / "run", *setting(data__pairs=f"csv:{tmp_path / 'a.csv'}"))
-    assert done.refused(4, "a.csv has image, text, expected the columns image and caption — add or rename them")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("command", ["train", "embed"])
-def test_without_transformers(
-    vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    clip = f"clip:{tmp_path}"
-    argv: dict[str, list[object]] = {
-        "train": [recipe, "--out", tmp_path / "run", *setting(data__pairs=photos.spec, backbone__spec=clip)],
-        "embed": ["--backbone", clip, "--pairs", photos.spec, "--out", tmp_path / "f.safetensors"],
-    }
-    assert vacsr(command, *argv[command]).refused(3, "pip install 'vacsr[clip]'")
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
 @pytest.mark.parametrize(
     ("image", "text", "code", "words"),
     [
-        ("nowhere.jpg", "a dog", 4, "nowhere.jpg is not there — check the path"),
-        ("FOLDER", "a dog", 4, "FOLDER is a folder, not a photo"),
+        ("nowhere.jpg", "a dog", 4, "nowhere.jpg does not exist — check the path"),
+        ("FOLDER", "a dog", 4, "FOLDER is a folder"),
         ("torn.jpg", "a dog", 4, "torn.jpg cannot be read as a photo"),
-        ("bomb.png", "a dog", 4, "its header says 50,000 × 50,000 pixels"),
+        ("bomb.png", "a dog", 4, "make it smaller"),
         ("whole.jpg", "", 2, "the model reads words — pass a list of texts that are not blank"),
         ("whole.jpg", " \t ", 2, "not blank"),
     ],
@@ -388,77 +370,37 @@ def test_score_refuses(
     assert vacsr("score", run, "--image", image, "--text", "fine", "--text", text).refused(code, words)
 
 
-def test_models_and_data_of_other_kinds(vacsr: Command, run: Path, photos: Photos, tmp_path: Path) -> None:
-    features = "synthetic:images=20,held_out=5"
-    assert vacsr("evaluate", run, "--pairs", features).refused(
-        4, "the model reads photos, these data are cached features"
-    )
-    asked = ["--image", "train-0000", "--text", "train-0000#0"]
-    assert vacsr("score", run, "--pairs", features, *asked).refused(4, "the model reads photos")
-    flat = tmp_path / "flat.yaml"
-    flat.write_text(yaml.safe_dump({**RECIPE, "data": {"pairs": features}, "backbone": {"head": {"dim": 4}}}))
-    assert vacsr("train", flat, "--out", tmp_path / "flat").code == 0
-    words = "the model reads cached features, these data are photos — embed them first"
-    assert vacsr("evaluate", tmp_path / "flat", "--pairs", photos.spec).refused(4, words)
-    asked = ["--image", "test/15.jpg", "--text", "thing 15"]
-    assert vacsr("score", tmp_path / "flat", "--pairs", photos.spec, *asked).refused(4, words)
+# Noise, and the truth of scenes
 
 
-# ------------------------------------------------------------------------------------------------------------- noise
-
-
-def test_noise_lies_beside_the_run(vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    fields = setting(data__pairs=photos.spec, data__noise__ratio=0.5, data__noise__seed=3)
-    assert vacsr("train", recipe, "--out", out, *fields).code == 0
-    clean = load_pairs(photos.spec, split="train").caption_image
+def test_noise_is_kept_beside_the_run_and_can_be_used_again(
+    vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path
+) -> None:
+    """Drawn by seed, from the file of another run, or as others publish it: the image row of each caption."""
+    fields, out = setting(data__pairs=photos.spec), tmp_path / "drawn"
+    seeded = setting(data__noise__ratio=0.5, data__noise__seed=3)
+    assert vacsr("train", recipe, "--out", out, *fields, *seeded).code == 0
     noise = load_noise(out / "noise.safetensors")  # it checks the hash
     assert (noise.ratio, noise.seed) == (0.5, 3)
-    assert torch.equal(noise.original, clean)
+    assert torch.equal(noise.original, load_pairs(photos.spec, split="train").caption_image)
     assert 0 < noise.changed_share <= 0.5
-    harmed = bytearray((out / "noise.safetensors").read_bytes())
-    harmed[-8:] = (99).to_bytes(8, "little")
-    (tmp_path / "harmed.safetensors").write_bytes(bytes(harmed))
-    again = ["--out", tmp_path / "again", *setting(data__pairs=photos.spec)]
-    refused = vacsr("train", recipe, *again, *setting(data__noise__file=tmp_path / "harmed.safetensors"))
-    assert refused.refused(4, "harmed.safetensors")
-    done = vacsr("train", recipe, *again, *setting(data__noise__file=out / "noise.safetensors"))
-    assert done.code == 0, done.err
-    same = [(folder / "model" / "model.safetensors").read_bytes() for folder in (out, tmp_path / "again")]
-    assert same[0] == same[1], "the same noise by seed and by file"
-
-
-def test_noise_that_others_published(vacsr: Command, recipe: Path, photos: Photos, tmp_path: Path) -> None:
-    """A .npy of image rows, as NCR writes it, is what the run trains on and keeps."""
-    clean = load_pairs(photos.spec, split="train").caption_image.numpy()
-    listed = clean.copy()
-    listed[[0, 5, 9]] = clean[[5, 9, 0]]
-    np.save(tmp_path / "noise.npy", listed)
-    out, fields = tmp_path / "run", setting(data__pairs=photos.spec, data__noise__file=tmp_path / "noise.npy")
-    done = vacsr("train", recipe, "--out", out, *fields)
-    assert done.code == 0, done.err
-    noise = load_noise(out / "noise.safetensors")
-    assert noise.assignment.tolist() == listed.tolist()
-    assert (noise.protocol, noise.seed) == ("file", None)
-    np.save(tmp_path / "noise.npy", listed[:-1])
-    other = vacsr("train", recipe, "--out", tmp_path / "other", *fields)
-    assert other.refused(4, "is for 23 captions, the pairs have 24")
+    np.save(tmp_path / "noise.npy", noise.assignment.numpy())
+    for file in (out / "noise.safetensors", tmp_path / "noise.npy"):
+        again = tmp_path / file.suffix
+        assert vacsr("train", recipe, "--out", again, *fields, *setting(data__noise__file=file)).code == 0
+        assert load_noise(again / "noise.safetensors").assignment.equal(noise.assignment)
+        same = [(folder / "model" / "model.safetensors").read_bytes() for folder in (out, again)]
+        assert same[0] == same[1]
+    np.save(tmp_path / "noise.npy", noise.assignment.numpy()[:-1])
+    refused = vacsr("train", recipe, "--out", tmp_path / "other", *fields, *setting(data__noise__file=file))
+    assert refused.refused(4, "is for 23 captions, the pairs have 24")
     assert not (tmp_path / "other").exists()
 
 
 def test_evaluate_knows_the_truth_of_scenes(vacsr: Command, run: Path, tmp_path: Path) -> None:
     trained = json.loads((run / "report.json").read_text(encoding="utf-8"))["results"]
-    figures = {
-        "map_at_r",
-        "map_at_r_i2t",
-        "map_at_r_t2i",
-        "tau_b",
-        "auroc_false_negative_score",
-        "auroc_false_negative",
-    }
     for split, expected in zip(("dev", "test"), trained, strict=True):
         assert vacsr("evaluate", run, "--split", split, "--json", tmp_path / "out.json").code == 0
-        (found,) = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["results"]
-        assert found["exact"].keys() == figures
-        assert 0 < found["exact"]["map_at_r"] <= 100
-        assert found == expected
+        (result,) = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["results"]
+        assert result == expected
+        assert 0 < result["exact"]["map_at_r"] <= 100

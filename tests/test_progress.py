@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from vacsr.demo.display import DemoProgress
-from vacsr.demo.training import Progress
 from vacsr.progress import Bars, PhotoProgress
 
 
@@ -23,10 +21,3 @@ def test_photos_are_counted_silently(capfd: pytest.CaptureFixture[str]) -> None:
         progress(1, 2)
         progress.named("captions")(2, 2)
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_demo_says_a_line_an_epoch(capfd: pytest.CaptureFixture[str]) -> None:
-    with DemoProgress(["a"]) as progress:
-        progress.listen("a", Progress(step=5, steps=20, epoch=1, epochs=4))
-        progress.listen("a", Progress(step=5, steps=20, epoch=1, epochs=4, dev_rsum=101.25, rate=2.0))
-    assert capfd.readouterr().err == "a: epoch 1/4, dev RSUM 101.2, 2.0 steps/s\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,14 @@ import pytest
 import torch
 
 import vacsr
+from vacsr.data import PhotoSet
+from vacsr.errors import UsageError
+from vacsr.search import embedding_provenance
+from vacsr.search.fill import fill_index
 
 
 def test_every_public_name_resolves() -> None:
-    assert set(vacsr.__all__) == {"__version__", *vacsr._HOMES}
+    assert set(vacsr.__all__) == {"__version__", *(name for names in vacsr._HOMES.values() for name in names)}
     for name in vacsr.__all__:
         assert getattr(vacsr, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -26,12 +31,13 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 
 def test_the_promised_way(tmp_path: Path) -> None:
+    """Train, save, score, evaluate, audit; results are readable and become JSON."""
     backbone = vacsr.BackboneConfig(head=vacsr.HeadConfig(dim=16))
     pairs = vacsr.load_pairs("synthetic:images=60", split="train")
     config = vacsr.TrainConfig(epochs=2, batch_size=32, seed=0, device="cpu")
     run = vacsr.fit("vacsr", pairs, config, backbone=backbone, progress=False)
     run.model.save_pretrained(tmp_path / "model")
-    scorer = vacsr.PairScorer.from_pretrained(tmp_path / "model", device="cpu")
+    scorer = vacsr.PairScorer(vacsr.load_model(tmp_path / "model"), device="cpu")
     test = vacsr.load_pairs("synthetic:images=60", split="test")
     scores = scorer.score_all(test.images, test.texts)
     best = scores.topk(3)
@@ -39,3 +45,28 @@ def test_the_promised_way(tmp_path: Path) -> None:
     assert torch.equal(best.score[:, 0], scores.score.max(dim=1).values)
     report = vacsr.evaluate_retrieval(scorer, test, protocols=["flickr"])
     assert report.to_markdown().count("\n") == 2
+    findings = vacsr.audit(run.model, pairs, top=3, device="cpu")
+    assert findings.to_dict()["wrong"][0]["known"]["grade"] == findings.wrong[0].known.grade
+    results = (run, report, findings, best, scores.topk_both(2), scores.at(torch.arange(2), torch.arange(2)))
+    for result in results:
+        assert json.loads(json.dumps(result.to_dict())) == result.to_dict()
+    for result in (run, report, findings, scores):
+        assert len(repr(result)) < 120
+
+
+def test_the_promised_search(tmp_path: Path) -> None:
+    photos = vacsr.load_pairs("scenes:images=8,held_out=2,per_image=2,size=32", split="train")
+    assert isinstance(photos, PhotoSet)
+    backbone = vacsr.BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32")
+    config = vacsr.TrainConfig(epochs=1, batch_size=8, device="cpu")
+    model = vacsr.fit("vacsr", photos, config, backbone=backbone, progress=False).model
+    spec = f"exact:{tmp_path / 'photos.index'}"
+    index = vacsr.open_index(spec, dim=model.dim, provenance=embedding_provenance(model), create=True)
+    fill_index(index, vacsr.PairScorer(model, device="cpu"), photos, source="scenes:")
+    searcher = vacsr.Searcher(model, index)
+    found = searcher.search(text=photos.captions[0], k=3)
+    assert found.to_dict() == searcher.search_texts([photos.captions[0]], k=3)[0].to_dict()
+    assert searcher.search(image=photos.photos.open(2), k=1).hits[0].id == photos.image_ids[2]
+    for query in ({}, {"text": "a", "image": "b.jpg"}):
+        with pytest.raises(UsageError, match="give one of them"):
+            searcher.search(**query)

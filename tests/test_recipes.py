@@ -1,4 +1,4 @@
-"""What a newcomer copies must work: the recipes, and the recipes, SPEC strings and snippets of README.md and docs/."""
+"""What a newcomer copies must work: the recipes, and the recipes and snippets of README.md and docs/."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import typer
 import yaml
 
-from vacsr.cli import app, main
+from vacsr.cli import app
 from vacsr.config import Recipe
 from vacsr.config.io import layered_recipe, read_recipe, read_yaml, recipe_from, recipe_layers
 from vacsr.data import load_pairs, parse_spec
 from vacsr.data.fewshot import parse_class_spec
-from vacsr.data.spec import SCHEMES
-from vacsr.demo.settings import demo_recipes, start_recipe
+from vacsr.demo import demo_table
 from vacsr.fewshot.config import FewshotRecipe, read_fewshot
 from vacsr.model import MatchingModel
 from vacsr.train.callbacks import frozen_towers, loss_warmup
 from vacsr.train.optim import build_optimizer, lr_factor
 
 ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 FEWSHOT = [path for path in RECIPES if any(layer.get("task") == "fewshot" for layer in recipe_layers(path))]
 RETRIEVAL = [path for path in RECIPES if path not in FEWSHOT]
@@ -36,26 +36,21 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-class Block(NamedTuple):
-    """A fenced block of a page."""
-
-    language: str
-    text: str
-
-
-def blocks(text: str) -> list[Block]:
-    return [Block(*found) for found in FENCE.findall(text)]
-
-
 PARSER: Any = typer.main.get_command(app)
+
+
+def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:
+    """Fenced blocks of a page in these languages: language and text."""
+    fences = FENCE.findall(page.read_text(encoding="utf-8"))
+    return [(language, text) for language, text in fences if language in languages]
 
 
 def flatten(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested fields by their dotted names."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in fields.items():
-        found |= flatten(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
-    return found
+        flat |= flatten(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+    return flat
 
 
 @pytest.mark.parametrize("path", RETRIEVAL, ids=lambda path: path.name)
@@ -80,39 +75,12 @@ def test_features_recipe_names_every_field_at_its_default() -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_every_line_of_a_recipe_has_a_comment(path: Path) -> None:
-    """A bare `section:` sets nothing; in the recipe that lists everything even these say what they are."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    heading = re.compile(r"\s*\w+:" if path.name != "features.yaml" else r"(?!)")
-    bare = [line for line in lines if not heading.fullmatch(line) and not re.search(r"(^|\s)#\s+\S", line)]
-    assert bare == []
-
-
-def commands_of(path: Path) -> list[str]:
-    """What the head of a recipe tells its reader to type."""
-    return re.findall(r"^#   (vacsr .*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_a_recipe_says_how_it_is_run(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert f"vacsr {'fewshot' if path in FEWSHOT else 'train'} recipes/{path.name}" in text
-    for command in commands_of(path):
+    for command in re.findall(r"^#   (vacsr .*)$", text, re.MULTILINE):
         name, *arguments = shlex.split(command)[1:]
         PARSER.commands[name].make_context(name, arguments)
-
-
-@pytest.mark.parametrize("method", ["vacsr-paper", "infonce", "sigmoid"])
-def test_another_method_replaces_the_section_of_the_features_recipe(method: str) -> None:
-    recipe = recipe_from(read_yaml(ROOT / "recipes/features.yaml"), [f"method.name={method}"])
-    assert recipe.method == recipe_from({"method": {"name": method}}).method
-
-
-def train_now(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["vacsr", "train", *arguments])
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert not left.value.code
 
 
 @pytest.mark.parametrize(
@@ -122,19 +90,14 @@ def train_now(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         ("scenes-tiny.yaml", ["data.pairs=scenes:images=26,held_out=8", "backbone.spec=tiny:width=16,heads=2"]),
     ],
 )
-def test_a_recipe_without_downloads_trains(
-    name: str,
-    changes: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Through a recipe that stands on it, as people would shorten it."""
+def test_a_recipe_without_downloads_trains(name: str, changes: list[str], tmp_path: Path, vacsr: Any) -> None:
+    """Through a recipe on top of it, as people would shorten it."""
     own = tmp_path / "short.yaml"
     own.write_text(yaml.safe_dump({"base": str(ROOT / "recipes" / name), "train": {"epochs": 1}}), encoding="utf-8")
     sets = [word for change in changes for word in ("--set", change)]
-    train_now([str(own), *sets, "--out", str(tmp_path / "run")], monkeypatch)
-    assert "| flickr | test |" in capsys.readouterr().out
+    answer = vacsr("train", own, *sets, "--out", tmp_path / "run")
+    assert answer.code == 0, answer.err
+    assert "| flickr | test |" in answer.out
     assert (tmp_path / "run/report.json").is_file()
     resolved = read_yaml(tmp_path / "run/config.yaml")
     assert list(resolved) == ["data", "backbone", "method", "train", "evaluate"]
@@ -142,24 +105,22 @@ def test_a_recipe_without_downloads_trains(
 
 
 @pytest.mark.shared
+@pytest.mark.skipif(not (SHARED / "data/flickr8k").is_dir(), reason="needs ../shared/data/flickr8k")
 def test_flickr_recipe_names_files_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_from(read_yaml(ROOT / "recipes/flickr8k-features.yaml"))
-    monkeypatch.chdir(ROOT)
-    if not (ROOT / "../shared/data/flickr8k").is_dir():
-        pytest.skip("no ../shared/data/flickr8k")
+    monkeypatch.chdir(SHARED)  # the recipe's data/ is this one's
     assert len(load_pairs(recipe.data.pairs, split="train").image_ids) == 6000
     assert all(Path(path).is_file() for path in recipe.evaluate.judgments)
 
 
-def test_the_scenes_recipe_is_the_demo_s() -> None:
-    assert read_recipe(ROOT / "recipes/scenes-tiny.yaml") == start_recipe(0)
-    then = read_recipe(ROOT / "recipes/scenes-tiny-vacsr.yaml")
-    assert then.backbone.start == "runs/scenes-tiny"
-    left_out = {"backbone": {"start"}}
-    assert then.model_dump(exclude=left_out) == demo_recipes(0)["vacsr"].model_dump(exclude=left_out)
-
-
-# ------------------------------------------------------------------------------------------------ the paper's run
+def test_the_scenes_recipes_are_the_demo_s() -> None:
+    table = demo_table(0, start=Path("runs/scenes-tiny"))
+    assert table.start is not None
+    parts = {"data", "backbone", "method", "train"}
+    first, then = (read_recipe(ROOT / f"recipes/scenes-tiny{name}.yaml") for name in ("", "-vacsr"))
+    assert first.model_dump(include=parts) == recipe_from(table.start.recipe).model_dump(include=parts)
+    row = next(row for row in table.rows if row.name == "vacsr")
+    assert then.model_dump(include=parts) == table.recipe(row, table.settings[0], seed=0).model_dump(include=parts)
 
 
 def changed(name: str, other: str) -> dict[str, Any]:
@@ -168,54 +129,29 @@ def changed(name: str, other: str) -> dict[str, Any]:
     return {field: value for field, value in fields.items() if others[field] != value}
 
 
-def test_vit_b16_differs_in_the_backbone_only() -> None:
-    assert changed("coco-vitb16.yaml", "coco-vitb32.yaml") == {"backbone.spec": "clip:openai/clip-vit-base-patch16"}
-
-
 @pytest.mark.parametrize("towers", ["coco-vitb32", "coco-vitb16"])
-@pytest.mark.parametrize(("percent", "ratio"), [("20", 0.2), ("50", 0.5)])
-def test_the_noise_recipes_differ_in_the_noise_only(towers: str, percent: str, ratio: float) -> None:
-    assert changed(f"{towers}-noise{percent}.yaml", f"{towers}.yaml") == {"data.noise.ratio": ratio}
+def test_recipes_of_towers_and_of_noise_differ_in_nothing_else(towers: str) -> None:
+    assert changed("coco-vitb16.yaml", "coco-vitb32.yaml") == {"backbone.spec": "clip:openai/clip-vit-base-patch16"}
+    for percent in (20, 50):
+        noisy = changed(f"{towers}-noise{percent}.yaml", f"{towers}.yaml")
+        assert noisy == {"data.noise.ratio": percent / 100}
 
 
 def test_the_papers_settings() -> None:
     """What the paper and the public frame that it trains in (PCME++'s) say, field by field."""
     fields = flatten(read_recipe(ROOT / "recipes/coco-vitb32.yaml").model_dump(mode="json"))
     expected = {
-        "data.noise.ratio": 0.0,
-        "backbone.spec": "clip:openai/clip-vit-base-patch32",
-        "backbone.weights": "pretrained",
-        "backbone.image_output": "hidden",
-        "backbone.text_output": "norm",
-        "backbone.pooling": "gpo",
-        "backbone.image_size": 224,
-        "backbone.resize": "whole",
-        "backbone.pixel_stats": "own",
-        "backbone.context": 77,
-        "backbone.augment.crop": [0.6, 1.0],
-        "backbone.augment.flip": 0.5,
-        "backbone.augment.image_tokens": 0.2,
-        "backbone.augment.text_tokens": 0.2,
-        "backbone.augment.text_mask": 0.5,
-        "backbone.augment.text_random": 0.1,
-        "backbone.head.kind": "linear",
-        "backbone.head.dim": 1024,
-        "backbone.head.init": "xavier",
-        "method.name": "vacsr",
-        "train.epochs": 25,
-        "train.batch_size": 128,
-        "train.lr": 5e-4,
-        "train.weight_decay": 1e-4,
-        "train.optimizer": "adamp",
-        "train.betas": [0.9, 0.999],
-        "train.warmup_steps": 0,
-        "train.clip_norm": 2.0,
-        "train.accumulate": 1,
-        "train.precision": "fp32",
-        "train.select": "best",
-        "train.eval_every": 1,
-        "train.dev_images": 1000,
-    }
+        "data.noise.ratio": 0.0, "backbone.spec": "clip:openai/clip-vit-base-patch32",
+        "backbone.weights": "pretrained", "backbone.image_output": "hidden", "backbone.text_output": "norm",
+        "backbone.pooling": "gpo", "backbone.image_size": 224, "backbone.resize": "whole",
+        "backbone.pixel_stats": "own", "backbone.context": 77, "backbone.augment.crop": [0.6, 1.0],
+        "backbone.augment.flip": 0.5, "backbone.augment.image_tokens": 0.2, "backbone.augment.text_tokens": 0.2,
+        "backbone.augment.text_mask": 0.5, "backbone.augment.text_random": 0.1, "backbone.head.kind": "linear",
+        "backbone.head.dim": 1024, "backbone.head.init": "xavier", "method.name": "vacsr", "train.epochs": 25,
+        "train.batch_size": 128, "train.lr": 5e-4, "train.weight_decay": 1e-4, "train.optimizer": "adamp",
+        "train.betas": [0.9, 0.999], "train.warmup_steps": 0, "train.clip_norm": 2.0, "train.accumulate": 1,
+        "train.precision": "fp32", "train.select": "best", "train.eval_every": 1, "train.dev_images": 1000,
+    }  # fmt: skip
     assert {field: fields[field] for field in expected} == expected
     assert min(fields["backbone.augment.crop"]) * fields["data.photo_size"] >= fields["backbone.image_size"]
 
@@ -258,15 +194,12 @@ def test_the_papers_rate_of_every_parameter(method: str, narrow_clip: Path) -> N
         if not parameter.requires_grad:  # the final norm of the image tower, which the output skips
             assert id(parameter) not in rates
             continue
-        found = re.match(r"backbone\.(image|text)\.(?:.*\.layers\.(\d+)\.)?", name)
-        if found is None:
-            expected = 5e-4  # heads, pooling and method
-        else:
-            expected = tower[found[1]] * (0.7 ** (12 - int(found[2])) if found[2] else 1.0)
-            seen.add(found.groups())
+        side, block = re.match(r"(?:backbone\.(image|text)\.(?:.*\.layers\.(\d+)\.)?)?", name).groups()  # type: ignore[union-attr]
+        seen.add((side, block))
+        expected = tower.get(side, 5e-4) * (0.7 ** (12 - int(block)) if block else 1.0)  # else heads, pooling, method
         assert rates[id(parameter)] == pytest.approx(expected, rel=1e-12), name
         assert decays[id(parameter)] == (1e-4 if parameter.ndim >= 2 else 0.0), name
-    assert seen == {(side, place) for side in tower for place in (None, *map(str, range(12)))}
+    assert seen == {(None, None), *((side, block) for side in tower for block in (None, *map(str, range(12))))}
 
 
 def test_the_flickr8k_recipe_has_the_settings_of_the_table() -> None:
@@ -280,39 +213,12 @@ def test_the_flickr8k_recipe_has_the_settings_of_the_table() -> None:
     assert {field for field in ours if ours[field] != theirs[field]} <= free
 
 
-# ----------------------------------------------------------------------------------------------------------- pages
-
-
-def yaml_blocks() -> list[tuple[str, str]]:
-    found = [(page.name, block) for page in PAGES for block in blocks(page.read_text(encoding="utf-8"))]
-    return [(name, block.text) for name, block in found if block.language == "yaml"]
-
-
-@pytest.mark.parametrize(("page", "text"), yaml_blocks())
+@pytest.mark.parametrize(("page", "text"), [(page.name, text) for page in PAGES for _, text in blocks(page, "yaml")])
 def test_a_recipe_shown_on_a_page_is_valid(page: str, text: str) -> None:
     fields = yaml.safe_load(text)
     base = fields.pop("base", None)
     assert base is None or (ROOT / base).is_file()
     assert isinstance(recipe_from(fields), Recipe)
-
-
-def shown_specs() -> list[tuple[str, str]]:
-    """SPEC strings of data, as a reader would copy them: in code, in commands and in recipes; no abridged ones."""
-    pattern = re.compile(rf"(?<![\w:/.-])((?:{'|'.join(SCHEMES)}):[^\s`\"'…|)\[]*+)(?![…\[])")
-    found = [(page.name, spec) for page in PAGES for spec in pattern.findall(page.read_text(encoding="utf-8"))]
-    return sorted({(name, spec.rstrip(".,;")) for name, spec in found if not spec.endswith(":")})
-
-
-@pytest.mark.parametrize(("page", "spec"), shown_specs())
-def test_a_spec_shown_on_a_page_parses(page: str, spec: str) -> None:
-    assert parse_spec(spec).scheme == spec.partition(":")[0]
-
-
-def test_the_page_on_data_tells_of_every_scheme_and_option() -> None:
-    text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
-    for name, scheme in SCHEMES.items():
-        assert f"`{name}:" in text
-        assert [option for option in scheme.options if f"{option}=" not in text] == []
 
 
 @pytest.mark.slow
@@ -332,10 +238,10 @@ def test_snippets_run_in_order(page: str, tmp_path: Path) -> None:
     if bash is None or shutil.which("vacsr", path=here) is None:
         pytest.skip("needs bash and the installed command")
     runners = {"python": [sys.executable, "-c"], "bash": [bash, "-euc"]}
-    chosen = [block for block in blocks((ROOT / page).read_text(encoding="utf-8")) if block.language in runners]
-    assert chosen
-    for block in chosen:
-        command = [*runners[block.language], block.text]
+    snippets = blocks(ROOT / page, *runners)
+    assert snippets
+    for language, text in snippets:
         env = {**os.environ, "PATH": here, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+        command = [*runners[language], text]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, encoding="utf-8")
-        assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"

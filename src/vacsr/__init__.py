@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from vacsr.adapter import FoldedAdapter, VariationalAdapter
     from vacsr.config import BackboneConfig, HeadConfig, Recipe, TrainConfig
     from vacsr.data import PairSet, Provenance, load_pairs
-    from vacsr.evaluate.judgments import read_judgments
-    from vacsr.evaluate.retrieval import RetrievalReport, evaluate_retrieval
-    from vacsr.model import MatchingModel
+    from vacsr.evaluate.agreement import read_judgments
+    from vacsr.evaluate.report import RetrievalReport, evaluate_retrieval
+    from vacsr.model import MatchingModel, load_model
     from vacsr.objective import VacsrObjective
     from vacsr.scoring import PairScorer, PairScores
     from vacsr.search import Searcher, open_index
@@ -23,32 +23,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NAMES = {
+_HOMES = {
     "adapter": ("FoldedAdapter", "VariationalAdapter"),
     "config": ("BackboneConfig", "HeadConfig", "Recipe", "TrainConfig"),
     "data": ("PairSet", "Provenance", "load_pairs"),
-    "evaluate.judgments": ("read_judgments",),
-    "evaluate.retrieval": ("RetrievalReport", "evaluate_retrieval"),
-    "model": ("MatchingModel",),
+    "evaluate.agreement": ("read_judgments",),
+    "evaluate.report": ("RetrievalReport", "evaluate_retrieval"),
+    "model": ("MatchingModel", "load_model"),
     "objective": ("VacsrObjective",),
     "scoring": ("PairScorer", "PairScores"),
     "search": ("Searcher", "open_index"),
     "search.audit": ("audit",),
     "train": ("Run", "fit", "run_recipe"),
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "BackboneConfig", "FoldedAdapter", "HeadConfig", "MatchingModel", "PairScorer", "PairScores", "PairSet",
     "Provenance", "Recipe", "RetrievalReport", "Run", "Searcher", "TrainConfig", "VacsrObjective", "VariationalAdapter",
-    "__version__", "audit", "evaluate_retrieval", "fit", "load_pairs", "open_index", "read_judgments", "run_recipe",
+    "__version__", "audit", "evaluate_retrieval", "fit", "load_model", "load_pairs", "open_index", "read_judgments",
+    "run_recipe",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vacsr' has no attribute '{name}'")
-    return getattr(import_module(f"vacsr.{_HOMES[name]}"), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"vacsr.{module}"), name)
+    raise AttributeError(f"module 'vacsr' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

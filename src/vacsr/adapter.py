@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -155,8 +155,7 @@ class VariationalAdapter(nn.Module):
             "input_scale: layernorm": self.input_norm is not None,
             "trunk_norm: true": self.trunk_norm is not None,
         }
-        if any(obstacles.values()):
-            settings = ", ".join(name for name, present in obstacles.items() if present)
+        if settings := ", ".join(name for name, present in obstacles.items() if present):
             raise NotFoldable(f"an adapter with {settings} has no folded form — score it with the dense path")
         alpha = self.log_alpha(self.trunk.bias).exp().double()
         weight = self.mean_heads.weight.double().view(self.components, self.latent, -1)
@@ -192,15 +191,11 @@ class FoldedAdapter:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FoldedAdapter:
         """A copy on a device: trunk and small matrix in ``dtype``, what follows them in float32."""
-        return FoldedAdapter(
-            trunk=self.trunk.to(device, dtype),
-            trunk_bias=self.trunk_bias.to(device, dtype),
-            small=self.small.to(device, dtype),
-            small_bias=self.small_bias.to(device, torch.float32),
-            last=None if self.last is None else self.last.to(device, torch.float32),
-            last_bias=self.last_bias,
-            residual=None if self.residual is None else self.residual.to(device, torch.float32),
-        )
+        kinds = dict.fromkeys(("trunk", "trunk_bias", "small"), dtype)
+        kinds |= dict.fromkeys(("small_bias", "last", "residual"), torch.float32)
+        moved: dict[str, Any] = {name: getattr(self, name) for name in kinds}
+        moved |= {name: value.to(device, kinds[name]) for name, value in moved.items() if value is not None}
+        return replace(self, **moved)
 
     def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:
         """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""

@@ -12,14 +12,13 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-Status = Literal["ok", "warn", "fail"]
 GetVersion = Callable[[str], str | None]
 """The installed version of a distribution, None if it is missing."""
 
@@ -38,7 +37,7 @@ EXTRAS = {
 class Finding(NamedTuple):
     """The result of one check."""
 
-    status: Status
+    status: Literal["ok", "warn", "fail"]
     subject: str
     message: str
 
@@ -54,38 +53,28 @@ class TorchInfo(NamedTuple):
     cuda: str | None = None  # the CUDA version it was built for; None for a CPU-only build
     gpus: tuple[str, ...] = ()
     threads: int = 1
-    bf16: tuple[str, ...] = ()  # where bfloat16 is fast: `CPU`, `GPU`
     error: str = ""  # why it could not be imported
 
 
 def run_checks() -> list[Finding]:
-    """Every check on this machine; a check that raises becomes a warning."""
-    torch = torch_info()
-    torchvision = installed("torchvision")
-    nvidia = shutil.which("nvidia-smi") is not None or Path("/dev/nvidia0").exists()
-    # A container or batch system may allow fewer processors than the machine has; macOS cannot say.
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    checks: dict[str, Callable[[], Finding | list[Finding]]] = {
-        "python": lambda: Finding("ok", "python", platform.python_version()),
-        "torch": lambda: check_torch(torch),
-        "gpu": lambda: check_gpu(torch, nvidia=nvidia, visible=os.environ.get("CUDA_VISIBLE_DEVICES")),
-        "torchvision": lambda: check_torchvision(torchvision, torchvision and import_error("torchvision")),
-        "bf16": lambda: check_bf16(torch),
-        "threads": lambda: check_threads(torch, cpus=cpus),
-        "disk": lambda: check_disk(shutil.disk_usage(Path.cwd()).free),
-        "packages": lambda: check_packages(requirements(), installed),
-        "extras": lambda: check_extras(requirements(), installed),
-    }
-    findings: list[Finding] = []
-    for subject, check in checks.items():
-        if torch.error and subject in ("gpu", "bf16", "threads"):
-            continue
-        try:
-            result = check()
-        except Exception as error:
-            result = Finding("warn", subject, f"could not be checked: {_one_line(error)}")
-        findings += [result] if isinstance(result, Finding) else result
-    return findings
+    """Every check on this machine."""
+    torch, torchvision = torch_info(), installed("torchvision")
+    findings = [Finding("ok", "python", platform.python_version()), check_torch(torch)]
+    if not torch.error:
+        nvidia = shutil.which("nvidia-smi") is not None or Path("/dev/nvidia0").exists()
+        # A container or batch system may allow fewer processors than the machine has; macOS cannot say.
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        findings += [
+            check_gpu(torch, nvidia=nvidia, visible=os.environ.get("CUDA_VISIBLE_DEVICES")),
+            check_threads(torch, cpus=cpus),
+        ]
+    findings.append(check_torchvision(torchvision, torchvision and import_error("torchvision")))
+    try:
+        needed = [Requirement(line) for line in importlib.metadata.requires("vacsr") or []]
+    except importlib.metadata.PackageNotFoundError:
+        needed = []
+    disk = check_disk(shutil.disk_usage(".").free)
+    return [*findings, disk, *check_packages(needed, installed), *check_extras(needed, installed)]
 
 
 def torch_info() -> TorchInfo:
@@ -94,20 +83,10 @@ def torch_info() -> TorchInfo:
         import torch
 
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        cpu: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # missing from older versions
-        fast = {
-            "CPU": any(cpu.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")),
-            "GPU": count > 0 and torch.cuda.get_device_capability()[0] >= 8,
-        }
-        return TorchInfo(
-            version=torch.__version__,
-            cuda=torch.version.cuda,
-            gpus=tuple(torch.cuda.get_device_name(index) for index in range(count)),
-            threads=torch.get_num_threads(),
-            bf16=tuple(name for name, is_fast in fast.items() if is_fast),
-        )
+        gpus = tuple(torch.cuda.get_device_name(index) for index in range(count))
+        return TorchInfo(torch.__version__, torch.version.cuda, gpus, torch.get_num_threads())
     except Exception as error:  # a broken library raises OSError, a broken package anything
-        return TorchInfo(error=_one_line(error))
+        return TorchInfo(error=" ".join(f"{type(error).__name__}: {error}".split()))
 
 
 def installed(name: str) -> str | None:
@@ -129,16 +108,7 @@ def import_error(name: str, *, timeout: float = 120.0) -> str | None:
         return f"the import took longer than {timeout:.0f} s"
     if done.returncode == 0:
         return None
-    lines = done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"the import ended with status {done.returncode}"
-
-
-def requirements() -> list[Requirement]:
-    """The requirements of this package, from its own metadata; none where it is not installed."""
-    try:
-        return [Requirement(line) for line in importlib.metadata.requires("vacsr") or []]
-    except importlib.metadata.PackageNotFoundError:
-        return []
+    return (done.stderr.strip() or f"the import ended with status {done.returncode}").splitlines()[-1]
 
 
 def check_torch(torch: TorchInfo) -> Finding:
@@ -164,25 +134,16 @@ def check_gpu(torch: TorchInfo, *, nvidia: bool, visible: str | None = None) -> 
     if visible is not None and visible.strip() in ("", "-1"):
         return Finding("warn", "gpu", f"hidden by CUDA_VISIBLE_DEVICES='{visible}' — unset it to use the GPU")
     remedy = "run nvidia-smi, then update the driver or install a torch built for an older CUDA"
-    message = f"NVIDIA GPU or driver here, but torch (CUDA {torch.cuda}) does not see it — {remedy}"
-    return Finding("warn", "gpu", message)
+    return Finding("warn", "gpu", f"NVIDIA GPU here, but torch (CUDA {torch.cuda}) does not see it — {remedy}")
 
 
 def check_torchvision(version: str | None, error: str | None) -> Finding:
     """vacsr does not need it, but a version that does not fit torch breaks other packages that import it."""
-    if version is None:
-        return Finding("ok", "torchvision", "not installed, not needed")
-    if error is None:
-        return Finding("ok", "torchvision", f"{version}, imports; not needed")
+    if version is None or error is None:
+        state = "not installed" if version is None else f"{version}, imports"
+        return Finding("ok", "torchvision", f"{state}; not needed")
     harm = "transformers and torchmetrics break on it, vacsr does not need it — pip uninstall torchvision"
     return Finding("fail", "torchvision", f"{version} cannot be imported with this torch ({error}); {harm}")
-
-
-def check_bf16(torch: TorchInfo) -> Finding:
-    """For information: where bfloat16 pays."""
-    if torch.bf16:
-        return Finding("ok", "bf16", f"fast on the {' and the '.join(torch.bf16)}")
-    return Finding("ok", "bf16", "no fast path known here; keep train.precision=fp32")
 
 
 def check_threads(torch: TorchInfo, *, cpus: int) -> Finding:
@@ -195,45 +156,47 @@ def check_threads(torch: TorchInfo, *, cpus: int) -> Finding:
 
 def check_disk(free: int) -> Finding:
     """Is there space for checkpoints and features in the current folder? ``free`` in bytes"""
-    gb = free / 1e9
-    if gb < 2:
-        return Finding("warn", "disk", f"{gb:.1f} GB free in this folder — free some, or write elsewhere with --out")
-    return Finding("ok", "disk", f"{gb:,.0f} GB free in this folder")
+    shown = f"{free / 1e9:,.1f} GB free in this folder"
+    if free < 2e9:
+        return Finding("warn", "disk", f"{shown} — free some, or write elsewhere with --out")
+    return Finding("ok", "disk", shown)
 
 
 def check_packages(needed: Sequence[Requirement], version: GetVersion) -> list[Finding]:
     """The core requirements: one line for all that fit, one for each that does not."""
-    core = [item for item in needed if item.name != "torch" and _applies(item, "")]
-    if not core:
+    versions = {item: version(item.name) for item in needed if item.name != "torch" and _applies(item, "")}
+    if not versions:
         return [Finding("warn", "packages", "vacsr has no metadata here — install it: pip install -e .")]
-    versions = {item: version(item.name) for item in core}
-    fitting = [f"{item.name} {has}" for item, has in versions.items() if _fits(item, has)]
+    fitting = ", ".join(f"{item.name} {has}" for item, has in versions.items() if _fits(item, has))
     bad = [
         Finding("fail", item.name, f"{has or 'missing'} — pip install --upgrade '{_spec(item)}'")
         for item, has in versions.items()
         if not _fits(item, has)
     ]
-    return [*([Finding("ok", "packages", ", ".join(fitting))] if fitting else []), *bad]
+    return [Finding("ok", "packages", fitting), *bad] if fitting else bad
 
 
 def check_extras(needed: Sequence[Requirement], version: GetVersion) -> list[Finding]:
     """The optional extras: which are installed, and how to install the others."""
-    groups = {name: [r for r in needed if _applies(r, name) and not _applies(r, "")] for name in EXTRAS}
-    return [_check_extra(name, items, version) for name, items in groups.items() if items]
+    findings = []
+    for name, purpose in EXTRAS.items():
+        items = [item for item in needed if _applies(item, name) and not _applies(item, "")]
+        versions = {item: version(item.name) for item in items}
+        if None in versions.values():
+            message = f"not installed; for {purpose}: pip install 'vacsr[{name}]'"
+            findings.append(Finding("ok", name, message))
+        elif items:
+            shown = ", ".join(f"{item.name} {has}" for item, has in versions.items())
+            unfit = next((item for item, has in versions.items() if not _fits(item, has)), None)
+            remedy = f" {_reason(unfit, versions[unfit])} — pip install --upgrade '{_spec(unfit)}'" if unfit else ""
+            findings.append(Finding("warn" if unfit else "ok", name, shown + remedy))
+    return findings
 
 
-def _check_extra(name: str, items: Sequence[Requirement], version: GetVersion) -> Finding:
-    versions = {item: version(item.name) for item in items}
-    if None in versions.values():
-        return Finding("ok", name, f"not installed; for {EXTRAS[name]}: pip install 'vacsr[{name}]'")
-    shown = ", ".join(f"{item.name} {has}" for item, has in versions.items())
-    unfit = next((item for item, has in versions.items() if not _fits(item, has)), None)
-    if unfit is None:
-        return Finding("ok", name, shown)
+def _reason(item: Requirement, version: str | None) -> str:
     # These versions of transformers import torchvision to read photos.
-    trap = unfit.name == "transformers" and Version("5.4") <= Version(versions[unfit] or "") < Version("5.18")
-    why = "needs torchvision for its image processors" if trap else "is outside the range that vacsr supports"
-    return Finding("warn", name, f"{shown} {why} — pip install --upgrade '{_spec(unfit)}'")
+    trap = item.name == "transformers" and Version("5.4") <= Version(version or "0") < Version("5.18")
+    return "needs torchvision for its image processors" if trap else "is outside the range that vacsr supports"
 
 
 def _applies(item: Requirement, extra: str) -> bool:
@@ -248,7 +211,3 @@ def _fits(item: Requirement, version: str | None) -> bool:
 def _spec(item: Requirement) -> str:
     """As pip takes it, the lower bound first."""
     return item.name + ",".join(sorted(map(str, item.specifier), reverse=True))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -10,9 +10,9 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,19 +21,19 @@ from torch.nn.functional import normalize
 from vacsr.backbones import Backbone, load_backbone, scheme_of
 from vacsr.backbones.heads import build_pooling
 from vacsr.backbones.images import PhotoReader, Progress
+from vacsr.choices import Pooling
 from vacsr.config import BackboneConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import check_photos, without
 from vacsr.errors import DataError, NoSuchSplit, UsageError
 from vacsr.files import atomic_paths, read_tensors, save_tensors, write_tensors
+from vacsr.noise import seeded
 from vacsr.scoring import choose_device
 
-Pooling = Literal["auto", "cls", "mean"]
 _SPLITS = ("train", "dev", "val", "test")
 
 
-@dataclass(frozen=True)
-class Embedded:
+class Embedded(NamedTuple):
     """The result: where it is and how much it holds."""
 
     spec: str  # as data: `features:FILE,captions=FILE`
@@ -54,19 +54,11 @@ def embedding_config(spec: str, *, pooling: Pooling = "auto") -> BackboneConfig:
 
 
 def embed_pairs(
-    config: BackboneConfig,
-    pairs: str,
-    out: Path,
-    *,
-    split: str | None = None,
-    pooling: Pooling = "auto",
-    dtype: torch.dtype = torch.float16,
-    device: str = "auto",
-    workers: int = 0,
-    on_error: Literal["fail", "skip"] = "fail",
-    progress: Callable[[str], Progress] | None = None,
+    config: BackboneConfig, pairs: str, out: Path, *, split: str | None = None, pooling: Pooling = "auto",
+    dtype: torch.dtype = torch.float16, device: str = "auto", workers: int = 0,
+    on_error: Literal["fail", "skip"] = "fail", progress: Callable[[str], Progress] | None = None,
     part_size: int = 2048,
-) -> Embedded:
+) -> Embedded:  # fmt: skip
     """Embed the photos and captions that ``pairs`` names and write ``out`` (.safetensors) with its captions file.
 
     ``part_size``: photos or captions that are stored at a time, in case the job is stopped.
@@ -77,8 +69,7 @@ def embed_pairs(
         raise DataError(f"{pairs} holds features already, not photos — give photos, e.g. folder:DIR or csv:FILE")
     if on_error == "skip":
         data = without(data, check_photos(data, workers=workers))
-    with torch.random.fork_rng(devices=[]):  # random weights, as tests and benchmarks use, are the same every time
-        torch.default_generator.manual_seed(0)
+    with seeded(0):  # random weights, as tests and benchmarks use, are the same every time
         backbone = load_backbone(config).to(choose_device(device)).eval()
     job = _Job(backbone, data, out, pooling=pooling, dtype=dtype, workers=workers, part_size=part_size)
     image = job.in_parts("images", len(data.photos), job.images, None if progress is None else progress("photos"))
@@ -172,23 +163,14 @@ class _Job:
 
 
 def _split_names(pairs: str, data: PhotoSet, *, split: str | None, on_error: Literal["fail", "skip"]) -> dict[str, str]:
-    """The split of each image, if the data have splits."""
+    """The split of each image, if the data have splits. What was skipped was reported when all splits were loaded."""
     if split not in (None, "all"):
         return dict.fromkeys(data.image_ids, data.split)
     names: dict[str, str] = {}
     for name in _SPLITS:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # everything that was skipped was reported when all splits were loaded
-                part = load_pairs(pairs, split=name, on_error=on_error)
-        except NoSuchSplit:
-            continue
-        except DataError as error:
-            if on_error == "fail":
-                raise
-            warnings.warn(f"nothing of the split {name!r} is embedded: {error}", stacklevel=2)
-            continue
-        names |= dict.fromkeys(part.image_ids, name)
+        with warnings.catch_warnings(), suppress(DataError if on_error == "skip" else NoSuchSplit):
+            warnings.simplefilter("ignore")
+            names |= dict.fromkeys(load_pairs(pairs, split=name, on_error=on_error).image_ids, name)
     missing = [image for image in data.image_ids if image not in names]
     if names and missing:
         message = f"{len(missing):,} images are in no split named {', '.join(_SPLITS)}, first {missing[0]!r}"

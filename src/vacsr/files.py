@@ -1,19 +1,26 @@
-"""Files on disk: atomic writes, JSON, safetensors, and a lock for folders that one process at a time may change.
+"""Files on disk: atomic writes, bounded reads, and a lock for folders that one process at a time may change.
 
-An atomic write goes to a temporary name, is flushed and then renamed, so a reader never sees half a file.
+An atomic write goes to a temporary name, is flushed and then renamed, so a reader never sees half a file. A read is
+refused before it happens if the file is not a regular one, or larger than a stated limit.
 """
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import socket
+import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
@@ -23,6 +30,11 @@ from vacsr.errors import DataError, DiskFull, EnvironmentProblem, FolderInUse, U
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_WORDS = ("No space left", "StorageFull", "os error 28", "os error 27", "os error 122")  # in safetensors' messages
+TABLE_BYTES = 1 << 30
+"""The largest CSV, JSONL or text file that is read."""
+JSON_BYTES = 1 << 28
+"""The largest JSON file, which is parsed as a whole."""
+_NPY_HEADER = 10_000  # bytes, NumPy's own limit, which it applies after reading the header
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
@@ -53,7 +65,7 @@ def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
     """
     for target in targets:
         _check_regular(target, name=str(target))
-    resolved = [Path(os.path.realpath(target)) if target.is_symlink() else target for target in targets]
+    resolved = [Path(os.path.realpath(target)) for target in targets]
     temporaries = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in resolved]
     try:
         for path in resolved:
@@ -86,11 +98,9 @@ def check_output(option: str, out: Path, *, inputs: Iterable[Path] = ()) -> None
     """
     _check_regular(out, name=f"{option} {out}")
     real = Path(os.path.realpath(out))
-    if os.path.isfile(out):
-        for path in inputs:
-            if os.path.exists(path) and (os.path.samefile(out, path) or path.resolve() in real.parents):
-                message = f"{option} {out} would replace what the command reads, {path}"
-                raise UsageError(f"{message} — name another file")
+    for path in inputs if os.path.isfile(out) else ():
+        if os.path.exists(path) and (os.path.samefile(out, path) or path.resolve() in real.parents):
+            raise UsageError(f"{option} {out} would replace what the command reads, {path} — name another file")
     parent = next(parent for parent in real.parents if os.path.exists(parent))
     if not parent.is_dir():
         raise EnvironmentProblem(f"{option} {out}: cannot make the folder {out.parent} — choose another folder")
@@ -136,8 +146,7 @@ def make_folder(folder: Path) -> None:
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        message = f"cannot make the folder {folder} ({error.strerror}) — choose another folder"
-        raise EnvironmentProblem(message) from error
+        raise EnvironmentProblem(f"cannot make the folder {folder} ({error.strerror}) — choose another one") from error
 
 
 def write_text(target: Path, text: str) -> None:
@@ -177,12 +186,119 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: M
     path.chmod(mode)
 
 
+@contextmanager
+def reading(path: Path, *, limit: int = TABLE_BYTES, action: str = "write or copy it again") -> Iterator[None]:
+    """Read ``path`` inside: refuse it first if it is no regular file of at most ``limit`` bytes.
+
+    What goes wrong while it is read becomes a :class:`DataError` that ends in ``action``.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{path} is {'a folder' if path.is_dir() else 'not a regular file'} — name a file")
+        if status.st_size > limit:
+            message = f"{path} has {status.st_size:,} bytes, {limit:,} are the limit"
+            raise DataError(f"{message} — check that it is the right file, or split it")
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"no such file: {path} — check the path") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read ({error}) — {action}") from error
+
+
+class BoundedReader(io.BufferedReader):
+    """A file of any size, of which one read gives at most ``limit`` bytes, whatever its headers ask for."""
+
+    def __init__(self, path: Path, *, limit: int) -> None:
+        super().__init__(io.FileIO(path))
+        self._path, self._limit = path, limit
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """``size`` bytes, or the rest."""
+        if size is None or size < 0:
+            size = max(0, os.fstat(self.fileno()).st_size - self.tell())
+        if size > self._limit:
+            message = f"{self._path} asks to read {size:,} bytes at once, {self._limit:,} are the limit"
+            raise DataError(f"{message} — the file is damaged or harmful: copy it again")
+        return super().read(size)
+
+
+def read_text(path: Path, *, limit: int = TABLE_BYTES, action: str = "save it as UTF-8 text") -> str:
+    """A whole text file."""
+    with reading(path, limit=limit, action=action):
+        return path.read_text(encoding="utf-8-sig")
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not blank."""
+    return [line for line in read_text(path).split("\n") if line.strip()]
+
+
+def read_json(path: Path, *, lists: Iterable[str] = ()) -> dict[str, Any]:
+    """A JSON object; these keys hold lists."""
+    value = load_json(read_text(path, limit=JSON_BYTES, action="copy it again"), source=path)
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), list) for key in lists):
+        expected = f"an object with lists {' and '.join(lists)}" if lists else "an object"
+        raise DataError(f"{path} does not hold {expected} — give the file as it was published")
+    return value
+
+
+def load_json(text: str, *, source: object) -> Any:
+    """Parse JSON and refuse duplicate keys; ``source`` names the file in messages.
+
+    >>> load_json('{"a": 1, "b": 2, "a": 3}', source="a.json")
+    Traceback (most recent call last):
+    vacsr.errors.DataError: a.json: duplicate key 'a' — keep one of them
+    """
+
+    def as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise DataError(f"{source}: duplicate key '{key}' — keep one of them")
+        return fields
+
+    try:
+        return json.loads(text, object_pairs_hook=as_dict)
+    except (ValueError, RecursionError) as error:  # also integers of thousands of digits, and lists as deep
+        raise DataError(f"{source} is not JSON ({error}) — write or copy it again") from error
+
+
+def read_npy(path: Path) -> npt.NDArray[Any]:
+    """One array; nothing in the file is executed, and no more is read than the file holds."""
+    with reading(path, limit=memory_bytes()):
+        return np.array(map_npy(path))
+
+
+def map_npy(path: Path) -> npt.NDArray[Any]:
+    """One array, mapped copy-on-write: a mapping cannot exceed the file, and torch has no read-only memory."""
+    with reading(path, limit=1 << 50):
+        with path.open("rb") as file:
+            start = file.read(12)
+        length = int.from_bytes(start[8:10] if start[6:7] == b"\x01" else start[8:12], "little")
+        if start[:6] != b"\x93NUMPY" or length > _NPY_HEADER:
+            raise DataError(f"{path} is not a .npy file, or has an endless header — save it with numpy.save")
+        try:
+            return np.load(path, mmap_mode="c", allow_pickle=False)  # type: ignore[no-any-return]
+        except MemoryError:
+            raise
+        except Exception as error:  # NumPy meets broken headers with errors of any kind
+            raise DataError(f"{path} is not a whole .npy array ({error}) — write or copy it again") from error
+
+
+def memory_bytes() -> int:
+    """What this machine has: arrays in larger files cannot be used."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on this system
+        return 1 << 50
+
+
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Read a safetensors file: its tensors and its metadata. A broken file is a :class:`DataError` that names it."""
-    if not path.is_file():
-        raise DataError(f"no such file: {path} — check the path")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} is not a complete safetensors file ({error}) — write or copy it again") from error
+    with reading(path, limit=memory_bytes()):
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+        except SafetensorError as error:
+            raise DataError(f"{path} is not a complete safetensors file ({error}) — write or copy it again") from error

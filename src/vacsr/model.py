@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from vacsr.config.io import method_config, parse
 from vacsr.errors import DataError, UsageError
 from vacsr.methods import build_method
 from vacsr.methods.base import Embedding, Method, ParamGroup, split_by_decay
-from vacsr.noise import RowNoise, Stream
+from vacsr.noise import RowNoise, Stream, seeded
 from vacsr.pretrained import SavedModel, asset_files, write_model_folder
 from vacsr.provenance import UNKNOWN, Provenance
 
@@ -98,15 +97,13 @@ class Network(nn.Module):
         groups: list[ParamGroup] = []
         rates = {"image": config.image_lr, "text": config.text_lr}
         for name, parts in self.backbone.tower_params().items():
-            rate = rates[name]
-            if rate == 0:
+            if (rate := rates[name]) == 0:
                 continue
             groups += split_by_decay(f"{name}-stem", parts.stem, lr_scale=rate)
             for number, block in enumerate(parts.blocks):
                 scale = rate * config.layer_decay ** (len(parts.blocks) - number)
                 groups += split_by_decay(f"{name}-block-{number}", block, lr_scale=scale)
-            branch = self.backbone.variance_params()[name]
-            groups += split_by_decay(f"{name}-variance", branch, lr_scale=rate * config.layer_decay)
+            groups += split_by_decay(f"{name}-variance", parts.variance, lr_scale=rate * config.layer_decay)
         return groups
 
 
@@ -123,17 +120,9 @@ class MatchingModel(Network):
 
     @classmethod
     def build(
-        cls,
-        method: MethodConfig | Method,
-        config: BackboneConfig,
-        *,
-        image_dim: int = 0,
-        text_dim: int = 0,
-        provenance: Provenance = UNKNOWN,
-        seed: int = 0,
-        fit: Any = None,
-        assets: Path | None = None,
-    ) -> Self:
+        cls, method: MethodConfig | Method, config: BackboneConfig, *, image_dim: int = 0, text_dim: int = 0,
+        provenance: Provenance = UNKNOWN, seed: int = 0, fit: Any = None, assets: Path | None = None,
+    ) -> Self:  # fmt: skip
         """A model with fresh heads, drawn from ``seed`` without touching torch's own generator.
 
         ``image_dim`` and ``text_dim`` are those of cached features; towers know their own. ``fit``: the training set,
@@ -151,19 +140,19 @@ class MatchingModel(Network):
                 loaded.fit(fit)
             return loaded
 
-        with _seeded(seed):
+        with seeded(seed):
             first = backbone()
             head = build_method(method, dim=config.head.dim) if isinstance(method, MethodConfig) else method
             if not isinstance(head, Method):
                 raise UsageError(f"{type(head).__name__} is not a method — derive it from vacsr.methods.Method")
             model = cls(first, head, config=config, provenance=provenance)
         if head.networks == 2:
-            with _seeded(seed, "second"):
+            with seeded(seed, "second"):
                 model.second = Network(backbone(), config)
         if start is not None:
             start.load_start(model)
         if head.log_var_start is not None:  # after the towers' weights: a branch may start as a copy of a block
-            with _seeded(seed, "variance"):
+            with seeded(seed, "variance"):
                 model.add_variance(start=head.log_var_start, norm=head.variance_norm)
         return model
 
@@ -189,13 +178,9 @@ class MatchingModel(Network):
         tensors, raw = saved.tensors(), saved.config
         try:
             model = cls.build(
-                method_config(raw["method"]),
-                parse(BackboneConfig, raw["backbone"]),
-                image_dim=raw["image_dim"],
-                text_dim=raw["text_dim"],
-                provenance=Provenance(**raw["provenance"]),
-                assets=saved.assets,
-            )
+                method_config(raw["method"]), parse(BackboneConfig, raw["backbone"]), assets=saved.assets,
+                image_dim=raw["image_dim"], text_dim=raw["text_dim"], provenance=Provenance(**raw["provenance"]),
+            )  # fmt: skip
             model.load_state_dict(tensors)
         except (KeyError, TypeError, RuntimeError) as error:
             message = f"{saved.folder}: weights and config.json do not fit together ({error})"
@@ -213,11 +198,7 @@ class MatchingModel(Network):
         return self.config.head.dim * len(self.networks)
 
     def embed_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Embedding:
-        """As :meth:`Network.embed_images`; with two networks [N, 2d].
-
-        Both unit vectors end to end, divided by √2, so that their cosine is the mean of both
-        networks' cosines. Code that scores or saves embeddings need not know.
-        """
+        """As :meth:`Network.embed_images`. Two networks give [N, 2d], whose cosine is the mean of both cosines."""
         first = super().embed_images(images, noise, mix)
         return first if self.second is None else _join(first, self.second.embed_images(images, _other(noise), mix))
 
@@ -251,9 +232,9 @@ class MatchingModel(Network):
         frozen = frozenset(towers)
         for backbone in (network.backbone for network in self.networks):
             for name, parts in backbone.tower_params().items():
-                named = [*parts.stem, *(one for block in parts.blocks for one in block)]
-                for _, parameter in [*named, *backbone.variance_params()[name]]:
-                    parameter.requires_grad_(name not in frozen)
+                for part in (parts.stem, *parts.blocks, parts.variance):
+                    for _, parameter in part:
+                        parameter.requires_grad_(name not in frozen)
 
     @contextmanager
     def plain_blocks(self) -> Iterator[None]:
@@ -271,21 +252,13 @@ class MatchingModel(Network):
             network.backbone.compile_blocks(on)
 
 
-@contextmanager
-def _seeded(seed: int, part: str = "") -> Iterator[None]:
-    """Fresh weights come from this seed; torch's own generator stays where it was.
-
-    A named ``part`` has a stream that no seed's main draws have: seed + 1 would make neighbouring runs share weights.
-    """
-    if part:
-        seed = int.from_bytes(hashlib.sha256(f"{part} {seed}".encode()).digest()[:8]) >> 1
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
-        yield
+def load_model(folder: str | Path) -> MatchingModel:
+    """A trained model from its folder, or from the folder of the run that trained it."""
+    return MatchingModel.from_pretrained(folder)
 
 
 def _join(first: Embedding, second: Embedding) -> Embedding:
-    """Two unit vectors as one. [N, d], [N, d] -> [N, 2d]"""
+    """Two unit vectors end to end as one. [N, d], [N, d] -> [N, 2d]"""
     return Embedding(torch.cat((first.mean, second.mean), dim=-1) * math.sqrt(0.5))
 
 

@@ -7,7 +7,10 @@ ranks and a strip of rows therefore see the same draw, and resuming needs no gen
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -102,14 +105,9 @@ class PairNoise:
 
     @classmethod
     def create(
-        cls,
-        *,
-        seed: int | Tensor,
-        step: int | Tensor,
-        rows: int | Tensor,
-        cols: int | Tensor,
+        cls, *, seed: int | Tensor, step: int | Tensor, rows: int | Tensor, cols: int | Tensor,
         device: torch.device | None = None,
-    ) -> PairNoise:
+    ) -> PairNoise:  # fmt: skip
         """An integer n stands for the first n positions; tensors hold positions."""
         positions = [torch.arange(n, device=device) if isinstance(n, int) else n for n in (rows, cols)]
         return cls(seed, torch.as_tensor(step, dtype=torch.int64, device=device), positions[0], positions[1])
@@ -163,3 +161,16 @@ def _start(seed: int | Tensor, stream: int) -> Tensor:
     """Where a (seed, stream) begins, mixed so that near seeds are far apart. -> 0-d"""
     number = int(stream)  # a plain integer for torch.compile, whose tracing of enumerations differs between versions
     return mix64(torch.as_tensor(seed) * _signed(_GAMMA) + _signed(number * _MIX_2))
+
+
+@contextmanager
+def seeded(seed: int, part: str = "") -> Iterator[None]:
+    """Inside, torch's own generator draws fresh weights from this seed; afterwards it is where it was.
+
+    A named ``part`` has a stream that no seed's main draws have: seed + 1 would make neighbouring runs share weights.
+    """
+    if part:
+        seed = int.from_bytes(hashlib.sha256(f"{part} {seed}".encode()).digest()[:8]) >> 1
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
+        yield

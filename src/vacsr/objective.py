@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr import kernels
+from vacsr import distributions, kernels
 from vacsr.adapter import VariationalAdapter
 from vacsr.config import Config
-from vacsr.distributions import (
-    bounded_variance,
-    kl_to_standard_normal,
-    mixture_draw,
-    mixture_kl_bound,
-    relaxed_one_hot,
-    ste_sigmoid,
-)
 from vacsr.errors import EnvironmentProblem, UsageError
 from vacsr.noise import PairNoise
 from vacsr.pairwise import PairBlock, cosines
@@ -41,13 +33,8 @@ def reconstruction_error(logit: Tensor, target: Tensor, *, kind: str = "ste") ->
     """
     if kind == "bce":
         return functional.binary_cross_entropy_with_logits(logit, target, reduction="none")
-    score = ste_sigmoid(logit) if kind == "ste" else torch.sigmoid(logit)
+    score = distributions.ste_sigmoid(logit) if kind == "ste" else torch.sigmoid(logit)
     return 0.5 * (target - score).square()
-
-
-def corrected_labels(labels: Tensor, cosine: Tensor, *, share: float) -> Tensor:
-    """(1 − c)·y + c·sigmoid(a·cos + b) with c = ``share``, detached: a label gives way to the cosine. All [...]"""
-    return torch.lerp(labels, torch.sigmoid(cosine.detach()), share)
 
 
 def sigma_loss(inverse: Tensor, log_variance: Tensor, *, error: Tensor) -> Tensor:
@@ -74,15 +61,6 @@ def mean_over_rows(values: Tensor, chosen: Tensor, *, rows: int) -> Tensor:
     """Mean over each row's chosen entries, summed over rows / ``rows``; rows without any add nothing. -> 0-d"""
     count = chosen.sum(dim=1).clamp_min(1)
     return (torch.where(chosen, values, 0.0).sum(dim=1) / count).sum() / rows
-
-
-class PairLatents(NamedTuple):
-    """A draw of z for every pair, and statistics of its distribution."""
-
-    z: Tensor  # [..., D]
-    kl: Tensor  # [..., K] each component's KL to N(0, I)
-    inverse: Tensor  # [...] Σ_D 1/(2v)
-    log_variance: Tensor  # [...] Σ_D ½·log v
 
 
 @dataclass(frozen=True)
@@ -157,8 +135,8 @@ class VacsrObjective:
         draw = self.draw(adapter, v, t, noise=block.noise)
         labels, logit = block.relevance.to(draw.logit.dtype), draw.logit
         targets = labels
-        if c.correction and draw.cosine is not None:
-            targets = corrected_labels(labels, draw.cosine, share=c.correction)
+        if c.correction and draw.cosine is not None:  # labels give way to the cosine: (1 − c)·y + c·sigmoid(a·cos + b)
+            targets = torch.lerp(labels, torch.sigmoid(draw.cosine.detach()), c.correction)
         recon = reconstruction_error(logit, targets, kind=c.reconstruction)
         p = torch.sigmoid(logit.detach())
         sigma = sigma_loss(draw.inverse, draw.log_variance, error=(1.0 - p).square())
@@ -177,23 +155,26 @@ class VacsrObjective:
         """Sample z once for every pair and decode it. [R, d], [C, d]"""
         c, hidden = self.config, adapter.features(v.unsqueeze(1), t.unsqueeze(0))
         log_alpha, gumbel = adapter.log_alpha(hidden), noise.gumbel(adapter.components)
-        alpha = log_alpha.exp()
-        weights = relaxed_one_hot(log_alpha, gumbel, temperature=c.gumbel_temperature, hard=c.gumbel_hard)
+        alpha, tau = log_alpha.exp(), c.gumbel_temperature
+        weights = distributions.relaxed_one_hot(log_alpha, gumbel, temperature=tau, hard=c.gumbel_hard)
         sigma_weights = weights if c.sigma_component == "gumbel" else alpha.expand_as(weights)
-        latents = self._latents(adapter, hidden, weights=weights, sigma_weights=sigma_weights, noise=noise)
+        z, kl, inverse, log_variance = self._latents(adapter, hidden, weights, sigma_weights, noise=noise)
         share = adapter.latent if c.sigma_reduction == "mean" else 1
         return PairDraw(
-            decoded=adapter.decode(latents.z).float(),
+            decoded=adapter.decode(z).float(),
             cosine=adapter.residual_logit(cosines(v, t)),
-            kl=mixture_kl_bound(alpha, latents.kl),
-            inverse=latents.inverse / share,
-            log_variance=latents.log_variance / share,
+            kl=distributions.mixture_kl_bound(alpha, kl),
+            inverse=inverse / share,
+            log_variance=log_variance / share,
         )
 
     def _latents(
-        self, adapter: VariationalAdapter, hidden: Tensor, *, weights: Tensor, sigma_weights: Tensor, noise: PairNoise
-    ) -> PairLatents:
-        """z and its statistics from the trunk's output [R, C, H]; weights [R, C, K] mix z, sigma_weights logσ²."""
+        self, adapter: VariationalAdapter, hidden: Tensor, weights: Tensor, sigma_weights: Tensor, *, noise: PairNoise
+    ) -> tuple[Tensor, ...]:
+        """From the trunk's output [R, C, H]; weights [R, C, K] mix z, sigma_weights logσ².
+
+        -> z [R, C, D], each component's KL to N(0, I) [R, C, K], Σ_D 1/(2v) [R, C], Σ_D ½·log v [R, C]
+        """
         bounded = adapter.config.variance == "sigmoid"
         squash = self.config.sigma_variance == "sigmoid" and not bounded
         if self.uses_kernel(adapter, hidden):  # it writes z alone, and draws the noise itself
@@ -204,34 +185,23 @@ class VacsrObjective:
                 sigma_weights=sigma_weights.flatten(end_dim=-2), keys=noise.normal_keys().flatten(),
                 clamp=adapter.config.log_var_clamp, bounded=bounded, squash=squash,
             )  # fmt: skip
-            return PairLatents(*(x.view(*hidden.shape[:-1], *x.shape[1:]) for x in flat))
+            return tuple(x.view(*hidden.shape[:-1], *x.shape[1:]) for x in flat)
         mean, log_var = adapter.mean(hidden), adapter.log_var(hidden)
         normal = noise.normal(adapter.components * adapter.latent).view_as(mean)
         mixed = (sigma_weights.unsqueeze(-1) * log_var).sum(dim=-2)
-        variance = bounded_variance(mixed) if squash else mixed.exp()
-        return PairLatents(
-            z=mixture_draw(mean, log_var, weights=weights, noise=normal),
-            kl=kl_to_standard_normal(mean, log_var),
-            inverse=(0.5 / variance).sum(dim=-1),
-            log_variance=(0.5 * variance.log()).sum(dim=-1),
-        )
+        variance = distributions.bounded_variance(mixed) if squash else mixed.exp()
+        z = distributions.mixture_draw(mean, log_var, weights=weights, noise=normal)
+        kl = distributions.kl_to_standard_normal(mean, log_var)
+        return z, kl, (0.5 / variance).sum(dim=-1), (0.5 * variance.log()).sum(dim=-1)
 
     def uses_kernel(self, adapter: VariationalAdapter, hidden: Tensor) -> bool:
         """Whether ``fused`` asks for the kernel and it can run; an error where it must and cannot."""
-        dtypes = (torch.float32, torch.bfloat16, torch.float16)
-        fits = adapter.components <= 4 and adapter.latent <= 8192 and hidden.dtype in dtypes
-        runs = kernels.available(hidden.device)
+        fits = adapter.components <= 4 and adapter.latent <= 8192 and hidden.dtype != torch.float64
+        runs, remedy = kernels.available(hidden.device), "set method.objective.fused=auto"
         if self.config.fused is True and not fits:
-            raise UsageError(
-                f"method.objective.fused=true with components={adapter.components}, z of {adapter.latent} numbers in "
-                f"{hidden.dtype}: the kernel takes at most 4 components, 8192 numbers and float32 or half precision "
-                "— set method.objective.fused=auto"
-            )
+            raise UsageError(f"the fused kernel takes at most 4 components and 8,192 numbers of z — {remedy}")
         if self.config.fused is True and not runs:
-            raise EnvironmentProblem(
-                f"method.objective.fused=true needs Triton and a CUDA device, not {hidden.device} — run: pip install "
-                "triton, or set method.objective.fused=auto"
-            )
+            raise EnvironmentProblem(f"the fused kernel needs Triton and a CUDA device, not {hidden.device} — {remedy}")
         return self.config.fused is not False and fits and runs
 
     def hard_negatives(self, loss: Tensor, logit: Tensor, block: PairBlock) -> Tensor:

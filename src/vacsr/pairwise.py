@@ -64,14 +64,9 @@ def cosines(v: Tensor, t: Tensor) -> Tensor:
 
 
 def batch_block(
-    image_ids: Tensor,
-    *,
-    seed: int | Tensor,
-    step: int | Tensor,
-    rows: slice = slice(None),
-    captions: Tensor | None = None,
-    epoch: Tensor | None = None,
-) -> PairBlock:
+    image_ids: Tensor, *, seed: int | Tensor, step: int | Tensor, rows: slice = slice(None),
+    captions: Tensor | None = None, epoch: Tensor | None = None,
+) -> PairBlock:  # fmt: skip
     """The block of one training batch: caption j belongs to image ``image_ids[j]``, row i is caption i's image."""
     positions = torch.arange(len(image_ids), device=image_ids.device)
     whole = same_image(image_ids, image_ids)

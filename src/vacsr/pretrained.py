@@ -15,7 +15,7 @@ from vacsr.backbones import Backbone
 from vacsr.config import BackboneConfig
 from vacsr.config.io import parse
 from vacsr.errors import DataError, UsageError
-from vacsr.files import atomic_paths, json_text, read_tensors, save_tensors
+from vacsr.files import atomic_paths, json_text, read_json, read_tensors, save_tensors
 
 SCHEMA = 1
 ASSETS = "backbone"
@@ -27,9 +27,7 @@ def model_folder(folder: Path) -> Path:
     for candidate in (folder / "model", folder):
         if (candidate / "config.json").is_file():
             return candidate
-    raise DataError(
-        f"no trained model in {folder} (no config.json) — train one: vacsr train RECIPE.yaml --out {folder}"
-    )
+    raise DataError(f"no trained model in {folder} (no config.json) — train one: vacsr train RECIPE.yaml --out DIR")
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
@@ -47,14 +45,10 @@ class SavedModel(NamedTuple):
     def open(cls, folder: str | Path) -> SavedModel:
         """A model folder or a run folder."""
         folder = model_folder(Path(folder).expanduser())
-        path = folder / "config.json"
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:  # neither JSON nor UTF-8
-            raise DataError(f"{path} is not JSON ({error}) — save the model again") from error
-        if not isinstance(config, dict) or config.get("schema") != SCHEMA:
-            message = f"{path} was not written by this version of vacsr (schema {SCHEMA} expected)"
-            raise DataError(f"{message} — save or train the model again with this version")
+        config = read_json(folder / "config.json")
+        if config.get("schema") != SCHEMA:
+            message = f"{folder}/config.json was not written by this version of vacsr"
+            raise DataError(f"{message} — save or train the model again with it")
         return cls(folder, config)
 
     @property
@@ -66,9 +60,7 @@ class SavedModel(NamedTuple):
         """The weights, after a check that nothing in the folder was changed."""
         tensors, metadata = read_tensors(self.folder / "model.safetensors")
         if metadata.get("config") != config_digest(self.config):
-            raise DataError(
-                f"{self.folder}: config.json and the weights were not saved together — save the model again"
-            )
+            raise DataError(f"{self.folder}: config.json and weights were not saved together — save the model again")
         for name, expected in self.config.get("assets", {}).items():
             path = self.assets / name
             if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
@@ -99,13 +91,9 @@ class SavedModel(NamedTuple):
 
 
 def write_model_folder(
-    folder: Path,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    *,
-    card: str = "",
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, card: str = "",
     assets: Mapping[str, bytes] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write config.json, model.safetensors, a card and assets; a reader never sees a partial write."""
     described = {"schema": SCHEMA, **config}
     files = {"README.md": card.encode()} if card else {}

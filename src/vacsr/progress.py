@@ -42,7 +42,7 @@ class PhotoProgress(Bars):
         super().__init__(show=show)
         self.task = self.bar.add_task(label, total=None, note="")
 
-    def named(self, label: str) -> PhotoProgress:
+    def named(self, label: str) -> Self:
         """Start again from 0 under another name."""
         self.bar.update(self.task, description=label, completed=0, total=None)
         return self

@@ -12,12 +12,9 @@ from vacsr.errors import ProvenanceMismatch
 class Provenance:
     """Where embeddings come from; "" means unknown."""
 
-    backbone: str = ""
-    """The towers."""
-    preprocessing: str = ""
-    """How pixels and words became tensors."""
-    revision: str = ""
-    """The version of the weights."""
+    backbone: str = ""  # the towers
+    preprocessing: str = ""  # how pixels and words became tensors
+    revision: str = ""  # the version of the weights
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Provenance:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch._functorch.config
@@ -22,11 +22,9 @@ from vacsr.methods.base import Embedding, Method, take
 from vacsr.objective import LossTerms
 from vacsr.pairwise import PairBlock
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
 PairLoss = Callable[[Embedding, Embedding, PairBlock], LossTerms]
 """[R, d], [C, d] and their pairs -> the block's share of the batch's loss."""
+Loss = TypeVar("Loss", bound=Callable[..., LossTerms])
 
 _NUMBERS = 9 << 23  # pairs × width of a strip chosen by `auto`: 9 rows of 4,096 pairs of two components at d = 1024
 _GRAPH_BYTES = 1 << 25  # the smallest strip of a CUDA graph: 4,096 such pairs in float32
@@ -35,13 +33,7 @@ _FEW_ROWS = 16  # every strip reads all texts, so a strip of fewer rows may hold
 
 
 def strip_rows(
-    method: Method,
-    tile: int | Literal["auto"],
-    *,
-    rows: int,
-    columns: int,
-    itemsize: int = 4,
-    graphed: bool = False,
+    method: Method, tile: int | Literal["auto"], *, rows: int, columns: int, itemsize: int = 4, graphed: bool = False
 ) -> int:
     """Rows of a strip of a [rows, columns] pair matrix; ``rows`` means that the matrix is taken whole.
 
@@ -52,37 +44,22 @@ def strip_rows(
     >>> strip_rows(Sigmoid(SigmoidConfig(), dim=8), 64, rows=100, columns=100)
     50
     """
-    if tile != "auto" and tile < 0:
-        raise UsageError(f"train.tile={tile}: expected rows of a strip, 0 for the whole matrix, or auto")
-    if tile == 0 or not rows * columns:
+    if tile == 0 or not rows * columns or (tile == "auto" and not method.pairwise):
         return rows
     if not method.pairwise:
-        if tile == "auto":
-            return rows
         name = type(method).__name__.lower()
-        raise UsageError(
-            f"train.tile={tile}: the loss of '{name}' compares pairs across rows, so it cannot be split into strips "
-            "— set train.tile=0 or auto"
-        )
+        message = f"train.tile={tile}: the loss of '{name}' compares pairs across rows and cannot be split into strips"
+        raise UsageError(f"{message} — set train.tile=0 or auto")
     if tile != "auto":
         return _even(rows, tile)
     width = method.pair_width
     pairs = _NUMBERS // width
     if graphed:
         pairs = min(pairs, max(_GRAPH_BYTES // (itemsize * width), rows * columns // _GRAPH_STRIPS))
-    most = max(pairs // columns, min(_FEW_ROWS, 2 * pairs // columns), 1)
-    return _equal_strips(rows, most=most)
-
-
-def _equal_strips(rows: int, *, most: int) -> int:
-    """The largest divisor of ``rows`` up to ``most``: strips of one shape are compiled once. Where the divisors are all
-    small, the last strip is shorter.
-
-    >>> _equal_strips(4096, most=9), _equal_strips(1009, most=36)
-    (8, 35)
-    """
-    divisor = max(n for n in range(1, min(rows, most) + 1) if rows % n == 0)
-    return divisor if 2 * divisor >= min(rows, most) else _even(rows, most)
+    most = min(rows, max(pairs // columns, min(_FEW_ROWS, 2 * pairs // columns), 1))
+    # Strips of one shape are compiled once; where the divisors are all small, the last strip is shorter instead.
+    divisor = max(n for n in range(1, most + 1) if rows % n == 0)
+    return divisor if 2 * divisor >= most else _even(rows, most)
 
 
 def _even(rows: int, most: int) -> int:
@@ -116,16 +93,10 @@ class StripLoss:
         total = _WithGradients.apply(total, gradients, *inputs)  # type: ignore[no-untyped-call]
         return LossTerms(total, dict(zip(terms.parts, parts, strict=True)))
 
-    def compiled(self) -> StripLoss:
-        """The same with its strip compiled; equal strips share one compilation."""
-        return replace(self, loss=compile_pairs(self.loss))
-
 
 def _leaves(x: Embedding) -> Embedding:
     """An embedding cut from its graph."""
-    mean, log_var = (None if y is None else y.detach().requires_grad_(y.requires_grad) for y in x)
-    assert mean is not None
-    return Embedding(mean, log_var)
+    return Embedding(*(None if y is None else y.detach().requires_grad_(y.requires_grad) for y in x))  # type: ignore[arg-type]
 
 
 def _add_gradients(
@@ -162,20 +133,23 @@ class _WithGradients(torch.autograd.Function):
         return (None, None, *(None if gradient is None else gradient * grad for gradient in ctx.saved_tensors))
 
 
-def compile_pairs(function: Callable[_P, _T]) -> Callable[_P, _T]:
+def compile_pairs(loss: Loss) -> Loss:
     """torch.compile for one shape at a time, told to keep matrix products for the backward pass and little else.
 
-    All other numbers of a pair (draws, variances, KL) follow from these inside the kernel that needs them; by default
-    the compiler keeps five times as much in half precision. The outputs of hand-written kernels are kept too where
-    torch has an option for it: to run the kernels again would cost more than to read their outputs.
+    Of a loss in strips a strip is compiled: the compiler would unroll the loop over them. All other numbers of a pair
+    (draws, variances, KL) follow from the products inside the kernel that needs them; by default the compiler keeps
+    five times as much in half precision. The outputs of hand-written kernels are kept too where torch has an option
+    for it: to run the kernels again would cost more than to read their outputs.
     """
-    compiled = torch.compile(function, dynamic=False)
+    if isinstance(loss, StripLoss):
+        return cast(Loss, replace(loss, loss=compile_pairs(loss.loss)))
+    compiled = torch.compile(loss, dynamic=False)
     wishes = {"aggressive_recomputation": True, "is_non_builtin_to_include": True}
     options = {name: value for name, value in wishes.items() if hasattr(torch._functorch.config, name)}
 
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    @functools.wraps(loss)
+    def call(*args: Any, **kwargs: Any) -> LossTerms:
         with torch._functorch.config.patch(options):
             return compiled(*args, **kwargs)
 
-    return call
+    return cast(Loss, call)

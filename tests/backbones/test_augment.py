@@ -1,14 +1,31 @@
+"""Augmentation: crops, dropped tokens and words, mixup and cutmix, RandAugment; every draw by position and step."""
+
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from scipy import stats
 from torch import Tensor
 
-from vacsr.backbones.augment import change_words, draw_boxes, drop_image_tokens
-from vacsr.config import AugmentConfig
+from vacsr.backbones.augment import (
+    OPERATIONS,
+    Mixture,
+    blend,
+    change_words,
+    draw_boxes,
+    draw_mixture,
+    drop_image_tokens,
+    mixed_labels,
+    randaugment,
+)
+from vacsr.config import AugmentConfig, MixConfig
 from vacsr.noise import RowNoise, Stream
 
 START, END, MASK = 100, 101, 102
@@ -37,13 +54,8 @@ def test_boxes_lie_within_the_photo_and_cover_the_asked_range() -> None:
         assert (start[free > 0] / free[free > 0]).mean() - 0.5 < 0.02
     assert (boxes.height / 50 - boxes.width / 80).abs().max() <= 0.5 / 50 + 0.5 / 80
     assert near(boxes.flip.float().mean(), 0.3, trials=MANY)
-
-
-def test_no_crop_is_the_whole_photo() -> None:
-    boxes = draw_boxes(noise(50), AugmentConfig(crop=(1.0, 1.0), flip=0.0), height=7, width=9)
-    assert torch.equal(boxes.top + boxes.left, torch.zeros(50))
-    assert torch.equal(boxes.height * boxes.width, torch.full((50,), 63.0))
-    assert not boxes.flip.any()
+    whole = draw_boxes(noise(50), AugmentConfig(crop=(1.0, 1.0), flip=0.0), height=7, width=9)
+    assert torch.stack(whole).unique(dim=1).flatten().tolist() == [0, 0, 7, 9, 0]
 
 
 def test_image_tokens_go_at_the_rate_of_their_own_u() -> None:
@@ -61,7 +73,6 @@ def test_a_photo_never_loses_all_its_tokens() -> None:
     kept = drop_image_tokens(mask, noise(5_000), rate=0.95)
     assert kept.any(dim=1).all()
     assert (kept <= mask).all()
-    assert not kept.all()
     assert torch.equal(drop_image_tokens(mask, noise(5_000), rate=0.0), mask)
 
 
@@ -73,19 +84,19 @@ def caption(length: int, *, padded: int = 0) -> Tensor:
 def test_words_are_masked_replaced_and_dropped_as_often_as_asked() -> None:
     rows, length = 2_000, 50
     texts = caption(length).expand(rows, -1)
-    got = change_words(texts, noise(rows), AugmentConfig(), **VOCABULARY)
+    changed = change_words(texts, noise(rows), AugmentConfig(), **VOCABULARY)
     total = rows * length
-    assert near((got == MASK).sum() / total, 0.2 * 0.5, trials=total)
-    assert near(((got >= 200) & (got < 300)).sum() / total, 0.2 * 0.1, trials=total)
-    assert near((got < 0).sum() / total, 0.2 * 0.4, trials=total)
-    assert got[(got >= 200)].unique().numel() == 100
-    assert got.dtype == texts.dtype
+    assert near((changed == MASK).sum() / total, 0.2 * 0.5, trials=total)
+    assert near(((changed >= 200) & (changed < 300)).sum() / total, 0.2 * 0.1, trials=total)
+    assert near((changed < 0).sum() / total, 0.2 * 0.4, trials=total)
+    assert changed[(changed >= 200)].unique().numel() == 100
+    assert changed.dtype == texts.dtype
 
 
 def test_start_and_end_stay_and_the_rest_keeps_its_order() -> None:
     texts = caption(30, padded=5).expand(500, -1)
-    got = change_words(texts, noise(500), AugmentConfig(text_tokens=0.6, text_mask=0.0), **VOCABULARY)
-    for row in got.tolist():
+    changed = change_words(texts, noise(500), AugmentConfig(text_tokens=0.6, text_mask=0.0), **VOCABULARY)
+    for row in changed.tolist():
         real = [token for token in row if token >= 0]
         assert row == real + [-1] * (len(row) - len(real))
         assert (real[0], real[-1]) == (START, END)
@@ -95,36 +106,159 @@ def test_start_and_end_stay_and_the_rest_keeps_its_order() -> None:
 
 def test_a_row_without_start_and_end_is_never_emptied() -> None:
     texts = torch.tensor([[7, -1, -1]]).expand(400, -1)
-    got = change_words(texts, noise(400), AugmentConfig(text_tokens=0.9, text_mask=0, text_random=0), **VOCABULARY)
-    assert torch.equal(got, texts)
-
-
-def test_without_a_rate_nothing_changes() -> None:
-    texts = caption(5, padded=2).expand(3, -1)
-    assert change_words(texts, noise(3), AugmentConfig(text_tokens=0.0), **VOCABULARY) is texts
+    changed = change_words(texts, noise(400), AugmentConfig(text_tokens=0.9, text_mask=0, text_random=0), **VOCABULARY)
+    assert torch.equal(changed, texts)
+    whole = caption(5, padded=2).expand(3, -1)
+    assert change_words(whole, noise(3), AugmentConfig(text_tokens=0.0), **VOCABULARY) is whole
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=5), st.integers(0, 9))
 def test_a_rows_draws_depend_on_neither_the_other_rows_nor_their_padding(rows: list[int], padded: int) -> None:
-    config, places = AugmentConfig(text_tokens=0.5), torch.tensor(rows)
+    config, positions = AugmentConfig(text_tokens=0.5), torch.tensor(rows)
     texts = torch.stack([caption(10)] * 8)
     whole = change_words(texts, noise(8), config, **VOCABULARY)
-    wider = torch.nn.functional.pad(texts[places], (0, padded), value=-1)
-    part = change_words(wider, noise(places), config, **VOCABULARY)
-    assert torch.equal(part, torch.nn.functional.pad(whole[places], (0, padded), value=-1))
+    wider = torch.nn.functional.pad(texts[positions], (0, padded), value=-1)
+    part = change_words(wider, noise(positions), config, **VOCABULARY)
+    assert torch.equal(part, torch.nn.functional.pad(whole[positions], (0, padded), value=-1))
     mask = torch.ones(8, 30, dtype=torch.bool)
-    assert torch.equal(
-        drop_image_tokens(mask[places], noise(places), rate=0.3), drop_image_tokens(mask, noise(8), rate=0.3)[places]
-    )
-    boxes, alone = (draw_boxes(noise(r), config, height=40, width=40) for r in (8, places))
-    assert all(torch.equal(column[places], own) for column, own in zip(boxes, alone, strict=True))
+    kinds: list[Callable[[RowNoise], Sequence[Tensor]]] = [
+        lambda n: [change_words(texts[: len(n.rows)], n, config, **VOCABULARY)],
+        lambda n: [drop_image_tokens(mask[: len(n.rows)], n, rate=0.3)],
+        lambda n: draw_boxes(n, config, height=40, width=40),
+        lambda n: draw_mixture(n, MixConfig(share=0.5), side=16),
+    ]
+    for kind in kinds:
+        first, own, later = (
+            torch.cat([column.view(len(n.rows), -1).double() for column in kind(n)], dim=1)
+            for n in (noise(8), noise(positions), noise(8, step=1))
+        )
+        assert torch.equal(first[positions], own)
+        assert not torch.equal(first, later)
 
 
-def test_steps_draw_anew() -> None:
-    mask = torch.ones(50, 30, dtype=torch.bool)
-    first, second = (drop_image_tokens(mask, noise(50, step=step), rate=0.5) for step in (0, 1))
-    assert not torch.equal(first, second)
-    texts = torch.stack([caption(10)] * 8)
-    got = [change_words(texts, noise(8, step=step), AugmentConfig(text_tokens=0.5), **VOCABULARY) for step in (0, 1)]
-    assert not torch.equal(*got)
+@pytest.mark.parametrize("alpha", [1, 2, 5])
+def test_weights_are_beta_draws(alpha: int) -> None:
+    weight = draw_mixture(noise(40_000), MixConfig(share=1.0, alpha=alpha)).weight
+    assert stats.kstest(weight.numpy(), stats.beta(alpha, alpha).cdf).statistic < 0.01
+
+
+def test_so_many_are_mixed_and_so_many_cut() -> None:
+    mixture = draw_mixture(noise(MANY), MixConfig(share=0.25, cutmix=0.4), side=32)
+    mixed = mixture.weight < 1
+    assert mixed.double().mean().item() == pytest.approx(0.25, abs=0.02)
+    assert mixture.cut.double().sum().item() / mixed.double().sum().item() == pytest.approx(0.4, abs=0.03)
+    assert not draw_mixture(noise(100), MixConfig(share=1.0)).cut.any(), "features have no rectangles"
+    assert (draw_mixture(noise(100), MixConfig(share=0.0), side=8).weight == 1).all()
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(st.integers(1, 12), st.integers(0, 99))
+def test_pixels_pixel_by_pixel(side: int, step: int) -> None:
+    mixture = draw_mixture(noise(6, step=step), MixConfig(share=0.8), side=side)
+    generator = torch.Generator().manual_seed(step)
+    images, partners = torch.rand(2, 6, 3, side, side, generator=generator)
+    mixed = blend(images, partners, mixture)
+    for n in range(6):
+        own, (top, bottom, left, right) = mixture.weight[n].item(), mixture.box[n].tolist()
+        pasted = 0
+        for y in range(side):
+            for x in range(side):
+                inside = top <= y < bottom and left <= x < right
+                pasted += inside
+                blended = own * images[n, :, y, x] + (1 - own) * partners[n, :, y, x]
+                cut = partners[n, :, y, x] if inside else images[n, :, y, x]
+                expected = cut if mixture.cut[n] else blended
+                torch.testing.assert_close(mixed[n, :, y, x], expected, atol=1e-6, rtol=1e-6)
+        if mixture.cut[n]:
+            assert own == pytest.approx(1 - pasted / side**2, abs=1e-6), "the label goes by what is seen"
+
+
+def test_what_is_not_mixed_stays_as_it_is() -> None:
+    images = torch.randn(4, 7)
+    mixture = Mixture(torch.tensor([1.0, 0.25, 1.0, 1.0]), torch.zeros(4, dtype=torch.bool), torch.zeros(4, 4).long())
+    mixed = blend(images, images.flip(0), mixture)
+    assert torch.equal(mixed[[0, 2, 3]], images[[0, 2, 3]])
+    torch.testing.assert_close(mixed[1], 0.25 * images[1] + 0.75 * images[2])
+    labels = mixed_labels(torch.eye(4), torch.tensor([0.8, 1.0, 0.5, 0.1]))
+    expected = [[0.8, 0, 0, 0.2], [0, 1.0, 0, 0], [0, 0.5, 0.5, 0], [0.9, 0, 0, 0.1]]
+    torch.testing.assert_close(labels, torch.tensor(expected))
+
+
+NAMES = [
+    "autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize-add", "color", "contrast",
+    "brightness", "sharpness", "shear-x", "shear-y", "cutout", "translate-x", "translate-y",
+]  # fmt: skip
+
+
+def photo(width: int = 48, height: int = 36) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(1, 250, (height, width, 3), dtype=np.uint8))
+
+
+def apply(name: str, image: Image.Image, *, magnitude: int = 10, first: float = 0.1, second: float = 0.2) -> np.ndarray:
+    which = (list(OPERATIONS).index(name) + 0.5) / len(OPERATIONS)
+    return np.asarray(randaugment(image, [which, first, second], magnitude=magnitude)).astype(int)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operation_changes_a_copy_of_the_photo_and_leaves_its_size(name: str) -> None:
+    image = photo()
+    out = apply(name, image)
+    assert out.shape == (36, 48, 3)
+    assert (out != np.asarray(image)).any()
+    assert np.array_equal(np.asarray(image), np.asarray(photo()))
+
+
+def test_pixelwise_operations_are_their_formulas() -> None:
+    """Colour, contrast, brightness and sharpness only fade below the middle of their range, either way of the draw."""
+    x, grey = np.asarray(photo()).astype(int), np.asarray(photo().convert("L")).astype(float)
+    assert np.array_equal(apply("invert", photo()), 255 - x)
+    assert np.array_equal(apply("solarize", photo()), np.where(x < 256 / 3, x, 255 - x))
+    added = np.minimum(255, x + 110 / 3).astype(int)
+    assert np.array_equal(apply("solarize-add", photo()), np.where(added < 128, added, 255 - added))
+    assert np.array_equal(apply("posterize", photo()), x & 0b11111000)  # int(4 + 4/3) bits
+    assert np.abs(apply("brightness", photo()) - 0.7 * x).max() <= 1
+    assert np.abs(apply("color", photo()) - (0.3 * grey[..., None] + 0.7 * x)).max() <= 1
+    assert np.abs(apply("contrast", photo()) - (0.3 * round(grey.mean()) + 0.7 * x)).max() <= 1
+    for name in ("color", "contrast", "brightness", "sharpness"):
+        assert np.abs(apply(name, photo(), magnitude=15) - x).max() <= 1  # factor 1
+        assert np.array_equal(apply(name, photo(), first=0.9), apply(name, photo(), first=0.1))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_translation_moves_a_third_of_100_pixels_either_way(axis: int) -> None:
+    image, name = photo(80, 80), ("translate-y", "translate-x")[axis]
+    x = np.asarray(image).astype(int)
+    forth, back = apply(name, image), apply(name, image, first=0.9)
+    for out, shift in ((forth, -33), (back, 33)):
+        moved = np.roll(x, shift, axis=axis)
+        inside = np.arange(80) < 47 if shift < 0 else np.arange(80) >= 33
+        assert np.array_equal(np.compress(inside, out, axis=axis), np.compress(inside, moved, axis=axis))
+        assert (np.compress(~inside, out, axis=axis) == 0).mean() > 0.95  # black comes in
+
+
+def test_rotation_and_shear_go_either_way_with_black_corners() -> None:
+    white = Image.new("RGB", (60, 60), (255, 255, 255))
+    for name in ("rotate", "shear-x", "shear-y"):
+        forth, back = apply(name, white), apply(name, white, first=0.9)
+        assert not np.array_equal(forth, back)
+        assert set(np.unique(forth)) == {0, 255}
+        assert name != "rotate" or np.abs(forth[::-1] - back).mean() < 12
+
+
+def test_cutout_is_a_grey_square_around_a_drawn_centre() -> None:
+    image = Image.new("RGB", (60, 40), (255, 0, 0))
+    out = apply("cutout", image, first=0.5, second=0.25)
+    rows, columns = np.nonzero((out == [125, 123, 114]).all(axis=-1))
+    side = 40 / 3
+    assert (rows.min(), columns.min()) == (int(10 - side / 2), int(30 - side / 2))
+    assert abs(rows.max() - rows.min() - side) <= 1
+    assert np.array_equal(apply("cutout", image, magnitude=0, first=0.5)[30:], np.asarray(image)[30:])
+
+
+def test_the_sixteen_operations_follow_each_other() -> None:
+    assert list(OPERATIONS) == NAMES
+    invert = (NAMES.index("invert") + 0.5) / 16
+    twice = randaugment(photo(), [invert, 0.0, 0.0] * 2, magnitude=3)
+    assert np.array_equal(np.asarray(twice), np.asarray(photo()))
+    assert randaugment(photo().convert("L"), [0.99, 0.5, 0.5]).mode == "RGB"

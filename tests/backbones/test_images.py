@@ -1,5 +1,11 @@
+"""Photos as squares: PIL's own pixels, the processors' settings; streamed in order and never too far ahead."""
+
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,12 +13,29 @@ import pytest
 import torch
 from PIL import Image
 
+from vacsr.backbones import TowerBackbone, load_backbone
 from vacsr.backbones.hub import transform_from
-from vacsr.backbones.images import CLIP_MEAN, CLIP_STD, PhotoTransform
+from vacsr.backbones.images import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Boxes,
+    DecodedPhotos,
+    PhotoReader,
+    PhotoTransform,
+    resize,
+    tower_inputs,
+    whole,
+)
 from vacsr.config import BackboneConfig
+from vacsr.data import PhotoSet, load_pairs
+from vacsr.data.archives import file_photos
+from vacsr.data.photos import ArrayPhotos
 from vacsr.errors import DataError
 
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+ORDINARY = [(64, 48), (49, 65), (33, 33), (20, 31), (301, 101), (400, 3), (3, 400), (32, 47), (1, 1), (1, 2)]
+USUAL = PhotoTransform(224, CLIP_MEAN, CLIP_STD)
+TRANSFORM = PhotoTransform(16)
 
 
 def photo(width: int, height: int) -> Image.Image:
@@ -21,32 +44,24 @@ def photo(width: int, height: int) -> Image.Image:
     return coarse.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def clip_processor(**settings: object) -> Any:
-    for name in ("CLIPImageProcessorPil", "CLIPImageProcessor"):
-        try:
-            import transformers
-
-            return getattr(transformers, name)(**settings)
-        except (ImportError, AttributeError):
-            continue
-    return pytest.skip("this transformers has no CLIP image processor that works without torchvision")
+def pixels_of(image: Image.Image) -> torch.Tensor:
+    """[3, H, W]"""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-@pytest.mark.parametrize(("width", "height"), [(50, 40), (40, 57), (33, 33), (20, 31), (300, 101)])
-def test_center_is_clips_own_processor(width: int, height: int) -> None:
-    processor = clip_processor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+@pytest.mark.parametrize(
+    ("width", "height", "short"), [(50, 40, 32), (40, 57, 32), (33, 33, 32), (20, 31, 32), (300, 101, 32), (61, 50, 40)]
+)
+def test_center_is_clips_own_processor(width: int, height: int, short: int) -> None:
+    """Which may cut the square from a larger shorter side."""
+    processors = pytest.importorskip("transformers.models.clip.image_processing_pil_clip")
+    settings = {"size": {"shortest_edge": short}, "crop_size": {"height": 32, "width": 32}}
+    processor = processors.CLIPImageProcessorPil(**settings)
     expected = processor(photo(width, height), return_tensors="pt")["pixel_values"]
-    transform = PhotoTransform(32, CLIP_MEAN, CLIP_STD, "bicubic", "center")
-    got = transform.normalize(transform.pixels(photo(width, height)).unsqueeze(0))
-    torch.testing.assert_close(got, expected, atol=2e-3, rtol=0)
-
-
-def test_center_cuts_from_a_larger_shorter_side_where_the_processor_does() -> None:
-    processor = clip_processor(size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32})
-    transform = PhotoTransform(32, CLIP_MEAN, CLIP_STD, "bicubic", "center", 40)
-    got = transform.normalize(transform.pixels(photo(61, 50)).unsqueeze(0))
-    torch.testing.assert_close(got, processor(photo(61, 50), return_tensors="pt")["pixel_values"], atol=2e-3, rtol=0)
-    assert transform.pixels(photo(61, 50), size=64).shape == (3, 64, 64)
+    transform = PhotoTransform(32, CLIP_MEAN, CLIP_STD, "bicubic", "center", short)
+    pixels = transform.normalize(transform.pixels(photo(width, height)).unsqueeze(0))
+    torch.testing.assert_close(pixels, expected, atol=2e-3, rtol=0)
+    assert transform.pixels(photo(width, height), size=64).shape == (3, 64, 64)
 
 
 @pytest.mark.parametrize("resample", ["bicubic", "bilinear"])
@@ -54,24 +69,10 @@ def test_center_cuts_from_a_larger_shorter_side_where_the_processor_does() -> No
 def test_whole_is_pils_resize(resample: str, size: int) -> None:
     transform = PhotoTransform(24, resample=resample)  # type: ignore[arg-type]
     side = size or 24
-    expected = np.asarray(photo(70, 41).resize((side, side), FILTERS[resample]))
-    got = transform.pixels(photo(70, 41), size=size)
-    assert got.dtype == torch.uint8
-    assert got.is_contiguous()
-    assert np.array_equal(got.permute(1, 2, 0).numpy(), expected)
-
-
-def resized_and_cut(source: Image.Image, side: int, *, short: int, resample: str) -> torch.Tensor:
-    """The whole photo enlarged or reduced, then its centre: what takes too much memory for long strips."""
-    factor = short / min(source.size)
-    scaled = [short if length == min(source.size) else int(short * length / min(source.size)) for length in source.size]
-    assert all(abs(length * factor - found) <= 1 for length, found in zip(source.size, scaled, strict=True))
-    left, top = ((length - side) // 2 for length in scaled)
-    square = source.resize((scaled[0], scaled[1]), FILTERS[resample]).crop((left, top, left + side, top + side))
-    return torch.from_numpy(np.array(square)).permute(2, 0, 1)
-
-
-ORDINARY = [(64, 48), (49, 65), (33, 33), (20, 31), (301, 101), (400, 3), (3, 400), (32, 47), (1, 1), (1, 2)]
+    pixels = transform.pixels(photo(70, 41), size=size)
+    assert pixels.dtype == torch.uint8
+    assert pixels.is_contiguous()
+    assert torch.equal(pixels, pixels_of(photo(70, 41).resize((side, side), FILTERS[resample])))
 
 
 @pytest.mark.parametrize("resample", ["bicubic", "bilinear"])
@@ -79,9 +80,11 @@ ORDINARY = [(64, 48), (49, 65), (33, 33), (20, 31), (301, 101), (400, 3), (3, 40
 @pytest.mark.parametrize(("width", "height"), ORDINARY)
 def test_center_resizes_and_cuts(width: int, height: int, short: int, resample: str) -> None:
     transform = PhotoTransform(32, resample=resample, resize="center", short=short)  # type: ignore[arg-type]
-    source = photo(width, height)
-    expected = resized_and_cut(source, 32, short=short, resample=resample)
-    assert torch.equal(transform.pixels(source), expected)
+    source, least = photo(width, height), min(width, height)
+    scaled = [short if length == least else int(short * length / least) for length in (width, height)]
+    left, top = ((length - 32) // 2 for length in scaled)
+    square = source.resize((scaled[0], scaled[1]), FILTERS[resample]).crop((left, top, left + 32, top + 32))
+    assert torch.equal(transform.pixels(source), pixels_of(square))
 
 
 @pytest.mark.parametrize("resize", ["whole", "center"])
@@ -94,18 +97,12 @@ def test_a_photo_that_no_square_can_be_made_of(resize: str, size: tuple[int, int
 def test_normalize_is_the_formula() -> None:
     transform = PhotoTransform(4, (0.1, 0.2, 0.3), (0.5, 0.25, 2.0))
     pixels = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    got = transform.normalize(pixels)
+    normal = transform.normalize(pixels)
     for channel, (mean, std) in enumerate(zip(transform.mean, transform.std, strict=True)):
-        torch.testing.assert_close(got[:, channel], (pixels[:, channel] / 255 - mean) / std)
-    assert torch.equal(transform.normalize(pixels.float()), got)
-
-
-@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1"])
-def test_photos_of_other_modes_become_rgb(mode: str) -> None:
-    assert PhotoTransform(8).pixels(photo(10, 12).convert(mode)).shape == (3, 8, 8)
-
-
-USUAL = PhotoTransform(224, CLIP_MEAN, CLIP_STD)
+        torch.testing.assert_close(normal[:, channel], (pixels[:, channel] / 255 - mean) / std)
+    assert torch.equal(transform.normalize(pixels.float()), normal)
+    for mode in ("L", "RGBA", "P", "1"):
+        assert transform.pixels(photo(10, 12).convert(mode)).shape == (3, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +125,166 @@ USUAL = PhotoTransform(224, CLIP_MEAN, CLIP_STD)
 )
 def test_settings_of_a_processor(settings: dict[str, Any], config: dict[str, Any], expected: PhotoTransform) -> None:
     assert transform_from(settings, BackboneConfig.model_validate(config), usual=USUAL) == expected
+
+
+@pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [48, 20, 7])
+def test_a_box_is_pils_crop_and_resize(resample: str, size: int) -> None:
+    boxes = [(0, 0, 30, 40), (3, 5, 20, 24), (29, 39, 1, 1), (0, 1, 17, 39)]  # top, left, height, width
+    source, flip = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)), [0, 1, 0, 1]
+    columns = [torch.tensor(column, dtype=torch.float32) for column in zip(*boxes, strict=True)]
+    images = pixels_of(source).expand(4, -1, -1, -1)
+    squares = resize(images, Boxes(*columns, torch.tensor(flip).bool()), size=size, resample=resample)  # type: ignore[arg-type]
+    for (top, left, height, width), mirrored, out in zip(boxes, flip, squares, strict=True):
+        cut = source.crop((left, top, left + width, top + height)).resize((size, size), FILTERS[resample])
+        cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else cut
+        # PIL rounds to bytes between its two passes and after them.
+        assert (out - pixels_of(cut).float()).abs().max() <= 1.51
+
+
+def test_cubic_overshoot_stays_within_bytes_and_autocast_changes_nothing() -> None:
+    edges = (pixels_of(photo(12, 12)) > 127).to(torch.uint8).unsqueeze(0) * 255
+    squares = resize(edges, whole(edges), size=40, resample="bicubic")
+    assert (squares.min(), squares.max()) == (0, 255)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(resize(edges, whole(edges), size=40, resample="bicubic"), squares)
+    torch.testing.assert_close(resize(edges, whole(edges), size=12, resample="bicubic"), edges.float())
+
+
+def array_photos(count: int, side: int = 20) -> ArrayPhotos:
+    pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+    return ArrayPhotos(pixels, tuple(str(row) for row in range(count)))
+
+
+class Slow:
+    """Photos of which some take longer and one may be broken."""
+
+    def __init__(self, count: int, *, broken: int | None = None) -> None:
+        self.inner, self.broken = array_photos(count), broken
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def open(self, row: int, *, side: int = 0) -> Image.Image:
+        time.sleep(0.003 * (row % 4 == 0))
+        if row == self.broken:
+            raise DataError(f"photo {row} cannot be read")
+        return self.inner.open(row, side=side)
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("photos")]
+
+
+@pytest.mark.parametrize("workers", [1, 5])
+@pytest.mark.parametrize("ahead", [0, 1, 7])
+def test_batches_come_in_order_and_a_broken_photo_ends_them(workers: int, ahead: int) -> None:
+    photos = Slow(12, broken=5)
+    reader = PhotoReader(photos, TRANSFORM, workers=workers)
+    batches = [[3, 1, 3], [0], [11, 10, 9, 8], [4]]
+    expected = [[TRANSFORM.pixels(photos.inner.open(row)) for row in rows] for rows in batches]
+    stream = reader.stream([*batches, [6, 5], [7]], ahead=ahead)
+    for rows in expected:
+        assert torch.equal(next(stream), torch.stack(rows))
+    with pytest.raises(DataError, match="photo 5"):
+        next(stream)
+    assert list(reader.stream([])) == []
+    assert readers() == []
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_it_reads_ahead_and_no_further(ahead: int) -> None:
+    """While one batch is used, ``ahead`` more are asked for; memory stays bounded whatever the epoch."""
+    taken: list[int] = []
+
+    def endless() -> Iterator[list[int]]:
+        for row in range(40):
+            taken.append(row)
+            yield [row % 12]
+
+    stream = PhotoReader(Slow(12), TRANSFORM, workers=2).stream(endless(), ahead=ahead)
+    assert taken == []
+    for number in range(3):
+        next(stream)
+        assert len(taken) == number + 2 + ahead
+    stream.close()  # type: ignore[attr-defined]
+    assert readers() == []
+
+
+@pytest.mark.parametrize("count", [1, 256, 300])
+def test_all_photos_with_progress(count: int) -> None:
+    photos, reports = array_photos(count, side=4), []
+    reader = PhotoReader(photos, PhotoTransform(4), workers=2)
+    pixels = reader.read_all(lambda done, of: reports.append((done, of)))
+    assert torch.equal(pixels, torch.from_numpy(photos.pixels).permute(0, 3, 1, 2))
+    assert reports == [(stop, count) for stop in dict.fromkeys((min(256, count), count))]
+    assert (reader.side, reader.bytes) == (4, count * 48)
+
+
+SIZES = [(640, 480), (1000, 1400), (250, 250), (300, 2000), (645, 483)]
+SQUEEZED, CENTRE = PhotoTransform(224), PhotoTransform(224, resize="center", short=256)
+
+
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Smooth at large, with some detail, as photos are."""
+    folder, random = tmp_path_factory.mktemp("jpegs"), np.random.default_rng(0)
+    paths = []
+    for width, height in SIZES:
+        coarse = random.integers(30, 226, (height // 40 + 2, width // 40 + 2, 3), dtype=np.uint8)
+        smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), dtype=float)
+        photo = (smooth + random.normal(0, 4, smooth.shape)).clip(0, 255).astype(np.uint8)
+        paths.append(folder / f"{width}x{height}.jpg")
+        Image.fromarray(photo).save(paths[-1], quality=92)
+    return paths
+
+
+class Noting:
+    """Photos that note how large they came."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.inner = file_photos(paths[0].parent, [path.name for path in paths])
+        self.sizes: dict[int, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def open(self, row: int, *, side: int = 0) -> Image.Image:
+        photo = self.inner.open(row, side=side)
+        self.sizes[row] = photo.size
+        return photo
+
+
+@pytest.mark.parametrize(("transform", "size", "enough"), [(SQUEEZED, 0, 224), (CENTRE, 0, 256), (CENTRE, 112, 128)])
+def test_a_draft_is_close_and_never_enlarged(
+    jpegs: list[Path], transform: PhotoTransform, size: int, enough: int
+) -> None:
+    """Two levels on average, of 256: the decoder's reduction is a box, blurred again by the resize."""
+    photos = Noting(jpegs)
+    full = PhotoReader(photos, transform, size=size).read_all()
+    assert [photos.sizes[row] for row in range(len(SIZES))] == SIZES, "in full unless asked otherwise"
+    with Image.open(jpegs[0]) as photo:
+        assert torch.equal(full[0], transform.pixels(photo.convert("RGB"), size=size))
+    draft = PhotoReader(photos, transform, size=size, draft=True).read_all()
+    assert (full.float() - draft.float()).abs().mean((1, 2, 3)).max() < 2
+    for row, (width, height) in enumerate(SIZES):
+        assert min(photos.sizes[row]) >= min(enough, width, height), "the decoder made it too small"
+        reduced = min(width, height) >= 2 * enough
+        assert (photos.sizes[row] != (width, height)) == reduced
+        assert reduced or torch.equal(full[row], draft[row])
+
+
+def test_a_data_set_decoded_at_once_or_batch_by_batch() -> None:
+    pairs = load_pairs("scenes:images=5,held_out=2,per_image=2,size=40", split="train")
+    assert isinstance(pairs, PhotoSet)
+    backbone = load_backbone(BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32"))
+    assert isinstance(backbone, TowerBackbone)
+    backbone.fit(pairs)
+    held, read = (tower_inputs(backbone, pairs, cache_gb=cache) for cache in (1.0, 0.0))
+    assert isinstance(held.images, DecodedPhotos)
+    assert isinstance(read.images, PhotoReader)
+    assert torch.equal(held.texts, read.texts)
+    assert torch.equal(held.texts, backbone.tokenize(pairs.captions))
+    assert read.images.draft is False, "what is measured is decoded in full"
+    for one, other in zip(*(x.images.stream([[4, 0, 0], range(2, 4)]) for x in (held, read)), strict=True):
+        assert torch.equal(one, other)

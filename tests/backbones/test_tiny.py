@@ -2,27 +2,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional
 
-from vacsr.backbones import TowerBackbone, build_pooling, load_backbone
+from vacsr.backbones import TowerBackbone, load_backbone
 from vacsr.backbones.tiny import Block, TinyConfig
 from vacsr.config import BackboneConfig
 from vacsr.errors import UsageError
+from vacsr.noise import seeded
 
-COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220), "white": (240, 240, 240)}
 
-
-def load(spec: str = "tiny:width=32,size=32", seed: int = 0, **fields: object) -> TowerBackbone:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+def load(spec: str = "tiny:width=32,size=32", **fields: object) -> TowerBackbone:
+    with seeded(0):
         backbone = load_backbone(BackboneConfig.model_validate({"spec": spec, **fields}))
     assert isinstance(backbone, TowerBackbone)
     return backbone
 
 
 def test_a_block_is_attention_and_a_perceptron_written_out() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         block, x = Block(8, heads=2), torch.randn(1, 5, 8)
         assert torch.equal(block(x), x)  # before training
         for parameter in block.parameters():
@@ -47,19 +43,9 @@ def test_fitting_narrows_the_embedding_and_the_seed_alone_decides_it() -> None:
     other.fit_words(["a red dog", "a dog"])
     assert torch.equal(one.text.words.weight, full[:7])
     assert torch.equal(one.text.words.weight, other.text.words.weight)
-    assert one.tokenizer.words == ("a", "dog", "red")
     assert one.ordinary.tolist() == [4, 5, 6]
     one.fit_words(["entirely other words"])
     assert one.tokenizer.words == ("a", "dog", "red")
-
-
-def test_padding_never_matters() -> None:
-    backbone = load()
-    backbone.fit_words(["a red dog on the grass"])
-    texts = backbone.tokenize(["a dog", "a red dog on the grass"])
-    wide = functional.pad(texts, (0, 10), value=-1)
-    short, long = backbone.encode_texts(texts), backbone.encode_texts(wide)
-    torch.testing.assert_close(short.values[short.mask], long.values[long.mask])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +54,7 @@ def test_padding_never_matters() -> None:
         ("tiny:wide=3", "did you mean 'width'"),
         ("tiny:width=a", "tiny.width: .*valid integer"),
         ("tiny:width=32,width=64", "each key once"),
-        ("tiny:width=33", "multiple of twice"),
+        ("tiny:width=33", "multiple of 8"),
         ("tiny:size=40", "size 40"),
         ("tiny:depth=0", "tiny.depth: .*greater than or equal to 1"),
     ],
@@ -85,26 +71,3 @@ def test_options_reach_the_towers() -> None:
     assert load("tiny:", image_size=96).encode_images(torch.zeros(1, 3, 96, 96).byte()).values.shape[1] == 1 + 36
     with pytest.raises(UsageError, match="no projection"):
         load(image_output="projected")
-
-
-def test_it_learns_colours_in_a_few_steps() -> None:
-    backbone = load("tiny:width=32,size=32,depth=1,text_depth=1", augment={"text_tokens": 0})
-    captions = [f"a {name} square" for name in COLOURS]
-    backbone.fit_words(captions)
-    pixels = torch.tensor(list(COLOURS.values()), dtype=torch.uint8).view(4, 3, 1, 1)
-    photos = torch.full((4, 3, 32, 32), 90, dtype=torch.uint8)
-    photos[:, :, 8:24, 8:24] = pixels
-    texts, pool = backbone.tokenize(captions), build_pooling("mean")
-    optimizer = torch.optim.AdamW(backbone.parameters(), lr=2e-3)
-
-    def loss() -> torch.Tensor:
-        v, t = pool(backbone.encode_images(photos)), pool(backbone.encode_texts(texts))
-        logits = 10 * functional.normalize(v, dim=-1) @ functional.normalize(t, dim=-1).T
-        return functional.cross_entropy(logits, torch.arange(4))
-
-    first = loss().item()
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-    assert loss().item() < 0.2 * first

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,87 +15,64 @@ from vacsr.backbones.tokenizers import (
 )
 from vacsr.errors import UsageError
 
+from ..conftest import byte_tokenizer
+
 ODD = ["x" * 10_000, "a dog 🐕 runs 🏃‍♀️", "犬が走る", "собака бежит", "!!! ... ---", "", "\ud800 lone", "كلب يجري"]
 CONTEXT = 12
 
 
-def bytes_() -> Tokenizer:
-    return ByteTokenizer(99, context=CONTEXT)
-
-
-def words() -> Tokenizer:
-    made = WordTokenizer(context=CONTEXT)
-    made.fit(["a dog runs", "a dog"], limit=50)
-    return made
-
-
-def bert() -> Tokenizer:
+@pytest.fixture(params=["bytes", "words", "bert", "clip"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    if request.param == "bytes":
+        return ByteTokenizer(99, context=CONTEXT)
+    if request.param == "words":
+        words = WordTokenizer(context=CONTEXT)
+        words.fit(["a dog runs", "a dog"], limit=50)
+        return words
     transformers = pytest.importorskip("transformers")
+    if request.param == "clip":
+        return HubTokenizer(byte_tokenizer(transformers), context=CONTEXT)
     letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
     known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *("##" + letter for letter in letters), "dog"]
     vocabulary = {word: number for number, word in enumerate(known)}
     return HubTokenizer(transformers.BertTokenizer(vocab=vocabulary), context=CONTEXT)
 
 
-def clip() -> Tokenizer:
-    transformers = pytest.importorskip("transformers")
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = sorted(ByteLevel.alphabet())
-    known = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    tokenizer = transformers.CLIPTokenizer(vocab={word: number for number, word in enumerate(known)}, merges=[])
-    return HubTokenizer(tokenizer, context=CONTEXT)
-
-
-ALL = pytest.mark.parametrize("make", [bytes_, words, bert, clip])
-
-
-@ALL
-def test_any_caption_has_a_start_an_end_and_fits(make: Callable[[], Tokenizer]) -> None:
-    tokenizer = make()
+def test_any_caption_has_a_start_an_end_and_fits(tokenizer: Tokenizer) -> None:
     start, end = tokenizer.special
     for row in tokenizer.encode(ODD):
         assert 2 <= len(row) <= CONTEXT
         assert (row[0], row[-1]) == (start, end)
-    assert len(tokenizer.encode(ODD[:1])[0]) == (3 if make is words or make is bert else CONTEXT)
+    assert len(tokenizer.encode(["x y " * 10_000])[0]) == CONTEXT
     assert tokenizer.encode([""]) == [[start, end]]
-
-
-@ALL
-def test_random_words_and_the_mask_are_neither_start_nor_end(make: Callable[[], Tokenizer]) -> None:
-    tokenizer = make()
     assert tokenizer.ordinary()
     assert not {*tokenizer.ordinary(), tokenizer.mask} & set(tokenizer.special)
 
 
-@ALL
-def test_a_saved_tokenizer_reads_the_same(make: Callable[[], Tokenizer], tmp_path: Path) -> None:
-    tokenizer = make()
+def test_a_saved_tokenizer_reads_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
     again = read_tokenizer(tokenizer.save(tmp_path), tmp_path)
     captions = [*ODD, "a dog runs to a cat"]
     assert again.encode(captions) == tokenizer.encode(captions)
-    assert (again.special, again.mask, again.ordinary()) == (tokenizer.special, tokenizer.mask, tokenizer.ordinary())
+    for name in ("context", "special", "mask", "pad", "starts_with_class"):
+        assert getattr(again, name) == getattr(tokenizer, name)
+    assert again.ordinary() == tokenizer.ordinary()
 
 
-def test_the_mask_of_each_kind() -> None:
-    made = bert()
-    assert isinstance(made, HubTokenizer)
-    assert made.mask == made.tokenizer.mask_token_id
-    assert made.starts_with_class
-    other = clip()
-    assert isinstance(other, HubTokenizer)
-    assert other.tokenizer.convert_ids_to_tokens(other.mask) == "M"
-    assert other.mask not in other.encode(["M is the letter M"])[0]
-    assert not other.starts_with_class
+@pytest.mark.parametrize("tokenizer", ["bert", "clip"], indirect=True)
+def test_mask_padding_and_class_token_are_the_checkpoints(tokenizer: HubTokenizer) -> None:
+    own = tokenizer.tokenizer
+    assert tokenizer.pad == own.pad_token_id
+    assert tokenizer.starts_with_class == (own.mask_token_id is not None)  # BERT's rows do, CLIP's do not
+    assert own.convert_ids_to_tokens(tokenizer.mask) == ("M" if own.mask_token_id is None else "[MASK]")
+    assert tokenizer.mask not in tokenizer.encode(["M is the letter M"])[0]
 
 
 def test_words_are_counted_then_alphabetical_and_capped() -> None:
-    made = WordTokenizer(context=10)
-    made.fit(["b a c", "B! c", "d"], limit=7)
-    assert made.words == ("b", "c", "a")
-    assert made.encode(["a b c d"]) == [[made.START, 6, 4, 5, made.UNKNOWN, made.END]]
-    assert len(made) == 7
-    assert WordTokenizer(context=10).ordinary() == [WordTokenizer.UNKNOWN]
+    tokenizer = WordTokenizer(context=10)
+    assert tokenizer.ordinary() == [WordTokenizer.UNKNOWN]
+    tokenizer.fit(["b a c", "B! c", "d"], limit=7)
+    assert tokenizer.words == ("b", "c", "a")
+    assert tokenizer.encode(["a b c d"]) == [[tokenizer.START, 6, 4, 5, tokenizer.UNKNOWN, tokenizer.END]]
 
 
 @pytest.mark.parametrize(

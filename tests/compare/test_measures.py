@@ -11,11 +11,16 @@ import torch
 import yaml
 
 from vacsr.compare import compare, read_table
-from vacsr.compare.tolerance import method_tolerance
+from vacsr.compare.cells import run_tolerance
+from vacsr.compare.formats import to_markdown
+from vacsr.config import BackboneConfig, HeadConfig, Recipe
+from vacsr.config.io import method_config, recipe_from
 from vacsr.data import load_pairs
 from vacsr.errors import UsageError
-from vacsr.evaluate.exact import scene_truth
-from vacsr.report.formats import to_markdown
+from vacsr.evaluate.agreement import judged_split
+from vacsr.evaluate.tolerance import loss_tolerance
+from vacsr.evaluate.truth import scene_truth
+from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 
 SCENES = "scenes:images=24,held_out=12"
@@ -76,19 +81,51 @@ def test_tolerance_of_trained_cells(tmp_path: Path) -> None:
     assert (out / "clean/fixed/seed-0/model/model.safetensors").stat().st_mtime_ns == before
 
 
-def test_the_adapters_tolerance_is_that_of_its_logit() -> None:
-    from vacsr.config.io import method_config
-    from vacsr.methods import build_method
+PAIRS = "synthetic:images=12,held_out=6,per_image=2"
+RATINGS = {(2, 0): (4, 3, 2), (2, 1): (3, 3, 2), (4, 0): (4, 4, 4), (3, 3): (4, 4, 4), (0, 1): (4, 4, 4)}
+"""By image and by the image whose first caption was judged: a mean of 3, below, above, of the image itself,
+and of an image in the judged-dev half."""
 
-    labelled = torch.eye(3, dtype=torch.bool)
-    missed = torch.tensor([[False, True, False], [False] * 3, [False] * 3])
-    logit = torch.tensor([[0.0, 2.0, -1.0], [0.0, 1.0, 0.0], [0.0, 0.0, -3.0]])
-    found = method_tolerance(
-        build_method(method_config("vacsr"), dim=4), logit, labelled=labelled, false_negative=missed
+
+def judged_model(folder: Path, fields: dict[str, Any]) -> tuple[Recipe, dict[tuple[int, int], bool]]:
+    """A saved model, a recipe with expert grades of its test images, and the false negatives by image and caption."""
+    test = load_pairs(PAIRS, split="test")
+    config = BackboneConfig(head=HeadConfig(dim=4))
+    model = MatchingModel.build(
+        method_config(fields), config, image_dim=test.images.shape[1], text_dim=test.texts.shape[1], seed=1
     )
-    assert found is not None
-    p = torch.sigmoid(logit.double())
-    torch.testing.assert_close(found.r, torch.stack([1 - p[0, 0] - p[0, 1], 1 - p[1, 1], 1 - p[2, 2]]))
+    model.save_pretrained(folder / "model")
+    lines = ["image\tcaption_image\tcaption_index\trating_1\trating_2\trating_3"]
+    missed = {}
+    for (image, other), ratings in RATINGS.items():
+        name, (caption, number) = test.image_ids[image], test.caption_ids[2 * other].rsplit("#", 1)
+        lines.append("\t".join([name, caption, number, *map(str, ratings)]))
+        fits = image != other and sum(ratings) >= 9
+        missed[image, 2 * other] = fits and judged_split(name) == "judged-test"
+    (folder / "experts.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    recipe = {"data": {"pairs": PAIRS}, "method": fields, "train": {"device": "cpu"}}
+    return recipe_from({**recipe, "evaluate": {"splits": ["test"], "judgments": [str(folder / "experts.tsv")]}}), missed
+
+
+@pytest.mark.parametrize(
+    "fields", [{"name": "sigmoid", "scale": 3.0, "bias": -1.0}, {"name": "infonce"}, {"name": "vacsr"}]
+)
+def test_tolerance_is_that_of_the_loss_on_judged_test_images(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Its scale and bias, and as false negatives what experts grade 3 or more, of the judged-test half only."""
+    recipe, missed = judged_model(tmp_path, fields)
+    assert list(missed.values()) == [True, False, True, False, False]
+    result = run_tolerance(tmp_path, recipe)["test"]
+    assert result["false_negatives"] == sum(missed.values())
+    score = PairScorer.from_pretrained(tmp_path, device="cpu").score_set(load_pairs(PAIRS, split="test")).score.double()
+    false = torch.zeros(score.shape, dtype=torch.bool)
+    for (image, caption), fits in missed.items():
+        false[image, caption] = fits
+    labelled = torch.arange(len(score))[:, None] == torch.arange(score.shape[1]) // 2
+    kind = "softmax" if fields["name"] == "infonce" else "logistic"
+    scale = {"sigmoid": 3.0, "vacsr": 1.0}.get(fields["name"], result["scale"])
+    expected = loss_tolerance(score, labelled, false, kind=kind, scale=scale, bias=fields.get("bias", 0.0))
+    assert result["scale"] == pytest.approx(scale)
+    assert result["mean"] == pytest.approx(float(expected.r.mean()), rel=1e-5)
 
 
 def test_the_cost_of_a_step(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from pydantic import ValidationError
 
 from vacsr.config import Recipe
 from vacsr.config.base import METHODS, MethodConfig, method_entry, register
-from vacsr.config.io import method_config, recipe_from
-from vacsr.errors import ConfigError, UsageError
-from vacsr.methods import Method, Sigmoid, Vacsr, build_method
+from vacsr.errors import UsageError
+from vacsr.methods import Sigmoid, build_method
 from vacsr.methods.sigmoid import SigmoidConfig
 
 MODULE = """
@@ -95,23 +95,16 @@ def test_a_third_party_method_is_found_by_its_entry_point(package: Path) -> None
     assert done.stdout.split() == ["square_module", "square", "0.5"], done.stderr
 
 
-# ----------------------------------------------------------------------------------------------------- the registry
-
-
-def test_a_method_by_its_config() -> None:
-    for name, kind in (("vacsr", Vacsr), ("vacsr-paper", Vacsr), ("sigmoid", Sigmoid)):
-        method = build_method(method_config(name), dim=4)
-        assert type(method) is kind
-        assert isinstance(method, Method)
-
-
 def test_the_recipe_validates_its_method_through_the_registry() -> None:
     recipe = Recipe.model_validate({"method": {"name": "sigmoid", "scale": 3.0}})
     assert recipe.method == SigmoidConfig(scale=3.0)
     assert recipe.model_dump()["method"] == {"name": "sigmoid", "scale": 3.0, "bias": -10.0, "learnable": True}
     assert Recipe(method=SigmoidConfig(scale=3.0)) == recipe
-    with pytest.raises(ConfigError, match=r"unknown method 'vascr' \(did you mean 'vacsr'\?\)"):
-        recipe_from({"method": "vascr"})
+    assert type(build_method(recipe.method, dim=4)) is Sigmoid
+    with pytest.raises(ValidationError):
+        Recipe(method="sigmoid")  # type: ignore[arg-type]
+    with pytest.raises(ValidationError):
+        recipe.train.epochs = 3  # type: ignore[misc]
 
 
 class OtherConfig(MethodConfig):

@@ -11,6 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from vacsr.data import PhotoSet, load_images, load_pairs
+from vacsr.errors import DataError
+
 Encode = Callable[..., bytes]
 """(colour, size=(8, 6), format="PNG") -> the encoded photo."""
 Draw = Callable[..., Path]
@@ -53,3 +56,31 @@ def draw(encode: Encode) -> Draw:
         return path
 
     return drawn
+
+
+@pytest.fixture
+def photos_of() -> Callable[..., PhotoSet]:
+    """The photos that a SPEC names, with their captions if it has any."""
+
+    def load(spec: str, **options: Any) -> PhotoSet:
+        pairs = (load_images if spec.startswith("photos:") else load_pairs)(spec, **options)
+        assert isinstance(pairs, PhotoSet)
+        return pairs
+
+    return load
+
+
+@pytest.fixture
+def refused() -> Callable[..., str]:
+    """(argument, *words, error=DataError, load=load_pairs, **options): the message, which names these and an action."""
+
+    def check(
+        argument: Any, *words: str, error: type[Exception] = DataError, load: Any = load_pairs, **options: Any
+    ) -> str:
+        with pytest.raises(error) as caught:
+            load(argument, **options)
+        message = str(caught.value)
+        assert all(word in message for word in (*words, " — ")), message
+        return message
+
+    return check

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,99 +12,63 @@ from vacsr.errors import DataError, ProvenanceMismatch, ShapeMismatch, UsageErro
 Parts = dict[str, Any]
 
 
-def assert_refused(parts: Parts, error: type[VacsrError], *words: str) -> None:
-    with pytest.raises(error) as caught:
-        PairSet(**parts)
-    assert caught.value.exit_code == 4
-    assert all(word in str(caught.value) for word in (*words, " — ")), str(caught.value)
+def spoiled(kind: str, row: slice, value: float) -> Callable[[Parts], Any]:
+    def change(parts: Parts) -> torch.Tensor:
+        features = parts[kind].clone()
+        features[row, 0] = value
+        return features
 
-
-def test_a_valid_set_keeps_its_distractor(parts: Parts) -> None:
-    pairs = PairSet(**parts)
-    assert len(pairs) == 3
-    assert pairs.describe() == "all: 3 images (4 dims), 3 captions (5 dims), 0–2 per image, backbone unknown"
-
-
-@pytest.mark.parametrize(("name", "kind"), [("images", "image"), ("texts", "caption")])
-def test_features_that_do_not_fit(parts: Parts, name: str, kind: str) -> None:
-    whole = parts[name]
-    assert_refused({**parts, name: whole[0]}, ShapeMismatch, kind, f"[{whole.shape[1]}]", "[rows, dims]")
-    assert_refused({**parts, name: whole[:, :0]}, ShapeMismatch, kind, "[3, 0]")
-    assert_refused({**parts, name: whole[:2]}, ShapeMismatch, f"2 rows of {kind} features", f"3 {kind} ids")
-    assert_refused({**parts, name: whole.half()}, DataError, kind, "torch.float16", "torch.float32")
-    assert_refused({**parts, name: whole[:0]}, DataError, f"no {kind}s")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_features_that_are_not_finite(parts: Parts, value: float) -> None:
-    images, texts = parts["images"].clone(), parts["texts"].clone()
-    images[1, 2] = value
-    texts[1:, 0] = value
-    assert_refused({**parts, "images": images}, DataError, "image 'b'", "1 of 3 images")
-    assert_refused({**parts, "texts": texts}, DataError, "caption 'b#0'", "2 of 3 captions")
-
-
-def test_ids_are_unique(parts: Parts) -> None:
-    assert_refused({**parts, "image_ids": ("a", "c", "c")}, DataError, "image id 'c'", "2 times")
-    assert_refused({**parts, "caption_ids": ("x", "y", "x")}, DataError, "caption id 'x'", "2 times")
-
-
-@pytest.mark.parametrize("row", [-1, 3])
-def test_a_caption_of_no_image(parts: Parts, row: int) -> None:
-    assert_refused({**parts, "caption_image": torch.tensor([0, row, 0])}, DataError, "'b#0'", f"row {row}", "0 to 2")
-
-
-def test_an_assignment_that_does_not_fit(parts: Parts) -> None:
-    assert_refused({**parts, "caption_image": torch.tensor([0, 1])}, ShapeMismatch, "[2]", "[3]")
-    assert_refused({**parts, "caption_image": torch.tensor([0, 1, 0]).int()}, DataError, "torch.int32", "torch.int64")
-
-
-@pytest.mark.parametrize("blank", ["", " \t\n"])
-def test_a_blank_caption(parts: Parts, blank: str) -> None:
-    assert_refused({**parts, "captions": ("one", "two", blank)}, DataError, "'a#1'", "no text")
-
-
-def test_texts_and_ids_disagree(parts: Parts) -> None:
-    assert_refused({**parts, "captions": ("one", "two")}, ShapeMismatch, "2 caption texts", "3 caption ids")
-
-
-def test_subset_takes_images_in_order_and_captions_along(parts: Parts) -> None:
-    chosen = PairSet(**parts).subset([2, 0])
-    assert chosen.image_ids == ("c", "a")
-    assert chosen.caption_ids == ("a#0", "a#1")
-    assert chosen.captions == ("one", "three")
-    assert chosen.caption_image.tolist() == [1, 1]
-    assert torch.equal(chosen.images, parts["images"][[2, 0]])
-    assert torch.equal(chosen.texts, parts["texts"][[0, 2]])
-
-
-def test_subset_by_mask_is_subset_by_rows(parts: Parts) -> None:
-    pairs = PairSet(**parts)
-    assert pairs.subset(torch.tensor([True, False, True])).image_ids == pairs.subset([0, 2]).image_ids
+    return change
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("field", "change", "error", "words"),
     [
-        ([3], "row 3"),
-        ([-1], "row -1"),
-        ([], "no images"),
-        ([0, 0], "image id 'a'"),
-        ([2], "no captions"),
-        ([0.5], "float32"),
-        (torch.tensor([True]), "mask has 1"),
+        ("images", lambda parts: parts["images"][0], ShapeMismatch, "image features have shape .4."),
+        ("texts", lambda parts: parts["texts"][:, :0], ShapeMismatch, "caption features have shape .3, 0."),
+        ("texts", lambda parts: parts["texts"][:2], ShapeMismatch, "for 3 caption ids"),
+        ("images", lambda parts: parts["images"].half(), DataError, "torch.float16"),
+        ("images", spoiled("images", slice(1, 2), float("nan")), DataError, "1 of 3 images .* image 'b'"),
+        ("texts", spoiled("texts", slice(1, 3), float("-inf")), DataError, "2 of 3 captions .* caption 'b#0'"),
+        ("image_ids", lambda _: ("a", "c", "c"), DataError, "image id 'c' is given 2 times"),
+        ("caption_ids", lambda _: ("x", "y", "x"), DataError, "caption id 'x' is given 2 times"),
+        ("caption_image", lambda _: torch.tensor([0, -1, 0]), DataError, "'b#0' points to image row -1"),
+        ("caption_image", lambda _: torch.tensor([0, 3, 0]), DataError, "'b#0' points to image row 3, .* 0 to 2"),
+        ("caption_image", lambda _: torch.tensor([0, 1]), ShapeMismatch, "shape .2., expected .3."),
+        ("caption_image", lambda _: torch.tensor([0, 1, 0]).int(), DataError, "torch.int32"),
+        ("captions", lambda _: ("one", "two", " \t\n"), DataError, "'a#1' has no text"),
+        ("captions", lambda _: ("one", "two"), ShapeMismatch, "2 caption texts and 3 caption ids"),
     ],
 )
-def test_subset_refuses(parts: Parts, rows: Any, words: str) -> None:
-    with pytest.raises(DataError, match=words):
+def test_parts_that_do_not_fit(
+    parts: Parts, field: str, change: Callable[[Parts], Any], error: type[VacsrError], words: str
+) -> None:
+    with pytest.raises(error, match=f"{words}.* — ") as caught:
+        PairSet(**{**parts, field: change(parts)})
+    assert caught.value.exit_code == 4
+
+
+def test_subset_takes_images_in_order_and_captions_along(parts: Parts) -> None:
+    pairs = PairSet(**parts)
+    assert pairs.describe() == "all: 3 images (4 dims), 3 captions (5 dims), 0–2 per image, backbone unknown"
+    chosen = pairs.subset([2, 0])
+    assert (chosen.image_ids, chosen.caption_ids, chosen.captions) == (("c", "a"), ("a#0", "a#1"), ("one", "three"))
+    assert chosen.caption_image.tolist() == [1, 1]
+    assert torch.equal(chosen.images, parts["images"][[2, 0]])
+    assert torch.equal(chosen.texts, parts["texts"][[0, 2]])
+    assert pairs.subset(torch.tensor([True, False, True])).image_ids == ("a", "c")
+
+
+@pytest.mark.parametrize("rows", [[3], [-1], [], [0, 0], [2], [0.5], torch.tensor([True])])
+def test_subset_refuses_rows_that_make_no_set(parts: Parts, rows: Any) -> None:
+    with pytest.raises(DataError, match=" — "):
         PairSet(**parts).subset(rows)
 
 
 def test_with_caption_image_changes_labels_only(parts: Parts) -> None:
     pairs = PairSet(**parts)
     moved = pairs.with_caption_image(torch.tensor([2, 1, 0]))
-    assert moved.caption_image.tolist() == [2, 1, 0]
-    assert pairs.caption_image.tolist() == [0, 1, 0]
+    assert (moved.caption_image.tolist(), pairs.caption_image.tolist()) == ([2, 1, 0], [0, 1, 0])
     assert moved.caption_ids == pairs.caption_ids
     with pytest.raises(DataError, match="'b#0'"):
         pairs.with_caption_image(torch.tensor([0, 7, 0]))
@@ -117,33 +82,24 @@ def many(count: int) -> PairSet:
 def test_split_images_parts_the_images() -> None:
     pairs = many(50)
     train, dev = pairs.split_images(0.2, 3)
-    assert (train.split, dev.split) == ("train", "dev")
-    assert len(dev.image_ids) == 10
-    assert set(train.image_ids) | set(dev.image_ids) == set(pairs.image_ids)
-    assert not set(train.image_ids) & set(dev.image_ids)
-    assert pairs.split_images(0.2, 3).dev.image_ids == dev.image_ids
-    assert pairs.split_images(0.2, 4).dev.image_ids != dev.image_ids
+    assert (train.split, dev.split, len(dev.image_ids)) == ("train", "dev", 10)
+    assert sorted((*train.image_ids, *dev.image_ids)) == sorted(pairs.image_ids)
+    assert pairs.split_images(0.2, 3)[1].image_ids == dev.image_ids
+    assert pairs.split_images(0.2, 4)[1].image_ids != dev.image_ids
+    for share in (0.0001, 0.9999):
+        assert min(map(len, many(5).split_images(share, 0))) == 1
 
 
-@pytest.mark.parametrize("share", [0.0001, 0.9999])
-def test_split_images_leaves_no_side_empty(share: float) -> None:
-    train, dev = many(5).split_images(share, 0)
-    assert min(len(train), len(dev)) == 1
-
-
-@pytest.mark.parametrize("share", [-0.1, 0.0, 1.0, 1.5, float("nan")])
+@pytest.mark.parametrize("share", [-0.1, 0.0, 1.0, float("nan")])
 def test_split_images_refuses_a_share(share: float) -> None:
-    with pytest.raises(UsageError, match="share") as caught:
+    with pytest.raises(UsageError, match="try share="):
         many(5).split_images(share, 0)
-    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("field", ["backbone", "preprocessing", "revision"])
 def test_provenance_names_the_field_and_both_values(field: str) -> None:
-    with pytest.raises(ProvenanceMismatch) as caught:
+    with pytest.raises(ProvenanceMismatch, match=f"{field} 'old', these have 'new' — embed the data"):
         Provenance(**{field: "old"}).check(Provenance(**{field: "new"}))
-    assert caught.value.exit_code == 4
-    assert all(word in str(caught.value) for word in (field, "'old'", "'new'", "embed the data"))
 
 
 def test_unknown_provenance_matches_anything() -> None:

@@ -1,4 +1,4 @@
-"""Uncertainty figures against scipy, torchmetrics and brute force."""
+"""Uncertainty metrics against scipy, torchmetrics and brute force."""
 
 from __future__ import annotations
 
@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchmetrics.functional.classification import binary_auroc
 
+from vacsr.choices import Bins
 from vacsr.errors import DataError, ShapeMismatch, UsageError
-from vacsr.evaluate.uncertainty import (
-    Width,
-    aurc,
-    auroc,
-    average_ranks,
-    binned_correlation,
-    risk_coverage,
-    topk_correlation,
-)
+from vacsr.evaluate.uncertainty import aurc, auroc, binned_correlation, selective_risk, topk_correlation
 
 few_levels = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=40)
 
@@ -43,39 +36,33 @@ def reference_bins(sigma: list[float], score: list[float], bins: int, width: str
 
 @settings(max_examples=150, deadline=None)
 @given(rows=few_levels, bins=st.sampled_from([2, 4, 8]), width=st.sampled_from(["count", "equal"]))
-def test_bins_equal_the_plain_ones(rows: list[tuple[int, int]], bins: int, width: Width) -> None:
+def test_bins_equal_the_plain_ones(rows: list[tuple[int, int]], bins: int, width: Bins) -> None:
     sigma, score = [float(s) for s, _ in rows], [float(c) for _, c in rows]
-    result = binned_correlation(sigma, score, bins=bins, width=width)
+    correlation, _, bin_score = binned_correlation(sigma, score, bins=bins, width=width)
     expected = reference_bins(sigma, score, bins, width)
     means = [float(np.mean(values)) for values in expected.values()]
-    assert result.bin_count.tolist() == [len(values) for values in expected.values()]
-    np.testing.assert_allclose(result.bin_score, means)
+    np.testing.assert_allclose(bin_score, means)
     if len(set(sigma)) > 1 and len(expected) > 1 and np.ptp(means) > 1e-9:
-        assert result.correlation == pytest.approx(stats.pearsonr(list(expected), means)[0])
+        assert correlation == pytest.approx(stats.pearsonr(list(expected), means)[0])
     else:
-        assert np.isnan(result.correlation)
+        assert np.isnan(correlation)
 
 
-def test_bin_uncertainty_rises_and_tensors_are_taken() -> None:
+def test_tensors_are_taken_and_queries_without_outcome_left_out() -> None:
     generator = torch.Generator().manual_seed(0)
     sigma = torch.rand(1003, generator=generator)
     correct = (torch.rand(1003, generator=generator) > sigma).double()
-    result = binned_correlation(sigma.bfloat16(), correct)
-    assert result.bin_count.tolist() == [101, 101, 101, 100, 100, 100, 100, 100, 100, 100]
-    assert (np.diff(result.bin_uncertainty) > 0).all()
-    assert result.correlation < -0.9
-
-
-def test_query_without_outcome_is_left_out() -> None:
-    whole = binned_correlation([0.1, 0.2, 0.3], [1, 0, 1], bins=3)
-    with_gap = binned_correlation([0.1, 0.15, 0.2, 0.3], [1, float("nan"), 0, 1], bins=3)
-    np.testing.assert_array_equal(whole.bin_score, with_gap.bin_score)
+    correlation, bin_sigma, _ = binned_correlation(sigma.bfloat16(), correct)
+    assert (np.diff(bin_sigma) > 0).all()
+    assert correlation < -0.9
+    _, _, gap = binned_correlation([0.1, 0.15, 0.2, 0.3], [1, float("nan"), 0, 1], bins=3)
+    np.testing.assert_array_equal(gap, [1, 0, 1])
 
 
 @pytest.mark.parametrize(("sigma", "correct"), [([1, 1, 1, 1], [0, 0, 1, 1]), ([1, 2, 3, 4], [0.1] * 4), ([1], [0])])
 @pytest.mark.parametrize("width", ["count", "equal"])
-def test_constant_side_gives_nan(sigma: list[float], correct: list[float], width: Width) -> None:
-    assert np.isnan(binned_correlation(sigma, correct, width=width).correlation)
+def test_constant_side_gives_nan(sigma: list[float], correct: list[float], width: Bins) -> None:
+    assert np.isnan(binned_correlation(sigma, correct, width=width)[0])
 
 
 def test_topk_correlation_follows_scipy() -> None:
@@ -85,9 +72,9 @@ def test_topk_correlation_follows_scipy() -> None:
     result = topk_correlation(sigma, quality)
     for k in range(1, 5):
         mean = sigma[:, :k].mean(1)
-        assert result.raw[k - 1] == pytest.approx(stats.pearsonr(mean, quality)[0])
+        assert result["raw"][k - 1] == pytest.approx(stats.pearsonr(mean, quality)[0])
         bins = [quality[part].mean() for part in np.array_split(mean.argsort(kind="stable"), 10)]
-        assert result.binned[k - 1] == pytest.approx(stats.pearsonr(range(10), bins)[0])
+        assert result["binned"][k - 1] == pytest.approx(stats.pearsonr(range(10), bins)[0])
 
 
 def reference_risk(sigma: tuple[int, ...], loss: tuple[int, ...]) -> np.ndarray:
@@ -100,11 +87,9 @@ def reference_risk(sigma: tuple[int, ...], loss: tuple[int, ...]) -> np.ndarray:
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=6))
-def test_risk_coverage_equals_brute_force(rows: list[tuple[int, int]]) -> None:
+def test_selective_risk_equals_brute_force(rows: list[tuple[int, int]]) -> None:
     sigma, loss = zip(*rows, strict=True)
-    curve = risk_coverage(sigma, loss)
-    np.testing.assert_allclose(curve.risk, reference_risk(sigma, loss))
-    np.testing.assert_allclose(curve.coverage, np.arange(1, len(rows) + 1) / len(rows))
+    np.testing.assert_allclose(selective_risk(sigma, loss), reference_risk(sigma, loss))
     assert aurc(sigma, loss) == pytest.approx(reference_risk(sigma, loss).mean())
 
 
@@ -122,12 +107,6 @@ def test_auroc_equals_pair_counting_and_torchmetrics(rows: list[tuple[int, bool]
     assert result == pytest.approx(float(oracle), abs=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
-@given(rows=st.lists(st.integers(0, 5), min_size=1, max_size=30))
-def test_average_ranks_equal_scipy(rows: list[int]) -> None:
-    np.testing.assert_array_equal(average_ranks(rows), stats.rankdata(rows))
-
-
 def test_bad_input_is_refused() -> None:
     with pytest.raises(DataError, match=r"uncertainty\[1\] is NaN"):
         aurc([0.1, float("nan")], [0, 1])
@@ -135,13 +114,7 @@ def test_bad_input_is_refused() -> None:
         aurc([0.1, 0.2], [0])
     with pytest.raises(DataError, match="none of 1 queries has an outcome"):
         aurc([0.1], [float("nan")])
-    with pytest.raises(DataError, match="0 and 1 only"):
-        auroc([0.1, 0.2], [0, 2])
-    with pytest.raises(UsageError, match="bins=1"):
-        binned_correlation([0.1, 0.2], [0, 1], bins=1)
     with pytest.raises(UsageError, match="width='odd'"):
         binned_correlation([0.1, 0.2], [0, 1], width="odd")  # type: ignore[arg-type]
-    with pytest.raises(ShapeMismatch, match=r"\[Q, K\]"):
-        topk_correlation([0.1, 0.2], [0, 1])
     with pytest.raises(ShapeMismatch, match="one dimension"):
         auroc(torch.zeros(2, 2), [0, 1])

@@ -148,7 +148,7 @@ _load_once = cache(load_classes)
 @pytest.fixture(autouse=True)
 def _drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing scenes is most of what a small run does; the same SPEC gives the same ones."""
-    monkeypatch.setattr("vacsr.fewshot.task.load_classes", _load_once)
+    monkeypatch.setattr("vacsr.fewshot.data.load_classes", _load_once)
 
 
 @pytest.fixture(scope="session")

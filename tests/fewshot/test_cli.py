@@ -102,7 +102,7 @@ def test_folders_and_flags_that_do_not_fit(vacsr: Command, recipe: Path, tmp_pat
     assert vacsr("fewshot", recipe, "--out", run).code == 0
     assert vacsr("fewshot", recipe, "--out", run).refused(2, "already holds a run", "--resume")
     other = vacsr("fewshot", recipe, "--out", run, "--resume", "--set", "train.lr=0.2")
-    assert other.refused(4, "another configuration or data", "train.lr was", "is now 0.2", "vacsr fewshot")
+    assert other.refused(4, "another configuration or data", "train.lr was", "is now 0.2")
     assert vacsr("fewshot", recipe, "--out", run, "--resume", "--evaluate-only").refused(2, "leave one out")
     assert vacsr("fewshot", tmp_path / "none.yaml").refused(2, "no such file")
     (tmp_path / "file").write_text("")
@@ -121,50 +121,22 @@ def test_a_broken_photo_is_named(vacsr: Command, recipe: Path, tmp_path: Path) -
     assert vacsr("fewshot", recipe, "--out", tmp_path / "broken", *change).refused(4, "dog", "cannot be read")
 
 
-CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB."
-
-
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        ("coop", ["train.batch_size below 2", "backbone.checkpointing=true", "evaluate.batch_size below 100"]),
-        ("cocoop", ["method.chunk"]),
-        ("vacsr", ["method.text_chunk=100", "method.pair_chunk=4096"]),
-    ],
-)
 def test_memory_that_runs_out_is_told_with_what_takes_less(
-    vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, words: list[str]
-) -> None:
-    def image(self: ClipModel, pixels: Tensor, edits: Any = None) -> Tensor:
-        raise torch.OutOfMemoryError(CUDA)
-
-    monkeypatch.setattr(ClipModel, "image", image)
-    answer = vacsr("fewshot", recipe, "--out", tmp_path / "run", "--set", f"method={method}")
-    assert answer.refused(3, "CUDA out of memory — try --set", *words)
-    one = vacsr("fewshot", recipe, "--out", tmp_path / "run", "--set", "train.batch_size=1")
-    assert one.refused(3, "CUDA out of memory")
-    assert "train.batch_size" not in one.err
-
-
-def test_memory_may_run_out_on_a_processor_and_in_a_test(
     vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On a GPU while training, on a processor while testing; other errors of torch are left as they are."""
     run = tmp_path / "run"
     assert vacsr("fewshot", recipe, "--out", run, "--set", "train.epochs=1").code == 0
     monkeypatch.setattr(ClipModel, "image", lambda *_, **__: torch.empty(10**15))
     again = vacsr("fewshot", run / "config.yaml", "--out", run, "--evaluate-only")
-    assert again.refused(3, "out of memory", "evaluate.batch_size below 100")
+    assert again.refused(3, "out of memory", "smaller evaluate.batch_size")
 
+    def image(self: ClipModel, pixels: Tensor, edits: Any = None) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8 GiB.")
 
-def test_other_errors_of_torch_are_left_as_they_are(
-    vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    monkeypatch.setattr(ClipModel, "image", image)
+    answer = vacsr("fewshot", recipe, "--out", tmp_path / "full")
+    assert answer.refused(3, "CUDA out of memory — try --set", "method.pair_chunk=4096", "train.batch_size")
     monkeypatch.setattr(ClipModel, "image", lambda *_, **__: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="size"):
-        vacsr("fewshot", recipe, "--out", tmp_path / "run")
-
-
-def test_help_names_the_options(vacsr: Command) -> None:
-    answer = vacsr("fewshot", "--help")
-    assert all(option in answer.out for option in ("RECIPE.yaml", "--set", "--out", "--resume", "--evaluate-only"))
-    assert "fewshot" in vacsr("--help").out
+        vacsr("fewshot", recipe, "--out", tmp_path / "broken")

@@ -14,21 +14,20 @@ from vacsr.config.base import METHODS
 from vacsr.config.io import dump_yaml
 from vacsr.data.fewshot import COOP_SETS
 from vacsr.errors import ConfigError, UsageError
-from vacsr.fewshot import check_fewshot, fewshot_from, layered_fewshot, read_fewshot
+from vacsr.fewshot import check_fewshot, fewshot_from, read_fewshot
 from vacsr.fewshot import config as config_module
 from vacsr.fewshot.config import FewshotRecipe, FewshotTrainConfig
 from vacsr.fewshot.methods.coop import CoopConfig
 from vacsr.fewshot.methods.maple import MapleConfig
 from vacsr.fewshot.methods.mma import Mma, MmaConfig
 from vacsr.fewshot.methods.mmrl import MmrlConfig
-from vacsr.fewshot.methods.vacsr import FewshotVacsrConfig
-from vacsr.fewshot.task import learning_rate
 
 PETS = {"data": {"spec": "coop:data,set=oxford_pets"}}
 
 
 def on(dataset: str, protocol: str = "base-to-novel") -> dict[str, Any]:
-    return {"data": {"spec": f"coop:data,set={dataset}", "protocol": protocol}}
+    targets = {"sketch": "coop:data,set=imagenet_sketch"} if protocol == "domain" else {}
+    return {"data": {"spec": f"coop:data,set={dataset}", "protocol": protocol, "targets": targets}}
 
 
 def assert_refused(raw: Any, *words: str) -> None:
@@ -63,7 +62,7 @@ def test_every_field_gives_its_reason() -> None:
         ("maple", "ucf101", "base-to-novel", {"epochs": 5, "lr": 0.0035, "batch_size": 4}),
         ("maple", "imagenet", "domain", {"epochs": 2, "lr": 0.0026, "batch_size": 4}),
         ("coprompt", "dtd", "base-to-novel", {"epochs": 8, "lr": 0.0035, "batch_size": 4, "view": "randaugment"}),
-        ("mma", "dtd", "base-to-novel", {"epochs": 5, "lr": 0.0015, "batch_size": 16, "weight_decay": 5e-4}),
+        ("mma", "dtd", "base-to-novel", {"epochs": 5, "lr": 0.0015, "batch_size": 16, "warmup_epochs": 0}),
         ("mma", "imagenet", "base-to-novel", {"batch_size": 128}),
         ("mma", "imagenet", "domain", {"epochs": 1, "batch_size": 128, "warmup_epochs": 0}),
         ("mmrl", "dtd", "base-to-novel", {"optimizer": "adamw", "lr": 1e-3, "epochs": 10, "crop": (0.5, 1.0)}),
@@ -72,7 +71,7 @@ def test_every_field_gives_its_reason() -> None:
         ("clipood", "dtd", "base-to-novel", {"epochs": 1, "steps_per_epoch": 500, "batch_size": 36, "lr": 5e-6}),
         ("clipood", "fgvc_aircraft", "base-to-novel", {"epochs": 10, "weight_decay": 0.1}),
         ("clipood", "ucf101", "base-to-novel", {"epochs": 2, "schedule": "cosine-step", "warmup_epochs": 0}),
-        ("vacsr", "dtd", "base-to-novel", {"epochs": 5, "lr": 0.0015, "momentum": 0.9, "batch_size": 16}),
+        ("vacsr", "dtd", "base-to-novel", {"epochs": 5, "lr": 0.0015, "batch_size": 16, "warmup_epochs": 0}),
         ("vacsr", "sun397", "base-to-novel", {"batch_size": 128}),
         ("vacsr", "imagenet", "domain", {"batch_size": 128, "epochs": 5, "warmup_epochs": 0}),
         ("vacsr", "eurosat", "base-to-novel", {"batch_size": 5}),
@@ -81,14 +80,6 @@ def test_every_field_gives_its_reason() -> None:
 def test_the_papers_training(method: str, dataset: str, protocol: str, expected: dict[str, Any]) -> None:
     train = fewshot_from({**on(dataset, protocol), "method": method}).train
     assert {name: getattr(train, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize("method", ["mma", "vacsr"])
-def test_mma_has_no_warm_up(method: str) -> None:
-    """Its public configurations have WARMUP_EPOCH: 0, and few-shot VACSR follows MMA."""
-    train = fewshot_from({**on("dtd"), "method": method}).train
-    rates = [learning_rate(10 * epoch, steps_per_epoch=10, config=train) for epoch in range(train.epochs)]
-    assert rates == pytest.approx([0.0015, 0.001357, 0.000982, 0.000518, 0.000143], abs=5e-7)
 
 
 def test_the_papers_method_fields() -> None:
@@ -113,10 +104,8 @@ def test_every_plan_fits_its_configuration() -> None:
         method.config.model_validate(plan["method"])
         FewshotTrainConfig.model_validate(plan["train"])
 
-
-def test_a_plan_is_a_copy() -> None:
     Mma.plan.fields("imagenet", "domain")["method"]["layers"] = 99
-    assert Mma.plan.fields("imagenet", "domain")["method"] == {"layers": 4}
+    assert Mma.plan.fields("imagenet", "domain")["method"] == {"layers": 4}, "a copy"
 
 
 # ----------------------------------------------------------------------------------------------------------- recipes
@@ -125,7 +114,6 @@ def test_a_plan_is_a_copy() -> None:
 def test_written_fields_win_over_the_plan() -> None:
     raw = {**on("eurosat"), "method": {"name": "mmrl", "consistency": 3.0}, "train": {"epochs": 2}}
     recipe = fewshot_from(raw, ["train.lr=0.5"])
-    assert isinstance(recipe.method, MmrlConfig)
     assert (recipe.method.consistency, recipe.method.rep_dim) == (3.0, 2048)
     assert (recipe.train.epochs, recipe.train.lr, recipe.train.optimizer) == (2, 0.5, "adamw")
 
@@ -144,8 +132,6 @@ def test_another_method_starts_afresh_and_brings_its_plan() -> None:
 
 def test_vacsr_as_printed() -> None:
     ours, printed = (fewshot_from({**PETS, "method": name}).method for name in ("vacsr", "vacsr-paper"))
-    assert isinstance(ours, FewshotVacsrConfig)
-    assert isinstance(printed, FewshotVacsrConfig)
     assert (ours.adapter.residual, printed.adapter.residual) == ("cosine", "none")
     assert printed.objective.correction == 0.0
     assert fewshot_from({**PETS, "method": "coop-paper"}).method == CoopConfig()
@@ -153,8 +139,7 @@ def test_vacsr_as_printed() -> None:
 
 
 def test_a_resolved_recipe_survives_yaml() -> None:
-    raw = {**on("imagenet", "domain"), "method": "mma", "search": {"image_blocks": [1, "last 2", [0, 3]]}}
-    raw["data"]["targets"] = {"sketch": "coop:data,set=imagenet_sketch"}
+    raw = {**on("imagenet", "domain"), "method": "vacsr", "search": {"image_blocks": [1, "last 2", [0, 3]]}}
     recipe = fewshot_from(raw)
     again = fewshot_from(yaml.safe_load(dump_yaml(recipe)))
     assert again == recipe
@@ -179,31 +164,25 @@ def test_the_backbone_is_a_clip_unless_one_is_named() -> None:
 def test_refusals_name_the_field() -> None:
     assert_refused({"method": "copo"}, "unknown few-shot method 'copo'", "did you mean", "clipood")
     assert_refused({"method": {"name": "maple", "dept": 3}}, "method.dept:", "did you mean 'depth'?")
-    assert_refused({"method": {"name": "maple", "depth": 0}}, "method.depth:")
-    assert_refused({"train": {"epoch": 3}}, "train.epoch:")
     assert_refused({"train": {"crop": [0, 1]}}, "train.crop")
-    assert_refused({"data": {"protocol": "novel"}}, "data.protocol")
     assert_refused({"data": 3}, "data:")
     assert_refused({"train": None}, "train:")
-    assert_refused({"preset": "papr"}, "preset:")
     assert_refused({"search": {"image_blocks": ["fist 2"]}}, "search.image_blocks")
-    with pytest.raises(ConfigError, match="expected sections"):
-        layered_fewshot([])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "action"),
     [
-        ({"data": {"protocol": "domain"}}, "needs data.targets"),
-        ({"data": {"targets": {"x": "scenes:"}}}, "has no use for data.targets"),
-        ({"data": {"protocol": "domain", "targets": {"source": "scenes:"}}}, "called 'source'"),
+        ({"data": {"protocol": "domain"}}, "protocol: domain with targets"),
+        ({"data": {"targets": {"x": "scenes:"}}}, "protocol: domain with targets"),
+        ({"data": {"protocol": "domain", "targets": {"source": "scenes:"}}}, "give it another name"),
         ({"data": {"protocol": "domain", "targets": {"x": "scene:"}}}, "scene"),
         ({"data": {"spec": "coop"}}, "no scheme"),
-        ({"method": "coop", "search": {"image_blocks": [1]}}, "'coop' has no image_blocks"),
-        ({"method": "zeroshot", "search": {"epochs": [1]}}, "nothing to search"),
+        ({"method": "coop", "search": {"image_blocks": [1]}}, r"take search\.image_blocks out"),
+        ({"method": "zeroshot", "search": {"epochs": [1]}}, "take search out"),
         ({"backbone": {"spec": "tiny:"}}, "clip:ID_OR_FOLDER"),
     ],
 )
-def test_recipes_that_can_never_finish(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_recipes_that_can_never_finish(fields: dict[str, Any], action: str) -> None:
+    with pytest.raises(UsageError, match=action):
         check_fewshot(fewshot_from({"task": "fewshot", "method": "vacsr", **fields}))

@@ -12,8 +12,11 @@ import torch
 
 from vacsr.errors import DataError, UsageError
 from vacsr.fewshot import fewshot_from, load_fewshot, run_fewshot
-from vacsr.fewshot.task import load_sets
+from vacsr.fewshot.data import load_sets
+from vacsr.fewshot.model import FewshotModel
 from vacsr.files import read_tensors
+
+from .conftest import CLASSES, TRANSFORM, Toy, colours
 
 QUICK = ("train.epochs=1", "train.steps_per_epoch=2", "train.lr=1e-3")
 
@@ -52,11 +55,9 @@ def test_other_names(raw: dict[str, Any], tmp_path: Path) -> None:
     assert predicted.best()[0] in predicted.names
     swapped = model.predict([photo], ["blue fish", "red tree"])
     torch.testing.assert_close(swapped.probabilities, predicted.probabilities.flip(1), rtol=0, atol=1e-5)
-    for names in ("red tree", [], ["red tree", " "]):
-        with pytest.raises(UsageError, match="give a list of names"):
-            model.predict([photo], names)
-    with pytest.raises(UsageError, match="no photos"):
-        model.predict([])
+    for photos, names in (([photo], "red tree"), ([photo], []), ([photo], ["red tree", " "]), ([], None)):
+        with pytest.raises(UsageError, match="give a list of"):
+            model.predict(photos, names)
 
 
 def test_a_relative_start_is_found_from_anywhere(
@@ -73,3 +74,15 @@ def test_a_relative_start_is_found_from_anywhere(
         load_fewshot("../here/run", device="cpu")
     again = load_fewshot("../here/run", device="cpu", start="../moved")
     assert all(torch.equal(tensor, again.method.weights()[name]) for name, tensor in model.method.weights().items())
+
+
+def test_answers_do_not_depend_on_the_batch() -> None:
+    method, photos = Toy(torch.Generator().manual_seed(0)), colours(11)
+    model = FewshotModel(method, CLASSES, TRANSFORM, {})
+    one, many = (model.evaluate(photos, CLASSES, batch_size=size) for size in (1, 4))
+    assert torch.equal(one.predicted, many.predicted)
+    for row in range(11):
+        square = TRANSFORM.pixels(photos.photos.open(row))
+        logits = method.logits(TRANSFORM.normalize(square[None]), method.prepare(CLASSES))[0]
+        assert int(one.predicted[row]) == int(logits.argmax())
+        assert float(many.confidence[row]) == pytest.approx(logits.detach().softmax(0).max().item(), abs=1e-5)

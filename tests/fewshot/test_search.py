@@ -11,9 +11,9 @@ import torch
 
 from vacsr.errors import DataError, UsageError
 from vacsr.fewshot import fewshot_from, run_fewshot
-from vacsr.fewshot.methods.vacsr import FewshotVacsrConfig
-from vacsr.fewshot.run import candidates, check_search, search, with_choice
-from vacsr.fewshot.task import load_sets
+from vacsr.fewshot.data import load_sets
+from vacsr.fewshot.model import FewshotModel
+from vacsr.fewshot.run import search, validation_accuracy, with_choice
 
 CPU = torch.device("cpu")
 LISTS = {"image_blocks": [0, "last 1"], "text_blocks": ["none", [0, 1]], "epochs": [1, 2]}
@@ -42,20 +42,19 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def searched(raw: dict[str, Any], out: Path, *, mark: str = "mark") -> Any:
     recipe = fewshot_from(raw)
     task = load_sets(recipe.data)
-    return search(recipe, task, out=out, fingerprint=mark, device=CPU, progress=False)
+    return search(recipe, task, out=out, description={"mark": mark}, device=CPU, progress=False)
 
 
 def test_every_combination_is_a_candidate(vacsr_raw: dict[str, Any]) -> None:
     recipe = fewshot_from(vacsr_raw)
-    table = candidates(recipe)
+    table = recipe.search.candidates()
     assert len(table) == len({json.dumps(choice) for choice in table}) == 8
     assert table[0] == {"image_blocks": "first 0", "text_blocks": "none", "epochs": 1}
     assert table[1] == {"image_blocks": "first 0", "text_blocks": "none", "epochs": 2}
     chosen = with_choice(recipe, table[-1])
-    assert isinstance(chosen.method, FewshotVacsrConfig)
     assert (chosen.method.image_blocks, chosen.method.text_blocks, chosen.train.epochs) == ("last 1", (0, 1), 2)
     assert chosen.method.adapter == recipe.method.adapter  # type: ignore[union-attr]
-    assert candidates(fewshot_from({})) == []
+    assert fewshot_from({}).search.candidates() == []
 
 
 def test_the_best_is_taken_and_of_equals_the_first(
@@ -63,7 +62,7 @@ def test_the_best_is_taken_and_of_equals_the_first(
 ) -> None:
     scores += [10.0, 50.0, 30.0, 50.0, 0.0, 0.0, 0.0, 49.0]
     best = searched(vacsr_raw, tmp_path)
-    assert best == candidates(fewshot_from(vacsr_raw))[1]
+    assert best == fewshot_from(vacsr_raw).search.candidates()[1]
     written = json.loads((tmp_path / "search.json").read_text())
     assert [one["val_accuracy"] for one in written["candidates"]] == scores
     assert written["best"] == best
@@ -76,7 +75,7 @@ def test_a_stopped_search_goes_on_and_another_one_begins_anew(
     scores += [10.0, 20.0, None]
     assert searched(vacsr_raw, tmp_path) is None
     scores += [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    assert searched(vacsr_raw, tmp_path) == candidates(fewshot_from(vacsr_raw))[1]
+    assert searched(vacsr_raw, tmp_path) == fewshot_from(vacsr_raw).search.candidates()[1]
     written = json.loads((tmp_path / "search.json").read_text())
     assert [one["val_accuracy"] for one in written["candidates"]] == [10.0, 20.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     scores += [7.0] * 8
@@ -84,20 +83,15 @@ def test_a_stopped_search_goes_on_and_another_one_begins_anew(
     written = json.loads((tmp_path / "search.json").read_text())
     assert [one["val_accuracy"] for one in written["candidates"]] == [7.0] * 8
     (tmp_path / "search.json").write_text("torn")
-    with pytest.raises(DataError, match="delete it"):
+    with pytest.raises(DataError, match=r"search\.json"):
         searched(vacsr_raw, tmp_path)
 
 
-def test_what_cannot_be_searched(raw: dict[str, Any]) -> None:
-    val = load_sets(fewshot_from(raw).data).val
-    with pytest.raises(UsageError, match="'coop' has no image_blocks"):
-        check_search(fewshot_from({**raw, "search": {"image_blocks": [1]}}), val)
+def test_a_search_needs_validation_shots(raw: dict[str, Any], tmp_path: Path) -> None:
+    raw["data"]["shots"] = 8  # all there are
     with pytest.raises(UsageError, match="needs validation shots"):
-        check_search(fewshot_from({**raw, "search": {"epochs": [1]}}), val.take([]))
-    with pytest.raises(UsageError, match="nothing to search"):
-        check_search(fewshot_from({**raw, "method": "zeroshot", "search": {"epochs": [1]}}), val)
-    check_search(fewshot_from({**raw, "search": {"epochs": [1]}}), val)
-    check_search(fewshot_from(raw), val.take([]))
+        run_fewshot(fewshot_from({**raw, "search": {"epochs": [1]}}), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 class Sealed:
@@ -130,17 +124,34 @@ def test_the_test_is_not_read_before_the_choice_is_made_and_trained(
     ).is_file()  # trained to the end; only the report is missing
 
 
+def test_a_candidate_is_scored_on_the_validation_shots(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the shots that it was trained on, and over the classes of training."""
+    recipe = fewshot_from(raw, ["train.epochs=1"])
+    sets = load_sets(recipe.data)
+    tested: list[Any] = []
+    evaluate = FewshotModel.evaluate
+
+    def watched(self: FewshotModel, photos: Any, classes: Any, **options: Any) -> Any:
+        tested.append((photos, classes))
+        return evaluate(self, photos, classes, **options)
+
+    monkeypatch.setattr(FewshotModel, "evaluate", watched)
+    accuracy = validation_accuracy(recipe, sets, device=CPU, label="")
+    assert tested == [(sets.val, sets.classes)]
+    assert accuracy is not None
+    assert 0 <= accuracy <= 100
+    assert not set(sets.val.ids()) & set(sets.train.ids())
+
+
 def test_the_chosen_candidate_is_what_is_trained(raw: dict[str, Any], tmp_path: Path) -> None:
     lists = {"image_blocks": [0, 1], "epochs": [1, 3]}
     report = run_fewshot(
         fewshot_from({**raw, "method": "vacsr", "search": lists}), tmp_path / "searched", progress=False
     ).report
-    assert report is not None
     choice = report["search"]
     assert choice == json.loads((tmp_path / "searched" / "search.json").read_text())["best"]
     direct = {"name": "vacsr", "image_blocks": choice["image_blocks"]}
     recipe = fewshot_from({**raw, "method": direct}, [f"train.epochs={choice['epochs']}"])
     plain = run_fewshot(recipe, tmp_path / "plain", progress=False).report
-    assert plain is not None
     assert plain["results"] == report["results"]
     assert plain["trainable"] == report["trainable"]

@@ -1,133 +1,204 @@
-"""Protocols: which shots are learned from, and which classes each test set is answered over."""
+"""The task: what a step sees, what a checkpoint holds, that a stopped run ends as an unbroken one, the scheduler."""
 
 from __future__ import annotations
 
-import csv
 import json
+import os
+import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
+from torch import nn
+from torch.nn import functional
 
-from vacsr.data.fewshot import load_classes
-from vacsr.errors import DataError, UsageError
-from vacsr.fewshot.config import FewshotDataConfig, dataset_of
-from vacsr.fewshot.task import load_sets, read_sentences
+from vacsr.errors import NonFiniteLoss, UsageError
+from vacsr.fewshot.config import FewshotTrainConfig
+from vacsr.fewshot.model import FewshotModel
+from vacsr.fewshot.task import learning_rate
+from vacsr.files import read_tensors
+from vacsr.train.trainer import Trainer
 
-SPEC = "scenes:classes=7,train=6,test=2,size=32"
-
-
-def task(**fields: Any) -> Any:
-    return load_sets(FewshotDataConfig(**{"spec": SPEC, "shots": 3, **fields}))
-
-
-def test_base_to_novel_tests_each_half_over_itself() -> None:
-    sets, whole = task(), load_classes(SPEC)
-    names = whole.test.classes
-    assert sets.classes.names == sets.train.classes == names[:4]
-    assert torch.bincount(sets.train.labels).tolist() == [3] * 4
-    assert torch.bincount(sets.val.labels).tolist() == [3] * 4
-    base, new = sets.tests
-    assert (base.split, base.classes.names, new.split, new.classes.names) == ("base", names[:4], "new", names[4:])
-    assert sorted(base.photos.labels.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert sorted(new.photos.labels.tolist()) == [0, 0, 1, 1, 2, 2]
-    assert base.classes.template == whole.template
-    for row in range(len(sets.train)):  # a shot is the photo of the class that its label says
-        name = sets.train.photos.name(row)
-        position = whole.train.ids().index(name)
-        assert names[int(whole.train.labels[position])] == sets.train.classes[int(sets.train.labels[row])]
+from .conftest import CLASSES, TRANSFORM, Make, Toy, colours
 
 
-def test_shots_are_drawn_before_the_halves() -> None:
-    assert task().shots.hash == task(protocol="all").shots.hash
-    assert task().shots.hash != task(seed=2).shots.hash
+def toy(trainer: Trainer) -> Toy:
+    return trainer.task.model
 
 
-def test_all_trains_and_tests_every_class() -> None:
-    sets = task(protocol="all")
-    assert len(sets.classes.names) == 7
-    assert [one.split for one in sets.tests] == ["test"]
-    assert len(sets.train) == 21
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_targets_have_their_own_classes_and_sentence(tmp_path: Path) -> None:
-    with (tmp_path / "other.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", "label", "split"])
-        for number, name in enumerate(["cat", "dog", "cat", "dog"]):
-            Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
-            writer.writerow([f"{number}.png", name, "train" if number < 2 else "test"])
-    targets = {"blur": f"{SPEC},domain=blur", "other": f"csv:{tmp_path / 'other.csv'}"}
-    sets = task(protocol="domain", targets=targets)
-    assert [one.split for one in sets.tests] == ["source", "blur", "other"]
-    source, blur, other = sets.tests
-    assert source.classes == sets.classes
-    assert blur.classes == sets.classes._replace(shifted=True)
-    assert other.classes.shifted
-    assert sorted(other.classes.names) == ["cat", "dog"]
-    assert other.classes.template == "a photo of a {}."
-    assert len(other.photos) == 2
-    same = task(protocol="domain", targets=targets, template="one {}.")
-    assert {one.classes.template for one in same.tests} == {"one {}."}
+def test_it_learns(make_trainer: Make) -> None:
+    trainer = make_trainer(colours(30), epochs=10, lr=2.0)
+    run = trainer.run(progress=False)
+    model = FewshotModel(run.model, CLASSES, TRANSFORM, {})
+    answers = model.evaluate(colours(30, seed=1), CLASSES, batch_size=7)
+    assert float(answers.correct.double().mean()) > 0.9
+    assert run.history[0]["loss"] > 2 * run.history[-2]["loss"]
+    assert not run.interrupted
+    assert not run.model.training
 
 
-def test_a_target_without_splits_is_tested_on_all_its_photos(tmp_path: Path) -> None:
-    for name in ("plain/cat", "plain/dog", "split/train/cat", "split/train/dog", "split/test/cat", "split/test/dog"):
-        (tmp_path / name).mkdir(parents=True)
-        for number in range(3 if "test" in name else 10):
-            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
-    targets = {name: f"folder:{tmp_path / name}" for name in ("plain", "split")}
-    sets = task(protocol="domain", targets=targets)
-    assert [len(one.photos) for one in sets.tests] == [14, 20, 6]
-    assert torch.bincount(sets.tests[1].photos.labels).tolist() == [10, 10]
-    own = task(spec=targets["plain"], protocol="all")  # as the source it is shared out
-    assert [len(one.photos) for one in own.tests] == [6]
+def test_a_run_is_a_plain_loop_over_its_batches(make_trainer: Make) -> None:
+    trainer = make_trainer(momentum=0.9, weight_decay=0.01, clip_norm=0.05)
+    config, loader = trainer.task.config, trainer.task.loader
+    trainer.run(progress=False)
+    weights = list(Toy(torch.Generator().manual_seed(config.seed)).map.parameters())
+    speeds = [torch.zeros_like(weight) for weight in weights]
+    mean = torch.zeros(3, 3)
+    for step, batch in enumerate(loader.stream(0, 9)):
+        pixels = TRANSFORM.normalize(batch.pixels).mean(dim=(2, 3))
+        loss = functional.cross_entropy(functional.linear(pixels, *weights), batch.labels)
+        grads = torch.autograd.grad(loss, weights)
+        norm = torch.cat([grad.flatten() for grad in grads]).norm()
+        lr = learning_rate(step, steps_per_epoch=3, config=config)
+        with torch.no_grad():
+            for weight, speed, grad in zip(weights, speeds, grads, strict=True):
+                speed.mul_(0.9).add_(grad * min(1.0, 0.05 / float(norm)) + 0.01 * weight)
+                weight.sub_(lr * speed)
+        mean += weights[0].detach() / 9
+    torch.testing.assert_close(toy(trainer).mean, mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(toy(trainer).map.bias, weights[1])
+    assert torch.equal(toy(trainer).map.weight, toy(trainer).mean)  # what `finish` does
 
 
-def test_a_saved_draw_is_taken_up(tmp_path: Path) -> None:
-    from vacsr.data.fewshot import save_shots
-
-    first = task(seed=5)
-    save_shots(tmp_path / "shots.json", first.shots, source=first.source)
-    again = task(shots_file=str(tmp_path / "shots.json"), shots=1, seed=1)
-    assert again.shots.hash == first.shots.hash
-    assert torch.equal(again.train.labels, first.train.labels)
-
-
-def test_refusals() -> None:
-    with pytest.raises(UsageError, match=r"needs data\.targets"):
-        task(protocol="domain")
-    with pytest.raises(UsageError, match=r"no use for data\.targets"):
-        task(targets={"blur": SPEC})
-    with pytest.raises(UsageError, match="give it another name"):
-        task(protocol="domain", targets={"source": SPEC})
-    with pytest.raises(UsageError, match=r"one \{\}"):
-        task(template="no place")
+@pytest.mark.parametrize("second", [False, True])
+def test_batches_carry_what_methods_ask_for(make_trainer: Make, second: bool) -> None:
+    trainer = make_trainer(seed=7, second=second)
+    trainer.run(progress=False)
+    batches = toy(trainer).batches
+    assert [batch.step for batch in batches] == toy(trainer).after == list(range(9))
+    assert {(batch.seed, batch.second is not None) for batch in batches} == {(7, second)}
+    assert toy(trainer).finished == 1
+    colour = torch.stack([batch.pixels.mean(dim=(2, 3)).argmax(dim=1) for batch in batches])
+    assert torch.equal(colour, torch.stack([batch.labels for batch in batches]))
 
 
-def test_sentences_come_in_the_order_of_the_classes(tmp_path: Path) -> None:
-    names = task().classes.names
-    path = tmp_path / "sentences.json"
-    written = {name.upper().replace(" ", "_"): [f"about {name}", "and more"] for name in reversed(names)}
-    path.write_text(json.dumps(written))
-    sets = task(sentences=str(path))
-    assert sets.classes.sentences == tuple((f"about {name}", "and more") for name in names)
-    assert all(one.classes.sentences == () for one in sets.tests)
-    assert read_sentences(path, names[1:2]) == ((f"about {names[1]}", "and more"),)
+def test_gradients_accumulate(make_trainer: Make) -> None:
+    """Two batches of two are a batch of four; after_step and the scheduler count optimiser steps."""
+    shots = colours(8)
+    whole = make_trainer(shots, crop=(1.0, 1.0))
+    halves = make_trainer(shots, crop=(1.0, 1.0), batch_size=2, accumulate=2)
+    for trainer in (whole, halves):
+        trainer.run(progress=False)
+    assert toy(whole).after == toy(halves).after == list(range(6))
+    torch.testing.assert_close(toy(halves).map.bias, toy(whole).map.bias)
+    with pytest.raises(UsageError, match=r"lower train\.accumulate"):
+        make_trainer(shots, accumulate=3)
 
 
-@pytest.mark.parametrize("value", [[], {}, {"red circle": "one"}, {"red circle": []}, {"red circle": [3]}])
-def test_sentences_that_are_none(value: Any, tmp_path: Path) -> None:
-    path = tmp_path / "sentences.json"
-    path.write_text(json.dumps(value))
-    with pytest.raises(DataError, match=r"sentences\.json"):
-        read_sentences(path, ["red circle"])
+# -------------------------------------------------------------------------------------------------- stop and go on
 
 
-def test_data_sets_are_known_by_their_spec() -> None:
-    assert dataset_of("coop:/data,set=sun397") == "sun397"
-    assert dataset_of("folder:photos") == "folder"
-    with pytest.raises(UsageError):
-        dataset_of("nothing")
+def stopped(make_trainer: Make, out: Path, step: int, **fields: Any) -> Trainer:
+    """A run that is asked to stop while ``step`` is in hand."""
+    trainer = make_trainer(out=out, **fields)
+    method = toy(trainer)
+    counted = method.after_step
+
+    def after_step(at: int, steps: int) -> None:
+        counted(at, steps)
+        if at == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    method.after_step = after_step  # type: ignore[method-assign]
+    run = trainer.run(progress=False)
+    assert run.interrupted
+    assert run.state.step == step + 1
+    assert method.finished == 0
+    return trainer
+
+
+@pytest.mark.parametrize(("step", "optimizer"), [(0, "sgd"), (2, "sgd"), (4, "adamw")])
+def test_a_stopped_run_ends_as_an_unbroken_one(make_trainer: Make, tmp_path: Path, step: int, optimizer: str) -> None:
+    fields = {"optimizer": optimizer, "lr": 0.1}
+    whole = make_trainer(out=tmp_path / "whole", **fields)
+    whole.run(progress=False)
+    stopped(make_trainer, tmp_path / "cut", step, **fields)
+    again = make_trainer(out=tmp_path / "cut", **fields)
+    again.resume()
+    run = again.run(progress=False)
+    assert toy(again).after == list(range(step + 1, 9))
+    for name, tensor in whole.task.state_dict().items():
+        assert torch.equal(tensor, again.task.state_dict()[name]), name
+    logs = [[row | {"steps_per_second": 0} for row in rows(tmp_path / name)] for name in ("whole", "cut")]
+    assert logs[0] == logs[1]
+    assert run.state.step == 9
+
+
+def test_a_finished_run_resumes_to_itself(make_trainer: Make, tmp_path: Path) -> None:
+    whole = make_trainer(out=tmp_path)
+    whole.run(progress=False)
+    again = make_trainer(out=tmp_path)
+    again.resume()
+    again.run(progress=False)
+    assert toy(again).after == []
+    assert toy(again).finished == 1
+    assert torch.equal(toy(again).map.weight, toy(whole).map.weight)
+
+
+def test_a_checkpoint_holds_what_learns_and_buffers(make_trainer: Make, tmp_path: Path) -> None:
+    trainer = make_trainer(out=tmp_path, checkpoint_epochs=2)
+    trainer.run(progress=False)
+    tensors, metadata = read_tensors(tmp_path / "checkpoint" / "state.safetensors")
+    names = {name for name in tensors if name.startswith("model.")}
+    assert names == {"model.map.weight", "model.map.bias", "model.mean"}
+    assert json.loads(metadata["state"])["step"] == 9
+
+
+# --------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_loss_that_is_not_finite_says_what_to_do(make_trainer: Make, tmp_path: Path) -> None:
+    trainer = make_trainer(out=tmp_path)
+    method = toy(trainer)
+    counted = method.after_step
+
+    @torch.no_grad()
+    def after_step(at: int, steps: int) -> None:
+        counted(at, steps)
+        if at == 4:
+            method.map.bias.fill_(torch.nan)
+
+    method.after_step = after_step  # type: ignore[method-assign]
+    with pytest.raises(NonFiniteLoss, match="'ce' is not finite at step 5") as caught:
+        trainer.run(progress=False)
+    for words in ("epoch 2", "colour ", "checkpoint is in", "lower train.lr", "train.clip_norm=1"):
+        assert words in str(caught.value)
+    assert caught.value.exit_code == 4
+
+
+# -------------------------------------------------------------------------------------------------------- scheduler
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2])
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+def test_the_cosine_moves_once_an_epoch_and_begins_after_the_warm_up(epochs: int, warmup: int) -> None:
+    config = FewshotTrainConfig(epochs=epochs, lr=0.3, warmup_epochs=warmup, warmup_lr=1e-5)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, float(epochs))
+    for epoch in range(epochs):
+        expected = 1e-5 if epoch < warmup else optimizer.param_groups[0]["lr"]
+        for step in range(4 * epoch, 4 * epoch + 4):
+            assert learning_rate(step, steps_per_epoch=4, config=config) == pytest.approx(expected, abs=1e-12)
+        if epoch >= warmup:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch wants a step of the optimiser first
+                cosine.step()
+
+
+def test_the_cosine_by_steps_and_a_constant_rate() -> None:
+    config = FewshotTrainConfig(epochs=2, lr=0.3, warmup_epochs=0, schedule="cosine-step")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    for step in range(10):
+        expected = optimizer.param_groups[0]["lr"]
+        assert learning_rate(step, steps_per_epoch=5, config=config) == pytest.approx(expected, abs=1e-12)
+        optimizer.step()
+        cosine.step()
+    constant = FewshotTrainConfig(epochs=3, lr=0.3, warmup_epochs=1, schedule="constant")
+    assert [learning_rate(step, steps_per_epoch=2, config=constant) for step in (0, 1, 2, 5)] == [1e-5, 1e-5, 0.3, 0.3]

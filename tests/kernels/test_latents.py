@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +16,13 @@ from vacsr import kernels
 from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.distributions import kl_to_standard_normal, mixture_draw
 from vacsr.errors import EnvironmentProblem, UsageError
-from vacsr.methods.base import Embedding
-from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.methods.vacsr import Vacsr
 from vacsr.noise import PairNoise
-from vacsr.objective import LossTerms, ObjectiveConfig, PairLatents, VacsrObjective
-from vacsr.pairwise import batch_block
+from vacsr.objective import ObjectiveConfig, VacsrObjective
 from vacsr.strips import PairLoss, StripLoss, compile_pairs
 
-from ..interpreter import GPU, INTERPRETED, interpreted, run_interpreted
+from ..interpreter import GPU, INTERPRETED, captured, interpreted, run_interpreted, without_waiting
+from ..losses import Fields, Result, assert_same, make_vacsr, run_loss, sides
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 from vacsr.kernels import latents
@@ -41,6 +39,10 @@ class Reading(NamedTuple):
 DEFAULT = Reading()
 
 
+def test_the_clamp_in_the_interpreter() -> None:
+    run_interpreted(__file__, only="interpreted_clamped")
+
+
 @pytest.mark.slow
 def test_the_kernels_in_the_interpreter() -> None:
     run_interpreted(__file__)
@@ -53,6 +55,15 @@ def test_the_operators_in_the_interpreter() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- one pair at a time
+
+
+class Latents(NamedTuple):
+    """What the operator gives."""
+
+    z: Tensor
+    kl: Tensor
+    inverse: Tensor
+    log_variance: Tensor
 
 
 class Inputs(NamedTuple):
@@ -77,14 +88,13 @@ def make_noise(pairs: int, *, seed: int = 3, device: str = "cpu") -> PairNoise:
     return PairNoise.create(seed=seed, step=5, rows=1, cols=pairs, device=torch.device(device))
 
 
-def by_kernel(inputs: Inputs, noise: PairNoise, reading: Reading) -> PairLatents:
+def by_kernel(inputs: Inputs, noise: PairNoise, reading: Reading) -> Latents:
     heads, weights, sigma_weights = inputs
     keys = noise.normal_keys().flatten()
-    out = latents.pair_latents(heads, weights, sigma_weights=sigma_weights, keys=keys, **reading._asdict())
-    return PairLatents(*out)
+    return Latents(*latents.pair_latents(heads, weights, sigma_weights=sigma_weights, keys=keys, **reading._asdict()))
 
 
-def by_torch(inputs: Inputs, noise: PairNoise, reading: Reading) -> PairLatents:
+def by_torch(inputs: Inputs, noise: PairNoise, reading: Reading) -> Latents:
     """In float64, from the functions that the loss is otherwise made of."""
     heads, weights, sigma_weights = (x.double() for x in inputs)
     pairs, components = weights.shape
@@ -95,7 +105,7 @@ def by_torch(inputs: Inputs, noise: PairNoise, reading: Reading) -> PairLatents:
     normal = noise.normal(mean[0].numel())[0].view_as(mean).double()
     mixed = (sigma_weights.unsqueeze(-1) * log_var).sum(dim=1)
     v = mixed.sigmoid() if reading.squash else mixed.exp()
-    return PairLatents(
+    return Latents(
         mixture_draw(mean, log_var, weights=weights, noise=normal),
         kl_to_standard_normal(mean, log_var),
         (0.5 / v).sum(dim=-1),
@@ -144,9 +154,26 @@ def test_interpreted_latents_of_any_shape(data: st.DataObject) -> None:
 
 
 @interpreted
-def test_interpreted_half_precision_is_rounded_once() -> None:
+@pytest.mark.parametrize("bounded", [False, True])
+def test_interpreted_clamped_log_variances_have_no_gradient(bounded: bool) -> None:
+    """Beyond the clamp there is none; at the clamp itself there is, as in torch."""
+    inputs = make_inputs(2, 2, 8)
+    raw = torch.tensor([-9.0, -1.5, -1.0, 0.0, 1.0, 1.5, 1.5001, 9.0])
+    with torch.no_grad():
+        inputs.heads.view(2, 2, 2, 8)[:, 1] = raw
+    check(inputs, make_noise(2), Reading(clamp=1.5, bounded=bounded), within=1e-5)
+    gradient = torch.autograd.grad([x.sum() for x in by_kernel(inputs, make_noise(2), Reading(1.5, bounded))], inputs)
+    assert ((gradient[0].view(2, 2, 2, 8)[:, 1] != 0) == (raw.abs() <= 1.5)).all()
+
+
+@interpreted
+def test_interpreted_half_precision_and_no_pairs() -> None:
     """The interpreter cuts where hardware rounds to bfloat16."""
     check(make_inputs(2, 2, 20, dtype=torch.bfloat16), make_noise(2), DEFAULT, within=2.0**-7)
+    inputs = make_inputs(0, 2, 9)
+    found = by_kernel(inputs, make_noise(0), DEFAULT)
+    assert found.z.shape == (0, 9)
+    assert torch.autograd.grad(found.z.sum(), inputs.heads)[0].shape == (0, 36)
 
 
 @interpreted
@@ -166,14 +193,6 @@ def test_interpreted_bad_numbers_stay_with_their_pair() -> None:
 
 
 @interpreted
-def test_interpreted_no_pairs_are_none() -> None:
-    inputs = make_inputs(0, 2, 9)
-    found = by_kernel(inputs, make_noise(0), DEFAULT)
-    assert found.z.shape == (0, 9)
-    assert torch.autograd.grad(found.z.sum(), inputs.heads)[0].shape == (0, 36)
-
-
-@interpreted
 @pytest.mark.slow
 @pytest.mark.long
 def test_interpreted_operators_keep_torchs_rules() -> None:
@@ -185,59 +204,16 @@ def test_interpreted_operators_keep_torchs_rules() -> None:
 # -------------------------------------------------------------------------------------------------- the whole loss
 
 
-class Result(NamedTuple):
-    terms: LossTerms
-    grads: tuple[Tensor | None, ...]
-
-
-def make(
-    fused: bool | str, adapter: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, *, dim: int = 9
-) -> Vacsr:
-    """Random weights, none of them zero, and weights of the terms that hide none."""
-    plain = {"kl_weight": 0.37, "sigma_weight": 0.6, "negative_weight": 1.7, "fused": fused}
-    config = VacsrConfig(
-        adapter=AdapterConfig(**(adapter or {})), objective=ObjectiveConfig(**plain | (objective or {}))
-    )
-    made = Vacsr(config, dim=dim)
-    generator = torch.Generator().manual_seed(dim)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / max(1, parameter.shape[-1]) ** 0.5)
-    return made
+def make(fused: bool | str, adapter: Fields = {}, objective: Fields = {}, *, dim: int = 9) -> Vacsr:  # noqa: B006
+    return make_vacsr(adapter, {**objective, "fused": fused}, dim=dim)
 
 
 def run(method: Vacsr, loss: PairLoss, *, count: int = 3, device: str = "cpu") -> Result:
-    return make_run(method, loss, count=count, device=device)(5)
+    v, t = sides(count, method.adapter.dim, device=device)
+    return run_loss(loss, method, (torch.arange(count) // 2).to(device), v, t)
 
 
-def make_run(
-    method: Vacsr, loss: PairLoss, *, count: int, device: str, seed: int | Tensor = 2
-) -> Callable[[int | Tensor], Result]:
-    """Loss and gradients of a step, with all that comes from the host brought over beforehand."""
-    generator = torch.Generator().manual_seed(count)
-    sides = functional.normalize(torch.randn(2, count, method.adapter.dim, generator=generator), dim=-1).to(device)
-    v, t = (side.clone().requires_grad_() for side in sides)
-    ids = (torch.arange(count) // 2).to(device)
-
-    def once(step: int | Tensor) -> Result:
-        terms = loss(Embedding(v), Embedding(t), batch_block(ids, seed=seed, step=step))
-        return Result(terms, torch.autograd.grad(terms.total, [v, t, *method.parameters()], allow_unused=True))
-
-    return once
-
-
-def assert_same(found: Result, expected: Result, *, within: float) -> None:
-    """Every figure and gradient, relative to the largest entry of its tensor."""
-    assert found.terms.parts.keys() == expected.terms.parts.keys()
-    parts = [(found.terms.parts[name], part) for name, part in expected.terms.parts.items()]
-    for ours, theirs in [*parts, *zip(found.grads, expected.grads, strict=True)]:
-        assert (ours is None) == (theirs is None)
-        if ours is not None and theirs is not None:
-            assert ours.dtype == theirs.dtype
-            assert float((ours - theirs).detach().abs().max()) <= within * max(1.0, float(theirs.detach().abs().max()))
-
-
-CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+CASES: list[tuple[Fields, Fields]] = [
     ({}, {}),
     ({"components": 1, "decoder_hidden": 0, "log_var_clamp": 0.4}, {"hard_negatives": 3}),
     ({"components": 3, "mixing": "head", "latent": 6}, {"negative_rule": "literal_max", "negative_target": 0}),
@@ -246,18 +222,17 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@interpreted
-@pytest.mark.parametrize("case", CASES, ids=["default", "one", "head", "bounded", "hard"])
-def test_interpreted_loss_and_gradients_are_those_of_torch(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    ours, theirs = make(True, *case), make(False, *case)
-    assert_same(run(ours, ours.loss), run(theirs, theirs.loss), within=1e-5)
+every_case = pytest.mark.parametrize("case", CASES, ids=["default", "one", "head", "bounded", "hard"])
 
 
 @interpreted
-def test_interpreted_strips_are_those_of_torch() -> None:
-    ours, theirs = make("auto"), make(False)
-    found = run(ours, StripLoss(ours.loss, ours, 2))
-    assert_same(found, run(theirs, theirs.loss), within=1e-5)
+@every_case
+def test_interpreted_loss_and_gradients_are_those_of_torch(case: tuple[Fields, Fields]) -> None:
+    """Whole and in strips."""
+    ours, theirs = make("auto", *case), make(False, *case)
+    expected = run(theirs, theirs.loss)
+    for loss in (ours.loss, StripLoss(ours.loss, ours, 2)):
+        assert_same(run(ours, loss), expected, within=1e-5)
 
 
 @interpreted
@@ -280,10 +255,8 @@ def test_interpreted_kernels_are_opaque_to_the_compiler(strips: bool, monkeypatc
     monkeypatch.setattr(torch, "compile", lambda f, **rest: plain(f, backend=backend, fullgraph=True, **rest))
     method = make(True)
     loss: PairLoss = StripLoss(method.loss, method, 1) if strips else method.loss
-    compiled: PairLoss = loss.compiled() if isinstance(loss, StripLoss) else compile_pairs(loss)
-    assert_same(run(method, compiled), run(method, loss), within=1e-6)
-    one = ["vacsr.pair_latents.default", "vacsr.pair_latents_backward.default"]
-    assert kernels == one
+    assert_same(run(method, compile_pairs(loss)), run(method, loss), within=1e-6)
+    assert kernels == ["vacsr.pair_latents.default", "vacsr.pair_latents_backward.default"]
 
 
 # ------------------------------------------------------------------------------------------------------- what is asked
@@ -306,32 +279,13 @@ def test_where_the_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter runs anywhere")
-def test_what_cannot_run_says_so() -> None:
-    method = make(True)
-    with pytest.raises(EnvironmentProblem, match=r"fused=auto"):
-        run(method, method.loss)
-    method = make(True, {"components": 5})
-    with pytest.raises(UsageError, match=r"at most 4 components.* — set method\.objective\.fused=auto"):
-        run(method, method.loss)
-    inputs, keys = make_inputs(3, 2, 4), torch.zeros(3, dtype=torch.int64)
-    for heads, wanted in ((inputs.heads[:2], keys), (inputs.heads, keys[:2])):
-        with pytest.raises(AssertionError, match="one dimension"):
-            latents.pair_latents(heads, inputs.weights, sigma_weights=inputs.weights, keys=wanted, **DEFAULT._asdict())
-
-
-def test_auto_changes_nothing_without_a_gpu() -> None:
-    if INTERPRETED:
-        pytest.skip("the interpreter runs anywhere")
+def test_what_cannot_run_says_so_and_auto_changes_nothing() -> None:
+    for fields, error in (({}, EnvironmentProblem), ({"components": 5}, UsageError)):
+        method = make(True, fields)
+        with pytest.raises(error, match=r"set method\.objective\.fused=auto"):
+            run(method, method.loss)
     ours, theirs = make("auto"), make(False)
     assert_same(run(ours, ours.loss), run(theirs, theirs.loss), within=0.0)
-
-
-def test_both_heads_in_one_product() -> None:
-    adapter = VariationalAdapter(6, AdapterConfig(components=3, latent=5))
-    hidden = torch.randn(2, 4, 6)
-    heads = adapter.heads(hidden).view(2, 4, 2, 3, 5)
-    torch.testing.assert_close(heads[:, :, 0], adapter.mean(hidden))
-    torch.testing.assert_close(heads[:, :, 1], adapter.log_var(hidden))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
@@ -399,9 +353,9 @@ def test_noise_on_a_gpu_is_that_of_the_contract() -> None:
 
 @pytest.mark.gpu
 @GPU
-@pytest.mark.parametrize("case", CASES, ids=["default", "one", "head", "bounded", "hard"])
+@every_case
 @pytest.mark.parametrize("strips", [False, True])
-def test_loss_on_a_gpu_is_that_of_torch(case: tuple[dict[str, Any], dict[str, Any]], strips: bool) -> None:
+def test_loss_on_a_gpu_is_that_of_torch(case: tuple[Fields, Fields], strips: bool) -> None:
     ours, theirs = make(True, *case, dim=64).cuda(), make(False, *case, dim=64).cuda()
     loss: PairLoss = StripLoss(ours.loss, ours, 7) if strips else ours.loss
     expected = run(theirs, theirs.loss, count=24, device="cuda")
@@ -417,8 +371,7 @@ def test_half_precision_is_as_far_from_float32_as_torchs_own(strips: bool, compi
     ours, theirs = make(True, {}, every, dim=128).cuda(), make(False, {}, every, dim=128).cuda()
     exact = run(theirs, theirs.loss, count=32, device="cuda")
     loss: PairLoss = StripLoss(ours.loss, ours, 16) if strips else ours.loss
-    if compiled:
-        loss = loss.compiled() if isinstance(loss, StripLoss) else compile_pairs(loss)
+    loss = compile_pairs(loss) if compiled else loss
     with torch.autocast("cuda", torch.bfloat16):
         found = run(ours, loss, count=32, device="cuda")
         plain = run(theirs, theirs.loss, count=32, device="cuda")
@@ -437,13 +390,13 @@ def test_a_graph_draws_the_next_steps_noise(strips: bool) -> None:
     method = make(True, dim=64).cuda()
     loss: PairLoss = StripLoss(method.loss, method, 8) if strips else method.loss
     step, seed = torch.tensor(5, device="cuda"), torch.tensor(2, device="cuda")
-    whole = make_run(method, loss, count=16, device="cuda", seed=seed)
+    (v, t), ids = sides(16, 64, device="cuda"), (torch.arange(16) // 2).cuda()
 
     def once() -> list[Tensor]:
-        result = whole(step)
+        result = run_loss(loss, method, ids, v, t, seed=seed, step=step)
         return [result.terms.total.detach(), *(x for x in result.grads if x is not None)]
 
-    results, replay = _captured(once)
+    results, replay = captured(once)
     for number in (6, 7):
         step.fill_(number)
         replay()
@@ -451,34 +404,13 @@ def test_a_graph_draws_the_next_steps_noise(strips: bool) -> None:
             torch.testing.assert_close(one, other, atol=1e-5 * max(1.0, float(other.abs().max())), rtol=1e-4)
 
 
-def _captured(step: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step()
-    return results, graph.replay
-
-
 @pytest.mark.gpu
 @GPU
 def test_the_kernels_never_wait_for_the_device() -> None:
     inputs, noise = make_inputs(8, 2, 64, device="cuda"), make_noise(8, device="cuda")
-    keys = noise.normal_keys().flatten()
 
     def once() -> None:
-        found = latents.pair_latents(
-            inputs.heads, inputs.weights, sigma_weights=inputs.sigma_weights, keys=keys, **DEFAULT._asdict()
-        )
+        found = by_kernel(inputs, noise, DEFAULT)
         torch.autograd.grad(found, inputs, [torch.ones_like(x) for x in found])
 
-    once()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        once()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    without_waiting(once)

@@ -1,24 +1,29 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from vacsr.config.io import method_config
 from vacsr.methods import Embedding, build_method
 from vacsr.methods.base import split_by_decay, take
-from vacsr.methods.infonce import InfoNCEConfig
-from vacsr.methods.sigmoid import SigmoidConfig
-from vacsr.methods.vacsr import VacsrConfig
+from vacsr.methods.pcmepp import closed_form_distance
+
+from .cases import gaussians
+
+NAMES = ("vacsr", "sigmoid", "infonce", "vse", "pcme", "pcmepp", "daa", "ncr", "bicro", "npc")
 
 
 def test_take_rows() -> None:
-    mean, log_var = torch.arange(6.0).view(3, 2), -torch.arange(6.0).view(3, 2)
-    assert torch.equal(take(Embedding(mean), slice(1, 3)).mean, mean[1:])
-    assert take(Embedding(mean), slice(1, 3)).log_var is None
-    both = take(Embedding(mean, log_var), torch.tensor([2, 0, 2]))
-    assert torch.equal(both.mean, mean[[2, 0, 2]])
-    assert both.log_var is not None
-    assert torch.equal(both.log_var, log_var[[2, 0, 2]])
+    x = gaussians(0, 3)
+    assert x.log_var is not None
+    some = take(x, torch.tensor([2, 0, 2]))
+    assert some.log_var is not None
+    assert torch.equal(some.mean, x.mean[[2, 0, 2]])
+    assert torch.equal(some.log_var, x.log_var[[2, 0, 2]])
+    assert take(Embedding(x.mean), slice(1, 3)).log_var is None
 
 
 def test_only_matrices_decay() -> None:
@@ -34,12 +39,79 @@ def test_only_matrices_decay() -> None:
     assert split_by_decay("x", []) == []
 
 
-@pytest.mark.parametrize("config", [VacsrConfig(), SigmoidConfig(), InfoNCEConfig()])
-def test_grades_lie_between_zero_and_one_and_keep_the_order(
-    config: VacsrConfig | SigmoidConfig | InfoNCEConfig,
-) -> None:
-    score: Tensor = torch.linspace(-0.99, 0.99, 50)
-    with torch.no_grad():
-        grade = build_method(config, dim=4).grade(score)
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_scores_grades_and_uncertainties(name: str) -> None:
+    method = build_method(method_config(name), dim=6)
+    v, t = (Embedding(x.mean.float(), x.log_var.float()) for x in (gaussians(1, 4, 6), gaussians(2, 4, 6)))
+    score = method.score(v, t)
+    if name not in ("vacsr", "pcme", "daa"):  # these have tests of their own
+        torch.testing.assert_close(score, -closed_form_distance(v, t) if name == "pcmepp" else v.mean @ t.mean.T)
+    grade = method.grade(torch.linspace(-0.99, 0.99, 50))
+    if name == "pcmepp":
+        torch.testing.assert_close(grade, torch.sigmoid(5.0 + 5.0 * torch.linspace(-0.99, 0.99, 50)))
     assert ((grade > 0) & (grade < 1)).all()
     assert (grade.diff() > 0).all()
+    uncertainty = method.uncertainty(v, t)
+    if name in ("pcme", "pcmepp", "daa"):
+        torch.testing.assert_close(uncertainty, v.log_var.exp().sum(1) + t.log_var.exp().sum(1))
+    else:
+        assert (uncertainty is None) == (name != "vacsr")
+
+
+@pytest.mark.parametrize(("name", "parameter"), [
+    ("infonce", "log_scale"), ("npc", "log_scale"), ("sigmoid", "affine"), ("pcme", "affine"), ("pcmepp", "affine"),
+])  # fmt: skip
+def test_scales_learn_without_decay_or_not_at_all(name: str, parameter: str) -> None:
+    method = build_method(method_config(name), dim=8)
+    (group,) = method.param_groups()
+    assert group.params == [getattr(method, parameter)]
+    assert not group.decay
+    assert build_method(method_config({"name": name, "learnable": False}), dim=8).param_groups() == []
+
+
+def test_which_losses_are_sums_over_rows_and_which_need_more_than_means() -> None:
+    methods = {name: build_method(method_config(name), dim=8) for name in NAMES}
+    assert [name for name, method in methods.items() if method.pairwise] == ["vacsr", "sigmoid", "pcme"]
+    assert [name for name, method in methods.items() if method.networks == 2] == ["ncr", "bicro"]
+    norms = {name: method.variance_norm for name, method in methods.items() if method.log_var_start is not None}
+    assert norms == {"pcme": 0.01, "pcmepp": None, "daa": 0.01}
+    assert [name for name, method in methods.items() if method.mix is not None] == ["pcmepp"]
+    assert (methods["pcme"].pair_width, methods["sigmoid"].pair_width) == (64, 1)
+
+
+PAPERS: dict[str, dict[str, Any]] = {
+    "vacsr": {
+        "adapter": {"residual": "none", "components": 2},
+        "objective": {
+            "kl_weight": 5e-4, "sigma_weight": 1.0, "negative_weight": 1.0, "cosine_weight": 0.0, "correction": 0.0,
+            "reconstruction": "ste", "negative_target": 1, "hard_negatives": 1,
+        },
+    },
+    "infonce": {"scale": 1.0},
+    "sigmoid": {"scale": 10.0, "bias": -10.0},
+    "vse": {"margin": 0.2, "warmup_epochs": 2, "reduction": "sum"},
+    "pcme": {"samples": 8, "scale": 5.0, "shift": 5.0, "vib_weight": 1e-3, "reduction": "sum"},
+    "pcmepp": {
+        "scale": 5.0, "shift": 5.0, "vib_weight": 1e-4, "pseudo_weight": 0.1, "smoothing": 1e-4, "reduction": "mean",
+        "mix": {"share": 0.25, "alpha": 2, "cutmix": 0.5},
+    },
+    "daa": {
+        "weight": 1000.0, "temperature": 0.01,
+        "base": {"samples": 5, "scale": 15.0, "shift": 15.0, "vib_weight": 1e-5, "vib_reduction": "sum"},
+    },
+    "ncr": {"margin": 0.2, "warmup": 0.35, "noisy_from": 0.5, "threshold": 0.5, "base": 10.0},
+    "bicro": {"warmup": 0.35, "warmup_keep": 0.3, "noisy_from": 0.5, "mixture": "beta", "discard": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_papers_settings(name: str) -> None:
+    def assert_within(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+        for field, value in expected.items():
+            if isinstance(value, dict):
+                assert_within(fields[field], value)
+            else:
+                assert fields[field] == value, field
+
+    assert_within(method_config(f"{name}-paper").model_dump(), PAPERS[name])

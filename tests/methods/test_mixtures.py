@@ -42,21 +42,23 @@ def slow_gaussians(x: list[float], labels: list[int], *, steps: int, tolerance: 
     return [w[small] for w in weight]
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
-@given(st.integers(0, 999), st.sampled_from([0.25, 0.4, 0.7]), st.integers(1, 12))
-def test_gaussians_are_em_written_out(seed: int, high: float, steps: int) -> None:
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.integers(0, 999), st.sampled_from([0.25, 0.4, 0.7]), st.integers(1, 12), st.sampled_from([1e-3, 1e-2, 0.1]))
+def test_gaussians_are_em_written_out(seed: int, high: float, steps: int, tolerance: float) -> None:
     x = two_heaps(seed, high=high, counts=(20, 15))
     labels = two_means(x)[:, 1].long().tolist()
-    clean = clean_by_gaussians(x, steps=steps, tolerance=1e-2, floor=5e-4)
-    expected = slow_gaussians(x.tolist(), labels, steps=steps, tolerance=1e-2, floor=5e-4)
+    clean = clean_by_gaussians(x, steps=steps, tolerance=tolerance, floor=5e-4)
+    expected = slow_gaussians(x.tolist(), labels, steps=steps, tolerance=tolerance, floor=5e-4)
     np.testing.assert_allclose(clean.numpy(), expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("fit", [clean_by_gaussians, clean_by_betas])
-def test_mixtures_tell_the_heaps_apart(fit: Any) -> None:
-    clean = fit(two_heaps(1, counts=(3000, 1000)))
-    assert bool((clean[:3000] > 0.5).double().mean() > 0.97)
-    assert bool((clean[3000:] < 0.5).double().mean() > 0.97)
+def test_components_that_change_places_keep_their_meaning() -> None:
+    """EM may carry the component that began at small values past the other one: clean is the smaller mean."""
+    x = torch.tensor([0.5, 0.5, 0.6, 0.5, 0.6, 0.0, 0.8, 0.6, 1.0], dtype=torch.float64)
+    clean = clean_by_gaussians(x, steps=100, tolerance=0.0)
+    expected = slow_gaussians(x.tolist(), two_means(x)[:, 1].long().tolist(), steps=100, tolerance=0.0, floor=5e-4)
+    np.testing.assert_allclose(clean.numpy(), expected, atol=1e-6)
+    assert clean[0] > 0.5 > clean[5]
 
 
 def test_two_means_is_where_lloyd_stops() -> None:
@@ -64,7 +66,6 @@ def test_two_means_is_where_lloyd_stops() -> None:
     belongs = two_means(x).argmax(dim=1)
     means = torch.stack([x[belongs == k].mean() for k in (0, 1)])
     assert torch.equal(belongs, (x.unsqueeze(1) - means).abs().argmin(dim=1))
-    assert means[0] < means[1]
 
 
 def slow_betas(x: list[float], steps: int) -> list[float]:
@@ -94,30 +95,21 @@ def test_betas_are_em_with_scipys_densities(seed: int, steps: int) -> None:
     np.testing.assert_allclose(clean.numpy(), slow_betas(x.tolist(), steps), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("values", [[0.3] * 9, [0.0] * 8 + [1.0], [0.0, 1.0]])
-def test_degenerate_losses_give_probabilities(values: list[float]) -> None:
-    x = rescaled(torch.tensor(values))
-    for clean in (clean_by_gaussians(x), clean_by_betas(x)):
-        assert bool(((clean >= 0) & (clean <= 1)).all()), clean
-
-
-def test_equal_losses_are_all_clean() -> None:
-    """Nothing tells them apart: a method that trains on clean pairs must not lose all of them."""
-    x = rescaled(torch.full((50,), 0.3))
-    for clean in (clean_by_gaussians(x), clean_by_betas(x)):
-        assert bool((clean > 0.99).all()), clean
-
-
-def test_rescaled_goes_from_0_to_1() -> None:
+@pytest.mark.parametrize("fit", [clean_by_gaussians, clean_by_betas])
+def test_degenerate_losses_give_probabilities(fit: Any) -> None:
+    """Equal ones are all clean: a method that trains on clean pairs must not lose all of them."""
     assert rescaled(torch.tensor([3.0, 1.0, 5.0])).tolist() == [0.5, 0.0, 1.0]
+    assert bool((fit(rescaled(torch.full((50,), 0.3))) > 0.99).all())
+    for values in ([0.0] * 8 + [1.0], [0.0, 1.0]):
+        clean = fit(rescaled(torch.tensor(values)))
+        assert bool(((clean >= 0) & (clean <= 1)).all()), clean
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=9, unique_by=lambda pair: pair[0]))
 def test_a_falling_probability_falls(points: list[tuple[float, float]]) -> None:
     x, p = (torch.tensor(column, dtype=torch.float64) for column in zip(*points, strict=True))
-    found = falling(p, x)
     peak = x[p == p.max()].min()  # the first of equal peaks
-    for at, value in zip(x, found, strict=True):
+    for at, value in zip(x, falling(p, x), strict=True):
         expected = p.max() if at <= peak else p[(x >= peak) & (x <= at)].min()
         assert value == expected

@@ -7,23 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional
 
 from vacsr.methods import Embedding, Ncr
 from vacsr.methods.base import SetEmbeddings, TrainingView
 from vacsr.methods.ncr import ALL, CLEAN, WARMUP, NcrConfig, split_networks
-from vacsr.pairwise import PairBlock, batch_block
+
+from .cases import block, both_networks, unit
 
 MARGIN = 0.2
-
-
-def both_networks(seed: int, size: int, dim: int = 4) -> tuple[Tensor, Tensor]:
-    """Joined embeddings of two networks, matching pairs alike. [B, 2d] twice"""
-    generator = torch.Generator().manual_seed(seed)
-    base = torch.randn(2, size, dim, generator=generator, dtype=torch.float64)
-    sides = [base + 0.7 * torch.randn(2, size, dim, generator=generator, dtype=torch.float64) for _ in range(2)]
-    v, t = (torch.cat(list(functional.normalize(x, dim=-1)), dim=-1) / 2**0.5 for x in sides)
-    return v, t
 
 
 def studied(captions: int, *, stage: int, seed: int = 0) -> Ncr:
@@ -32,10 +23,6 @@ def studied(captions: int, *, stage: int, seed: int = 0) -> Ncr:
     method.clean.copy_(torch.rand(2, captions, generator=torch.Generator().manual_seed(seed)))
     method.stage.fill_(stage)
     return method
-
-
-def block(ids: Tensor, captions: Tensor | None) -> PairBlock:
-    return batch_block(ids, seed=0, step=0, captions=captions)
 
 
 def slow_loss(v: Tensor, t: Tensor, ids: list[int], clean: list[list[float]], stage: int) -> float:
@@ -86,16 +73,16 @@ def test_the_loss_is_the_one_written_out(seed: int, size: int, stage: int) -> No
     method = studied(30, stage=stage, seed=seed)
     captions = torch.randperm(30, generator=torch.Generator().manual_seed(seed))[:size]
     ids = torch.arange(size) // 2 * (size % 2) + torch.arange(size) * (1 - size % 2)  # odd sizes share images
-    found = method.loss(Embedding(v), Embedding(t), block(ids, captions)).total
+    total = method.loss(Embedding(v), Embedding(t), block(ids, captions=captions)).total
     expected = slow_loss(v, t, ids.tolist(), method.clean[:, captions].tolist(), stage)
-    assert found.item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert total.item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_no_gradient_goes_through_the_labels() -> None:
     """With labels held still the gradient is the hinge's: compare with differences of the loss at fixed labels."""
     v, t = both_networks(3, 6)
     method, captions = studied(6, stage=ALL), torch.arange(6)
-    pairs = block(captions, captions)
+    pairs = block(captions, captions=captions)
     leaf = v.clone().requires_grad_()
     (grad,) = torch.autograd.grad(method.loss(Embedding(leaf), Embedding(t), pairs).total, leaf)
     labels = method.labels(split_networks(v, t), method.clean.flip(0), pairs.relevance)
@@ -107,37 +94,31 @@ def test_no_gradient_goes_through_the_labels() -> None:
 
 def test_outside_of_training_it_is_the_warm_up() -> None:
     v, t = both_networks(1, 5)
-    ids = torch.arange(5)
-    found = Ncr(NcrConfig(), dim=8).loss(Embedding(v), Embedding(t), block(ids, None)).total
-    assert found.item() == pytest.approx(slow_loss(v, t, ids.tolist(), [], WARMUP), rel=1e-5)
+    total = Ncr(NcrConfig(), dim=8).loss(Embedding(v), Embedding(t), block(range(5))).total
+    assert total.item() == pytest.approx(slow_loss(v, t, list(range(5)), [], WARMUP), rel=1e-5)
 
 
-def view(epoch: int, *, epochs: int = 20, captions: int = 40, noisy: bool = True) -> TrainingView:
+def view(epoch: int, *, epochs: int = 20) -> TrainingView:
     """Twenty images with two captions each; the captions of the second half are of other images."""
-    image = torch.arange(captions) // 2
-    generator = torch.Generator().manual_seed(0)
-    things = functional.normalize(torch.randn(2, captions // 2, 64, generator=generator), dim=-1)
-    images = torch.cat(list(things), dim=-1) / 2**0.5
-    source = image.clone()
-    if noisy:
-        source[captions // 2 :] = source[captions // 2 :].roll(5)
+    image = torch.arange(40) // 2
+    images = torch.cat(list(unit(0, 2, 20, 64)), dim=-1) / 2**0.5
+    source = torch.cat((image[:20], image[20:].roll(5)))
     return TrainingView(epoch, epochs, 0, 8, image, lambda: SetEmbeddings(images, images[source]))
 
 
-@pytest.mark.parametrize(("epoch", "stage"), [(0, WARMUP), (6, WARMUP), (7, CLEAN), (13, CLEAN), (14, ALL), (19, ALL)])
-def test_stages_of_twenty_epochs(epoch: int, stage: int) -> None:
-    method = studied(40, stage=WARMUP)
-    before = method.clean.clone()
-    method.start_epoch(view(epoch))
-    assert method.stage.item() == stage
-    assert torch.equal(method.clean, before) == (stage == WARMUP)
-
-
-def test_noisy_pairs_may_stay_out_for_good() -> None:
-    method = Ncr(NcrConfig(noisy_from=1.0), dim=8)
-    method.fit(None, torch.zeros(40, dtype=torch.int64))
-    method.start_epoch(view(19))
-    assert method.stage.item() == CLEAN
+@pytest.mark.parametrize(
+    ("warmup", "noisy_from", "epochs", "stages"),
+    [(0.35, 0.5, 20, {0: WARMUP, 6: WARMUP, 7: CLEAN, 13: CLEAN, 14: ALL, 19: ALL}),
+     (0.2, 0.5, 10, {1: WARMUP, 2: CLEAN, 5: CLEAN, 6: ALL}),  # half of the eight epochs after warm-up is four
+     (0.1, 1.0, 20, {1: WARMUP, 19: CLEAN})],
+)  # fmt: skip
+def test_stages(warmup: float, noisy_from: float, epochs: int, stages: dict[int, int]) -> None:
+    method = Ncr(NcrConfig(warmup=warmup, noisy_from=noisy_from), dim=8)
+    for epoch, stage in stages.items():
+        method.fit(None, torch.zeros(40, dtype=torch.int64))
+        method.start_epoch(view(epoch, epochs=epochs))
+        assert method.stage.item() == stage, epoch
+        assert bool((method.clean == 1).all()) == (stage == WARMUP)
 
 
 def test_wrong_captions_are_found() -> None:
@@ -152,7 +133,7 @@ def test_caption_losses_are_those_of_the_groups(batch: int) -> None:
     """A batch of 12 leaves a group that is filled up; there only the rest of the captions counts."""
     look = replace(view(3), batch_size=batch)
     images, texts = look.embed()
-    found = look.caption_losses(look.embed(), studied(40, stage=WARMUP), at_once=2 * batch**2)
+    losses = look.caption_losses(look.embed(), studied(40, stage=WARMUP), at_once=2 * batch**2)
     left = 40
     for group in look.groups().tolist():
         counted, left = group[:left], left - batch
@@ -164,4 +145,4 @@ def test_caption_losses_are_those_of_the_groups(batch: int) -> None:
                     if o // 2 != c // 2:
                         total += max(0.0, MARGIN + 2 * float(images[c // 2, half] @ texts[o, half]) - own) / batch
                         total += max(0.0, MARGIN + 2 * float(images[o // 2, half] @ texts[c, half]) - own) / batch
-                assert found[k, c].item() == pytest.approx(total, abs=1e-5)
+                assert losses[k, c].item() == pytest.approx(total, abs=1e-5)

@@ -7,30 +7,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional
 
 from vacsr.config.io import method_config
 from vacsr.methods import Embedding, Npc
 from vacsr.methods.base import Neighbours, SetEmbeddings, TrainingView
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.methods.npc import NpcConfig, nearest_in_bank, pair_weights
-from vacsr.pairwise import batch_block, same_image
+from vacsr.pairwise import same_image
 
-
-def unit(seed: int, *shape: int) -> Tensor:
-    return functional.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
+from .cases import block, unit
 
 
 def slow_losses(v: Tensor, t: Tensor, ids: list[int], scale: float) -> list[float]:
-    found = []
+    losses = []
     for i in range(len(ids)):
         own = [j for j in range(len(ids)) if ids[j] == ids[i]]
         total = 0.0
         for logits in (scale * (v[i] @ t.T), scale * (t[i] @ v.T)):
             whole = sum(math.exp(x) for x in logits.tolist())
             total -= sum(math.log(math.exp(float(logits[j])) / whole) for j in own) / len(own)
-        found.append(total / 2)
-    return found
+        losses.append(total / 2)
+    return losses
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -43,28 +40,22 @@ def test_losses_and_their_weighted_mean_are_those_written_out(seed: int, size: i
     method.weight.copy_(torch.rand(20, generator=torch.Generator().manual_seed(seed)))
     captions = torch.arange(3, 3 + size)
     expected = slow_losses(v, t, ids.tolist(), scale)
-    found = method.pair_losses(Embedding(v), Embedding(t), same_image(ids, ids))
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
-    terms = method.loss(Embedding(v), Embedding(t), batch_block(ids, seed=0, step=0, captions=captions))
+    losses = method.pair_losses(Embedding(v), Embedding(t), same_image(ids, ids))
+    torch.testing.assert_close(losses, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    terms = method.loss(Embedding(v), Embedding(t), block(ids, captions=captions))
     weighted = sum(w * x for w, x in zip(method.weight[captions].tolist(), expected, strict=True)) / size
     assert terms.total.item() == pytest.approx(weighted, rel=1e-4)
-    plain = Npc(NpcConfig(scale=scale), dim=8).loss(Embedding(v), Embedding(t), batch_block(ids, seed=0, step=0))
+    plain = Npc(NpcConfig(scale=scale), dim=8).loss(Embedding(v), Embedding(t), block(ids))
     assert plain.total.item() == pytest.approx(sum(expected) / size, rel=1e-4)
 
 
 def test_a_pair_that_hurts_its_neighbours_weighs_less() -> None:
-    before = Neighbours(torch.tensor([2.0, 1.0, 1.0]), torch.tensor([2.0, 1.0, 1.0]))
-    after = Neighbours(torch.tensor([1.0, 4.0, 1.0]), torch.tensor([4.0, 2.0, 1.0]))
-    # ratios ½(2 + ½), ½(¼ + ½), ½(1 + 1)
-    expected = torch.tensor([1.0, math.tanh(0.375), 1.0])
-    torch.testing.assert_close(pair_weights(before, after), expected)
-
-
-def test_neighbours_with_nothing_to_lose_do_not_take_a_pair_out() -> None:
-    """A well learned pair's loss rounds to 0, before and after; a step that spoils it still counts."""
-    before = Neighbours(torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))
-    after = Neighbours(torch.tensor([0.0, 0.5]), torch.tensor([0.0, 4.0]))
-    torch.testing.assert_close(pair_weights(before, after), torch.tensor([1.0, math.tanh(0.25)]), atol=1e-5, rtol=0)
+    """A well learned neighbour's loss rounds to 0, before and after; a step that spoils it still counts."""
+    before = Neighbours(torch.tensor([2.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([2.0, 1.0, 1.0, 0.0, 2.0]))
+    after = Neighbours(torch.tensor([1.0, 4.0, 1.0, 0.0, 0.5]), torch.tensor([4.0, 2.0, 1.0, 0.0, 4.0]))
+    # ratios ½(2 + ½), ½(¼ + ½), ½(1 + 1), ½(0/0 + 0/0) and ½(0 + ½)
+    expected = torch.tensor([1.0, math.tanh(0.375), 1.0, 1.0, math.tanh(0.25)])
+    torch.testing.assert_close(pair_weights(before, after), expected, atol=1e-5, rtol=0)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -75,33 +66,31 @@ def test_neighbours_by_brute_force(seed: int, images: int, threshold: float) -> 
     image = torch.randint(images, (count,), generator=generator)
     clean = torch.rand(count, generator=generator)
     embedded = SetEmbeddings(unit(seed, images, 4), unit(seed + 1, count, 4))
-    found = nearest_in_bank(embedded, image, clean, threshold=threshold)
+    nearest = nearest_in_bank(embedded, image, clean, threshold=threshold)
     bank = [c for c in range(count) if clean[c] > threshold] or [int(clean.argmax())]
     for c in range(count):
         if c in bank:
-            assert (found.by_image[c], found.by_text[c]) == (c, c)
+            assert (nearest.by_image[c], nearest.by_text[c]) == (c, c)
             continue
-        nearest = max(bank, key=lambda b: float(embedded.texts[c] @ embedded.texts[b]))
-        assert found.by_text[c] == nearest
+        assert nearest.by_text[c] == max(bank, key=lambda b: float(embedded.texts[c] @ embedded.texts[b]))
         own = [b for b in bank if image[b] == image[c]]
         closest = max(
             {int(image[b]) for b in bank}, key=lambda i: float(embedded.images[image[c]] @ embedded.images[i])
         )
         among = own or [b for b in bank if image[b] == closest]
-        assert found.by_image[c] == max(among, key=lambda b: float(clean[b]))
+        assert nearest.by_image[c] == max(among, key=lambda b: float(clean[b]))
 
 
-def world(epoch: int, *, epochs: int = 10) -> TrainingView:
+def world(epoch: int) -> TrainingView:
     """Thirty images with two captions each; the last twenty captions are of other images."""
-    image = torch.arange(60) // 2
-    things = unit(0, 30, 64)
-    source = image.clone()
-    source[40:] = source[40:].roll(5)
-    return TrainingView(epoch, epochs, 0, 12, image, lambda: SetEmbeddings(things, things[source]))
+    image, photos = torch.arange(60) // 2, unit(0, 30, 64)
+    source = torch.cat((image[:40], image[40:].roll(5)))
+    return TrainingView(epoch, 10, 0, 12, image, lambda: SetEmbeddings(photos, photos[source]))
 
 
-def test_the_bank_holds_right_captions() -> None:
-    method = Npc(NpcConfig(warmup=0.2), dim=8)
+@pytest.mark.parametrize("refresh", [True, False])
+def test_the_bank_holds_right_captions_and_is_rebuilt_only_if_asked(refresh: bool) -> None:
+    method = Npc(NpcConfig(warmup=0.2, refresh=refresh), dim=8)
     method.fit(None, world(0).caption_image)
     method.start_epoch(world(1))
     assert method.ready.item() == 0
@@ -111,13 +100,6 @@ def test_the_bank_holds_right_captions() -> None:
     assert bool((method.clean[:40] > 0.9).all())
     assert bool((method.clean[40:] < 0.1).all())
     assert bool((torch.cat((method.by_image, method.by_text)) < 40).all())
-
-
-@pytest.mark.parametrize("refresh", [True, False])
-def test_the_bank_is_rebuilt_only_if_asked(refresh: bool) -> None:
-    method = Npc(NpcConfig(warmup=0.2, refresh=refresh), dim=8)
-    method.fit(None, world(0).caption_image)
-    method.start_epoch(world(2))
     method.clean.zero_()
     method.start_epoch(world(3))
     assert bool(method.clean.any()) == refresh
@@ -144,14 +126,12 @@ def test_the_papers_preset_starts_at_clips_scale_and_fits_raw_losses() -> None:
     config = method_config("npc-paper")
     assert isinstance(config, NpcConfig)
     assert (config.scale, config.rescale) == (100.0, False)
-    probability = []
+    view, clean = world(2), []
     for rescale in (True, False):
         method = Npc(NpcConfig(warmup=0.2, rescale=rescale), dim=8)
-        method.fit(None, world(0).caption_image)
-        view = world(2)
+        method.fit(None, view.caption_image)
         method.start_epoch(view)
         losses = view.caption_losses(view.embed(), method).double()
-        fitted = rescaled(losses) if rescale else losses
-        probability.append(clean_by_gaussians(fitted, steps=100))
-        torch.testing.assert_close(method.clean, probability[-1].float())
-    assert not torch.allclose(*probability, atol=1e-3), "the floor of the variances weighs less on raw losses"
+        clean.append(clean_by_gaussians(rescaled(losses) if rescale else losses, steps=100))
+        torch.testing.assert_close(method.clean, clean[-1].float())
+    assert not torch.allclose(*clean, atol=1e-3), "the floor of the variances weighs less on raw losses"

@@ -6,7 +6,6 @@ The kernel is interpreted as in test_kernel.py: one test runs the interpreted on
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.config import BackboneConfig, HeadConfig
-from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr
-from vacsr.model import MatchingModel
 from vacsr.scoring import Direction, Engine, PairScorer, PairScores, choose_engine
 from vacsr.scoring.cascade import MARGIN, Cascade, candidate_scores, prefiltered_topk, surely_best
 from vacsr.scoring.folded import FP8, BlockScorer, half_dtype
@@ -29,9 +25,8 @@ from vacsr.scoring.kernel import KernelScorer
 from vacsr.scoring.topk import TopK, best_of, stable_topk
 
 from ..interpreter import GPU, interpreted, run_interpreted
-from .adapters import exact, method, units
+from .models import IMAGES, TEXTS, exact, inputs, method, model, sorted_topk, units
 
-HALF = torch.float16
 WAYS = ("i2t", "t2i", "both")
 every_way = pytest.mark.parametrize("way", WAYS)
 
@@ -65,6 +60,14 @@ def with_large_decoder(dim: int, *, device: str = "cpu") -> Vacsr:
     return made
 
 
+def with_large_cosine(dim: int) -> Vacsr:
+    """The adapter's own part is small beside it."""
+    made = method(dim)
+    with torch.no_grad():
+        made.adapter.residual.copy_(torch.tensor([1000.0, 0.0]))
+    return made
+
+
 def best(engine: Engine, v: Tensor, t: Tensor, way: str, k: int = 3) -> list[TopK]:
     """Of images, of texts or of both."""
     if way == "both":
@@ -72,10 +75,14 @@ def best(engine: Engine, v: Tensor, t: Tensor, way: str, k: int = 3) -> list[Top
     return [engine.topk(Embedding(v), Embedding(t), k=k, direction=way)]  # type: ignore[arg-type]
 
 
+def ways(scores: Tensor, way: str) -> list[Tensor]:
+    """The matrices that the queries of :func:`best` are rows of."""
+    return {"i2t": [scores], "t2i": [scores.T], "both": [scores, scores.T]}[way]
+
+
 def check(tops: list[TopK], scores: Tensor, way: str, *, atol: float) -> None:
     """The k highest scores of each query, and items that have them: both as in a full sort, but for rounding."""
-    matrices = {"i2t": [scores], "t2i": [scores.T], "both": [scores, scores.T]}[way]
-    for top, matrix in zip(tops, matrices, strict=True):
+    for top, matrix in zip(tops, ways(scores, way), strict=True):
         right = matrix.topk(top.index.shape[1], dim=1).values
         torch.testing.assert_close(top.score.to(right), right, atol=atol, rtol=1e-6)
         torch.testing.assert_close(matrix.gather(1, top.index), right, atol=atol, rtol=1e-6)
@@ -121,6 +128,8 @@ def test_the_error_allowed_is_that_of_all_queries() -> None:
     coarse[3, 0] += 1.0
     assert not surely_best(coarse, fine, k=2).any()
     assert surely_best(coarse[:0], fine[:0], k=2).shape == (0,)
+    equal = torch.tensor([[3.0, 2.0, 2.0]])  # without any error, another item may tie with the second
+    assert not surely_best(equal, equal, k=2).any()
 
 
 @pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
@@ -138,12 +147,16 @@ def test_what_is_not_finite_is_never_sure_and_leaves_the_others(worst: float, si
 
 @interpreted
 @every_way
-def test_interpreted_near_ties_are_decided_in_float32(way: str) -> None:
-    """32 items that float16 cannot order: the candidates alone would be a matter of luck."""
+def test_interpreted_near_ties_and_large_decoders_are_decided_in_float32(way: str) -> None:
+    """32 items that float16 cannot order, and a decoder that it cannot hold."""
     made, v, t = method(32), units(10, 32, seed=1), near(32, 32)
     if way == "t2i":
         v, t = t, v
     check(best(cascade(made), v, t, way), exact(made.adapter, v, t), way, atol=1e-6)
+    made, v, t = with_large_decoder(20), units(10, 20, seed=1), units(32, 20, seed=2)
+    assert half_dtype(made.adapter.fold()) == torch.bfloat16
+    reference = exact(made.adapter, v, t)
+    check(best(cascade(made), v, t, way), reference, way, atol=1e-6 * float(reference.std()))
 
 
 @interpreted
@@ -173,9 +186,7 @@ def test_interpreted_order_and_scores_are_float32() -> None:
 @every_way
 def test_interpreted_what_is_clear_is_not_scored_twice(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items far apart: the kernel's one pass and the candidates decide, float32 never sees all pairs."""
-    made, v, t = method(32), units(12, 32, seed=1), units(30, 32, seed=2)
-    with torch.no_grad():  # the adapter's own part is small beside the cosine
-        made.adapter.residual.copy_(torch.tensor([1000.0, 0.0]))
+    made, v, t = with_large_cosine(32), units(12, 32, seed=1), units(30, 32, seed=2)
     engine, reference = cascade(made), exact(made.adapter, v, t)
     monkeypatch.setattr(BlockScorer, "block", lambda *_: pytest.fail("all items again"))
     check(best(engine, v, t, way, k=2), reference, way, atol=1e-3)
@@ -184,10 +195,7 @@ def test_interpreted_what_is_clear_is_not_scored_twice(way: str, monkeypatch: py
 @interpreted
 def test_interpreted_only_the_unsure_are_scored_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two images are among texts that lie close together; for the others these are far off."""
-    made = method(32)
-    with torch.no_grad():
-        made.adapter.residual.copy_(torch.tensor([1000.0, 0.0]))
-    crowd = near(12, 32)
+    made, crowd = with_large_cosine(32), near(12, 32)
     v, t = torch.cat([units(9, 32, seed=1), -crowd[:1], crowd[:2]]), torch.cat([units(20, 32, seed=2), crowd])
     engine, whole, asked = cascade(made), BlockScorer.block, []
     monkeypatch.setattr(BlockScorer, "block", lambda self, v, t: asked.append(v.mean) or whole(self, v, t))
@@ -199,27 +207,15 @@ def test_interpreted_only_the_unsure_are_scored_with_all(monkeypatch: pytest.Mon
 
 
 @interpreted
-@pytest.mark.parametrize("reason", ["little work", "few items", "matrix"])
+@pytest.mark.parametrize("reason", ["little work", "few items"])
 def test_interpreted_the_kernel_is_not_asked_in_vain(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, v, t = method(20), units(4, 20, seed=1), units(6 if reason == "few items" else 70, 20, seed=2)
     engine = cascade(made)
     engine.worthwhile = 1e12 if reason == "little work" else 0.0
     matrix = engine.block(Embedding(v), Embedding(t))
     monkeypatch.setattr(KernelScorer, "stream", None)
-    known = matrix if reason == "matrix" else None
-    top = engine.topk(Embedding(v), Embedding(t), k=3, direction="i2t", matrix=known)
-    assert torch.equal(top.index, stable_topk(matrix, 3).index)
-    assert engine.topk_both(Embedding(v), Embedding(t), k=3, matrix=known).images.index.shape == (len(t), 3)
-
-
-@interpreted
-@every_way
-def test_interpreted_a_decoder_beyond_float16(way: str) -> None:
-    made, v, t = with_large_decoder(20), units(10, 20, seed=1), units(32, 20, seed=2)
-    assert float(made.adapter.fold().small.abs().max()) > torch.finfo(HALF).max
-    assert half_dtype(made.adapter.fold()) == torch.bfloat16
-    reference = exact(made.adapter, v, t)
-    check(best(cascade(made), v, t, way), reference, way, atol=1e-6 * float(reference.std()))
+    assert torch.equal(best(engine, v, t, "i2t")[0].index, stable_topk(matrix, 3).index)
+    assert best(engine, v, t, "both")[1].index.shape == (len(t), 3)
 
 
 @interpreted
@@ -228,7 +224,7 @@ def test_interpreted_a_nan_image_leaves_the_others() -> None:
     t[:25] = t[0]  # ties at every border
     v[3] = torch.nan
     rest = [row for row in range(8) if row != 3]
-    for engine in (cascade(made), KernelScorer(made, dtype=HALF)):
+    for engine in (cascade(made), KernelScorer(made, dtype=torch.float16)):
         reference = engine.block(Embedding(v), Embedding(t))
         for way in ("i2t", "both"):
             top = best(engine, v, t, way)[0]
@@ -244,9 +240,7 @@ def test_interpreted_float8_is_rescored_in_every_way(way: str) -> None:
     made, v, t = method(64), units(10, 64, seed=1), units(32, 64, seed=2)
     engine, fine = rescored(made), BlockScorer(made).block(Embedding(v), Embedding(t))
     rough = engine.block(Embedding(v), Embedding(t))
-    matrices = {"i2t": [(rough, fine)], "t2i": [(rough.T, fine.T)]}
-    matrices["both"] = matrices["i2t"] + matrices["t2i"]
-    for top, (coarse, other) in zip(best(engine, v, t, way, k=3), matrices[way], strict=True):
+    for top, coarse, other in zip(best(engine, v, t, way), ways(rough, way), ways(fine, way), strict=True):
         candidates = coarse.topk(9, dim=1).indices
         right = other.gather(1, candidates).topk(3, dim=1).values
         torch.testing.assert_close(top.score, right, atol=5e-3, rtol=0)
@@ -255,25 +249,20 @@ def test_interpreted_float8_is_rescored_in_every_way(way: str) -> None:
 
 
 @interpreted
-def test_interpreted_float8_of_nothing() -> None:
-    engine, none = rescored(method(20)), Embedding(torch.empty(0, 20))
-    assert engine.block(none, none).shape == (0, 0)
-    assert [top.index.shape for top in engine.topk_both(none, none, k=3)] == [(0, 0), (0, 0)]
-    assert engine.topk(none, Embedding(units(2, 20, seed=1)), k=3, direction="t2i").index.shape == (2, 0)
-
-
-@interpreted
-def test_interpreted_pair_scores_ask_the_engine() -> None:
-    """float8's top-k is rescored, whether or not the matrix has been computed."""
-    scores = scores_of({"name": "vacsr"}, images=6, texts=30)
+def test_interpreted_float8_through_pair_scores_and_of_nothing() -> None:
+    """The top-k is rescored, whether or not the matrix has been computed."""
+    scores = scores_of("vacsr", images=6, texts=30)
     scores.scorer.engine = rescored(scores.scorer.model.method)  # type: ignore[arg-type]
     tops = [*scores.topk_both(2), scores.topk(2), scores.topk(2, direction="t2i")]
-    assert torch.equal(tops[0].index, tops[2].index)
-    assert torch.equal(tops[1].index, tops[3].index)
     rough = scores.score
-    for one, other in zip(tops, [*scores.topk_both(2), scores.topk(2), scores.topk(2, direction="t2i")], strict=True):
+    again = [*scores.topk_both(2), scores.topk(2), scores.topk(2, direction="t2i")]
+    for one, other in zip([*tops[:2], *again], [*tops[2:], *tops], strict=True):
         assert torch.equal(one.index, other.index)
     assert not torch.equal(tops[0].score, stable_topk(rough, 2).score)
+    engine, none = rescored(method(20)), torch.empty(0, 20)
+    assert engine.block(Embedding(none), Embedding(none)).shape == (0, 0)
+    assert [top.index.shape for top in best(engine, none, none, "both")] == [(0, 0), (0, 0)]
+    assert best(engine, none, units(2, 20, seed=1), "t2i")[0].index.shape == (2, 0)
 
 
 @pytest.mark.gpu
@@ -294,27 +283,12 @@ def test_gpu_near_ties_and_large_decoders() -> None:
 
 # ------------------------------------------------------------------------------------------------ prefilter by cosine
 
-IMAGES, TEXTS = 60, 90
-METHODS: list[dict[str, Any]] = [
-    {"name": "vacsr"},
-    {"name": "vacsr", "adapter": {"mixing": "head"}},
-    {"name": "sigmoid"},
-]
+METHODS: list[Any] = ["vacsr", {"name": "vacsr", "adapter": {"mixing": "head"}}, "sigmoid"]
 both_ways = pytest.mark.parametrize("direction", ["i2t", "t2i"])
 
 
-def scores_of(raw: dict[str, Any], *, images: int = IMAGES, texts: int = TEXTS) -> PairScores:
-    """Of a random model whose order is far from the cosine's."""
-    model = MatchingModel.build(
-        method_config(raw), BackboneConfig(head=HeadConfig(dim=16)), image_dim=6, text_dim=4, seed=1
-    )
-    generator = torch.Generator().manual_seed(7)
-    x, y = torch.randn(images, 6, generator=generator), torch.randn(texts, 4, generator=generator)
-    model.backbone.fit(SimpleNamespace(images=x, texts=y))
-    with torch.no_grad():
-        for p in model.method.parameters():
-            p.add_(0.5 * torch.randn(p.shape, generator=generator))
-    return PairScorer(model, device="cpu").score_all(x, y)
+def scores_of(raw: Any, *, images: int = IMAGES, texts: int = TEXTS) -> PairScores:
+    return PairScorer(model(raw), device="cpu").score_all(*inputs(images, texts))
 
 
 def matrices(scores: PairScores, direction: Direction) -> tuple[Tensor, Tensor]:
@@ -323,54 +297,42 @@ def matrices(scores: PairScores, direction: Direction) -> tuple[Tensor, Tensor]:
     return (score, cosine) if direction == "i2t" else (score.T, cosine.T)
 
 
-def order(row: Tensor) -> list[int]:
-    return sorted(range(len(row)), key=lambda j: (-float(row[j]), j))
-
-
 @pytest.mark.parametrize("raw", METHODS, ids=str)
 @both_ways
 @pytest.mark.parametrize("m", [5, 20, 59])
-def test_a_prefilter_ranks_the_highest_cosines(raw: dict[str, Any], direction: Direction, m: int) -> None:
-    scores = scores_of(raw)
+def test_a_prefilter_ranks_the_highest_cosines(raw: Any, direction: Direction, m: int) -> None:
+    scores = scores_of(raw, images=60)
     engine, sides = scores.scorer.engine, (scores.images, scores.texts)
     top = scores.topk(5, direction=direction, prefilter=m)
     small = prefiltered_topk(engine, *sides, k=5, candidates=m, direction=direction, batch=17)
     assert torch.equal(top.index, small.index)
-    expected = []
-    for row, cosine in zip(*matrices(scores, direction), strict=True):
-        candidates = set(order(cosine)[:m])
-        expected.append([j for j in order(row) if j in candidates][:5])
-    assert top.index.tolist() == expected
-    torch.testing.assert_close(top.score, matrices(scores, direction)[0].gather(1, top.index), atol=1e-5, rtol=1e-5)
+    matrix, cosine = matrices(scores, direction)
+    orders = zip(sorted_topk(matrix, len(cosine[0])), sorted_topk(cosine, m), strict=True)
+    assert top.index.tolist() == [[j for j in order if j in set(nearest)][:5] for order, nearest in orders]
+    torch.testing.assert_close(top.score, matrix.gather(1, top.index), atol=1e-5, rtol=1e-5)
 
 
 @both_ways
 def test_as_many_candidates_as_items_are_exact(direction: Direction) -> None:
-    scores = scores_of(METHODS[0])
+    scores = scores_of("vacsr")
     right = scores.topk(5, direction=direction)
-    for m in (TEXTS, 10_000):
+    for m in (IMAGES, 10_000):
         assert torch.equal(scores.topk(5, direction=direction, prefilter=m).index, right.index)
 
 
 @both_ways
 def test_equal_scores_go_by_index(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = scores_of(METHODS[0])
+    scores = scores_of("vacsr")
     monkeypatch.setattr(scores.scorer.engine, "block", lambda v, t: torch.zeros(len(v.mean), len(t.mean)))
-    expected = [sorted(order(row)[:7])[:3] for row in matrices(scores, direction)[1]]
+    expected = [sorted(nearest)[:3] for nearest in sorted_topk(matrices(scores, direction)[1], 7)]
     assert scores.topk(3, direction=direction, prefilter=7).index.tolist() == expected
 
 
-def test_fewer_candidates_than_asked_for() -> None:
-    scores = scores_of(METHODS[0])
-    with pytest.raises(UsageError, match="use prefilter=50"):
-        scores.topk(5, prefilter=4)
-    for direction in ("i2t", "t2i"):
-        with pytest.raises(UsageError, match="omit it"):
-            scores.topk(10**6, prefilter=50, direction=direction)  # type: ignore[arg-type]
+def test_fewer_candidates_than_asked_for_and_no_queries() -> None:
+    scores = scores_of("vacsr")
+    for k, m in ((5, 4), (5, -7), (10**6, 50)):
+        with pytest.raises(UsageError, match=r"use prefilter=.*or omit it"):
+            scores.topk(k, prefilter=m)
     assert scores.topk(10**6, prefilter=90).index.shape == (IMAGES, TEXTS)
-
-
-def test_no_queries() -> None:
-    scores = scores_of(METHODS[0])
     none = PairScores(scores.scorer, scores.images._replace(mean=scores.images.mean[:0]), scores.texts)
     assert none.topk(3, prefilter=7).index.shape == (0, 3)

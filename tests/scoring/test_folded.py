@@ -1,3 +1,5 @@
+"""Blocks in torch against the method's own scores, whatever the tiling."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional
 
 from vacsr.adapter import VariationalAdapter
 from vacsr.config.io import method_config
@@ -16,22 +17,22 @@ from vacsr.methods import Embedding, build_method
 from vacsr.scoring import choose_engine
 from vacsr.scoring.folded import BlockScorer, Limits
 
+from .models import units
+
 NOT_FOLDABLE: list[dict[str, Any]] = [
     {"mixing": "head"},
     {"decode": "argmax"},
     {"input_scale": "layernorm"},
     {"trunk_norm": True},
 ]
-METHODS: list[dict[str, Any]] = [
-    {"name": "vacsr"},
-    {"name": "vacsr-paper"},
-    {"name": "sigmoid"},
-    {"name": "infonce"},
+METHODS: list[Any] = [
+    *("vacsr", "vacsr-paper", "sigmoid", "infonce"),
     *({"name": "vacsr", "adapter": fields} for fields in NOT_FOLDABLE),
 ]
+every_method = pytest.mark.parametrize("raw", METHODS, ids=str)
 
 
-def build(raw: dict[str, Any], dim: int = 6) -> Any:
+def build(raw: Any, dim: int = 6) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         method = build_method(method_config(raw), dim=dim)
@@ -42,9 +43,7 @@ def build(raw: dict[str, Any], dim: int = 6) -> Any:
 
 
 def unit(count: int, *, seed: int = 0, dim: int = 6) -> Embedding:
-    return Embedding(
-        functional.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)), dim=-1)
-    )
+    return Embedding(units(count, dim, seed=seed))
 
 
 @torch.no_grad()
@@ -52,27 +51,23 @@ def dense(method: Any, v: Embedding, t: Embedding) -> Tensor:
     return method.score(v, t)
 
 
-@pytest.mark.parametrize("raw", METHODS, ids=str)
-def test_blocks_and_aligned_pairs_are_the_dense_scores(raw: dict[str, Any]) -> None:
-    method, v, t = build(raw), unit(70), unit(70, seed=1)
-    scorer = BlockScorer(method)
-    expected = dense(method, v, t)
-    got = scorer.block(v, t)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+@every_method
+def test_blocks_and_aligned_pairs_are_the_dense_scores(raw: Any) -> None:
+    """In bfloat16 within two percent of their spread."""
+    method, v, t = build(raw, 32), unit(70, dim=32), unit(70, seed=1, dim=32)
+    expected, scorer = dense(method, v, t), BlockScorer(method)
+    assert (scorer.folded is None) == (raw in ("sigmoid", "infonce") or isinstance(raw, dict))
+    torch.testing.assert_close(scorer.block(v, t), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(scorer.aligned(v, t), expected.diagonal(), atol=1e-5, rtol=1e-5)
-
-
-def test_which_methods_are_folded() -> None:
-    assert BlockScorer(build({"name": "vacsr"})).folded is not None
-    assert BlockScorer(build({"name": "sigmoid"})).folded is None
-    for fields in NOT_FOLDABLE:
-        assert BlockScorer(build({"name": "vacsr", "adapter": fields})).folded is None
+    low = BlockScorer(method, dtype=torch.bfloat16)
+    for scores, exact in ((low.block(v, t), expected), (low.aligned(v, t), expected.diagonal())):
+        assert scores.dtype == torch.float32
+        assert 0 < (scores - exact).abs().max() < 0.02 * (expected.max() - expected.min())
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 200), st.integers(1, 300), st.sampled_from(METHODS))
-def test_any_tiling_gives_the_same(images: int, texts: int, room: int, weights: int, raw: dict[str, Any]) -> None:
+def test_any_tiling_gives_the_same(images: int, texts: int, room: int, weights: int, raw: Any) -> None:
     method, v, t = build(raw), unit(images), unit(texts, seed=1)
     scorer = BlockScorer(method, limits=Limits(room, weights=weights))
     rows, columns = scorer.tile(images, texts, torch.device("cpu"))
@@ -99,51 +94,31 @@ def test_tiles_on_a_gpu(images: int, texts: int, expected: tuple[int, int]) -> N
     assert scorer.tile(images, texts, torch.device("cuda")) == expected
 
 
-@pytest.mark.parametrize("raw", METHODS, ids=str)
-def test_bfloat16_stays_within_two_percent_of_the_spread(raw: dict[str, Any]) -> None:
-    method, v, t = build(raw, 32), unit(20, dim=32), unit(20, seed=1, dim=32)
-    expected = dense(method, v, t)
-    scorer = BlockScorer(method, dtype=torch.bfloat16)
-    for got, exact in ((scorer.block(v, t), expected), (scorer.aligned(v, t), expected.diagonal())):
-        assert got.dtype == torch.float32
-        assert 0 < (got - exact).abs().max() < 0.02 * (expected.max() - expected.min())
-
-
-@pytest.mark.parametrize("raw", METHODS, ids=str)
-def test_no_images(raw: dict[str, Any]) -> None:
-    assert BlockScorer(build(raw)).block(unit(0), unit(3)).shape == (0, 3)
-
-
-def test_no_texts() -> None:
-    assert BlockScorer(build({"name": "sigmoid"})).block(unit(3), unit(0)).shape == (3, 0)
-
-
-@pytest.mark.parametrize("raw", [{"name": "vacsr"}, {"name": "sigmoid"}])
-def test_no_aligned_pairs(raw: dict[str, Any]) -> None:
-    assert BlockScorer(build(raw)).aligned(unit(0), unit(0)).shape == (0,)
+@every_method
+def test_the_default_engine_of_a_cpu(raw: Any) -> None:
+    engine = choose_engine(build(raw), device=torch.device("cpu"), dtype="auto")
+    assert engine.dtype == torch.float32
+    assert engine.block(unit(0), unit(3)).shape == (0, 3)
+    assert engine.block(unit(3), unit(0)).shape == (3, 0)
+    assert engine.aligned(unit(0), unit(0)).shape == (0,)
 
 
 def test_long_rows_come_in_smaller_blocks() -> None:
-    scorer = BlockScorer(build({"name": "vacsr"}), limits=Limits(1 << 20, pairs=40 * 90))
+    scorer = BlockScorer(build("vacsr"), limits=Limits(1 << 20, pairs=40 * 90))
     v, t = unit(150), unit(90, seed=1)
     blocks = list(scorer.stream(v, t))
     assert [len(block) for block in blocks] == [40, 40, 40, 30]
     torch.testing.assert_close(torch.cat(blocks), scorer.block(v, t), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("raw", METHODS, ids=str)
-def test_auto_on_a_cpu_is_float32(raw: dict[str, Any]) -> None:
-    assert choose_engine(build(raw), device=torch.device("cpu"), dtype="auto").dtype == torch.float32
-
-
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.float8_e4m3fn, "bf16"])
-def test_a_dtype_that_a_cpu_has_not_is_refused_with_those_it_has(dtype: Any) -> None:
+def test_a_dtype_that_a_cpu_has_not_is_refused(dtype: Any) -> None:
     with pytest.raises(UsageError, match=r"use 'auto' or one of torch\.float32, torch\.bfloat16"):
-        choose_engine(build({"name": "vacsr"}), device=torch.device("cpu"), dtype=dtype)
+        choose_engine(build("vacsr"), device=torch.device("cpu"), dtype=dtype)
 
 
 def test_the_adapter_is_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, calls, fold = build({"name": "vacsr"}), [], VariationalAdapter.fold
+    method, calls, fold = build("vacsr"), [], VariationalAdapter.fold
     monkeypatch.setattr(VariationalAdapter, "fold", lambda self: calls.append(1) or fold(self))
     engine = choose_engine(method, device=torch.device("cpu"))
     engine.topk_both(unit(5), unit(7), k=3)

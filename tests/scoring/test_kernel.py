@@ -6,8 +6,8 @@ runs the interpreted ones in a process of their own.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,35 +18,32 @@ from torch import Tensor
 
 from vacsr import kernels
 from vacsr.adapter import AdapterConfig
-from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
+from vacsr.errors import EnvironmentProblem, UsageError
 from vacsr.methods.base import Embedding
 from vacsr.methods.infonce import InfoNCE, InfoNCEConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.scoring import Precision, choose_engine, kernel
 from vacsr.scoring.cascade import Cascade
-from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
-from vacsr.scoring.kernel import (
-    DTYPES,
-    SMALL,
-    KernelScorer,
-    Tile,
-    choose_tiles,
-    decoder_width,
-    images_at_a_time,
-    shared_bytes,
-    text_tiles_together,
-)
+from vacsr.scoring.folded import FP8, BlockScorer, Engine
+from vacsr.scoring.kernel import DTYPES, SMALL, KernelScorer, Tile, choose_tiles, decoder_width, shared_bytes
 from vacsr.scoring.topk import stable_topk
 
-from ..interpreter import GPU, interpreted, run_interpreted
-from .adapters import exact, method, spread_error, units
+from ..interpreter import GPU, INTERPRETED, interpreted, run_interpreted
+from .models import exact, method, spread_error, units
 
+CUDA = torch.device("cuda")
 HALF = torch.float16
 ROUNDINGS = {torch.bfloat16: 2.0**-8, HALF: 2.0**-11, FP8: 2.0**-4}
 # Root mean square error over the scores' standard deviation. The interpreter cuts where hardware rounds to bfloat16,
 # and loses the carry of some roundings to float8, which hardware does not.
 STATED = {torch.bfloat16: 8e-3, HALF: 1.2e-3, FP8: 8e-2}
 STATED_INTERPRETED = {torch.bfloat16: 1.2e-2, HALF: 1.2e-3, FP8: 0.2}
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+both_decoders = pytest.mark.parametrize("width", [0, 16])
+
+
+def unit(count: int, dim: int = 20, *, seed: int) -> Embedding:
+    return Embedding(units(count, dim, seed=seed))
 
 
 def test_the_kernel_in_the_interpreter() -> None:
@@ -59,79 +56,51 @@ def test_the_kernel_in_the_interpreter() -> None:
 def test_interpreted_scores_of_any_shape(data: st.DataObject) -> None:
     images, texts = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 70))
     dim, hidden = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70))
-    made = method(
-        dim, hidden=hidden, width=data.draw(st.sampled_from([0, 1, 16, 20])), residual=data.draw(st.booleans())
-    )
+    width, residual = data.draw(st.sampled_from([0, 1, 16, 20])), data.draw(st.booleans())
+    made = method(dim, hidden=hidden, width=width, residual=residual)
     v, t = units(images, dim, seed=1), units(texts, dim, seed=2)
     dtype = data.draw(st.sampled_from([HALF, torch.bfloat16]))
     scorer = KernelScorer(made, dtype=dtype, tile=SMALL._replace(tma=data.draw(st.booleans())))
-    found = scorer.block(Embedding(v), Embedding(t))
-    assert found.shape == (images, texts)
-    assert found.dtype == torch.float32
+    scores = scorer.block(Embedding(v), Embedding(t))
+    assert scores.shape == (images, texts)
+    assert scores.dtype == torch.float32
     # Four roundings: the scaled trunk, the text, the hidden unit, the decoder's small matrix.
     bound = 4.2 * ROUNDINGS[dtype] * exact(made.adapter, v, t, absolute=True) + 1e-4
-    assert bool(((found - exact(made.adapter, v, t)).abs() <= bound).all())
+    assert bool(((scores - exact(made.adapter, v, t)).abs() <= bound).all())
 
 
 @interpreted
-@pytest.mark.parametrize("width", [0, 16])
-@pytest.mark.parametrize("dtype", DTYPES)
+@both_decoders
+@every_dtype
 def test_interpreted_error_is_as_stated(dtype: torch.dtype, width: int) -> None:
-    made = method(128, width=width)
-    v, t = units(8, 128, seed=1), units(60, 128, seed=2)
+    made, v, t = method(128, width=width), units(8, 128, seed=1), units(60, 128, seed=2)
     tile = SMALL._replace(texts=64, hidden=128, depth=128, run=8)
-    found = KernelScorer(made, dtype=dtype, tile=tile).block(Embedding(v), Embedding(t))
-    assert spread_error(found, exact(made.adapter, v, t)) < STATED_INTERPRETED[dtype]
-
-
-@interpreted
-def test_interpreted_decoder_wider_than_the_kernel_has_room_for() -> None:
-    with pytest.raises(UsageError, match=r"128 units.* — use BlockScorer"):
-        KernelScorer(method(20, width=150), dtype=HALF)
-    assert type(choose_engine(method(20, width=150), device=torch.device("cuda"), dtype=HALF)) is BlockScorer
+    scores = KernelScorer(made, dtype=dtype, tile=tile).block(Embedding(v), Embedding(t))
+    assert spread_error(scores, exact(made.adapter, v, t)) < STATED_INTERPRETED[dtype]
 
 
 @interpreted
 @pytest.mark.parametrize("tma", [False, True])
 def test_interpreted_cuts_change_nothing(tma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of images, groups of text tiles and runs of images are only an order of work."""
-    v, t = units(4, 40, seed=1), units(90, 40, seed=2)
-    made = method(40, residual=False)
-    whole = KernelScorer(made, tile=SMALL._replace(tma=tma))
-    expected = whole.block(Embedding(v), Embedding(t))
+    v, t, made = unit(4, 40, seed=1), unit(90, 40, seed=2), method(40, residual=False)
+    expected = KernelScorer(made, tile=SMALL._replace(tma=tma)).block(v, t)
     monkeypatch.setattr(kernel, "text_tiles_together", lambda *_: 2)  # of 3
     cut = KernelScorer(made, tile=SMALL._replace(run=3, tma=tma), rows=3)
-    assert torch.equal(cut.block(Embedding(v), Embedding(t)), expected)
+    assert torch.equal(cut.block(v, t), expected)
 
 
 @interpreted
-def test_interpreted_sides_may_be_swapped() -> None:
-    v, t = Embedding(units(3, 40, seed=1)), Embedding(units(35, 40, seed=2))
-    scorer = KernelScorer(method(40))
-    assert torch.equal(scorer.block(t, v), scorer.block(v, t).T)  # the shorter side scales the weights either way
-
-
-@interpreted
-@pytest.mark.parametrize("width", [0, 16])
+@both_decoders
 @pytest.mark.parametrize("residual", [False, True])
 def test_interpreted_outputs_are_fully_overwritten_and_nothing_else(width: int, residual: bool) -> None:
-    made, v, t = method(20, width=width, residual=residual), units(3, 20, seed=1), units(37, 20, seed=2)
+    made, v, t = method(20, width=width, residual=residual), unit(3, seed=1), unit(37, seed=2)
     scorer = KernelScorer(made, dtype=HALF)
     room = torch.full((9, 37), torch.nan)
-    assert scorer._write(v, scorer._pack_texts(t), room[3:6])
-    assert torch.equal(room[3:6], scorer.block(Embedding(v), Embedding(t)))
+    assert scorer._write(v.mean, scorer._pack_texts(t.mean), room[3:6])
+    assert torch.equal(room[3:6], scorer.block(v, t))
     assert room[:3].isnan().all()
     assert room[6:].isnan().all()
-
-
-@interpreted
-@pytest.mark.parametrize("shape", [[3, 21], [3, 32], [3, 19], [20]])
-def test_interpreted_embeddings_of_another_shape_are_refused(shape: list[int]) -> None:
-    scorer, fine = KernelScorer(method(20), dtype=HALF), Embedding(units(37, 20, seed=2))
-    for v, t in ((Embedding(torch.ones(shape)), fine), (fine, Embedding(torch.ones(shape)))):
-        for call in (scorer.block, lambda v, t: list(scorer.stream(v, t))):
-            with pytest.raises(ShapeMismatch, match="dimension 20"):
-                call(v, t)
 
 
 @interpreted
@@ -139,9 +108,8 @@ def test_interpreted_operators_can_be_compiled() -> None:
     """They are opaque to the compiler, with their shapes and mutations declared."""
     from vacsr.kernels import scores
 
-    made, v, t = method(20), units(3, 20, seed=1), units(37, 20, seed=2)
-    scorer = KernelScorer(made, dtype=HALF)
-    texts, rows = scorer._pack_texts(t), torch.nn.functional.pad(v, (0, 12))
+    v, t, scorer = unit(3, seed=1), unit(37, seed=2), KernelScorer(method(20), dtype=HALF)
+    texts, rows = scorer._pack_texts(t.mean), torch.nn.functional.pad(v.mean, (0, 12))
     packed, tile = scorer.packed, [int(number) for number in scorer.shape]
 
     def compute(rows: Tensor, cosine: Tensor) -> Tensor:
@@ -154,89 +122,72 @@ def test_interpreted_operators_can_be_compiled() -> None:
         return out
 
     with torch.inference_mode():
-        compiled = torch.compile(compute, backend="aot_eager", fullgraph=True)(rows, v @ t.T)
-    assert torch.equal(compiled, scorer.block(Embedding(v), Embedding(t)))
+        compiled = torch.compile(compute, backend="aot_eager", fullgraph=True)(rows, v.mean @ t.mean.T)
+    assert torch.equal(compiled, scorer.block(v, t))
 
 
 @interpreted
-@pytest.mark.parametrize("width", [0, 16])
-@pytest.mark.parametrize("dtype", DTYPES)
+@both_decoders
+@every_dtype
 @pytest.mark.parametrize("worst", [float("nan"), float("inf")])
 def test_interpreted_nan_stays_with_its_pairs(dtype: torch.dtype, width: int, worst: float) -> None:
-    made, v, t = method(20, width=width), units(4, 20, seed=1), units(40, 20, seed=2)
-    scorer = KernelScorer(made, dtype=dtype)
-    clean = scorer.block(Embedding(v), Embedding(t))
-    v[1, 3], t[35, 7] = worst, worst
-    found = scorer.block(Embedding(v), Embedding(t))
+    scorer, v, t = KernelScorer(method(20, width=width), dtype=dtype), unit(4, seed=1), unit(40, seed=2)
+    clean = scorer.block(v, t)
+    v.mean[1, 3], t.mean[35, 7] = worst, worst
+    scores = scorer.block(v, t)
     hit = torch.zeros(4, 40, dtype=torch.bool)
     hit[1], hit[:, 35] = True, True
-    assert not found[hit].isfinite().any()
+    assert not scores[hit].isfinite().any()
     # With float8 all texts share one scale, which the struck one may have set.
-    torch.testing.assert_close(found[~hit], clean[~hit], atol=0.3 if dtype == FP8 else 0.0, rtol=0)
+    torch.testing.assert_close(scores[~hit], clean[~hit], atol=0.3 if dtype == FP8 else 0.0, rtol=0)
 
 
 @interpreted
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_interpreted_vectors_of_zeros(dtype: torch.dtype) -> None:
+@every_dtype
+def test_interpreted_vectors_of_zeros_and_no_vectors(dtype: torch.dtype) -> None:
     made, v, t = method(20), units(2, 20, seed=1), units(3, 20, seed=2)
     v[0], t[2] = 0.0, 0.0
-    found = KernelScorer(made, dtype=dtype).block(Embedding(v), Embedding(t))
-    torch.testing.assert_close(found.double(), exact(made.adapter, v, t), atol=0.02 if dtype != FP8 else 0.5, rtol=0)
-
-
-@interpreted
-def test_interpreted_without_images_or_texts() -> None:
-    scorer = KernelScorer(method(20))
-    some, none = Embedding(units(2, 20, seed=1)), Embedding(torch.empty(0, 20))
-    assert scorer.block(some, none).shape == (2, 0)
-    assert scorer.block(none, some).shape == (0, 2)
-    with pytest.raises(ShapeMismatch, match="expects dimension 20"):
-        scorer.block(Embedding(torch.ones(1, 21)), Embedding(torch.ones(1, 21)))
+    scorer, none = KernelScorer(made, dtype=dtype), Embedding(torch.empty(0, 20))
+    scores = scorer.block(Embedding(v), Embedding(t))
+    torch.testing.assert_close(scores.double(), exact(made.adapter, v, t), atol=0.02 if dtype != FP8 else 0.5, rtol=0)
+    assert scorer.block(Embedding(v), none).shape == (2, 0)
+    assert scorer.block(none, Embedding(v)).shape == (0, 2)
 
 
 @interpreted
 @pytest.mark.parametrize("texts", [3, 30])
 def test_interpreted_topk_of_both_directions(texts: int) -> None:
-    v, t = Embedding(units(11, 20, seed=1)), Embedding(units(texts, 20, seed=2))
-    scorer = KernelScorer(method(20), dtype=HALF, rows=4)
-    scores = scorer.block(v, t)
-    found = scorer.topk_both(v, t, k=5)
-    for one, other in ((found.texts, stable_topk(scores, 5)), (found.images, stable_topk(scores.T, 5))):
+    v, t, scorer = unit(11, seed=1), unit(texts, seed=2), KernelScorer(method(20), dtype=HALF, rows=4)
+    scores, both = scorer.block(v, t), scorer.topk_both(v, t, k=5)
+    for one, matrix, direction in ((both.texts, scores, "i2t"), (both.images, scores.T, "t2i")):
+        other = stable_topk(matrix, 5)
         assert torch.equal(one.index, other.index)
         assert torch.equal(one.score, other.score)
+        assert torch.equal(scorer.topk(v, t, k=5, direction=direction).index, other.index)
 
 
 @interpreted
 def test_interpreted_streams_have_the_kernels_blocks() -> None:
-    v, t = Embedding(units(4, 20, seed=1)), Embedding(units(66, 20, seed=2))
+    """Long rows come in smaller blocks; a few texts scale the weights, for they would leave most of a tile empty."""
+    v, t = unit(4, seed=1), unit(66, seed=2)
     scorer = KernelScorer(method(20), dtype=HALF, rows=3)
-    blocks = list(scorer.stream(v, t))
+    blocks, whole = list(scorer.stream(v, t)), scorer.block(v, t)
     assert [len(block) for block in blocks] == [3, 1]
-    whole = scorer.block(v, t)
     assert torch.equal(torch.cat(blocks), whole)
-    few = list(scorer.stream(t, v))  # 4 texts would leave most of a tile empty
-    assert [block.shape for block in few] == [(66, 4)]
-    assert torch.equal(few[0], whole.T)
-    for direction, matrix in (("i2t", whole), ("t2i", whole.T)):
-        assert torch.equal(scorer.topk(v, t, k=3, direction=direction).index, stable_topk(matrix, 3).index)
-
-
-@interpreted
-def test_interpreted_long_rows_come_in_smaller_blocks() -> None:
-    v, t = Embedding(units(5, 20, seed=1)), Embedding(units(66, 20, seed=2))
-    scorer, whole = (KernelScorer(method(20), dtype=HALF, pairs=pairs) for pairs in (140, 1 << 25))
-    assert [block.shape for block in scorer.stream(v, t)] == [(2, 66), (2, 66), (1, 66)]
-    assert [block.shape for block in scorer.stream(t, v)] == [(28, 5), (28, 5), (10, 5)]
-    torch.testing.assert_close(torch.cat(list(scorer.stream(t, v))), whole.block(t, v), atol=1e-6, rtol=1e-6)
-    for one, other in zip(scorer.topk_both(v, t, k=3), whole.topk_both(v, t, k=3), strict=True):
-        assert torch.equal(one.index, other.index)
+    assert torch.equal(scorer.block(t, v), whole.T)  # the shorter side scales the weights either way
+    (few,) = scorer.stream(t, v)
+    assert torch.equal(few, whole.T)
+    short = KernelScorer(method(20), dtype=HALF, pairs=140)
+    assert [block.shape for block in short.stream(v, t)] == [(2, 66), (2, 66)]
+    assert [block.shape for block in short.stream(t, v)] == [(35, 4), (31, 4)]
+    torch.testing.assert_close(torch.cat(list(short.stream(t, v))), whole.T, atol=1e-6, rtol=1e-6)
 
 
 @interpreted
 def test_interpreted_a_tile_without_room_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     from vacsr.kernels import scores
 
-    v, t = Embedding(units(4, 20, seed=1)), Embedding(units(70, 20, seed=2))
+    v, t = unit(4, seed=1), unit(70, seed=2)
     scorer, plain = KernelScorer(method(20), dtype=HALF), BlockScorer(method(20), dtype=HALF)
     small, large = scorer.tiles[0], scorer.tiles[0]._replace(stages=9)
     launch, tried = scores.score_pairs, []
@@ -250,8 +201,8 @@ def test_interpreted_a_tile_without_room_is_left_for_the_next(monkeypatch: pytes
     monkeypatch.setattr(scores, "score_pairs", score)
     expected = scorer.block(v, t)
     scorer.tiles = [large, small]
-    assert torch.equal(scorer.block(v, t), expected)
-    assert torch.equal(scorer.block(v, t), expected)
+    for _ in range(2):
+        assert torch.equal(scorer.block(v, t), expected)
     assert tried == [small, large, small, small]
     scorer.tiles = [large]
     with pytest.warns(UserWarning, match="in torch"):
@@ -259,10 +210,13 @@ def test_interpreted_a_tile_without_room_is_left_for_the_next(monkeypatch: pytes
     assert torch.equal(fallback, plain.block(v, t))
     assert torch.equal(torch.cat(list(scorer.stream(v, t))), fallback)  # neither tries nor warns again
     assert len(tried) == 5
-    scorer.tiles = [large]
-    with pytest.warns(UserWarning, match="in torch"):
-        streamed = list(scorer.stream(v, t))
-    torch.testing.assert_close(torch.cat(streamed), fallback)
+
+
+def scaled(part: str, factor: float) -> Vacsr:
+    made = method(20)
+    with torch.no_grad():
+        getattr(made.adapter.trunk, part).mul_(factor)
+    return made
 
 
 @interpreted
@@ -270,7 +224,7 @@ def test_interpreted_choice() -> None:
     """By the rule of a GPU; the kernel itself is interpreted, so everything lies on the CPU."""
 
     def chosen(made: Vacsr, dtype: Precision) -> tuple[type[Engine], torch.dtype]:
-        engine = choose_engine(made, device=torch.device("cuda"), dtype=dtype)
+        engine = choose_engine(made, device=CUDA, dtype=dtype)
         return type(engine), engine.dtype
 
     assert chosen(method(20), torch.float32) == (Cascade, torch.float32)
@@ -278,63 +232,54 @@ def test_interpreted_choice() -> None:
     for dtype in (torch.bfloat16, HALF):
         assert chosen(method(20), dtype) == (KernelScorer, dtype)
     assert chosen(method(20), FP8) == (Cascade, FP8)
-    huge = method(20)
-    with torch.no_grad():
-        huge.adapter.trunk.weight *= 1e5
-    assert chosen(huge, "auto") == (KernelScorer, torch.bfloat16)
+    for part in ("weight", "bias"):
+        assert chosen(scaled(part, 1e6), "auto") == (KernelScorer, torch.bfloat16)
     head = Vacsr(VacsrConfig(adapter=AdapterConfig(mixing="head")), dim=20)
     assert chosen(head, "auto") == chosen(head, torch.float32) == (BlockScorer, torch.float32)
     assert chosen(head, torch.bfloat16) == (BlockScorer, torch.bfloat16)
-    with pytest.raises(UsageError, match="float32"):
-        KernelScorer(method(20), dtype=torch.float32)
-    with pytest.raises(UsageError, match="InfoNCE"):
-        KernelScorer(InfoNCE(InfoNCEConfig(), dim=20))
-
-
-@interpreted
-def test_interpreted_a_number_beyond_float16() -> None:
-    made = method(20)
-    assert half_dtype(made.adapter.fold()) == HALF
-    with torch.no_grad():
-        made.adapter.trunk.bias[3] = -2e5
-    assert half_dtype(made.adapter.fold()) == torch.bfloat16
+    assert chosen(method(20, width=150), HALF) == (BlockScorer, HALF)
+    for made in (method(20, width=150), InfoNCE(InfoNCEConfig(), dim=20)):
+        with pytest.raises(UsageError, match=r"use .*BlockScorer"):
+            KernelScorer(made, dtype=HALF)
 
 
 @interpreted
 @pytest.mark.parametrize("factor", [1e6, 1e-9])
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_dtype
 def test_interpreted_decoder_units_of_any_size(dtype: torch.dtype, factor: float) -> None:
     """Scaled by a power of two, which is taken back exactly: the scores are those of the unscaled decoder."""
-    plain, v, t = method(20, residual=False), Embedding(units(4, 20, seed=1)), Embedding(units(30, 20, seed=2))
-    scaled, two = method(20, residual=False), 2.0 ** torch.tensor(factor).log2().round()
+    plain, v, t = method(20, residual=False), unit(4, seed=1), unit(30, seed=2)
+    made, two = method(20, residual=False), 2.0 ** torch.tensor(factor).log2().round()
     with torch.no_grad():
-        for part in (scaled.adapter.decoder[0].weight, scaled.adapter.decoder[0].bias):
+        for part in (made.adapter.decoder[0].weight, made.adapter.decoder[0].bias):
             part[::2] *= two
-        scaled.adapter.decoder[2].weight[:, ::2] /= two
-    scores = KernelScorer(scaled, dtype=dtype).block(v, t)
+        made.adapter.decoder[2].weight[:, ::2] /= two
+    scores = KernelScorer(made, dtype=dtype).block(v, t)
     torch.testing.assert_close(scores, KernelScorer(plain, dtype=dtype).block(v, t), atol=1e-5, rtol=1e-5)
 
 
 def test_where_the_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "INTERPRETED", False)
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert not kernel.available(cpu)
+    cpu = torch.device("cpu")
     monkeypatch.setattr(kernels, "INTERPRETED", True)
     assert kernel.available(cpu) == kernels.TRITON
     monkeypatch.setattr(kernels, "INTERPRETED", False)
+    assert not kernel.available(cpu)
     for dtype in (torch.float32, torch.bfloat16, HALF):
-        plain = choose_engine(method(20), device=gpu, dtype=dtype)
+        plain = choose_engine(method(20), device=CUDA, dtype=dtype)
         assert type(plain) is BlockScorer
         assert plain.dtype == dtype
-    assert choose_engine(method(20), device=gpu, dtype="auto").dtype == HALF
+    assert choose_engine(method(20), device=CUDA, dtype="auto").dtype == HALF
     with pytest.raises(EnvironmentProblem, match="BlockScorer"):
-        choose_engine(method(20), device=gpu, dtype=FP8)
+        choose_engine(method(20), device=CUDA, dtype=FP8)
     monkeypatch.setattr(kernels, "TRITON", False)
-    assert not kernel.available(gpu)
+    assert not kernel.available(CUDA)
+
+
+# --------------------------------------------------------------------------------------------------------- on a GPU
 
 
 class Case(NamedTuple):
-    """What is compiled anew; everything that a GPU can show of it is asked in one test."""
+    """What is compiled once; everything that a GPU can show of it is asked in one test."""
 
     dtype: torch.dtype
     images: int
@@ -365,28 +310,21 @@ def test_gpu_scores(case: Case) -> None:
     v, t = (units(n, case.dim, seed=n, device="cuda") for n in (case.images, case.texts))
     scorer = KernelScorer(made, dtype=case.dtype)
     tiles = list(scorer.tiles)
-    found = scorer.block(Embedding(v), Embedding(t))
+    scores = scorer.block(Embedding(v), Embedding(t))
     assert scorer.tiles == tiles, "the rule chose a tile that the GPU has no room for"
     few = slice(None, 8)
     reference, bound = (exact(made.adapter, v[few], t[few], absolute=flag) for flag in (False, True))
-    assert bool(((found[few, few] - reference).abs() <= 4.2 * ROUNDINGS[case.dtype] * bound + 1e-3).all())
+    assert bool(((scores[few, few] - reference).abs() <= 4.2 * ROUNDINGS[case.dtype] * bound + 1e-3).all())
     if case.images > 1:
-        assert spread_error(found, BlockScorer(made).block(Embedding(v), Embedding(t))) < STATED[case.dtype]
+        assert spread_error(scores, BlockScorer(made).block(Embedding(v), Embedding(t))) < STATED[case.dtype]
     for tile in tiles[1 : case.tiles]:
         same = KernelScorer(made, dtype=case.dtype, tile=tile).block(Embedding(v), Embedding(t))
-        torch.testing.assert_close(same, found, atol=1e-4, rtol=1e-4)
-    _nan_stays_with_its_pairs(scorer, v, t)
-
-
-def _nan_stays_with_its_pairs(scorer: KernelScorer, v: Tensor, t: Tensor) -> None:
-    """In one image and one text, where there are others."""
-    v, t = v.clone(), t.clone()
+        torch.testing.assert_close(same, scores, atol=1e-4, rtol=1e-4)
     hit = torch.zeros(len(v), len(t), dtype=torch.bool, device="cuda")
-    if len(v) > 1:
+    if len(v) > 1:  # NaN stays with its image and its text
         v[1, 3], t[35, 2] = torch.nan, torch.nan
         hit[1], hit[:, 35] = True, True
-    found = scorer.block(Embedding(v), Embedding(t))
-    assert torch.equal(found.isnan(), hit)
+    assert torch.equal(scorer.block(Embedding(v), Embedding(t)).isnan(), hit)
 
 
 @pytest.mark.gpu
@@ -404,12 +342,8 @@ def test_gpu_topk() -> None:
 @pytest.mark.gpu
 @GPU
 def test_gpu_operators_in_a_cuda_graph() -> None:
-    made = method(256, hidden=256, width=16, device="cuda")
-    scorer, v, t = (
-        KernelScorer(made, dtype=HALF),
-        units(40, 256, seed=1, device="cuda"),
-        units(500, 256, seed=2, device="cuda"),
-    )
+    scorer = KernelScorer(method(256, hidden=256, width=16, device="cuda"), dtype=HALF)
+    v, t = units(40, 256, seed=1, device="cuda"), units(500, 256, seed=2, device="cuda")
     expected = scorer.block(Embedding(v), Embedding(t))  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.inference_mode():
@@ -421,66 +355,71 @@ def test_gpu_operators_in_a_cuda_graph() -> None:
     assert torch.equal(out, expected)
 
 
+# ------------------------------------------------------------------------------------------------- the rules for a GPU
+
+
 @pytest.mark.parametrize(("units", "width"), [(0, 0), (1, 16), (16, 16), (17, 32), (100, 128)])
 def test_decoder_width(units: int, width: int) -> None:
     assert decoder_width(method(20, width=units).adapter.fold()) == width
 
 
-class _Gpu:
-    """What is asked of a GPU's properties."""
-
-    total_memory, multi_processor_count, L2_cache_size = 140 << 30, 132, 60 << 20
-    shared_memory_per_block_optin = 232_448
+def pretend_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), *, shared: int = 232_448
+) -> None:
+    """What is asked of a GPU's properties, an H200's by default."""
+    memory = {"total_memory": 140 << 30, "L2_cache_size": 60 << 20, "shared_memory_per_block_optin": shared}
+    properties = SimpleNamespace(multi_processor_count=132, **memory)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
 
 
 def test_rules_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    gpu = torch.device("cuda")
-    assert images_at_a_time(2 << 20, gpu) == 264
-    assert images_at_a_time(5 << 20, gpu) == 132
-    assert images_at_a_time(64 << 20, gpu) == 16
-    assert images_at_a_time(2 << 30, gpu) == 1
-    assert text_tiles_together(196, 256 << 10, gpu) == 66
-    assert text_tiles_together(1, 256 << 10, gpu) == 1
-    assert text_tiles_together(5, 1 << 30, gpu) == 1
+    pretend_gpu(monkeypatch)
+    for size, images in ((2 << 20, 264), (5 << 20, 132), (64 << 20, 16), (2 << 30, 1)):
+        assert kernel.images_at_a_time(size, CUDA) == images
+    for tiles, size, together in ((196, 256 << 10, 66), (1, 256 << 10, 1), (5, 1 << 30, 1)):
+        assert kernel.text_tiles_together(tiles, size, CUDA) == together
 
 
-def _shapes(hidden: int, width: int, dim: int, dtype: torch.dtype) -> set[tuple[int, ...]]:
-    return {tile[:3] for tile in choose_tiles(hidden, width, dim=dim, dtype=dtype, device=torch.device("cuda"))}
-
-
-def test_tiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("hidden", "width", "dtype", "shape"),
+    [
+        (1024, 16, torch.bfloat16, (128, 256, 64)),
+        (1024, 0, FP8, (128, 256, 128)),
+        (384, 16, torch.bfloat16, (128, 128, 64)),
+        (1024, 128, torch.bfloat16, (128, 128, 64)),
+    ],
+)
+def test_tiles_for_a_gpu(
+    hidden: int, width: int, dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One shape each: padding must not depend on the choice."""
-    half, low = torch.bfloat16, torch.float8_e4m3fn
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert _shapes(1024, 16, 1024, half) == {(128, 256, 64)}
-    assert _shapes(1024, 0, 1024, low) == {(128, 256, 128)}
-    assert _shapes(384, 16, 1024, half) == {(128, 128, 64)}
-    assert _shapes(1024, 128, 1024, half) == {(128, 128, 64)}
-    first = choose_tiles(1024, 16, dim=1024, dtype=half, device=torch.device("cuda"))[0]
-    assert (first.stages, first.tma) == (3, True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    found = choose_tiles(1024, 16, dim=1024, dtype=half, device=torch.device("cuda"))
-    assert not any(tile.tma for tile in found)
+    pretend_gpu(monkeypatch)
+    tiles = choose_tiles(hidden, width, dim=1024, dtype=dtype, device=CUDA)
+    assert {tile[:3] for tile in tiles} == {shape}
+    assert tiles[0].tma
+    assert tiles[0].stages == 3
+    pretend_gpu(monkeypatch, (8, 0))
+    assert not any(tile.tma for tile in choose_tiles(hidden, width, dim=1024, dtype=dtype, device=CUDA))
 
 
 @pytest.mark.parametrize(("capability", "room"), [((8, 0), 166_912), ((8, 9), 101_376), ((9, 0), 232_448)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [HALF, FP8])
 def test_some_tile_fits_any_adapter(
     capability: tuple[int, int], room: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_Gpu, "shared_memory_per_block_optin", room)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    pretend_gpu(monkeypatch, capability, shared=room)
     for width in (0, 16, 32, 64, 128):
         for hidden in (7, 256, 384, 1024):
             for dim in (5, 64, 128, 1024):
-                found = choose_tiles(hidden, width, dim=dim, dtype=dtype, device=torch.device("cuda"))
-                assert found
-                assert len({tile[:3] for tile in found}) == 1
-                assert all(shared_bytes(tile, width, dim=dim, itemsize=dtype.itemsize) <= room for tile in found)
+                tiles = choose_tiles(hidden, width, dim=dim, dtype=dtype, device=CUDA)
+                assert len({tile[:3] for tile in tiles}) == 1
+                assert all(shared_bytes(tile, width, dim=dim, itemsize=dtype.itemsize) <= room for tile in tiles)
+
+
+# ------------------------------------------------------------------------------------------------ compiled for Hopper
+
+compiles = pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 
 
 def _compiled(name: str, signature: dict[str, str], constants: dict[str, object], **options: int) -> Any:
@@ -500,7 +439,7 @@ def _compiled(name: str, signature: dict[str, str], constants: dict[str, object]
 
 
 def _scoring_kernel(kind: str, width: int, tile: Tile, *, dim: int) -> Any:
-    """Compiled for an adapter whose trunk is as high as it is wide."""
+    """Compiled for an adapter whose trunk is as high as it is wide; what the estimate of its memory says, is so."""
     blocks = [f"tensordesc<{kind}[{rows}, {tile.depth}]>" if tile.tma else f"*{kind}" for rows in tile[:2]]
     small = "bf16" if kind == "fp8e4nv" else kind
     signature = {
@@ -512,18 +451,25 @@ def _scoring_kernel(kind: str, width: int, tile: Tile, *, dim: int) -> Any:
         "H": max(dim, tile.hidden), "D": dim, "WIDE": width, "RESIDUAL": width > 0, "GAIN": kind == "fp8e4nv",
         "BT": tile.texts, "BH": tile.hidden, "BD": tile.depth, "RUN": tile.run, "TMA": tile.tma, "WIDEN": False,
     }  # fmt: skip
-    return _compiled("score_kernel", signature, constants, num_warps=tile.warps, num_stages=tile.stages)
+    made = _compiled("score_kernel", signature, constants, num_warps=tile.warps, num_stages=tile.stages)
+    estimate = shared_bytes(tile, width, dim=dim, itemsize=1 if kind == "fp8e4nv" else 2)
+    assert estimate - 8192 <= made.metadata.shared <= estimate
+    return made
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@compiles
 @pytest.mark.parametrize(
     ("kind", "width", "tile"),
     [
         ("bf16", 16, Tile()),
-        pytest.param("bf16", 0, Tile(stages=3, tma=False), marks=pytest.mark.slow),
-        pytest.param("fp8e4nv", 0, Tile(depth=128), marks=pytest.mark.slow),
-        pytest.param("fp8e4nv", 16, Tile(depth=128), marks=pytest.mark.slow),
-        pytest.param("fp16", 128, Tile(hidden=128), marks=pytest.mark.slow),
+        slow("bf16", 0, Tile(stages=3, tma=False)),
+        slow("fp8e4nv", 0, Tile(depth=128)),
+        slow("fp8e4nv", 16, Tile(depth=128)),
+        slow("fp16", 128, Tile(hidden=128)),
     ],
 )
 def test_compiled_for_hopper_products_run_ahead(
@@ -531,22 +477,20 @@ def test_compiled_for_hopper_products_run_ahead(
 ) -> None:
     """Matrix units are used, and one product may still run when the next is started: the loop is not serialised."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    made = _scoring_kernel(kind, width, tile, dim=1024)
-    loop = made.asm["ptx"].split("wgmma.mma_async", 1)[1]
+    ptx = _scoring_kernel(kind, width, tile, dim=1024).asm["ptx"]
+    loop = ptx.split("wgmma.mma_async", 1)[1]
     assert "wgmma.wait_group.sync.aligned \t1" in loop or "wgmma.wait_group.sync.aligned 1" in loop
-    assert ("cp.async.bulk.tensor" in made.asm["ptx"]) == tile.tma
-    estimate = shared_bytes(tile, width, dim=1024, itemsize=1 if kind == "fp8e4nv" else 2)
-    assert estimate - 8192 <= made.metadata.shared <= estimate
+    assert ("cp.async.bulk.tensor" in ptx) == tile.tma
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@compiles
 @pytest.mark.parametrize(
     ("kind", "width", "tile"),
     [
         ("fp16", 128, Tile(hidden=128)),
-        pytest.param("bf16", 32, Tile(), marks=pytest.mark.slow),
-        pytest.param("bf16", 128, Tile(hidden=128, stages=3, tma=False), marks=pytest.mark.slow),
-        pytest.param("fp8e4nv", 128, Tile(hidden=128, depth=128), marks=pytest.mark.slow),
+        slow("bf16", 32, Tile()),
+        slow("bf16", 128, Tile(hidden=128, stages=3, tma=False)),
+        slow("fp8e4nv", 128, Tile(hidden=128, depth=128)),
     ],
 )
 def test_one_step_deep_the_decoder_is_loaded_ahead_too(
@@ -554,12 +498,10 @@ def test_one_step_deep_the_decoder_is_loaded_ahead_too(
 ) -> None:
     """What the estimate must know: then it takes as many copies of the decoder's matrix as there are stages."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    used = _scoring_kernel(kind, width, tile, dim=tile.depth).metadata.shared
-    estimate = shared_bytes(tile, width, dim=tile.depth, itemsize=1 if kind == "fp8e4nv" else 2)
-    assert estimate - 8192 <= used <= estimate
+    _scoring_kernel(kind, width, tile, dim=tile.depth)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@compiles
 @pytest.mark.parametrize("kind", ["bf16", "fp8e4nv"])
 def test_the_scaling_kernel_compiles(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Small recipes, and processes that train and may be killed."""
+"""Small data, models and recipes; trainers on them, and processes that train and may be killed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,66 @@ import pytest
 import torch
 import yaml
 
-from vacsr.config import Recipe
-from vacsr.config.io import recipe_from
+from vacsr.config import BackboneConfig, DataConfig, HeadConfig, Recipe, TrainConfig
+from vacsr.config.io import method_config, recipe_from
+from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.files import read_tensors
+from vacsr.train.retrieval import retrieval_task
+from vacsr.train.trainer import Trainer
 
+FEATURES = BackboneConfig(head=HeadConfig(dim=8))
+TINY = BackboneConfig(spec="tiny:width=16,depth=2,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 DRIVER = Path(__file__).with_name("driver.py")
 BASE: dict[str, Any] = {
     "data": {"pairs": "synthetic:images=29,held_out=12,per_image=2"},  # 58 captions: 7 batches and a rest
     "backbone": {"head": {"dim": 8}},
     "train": {"epochs": 3, "batch_size": 8, "log_every": 1, "checkpoint_every": 3, "device": "cpu"},
 }
+
+
+@pytest.fixture(scope="session")
+def pairs() -> PairSet:
+    """40 captions of 20 images, as features."""
+    return load_pairs("synthetic:images=20,held_out=15,per_image=2", split="train")
+
+
+@pytest.fixture(scope="session")
+def dev() -> PairSet:
+    return load_pairs("synthetic:images=20,held_out=15,per_image=2", split="dev")
+
+
+@pytest.fixture(scope="session")
+def photos() -> PhotoSet:
+    """32 captions of 16 pictures."""
+    return load_pairs("scenes:images=16,held_out=6,per_image=2,size=32", split="train")
+
+
+@pytest.fixture(scope="session")
+def dev_photos() -> PhotoSet:
+    return load_pairs("scenes:images=16,held_out=6,per_image=2,size=32", split="dev")
+
+
+def make(
+    pairs: PairSet | PhotoSet,
+    method: Any = "vacsr",
+    *,
+    backbone: BackboneConfig | None = None,
+    reading: DataConfig | None = None,
+    **fields: Any,
+) -> Trainer:
+    """A trainer of batches of eight on the processor."""
+    config = TrainConfig.model_validate({"batch_size": 8, "device": "cpu", "epochs": 2, "log_every": 1, **fields})
+    chosen = method_config(method) if isinstance(method, str | dict) else method
+    backbone = backbone or (FEATURES if isinstance(pairs, PairSet) else TINY)
+    return Trainer(retrieval_task(chosen, pairs, config, backbone=backbone, reading=reading), config)
+
+
+def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    """To the last bit."""
+    theirs = other.state_dict()
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, theirs[name]), name
 
 
 class Finished(NamedTuple):

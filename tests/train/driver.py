@@ -25,10 +25,10 @@ from vacsr.cli import main
 from vacsr.config.io import read_yaml, recipe_from
 from vacsr.pairwise import batch_block
 from vacsr.train.callbacks import JsonlTracker
-from vacsr.train.data import Batch, batch_order
+from vacsr.train.data import Batch, batch_order, training_data
 from vacsr.train.distributed import sum_gradients
 from vacsr.train.retrieval import retrieval_task
-from vacsr.train.run import run_recipe, training_data
+from vacsr.train.run import run_recipe
 from vacsr.train.step import TrainStep
 from vacsr.train.trainer import Trainer
 
@@ -130,7 +130,6 @@ def twice() -> None:
     """Two whole runs, one after the other."""
     for number in range(2):
         run_recipe(recipe_from(read_yaml(Path(JOB["recipe"]))), Path(JOB["result"]) / f"run-{number}", progress=False)
-        print("joined" if torch.distributed.is_initialized() else "left")
 
 
 def run() -> None:

@@ -22,7 +22,6 @@ from vacsr.train.distributed import (
     barrier,
     gather_rows,
     join_world,
-    leaving_world,
     sum_gradients,
     sum_over_ranks,
     take_device,
@@ -50,9 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def within(case: str) -> dict[str, float]:
-    """Tolerances: on photos towers learn at half the rate, and runs are shorter."""
-    photos = "train.towers" in CASES[case]
-    return {"weights": 5e-6, "rows": 2e-5} if photos else {"weights": 1e-5, "rows": 1e-4}
+    """Tolerances: Adam turns the rounding of a gradient near zero into a visible share of a step."""
+    return {"weights": 5e-5, "rows": 2e-5 if "train.towers" in CASES[case] else 1e-4}
 
 
 @pytest.mark.parametrize("case", ["vacsr", "vacsr-columns", "sigmoid", "infonce", "photos"])
@@ -60,7 +58,7 @@ def test_two_ranks_have_the_loss_terms_and_gradients_of_one(
     launch: Any, recipes: Any, tmp_path: Path, case: str
 ) -> None:
     file = recipes.file(CASES[case])
-    whole, *_ = launch.assert_same_gradients(file, file, tmp_path, within=1e-5 if case == "photos" else 1e-6)
+    whole, *_ = launch.assert_same_gradients(file, file, tmp_path, within=1e-5)
     if case == "photos":
         assert {"backbone.image", "image_pool"} <= {part for name in whole["grad"] for part in (name[:14], name[:10])}
 
@@ -108,21 +106,17 @@ def test_ranks_stop_together_and_resume(
     assert outcome.of(broken).same(outcome.of(whole))
 
 
-def test_a_recipe_leaves_the_group_it_joined_and_may_join_another(
-    launch: Any, recipes: Any, outcome: Any, tmp_path: Path
-) -> None:
+def test_one_process_may_train_twice(launch: Any, recipes: Any, outcome: Any, tmp_path: Path) -> None:
     file = recipes.file(CASES["sigmoid"])
     done = launch.ranks([[], []], task="twice", recipe=str(file), result=str(tmp_path))
-    assert [(part.code, part.out.split()) for part in done] == [(0, ["left", "left"])] * 2, done
+    assert [part.code for part in done] == [0, 0], done
     assert outcome.of(tmp_path / "run-0").same(outcome.of(tmp_path / "run-1"))
 
 
-def test_a_group_that_was_there_before_stays() -> None:
+def test_a_group_that_was_there_before_is_used() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with leaving_world():
-            assert join_world(torch.device("cpu")) == World(0, 1)
-        assert dist.is_initialized()
+        assert join_world(torch.device("cpu")) == World(0, 1)
     finally:
         dist.destroy_process_group()
 

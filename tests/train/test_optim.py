@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
-from vacsr.errors import UsageError
 from vacsr.methods.base import ParamGroup
 from vacsr.methods.vacsr import VacsrConfig
 from vacsr.model import MatchingModel
@@ -36,11 +35,6 @@ def test_constant_with_warm_up() -> None:
 def test_step_falls_at_the_start_of_an_epoch() -> None:
     config = TrainConfig(epochs=5, schedule="step", decay_at=0.6, decay=0.2, warmup_steps=2)
     assert factors(config, [0, 1, 2, 29, 30, 49]) == [0.5, 1.0, 1.0, 1.0, 0.2, 0.2]
-
-
-def test_the_papers_step() -> None:
-    config = TrainConfig(epochs=25, schedule="step", decay_at=0.6)
-    assert factors(config, [14 * 10 + 9, 15 * 10]) == [1.0, 0.1]
 
 
 def test_cosine_after_warm_up() -> None:
@@ -75,10 +69,11 @@ def test_groups_keep_their_scale_and_decay() -> None:
 def test_settings_reach_the_optimiser(name: str, kind: type[Optimizer]) -> None:
     optimizer = build_optimizer(small_groups(), name, lr=0.1, weight_decay=0.5, betas=(0.8, 0.95), momentum=0.9)
     assert type(optimizer) is kind
-    expected = {"momentum": 0.9} if name == "sgd" else {"betas": (0.8, 0.95)}
-    for group, decay in zip(optimizer.param_groups, (0.5, 0.0), strict=True):
-        assert expected.items() <= group.items()
-        assert group["weight_decay"] == decay
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
+    if name == "sgd":
+        assert {group["momentum"] for group in optimizer.param_groups} == {0.9}
+    else:
+        assert getattr(optimizer, "betas", optimizer.defaults.get("betas")) == (0.8, 0.95)
 
 
 def test_a_learning_rate_may_be_a_tensor() -> None:
@@ -101,23 +96,6 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay() -> None:
         assert group["weight_decay"] == (0.1 if group["params"][0].ndim >= 2 else 0.0)
         assert len({p.ndim >= 2 for p in group["params"]}) == 1
         assert group["lr"] == pytest.approx(0.3 if group["name"].startswith("adapter") else 1.0)
-
-
-def test_adamp_projects_scale_invariant_weights() -> None:
-    """A matrix whose gradient is orthogonal to it keeps growing under AdamW; AdamP removes the radial part."""
-    grown = {}
-    for name in ("adamw", "adamp"):
-        torch.manual_seed(0)
-        weight = nn.Parameter(torch.randn(4, 8))
-        config = TrainConfig(lr=0.1, weight_decay=0.0, optimizer=name)
-        optimizer = optimizer_of([ParamGroup("heads", [weight])], config)
-        target, start = torch.randn(8), float(weight.detach().norm())
-        for _ in range(20):
-            optimizer.zero_grad()
-            (1 - torch.cosine_similarity(weight, target, dim=1)).sum().backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        grown[name] = float(weight.detach().norm()) - start
-    assert grown["adamp"] < 0.5 * grown["adamw"]
 
 
 # ----------------------------------------------------------------------------------------------------------- AdamP
@@ -164,7 +142,6 @@ def _assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach().cpu(), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "options",
@@ -177,11 +154,9 @@ def _assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     ],
 )
 @pytest.mark.parametrize("kinds", [["any"], ["any", "channel", "layer"]], ids="-".join)
-def test_adamp_is_that_of_its_authors(
-    options: dict[str, Any], dtype: torch.dtype, kinds: list[str], capturable: bool
-) -> None:
+def test_adamp_is_that_of_its_authors(options: dict[str, Any], dtype: torch.dtype, kinds: list[str]) -> None:
     ours, theirs = _weights(dtype=dtype), _weights(dtype=dtype)
-    _train(AdamP(ours, lr=0.01, capturable=capturable, **options), ours, kinds=kinds, steps=12)
+    _train(AdamP(ours, lr=0.01, **options), ours, kinds=kinds, steps=12)
     _train(_oracle(theirs, lr=0.01, **options), theirs, kinds=kinds, steps=12)
     within = 1e-6 if dtype == torch.float32 else 1e-8
     for mine, other in zip(ours, theirs, strict=True):
@@ -205,9 +180,8 @@ def test_the_cases_above_fire_by_channel_by_layer_and_not_at_all() -> None:
     assert float(whole.sum(1).abs().max()) > 1e-2, "rows keep their own part where only the layer fires"
 
 
-@pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_groups_keep_their_own_rates(as_tensor: bool, capturable: bool) -> None:
+def test_groups_keep_their_own_rates(as_tensor: bool) -> None:
     """Equal shapes in different groups, as the blocks of a tower with layer-wise rates."""
     rates = (0.1, 0.01, 0.001)
     ours, theirs = _weights(shapes=[(6, 5)] * 3), _weights(shapes=[(6, 5)] * 3)
@@ -215,7 +189,7 @@ def test_groups_keep_their_own_rates(as_tensor: bool, capturable: bool) -> None:
         {"params": [weight], "lr": torch.tensor(lr) if as_tensor else lr, "weight_decay": lr * 2}
         for weight, lr in zip(ours, rates, strict=True)
     ]
-    optimizer = AdamP(groups, capturable=capturable)
+    optimizer = AdamP(groups)
     _train(optimizer, ours, kinds=["channel", "any"], steps=4)
     for group in optimizer.param_groups:  # rates change on the way
         group["lr"] = group["lr"].mul_(0.5) if as_tensor else group["lr"] * 0.5
@@ -225,16 +199,6 @@ def test_groups_keep_their_own_rates(as_tensor: bool, capturable: bool) -> None:
     for group in oracle.param_groups:
         group["lr"] *= 0.5
     _train(oracle, theirs, kinds=["channel", "any"], steps=4, start=4)
-    _assert_equal(ours, theirs)
-
-
-def test_groups_with_other_settings_do_not_mix() -> None:
-    ours, theirs = _weights(shapes=[(6, 5)] * 2), _weights(shapes=[(6, 5)] * 2)
-    settings_ = [{"betas": (0.5, 0.9), "eps": 1e-3}, {"delta": 5.0, "wd_ratio": 0.5}]
-    _train(AdamP([{"params": [w], **s} for w, s in zip(ours, settings_, strict=True)]), ours, kinds=["any"], steps=5)
-    _train(
-        _oracle([{"params": [w], **s} for w, s in zip(theirs, settings_, strict=True)]), theirs, kinds=["any"], steps=5
-    )
     _assert_equal(ours, theirs)
 
 
@@ -254,21 +218,15 @@ def test_a_frozen_parameter_keeps_weight_and_state() -> None:
     assert never not in optimizer.state
 
 
-@pytest.mark.parametrize("capturable", [False, True])
-def test_the_state_of_adamp_is_all_there_is(capturable: bool) -> None:
+def test_the_state_of_adamp_is_all_there_is() -> None:
     whole, halves = _weights(), _weights()
-    _train(AdamP(whole, lr=0.01, capturable=capturable), whole, kinds=["any", "layer"], steps=10)
-    first = AdamP(halves, lr=0.01, capturable=capturable)
+    _train(AdamP(whole, lr=0.01), whole, kinds=["any", "layer"], steps=10)
+    first = AdamP(halves, lr=0.01)
     _train(first, halves, kinds=["any", "layer"], steps=5)
-    second = AdamP(halves, lr=0.01, capturable=capturable)
+    second = AdamP(halves, lr=0.01)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     _train(second, halves, kinds=["any", "layer"], steps=5, start=5)
     assert all(torch.equal(a, b) for a, b in zip(halves, whole, strict=True))
-
-
-def test_half_precision_is_refused() -> None:
-    with pytest.raises(UsageError, match="float32"):
-        AdamP([nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))])
 
 
 def test_channels_last_weights_are_updated_in_place() -> None:
@@ -281,12 +239,21 @@ def test_channels_last_weights_are_updated_in_place() -> None:
     _assert_equal(other, plain)
 
 
+@pytest.mark.slow
+def test_compiled_adamp_is_the_plain_one() -> None:
+    shapes = [(512, 520), (512, 520), (1024, 300), (6, 5), (7,)]
+    plain, compiled = _weights(shapes), _weights(shapes)
+    for weights, on in ((plain, False), (compiled, True)):
+        optimizer = AdamP(weights, lr=0.01, weight_decay=0.2, compiled=on)
+        _train(optimizer, weights, kinds=["any", "channel", "layer"], steps=4)
+    _assert_equal(compiled, plain)
+
+
 @pytest.mark.gpu
 @NEEDS_GPU
-@pytest.mark.parametrize("capturable", [False, True])
-def test_on_a_gpu_it_never_waits_for_the_device(capturable: bool) -> None:
+def test_on_a_gpu_it_never_waits_for_the_device() -> None:
     ours, theirs = [nn.Parameter(w.detach().cuda()) for w in _weights()], _weights()
-    optimizer = AdamP(ours, lr=0.01, weight_decay=0.2, capturable=capturable)
+    optimizer = AdamP(ours, lr=0.01, weight_decay=0.2)
     _train(optimizer, ours, kinds=["any", "channel", "layer"], steps=20)
     _train(_oracle(theirs, lr=0.01, weight_decay=0.2), theirs, kinds=["any", "channel", "layer"], steps=20)
     _assert_equal(ours, theirs)
@@ -303,7 +270,7 @@ def test_a_captured_step_sees_new_gradients_and_rates() -> None:
     ours, theirs = [nn.Parameter(w.detach().cuda()) for w in _weights()], _weights()
     rate = torch.tensor(0.01, device="cuda")
     optimizer, oracle = (
-        AdamP(ours, lr=rate, weight_decay=0.2, capturable=True),
+        AdamP(ours, lr=rate, weight_decay=0.2),
         _oracle(theirs, lr=0.01, weight_decay=0.2),
     )
     noise = [torch.randn(w.shape, generator=torch.Generator().manual_seed(n)) for n, w in enumerate(theirs)]
@@ -330,14 +297,3 @@ def test_a_captured_step_sees_new_gradients_and_rates() -> None:
         graph.replay()
         oracle.step()
     _assert_equal(ours, theirs)
-
-
-@pytest.mark.gpu
-@NEEDS_GPU
-def test_capturing_counters_on_the_host_is_refused() -> None:
-    weight = nn.Parameter(torch.ones(2, 2, device="cuda"))
-    weight.grad = torch.ones_like(weight)
-    optimizer = AdamP([weight])
-    optimizer.step()
-    with pytest.raises(UsageError, match="capturable=True"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        optimizer.step()

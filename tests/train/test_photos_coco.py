@@ -19,7 +19,7 @@ from PIL import Image
 
 from vacsr.files import read_tensors
 
-HELPERS = runpy.run_path(str(Path(__file__).parents[1] / "backbones" / "conftest.py"))
+HELPERS = runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))
 RECIPE = Path(__file__).parents[2] / "recipes" / "coco-vitb32.yaml"
 COUNTS = {"train": 20, "restval": 6, "val": 10, "test": 10}  # 26 to train on: 130 captions, a batch of 128
 COLOURS = {"red": (200, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 200), "yellow": (220, 210, 60)}

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from vacsr.cli.runs import run_pairs
-from vacsr.errors import UsageError
 from vacsr.train.run import run_recipe
+from vacsr.train.runs import run_pairs
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,6 @@ def run(recipes: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def result_of(path: Path) -> dict[str, Any]:
     """The test split's result."""
     (found,) = (r for r in json.loads(path.read_text(encoding="utf-8"))["results"] if r["split"] == "test")
-    assert isinstance(found, dict)
     return found
 
 
@@ -33,7 +31,6 @@ def test_a_recipe_reports_it_like_a_method_s_own(run: Path, recipes: Any, tmp_pa
     found = result_of(run / "report.json")
     assert found["uncertainty"]["aurc_i2t"] > 0
     vacsr = run_recipe(recipes.recipe({"method.name": "vacsr", "train.epochs": 1}), tmp_path, progress=False).report
-    assert vacsr is not None
     assert found["uncertainty"].keys() == vacsr.results[0]["uncertainty"].keys()
 
 
@@ -58,14 +55,6 @@ def test_a_model_folder_does_not_say_what_it_was_trained_on(run: Path, vacsr: An
     pairs = "synthetic:images=29,held_out=12,per_image=2"
     answer = vacsr("evaluate", run / "model", "--pairs", pairs, "--posthoc", "laplace", "--device", "cpu")
     assert answer.refused(2, "give the run folder")
-
-
-@pytest.mark.parametrize("kind", ["laplace", "cosine"])
-def test_a_method_without_a_cosine_is_refused_before_training(kind: str, recipes: Any, tmp_path: Path) -> None:
-    changes = {"method.name": "vacsr", "evaluate.posthoc": kind}
-    with pytest.raises(UsageError, match="does not score by a cosine"):
-        run_recipe(recipes.recipe(changes), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("method", ["infonce", "ncr"])

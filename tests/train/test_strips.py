@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
-from vacsr.config.io import method_config, recipe_from
+from vacsr.config.io import method_config
 from vacsr.data import PairSet, load_pairs
-from vacsr.errors import ConfigError, UsageError
+from vacsr.errors import UsageError
 from vacsr.strips import StripLoss
 from vacsr.train import fit
 from vacsr.train.data import Batch
@@ -75,15 +75,6 @@ def test_auto_takes_small_batches_whole(pairs: PairSet) -> None:
 def test_a_method_without_strips_refuses_a_number(pairs: PairSet) -> None:
     with pytest.raises(UsageError, match=r"set train.tile=0 or auto"):
         make(pairs, "vse", tile=4)
-
-
-def test_the_field() -> None:
-    assert recipe_from({"train": {"tile": "auto"}}).train.tile == "auto"
-    assert recipe_from({"train": {"tile": 64}}).train.tile == 64
-    assert recipe_from({}).train.tile == "auto"
-    for wrong in (-1, "some", 2.5):
-        with pytest.raises(ConfigError, match="tile"):
-            recipe_from({"train": {"tile": wrong}})
 
 
 METHODS: dict[str, dict[str, Any]] = {

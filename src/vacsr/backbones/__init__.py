@@ -12,7 +12,7 @@ from vacsr.backbones.base import Backbone, Scheme, Source, Tokens
 from vacsr.backbones.heads import ProjectionHead, build_pooling
 from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import BackboneConfig
-from vacsr.errors import UsageError
+from vacsr.errors import DataError, UsageError
 
 __all__ = ["Backbone", "ProjectionHead", "Tokens", "TowerBackbone", "build_pooling", "load_backbone", "scheme_of"]
 
@@ -44,4 +44,10 @@ def load_backbone(
     With ``assets``, a folder that :meth:`Backbone.save_assets` wrote, towers come with fresh weights and the caller
     loads the trained ones.
     """
-    return scheme_of(config.spec).load(config, Source(image_dim, text_dim, assets))
+    scheme = scheme_of(config.spec)
+    try:
+        return scheme.load(config, Source(image_dim, text_dim, assets))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if assets is None:
+            raise
+        raise DataError(f"{assets} does not describe a backbone ({error!r}) — save the model again") from error

@@ -73,22 +73,17 @@ def change_words(
 class Mixture(NamedTuple):
     """How each of R images is mixed."""
 
-    weight: Tensor
-    """[R] λ, the weight of the image itself; 1 where it is not mixed."""
-    cut: Tensor
-    """[R] bool: a rectangle is pasted, nothing is blended."""
-    box: Tensor
-    """[R, 4] int64: top, bottom, left and right of that rectangle in pixels."""
+    weight: Tensor  # [R] λ, the weight of the image itself; 1 where it is not mixed
+    cut: Tensor  # [R] bool: a rectangle is pasted, nothing is blended
+    box: Tensor  # [R, 4] int64: top, bottom, left and right of that rectangle in pixels
 
 
 class Partners(NamedTuple):
     """What R images are mixed with."""
 
     mixture: Mixture
-    rows: Tensor
-    """[R] the partners' positions in the batch, by which their crops are drawn."""
-    images: Tensor | None = None
-    """The partners themselves; None where they are the R images in reverse order."""
+    rows: Tensor  # [R] the partners' positions in the batch, by which their crops are drawn
+    images: Tensor | None = None  # the partners themselves; None where they are the R images in reverse order
 
 
 def draw_mixture(noise: RowNoise, config: MixConfig, *, side: int = 0) -> Mixture:
@@ -133,12 +128,8 @@ def mixed_labels(labels: Tensor, weight: Tensor) -> Tensor:
     return torch.lerp(labels.flip(0), labels, weight.unsqueeze(1).to(labels.dtype))
 
 
-LEVELS = 30
-"""The magnitude of RandAugment at which every operation is at the end of its range."""
-DRAWS = 3
-"""Numbers that one operation takes: which it is, and two for its direction or position."""
-
-_Operation = Callable[[Image.Image, float, float, float], Image.Image]
+LEVELS = 30  # the magnitude of RandAugment at which every operation is at the end of its range
+DRAWS = 3  # numbers that one operation takes: which it is, and two for its direction or position
 
 
 def _signed(strength: float, draw: float) -> float:
@@ -150,29 +141,23 @@ def _affine(photo: Image.Image, *rows: float) -> Image.Image:
     return photo.transform(photo.size, Image.Transform.AFFINE, rows)
 
 
-def _solarize_add(photo: Image.Image, strength: float) -> Image.Image:
-    return ImageOps.solarize(photo.point(lambda value: int(min(255.0, value + strength))), 128)
-
-
 def _cutout(photo: Image.Image, side: float, across: float, down: float) -> Image.Image:
     """A square of grey with this side around a random centre."""
-    left, top = (
-        int(max(0.0, draw * extent - side / 2)) for draw, extent in zip((across, down), photo.size, strict=True)
-    )
+    left, top = int(max(0.0, across * photo.width - side / 2)), int(max(0.0, down * photo.height - side / 2))
     photo = photo.copy()
     box = (left, top, min(photo.width, left + side), min(photo.height, top + side))
     ImageDraw.Draw(photo).rectangle(box, (125, 123, 114))
     return photo
 
 
-OPERATIONS: dict[str, tuple[float, float, _Operation]] = {
+OPERATIONS: dict[str, tuple[float, float, Callable[[Image.Image, float, float, float], Image.Image]]] = {
     "autocontrast": (0.0, 1.0, lambda photo, _, a, b: ImageOps.autocontrast(photo)),
     "equalize": (0.0, 1.0, lambda photo, _, a, b: ImageOps.equalize(photo)),
     "invert": (0.0, 1.0, lambda photo, _, a, b: ImageOps.invert(photo)),
     "rotate": (0.0, 30.0, lambda photo, x, a, b: photo.rotate(_signed(x, a))),
     "posterize": (4.0, 8.0, lambda photo, x, a, b: ImageOps.posterize(photo, int(x))),
     "solarize": (0.0, 256.0, lambda photo, x, a, b: ImageOps.solarize(photo, ceil(x))),
-    "solarize-add": (0.0, 110.0, lambda photo, x, a, b: _solarize_add(photo, x)),
+    "solarize-add": (0.0, 110.0, lambda photo, x, a, b: ImageOps.solarize(photo.point(lambda v: min(255, int(v + x))))),
     "color": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Color(photo).enhance(x)),
     "contrast": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Contrast(photo).enhance(x)),
     "brightness": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Brightness(photo).enhance(x)),

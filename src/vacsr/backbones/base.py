@@ -23,23 +23,18 @@ NamedParams = list[tuple[str, nn.Parameter]]
 class Tokens(NamedTuple):
     """Token vectors of B items, L positions each. Cached features are tokens of length one."""
 
-    values: Tensor
-    """[B, L, D]"""
-    mask: Tensor
-    """[B, L] bool, True where the token is real; the real ones need not be adjacent."""
-    summary: Tensor
-    """[B] int64, the position of the class or end token, which stands for the whole item."""
-    spread: Tensor | None = None
-    """[B, L, W] the tokens that variances are made from, where the backbone has a branch for them."""
+    values: Tensor  # [B, L, D]
+    mask: Tensor  # [B, L] bool, True where the token is real; the real ones need not be adjacent
+    summary: Tensor  # [B] int64, the position of the class or end token, which stands for the whole item
+    spread: Tensor | None = None  # [B, L, W] what variances are made from, where the backbone has a branch for them
 
 
 class TowerParams(NamedTuple):
     """A tower's parameters by depth, for learning rates that differ with it."""
 
-    stem: NamedParams
-    """Everything outside the blocks: embeddings, norms, projection."""
-    blocks: list[NamedParams]
-    """The first block is the nearest to the input."""
+    stem: NamedParams  # everything outside the blocks: embeddings, norms, projection
+    blocks: list[NamedParams]  # the first block is the nearest to the input
+    variance: NamedParams  # of the branch that variances are made from, if there is one
 
 
 class Backbone(nn.Module):
@@ -48,23 +43,17 @@ class Backbone(nn.Module):
     The defaults describe a backbone without towers, such as cached features: nothing to tokenize, compile or freeze.
     """
 
-    name: str = ""
-    """What its embeddings are known by; "" where they come from elsewhere."""
-    cached: bool = False
-    """Reads cached features: rows of numbers instead of photos and captions."""
-    compiled: bool = False
-    """Whether its blocks run compiled."""
-    transform: PhotoTransform
-    """How photos become squares; absent where ``cached``."""
+    name: str = ""  # what its embeddings are known by; "" where they come from elsewhere
+    cached: bool = False  # reads cached features: rows of numbers instead of photos and captions
+    compiled: bool = False  # whether its blocks run compiled
+    transform: PhotoTransform  # how photos become squares; absent where ``cached``
 
     def __init__(self, config: BackboneConfig, *, image_dim: int, text_dim: int) -> None:
         """``image_dim`` and ``text_dim``: widths of a token that comes out."""
         super().__init__()
         self.config, self.image_dim, self.text_dim = config, image_dim, text_dim
-        self.spread_dims = image_dim, text_dim
-        """Widths of the tokens that variances are made from."""
-        self.pooling = config.pooling
-        """How its tokens become one vector."""
+        self.spread_dims = image_dim, text_dim  # widths of the tokens that variances are made from
+        self.pooling = config.pooling  # how its tokens become one vector
 
     @abstractmethod
     def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
@@ -92,10 +81,6 @@ class Backbone(nn.Module):
     def add_variance(self) -> None:
         """Give each tower a branch that variances are made from."""
 
-    def variance_params(self) -> dict[str, NamedParams]:
-        """The branches' parameters by tower; none where there are no branches."""
-        return {}
-
     def compile_blocks(self, on: bool) -> None:
         """Run the repeated layers through torch.compile, or run them eagerly. Equal blocks share one compilation."""
 
@@ -113,25 +98,17 @@ class Backbone(nn.Module):
 class Source(NamedTuple):
     """What a backbone is built from besides its config."""
 
-    image_dim: int = 0
-    """Width of cached image features; ``text_dim`` of text features."""
+    image_dim: int = 0  # width of cached image features
     text_dim: int = 0
-    assets: Path | None = None
-    """A folder of :meth:`Backbone.save_assets`: the same towers with fresh weights, to be loaded by the caller."""
+    assets: Path | None = None  # of Backbone.save_assets: the same towers with fresh weights; the caller loads others
 
 
 @dataclass(frozen=True)
 class Scheme:
     """One kind of backbone: what a recipe writes before the colon of ``backbone.spec``."""
 
-    usage: str
-    """What to write, for messages."""
+    usage: str  # what to write, for messages
     load: Callable[[BackboneConfig, Source], Backbone]
-    check: Callable[[BackboneConfig], object] = lambda config: None
-    """Refuse a config that could never be loaded, as far as that shows without reading files."""
-    cached: bool = False
-    """Reads cached features, not photos."""
-    pretrained: bool = False
-    """Comes with trained weights, so it can embed photos as it is."""
-    matched: bool = False
-    """Its two towers were trained together and have projections into one space, so they match without training."""
+    cached: bool = False  # reads cached features, not photos
+    pretrained: bool = False  # reads trained weights from files, so it can embed photos as it is
+    matched: bool = False  # its two towers were trained together, so they match photos and captions without training

@@ -69,9 +69,8 @@ def first_norm(block: nn.Module) -> nn.Module:
 
 def word_table(tower: Tower) -> nn.Embedding:
     """The embeddings of the words that a text tower knows."""
-    table = tower.joints().words
-    if table is None:
-        raise UsageError(f"{type(tower).__name__} has no table of words — give a text tower")
+    table, _ = tower.joints()
+    assert table is not None, "image towers have no words"
     return table
 
 
@@ -83,13 +82,13 @@ def splice(tokens: Tensor, prompts: Tensor, *, start: int, length: int) -> Tenso
 
 def _hooks(tower: Tower, edits: TowerEdits) -> Iterator[RemovableHandle]:
     """Register the hooks one by one, so that each can be removed should the next one fail."""
-    joints = tower.joints()
-    if joints.words is not None:
-        yield joints.words.register_forward_hook(lambda _module, _args, tokens: edits.words(tokens))
-    if joints.entry is not None:
-        yield joints.entry.register_forward_hook(lambda _module, _args, tokens: edits.entry(tokens))
+    words, entry = tower.joints()
+    if words is not None:
+        yield words.register_forward_hook(lambda _module, _args, tokens: edits.words(tokens))
+    if entry is not None:
+        yield entry.register_forward_hook(lambda _module, _args, tokens: edits.entry(tokens))
     for depth, block in enumerate(tower.blocks()):
-        enters = depth == 0 and joints.entry is None
+        enters = depth == 0 and entry is None
         yield block.register_forward_pre_hook(partial(_enter, edits, depth, enters), with_kwargs=True)
         yield block.register_forward_hook(
             lambda _block, args, kwargs, tokens, depth=depth: edits.after(depth, _inputs(args, kwargs), tokens),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones.augment import Partners, blend
-from vacsr.backbones.base import Backbone, Scheme, Tokens
+from vacsr.backbones.base import Backbone, Scheme, Source, Tokens
 from vacsr.config import BackboneConfig
 from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.noise import RowNoise
@@ -54,11 +54,11 @@ class FeatureBackbone(Backbone):
 
     cached = True
 
-    def __init__(self, config: BackboneConfig, *, image_dim: int, text_dim: int) -> None:
-        super().__init__(config, image_dim=image_dim, text_dim=text_dim)
+    def __init__(self, config: BackboneConfig, source: Source) -> None:
+        super().__init__(config, image_dim=source.image_dim, text_dim=source.text_dim)
         self.pooling = "cls"  # any pooling gives the one token back; this one has no weights
-        self.image = FeatureScaling(image_dim, config.image_scaling)
-        self.text = FeatureScaling(text_dim, config.text_scaling)
+        self.image = FeatureScaling(source.image_dim, config.image_scaling)
+        self.text = FeatureScaling(source.text_dim, config.text_scaling)
 
     def fit(self, pairs: Any) -> None:
         if hasattr(pairs, "photos"):
@@ -85,8 +85,4 @@ def _one_token(features: Tensor) -> Tokens:
     return Tokens(values, torch.ones_like(first, dtype=torch.bool).unsqueeze(1), first, spread=values)
 
 
-SCHEME = Scheme(
-    "features: (cached embeddings)",
-    load=lambda config, source: FeatureBackbone(config, image_dim=source.image_dim, text_dim=source.text_dim),
-    cached=True,
-)
+SCHEME = Scheme("features: (cached embeddings)", FeatureBackbone, cached=True)

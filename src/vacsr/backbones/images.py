@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -35,16 +35,12 @@ Progress = Callable[[int, int], None]
 class PhotoTransform:
     """How a tower wants its photos."""
 
-    size: int
-    """S, the side of the square."""
-    mean: Triple = IMAGENET_MEAN
-    """Per channel, of pixels in 0-1."""
+    size: int  # S, the side of the square
+    mean: Triple = IMAGENET_MEAN  # per channel, of pixels in 0-1
     std: Triple = IMAGENET_STD
     resample: Resample = "bicubic"
-    resize: Literal["whole", "center"] = "whole"
-    """The whole photo squeezed into the square, or its centre."""
-    short: int = 0
-    """With `center`: the shorter side before the square is cut; 0 means S."""
+    resize: Literal["whole", "center"] = "whole"  # the whole photo squeezed into the square, or its centre
+    short: int = 0  # with `center`: the shorter side before the square is cut; 0 means S
 
     def pixels(self, photo: Image.Image, *, size: int = 0) -> Tensor:
         """The square as bytes; ``size`` asks for another side, as training does to crop from it. -> uint8 [3, S, S]
@@ -150,31 +146,17 @@ _KERNELS: dict[Resample, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Photos(Protocol):
-    """Photos by row."""
-
-    def __len__(self) -> int: ...
-
-    def open(self, row: int, *, side: int = 0) -> Image.Image:
-        """A decoded photo; ``side``: a fraction of it will do where that leaves so many pixels on the shorter side."""
-
-
 @dataclass(frozen=True, eq=False)
 class PhotoReader:
     """Decodes photos to squares in threads; PIL lets go of Python's lock while it works."""
 
-    photos: Photos
+    photos: Any  # a vacsr.data.photos.Photos
     transform: PhotoTransform
-    size: int = 0
-    """Side of the squares; 0 takes the transform's own."""
-    workers: int = 0
-    """Threads; 0 takes one per core."""
+    size: int = 0  # side of the squares; 0 takes the transform's own
+    workers: int = 0  # threads; 0 takes one per core
     draft: bool = False
     """Let JPEG be decoded at a fraction where that still leaves all pixels the square needs. Quicker, and the pixels
     are not quite those of the tower's own processor: for training only."""
-
-    def __len__(self) -> int:
-        return len(self.photos)
 
     @property
     def side(self) -> int:
@@ -193,16 +175,13 @@ class PhotoReader:
 
     def stream(self, batches: Iterable[Sequence[int]], *, ahead: int = 2) -> Iterator[Tensor]:
         """Decoded batch by batch, ``ahead`` of them at work while one is used. -> uint8 [B, 3, S, S]"""
-        coming = iter(batches)
         pool = ThreadPoolExecutor(self.workers or os.cpu_count() or 1, thread_name_prefix="photos")
+        jobs = ([pool.submit(self.one, row) for row in rows] for rows in batches)
         try:
-            queue: deque[list[Future[Tensor]]] = deque()
-            for rows in islice(coming, ahead + 1):
-                queue.append([pool.submit(self.one, row) for row in rows])
+            queue = deque(islice(jobs, ahead + 1))
             while queue:
                 batch = torch.stack([photo.result() for photo in queue.popleft()])
-                for rows in islice(coming, 1):
-                    queue.append([pool.submit(self.one, row) for row in rows])
+                queue.extend(islice(jobs, 1))
                 yield batch
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -236,20 +215,13 @@ class TowerInputs(NamedTuple):
     """A data set as towers take it."""
 
     images: Reader
-    texts: Tensor
-    """[M, L] int32, −1 for padding"""
+    texts: Tensor  # [M, L] int32, −1 for padding
 
 
 def tower_inputs(
-    backbone: Any,
-    pairs: Any,
-    *,
-    size: int = 0,
-    workers: int = 0,
-    cache_gb: float = 0.0,
-    draft: bool = False,
+    backbone: Any, pairs: Any, *, size: int = 0, workers: int = 0, cache_gb: float = 0.0, draft: bool = False,
     progress: Progress | None = None,
-) -> TowerInputs:
+) -> TowerInputs:  # fmt: skip
     """``pairs.captions`` as tokens; ``pairs.photos`` decoded now where they fit into ``cache_gb``, else when asked for.
 
     ``draft``: see :class:`PhotoReader`; training sets it, evaluation does not.

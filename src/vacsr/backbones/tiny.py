@@ -6,7 +6,7 @@ A convolutional stem rather than patches: on little data it finds edges and colo
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from vacsr.backbones.base import Scheme, Source
 from vacsr.backbones.images import PhotoTransform
-from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, choose_context
-from vacsr.backbones.towers import ImageTower, Joints, TextTower, Tower, TowerBackbone, saved_assets
+from vacsr.backbones.tokenizers import WordTokenizer, choose_context
+from vacsr.backbones.towers import Tower, TowerBackbone, read_assets
 from vacsr.config import BackboneConfig, Config
 from vacsr.config.io import parse
 from vacsr.errors import UsageError
@@ -48,10 +48,8 @@ class TinyConfig(Config):
     @model_validator(mode="after")
     def _multiples(self) -> Self:
         if self.width % (2 * self.heads) or self.size % _GRID:
-            message = (
-                f"width {self.width} must be a multiple of twice the {self.heads} heads, size {self.size} of {_GRID}"
-            )
-            raise ValueError(f"{message} — e.g. tiny:width=96,size=64")
+            wanted = f"width {self.width} must be a multiple of {2 * self.heads}, size {self.size} of {_GRID}"
+            raise ValueError(f"{wanted} — e.g. tiny:width=96,size=64")
         return self
 
     @classmethod
@@ -97,9 +95,6 @@ class Block(nn.Module):
 class _TinyTower(Tower):
     """What both towers share: the blocks and the norm after them."""
 
-    norm: nn.Module
-    layers: nn.ModuleList
-
     def _add_blocks(self, config: TinyConfig, *, depth: int, output: str) -> None:
         self.config, self.dim, self.width = config, config.width, config.width
         self.layers = nn.ModuleList(Block(config.width, heads=config.heads) for _ in range(depth))
@@ -129,7 +124,7 @@ class _TinyTower(Tower):
         return self.config.model_dump()
 
 
-class TinyImageTower(_TinyTower, ImageTower):
+class TinyImageTower(_TinyTower):
     """Three convolutions, a class token, some blocks."""
 
     class_token = True
@@ -153,73 +148,55 @@ class TinyImageTower(_TinyTower, ImageTower):
         patches = self.stem(pixels).flatten(2).transpose(1, 2)
         return self._encode(torch.cat((self.start.expand(len(patches), 1, -1), patches), dim=1) + self.positions)
 
-    def joints(self) -> Joints:
-        return Joints(None, None)
+    def joints(self) -> tuple[None, None]:
+        return None, None
 
 
-class TinyTextTower(_TinyTower, TextTower):
+class TinyTextTower(_TinyTower):
     """Words and positions, some blocks; every word sees all others. The end token stands for the caption."""
 
     pad = WordTokenizer.END
-    summary: Literal["first", "last"] = "last"
 
     def __init__(self, config: TinyConfig, *, output: str, words: int) -> None:
         super().__init__()
-        self.context, width = config.context, config.width
-        self.words = nn.Embedding(words, width)
-        self.positions = nn.Parameter(0.1 * torch.randn(config.context, width))
+        self.context, self.vocabulary = config.context, words
+        self.words = nn.Embedding(words, config.width)
+        self.positions = nn.Parameter(0.1 * torch.randn(config.context, config.width))
         self._add_blocks(config, depth=config.text_depth, output=output)
         nn.init.normal_(self.words.weight, std=0.5)
 
-    def vocabulary(self) -> int:
-        return self.words.num_embeddings
-
-    def resize(self, words: int) -> None:
-        """Keep the first ``words`` rows; the largest vocabulary was drawn at the start, so the seed alone decides."""
+    def resize_vocabulary(self, words: int) -> None:
+        """The largest vocabulary was drawn at the start, so the seed alone decides the embeddings."""
         self.words = nn.Embedding(words, self.dim, _weight=self.words.weight[:words].detach().clone())
+        self.vocabulary = words
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         seen = (mask | (torch.arange(ids.shape[1], device=ids.device) == 0))[:, None, None, :]
         return self._encode(self.words(ids) + self.positions[: ids.shape[1]], seen)
 
-    def joints(self) -> Joints:
-        return Joints(self.words, None)
-
-
-def _backbone(
-    config: BackboneConfig, sizes: TinyConfig, *, tokenizer: Tokenizer, transform: PhotoTransform, name: str
-) -> TowerBackbone:
-    """Fresh towers; as many rows of words as the tokenizer has, or all there may be until it is fitted."""
-    if "projected" in (config.image_output, config.text_output):
-        raise UsageError("tiny: has no projection — set image_output and text_output to norm or hidden")
-    image = TinyImageTower(sizes, output=config.image_output)
-    assert isinstance(tokenizer, WordTokenizer), "tiny towers are saved with their words"
-    words = len(tokenizer) if tokenizer.words else sizes.words
-    text = TinyTextTower(sizes, output=config.text_output, words=words)
-    return TowerBackbone(image, text, tokenizer=tokenizer, transform=transform, config=config, name=name)
+    def joints(self) -> tuple[nn.Embedding, None]:
+        return self.words, None
 
 
 def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
-    """Fresh towers of the sizes that ``tiny:…`` names; there are no pretrained ones."""
-    if source.assets is not None:
-        with saved_assets(source.assets) as saved:
-            sizes = TinyConfig(**saved.image)
-            return _backbone(config, sizes, tokenizer=saved.tokenizer, transform=saved.transform, name=saved.name)
-    sizes = TinyConfig.from_spec(config.spec, size=config.image_size)
-    resample = "bilinear" if config.resample == "own" else config.resample
-    return _backbone(
-        config,
-        sizes,
-        tokenizer=WordTokenizer(context=choose_context(config.context, longest=sizes.context)),
-        transform=PhotoTransform(sizes.size, _HALF, _HALF, resample=resample, resize=config.resize),
-        name=config.spec,
-    )
+    """Fresh towers of the sizes that ``tiny:…`` names; there are no pretrained ones.
+
+    They have as many rows of words as the tokenizer, or all there may be until it is fitted.
+    """
+    if "projected" in (config.image_output, config.text_output):
+        raise UsageError("tiny: has no projection — set image_output and text_output to norm or hidden")
+    if source.assets is None:
+        sizes = TinyConfig.from_spec(config.spec, size=config.image_size)
+        tokenizer = WordTokenizer(context=choose_context(config.context, longest=sizes.context))
+        resample = "bilinear" if config.resample == "own" else config.resample
+        transform, name = PhotoTransform(sizes.size, _HALF, _HALF, resample, config.resize), config.spec
+    else:
+        saved = read_assets(source.assets)
+        sizes, name = TinyConfig(**saved["image"]), saved["name"]
+        tokenizer, transform = saved["tokenizer"], saved["transform"]
+    image = TinyImageTower(sizes, output=config.image_output)
+    text = TinyTextTower(sizes, output=config.text_output, words=len(tokenizer) if tokenizer.words else sizes.words)
+    return TowerBackbone(image, text, tokenizer=tokenizer, transform=transform, config=config, name=name)
 
 
-def _check(config: BackboneConfig) -> None:
-    """Nothing is read from files, so the whole is built, without memory."""
-    with torch.device("meta"):
-        _load(config, Source())
-
-
-SCHEME = Scheme("tiny:", _load, _check)
+SCHEME = Scheme("tiny:", _load)

@@ -17,14 +17,13 @@ _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
 class Tokenizer(ABC):
-    """What a text tower's words come through."""
+    """Captions to the ids that a text tower knows."""
 
-    context: int
-    """Longest row, start and end included."""
-    special: tuple[int, ...]
-    """Start and end: augmentation leaves them alone."""
-    mask: int
-    """Stands for a hidden word."""
+    context: int  # longest row, start and end included
+    special: tuple[int, ...]  # start and end: augmentation leaves them alone
+    mask: int  # stands for a hidden word
+    pad: int | None = None  # fills the end of a row, if the vocabulary has such an id
+    starts_with_class: bool = False  # rows start with a class token, as BERT's; others end with the token to read
 
     @abstractmethod
     def encode(self, captions: Sequence[str]) -> list[list[int]]:
@@ -114,18 +113,14 @@ class HubTokenizer(Tokenizer):
     """
 
     def __init__(self, tokenizer: Any, *, context: int) -> None:
-        self.tokenizer, self.context = tokenizer, context
+        self.tokenizer, self.context, self.pad = tokenizer, context, tokenizer.pad_token_id
         empty = tokenizer.encode("", add_special_tokens=True)
         rare = self.ordinary()[-1]
         self.special = tuple(dict.fromkeys(empty))
+        self.starts_with_class = bool(empty) and empty[0] == tokenizer.cls_token_id
         self.instead_of_nothing = [empty[-1] if empty else rare]
         mask = tokenizer.mask_token_id
         self.mask = int(tokenizer.get_vocab().get("M", rare) if mask is None else mask)
-
-    @property
-    def starts_with_class(self) -> bool:
-        """Rows start with a class token, as BERT's do; those of others (GPT, CLIP) end with the token to read."""
-        return self.tokenizer.cls_token_id is not None and self.special[:1] == (self.tokenizer.cls_token_id,)
 
     def encode(self, captions: Sequence[str]) -> list[list[int]]:
         if not captions:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from vacsr.backbones.augment import Partners, blend, change_words, draw_boxes, drop_image_tokens
-from vacsr.backbones.base import Backbone, Tokens, TowerParams
+from vacsr.backbones.base import Backbone, NamedParams, Tokens, TowerParams
 from vacsr.backbones.images import PhotoTransform, resize, whole
 from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, read_tokenizer
 from vacsr.config import BackboneConfig
-from vacsr.errors import DataError, ShapeMismatch, UsageError
+from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.files import write_json
 from vacsr.noise import RowNoise
 from vacsr.provenance import Provenance
@@ -32,26 +32,21 @@ ASSETS = "backbone.json"
 """The file of :meth:`TowerBackbone.save_assets` that describes the rest."""
 
 
-class Joints(NamedTuple):
-    """Where a tower can be opened for prompts and adapters."""
-
-    words: nn.Embedding | None
-    """Its output is the word embeddings; None in image towers."""
-    entry: nn.Module | None
-    """Its output is embeddings with positions; None: the input of the first block is that."""
-
-
 class Tower(nn.Module):
-    """One side of a backbone."""
+    """One side of a backbone: pixels [B, 3, S, S], or ids [B, L] and their mask [B, L], to tokens [B, L, D]."""
 
-    dim: int
-    """Of a token that comes out."""
-    width: int
-    """Of a token between the blocks."""
-    edits: Any = None
-    """The :class:`vacsr.backbones.edits.TowerEdits` that it computes with at the moment, if any."""
-    uncompiled: bool = False
-    """Its blocks are compiled, which is not wanted at the moment."""
+    dim: int  # of a token that comes out
+    width: int  # of a token between the blocks
+    class_token: bool  # images: the first token stands for the whole photo
+    context: int  # texts: the longest row it takes
+    vocabulary: int  # texts: how many ids it knows; a tokenizer may hold more
+    pad: int  # texts: the id that fills a row's end
+    summary: Literal["first", "last"] = "last"
+    """Texts: which real token stands for the whole caption; with ``fills`` the last position, real or not."""
+    fills: bool = False
+    """Texts: trained on rows filled up to ``context`` with padding it attends to (SigLIP): they are filled here too."""
+    edits: Any = None  # the vacsr.backbones.edits.TowerEdits that it computes with at the moment, if any
+    uncompiled: bool = False  # its blocks are compiled, which is not wanted at the moment
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:
@@ -64,6 +59,23 @@ class Tower(nn.Module):
     @abstractmethod
     def set_checkpointing(self, on: bool) -> None:
         """Recompute the blocks' activations in the backward pass with :attr:`recompute`, or store them."""
+
+    @abstractmethod
+    def architecture(self) -> dict[str, Any]:
+        """What builds the same tower with other weights, as JSON."""
+
+    def resize_vocabulary(self, words: int) -> None:
+        """Keep the first rows of the word embeddings, where the tokenizer counts its words."""
+        raise NotImplementedError
+
+    def unused(self) -> list[nn.Parameter]:
+        """Parameters that no token passes."""
+        return []
+
+    def joints(self) -> tuple[nn.Embedding | None, nn.Module | None]:
+        """Where prompts and adapters go in: the word embeddings (None in image towers), and the module that adds the
+        positions (None where the first block's input has them)."""
+        raise UsageError(f"{type(self).__name__} cannot be given prompts or adapters — use clip: or tiny: towers")
 
     @property
     def recompute(self) -> dict[str, Any]:
@@ -83,46 +95,7 @@ class Tower(nn.Module):
 
     def stance(self) -> AbstractContextManager[Any]:
         """Switches compiled blocks off where they are not wanted."""
-        stance: AbstractContextManager[Any] = nullcontext()
-        if self.uncompiled:
-            stance = torch.compiler.set_stance("force_eager")
-        return stance
-
-    @abstractmethod
-    def architecture(self) -> dict[str, Any]:
-        """What builds the same tower with other weights, as JSON."""
-
-    def unused(self) -> list[nn.Parameter]:
-        """Parameters that no token passes."""
-        return []
-
-    def joints(self) -> Joints:
-        """Where prompts and adapters go in."""
-        raise UsageError(f"{type(self).__name__} cannot be given prompts or adapters — use clip: or tiny: towers")
-
-
-class ImageTower(Tower):
-    """Normalised pixels to tokens; ``forward(pixels [B, 3, S, S]) -> [B, L, D]``."""
-
-    class_token: bool
-    """The first token stands for the whole photo."""
-
-
-class TextTower(Tower):
-    """Token ids to token vectors; ``forward(ids [B, L] int64, mask [B, L] bool) -> [B, L, D]``."""
-
-    context: int
-    """Longest row it takes."""
-    pad: int
-    """The id that fills a row's end."""
-    summary: Literal["first", "last"]
-    """Which real token stands for the whole caption; with ``fills`` the last position, real or not."""
-    fills: bool = False
-    """Trained on rows filled up to ``context`` with padding it attends to (SigLIP): they are filled here too."""
-
-    @abstractmethod
-    def vocabulary(self) -> int:
-        """How many ids it knows; a tokenizer may hold more."""
+        return torch.compiler.set_stance("force_eager") if self.uncompiled else nullcontext()
 
 
 class TowerBackbone(Backbone):
@@ -132,15 +105,9 @@ class TowerBackbone(Backbone):
     ordinary: Tensor
 
     def __init__(
-        self,
-        image: ImageTower,
-        text: TextTower,
-        *,
-        tokenizer: Tokenizer,
-        transform: PhotoTransform,
-        config: BackboneConfig,
+        self, image: Tower, text: Tower, *, tokenizer: Tokenizer, transform: PhotoTransform, config: BackboneConfig,
         name: str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(config, image_dim=image.dim, text_dim=text.dim)
         if config.pooling == "cls" and not image.class_token:
             raise UsageError(f"{name} has no class token for images — set backbone.pooling to gpo or mean")
@@ -158,24 +125,28 @@ class TowerBackbone(Backbone):
 
     def _register_ids(self) -> None:
         """The ids that augmentation needs, on the towers' device but not saved with the weights."""
-        device, known = next(self.parameters()).device, self.text.vocabulary()
-        ordinary = [number for number in self.tokenizer.ordinary() if number < known]
+        device = next(self.parameters()).device
+        ordinary = [number for number in self.tokenizer.ordinary() if number < self.text.vocabulary]
         for name, ids in (("special", self.tokenizer.special), ("ordinary", ordinary)):
             self.register_buffer(name, torch.tensor(ids, dtype=torch.int64, device=device), persistent=False)
+
+    def _sides(self) -> dict[str, tuple[Tower, nn.Module | None]]:
+        """Each tower with its variance branch."""
+        return {"image": (self.image, self.image_variance), "text": (self.text, self.text_variance)}
 
     def tokenize(self, captions: Sequence[str]) -> Tensor:
         rows = [torch.tensor(row, dtype=torch.int32) for row in self.tokenizer.encode(list(captions))]
         return pad_sequence(rows, batch_first=True, padding_value=-1) if rows else torch.zeros(0, 1, dtype=torch.int32)
 
     def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
-        """Bytes of any size, resized to the tower's here; ``noise`` crops, flips and drops tokens.
+        """Photos of any size, resized to the tower's; ``noise`` crops, flips and drops tokens.
 
         ``mix`` blends the photos as the tower would see them, each cropped for itself. uint8 [B, 3, H, W] -> [B, L, D]
         """
-        pixels = self._prepared(images, noise)
+        pixels = self._prepare(images, noise)
         if mix is not None:
             others = None if noise is None else replace(noise, rows=mix.rows)
-            partners = pixels.flip(0) if mix.images is None else self._prepared(mix.images, others)
+            partners = pixels.flip(0) if mix.images is None else self._prepare(mix.images, others)
             pixels = blend(pixels, partners, mix.mixture)
         values, spread = self._run(self.image, self.image_variance, pixels)
         mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
@@ -183,8 +154,8 @@ class TowerBackbone(Backbone):
             mask = drop_image_tokens(mask, noise, rate=self.config.augment.image_tokens)
         return Tokens(values, mask, torch.zeros(len(values), dtype=torch.int64, device=values.device), spread)
 
-    def _prepared(self, images: Tensor, noise: RowNoise | None) -> Tensor:
-        """Cropped, flipped, resized and normalised. uint8 [B, 3, H, W] -> [B, 3, S, S]"""
+    def _prepare(self, images: Tensor, noise: RowNoise | None) -> Tensor:
+        """Crop, flip, resize and normalise. uint8 [B, 3, H, W] -> [B, 3, S, S]"""
         augment, (height, width) = self.config.augment, images.shape[-2:]
         size, pixels = self.transform.size, images
         if noise is not None and (augment.crop != (1.0, 1.0) or augment.flip > 0.0):
@@ -197,10 +168,8 @@ class TowerBackbone(Backbone):
     def encode_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
         """Rows of :meth:`tokenize`; ``noise`` masks, replaces and drops words. int [B, L] -> [B, L, D]"""
         if texts.shape[1] > self.text.context:
-            raise ShapeMismatch(
-                f"captions are {texts.shape[1]} tokens long, the text tower takes {self.text.context} — "
-                "tokenize them with this backbone"
-            )
+            message = f"captions are {texts.shape[1]} tokens long, the text tower takes {self.text.context}"
+            raise ShapeMismatch(f"{message} — tokenize them with this backbone")
         if noise is not None:
             texts = change_words(
                 texts, noise, self.config.augment,
@@ -209,17 +178,15 @@ class TowerBackbone(Backbone):
         if self.text.fills:
             texts = functional.pad(texts, (0, self.text.context - texts.shape[1]), value=-1)
         mask = texts >= 0
+        if self.text.fills:
+            summary = torch.full_like(mask[:, 0], mask.shape[1] - 1, dtype=torch.int64)
+        elif self.text.summary == "first":
+            summary = torch.zeros_like(mask[:, 0], dtype=torch.int64)
+        else:
+            summary = (mask.sum(dim=1) - 1).clamp(min=0)
         ids = torch.where(mask, texts, self.text.pad).long()
         values, spread = self._run(self.text, self.text_variance, ids, mask)
-        return Tokens(values, mask, self._summary(mask), spread)
-
-    def _summary(self, mask: Tensor) -> Tensor:
-        """[B, L] -> [B]"""
-        if self.text.fills:
-            return torch.full_like(mask[:, 0], mask.shape[1] - 1, dtype=torch.int64)
-        if self.text.summary == "first":
-            return torch.zeros_like(mask[:, 0], dtype=torch.int64)
-        return (mask.sum(dim=1) - 1).clamp(min=0)
+        return Tokens(values, mask, summary, spread)
 
     def _run(self, tower: Tower, branch: nn.Module | None, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """A tower's tokens, and those of its branch, which gets what the last block gets. -> [B, L, D], [B, L, W]"""
@@ -249,14 +216,13 @@ class TowerBackbone(Backbone):
 
     def fit_words(self, captions: Sequence[str]) -> None:
         """Count words, where the tokenizer does that. A fitted one keeps its words, so that training can go on."""
-        resize_words = getattr(self.text, "resize", None)
-        if isinstance(self.tokenizer, WordTokenizer) and not self.tokenizer.words and resize_words is not None:
-            self.tokenizer.fit(captions, limit=self.text.architecture()["words"])
-            resize_words(len(self.tokenizer))
+        if isinstance(self.tokenizer, WordTokenizer) and not self.tokenizer.words:
+            self.tokenizer.fit(captions, limit=self.text.vocabulary)
+            self.text.resize_vocabulary(len(self.tokenizer))
             self._register_ids()
 
     def tower_params(self) -> dict[str, TowerParams]:
-        return {name: _by_depth(name, tower) for name, tower in (("image", self.image), ("text", self.text))}
+        return {name: _by_depth(name, tower, branch) for name, (tower, branch) in self._sides().items()}
 
     def unused_params(self) -> list[nn.Parameter]:
         return [*self.image.unused(), *self.text.unused()]
@@ -269,20 +235,14 @@ class TowerBackbone(Backbone):
         )
         self.set_checkpointing(self.config.checkpointing)
 
-    def variance_params(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        branches = {"image": self.image_variance, "text": self.text_variance}
-        return {name: [] if branch is None else list(branch.named_parameters()) for name, branch in branches.items()}
-
     def compile_blocks(self, on: bool) -> None:
         """A block that is compiled stays so; where that is not wanted, :meth:`Tower.stance` runs it eagerly."""
         self.compiled = on
-        if on:
-            for tower, branch in ((self.image, self.image_variance), (self.text, self.text_variance)):
-                blocks = tower.blocks()
-                for block in blocks if branch is None else [*blocks[:-1], branch]:
-                    if block not in self._compiled:
-                        block.compile(dynamic=False)
-                        self._compiled.add(block)
+        for tower, branch in self._sides().values():
+            for block in tower.blocks() if branch is None else [*tower.blocks()[:-1], branch]:
+                if on and block not in self._compiled:
+                    block.compile(dynamic=False)
+                    self._compiled.add(block)
         for tower in (self.image, self.text):
             tower.uncompiled = bool(self._compiled) and not on
 
@@ -320,29 +280,12 @@ class TowerBackbone(Backbone):
         write_json(folder / ASSETS, saved)  # last: a folder without it was not written to the end
 
 
-class Assets(NamedTuple):
-    """What :meth:`TowerBackbone.save_assets` wrote."""
-
-    name: str
-    image: dict[str, Any]
-    """:meth:`Tower.architecture`, here and in ``text``."""
-    text: dict[str, Any]
-    tokenizer: Tokenizer
-    transform: PhotoTransform
-
-
-@contextmanager
-def saved_assets(folder: Path) -> Iterator[Assets]:
-    """Read them; an error inside, while the towers are built from them, means that they are not what was saved."""
-    path = folder / ASSETS
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        mean, std = tuple(saved["transform"]["mean"]), tuple(saved["transform"]["std"])
-        transform = PhotoTransform(**{**saved["transform"], "mean": mean, "std": std})
-        tokenizer = read_tokenizer(saved["tokenizer"], folder)
-        yield Assets(saved["name"], saved["image"], saved["text"], tokenizer, transform)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} does not describe a backbone ({error!r}) — save the model again") from error
+def read_assets(folder: Path) -> dict[str, Any]:
+    """What :meth:`TowerBackbone.save_assets` wrote, with tokenizer and transform rebuilt."""
+    saved: dict[str, Any] = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
+    settings: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in saved["transform"].items()}
+    tokenizer = read_tokenizer(saved["tokenizer"], folder)
+    return {**saved, "tokenizer": tokenizer, "transform": PhotoTransform(**settings)}
 
 
 def _second_block(last: nn.Module, start: Literal["fresh", "copy"]) -> nn.Module:
@@ -358,12 +301,12 @@ def _second_block(last: nn.Module, start: Literal["fresh", "copy"]) -> nn.Module
     return block
 
 
-def _by_depth(side: str, tower: Tower) -> TowerParams:
+def _by_depth(side: str, tower: Tower, branch: nn.Module | None) -> TowerParams:
     depths = {id(p): depth for depth, block in enumerate(tower.blocks()) for p in block.parameters()}
     unused = set(map(id, tower.unused()))
-    blocks: list[list[tuple[str, nn.Parameter]]] = [[] for _ in tower.blocks()]
-    stem: list[tuple[str, nn.Parameter]] = []
+    blocks: list[NamedParams] = [[] for _ in tower.blocks()]
+    stem: NamedParams = []
     for name, parameter in tower.named_parameters(prefix=side):
         if id(parameter) not in unused:
             (blocks[depths[id(parameter)]] if id(parameter) in depths else stem).append((name, parameter))
-    return TowerParams(stem, blocks)
+    return TowerParams(stem, blocks, [] if branch is None else list(branch.named_parameters()))

@@ -18,11 +18,9 @@ from torch import Tensor
 
 from vacsr.bench import BenchResult, Cell, Log, describe_device
 from vacsr.errors import MissingExtra, VacsrError
-from vacsr.evaluate.captions import coco_caption_image, coco_test
-from vacsr.evaluate.protocols import protocol_galleries
-from vacsr.evaluate.retrieval import mean_result
-from vacsr.evaluate.score_files import MatrixIds
-from vacsr.evaluate.scored import MatrixScores
+from vacsr.evaluate.metrics import retrieval_result
+from vacsr.evaluate.protocols import coco_owners, coco_test, protocol_galleries
+from vacsr.evaluate.score_files import MatrixIds, MatrixScores
 
 COCO = ("coco-1k", "coco-5k", "cxc", "eccv")
 SIZES = {"small": 200, "coco": None}
@@ -43,37 +41,33 @@ class MetricsDiffer(VacsrError):
 
 def run(images: int | None, device: torch.device, log: Log = lambda _: None) -> BenchResult:
     """On the CPU whatever the device: the other systems do not use a GPU."""
-    del device
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pairs, protocols, plain = (
-            (coco_pairs(), COCO, "coco-5k") if images is None else (small_pairs(images), ("flickr",), "flickr")
-        )
-        scores, names = random_scores(pairs), ", ".join(protocols)
-        metrics: Metrics = {}
-        costs: dict[str, Cost] = {}
-        for protocol in protocols:
-            log(f"vacsr, {protocol}")
-            values, costs[protocol] = timed(partial(our_metrics, scores, pairs, protocol))
-            metrics |= values
-        total = np.sum(list(costs.values()), axis=0)
-        rows, notes = [_row("vacsr", names, total, ours=total)], []
-        if images is None:
-            log("eccv_caption: rankings")
-            ranked, sorting = timed(lambda: rankings(scores, pairs))
-            log("eccv_caption: metrics")
-            theirs, cost = timed(lambda: package_metrics(*ranked))
-            worst = largest_difference(metrics, theirs, system="eccv_caption")
-            rows.append(_row("eccv_caption with its rankings", names, sorting + cost, ours=total, difference=worst))
-            rows.append(_row("eccv_caption, rankings given", names, cost, ours=total, difference=worst))
-        log(f"torchmetrics, {plain}")
-        try:
-            theirs, cost = timed(lambda: torchmetrics_metrics(scores, pairs, plain))
-            worst = largest_difference(metrics, theirs, system="torchmetrics")
-            rows += [_row("vacsr", plain, costs[plain], ours=costs[plain])] if len(costs) > 1 else []
-            rows.append(_row("torchmetrics", f"{plain}: R@K, R-Precision", cost, ours=costs[plain], difference=worst))
-        except MissingExtra as error:
-            notes.append(f"torchmetrics is left out: {error}")
+    coco = images is None
+    pairs = coco_pairs() if images is None else small_pairs(images)
+    protocols, plain = (COCO, "coco-5k") if coco else (("flickr",), "flickr")
+    scores, every = random_scores(pairs), ", ".join(protocols)
+    metrics: Metrics = {}
+    costs: dict[str, Cost] = {}
+    for protocol in protocols:
+        log(f"vacsr, {protocol}")
+        values, costs[protocol] = timed(partial(our_metrics, scores, pairs, protocol))
+        metrics |= values
+    total = np.sum(list(costs.values()), axis=0)
+    rows, notes = [_row("vacsr", every, total, ours=total)], []
+    if coco:
+        log("eccv_caption")
+        ranked, sorting = timed(lambda: rankings(scores, pairs))
+        theirs, cost = timed(lambda: package_metrics(*ranked))
+        worst = largest_difference(metrics, theirs, system="eccv_caption")
+        rows.append(_row("eccv_caption with its rankings", every, sorting + cost, ours=total, difference=worst))
+        rows.append(_row("eccv_caption, rankings given", every, cost, ours=total, difference=worst))
+    log(f"torchmetrics, {plain}")
+    try:
+        theirs, cost = timed(lambda: torchmetrics_metrics(scores, pairs, plain))
+        worst = largest_difference(metrics, theirs, system="torchmetrics")
+        rows += [_row("vacsr", plain, costs[plain], ours=costs[plain])] if coco else []
+        rows.append(_row("torchmetrics", f"{plain}: R@K, R-Precision", cost, ours=costs[plain], difference=worst))
+    except MissingExtra as error:
+        notes.append(f"torchmetrics is left out: {error}")
     settings = {"images": len(pairs.image_ids), "captions": len(pairs)}
     where = describe_device(torch.device("cpu"))
     return BenchResult("metrics", where, settings, rows, COLUMNS, ("seconds",), notes)
@@ -85,7 +79,8 @@ def timed(work: Callable[[], Result]) -> tuple[Result, Cost]:
     The slow systems take minutes, so nothing is repeated.
     """
     started, busy = time.perf_counter(), time.process_time()
-    result = work()
+    with warnings.catch_warnings(action="ignore"):
+        result = work()
     return result, np.array([time.perf_counter() - started, time.process_time() - busy])
 
 
@@ -102,7 +97,8 @@ def coco_pairs() -> MatrixIds:
     listed = coco_test()
     images = tuple(str(listed.image_of(caption)) for caption in listed.captions[::5])
     captions = tuple(map(str, listed.captions))
-    return MatrixIds(images, captions, coco_caption_image(images, captions))
+    owners, rows = coco_owners(), {name: row for row, name in enumerate(images)}
+    return MatrixIds(images, captions, torch.tensor([rows[owners[caption]] for caption in captions]))
 
 
 def small_pairs(images: int) -> MatrixIds:
@@ -121,16 +117,14 @@ def random_scores(pairs: MatrixIds) -> Tensor:
 def our_metrics(scores: Tensor, pairs: MatrixIds, protocol: str) -> Metrics:
     """By vacsr, in percent."""
     parts = protocol_galleries([protocol], pairs)[protocol]
-    result = mean_result([part.ranks(MatrixScores(scores)) for part in parts])
+    result = retrieval_result([part.ranks(MatrixScores(scores)) for part in parts])
     both = (("i2t", result["i2t"]), ("t2i", result["t2i"]))
     return {f"{protocol} {direction} {key}": value for direction, values in both for key, value in values.items()}
 
 
 def rankings(scores: Tensor, pairs: MatrixIds) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Ids in the order (−score, index); the lists share their int objects, which keeps them at 1 GB each."""
-    images, words = (
-        np.array([int(name) for name in ids], dtype=object) for ids in (pairs.image_ids, pairs.caption_ids)
-    )
+    images, words = (np.array(list(map(int, ids)), dtype=object) for ids in (pairs.image_ids, pairs.caption_ids))
 
     def ranked(queries: Any, items: Any, matrix: Tensor) -> dict[int, list[int]]:
         orders = (row.sort(descending=True, stable=True).indices.numpy() for row in matrix)

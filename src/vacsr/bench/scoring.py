@@ -1,8 +1,8 @@
 """`vacsr bench scoring`: the scores of all pairs, several ways in one run.
 
 The ceiling is the trunk's matrix product, which no way can do without; the slowest way is the paper's, all heads for
-every pair. Between them are folded scoring in plain torch and the kernel. `benchmarks/scoring.py` times the same ways
-with more decoders and precisions.
+every pair. Between them are folded scoring in plain torch and the kernel. `benchmarks/scoring.py` adds decoders and
+precisions.
 """
 
 from __future__ import annotations
@@ -58,6 +58,19 @@ class Problem(NamedTuple):
     t: Embedding
     method: Vacsr
 
+    @classmethod
+    @torch.no_grad()
+    def random(
+        cls, images: int, texts: int, dim: int, *, device: torch.device, adapter: AdapterConfig | None = None
+    ) -> Problem:
+        """Random weights, also where training starts from zero, and unit vectors."""
+        generator = torch.Generator().manual_seed(0)
+        method = Vacsr(VacsrConfig(adapter=adapter or AdapterConfig()), dim=dim).eval()
+        for weight in method.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) / max(1, weight.shape[-1]) ** 0.5)
+        v, t = (functional.normalize(torch.randn(n, dim, generator=generator), dim=1) for n in (images, texts))
+        return cls(Embedding(v.to(device)), Embedding(t.to(device)), method.to(device))
+
     @property
     def device(self) -> torch.device:
         """Where all tensors are."""
@@ -69,40 +82,33 @@ class Problem(NamedTuple):
         return 2.0 * len(self.v.mean) * len(self.t.mean) * self.method.adapter.trunk.weight.numel()
 
     def errors(self, scores: Callable[[Embedding], Tensor]) -> dict[str, Cell]:
-        """Of a way's scores of a few images with all texts, against the folded float32 scores.
-
-        Root mean square over the spread of the scores, and the share of the top-10 that is the same.
-        """
+        """Of a way's scores of a few images with all texts, against the folded float32 scores."""
         head = Embedding(self.v.mean[:16])
         ours, exact = scores(head), BlockScorer(self.method).block(head, self.t)
         best, reference = (stable_topk(x, 10).index for x in (ours, exact))
-        same = (best.unsqueeze(2) == reference.unsqueeze(1)).any(dim=2).double().mean()
-        return {"error": float((ours - exact).square().mean().sqrt() / exact.std()), "overlap": float(same)}
+        return {"error": relative_error(ours, exact), "overlap": top_overlap(best, reference)}
 
 
-@torch.no_grad()
-def random_problem(
-    images: int, texts: int, dim: int, *, device: torch.device, adapter: AdapterConfig | None = None
-) -> Problem:
-    """Random weights, also where training starts from zero, and unit vectors."""
-    generator = torch.Generator().manual_seed(0)
-    method = Vacsr(VacsrConfig(adapter=adapter or AdapterConfig()), dim=dim).eval()
-    for weight in method.parameters():
-        weight.copy_(torch.randn(weight.shape, generator=generator) / max(1, weight.shape[-1]) ** 0.5)
-    v, t = (functional.normalize(torch.randn(n, dim, generator=generator), dim=1) for n in (images, texts))
-    return Problem(Embedding(v.to(device)), Embedding(t.to(device)), method.to(device))
+def relative_error(scores: Tensor, exact: Tensor) -> float:
+    """Root mean square over the spread of the exact scores."""
+    return float((scores - exact).square().mean().sqrt() / exact.std())
+
+
+def top_overlap(index: Tensor, reference: Tensor) -> float:
+    """The share of the reference's best items that are kept. [Q, k], [Q, k]"""
+    return float((reference.unsqueeze(2) == index.unsqueeze(1)).any(dim=2).double().mean())
 
 
 def run(sizes: Sizes, device: torch.device, log: Log = lambda _: None) -> BenchResult:
     """Every way on random weights."""
-    problem = random_problem(sizes.images, sizes.texts, sizes.dim, device=device)
+    problem = Problem.random(sizes.images, sizes.texts, sizes.dim, device=device)
     with torch.inference_mode():
         rows = measure(ways(problem, edge=sizes.edge), device=device, log=log)
     for row in rows:
         row["bar"] = f"{row['way']}, {row['precision']}"
     _add_ratios(rows)
-    settings = {"images": sizes.images, "texts": sizes.texts, "d": sizes.dim,
-                "decoder": problem.method.adapter.config.decoder_hidden}  # fmt: skip
+    settings = {"images": sizes.images, "texts": sizes.texts, "d": sizes.dim}
+    settings["decoder"] = problem.method.adapter.config.decoder_hidden
     return BenchResult("scoring", describe_device(device), settings, rows, COLUMNS, ("seconds",), _NOTES, label="bar")
 
 
@@ -218,10 +224,5 @@ def topk(
 ) -> Prepared:  # fmt: skip
     """The top-10 of one side, or of both in one pass, without the matrix; by the engine that `PairScorer` takes."""
     chosen = engine or choose_engine(problem.method, device=problem.device, dtype=dtype)
-
-    def run() -> object:
-        if direction is None:
-            return chosen.topk_both(problem.v, problem.t, k=10)
-        return chosen.topk(problem.v, problem.t, k=10, direction=direction)
-
-    return Prepared(run, operations=problem.operations)
+    rank = chosen.topk_both if direction is None else partial(chosen.topk, direction=direction)
+    return Prepared(lambda: rank(problem.v, problem.t, k=10), operations=problem.operations)

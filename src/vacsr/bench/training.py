@@ -3,8 +3,7 @@
 `vacsr bench training` times forward and backward of the loss alone over batch sizes: the adapter's loss over the whole
 matrix of pairs and in strips, and the sigmoid loss beside them. `measure_recipe` counts the parameters of a recipe's
 model and times its whole steps, in training and in inference: photos are random and captions fill the context, so that
-only the arithmetic is timed; cached features are the data's own. Its memory is CUDA's peak of allocated bytes, on a CPU
-the growth of the process at its peak.
+only the arithmetic is timed; cached features are the data's own.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from vacsr.bench import BenchResult, Cell, Log, Prepared, Step, Way, describe_de
 from vacsr.config import DataConfig, Recipe
 from vacsr.data import PhotoSet
 from vacsr.data.photos import ArrayPhotos
-from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
@@ -65,20 +63,17 @@ def run(sizes: Sizes, device: torch.device, log: Log = lambda _: None, *, tile: 
     tile = tile or (128 if device.type == "cuda" else 32)
     for batch in sizes.batches:
         strips = "adapter in one strip: dense" if batch <= tile else "adapter in strips"
-        strip_sizes = {SIGMOID: batch, DENSE: batch, strips: tile**2 // batch}
+        heights = {SIGMOID: batch, DENSE: batch, strips: tile**2 // batch}
         ways = [
-            Way(
-                {"way": name, "batch": batch},
-                partial(_prepare, name, rows=size, dim=sizes.dim, batch=batch, device=device),
-            )
-            for name, size in strip_sizes.items()
+            Way({"way": name, "batch": batch}, partial(_prepare, name, height, sizes.dim, batch, device))
+            for name, height in heights.items()
         ]
         rows += _with_ratios(measure(ways, device=device, log=log))
     settings, plotted = {"d": sizes.dim, "tile": tile}, ("ms", "peak_mib")
     return BenchResult("training", describe_device(device), settings, rows, COLUMNS, plotted, (_NOTE,), label="bar")
 
 
-def _prepare(name: str, *, rows: int, dim: int, batch: int, device: torch.device) -> Prepared:
+def _prepare(name: str, rows: int, dim: int, batch: int, device: torch.device) -> Prepared:
     """A loss in strips of so many rows, all of them at most; with its peak memory, which also shows whether it fits."""
     method: Method = Sigmoid(SigmoidConfig(), dim=dim) if name == SIGMOID else Vacsr(VacsrConfig(), dim=dim)
     rows = batch if rows >= batch else strip_rows(method, max(1, rows), rows=batch, columns=batch)
@@ -97,10 +92,9 @@ def _with_ratios(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:
                 row[name] = 1e3 * value
     dense = next(row for row in rows if row["way"] == DENSE)
     for row in rows:
-        for key in ("ms", "peak_mib"):
-            value, reference = row.get(key), dense.get(key)
-            if isinstance(value, float) and isinstance(reference, float) and reference > 0:
-                row[f"of_dense_{key.removeprefix('peak_')}"] = value / reference
+        for key, ratio in (("ms", "of_dense_ms"), ("peak_mib", "of_dense_mib")):
+            if isinstance(value := row.get(key), float) and isinstance(reference := dense.get(key), float):
+                row[ratio] = value / reference if reference > 0 else None
     return rows
 
 
@@ -166,37 +160,34 @@ def count_parameters(model: MatchingModel) -> tuple[int, int]:
     plain = [model.backbone, model.image_head, model.text_head, model.image_pool, model.text_pool]
     shared = sum(p.numel() for module in plain for p in module.parameters())
     # A variance branch is part of the towers but belongs to the method; unused parameters were not counted.
-    shared -= sum(p.numel() for branch in model.backbone.variance_params().values() for _, p in branch)
+    shared -= sum(p.numel() for tower in model.backbone.tower_params().values() for _, p in tower.variance)
     shared -= sum(p.numel() for p in model.backbone.unused_params())
     return total, total - shared
 
 
 def training_step(trainer: Trainer, batch: int) -> Step:
     """One training step after the other."""
-    assert isinstance(trainer.task, RetrievalTask), "retrieval is measured"
-    device, captions = trainer.task.device, len(trainer.task.loader.texts)
-    if captions < batch:
-        raise UsageError(f"a batch of {batch} from {captions} captions — set train.batch_size lower")
-    epochs = (batch_order(captions, batch=batch, seed=0, epoch=epoch) for epoch in count())
+    task: Any = trainer.task
+    epochs = (batch_order(len(task.loader.texts), batch=batch, seed=0, epoch=epoch) for epoch in count())
     batches = enumerate(chain.from_iterable(epochs))
 
     def step() -> None:
         number, rows = next(batches)
-        trainer.step(Batch(rows.to(device)), number)
+        trainer.step(Batch(rows.to(task.device)), number)
 
     return step
 
 
 def inference_step(task: RetrievalTask, batch: int, *, precision: str) -> Step:
     """Embed a batch and score all its pairs."""
-    model, loader, device = task.model.eval(), task.loader, task.device.type
+    model, loader, half = task.model.eval(), task.loader, precision == "bf16"
     assert loader.images is not None, "a few batches fit on the device"
     images, texts = loader.images[:batch], loader.texts[:batch]
-    scorer = BlockScorer(model.method, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    scorer = BlockScorer(model.method, dtype=torch.bfloat16 if half else torch.float32)
 
     @torch.inference_mode()
     def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(task.device.type, torch.bfloat16, enabled=half):
             embeddings = model.embed_images(images), model.embed_texts(texts)
         v, t = (Embedding(x.mean.float(), None if x.log_var is None else x.log_var.float()) for x in embeddings)
         scorer.block(v, t)
@@ -209,7 +200,7 @@ def step_cost(
 ) -> dict[str, float | None]:
     """Warm up, then the mean over ``steps``. ``before``: bytes that the process held before the model.
 
-    The peak is the device's, or that of this process on a CPU; None where the system does not say.
+    The peak is CUDA's of allocated bytes; on a CPU the growth of this process, None where the system does not say.
     """
     gpu = device.type == "cuda"
     if gpu:

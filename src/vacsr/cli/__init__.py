@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from vacsr import __version__
-from vacsr.cli import (
-    audit,
-    bench,
-    calibrate,
-    compare,
-    demo,
-    doctor,
-    embed,
-    evaluate,
-    fewshot,
-    index,
-    score,
-    search,
-    serve,
-    train,
-)
-from vacsr.cli.stdout import checked_stdout
+from vacsr.cli import audit, bench, compare, embed, evaluate, index, search, serve, train
+from vacsr.cli.failures import stdout_errors
 from vacsr.errors import VacsrError
 
 __all__ = ["app", "main"]
@@ -56,32 +41,14 @@ def _root(
 
 
 for _command in (
-    doctor.doctor,
-    demo.demo,
-    embed.embed,
-    train.train,
-    fewshot.fewshot,
-    evaluate.evaluate,
-    score.score,
-    audit.audit,
-    search.search,
-    calibrate.calibrate,
-    serve.serve,
-    compare.compare,
-    bench.bench,
-):
+    bench.doctor, compare.demo, embed.embed, train.train, train.fewshot, evaluate.evaluate, evaluate.score,
+    audit.audit, search.search, search.calibrate, serve.serve, compare.compare, bench.bench,
+):  # fmt: skip
     app.command()(_command)
 app.add_typer(index.index, name="index")
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:
     """One plain line on stderr, without Python's source line."""
     print("warning:", " ".join(str(message).splitlines()), file=sys.stderr)
 
@@ -89,7 +56,7 @@ def _show_warning(
 def main() -> None:
     """Entry point: a VacsrError becomes one message and its exit code, a warning one line, Ctrl-C becomes 130."""
     try:
-        with warnings.catch_warnings(), checked_stdout():
+        with warnings.catch_warnings(), stdout_errors():
             warnings.showwarning = _show_warning
             app()
     except VacsrError as error:

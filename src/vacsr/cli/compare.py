@@ -1,17 +1,28 @@
-"""`vacsr compare`."""
+"""`vacsr compare`, and `vacsr demo`, which is a comparison with a page."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
 from vacsr.cli.options import Overrides
 from vacsr.errors import UsageError
 
-if TYPE_CHECKING:
-    from vacsr.compare.table import Table
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the models, the table and the page.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the pictures and of training.")] = 0,
+) -> None:
+    """Train infonce, sigmoid and vacsr on generated pictures, whose true matches are all known, and compare them.
+
+    Takes a few minutes on two cores. Prints a table; OUT/index.html shows plots and example queries.
+    """
+    from vacsr.demo import run_demo
+
+    typer.echo(run_demo(out, seed=seed))
+
 
 TableFile = Annotated[Path, typer.Argument(help="A table, e.g. tables/retrieval.yaml.", metavar="TABLE.yaml")]
 Layers = Annotated[
@@ -44,19 +55,8 @@ OnlyCollect = Annotated[bool, typer.Option("--only-collect", help="Run nothing; 
 Stored = Annotated[
     Path | None, typer.Option("--from", metavar="FILE", help="Draw the table from a results.json, without runs.")
 ]
-Page = Annotated[bool, typer.Option("--page", help="Also write page.html: figures, and photos with answers.")]
+Page = Annotated[bool, typer.Option("--page", help="Also write page.html: plots, and photos with answers.")]
 Format = Annotated[str, typer.Option("--format", help="What is printed: md, csv, latex or html.")]
-
-
-class Work(NamedTuple):
-    """What is to be run, and how; as it stands where nothing of it was asked for."""
-
-    seeds: tuple[int, ...] = ()
-    runs: Path | None = None
-    jobs: int = 1
-    rows: tuple[str, ...] = ()
-    fresh: bool = False
-    only_collect: bool = False
 
 
 def compare(
@@ -78,33 +78,32 @@ def compare(
     """Run methods × settings × seeds; finished cells are kept, so the same command goes on where it stopped."""
     from vacsr.compare import compare as run_table
     from vacsr.compare import read_table, redraw
-    from vacsr.report.formats import FORMATS
+    from vacsr.compare.formats import FORMATS, differences_to_markdown
+    from vacsr.compare.page import to_html
 
-    if form not in FORMATS:
-        raise UsageError(f"--format {form} — choose one of: {', '.join(FORMATS)}")
-    work = Work(_numbers(seeds), runs, jobs, tuple(row or ()), fresh, only_collect)
+    forms = {**FORMATS, "html": to_html}
+    if form not in forms:
+        raise UsageError(f"--format {form} — choose one of: {', '.join(forms)}")
     plan = read_table(table, overrides or [], layers=layers or [])
-    _check(plan, work, against=against, stored=stored)
-    if stored is not None:
-        result = redraw(plan, stored, out, page=page)
-    else:
-        result = run_table(plan, out or Path("runs") / table.stem, page=page, **work._asdict())
-    typer.echo(FORMATS[form](result), nl=False)
-    if against is not None and form == "md":
-        typer.echo(f"\n{result.differences(against)}", nl=False)
-    elif against is not None:  # Markdown, which would spoil the table for a program that reads it
-        typer.echo(result.differences(against), nl=False, err=True)
-
-
-def _check(plan: Table, work: Work, *, against: str | None, stored: Path | None) -> None:
     names = [variant.name for variant in plan.rows]
     if against is not None and against not in names:
         raise UsageError(f"no row '{against}' — the table has: {', '.join(names)}")
-    if stored is not None and work != Work():
-        raise UsageError(
-            "--from draws stored figures and runs nothing — leave out --seeds, --runs, --jobs, --row, --fresh "
-            "and --only-collect"
-        )
+    if stored is None:
+        result = run_table(
+            plan, out or Path("runs") / table.stem,
+            seeds=_numbers(seeds), runs=runs, jobs=jobs, rows=tuple(row or ()), fresh=fresh,
+            only_collect=only_collect, page=page,
+        )  # fmt: skip
+    elif seeds is not None or runs or jobs > 1 or row or fresh or only_collect:
+        options = "--seeds, --runs, --jobs, --row, --fresh and --only-collect"
+        raise UsageError(f"--from draws stored results and runs nothing — leave out {options}")
+    else:
+        result = redraw(plan, stored, out, page=page)
+    typer.echo(forms[form](result), nl=False)
+    if against is not None and form == "md":
+        typer.echo(f"\n{differences_to_markdown(result, against)}", nl=False)
+    elif against is not None:  # Markdown, which would spoil the table for a program that reads it
+        typer.echo(differences_to_markdown(result, against), nl=False, err=True)
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vacsr.cli.options import Device
-from vacsr.cli.runs import spec_files
-
-
-class PoolingChoice(StrEnum):
-    """How tokens become one vector."""
-
-    AUTO = "auto"
-    CLS = "cls"
-    MEAN = "mean"
+from vacsr.choices import Pooling
+from vacsr.cli.options import Device, Skip, Workers
 
 
 def embed(
-    backbone: Annotated[str, typer.Option(help="clip:ID_OR_FOLDER or towers:IMAGE,TEXT.", metavar="SPEC")],
+    backbone: Annotated[str, typer.Option(metavar="SPEC", help="clip:ID_OR_FOLDER or towers:IMAGE,TEXT.")],
     pairs: Annotated[
-        str, typer.Option(help="Photos and captions: folder:DIR, csv:FILE, flickr8k:DIR, coco:DIR, …", metavar="SPEC")
+        str, typer.Option(metavar="SPEC", help="Photos and captions: folder:DIR, csv:FILE, flickr8k:DIR, coco:DIR, …")
     ],
-    out: Annotated[Path, typer.Option(help="Where the features go, a .safetensors file.", metavar="FILE")],
-    split: Annotated[str | None, typer.Option(help="Only this split; default: all, with the splits noted.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The .safetensors file to write.")],
+    split: Annotated[str | None, typer.Option(help="Only this split; default: all, with each image's split.")] = None,
     pooling: Annotated[
-        PoolingChoice, typer.Option(help="Tokens to one vector: class token or mean; auto as the towers are used to.")
-    ] = PoolingChoice.AUTO,
+        Pooling, typer.Option(help="From tokens to one vector: class token, mean, or auto, as the towers were trained.")
+    ] = "auto",
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A=B", help="Change a field of the backbone, e.g. --set resize=center."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Write float32 instead of float16.")] = False,
-    skip: Annotated[bool, typer.Option("--skip", help="Leave out what cannot be read instead of stopping.")] = False,
-    workers: Annotated[int, typer.Option(min=0, help="Threads that decode photos; 0 for one per core.")] = 0,
+    skip: Skip = False,
+    workers: Workers = 0,
     device: Device = "auto",
 ) -> None:
-    """Embed photos and captions once, with ids and provenance; the same command goes on where it stopped."""
+    """Embed photos and captions once, to train on the features. The same command continues after a stop."""
     import torch
 
     from vacsr.config import BackboneConfig
@@ -47,18 +38,19 @@ def embed(
     from vacsr.embed import captions_path, embed_pairs, embedding_config
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress
+    from vacsr.train.runs import spec_files
 
     towers = [Path(text).expanduser() for text in backbone.partition(":")[2].split(",") if text]
     for path in (out, captions_path(out)):
         check_output("--out", path, inputs=[*spec_files(pairs), *towers])
-    base = embedding_config(backbone, pooling=pooling.value)
+    base = embedding_config(backbone, pooling=pooling)
     config = parse(BackboneConfig, merge(base.model_dump(mode="json"), parse_overrides(overrides or [])))
     with PhotoProgress("reading", show=True) as bar:
         result = embed_pairs(
             config, pairs, out,
-            split=split, pooling=pooling.value, dtype=torch.float32 if full else torch.float16, device=device,
+            split=split, pooling=pooling, dtype=torch.float32 if full else torch.float16, device=device,
             workers=workers, on_error="skip" if skip else "fail", progress=bar.named,
         )  # fmt: skip
-    skipped = f", {len(result.skipped):,} left out" if result.skipped else ""
+    skipped = f", skipped {len(result.skipped):,}" if result.skipped else ""
     typer.echo(f"embedded {result.images:,} photos and {result.captions:,} captions{skipped}", err=True)
     typer.echo(result.spec)

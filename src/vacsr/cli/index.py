@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vacsr.cli.options import Device
+from vacsr.choices import VectorType
+from vacsr.cli.options import Device, IndexName, Skip, Workers
 from vacsr.errors import DataError, UsageError
 
 index = typer.Typer(
     help="Fill an index with a data set's images or captions, remove some, look at it.", no_args_is_help=True
 )
 
-Index = Annotated[str, typer.Argument(metavar="INDEX", help="exact:FOLDER, milvus:FILE.db or milvus:http://HOST:PORT.")]
-
-
-class Stored(StrEnum):
-    """How an exact index keeps vectors."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-
 
 @index.command()
 def add(
-    name: Index,
+    name: IndexName,
     run: Annotated[Path, typer.Option(help="A run folder or a model folder: its model embeds the images or captions.")],
     pairs: Annotated[
         str,
@@ -50,20 +41,18 @@ def add(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Prune even if that is more than half.")] = False,
     dtype: Annotated[
-        Stored | None, typer.Option(help="Of a new exact index: float32, or float16, which takes half the room.")
+        VectorType | None, typer.Option(help="Of a new exact index: float32, or float16, which takes half the room.")
     ] = None,
-    skip: Annotated[bool, typer.Option("--skip", help="Leave out what cannot be read instead of stopping.")] = False,
-    workers: Annotated[int, typer.Option(min=0, help="Threads that decode photos; 0 for one per core.")] = 0,
+    skip: Skip = False,
+    workers: Workers = 0,
     device: Device = "auto",
 ) -> None:
     """Embed images or captions into an index, making it if need be. The same command goes on after a stop."""
     from vacsr.data import PhotoSet, images_spec, load_images, load_pairs
     from vacsr.data.photos import check_photos, without
     from vacsr.scoring import PairScorer
-    from vacsr.search import embedding_provenance, open_index
-    from vacsr.search.filling import fill_index
-    from vacsr.search.progress import FillProgress
-    from vacsr.search.sources import noted_spec
+    from vacsr.search.fill import FillProgress, absolute_spec, fill_index
+    from vacsr.search.index import embedding_provenance, open_index
 
     if yes and not prune:
         raise UsageError("--yes says nothing without --prune — add --prune, or leave it out")
@@ -73,10 +62,9 @@ def add(
     scorer.check_set(data)
     if skip and not texts and isinstance(data, PhotoSet):
         data = without(data, check_photos(data, workers=workers))
-    kind, source = "texts" if texts else "images", noted_spec(pairs, split=split)
+    kind, source = "texts" if texts else "images", absolute_spec(pairs, split=split)
     opened = open_index(
-        name, dim=scorer.model.dim, provenance=embedding_provenance(scorer.model, kind), create=True,
-        dtype=None if dtype is None else dtype.value,
+        name, dim=scorer.model.dim, provenance=embedding_provenance(scorer.model, kind), create=True, dtype=dtype,
     )  # fmt: skip
     started = time.perf_counter()
     with closing(opened):
@@ -96,31 +84,31 @@ def add(
 
 @index.command()
 def rm(
-    name: Index,
+    name: IndexName,
     ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Of what to remove.")],
 ) -> None:
     """Remove images or captions from an index by their ids."""
-    from vacsr.search import open_index
+    from vacsr.search.index import open_index
 
     with closing(open_index(name)) as opened:
-        there = opened.known(ids)
-        absent = [identity for identity, found in zip(ids, there, strict=True) if not found]
+        known = opened.known(ids)
+        absent = [identity for identity, there in zip(ids, known, strict=True) if not there]
         if len(absent) == len(ids):
             raise DataError(f"{name} holds none of these ids, first {absent[0]!r} — nothing was removed; check the ids")
         removed = opened.delete(ids)
         left = len(opened)
-    not_there = f", {len(absent):,} were not there, first {absent[0]!r}" if absent else ""
-    typer.echo(f"removed {removed:,}{not_there}; {left:,} in the index", err=True)
+    unknown = f", {len(absent):,} were not there, first {absent[0]!r}" if absent else ""
+    typer.echo(f"removed {removed:,}{unknown}; {left:,} in the index", err=True)
 
 
 @index.command()
 def info(
-    name: Index,
+    name: IndexName,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Say what an index holds: how many vectors, of which dimension, from which model and which data."""
     from vacsr.files import json_text
-    from vacsr.search import open_index
+    from vacsr.search.index import open_index
 
     with closing(open_index(name)) as opened:
         facts = opened.info()._asdict()
@@ -132,7 +120,7 @@ def info(
 
 
 def _shown(value: Any) -> str:
-    """For a person: numbers with commas, a list one a line."""
+    """For a person: numbers with commas, one item of a list per line."""
     if value is None:
         return "elsewhere"
     if isinstance(value, bool):

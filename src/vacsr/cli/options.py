@@ -1,13 +1,25 @@
-"""Options that several commands share."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+_INDEX = "exact:FOLDER, milvus:FILE.db or milvus:http://HOST:PORT."
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a model folder.")]
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="A recipe, such as those in recipes/.")]
+OutRun = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/RECIPE.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Change a field, e.g. --set train.epochs=5. Repeatable."),
 ]
+Index = Annotated[str, typer.Option(metavar="INDEX", help=_INDEX)]
+IndexName = Annotated[str, typer.Argument(metavar="INDEX", help=_INDEX)]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")]
+Skip = Annotated[bool, typer.Option("--skip", help="Skip what cannot be read instead of stopping.")]
+Workers = Annotated[int, typer.Option(min=0, help="Threads that decode photos; 0: one per core.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]

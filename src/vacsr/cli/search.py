@@ -1,38 +1,26 @@
-"""`vacsr search`."""
+"""`vacsr search`, and `vacsr calibrate`, which fits its grades and its policy abstain."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vacsr.cli.options import Device
-from vacsr.cli.runs import run_files
+from vacsr.cli.options import Device, Index, JsonFile, RunFolder, Skip
 from vacsr.errors import UsageError
+from vacsr.search.policies import POLICIES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vacsr.search.engine import Searcher
-    from vacsr.search.results import Hit, Results
-
-
-class PolicyChoice(StrEnum):
-    """How hits are ordered, and whether there is an answer."""
-
-    SCORE = "score"
-    LCB = "lcb"
-    ABSTAIN = "abstain"
-    MISSED = "missed"
+    from vacsr.search.searcher import Results, Searcher
 
 
 def search(
-    run: Annotated[Path, typer.Argument(help="A run folder or a model folder.")],
-    index: Annotated[
-        str, typer.Option(metavar="INDEX", help="exact:FOLDER, milvus:FILE.db or milvus:http://HOST:PORT.")
-    ],
+    run: RunFolder,
+    index: Index,
     text: Annotated[
         str | None, typer.Option(metavar="WORDS", help="Finds images; in an index of texts, similar texts.")
     ] = None,
@@ -41,13 +29,13 @@ def search(
     ] = None,
     k: Annotated[int, typer.Option("-k", help="How many hits.")] = 10,
     policy: Annotated[
-        PolicyChoice,
+        str,
         typer.Option(
-            help="score: by the method's score. lcb: by score − λσ. abstain: answer only where the risk that was "
-            "calibrated for holds. missed: likely unlabelled matches first."
+            metavar="|".join(POLICIES),
+            help=" ".join(f"{name}: {policy.meaning}" for name, policy in POLICIES.items()),
         ),
-    ] = PolicyChoice.SCORE,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")] = None,
+    ] = "score",
+    json: JsonFile = None,
     device: Device = "auto",
 ) -> None:
     """Find images for words, or texts for a photo, with grade and uncertainty.
@@ -57,49 +45,43 @@ def search(
     An index of images asked with a photo gives similar images, one of texts
     asked with words similar texts: by cosine alone, without a grade.
 
-    Policies other than score need `vacsr calibrate` first. Where there is no
+    The policy abstain needs `vacsr calibrate` first. Where there is no
     answer, the output says so; the exit code is 0.
     """
     from vacsr.files import check_output, write_json
-    from vacsr.search import open_index
-    from vacsr.search.engine import Searcher
+    from vacsr.search.index import open_index
+    from vacsr.search.searcher import Searcher
+    from vacsr.train.runs import run_files
 
     if (text is None) == (image is None):
         raise UsageError('search takes either --text or --image — e.g. --text "a dog on a beach"')
     if text is not None and not text.strip():
         raise UsageError('--text is blank — give words, e.g. --text "a dog on a beach"')
     if json is not None:
-        place = Path(index.partition(":")[2])
-        check_output("--json", json, inputs=[*run_files(run), place, *([] if image is None else [image])])
-    opened = open_index(index)
-    try:
+        folder = Path(index.partition(":")[2])
+        check_output("--json", json, inputs=[*run_files(run), folder, *([] if image is None else [image])])
+    with closing(open_index(index)) as opened:
         searcher = Searcher.from_pretrained(run, opened, device=device)
-        result = _ask(searcher, text, image, k=k, policy=policy.value)
-    finally:
-        opened.close()
+        if not searcher.scorer.model.has_towers:
+            message = "the model reads cached features, so it can embed neither words nor photos"
+            raise UsageError(f"{message} — train one with towers, or use Searcher.search_texts(features) in Python")
+        if text is not None:
+            (result,) = searcher.search_texts([text], k=k, policy=policy)
+        else:
+            (result,) = searcher.search_images([str(image)], k=k, policy=policy)
     if json is not None:
-        write_json(json, result.to_json())
-    _show(result, _promise(searcher) if result.promised else "")
+        write_json(json, result.to_dict())
+    _show(result, _guarantee(searcher) if result.promised else "")
 
 
-def _ask(searcher: Searcher, text: str | None, image: Path | None, *, k: int, policy: str) -> Results:
-    if not searcher.scorer.model.has_towers:
-        message = "the model reads cached features, so it can embed neither words nor photos"
-        raise UsageError(f"{message} — train one with towers, or search from Python: Searcher.search_texts(features)")
-    if text is not None:
-        return searcher.search_texts([text], k=k, policy=policy)[0]
-    assert image is not None, "one of the two is given"
-    return searcher.search_images([image], k=k, policy=policy)[0]
-
-
-def _promise(searcher: Searcher) -> str:
-    assert searcher.fitted is not None, "nothing is promised without it"
+def _guarantee(searcher: Searcher) -> str:
+    assert searcher.fitted is not None, "nothing is guaranteed without it"
     rule = searcher.fitted.answer
     wrong = f"at most {100 * rule.risk:.4g}% of such answers are wrong, with {100 * rule.confidence:.4g}% confidence"
-    return f"the first hit is vouched for: {wrong}, if a match is in the index"
+    return f"the first hit is guaranteed: {wrong}, if a match is in the index"
 
 
-def _show(result: Results, promise: str) -> None:
+def _show(result: Results, guarantee: str) -> None:
     """The table on stdout; what is not data on stderr."""
     from rich.console import Console
 
@@ -109,8 +91,8 @@ def _show(result: Results, promise: str) -> None:
         typer.echo(f"warning: {result.note}", err=True)
     if not result.answered:
         typer.echo(result.reason)
-    if promise:
-        typer.echo(promise)
+    if guarantee:
+        typer.echo(guarantee)
     Console(highlight=False).print(_table(result))
 
 
@@ -118,18 +100,46 @@ def _table(result: Results) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    title = None if result.answered else "not vouched for"
-    figures = ("grade", "σ", "score", "cosine") if result.graded else ("cosine",)
-    table = Table("rank", "id", *figures, "", title=title, title_justify="left", box=None)
+    title = None if result.answered else "no guarantee"
+    columns = ("grade", "σ", "score", "cosine") if result.graded else ("cosine",)
+    table = Table("rank", "id", *columns, "", title=title, title_justify="left", box=None)
     for hit in result.hits:
         values = (hit.grade, hit.uncertainty, hit.score, hit.cosine) if result.graded else (hit.cosine,)
         shown = ("–" if value is None else f"{value:.3f}" for value in values)
-        table.add_row(str(hit.rank), escape(hit.id), *shown, escape(_remark(hit)))
+        remarks = ["probably also a match"] if hit.probably_also else []
+        remarks += [hit.metadata["text"]] if isinstance(hit.metadata.get("text"), str) else []
+        table.add_row(str(hit.rank), escape(hit.id), *shown, escape(": ".join(remarks)))
     return table
 
 
-def _remark(hit: Hit) -> str:
-    """What a text says, and whether the hit may be a match beside the first."""
-    words = hit.metadata.get("text")
-    also = "probably also a match" if hit.probably_also else ""
-    return ": ".join(part for part in (also, words) if isinstance(part, str) and part)
+def calibrate(
+    run: RunFolder,
+    pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Labelled pairs; default: the run's.")] = None,
+    split: Annotated[str, typer.Option(metavar="S", help="Split to fit to; not the one trained on.")] = "dev",
+    check: Annotated[
+        str | None, typer.Option(metavar="S", help="Another split, on which to check the guarantees.")
+    ] = None,
+    risk: Annotated[float, typer.Option(help="Largest share of wrong answers among those that abstain gives.")] = 0.1,
+    confidence: Annotated[float, typer.Option(help="Probability that the share stays below it, 0.5 to 0.9999.")] = 0.9,
+    gallery: Annotated[
+        int | None, typer.Option(metavar="N", help="Images per simulated index; default: the whole split.")
+    ] = None,
+    candidates: Annotated[int, typer.Option(help="Nearest by cosine that the method scores.")] = 200,
+    seed: Annotated[
+        int, typer.Option(help="Of random galleries. Fix it first: choosing the best of several voids the guarantee.")
+    ] = 0,
+    skip: Skip = False,
+    device: Device = "auto",
+) -> None:
+    """Fit grades and the thresholds of abstain to a dev split, and store them in the model folder as search.json."""
+    from vacsr.search.calibrate import CalibrateSettings
+    from vacsr.search.calibrate_run import calibrate_run
+
+    settings = CalibrateSettings(
+        risk=risk, confidence=confidence, gallery=gallery, candidates=candidates, depth=min(20, candidates), seed=seed
+    )
+    result = calibrate_run(
+        run, settings, pairs=pairs, split=split, check=check, on_error="skip" if skip else "fail", device=device
+    )
+    typer.echo(f"wrote {result.path}", err=True)
+    typer.echo(result.to_markdown())

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from vacsr.cli.options import Device
-from vacsr.errors import DataError, MissingExtra, UsageError, VacsrError
-
-if TYPE_CHECKING:
-    from vacsr.data import PhotoSet
-    from vacsr.search.engine import Searcher
+from vacsr.cli.options import Device, Index, RunFolder
+from vacsr.errors import UsageError
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(help="A run folder or a model folder.")],
-    index: Annotated[
-        str, typer.Option(metavar="INDEX", help="exact:FOLDER, milvus:FILE.db or milvus:http://HOST:PORT.")
-    ],
+    run: RunFolder,
+    index: Index,
     photos: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,7 +24,7 @@ def serve(
             "filled from, where that can be read.",
         ),
     ] = None,
-    no_photos: Annotated[bool, typer.Option("--no-photos", help="Show ids, captions and figures, no photos.")] = False,
+    no_photos: Annotated[bool, typer.Option("--no-photos", help="Show ids, captions and numbers, no photos.")] = False,
     host: Annotated[
         str, typer.Option(help="Address to listen on; the default is reached from this machine only.")
     ] = "127.0.0.1",
@@ -51,77 +45,28 @@ def serve(
 
     Paths: /search, /score, /photo, /info, /healthz, /metrics, /openapi.json.
     """
-    try:
-        from vacsr.search.service.server import bind, is_loopback, own_names, run_server
-    except ModuleNotFoundError as error:
-        raise MissingExtra(error.name or "uvicorn", "serve") from error
     from vacsr.config.io import parse, parse_overrides
-    from vacsr.search import open_index
-    from vacsr.search.engine import Searcher
-    from vacsr.search.service import ServiceSettings, create_app
+    from vacsr.search.index import open_index
+    from vacsr.search.searcher import Searcher
+    from vacsr.serve import ServiceSettings, bind, create_app, default_hosts, find_photos, is_loopback, run_server
 
-    given: dict[str, Any] = {"token": _token(token), **parse_overrides(overrides or [])}
-    settings = parse(ServiceSettings, given)
-    if "hosts" not in given or settings.hosts is not None:
-        settings = settings.model_copy(update={"hosts": own_names(host, more=settings.hosts)})
+    if token == "" or (token is None and os.environ.get("VACSR_TOKEN") == ""):  # whoever sets it wants a token
+        where = "VACSR_TOKEN is set and empty" if token is None else "--token is empty"
+        raise UsageError(f"{where}, so nothing would be asked for — give a token, or: unset VACSR_TOKEN")
     if photos and no_photos:
         raise UsageError("--photos and --no-photos are both given — leave one out")
-    listening = bind(host, port)
-    with listening:
-        opened = open_index(index)
-        try:
-            searcher = Searcher.from_pretrained(run, opened, device=device)
-            find = partial(_named_photos, photos) if photos else partial(_own_photos, searcher)
-            shown = [] if no_photos else find()
-            app = create_app(searcher, settings, photos=shown, find_photos=None if no_photos else find)
-            if settings.token is None and not is_loopback(host):
-                may = "search and see the photos" if shown else "search"
-                typer.echo(f"warning: everybody who can reach {host} may {may} — set VACSR_TOKEN", err=True)
-            name, number = (f"[{host}]" if ":" in host else host), listening.getsockname()[1]
-            asked = "no token is asked for" if settings.token is None else "a token is asked for"
-            typer.echo(f"{len(opened):,} in the index; {asked}; Ctrl-C stops", err=True)
-            typer.echo(f"http://{name}:{number}")
-            run_server(app, listening, settings)
-        finally:
-            opened.close()
-
-
-def _token(given: str | None) -> str | None:
-    """An empty variable is a mistake: whoever sets it wants a token, and would be served without."""
-    if given == "" or (given is None and os.environ.get("VACSR_TOKEN") == ""):
-        where = "VACSR_TOKEN is set and empty" if given is None else "--token is empty"
-        raise UsageError(f"{where}, so nothing would be asked for — give a token, or: unset VACSR_TOKEN")
-    return given
-
-
-def _named_photos(specs: list[str]) -> list[PhotoSet]:
-    """Those that were asked for: what cannot be read is an error."""
-    found = [_photos(spec) for spec in specs]
-    typer.echo(f"hits show photos of {', '.join(specs)}", err=True)
-    return found
-
-
-def _own_photos(searcher: Searcher) -> list[PhotoSet]:
-    """Those that the index was filled from, as far as they are still there."""
-    if searcher.direction != "t2i":
-        return []
-    found: list[PhotoSet] = []
-    for spec in searcher.index.sources:
-        try:
-            found.append(_photos(spec))
-        except (VacsrError, OSError) as error:
-            typer.echo(f"warning: hits show no photos of {spec}: {error}", err=True)
-        else:
-            typer.echo(f"hits show photos of {spec}, from which the index was filled; --no-photos hides them", err=True)
-    if not searcher.index.sources:
-        typer.echo("hits show no photos: the index does not know where they lie — name them: --photos SPEC", err=True)
-    return found
-
-
-def _photos(spec: str) -> PhotoSet:
-    from vacsr.data import PhotoSet, load_images
-
-    found = load_images(spec, split="all", on_error="skip")
-    if not isinstance(found, PhotoSet):
-        raise DataError(f"{spec} holds cached features and no photos — give photos: --photos DIR")
-    return found
+    given = {"token": token, **parse_overrides(overrides or [])}
+    settings = parse(ServiceSettings, given)
+    if "hosts" not in given or settings.hosts is not None:
+        settings = settings.model_copy(update={"hosts": default_hosts(host, more=settings.hosts)})
+    with bind(host, port) as listening, closing(open_index(index)) as opened:
+        searcher = Searcher.from_pretrained(run, opened, device=device)
+        find = partial(find_photos, searcher, photos or (), report=partial(typer.echo, err=True))
+        app = create_app(searcher, settings, photos=None if no_photos else find)
+        if settings.token is None and not is_loopback(host):
+            may = "search" if app.state.service.watch.photos is None else "search and see the photos"
+            typer.echo(f"warning: everybody who can reach {host} may {may} — set VACSR_TOKEN", err=True)
+        asked = "no token is asked for" if settings.token is None else "a token is asked for"
+        typer.echo(f"{len(opened):,} in the index; {asked}; Ctrl-C stops", err=True)
+        typer.echo(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}")
+        run_server(app, listening, settings)

@@ -1,35 +1,74 @@
-"""`vacsr train`."""
+"""`vacsr train` and `vacsr fewshot`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from vacsr.cli.memory import memory_told
-from vacsr.cli.options import Overrides
+from vacsr.cli.failures import memory_errors
+from vacsr.cli.options import OutRun, Overrides, Recipe, Resume
+from vacsr.errors import UsageError
 
-_SMALLER = "try --set train.tile=auto, backbone.checkpointing=true or a smaller train.batch_size"
+_LESS_MEMORY = "try --set train.tile=auto, backbone.checkpointing=true or a smaller train.batch_size"
+_LESS_FEWSHOT_MEMORY = (
+    "try --set backbone.checkpointing=true, a smaller chunk of the method (vacsr: method.text_chunk=100, "
+    "method.pair_chunk=4096; cocoop: method.chunk), or a smaller train.batch_size, which changes the result; while "
+    "testing, a smaller evaluate.batch_size"
+)
 
 
-def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/features.yaml.", metavar="RECIPE.yaml")],
-    overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/RECIPE.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
-) -> None:
-    """Train by a recipe; leaves config.yaml, metrics.jsonl, checkpoint/, model/ and report.json in the run folder."""
+def train(recipe: Recipe, overrides: Overrides = None, out: OutRun = None, resume: Resume = False) -> None:
+    """Train a model from a recipe.
+
+    The run folder gets config.yaml, metrics.jsonl, checkpoint/, model/ and report.json.
+    """
     from vacsr.config.io import read_recipe
     from vacsr.train import run_recipe
 
     folder = out or Path("runs") / recipe.stem
     plan = read_recipe(recipe, overrides or [])
-    with memory_told(_SMALLER):
-        result = run_recipe(plan, folder, resume=resume)
-    if result.run.interrupted:
-        again = f"vacsr train {folder / 'config.yaml'} --out {folder} --resume"
-        typer.echo(f"stopped after step {result.run.state.step}; go on with: {again}", err=True)
-        raise typer.Exit(130)
-    if result.report is not None:
-        typer.echo(result.report.to_markdown())
+    with memory_errors(_LESS_MEMORY):
+        run = run_recipe(plan, folder, resume=resume)
+    if run.interrupted:
+        _stopped("train", folder, run.state.step)
+    if run.report is not None:
+        typer.echo(run.report.to_markdown())
+
+
+def fewshot(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: OutRun = None,
+    resume: Resume = False,
+    evaluate_only: Annotated[
+        bool, typer.Option("--evaluate-only", help="Test the trained model in the folder again; do not train.")
+    ] = False,
+) -> None:
+    """Learn classes from a few photos each, then test, e.g. recipes/scenes-base2novel.yaml.
+
+    The run folder gets config.yaml, shots.json, model/ and report.json.
+    """
+    from vacsr.evaluate.fewshot import fewshot_table
+    from vacsr.fewshot import evaluate_fewshot, read_fewshot, run_fewshot
+
+    if resume and evaluate_only:
+        raise UsageError("--resume continues training, --evaluate-only does not train — leave one out")
+    folder = out or Path("runs") / recipe.stem
+    plan = read_fewshot(recipe, overrides or [])
+    with memory_errors(_LESS_FEWSHOT_MEMORY):
+        if evaluate_only:
+            typer.echo(fewshot_table(evaluate_fewshot(plan, folder)))
+            return
+        run = run_fewshot(plan, folder, resume=resume)
+    if run.interrupted:
+        _stopped("fewshot", folder, run.state.step)
+    typer.echo(fewshot_table(run.report))
+
+
+def _stopped(command: str, folder: Path, step: int) -> NoReturn:
+    """Ctrl-C: say how to go on."""
+    again = f"vacsr {command} {folder / 'config.yaml'} --out {folder} --resume"
+    typer.echo(f"stopped after step {step}; continue with: {again}", err=True)
+    raise typer.Exit(130)

@@ -1,62 +1,159 @@
-"""The page of a table: what runs left behind, kept as data beside the results, and drawn with or without the runs."""
+"""The page of a comparison: its tables, plots and example queries as plain data for :mod:`vacsr.pages`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from vacsr.compare.cell import Cell, read_report
-from vacsr.compare.table import Table
-from vacsr.errors import DataError
+from vacsr.compare.examples import ExamplePlan, make_examples
+from vacsr.compare.formats import Shown, grid, signed, write_results
+from vacsr.compare.results import Column, ComparisonTable, Difference, Summary
 from vacsr.files import write_text
-from vacsr.report.comparison import write_comparison
-from vacsr.report.gallery import Gallery
-from vacsr.report.records import RunRecord, read_run
-from vacsr.report.tables import ComparisonTable
+from vacsr.pages.curves import MOST
+from vacsr.pages.examples import Examples
+from vacsr.pages.render import Cell, Comparison, Row, SettingTable, comparison_page, counted, tables_html
+from vacsr.pages.sweeps import SweepPoint, Sweeps
 
-RECORDS, PAGE = "records.json", "page.html"
-_DIGITS = 5  # of a figure that is only drawn
-
-
-def run_records(done: Sequence[Cell]) -> list[RunRecord]:
-    """Report and history of every finished cell."""
-    return [read_run(c.folder, row=c.row, setting=c.setting, seed=c.seed)._replace(report=read_report(c)) for c in done]
+PAGE = "page.html"
+_MORE = 3  # digits of a difference beyond the column's, at most
 
 
-def write_records(path: Path, records: Sequence[RunRecord]) -> None:
-    """As data, short: one run a line, figures to five digits. A split's first protocol stands under its name alone."""
-    lines = []
-    for run in records:
-        report = {split: result for split, result in run.report.items() if "/" not in split}
-        entry = {"row": run.row, "setting": run.setting, "seed": run.seed, "report": report, "history": run.history}
-        lines.append(json.dumps(_short(entry), ensure_ascii=False, separators=(",", ":")))
-    write_text(path, "[\n" + ",\n".join(lines) + "\n]\n")
+def write_pages(table: ComparisonTable, out: Path) -> None:
+    """All files of a comparison: every format, table.html, and page.html where the table has records."""
+    write_results(table, out)
+    write_text(out / "table.html", to_html(table))
+    if table.records is not None:
+        asked = table.page.gallery
+        plan = None if asked is None else ExamplePlan(asked.setting, asked.rows, asked.photos)
+        examples = None if plan is None else make_examples(table.records, plan)
+        write_text(out / PAGE, comparison_page(page_data(table, examples=examples)))
 
 
-def read_records(path: Path) -> list[RunRecord]:
-    """What :func:`write_records` wrote; the models are not there any more, so nothing can be asked of them."""
-    try:
-        return [RunRecord(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror} — it lies beside results.json after --page") from error
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path} does not hold what runs left behind ({error}) — write it again with --page") from error
+def to_html(table: ComparisonTable) -> str:
+    """A fragment for other pages: a heading, a table and its notes per setting."""
+    return tables_html([setting_table(table, setting) for setting in table.settings], note=table.note)
 
 
-def write_page(table: Table, result: ComparisonTable, records: Sequence[RunRecord], *, out: Path) -> None:
-    """The page of a comparison in one file, as the table's ``page`` asks for it."""
-    asked = table.page.gallery
-    shown = None if asked is None else Gallery(asked.setting, asked.rows, asked.photos)
-    write_comparison(result, records, out / PAGE, gallery=shown, drawn=table.page.drawn)
+def page_data(table: ComparisonTable, *, examples: Examples | None = None, split: str = "test") -> Comparison:
+    """What the page shows. Plots show the rows that the table names, or else the first that have runs."""
+    runs = table.records or ()
+    present = {run.row for run in runs}
+    rows = [row for row in table.rows if row in present]
+    swept = {row for row, _ in table.sweeps}
+    plain = [row for row in rows if row not in swept] or rows
+    drawn = [row for row in table.page.drawn if row in present] or plain[:MOST]
+    return Comparison(
+        title=table.title,
+        lead=_lead(table),
+        note=table.note,
+        tables=[setting_table(table, setting, tested=True) for setting in table.settings],
+        runs=runs,
+        rows=drawn,
+        settings=[name for name in table.settings if any(run.setting == name for run in runs)],
+        left_out=len(rows) - len(drawn),
+        not_run=[row for row in table.page.drawn if row not in present],
+        sweeps=list(sweeps_of(table)),
+        examples=examples,
+        examples_wanted=table.page.gallery is not None,
+        split=split,
+    )
 
 
-def _short(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if abs(value) < float("inf") else None
-    if isinstance(value, Mapping):
-        return {key: _short(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(item) for item in value]
-    return value
+def _lead(table: ComparisonTable) -> str:
+    """How much was run: a product only where every row was run in every setting with every seed."""
+    runs = len(table.values)
+    rows, settings = len({run.row for run in table.values}), len({run.setting for run in table.values})
+    seeds = Counter((run.row, run.setting) for run in table.values)
+    most, least = max(seeds.values(), default=0), min(seeds.values(), default=0)
+    parts = [counted(rows, "row"), counted(settings, "setting")]
+    if rows * settings * most == runs:
+        return f"{' × '.join([*parts, counted(most, 'seed')])}: {counted(runs, 'run')} under one protocol."
+    each = counted(most, "seed") if least == most else f"{least} to {counted(most, 'seed')}"
+    gaps = "; not every row in every setting" if len(seeds) < rows * settings else ""
+    return f"{counted(runs, 'run')} under one protocol: {', '.join(parts)}, {each} each{gaps}."
+
+
+def setting_table(table: ComparisonTable, setting: str, *, tested: bool = False) -> SettingTable:
+    """One setting's table, with the ``tested`` differences where asked for."""
+    shown = grid(table, setting)
+    rows = [Row(line.name, [Cell(line.seeds), *map(_cell, line.cells)]) for line in shown.lines]
+    differences = list(_differences(table, setting)) if tested else []
+    return SettingTable(setting, f"{table.title}, {setting}", shown.head, rows, shown.notes, differences)
+
+
+def _cell(shown: Shown) -> Cell:
+    """In wide tables a spread is set below its mean, a mark alone is not."""
+    return Cell(shown.mean, shown.bold, shown.rest) if shown.spread else Cell(shown.mean + shown.mark, shown.bold)
+
+
+def _differences(table: ComparisonTable, setting: str) -> Iterator[Row]:
+    """Row by row, in the order of the columns."""
+    columns = [column for column in table.columns_of(setting) if not column.published]
+    for row in table.rows:
+        for column in columns:
+            tested = table.difference(setting, row, column.key)
+            if tested is not None:
+                digits = _digits(tested, column.digits)
+                difference, low, high = (signed(v, digits) for v in (tested.difference, tested.low, tested.high))
+                p = "<0.001" if tested.p < 0.001 else f"{tested.p:.3f}"
+                texts = (column.head, tested.against, difference, f"{low} to {high}", p)
+                yield Row(row, [Cell(text) for text in texts])
+
+
+def _digits(tested: Difference, least: int) -> int:
+    """The column's, or more where an end other than 0 would read as 0: one sees whether the interval includes 0."""
+    ends = [abs(end) for end in (tested.low, tested.high) if end]
+    tried = range(least, least + _MORE)
+    return next((digits for digits in tried if all(round(end, digits) for end in ends)), least + _MORE)
+
+
+def sweeps_of(table: ComparisonTable) -> Iterator[Sweeps]:
+    """The table's curves, per setting, of its first metric with a better end.
+
+    The paper's points are of the first column with published numbers for two rows or more; beside them are ours of
+    the same name on our data.
+    """
+    column = next((c for c in table.columns if c.best != "none" and not c.published), None)
+    if column is None or not table.sweeps:
+        return
+    for setting in table.settings:
+        paper = _paper_column(table, setting)
+        points = list(_points(table, setting, column, paper))
+        suffix = f", {setting}" if len(table.settings) > 1 else ""
+        if points and paper is None:
+            yield Sweeps(points, f"{column.head}{suffix}")
+        elif points and paper is not None:
+            name = paper.head.removeprefix("paper: ")
+            alike = f"{name.partition(',')[0]}, mean of both directions" if ".mean." in paper.key else name
+            yield Sweeps(points, f"{column.head}{suffix}", name, f"{alike}{suffix}")
+
+
+def _paper_column(table: ComparisonTable, setting: str) -> Column | None:
+    rows = [row for row, _ in table.sweeps]
+    for column in table.columns:
+        if column.published and sum(table.beside(setting, row, column.key) is not None for row in rows) >= 2:
+            return column
+    return None
+
+
+def _points(table: ComparisonTable, setting: str, column: Column, paper: Column | None) -> Iterator[SweepPoint]:
+    """Those of every row that was run."""
+    for row, sweep in table.sweeps:
+        ours = table.summary(setting, row, column.key)
+        if ours is None:
+            continue
+        point = SweepPoint(sweep.name, sweep.value, sweep.default, *_mean_and_std(ours))
+        if paper is not None:
+            split, _, metric = paper.key.partition(".")
+            alike = table.summary(setting, row, f"{split.partition('/')[0]}.{metric}")  # ours, of any protocol
+            printed = table.beside(setting, row, paper.key)
+            point = point._replace(
+                alike=None if alike is None else _mean_and_std(alike),
+                paper=None if printed is None else printed.middle,
+            )
+        yield point
+
+
+def _mean_and_std(summary: Summary) -> tuple[float, float | None]:
+    return summary.mean, summary.std if summary.seeds > 1 else None

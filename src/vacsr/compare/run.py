@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from vacsr.compare.cell import Cell, cells, read_report
-from vacsr.compare.checks import check_cells
-from vacsr.compare.jobs import run_cells
-from vacsr.compare.page import RECORDS, read_records, run_records, write_page, write_records
-from vacsr.compare.photo_tests import tested_photos
-from vacsr.compare.published import placed
-from vacsr.compare.recognition import averaged_cells
-from vacsr.compare.significance import tested
-from vacsr.compare.start import refuse_other_start, start_cell, train_start
-from vacsr.compare.table import Table
+from vacsr.compare.cells import (
+    Cell,
+    check_cells,
+    list_cells,
+    read_history,
+    read_report,
+    refuse_other_start,
+    start_cell,
+    train_start,
+)
+from vacsr.compare.differences import tested_photos, tested_queries
+from vacsr.compare.page import write_pages
+from vacsr.compare.results import RECORDS, ComparisonTable, RunRecord, look_up, read_records, read_results
+from vacsr.compare.table import Table, placed
+from vacsr.compare.workers import run_cells
 from vacsr.errors import DataError, UsageError
-from vacsr.files import make_folder, write_json, write_text
-from vacsr.report.formats import FILES, FORMATS
-from vacsr.report.stored import read_results, table_to_json
-from vacsr.report.tables import CellValues, ComparisonTable, look_up
+from vacsr.evaluate.fewshot import averaged_metrics
+from vacsr.files import make_folder
 from vacsr.train.distributed import ranks
-from vacsr.train.run import check_writable
+from vacsr.train.runs import check_writable
 
 
 def compare(
@@ -45,12 +48,12 @@ def compare(
     Run folders lie in ``runs``, which several tables may share, or in ``out``. What the cells start from is trained
     first, where the table says how and it is not there. Rows that can never finish are refused before anything runs.
     So are runs of another recipe, which are in the way, or with ``fresh`` they are deleted, as are unfinished ones of
-    other data. ``only_collect`` takes what is finished. ``page`` adds page.html with figures, and what these are drawn
-    from as records.json.
+    other data. ``only_collect`` takes what is finished. ``page`` adds page.html, and what its plots are drawn from
+    as records.json.
     """
     check_writable(out)
     _check_call(table, rows, jobs=jobs)
-    every = list(cells(table, runs or out, seeds=seeds))
+    every = list(list_cells(table, runs or out, seeds=seeds))
     todo = [] if only_collect else [cell for cell in every if not rows or cell.row in rows]
     missing = [cell for cell in todo if not cell.finished()]
     check_cells(table, missing)
@@ -72,11 +75,7 @@ def compare(
         raise DataError(f"no cell of the table is finished in {runs or out} — run it: leave --only-collect out")
     result = collect(table, done)
     _tell_of_empty(result)
-    write_results(result, out)
-    if page:
-        records = run_records(done)
-        write_records(out / RECORDS, records)
-        write_page(table, result, records, out=out)
+    write_pages(replace(result, records=run_records(done)) if page else result, out)
     if failures:
         raise failures[0]
     return result
@@ -116,10 +115,10 @@ def _tell_of_empty(result: ComparisonTable) -> None:
 
 def collect(table: Table, done: Sequence[Cell]) -> ComparisonTable:
     """Read the reports of finished cells, add their average, and test rows against the best baseline."""
-    values = [CellValues(cell.row, cell.setting, cell.seed, read_report(cell)) for cell in done]
+    values = [RunRecord(cell.row, cell.setting, cell.seed, read_report(cell), folder=cell.folder) for cell in done]
     settings = [setting.name for setting in table.settings]
     if table.average:
-        values += averaged_cells(values, settings, name=table.average)
+        values += _averages(values, settings, name=table.average)
         settings.insert(0, table.average)
     result = ComparisonTable(
         title=table.heading(),
@@ -131,36 +130,41 @@ def collect(table: Table, done: Sequence[Cell]) -> ComparisonTable:
         published=tuple(placed(table.published, data=table.data_spec(), backbone=table.backbone_spec)),
         sweeps=tuple((row.name, point) for row in table.rows for point in row.sweep),
         note=table.note,
+        page=table.page,
     )
-    find = tested_photos if table.task == "fewshot" else tested
-    return replace(result, comparisons=find(table, result, done))
+    find = tested_photos if table.task == "fewshot" else tested_queries
+    return replace(result, differences=find(table, result, done))
+
+
+def _averages(values: Sequence[RunRecord], settings: Sequence[str], *, name: str) -> Iterator[RunRecord]:
+    """One more run for every row and seed that has a report in all settings."""
+    reports = {(run.row, run.seed, run.setting): run.report for run in values}
+    for row, seed in dict.fromkeys((run.row, run.seed) for run in values):
+        known = [reports[row, seed, setting] for setting in settings if (row, seed, setting) in reports]
+        if len(known) == len(settings):
+            yield RunRecord(row, name, seed, averaged_metrics(known))
+
+
+def run_records(done: Sequence[Cell]) -> tuple[RunRecord, ...]:
+    """Report and history of every finished cell."""
+    return tuple(RunRecord(c.row, c.setting, c.seed, read_report(c), read_history(c), c.folder) for c in done)
 
 
 def redraw(table: Table, stored: Path, out: Path | None = None, *, page: bool = False) -> ComparisonTable:
-    """The table again from a results.json, without the runs: figures and tests as stored, all else as the table says.
+    """The table again from a results.json, without the runs: numbers and tests as stored, all else as the table says.
 
-    With ``out`` it is written there in every format, and with ``page`` also as a page, from the records.json beside
-    the results.
+    With ``out`` it is written there, and with ``page`` also what a page is drawn from, the records.json beside the
+    results.
     """
     found = read_results(stored)
     fresh = collect(table, ())
     values = tuple(v for v in found.values if v.row in fresh.rows and v.setting in fresh.settings)
     if not values:
         raise DataError(f"{stored} has no cell of this table's rows and settings — give the results of the same table")
-    result = replace(fresh, values=values, comparisons=found.comparisons)
     if page and out is None:
         raise UsageError("a page is drawn from stored results, and nobody says where to — add --out")
+    records = read_records(stored.with_name(RECORDS)) if page else None
+    result = replace(fresh, values=values, differences=found.differences, records=records)
     if out is not None:
-        write_results(result, out)
-    if page and out is not None:
-        records = read_records(stored.with_name(RECORDS))
-        write_records(out / RECORDS, records)  # so that what is drawn can be drawn again
-        write_page(table, result, records, out=out)
+        write_pages(result, out)
     return result
-
-
-def write_results(table: ComparisonTable, out: Path) -> None:
-    """Every format, and results.json."""
-    for name, form in FORMATS.items():
-        write_text(out / FILES[name], form(table))
-    write_json(out / "results.json", table_to_json(table))

@@ -63,7 +63,6 @@ class MethodConfig(Config):
 class MethodEntry:
     """What the registry knows about a method."""
 
-    name: str
     method: type[Any]
     config: type[MethodConfig]
     presets: Mapping[str, Mapping[str, Any]]
@@ -92,7 +91,7 @@ def register(
         # A notebook cell that runs again registers the same class again.
         if (old.__module__, old.__qualname__) != (method.__module__, method.__qualname__):
             raise UsageError(f"method '{name}' is {old.__module__}.{old.__qualname__} already — choose another name")
-        known[name] = MethodEntry(name, method, config, {"default": {}, **(presets or {})})
+        known[name] = MethodEntry(method, config, {"default": {}, **(presets or {})})
         return method
 
     return add

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +12,7 @@ from pydantic import ValidationError
 
 from vacsr.config.base import Config, MethodConfig, Task, method_entry
 from vacsr.config.recipe import Recipe
-from vacsr.errors import ConfigError, DataError
+from vacsr.errors import ConfigError
 
 C = TypeVar("C", bound=Config)
 
@@ -25,15 +23,13 @@ class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Checks the keys as written, before merge keys (`<<`) add those of other mappings."""
         node = super().compose_mapping_node(anchor)
-        lines: dict[tuple[str, str], int] = {}
+        names: set[tuple[str, str]] = set()
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                continue
-            name, line = (key.tag, key.value), key.start_mark.line + 1
-            if name in lines:
-                where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
-                raise yaml.YAMLError(f"duplicate key '{key.value}' in {where} — keep one of them")
-            lines[name] = line
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if (key.tag, key.value) in names:
+                    line = key.start_mark.line + 1
+                    raise yaml.YAMLError(f"duplicate key '{key.value}' in line {line} — keep one of them")
+                names.add((key.tag, key.value))
         return node
 
 
@@ -71,24 +67,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def dump_yaml(config: Config) -> str:
     """The resolved configuration as YAML text."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def load_json(text: str, *, source: object) -> Any:
-    """Read JSON and refuse duplicate keys; ``source`` names the file in messages.
-
-    >>> load_json('{"a": 1, "b": 2, "a": 3}', source="a.json")
-    Traceback (most recent call last):
-    vacsr.errors.DataError: a.json: duplicate key 'a' — keep one of them
-    """
-
-    def as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        fields = dict(pairs)
-        if len(fields) < len(pairs):
-            key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-            raise DataError(f"{source}: duplicate key '{key}' — keep one of them")
-        return fields
-
-    return json.loads(text, object_pairs_hook=as_dict)
 
 
 def parse(kind: type[C], raw: Mapping[str, Any], *, within: str = "") -> C:
@@ -222,13 +200,9 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
 
 
 def recipe_layers(path: Path, *, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
-    """The fields of a recipe file after those of its base and of the base's base, the furthest first.
-
-    ``above``: the recipes that build on this one.
-    """
-    chain = (*above, path)
+    """A recipe file's fields after those of its base, the furthest first; ``above``: the recipes that build on it."""
     if path.resolve() in [one.resolve() for one in above]:
-        names = " → ".join(map(str, chain))
+        names = " → ".join(map(str, (*above, path)))
         raise ConfigError(f"recipes build on each other in a circle: {names} — take base: out of one of them")
     try:
         fields = read_yaml(path)
@@ -239,4 +213,4 @@ def recipe_layers(path: Path, *, above: tuple[Path, ...] = ()) -> list[dict[str,
     name = fields.pop("base")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{path}: base is {name!r}, expected a recipe beside it — write base: other.yaml")
-    return [*recipe_layers(path.parent / Path(name).expanduser(), above=chain), fields]
+    return [*recipe_layers(path.parent / Path(name).expanduser(), above=(*above, path)), fields]

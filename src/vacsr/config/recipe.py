@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from vacsr.choices import Bins, PostHocOrNone, Ties
 from vacsr.config.base import Config, RetrievalMethodConfig, method_entry
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -215,11 +216,11 @@ class EvaluateConfig(Config):
     """`flickr`: the whole split in one gallery. On COCO's test images: `coco-1k`, `coco-5k`, `cxc`, `eccv`."""
     judgments: tuple[str, ...] = ()
     """Files of human grades for the report."""
-    ties: Literal["stable", "pessimistic"] = "stable"
+    ties: Ties = "stable"
     """Equal scores in index order, or every wrong item before the right one."""
-    bins: Literal["count", "equal"] = "count"
+    bins: Bins = "count"
     """Ten uncertainty bins of equal count, as in the paper's plot, or of equal width, as in its text."""
-    posthoc: Literal["none", "laplace", "cosine"] = "none"
+    posthoc: PostHocOrNone = "none"
     """Uncertainty for a method that scores by a cosine: from a Laplace approximation of its heads, or 1 − cosine."""
 
 

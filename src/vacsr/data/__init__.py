@@ -6,20 +6,15 @@ Or images alone: ``load_images("photos:DIR")``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vacsr.data.coco import load_coco
-from vacsr.data.features import load_features
-from vacsr.data.flickr import load_flickr8k
-from vacsr.data.own import load_folder, load_plain, load_table
-from vacsr.data.pairs import PairSet, Provenance
+from vacsr.data import coco, features, flickr, scenes, shards, synthetic, tables  # noqa: F401, each registers its formats
+from vacsr.data.formats import FORMATS, OnError, parse_spec
+from vacsr.data.pairs import PairSet
 from vacsr.data.photos import PhotoSet, check_photos, without
-from vacsr.data.problems import OnError
-from vacsr.data.shards import load_shards, write_shards
-from vacsr.data.spec import SCHEMES, Spec, parse_spec
-from vacsr.data.synthetic import load_synthetic
+from vacsr.data.shards import write_shards
 from vacsr.errors import UsageError
+from vacsr.provenance import Provenance
 
 __all__ = [
     "PairSet",
@@ -57,13 +52,14 @@ def load_pairs(
     given = {"captions": None if captions is None else str(captions), "split": split}
     parsed = parse_spec(spec).with_options(given)
     check_captioned(spec)
-    return _LOADERS[parsed.scheme](parsed, on_error)
+    pairs: PairSet | PhotoSet = parsed.format.load(parsed, on_error)
+    return pairs
 
 
 def check_captioned(spec: str) -> None:
     """Refuse a SPEC of photos without captions, where these are needed."""
     parsed = parse_spec(spec)
-    if parsed.scheme == "photos":
+    if not parsed.format.captioned:
         message = f"{spec} are photos without captions, and captions are needed here"
         action = f"write them beside the photos (a.jpg, a.txt), then folder:{parsed.path}"
         raise UsageError(
@@ -77,7 +73,8 @@ def load_images(spec: str, *, split: str | None = None, on_error: OnError = "fai
     All that :func:`load_pairs` knows, with its captions; and ``photos:DIR``, or just ``DIR``, which has none.
     """
     parsed = parse_spec(images_spec(spec)).with_options({"split": split})
-    return _LOADERS[parsed.scheme](parsed, on_error)
+    pairs: PairSet | PhotoSet = parsed.format.load(parsed, on_error)
+    return pairs
 
 
 def images_spec(spec: str) -> str:
@@ -86,31 +83,5 @@ def images_spec(spec: str) -> str:
     >>> images_spec("."), images_spec("scenes:images=4")
     ('photos:.', 'scenes:images=4')
     """
-    return spec if spec.partition(":")[0] in SCHEMES or not os.path.isdir(spec) else f"photos:{spec}"
-
-
-def _load_features(spec: Spec, _on_error: OnError) -> PairSet:
-    options = spec.options
-    return load_features(
-        spec.path, captions=options.get("captions"), text=options.get("text"), split=options.get("split")
-    )
-
-
-def _load_scenes(spec: Spec, _on_error: OnError) -> PhotoSet:
-    from vacsr.data.scenes import load_scenes
-
-    return load_scenes(spec).pairs
-
-
-_LOADERS: Mapping[str, Callable[[Spec, OnError], PairSet | PhotoSet]] = {
-    "features": _load_features,
-    "synthetic": lambda spec, _on_error: load_synthetic(spec).pairs,
-    "coco": load_coco,
-    "flickr8k": load_flickr8k,
-    "csv": load_table,
-    "jsonl": load_table,
-    "folder": load_folder,
-    "photos": load_plain,
-    "shards": load_shards,
-    "scenes": _load_scenes,
-}
+    scheme, colon, _ = spec.partition(":")
+    return f"photos:{spec}" if os.path.isdir(spec) and not (colon and scheme in FORMATS) else spec

@@ -1,47 +1,36 @@
-"""Captions files: which image and which captions each row of the features stands for.
-
-``.json``: ``[{"image": …, "split": …, "captions": [text, …]}, …]``, images in the order of the features; a caption's id
-is ``image#index``, the index counted from 0.
-
-``.csv`` and ``.jsonl``: one row per caption in the order of the text features, with ``image`` and, optionally,
-``caption`` (the text), ``caption_id``, ``split`` and ``image_row``. An image's row in the features is its ``image_row``
-(counted from 0); without that column, images stand in the order in which they first appear, and captions of an image
-that stand apart are warned of: the file may have been shuffled. A column is there for every row or for none.
-
-A file that goes with photos instead of features has ``image`` as the photo's path, and may have ``image_id``.
-"""
+"""Captions and their images as a table of names, and the photos that go with it."""
 
 from __future__ import annotations
 
-import csv
-import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vacsr.config.io import load_json
-from vacsr.data.checks import check_split, check_unique
-from vacsr.errors import DataError, NoSuchSplit
+import torch
+from torch import Tensor
 
-Row = dict[str, Any]
+from vacsr.data.archives import StoredPhotos
+from vacsr.data.formats import OnError
+from vacsr.data.pairs import LabelledPairs, check_split, check_unique
+from vacsr.data.photos import LEAVE_OUT, PhotoSet, warn_left_out
+from vacsr.errors import DataError, NoSuchSplit, UsageError
+
+_NAMED = 5  # problems that an error names
 
 
-@dataclass(frozen=True)
-class CaptionTable:
+@dataclass(frozen=True, eq=False)
+class CaptionTable(LabelledPairs):
     """Names for N image rows and M caption rows."""
 
     source: str
     """The file, for messages."""
     image_ids: tuple[str, ...]
-    """[N]"""
     caption_ids: tuple[str, ...]
-    """[M]"""
-    caption_image: tuple[int, ...]
-    """[M], the image row of each caption."""
+    caption_image: Tensor
     captions: tuple[str, ...] | None = None
-    """[M]"""
+    """[M], perhaps blank."""
     splits: tuple[str, ...] | None = None
     """[N], the split of each image."""
     files: tuple[str, ...] | None = None
@@ -49,61 +38,48 @@ class CaptionTable:
     apart: str | None = None
     """Where an image comes back after others, in words, if no ``image_row`` says which rows are whose."""
 
+    def __post_init__(self) -> None:
+        check_unique(self.image_ids, kind="image")
+        check_unique(self.caption_ids, kind="caption")
 
-def read_captions(path: str | Path, *, photos: bool = False) -> CaptionTable:
-    """Read a ``.json``, ``.csv`` or ``.jsonl`` captions file.
+    def taken(self, images: Tensor, captions: Tensor) -> dict[str, Any]:
+        columns = {"splits": self.splits, "files": self.files}
+        return {name: values and tuple(values[row] for row in images.tolist()) for name, values in columns.items()}
 
-    ``photos``: it goes with photos, not features. Then ``.csv`` and ``.jsonl`` must have captions (a blank one is for
-    the caller to judge), and their column ``image_id``, if any, gives the ids of images.
-    """
-    file = Path(path).expanduser()
-    readers = {".json": _read_json, ".csv": _read_csv, ".jsonl": _read_jsonl}
-    if file.suffix.lower() not in readers:
-        raise DataError(f"{file} is not a captions file — give a file that ends in {', '.join(readers)}")
-    if not file.is_file():
-        raise DataError(f"no such captions file: {file} — check the path")
-    try:
-        table = readers[file.suffix.lower()](file, photos)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error, RecursionError) as error:
-        raise DataError(f"{file} cannot be read ({error}) — save it as UTF-8 {file.suffix[1:].upper()}") from error
-    check_unique(table.image_ids, kind="image")
-    check_unique(table.caption_ids, kind="caption")
-    return table
-
-
-def choose_split(table: CaptionTable, split: str | None) -> CaptionTable:
-    """The images of one split with their captions; None or "all" for everything."""
-    if split is None or split == "all":
-        return table
-    if table.splits is None:
-        raise NoSuchSplit(
-            f"split {split!r} was asked for, {table.source} has no splits — "
-            "name one for every image, or take all: --split all; to train, data.train=all and data.dev_share=0.1"
-        )
-    check_split(split, Counter(table.splits), source=table.source)
-    return take_images(table, [row for row, name in enumerate(table.splits) if name == split])
+    def rows_of(self, split: str | None) -> list[int]:
+        """The images of one split; None or "all" for everything."""
+        if split is None or split == "all":
+            return list(range(len(self.image_ids)))
+        if self.splits is None:
+            raise NoSuchSplit(
+                f"split {split!r} was asked for, {self.source} has no splits — name one for every image, "
+                "or take all: --split all; to train, data.train=all and data.dev_share=0.1"
+            )
+        check_split(split, Counter(self.splits), source=self.source)
+        return [row for row, name in enumerate(self.splits) if name == split]
 
 
-def take_images(table: CaptionTable, rows: Sequence[int]) -> CaptionTable:
-    """These images [K], with all their captions in the order they had."""
-    new_row = {row: new for new, row in enumerate(rows)}
-    kept = [row for row, image in enumerate(table.caption_image) if image in new_row]
-    return replace(
-        take_captions(table, kept),
-        image_ids=tuple(table.image_ids[row] for row in rows),
-        caption_image=tuple(new_row[table.caption_image[row]] for row in kept),
-        splits=None if table.splits is None else tuple(table.splits[row] for row in rows),
-        files=None if table.files is None else tuple(table.files[row] for row in rows),
-    )
-
-
-def take_captions(table: CaptionTable, rows: Sequence[int]) -> CaptionTable:
-    """All images, and these captions [J]."""
-    return replace(
-        table,
-        caption_ids=tuple(table.caption_ids[row] for row in rows),
-        caption_image=tuple(table.caption_image[row] for row in rows),
-        captions=None if table.captions is None else tuple(table.captions[row] for row in rows),
+def table_of(
+    source: object,
+    image_ids: Sequence[str],
+    captions: Sequence[Sequence[str]],
+    *,
+    caption_ids: Sequence[Sequence[str]] | None = None,
+    splits: Sequence[str] | None = None,
+) -> CaptionTable:
+    """A table from the captions of each image [N]; caption ids are ``image#index`` unless given."""
+    rows = [row for row, texts in enumerate(captions) for _ in texts]
+    if caption_ids is None:
+        names = number_captions([image_ids[row] for row in rows])
+    else:
+        names = tuple(name for some in caption_ids for name in some)
+    return CaptionTable(
+        source=str(source),
+        image_ids=tuple(image_ids),
+        caption_ids=names,
+        caption_image=torch.tensor(rows, dtype=torch.int64),
+        captions=tuple(text for texts in captions for text in texts),
+        splits=None if splits is None else tuple(splits),
     )
 
 
@@ -113,166 +89,84 @@ def number_captions(images: Sequence[str]) -> tuple[str, ...]:
     >>> number_captions(["a", "b", "a"])
     ('a#0', 'b#0', 'a#1')
     """
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     names = []
     for image in images:
-        index = seen.get(image, 0)
-        seen[image] = index + 1
-        names.append(f"{image}#{index}")
+        names.append(f"{image}#{seen[image]}")
+        seen[image] += 1
     return tuple(names)
 
 
-def _read_json(path: Path, _photos: bool) -> CaptionTable:
-    entries = load_json(path.read_text(encoding="utf-8-sig"), source=path)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise DataError(f'{path} is not a list of images — write [{{"image": …, "split": …, "captions": […]}}, …]')
-    places = [f"{path}, entry {number}" for number in range(len(entries))]
-    images = _column(entries, "image", places=places)
-    if images is None:
-        raise DataError(f'{path} names no image — write [{{"image": …, "split": …, "captions": […]}}, …]')
-    texts = [_texts_of(image, entry, path=path) for image, entry in zip(images, entries, strict=True)]
-    rows = [row for row, captions in enumerate(texts) for _ in captions]
-    return CaptionTable(
-        source=str(path),
-        image_ids=tuple(images),
-        caption_ids=number_captions([images[row] for row in rows]),
-        caption_image=tuple(rows),
-        captions=tuple(text for captions in texts for text in captions),
-        splits=_column(entries, "split", places=places),
-    )
+def photo_set(
+    table: CaptionTable,
+    photos: StoredPhotos,
+    *,
+    split: str | None,
+    on_error: OnError,
+    problems: Sequence[str] = (),
+    dropped: Sequence[str] = (),
+    captioned: bool = True,
+    uncaptioned: str = "",
+) -> PhotoSet:
+    """The pairs of one split of a table [N images] and its photos [N]: problems stop it, or are left out and reported.
 
-
-def _texts_of(image: str, entry: Row, *, path: Path) -> list[str]:
-    """The captions of one JSON entry: a list of texts, not empty."""
-    texts = entry.get("captions")
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise DataError(f'image {image!r} in {path} has no list of texts — write "captions": ["…", "…"]')
-    if not texts:
-        raise DataError(f"image {image!r} in {path} has an empty list of captions — give it one or leave it out")
-    return texts
-
-
-def _read_csv(path: Path, photos: bool) -> CaptionTable:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        rows, places = [], []
-        for row in reader:
-            places.append(f"{path}, line {reader.line_num}")
-            if None in row or None in row.values():
-                columns = ", ".join(reader.fieldnames or ())
-                raise DataError(f"{places[-1]} does not fit the columns {columns} — quote texts that hold commas")
-            rows.append(row)
-    return _table_of_rows(rows, places=places, source=path, photos=photos)
-
-
-def _read_jsonl(path: Path, photos: bool) -> CaptionTable:
-    rows, places = [], []
-    for number, line in _lines(path):
-        places.append(f"{path}, line {number}")
-        try:
-            row = load_json(line, source=places[-1])
-        except json.JSONDecodeError as error:
-            raise DataError(f"{places[-1]} is not JSON ({error}) — write one object per line") from error
-        if not isinstance(row, dict):
-            raise DataError(f'{places[-1]} is not an object — write {{"image": …, "caption": …}}')
-        rows.append(row)
-    return _table_of_rows(rows, places=places, source=path, photos=photos)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8-sig") as file:
-        yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-
-
-def _table_of_rows(rows: list[Row], *, places: list[str], source: Path, photos: bool) -> CaptionTable:
-    """Gather caption rows by image."""
-    if photos:
-        rows = _with_captions(rows, source=source)
-    files = _column(rows, "image", places=places)
-    if files is None:
-        columns = ", ".join(map(str, rows[0])) if rows else "none"
-        raise DataError(f"{source} names no image (columns: {columns}) — add a column image with one id per caption")
-    images = (_column(rows, "image_id", places=places) if photos else None) or files
-    file_of = _one_per_image(images, files, name="image", places=places)
-    numbers = _column(rows, "image_row", places=places)
-    row_of = {image: row for row, image in enumerate(dict.fromkeys(images))}
-    if numbers is not None:
-        row_of = _rows_from_column(images, numbers, places=places)
-    splits = _column(rows, "split", places=places)
-    split_of = _one_per_image(images, splits, name="split", places=places) if splits else None
-    image_ids = sorted(row_of, key=row_of.__getitem__)
-    return CaptionTable(
-        source=str(source),
-        image_ids=tuple(image_ids),
-        caption_ids=_column(rows, "caption_id", places=places) or number_captions(images),
-        caption_image=tuple(row_of[image] for image in images),
-        captions=_column(rows, "caption", places=places, blank=True),
-        splits=None if split_of is None else tuple(split_of[image] for image in image_ids),
-        files=tuple(file_of[image] for image in image_ids),
-        apart=_first_apart(images, places) if numbers is None else None,
-    )
-
-
-def _with_captions(rows: list[Row], *, source: Path) -> list[Row]:
-    """Rows that go with photos: they have both columns, and a caption that is null is blank."""
-    columns = list(dict.fromkeys(str(name) for row in rows for name in row))
-    if not {"image", "caption"} <= set(columns):
-        found = ", ".join(columns) or "no row at all"
-        raise DataError(f"{source} has {found}, expected the columns image and caption — add or rename them")
-    return [{**row, "caption": ""} if row.get("caption") is None else row for row in rows]
-
-
-def _first_apart(images: Sequence[str], places: Sequence[str]) -> str | None:
-    """The first place where an image comes back after others, in words.
-
-    >>> _first_apart(["a", "a", "b", "a"], ["line 2", "line 3", "line 4", "line 5"])
-    "line 5: image 'a' comes back after other images"
+    A photo that is missing goes with its captions; a blank caption goes alone, and its photo too if it was the last.
+    ``problems`` are those that the reader met itself; ``dropped`` is what the data set is known to leave out, which is
+    recorded and is no problem. One line each. A photo without captions is a problem where they are to be ``captioned``;
+    ``uncaptioned`` says what else to do about it.
     """
-    seen: set[str] = set()
-    last: str | None = None
-    for image, place in zip(images, places, strict=True):
-        if image != last and image in seen:
-            return f"{place}: image {image!r} comes back after other images"
-        seen.add(image)
-        last = image
-    return None
-
-
-def _column(rows: list[Row], name: str, *, places: list[str], blank: bool = False) -> tuple[str, ...] | None:
-    """One value per row as text, or None where no row has the column. Blank values only where ``blank``."""
-    if all(row.get(name) is None for row in rows):
-        return None
-    for row, place in zip(rows, places, strict=True):
-        value = row.get(name)
-        if not isinstance(value, str | int) or isinstance(value, bool) or (not blank and not str(value).strip()):
-            raise DataError(f"{place} has no usable {name} ({value!r}) — give every row one, or none")
-    return tuple(str(row[name]) for row in rows)
-
-
-def _one_per_image(images: Sequence[str], values: Sequence[str], *, name: str, places: Sequence[str]) -> dict[str, str]:
-    """The one value of each image."""
-    found: dict[str, str] = {}
-    for image, value, place in zip(images, values, places, strict=True):
-        if found.setdefault(image, value) != value:
-            message = f"{place}: image {image!r} has {name} {value!r}, before it had {found[image]!r}"
-            raise DataError(f"{message} — give an image one {name}")
-    return found
-
-
-def _rows_from_column(images: Sequence[str], numbers: Sequence[str], *, places: Sequence[str]) -> dict[str, int]:
-    """Image rows from the column ``image_row``: every row 0 … N - 1 once."""
-    for number, place in zip(numbers, places, strict=True):
-        if not (number.isascii() and number.strip().isdigit()):
-            raise DataError(f"{place}: image_row is {number!r}, expected a number — count rows from 0")
-    row_of = {
-        image: int(row) for image, row in _one_per_image(images, numbers, name="image_row", places=places).items()
+    if on_error not in ("fail", "skip"):
+        raise UsageError(f"on_error is {on_error!r}, expected fail or skip — write on_error=skip to leave problems out")
+    chosen = table.rows_of(split)
+    table, photos = table.subset(chosen), photos.take(chosen)
+    images, texts = table.caption_image.tolist(), table.captions or ()
+    lost = {row: f"{item.name()}: no such file" for row, item in enumerate(photos.items) if not item.exists()}
+    blank = {
+        row: f"{table.caption_ids[row]}: the caption has no text"
+        for row, text in enumerate(texts)
+        if not text.strip() and images[row] not in lost
     }
-    taken: dict[int, str] = {}
-    for image, row in row_of.items():
-        if taken.setdefault(row, image) != image:
-            raise DataError(f"images {taken[row]!r} and {image!r} both have image_row {row} — give each its own")
-    gap = next((row for row in range(len(row_of)) if row not in taken), None)
-    if gap is not None:
-        message = f"no caption names image_row {gap}; {len(row_of):,} images need the rows 0 to {len(row_of) - 1}"
-        raise DataError(f"{message} — number them without gaps, or leave uncaptioned images out of the features")
-    return row_of
+    described = {image for row, image in enumerate(images) if row not in blank} | lost.keys()
+    bare = {row: f"{photos.name(row)}: no caption" for row in range(len(photos)) if captioned and row not in described}
+    lines = [*problems, *lost.values(), *blank.values(), *bare.values()]
+    usable = [row for row in range(len(photos)) if row not in lost and row not in bare]
+    also = f"; {uncaptioned}" if bare and uncaptioned else ""
+    _judge(lines, on_error=on_error, source=table.source, usable=len(usable), of=len(photos), also=also)
+    kept = [row for row in range(len(texts)) if row not in blank]
+    rest = replace(
+        table,
+        caption_ids=tuple(table.caption_ids[row] for row in kept),
+        caption_image=table.caption_image[kept],
+        captions=tuple(texts[row] for row in kept),
+    ).subset(usable)
+    return PhotoSet(
+        photos=photos.take(usable),
+        image_ids=rest.image_ids,
+        captions=rest.captions or (),
+        caption_ids=rest.caption_ids,
+        caption_image=rest.caption_image,
+        split=split or "all",
+        skipped=(*dropped, *lines),
+    )
+
+
+def _judge(lines: Sequence[str], *, on_error: OnError, source: str, usable: int, of: int, also: str) -> None:
+    """An error, or a warning, for the problems of a data set; ``also`` is one more thing that may be done."""
+    if lines and on_error == "fail":
+        first = "; ".join(lines[:_NAMED]) + (" …" if len(lines) > _NAMED else "")
+        message = f"{source}: {len(lines):,} photos or captions cannot be used: {first}"
+        raise DataError(f"{message} — correct them, or {LEAVE_OUT}{also}")
+    if not usable:
+        first = f", first {lines[0]}" if lines else ""
+        raise DataError(f"{source}: none of {of:,} photos can be used{first} — check the path of the photos{also}")
+    if lines:
+        warn_left_out(lines, source=source)
+
+
+def missing(root: Path, *, expected: str) -> DataError:
+    """The refusal of a folder that does not hold what a data set needs."""
+    if not root.is_dir():
+        return DataError(f"{root} is no folder; expected {expected} — correct the path")
+    names = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
+    held = ", ".join(names[:8]) + (" …" if len(names) > 8 else "") if names else "nothing"
+    return DataError(f"{root} holds {held}; expected {expected} — put the files there or correct the path")

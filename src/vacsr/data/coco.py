@@ -1,4 +1,4 @@
-"""COCO captions (``coco:ROOT``): Karpathy's splits where his file is there, otherwise COCO's own train and validation.
+"""COCO captions (``coco:ROOT``): Karpathy's splits where his file exists, otherwise COCO's own train and validation.
 
 ::
 
@@ -16,129 +16,136 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from vacsr.data.captions import CaptionTable, choose_split
-from vacsr.data.checks import check_split, check_unique
-from vacsr.data.karpathy import KarpathyImage, read_json, read_karpathy
+from vacsr.data.archives import StoredPhoto, StoredPhotos, find_photos
+from vacsr.data.captions import missing, photo_set, table_of
+from vacsr.data.formats import OnError, Spec, register
+from vacsr.data.pairs import check_split
 from vacsr.data.photos import PhotoSet
-from vacsr.data.problems import OnError, missing, photo_set
-from vacsr.data.sources import JoinedPhotos, StoredPhotos, find_photos
-from vacsr.data.spec import Spec
 from vacsr.errors import DataError, UsageError
+from vacsr.files import read_json
 
-_YEARS = ("2014", "2017")
+_SPLITS = {"train": "train", "restval": "train", "val": "dev", "test": "test"}  # Karpathy's names and ours
 _EXPECTED = (
     "annotations/dataset_coco.json (Karpathy's splits), or annotations/captions_train2014.json and "
     "captions_val2014.json (or those of 2017)"
 )
 
 
-class _CocoImage(NamedTuple):
+class CaptionedImage(NamedTuple):
     """One photo with its captions."""
 
-    image_id: int
+    image_id: int | None
+    """COCO's, None elsewhere."""
     folder: str
-    """``train2014`` and so on."""
+    """``train2014`` and so on, "" elsewhere."""
     filename: str
     split: str
     captions: tuple[tuple[int, str], ...]
     """Annotation id and text."""
 
 
+@register("coco", path="ROOT", options=("split", "captions"), path_options=("annotations", "images"))
 def load_coco(spec: Spec, on_error: OnError) -> PhotoSet:
     """``coco:ROOT[,split=S][,captions=5][,annotations=FILE][,images=DIR]``.
 
     Splits by Karpathy: train (his train and restval, 113,287 photos), dev and test (5,000 each). With COCO's own files:
-    train and dev. ``captions``: some photos have six or seven, and the first five are kept, as PCME++ and the ECCV
+    train and dev. ``captions``: some photos have six or seven, and the first five are used, as PCME++ and the ECCV
     Caption test list do; another number, or "all". ``annotations``: one file instead of those in ``annotations/``;
     ``images``: the folder that holds the photos, or their folders or zips.
     """
-    root = Path(spec.path).expanduser()
-    keep = _kept_captions(spec.options.get("captions", "5"))
-    split = spec.options.get("split")
-    source, images = _read(root, spec.options.get("annotations"), split=split)
-    table = choose_split(_table(source, images, keep=keep), split)
-    chosen = {str(image.image_id): image for image in images}
-    photos = _photos([chosen[name] for name in table.image_ids], root=root, given=spec.options.get("images"))
+    root, split = spec.location, spec.option("split")
+    number = spec.option("captions") or "5"
+    if number != "all" and not (number.isdecimal() and 0 < len(number.lstrip("0")) < 10):
+        raise UsageError(f"coco: captions={number[:20]}, expected captions per photo or all — write captions=5")
+    source, images = _read(root, spec.path_option("annotations"), split=split)
+    captions = [image.captions[: None if number == "all" else int(number)] for image in images]
+    table = table_of(
+        source,
+        [str(image.image_id) for image in images],
+        [[text for _, text in some] for some in captions],
+        caption_ids=[[str(name) for name, _ in some] for some in captions],
+        splits=[image.split for image in images],
+    )
+    photos = _photos(images, root=root, folder=spec.path_option("images"))
     return photo_set(table, photos, split=split, on_error=on_error)
 
 
-def _kept_captions(option: str) -> int | None:
-    if option == "all":
-        return None
-    if not option.isdecimal() or int(option) < 1:
-        raise UsageError(f"coco: captions={option}, expected a number of captions per photo or all — write captions=5")
-    return int(option)
+def read_karpathy(path: Path) -> list[CaptionedImage]:
+    """Every photo of one of Karpathy's split files (``dataset_coco.json``, ``dataset_flickr8k.json``), in its order."""
+
+    def image(entry: Mapping[str, Any]) -> CaptionedImage:
+        return CaptionedImage(
+            image_id=int(entry["cocoid"]) if "cocoid" in entry else None,
+            folder=str(entry.get("filepath", "")),
+            filename=str(entry["filename"]),
+            split=_SPLITS[entry["split"]],
+            captions=tuple((int(sentence["sentid"]), str(sentence["raw"])) for sentence in entry["sentences"]),
+        )
+
+    try:
+        return [image(entry) for entry in read_json(path, lists=("images",))["images"]]
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        message = f"{path} is not one of Karpathy's split files ({type(error).__name__}: {error})"
+        raise DataError(f"{message} — expected images with filename, split and sentences: copy it again") from error
 
 
-def _read(root: Path, given: str | None, *, split: str | None) -> tuple[str, list[_CocoImage]]:
-    """The named file, Karpathy's, or COCO's own: where from, and its images, of other splits perhaps too."""
-    if given is not None:
-        file = Path(given).expanduser()
-        karpathys = file.name.startswith("dataset_")
-        return given, _read_split_file(file, root, split=split) if karpathys else _read_annotations(file)
-    for file in (root / "annotations" / "dataset_coco.json", root / "dataset_coco.json"):
-        if file.is_file():
-            return str(file), _read_split_file(file, root, split=split)
-    for year in _YEARS:
-        files = _annotation_files(root, [f"train{year}", f"val{year}"])
-        if files:
-            return str(files[0].parent), [image for file in files for image in _read_annotations(file)]
-    raise missing(root, expected=_EXPECTED)
+def _read(root: Path, file: Path | None, *, split: str | None) -> tuple[str, list[CaptionedImage]]:
+    """The named file, Karpathy's, or COCO's own: the source, and its images of the split."""
+    if file is None:
+        karpathy = [root / "annotations" / "dataset_coco.json", root / "dataset_coco.json"]
+        file = next((path for path in karpathy if path.is_file()), None)
+    if file is not None and file.name.startswith("dataset_"):
+        images = _of_split(read_karpathy(file), split, source=str(file))
+        return str(file), _with_annotation_ids(images, root, path=file)
+    files = [file] if file is not None else []
+    for year in ("2014", "2017"):
+        files = files or _annotation_files(root, [f"train{year}", f"val{year}"])
+    if not files:
+        raise missing(root, expected=_EXPECTED)
+    source = str(file or files[0].parent)
+    return source, _of_split([image for each in files for image in _read_annotations(each)], split, source=source)
+
+
+def _of_split(images: Sequence[CaptionedImage], split: str | None, *, source: str) -> list[CaptionedImage]:
+    if split is not None and split != "all":
+        check_split(split, Counter(image.split for image in images), source=source)
+    return [image for image in images if split in (None, "all", image.split)]
 
 
 def _annotation_files(root: Path, folders: Sequence[str]) -> list[Path]:
-    """COCO's own files for these photo folders, as far as they are there."""
-    places = [(root / "annotations" / name, root / name) for name in (f"captions_{folder}.json" for folder in folders)]
-    return [next(place for place in pair if place.is_file()) for pair in places if any(map(Path.is_file, pair))]
+    """COCO's own files for these photo folders, as far as they exist."""
+    names = [f"captions_{folder}.json" for folder in folders]
+    candidates = [next((path for path in (root / "annotations" / n, root / n) if path.is_file()), None) for n in names]
+    return [path for path in candidates if path is not None]
 
 
-def _table(source: str, images: Sequence[_CocoImage], *, keep: int | None) -> CaptionTable:
-    kept = [image.captions[:keep] for image in images]
-    ids = tuple(str(image.image_id) for image in images)
-    caption_ids = tuple(str(name) for captions in kept for name, _ in captions)
-    check_unique(ids, kind="image")
-    check_unique(caption_ids, kind="caption")
-    return CaptionTable(
-        source=source,
-        image_ids=ids,
-        caption_ids=caption_ids,
-        caption_image=tuple(row for row, captions in enumerate(kept) for _ in captions),
-        captions=tuple(text for captions in kept for _, text in captions),
-        splits=tuple(image.split for image in images),
-    )
-
-
-def _read_annotations(path: Path) -> list[_CocoImage]:
+def _read_annotations(path: Path) -> list[CaptionedImage]:
     """COCO's own file: its name says split and photo folder, ``captions_val2014.json``."""
     folder = path.stem.removeprefix("captions_")
     split = {"train": "train", "val": "dev", "test": "test"}.get(folder.rstrip("0123456789"))
     if split is None or folder == path.stem:
         raise DataError(f"{path} does not say its split — name it as COCO does: captions_train2014.json")
-    value = read_json(path, keys=("images", "annotations"))
+    value = read_json(path, lists=("images", "annotations"))
     try:
         captions: dict[int, list[tuple[int, str]]] = {int(image["id"]): [] for image in value["images"]}
         for note in value["annotations"]:
             captions[int(note["image_id"])].append((int(note["id"]), str(note["caption"])))
         return [
-            _CocoImage(int(image["id"]), folder, str(image["file_name"]), split, tuple(captions[int(image["id"])]))
+            CaptionedImage(int(image["id"]), folder, str(image["file_name"]), split, tuple(captions[int(image["id"])]))
             for image in value["images"]
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         message = f"{path} is not a COCO captions file ({type(error).__name__}: {error})"
         raise DataError(f"{message} — give it as COCO published it") from error
 
 
-def _read_split_file(path: Path, root: Path, *, split: str | None) -> list[_CocoImage]:
-    """The split's photos in Karpathy's file, their sentences under COCO's annotation ids."""
-    everything = read_karpathy(path)
-    lost = next((image.filename for image in everything if image.cocoid is None), None)
-    if lost is not None:
-        raise DataError(f"{path} has no cocoid for {lost} — give Karpathy's file for COCO")
-    images = [image for image in everything if split in (None, "all", image.split)]
-    if not images:
-        check_split(str(split), Counter(image.split for image in everything), source=str(path))
+def _with_annotation_ids(images: list[CaptionedImage], root: Path, *, path: Path) -> list[CaptionedImage]:
+    """The sentences of Karpathy's file under COCO's annotation ids: each under that of the same words, in order."""
+    nameless = next((image.filename for image in images if image.image_id is None), None)
+    if nameless is not None:
+        raise DataError(f"{path} has no cocoid for {nameless} — give Karpathy's file for COCO")
     folders = sorted({image.folder for image in images})
     files = _annotation_files(root, folders)
     if len(files) < len(folders):
@@ -146,44 +153,31 @@ def _read_split_file(path: Path, root: Path, *, split: str | None) -> list[_Coco
         needed = " and ".join(f"captions_{folder}.json" for folder in folders)
         advice = f"by which ECCV Caption and CxC judge — put {needed} into annotations/"
         warnings.warn(f"{message}, {advice}", stacklevel=2)
-        return [_karpathy_image(image, image.sentids) for image in images]
-    known = {image.image_id: image.captions for file in files for image in _read_annotations(file)}
-    return [_karpathy_image(image, _annotation_ids(image, known, path=path)) for image in images]
+        return images
+    left: dict[tuple[int | None, str], list[int]] = {}
+    for image in (image for file in files for image in _read_annotations(file)):
+        for name, text in image.captions:
+            left.setdefault((image.image_id, " ".join(text.split())), []).append(name)
 
-
-def _karpathy_image(image: KarpathyImage, ids: Sequence[int]) -> _CocoImage:
-    captions = tuple(zip(ids, image.sentences, strict=True))
-    return _CocoImage(image.cocoid or 0, image.folder, image.filename, image.split, captions)
-
-
-def _annotation_ids(image: KarpathyImage, known: Mapping[int, Sequence[tuple[int, str]]], *, path: Path) -> list[int]:
-    """The annotation id of each sentence, found by its words; equal sentences take theirs in order."""
-    ids: dict[str, list[int]] = {}
-    for name, text in known.get(image.cocoid or 0, ()):
-        ids.setdefault(" ".join(text.split()), []).append(name)
-    found = []
-    for sentence in image.sentences:
-        left = ids.get(" ".join(sentence.split()))
-        if not left:
-            message = f"{path}: image {image.cocoid} has the sentence {sentence!r}, COCO's captions files do not"
+    def own(image: CaptionedImage, sentence: str) -> tuple[int, str]:
+        names = left.get((image.image_id, " ".join(sentence.split())))
+        if not names:
+            message = f"{path}: image {image.image_id} has the sentence {sentence!r}, COCO's captions files do not"
             raise DataError(f"{message} — give the files of 2014 as published, or move them away to use sentids")
-        found.append(left.pop(0))
-    return found
+        return names.pop(0), sentence
+
+    return [image._replace(captions=tuple(own(image, text) for _, text in image.captions)) for image in images]
 
 
-def _photos(images: Sequence[_CocoImage], *, root: Path, given: str | None) -> StoredPhotos:
-    """The photos, each from its COCO folder or from a zip of it; a folder that was given may also hold them itself."""
-    folders = sorted({image.folder for image in images})
-    parts, rows = [], {}
-    for number, folder in enumerate(folders):
-        names = [image.filename for image in images if image.folder == folder]
-        bases = [Path(given).expanduser()] if given else [root, root / "images"]
-        places = [base / name for name in (folder, f"{folder}.zip") for base in bases] + (bases if given else [])
-        part = find_photos(places, names)
-        if part is None:
-            raise missing(root, expected=f"the photos in {' or '.join(str(place) for place in places)}")
-        parts.append(part)
-        rows.update({(folder, name): (number, row) for row, name in enumerate(names)})
-    if len(parts) == 1:
-        return parts[0]
-    return JoinedPhotos(tuple(parts), tuple(rows[image.folder, image.filename] for image in images))
+def _photos(images: Sequence[CaptionedImage], *, root: Path, folder: Path | None) -> StoredPhotos:
+    """The photos, each from its COCO folder or from a zip of it; a ``folder`` that is given may also hold them."""
+    items: dict[tuple[str, str], StoredPhoto] = {}
+    for name in sorted({image.folder for image in images}):
+        files = [image.filename for image in images if image.folder == name]
+        bases = [folder] if folder else [root, root / "images"]
+        candidates = [base / kind for kind in (name, f"{name}.zip") for base in bases] + (bases if folder else [])
+        photos = find_photos(candidates, files)
+        if photos is None:
+            raise missing(root, expected=f"the photos in {' or '.join(map(str, candidates))}")
+        items.update(zip(((name, file) for file in files), photos.items, strict=True))
+    return StoredPhotos(tuple(items[image.folder, image.filename] for image in images))

@@ -1,23 +1,38 @@
-"""From an encoded photo to upright RGB pixels. Whatever the file holds, the answer is a photo or a DataError."""
+"""From an encoded photo to upright RGB pixels. Whatever the file holds, the result is a photo or a DataError.
+
+A small prepared JPEG can keep Pillow busy for minutes, by EXIF blocks that name each other or by thousands of scans. So
+Pillow is given only the segments of a JPEG that its pixels need, and the orientation of a photo is read from the first
+directory of its EXIF data alone. On other formats Pillow takes time in proportion to the bytes and pixels of the file.
+"""
 
 from __future__ import annotations
 
 import io
-import struct
-from collections.abc import Iterator
-from functools import partial
+import re
+import warnings
+from functools import cache, partial
+from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageFile
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
 
 from vacsr.errors import DataError
 
 MAX_PIXELS = 178_956_970
-"""Pillow's own limit for an error; a header may promise more than the memory holds."""
+"""Pillow's own limit; a header may ask for more than the memory holds."""
+PHOTO_BYTES = 3 * MAX_PIXELS
+"""The largest file of a photo: every pixel of the largest photo, uncompressed."""
+MAX_SEGMENTS = 4096
+"""Of a JPEG, before its first scan."""
+MAX_SCANS = 100
+"""Passes of a progressive JPEG over the whole picture; encoders write about ten."""
 # Formats of photos. Pillow knows others, of which some start programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-_STRIP = 2**18  # pixels
+_MARKER = re.compile(rb"\xff+([^\x00\x01\xd0-\xd8\xff])")  # of a JPEG, less those without a length
+_PIXEL_SEGMENTS = {0xE0, 0xEE, *range(0xC0, 0xE0)}  # JFIF and Adobe (colour), tables and frames
 _ORIENTATION = 0x0112  # the EXIF tag
+_MAX_TAGS = 4096  # of an EXIF directory that are looked at
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -27,29 +42,46 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # the limit is enough
 
 
-def decode_photo(data: bytes, *, name: str, side: int = 0, otherwise: str = "") -> Image.Image:
+class TooManyPixels(DataError):
+    """A photo with more pixels than allowed, by its header."""
+
+
+def decode_photo(
+    data: bytes,
+    *,
+    name: str,
+    side: int = 0,
+    otherwise: str = "",
+    formats: tuple[str, ...] = _FORMATS,
+    max_pixels: int = MAX_PIXELS,
+) -> Image.Image:
     """Decode an encoded photo into RGB, upright by its EXIF orientation, what is transparent over white.
 
     ``side``: the caller needs no more than this many pixels on the shorter side. JPEG is then decoded at a half, a
     quarter or an eighth where that leaves at least ``side`` on both sides, which changes pixels a little even after a
-    resize; other formats ignore it, and 0 decodes in full. Nothing of Pillow's global state is used or changed, so that
-    several threads may decode at once. ``name`` is for messages, and so is ``otherwise``: what can be done but to mend
-    the photo, which only the caller knows.
+    resize; other formats ignore it, and 0 decodes in full. Several threads may decode at once. ``name`` is for
+    messages, and so is ``otherwise``: what can be done besides repairing the photo, which only the caller knows. Other
+    ``formats`` are refused, and so are more than ``max_pixels``, before any pixel is decoded.
     """
     refusal = partial(_refusal, name, otherwise=otherwise)
     try:
-        image = _open(data)
-        if image is None:
-            raise DataError(refusal("empty file" if not data else "no known image format"))
-        if image.width * image.height > MAX_PIXELS:
-            size = f"its header says {image.width:,} × {image.height:,} pixels, {MAX_PIXELS:,} in all are the limit"
-            raise DataError(refusal(size, act="make it smaller"))
+        needed, turn = _needed_of_jpeg(data) if data.startswith(b"\xff\xd8") else (data, 0)
+        image = Image.open(io.BytesIO(needed), formats=_known_formats(formats))
+        if image.width * image.height > max_pixels:
+            raise Image.DecompressionBombError
         if side > 0:
             image.draft(None, (side, side))
         image.load()
-        return upright(image)
+        return _turned(_as_rgb(image), turn or _exif_orientation(_exif_of(image)))
+    except Image.DecompressionBombError as error:
+        raise TooManyPixels(refusal(f"more than {max_pixels:,} pixels", act="make it smaller")) from error
+    except _TooLarge as error:
+        raise DataError(refusal(str(error), act="make it smaller or save it again")) from error
+    except UnidentifiedImageError as error:
+        raise DataError(refusal("no known image format" if data else "empty file")) from error
     except (DataError, MemoryError):
         raise
     except Exception as error:  # decoders meet broken bytes with errors of any kind
@@ -57,52 +89,86 @@ def decode_photo(data: bytes, *, name: str, side: int = 0, otherwise: str = "") 
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """A loaded image as RGB, turned as its EXIF orientation says, what is transparent over white."""
-    turn, photo = _UPRIGHT.get(_orientation(image)), _as_rgb(image)
-    return photo if turn is None else photo.transpose(turn)
+    """A loaded image of the caller's as RGB, turned as its EXIF orientation says, what is transparent over white."""
+    try:
+        turn = int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # broken metadata leave the photo as it is
+        turn = 1
+    return _turned(_as_rgb(image), turn)
 
 
-def encoded_format(data: bytes) -> str | None:
-    """``jpg``, ``png`` or ``webp`` by the first bytes, None for anything else.
-
-    >>> encoded_format(bytes([0xFF, 0xD8, 0xFF, 0xE0])), encoded_format(b"GIF89a")
-    ('jpg', None)
-    """
-    if data.startswith(b"\xff\xd8\xff"):
-        return "jpg"
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
-    return "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else None
+class _TooLarge(Exception):
+    """The file would take too long to decode."""
 
 
 def _refusal(name: str, reason: str, *, otherwise: str, act: str = "copy it again") -> str:
     return f"{name} cannot be read as a photo ({reason}) — {act}" + (f", or {otherwise}" if otherwise else "")
 
 
-def _open(data: bytes) -> ImageFile.ImageFile | None:
-    """Read the header. ``Image.open`` would do, but warns of large photos by way of global warning filters."""
-    Image.init()
-    file = io.BytesIO(data)
-    for kind in _FORMATS:
-        if kind not in Image.OPEN:
-            continue
-        factory, accept = Image.OPEN[kind]
-        try:
-            mine = accept is None or accept(data[:16])
-            if mine and not isinstance(mine, str):  # a text says that this Pillow was built without the format
-                file.seek(0)
-                return factory(file, "")
-        except (SyntaxError, IndexError, TypeError, struct.error):  # how plugins say "not mine"
-            continue
-    return None
+@cache
+def _known_formats(formats: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that this Pillow was built with."""
+    built = set(Image.registered_extensions().values())
+    return tuple(name for name in formats if name in built)
 
 
-def _orientation(image: Image.Image) -> int:
-    """By EXIF; broken metadata leaves the photo as it lies."""
+def _needed_of_jpeg(data: bytes) -> tuple[bytes, int]:
+    """The segments that pixels need, and the orientation of the first EXIF segment."""
+    parts, orientation, at = [data[:2]], 0, 2
+    for _ in range(MAX_SEGMENTS):
+        marker = _MARKER.search(data, at)
+        if marker is None:
+            return data, orientation or 1
+        code, start = marker[1][0], marker.end()
+        if code in (0xDA, 0xD9):  # a scan, or the end
+            if data.count(b"\xff\xda", start) >= MAX_SCANS and _count_scans(data, marker.start()) > MAX_SCANS:
+                raise _TooLarge(f"more than {MAX_SCANS} scans")
+            return b"".join((*parts, data[marker.start() :])), orientation or 1
+        at = start + max(2, int.from_bytes(data[start : start + 2], "big"))
+        if code in _PIXEL_SEGMENTS:
+            parts.append(b"\xff" + data[start - 1 : at])
+        elif code == 0xE1 and not orientation and data[start + 2 : start + 8] == b"Exif\0\0":
+            orientation = _exif_orientation(data[start + 8 : at])
+    raise _TooLarge(f"more than {MAX_SEGMENTS:,} segments")
+
+
+def _count_scans(data: bytes, at: int) -> int:
+    """Scans up to the end of the photo: what phones append, such as a video, holds the same bytes by chance."""
+    scans = 0
+    while scans <= MAX_SCANS and (marker := _MARKER.search(data, at)) and marker[1] != b"\xd9":
+        scans += marker[1] == b"\xda"
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    return scans
+
+
+def _exif_of(image: Image.Image) -> bytes:
+    """EXIF data as they are; ImageMagick writes them into a PNG as hexadecimal text."""
+    profile = image.info.get("Raw profile type exif")
     try:
-        return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:
-        return 1
+        exif = bytes.fromhex("".join(profile.split("\n")[3:])) if isinstance(profile, str) else b""
+    except ValueError:
+        exif = b""
+    stored = image.info.get("exif")
+    return (stored if isinstance(stored, bytes) else exif).removeprefix(b"Exif\0\0")
+
+
+def _exif_orientation(exif: bytes) -> int:
+    """1 to 8 by the first directory of a TIFF header; 1 where it says nothing."""
+    order: Literal["little", "big"] = "little" if exif.startswith(b"II") else "big"
+
+    def number(start: int, size: int = 2) -> int:
+        return int.from_bytes(exif[start : start + size], order)
+
+    first = number(4, 4)
+    for entry in range(first + 2, first + 2 + 12 * min(number(first), _MAX_TAGS), 12):
+        if number(entry) == _ORIENTATION:
+            return number(entry + 8, 4 if number(entry + 2) == 4 else 2)
+    return 1
+
+
+def _turned(photo: Image.Image, orientation: int) -> Image.Image:
+    turn = _UPRIGHT.get(orientation)
+    return photo if turn is None else photo.transpose(turn)
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
@@ -115,21 +181,11 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _eight_bits(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Grey of 16 bits (0 to 65535) or floats (0 to 1, or 0 to 255) as [H, W] uint8; Pillow's own way would clip it."""
+def _eight_bits(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """Grey of 16 bits (0 to 65535) or floats (0 to 1, or 0 to 255) as [H, W]; Pillow's own conversion would clip it."""
+    values = np.nan_to_num(np.array(image, dtype=np.float64), copy=False)
     if image.mode.startswith("I"):
-        scale = 1 / 257
-    else:
-        scale = 255.0 if max((strip.max() for _, strip in _strips(image)), default=0.0) <= 1 else 1.0
-    grey = np.empty((image.height, image.width), dtype=np.uint8)
-    for top, strip in _strips(image):
-        grey[top : top + len(strip)] = np.clip(np.rint(strip * scale), 0, 255)
-    return grey
-
-
-def _strips(image: Image.Image) -> Iterator[tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]]:
-    """First row and values of a few rows at a time: as float64 a whole photo takes many times its own memory."""
-    rows = max(1, _STRIP // max(1, image.width))
-    for top in range(0, image.height, rows):
-        part = image.crop((0, top, image.width, min(top + rows, image.height)))
-        yield top, np.nan_to_num(np.asarray(part, dtype=np.float64))
+        values /= 257
+    elif values.max(initial=0) <= 1:
+        values *= 255
+    return np.rint(values.clip(0, 255, out=values), out=values).astype(np.uint8)

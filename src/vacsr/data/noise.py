@@ -1,6 +1,13 @@
 """Label noise: captions permuted among images; seeded, saved and hashed, so that every method meets the same noise.
 
-What others published is read by :mod:`vacsr.data.noise_files`.
+Noise that others published is a list of M whole numbers, one per caption, as ``.npy``, ``.json`` or ``.txt``. It is
+read as NCR and its successors write it (``t2i_index``; BiCro and DECL alike): entry j belongs to **caption** j of the
+training split and is the row of the **image** that caption j is paired with. Each image then occurs as often as it has
+captions. Captions and images must be in the order of the file's authors; usually image i has the captions 5i to 5i + 4.
+
+A permutation of 0 … M - 1, as such a file is where each image has one caption, is read as **slots**: caption j sits in
+slot ``entry[j]`` and takes that slot's image. A file that lists the other way round (entry k is the caption put at
+position k) is the inverse: save ``numpy.argsort`` of it.
 """
 
 from __future__ import annotations
@@ -9,16 +16,17 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vacsr.data.labelled import LabelledPairs
+from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import DataError, ShapeMismatch, UsageError
-from vacsr.files import read_tensors, write_tensors
+from vacsr.files import load_json, read_npy, read_tensors, read_text, write_tensors
 
 P = TypeVar("P", bound=LabelledPairs)
 PROTOCOL = "permute-captions"
@@ -160,9 +168,7 @@ def apply_noise(pairs: P, noise: CaptionNoise) -> P:
         message = f"the noise is for {len(noise.permutation):,} captions, the pairs have {len(pairs):,}"
         raise ShapeMismatch(f"{message} — make it from these pairs: make_noise(protocol, pairs.caption_image, …)")
     if not torch.equal(noise.original, pairs.caption_image.cpu()):
-        message = (
-            f"the noise (seed {noise.seed}, ratio {noise.ratio}) was made for other labels than {pairs.split!r} has"
-        )
+        message = f"the noise (seed {noise.seed}, ratio {noise.ratio}) was made for other labels than {pairs.split!r}"
         raise DataError(f"{message} — make it from these pairs: make_noise(protocol, pairs.caption_image, …)")
     return pairs.with_caption_image(noise.assignment.to(pairs.caption_image.device))
 
@@ -171,40 +177,73 @@ def load_noise(path: str | Path, *, caption_image: Tensor | None = None) -> Capt
     """Read what :meth:`CaptionNoise.save` wrote, or a list that others published.
 
     Ours (``.safetensors``) must hold the permutation that was hashed. Others' (``.npy``, ``.json``, ``.txt``) need
-    ``caption_image`` [M] of the pairs they are for; what is read into them is said in :mod:`vacsr.data.noise_files`.
+    ``caption_image`` [M] of the pairs they are for; see above for how they are read.
     """
     file = Path(path)
     if file.suffix.lower() != ".safetensors":
-        from vacsr.data.noise_files import read_published  # it builds on this module
-
-        return read_published(file, caption_image)
+        return _read_published(file, caption_image)
     tensors, facts = read_tensors(file)
-    if set(tensors) != {"assignment", "permutation"} or not {"protocol", "ratio", "seed", "sha256"} <= set(facts):
-        raise DataError(f"{path} is not a noise file — write one with make_noise(…).save(path)")
-    protocol = facts["protocol"]
-    if protocol not in (*PROTOCOLS, FROM_FILE):
-        known = ", ".join((*PROTOCOLS, FROM_FILE))
-        raise DataError(f"{path} has protocol {protocol!r}, expected one of {known} — make the noise again")
     try:
-        ratio, seed = float(facts["ratio"]), int(facts["seed"]) if protocol != FROM_FILE else None
-    except ValueError as error:
-        raise DataError(f"{path} has an unreadable ratio or seed ({error}) — make the noise again") from error
-    assignment, permutation = tensors["assignment"], tensors["permutation"]
-    _check_permutation(permutation, assignment, path=path)
+        permutation, assignment = tensors["permutation"], tensors["assignment"]
+        protocol, ratio, stored = facts["protocol"], float(facts["ratio"]), facts["sha256"]
+        seed = None if protocol == FROM_FILE else int(facts["seed"])
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{path} is not a noise file ({error}) — write one with make_noise(…).save(path)") from error
     noise = CaptionNoise(assignment, permutation, ratio=ratio, seed=seed, protocol=protocol)
-    if noise.sha256 != facts["sha256"]:
-        message = (
-            f"the permutation in {path} has sha256 {noise.sha256[:12]}…, its metadata says {facts['sha256'][:12]}…"
-        )
+    rows = torch.arange(permutation.numel())
+    whole = permutation.dtype == assignment.dtype == torch.int64 and permutation.shape == assignment.shape == rows.shape
+    if not whole or not torch.equal(permutation.sort().values, rows) or noise.sha256 != stored:
+        message = f"{path} does not hold the permutation of which it has the sha256, {stored[:12]}…"
         raise DataError(f"{message} — the file was changed: make or copy it again")
     return noise
 
 
-def _check_permutation(permutation: Tensor, assignment: Tensor, *, path: str | Path) -> None:
-    """Both are int64 [M], and the permutation holds every slot once."""
-    whole = permutation.dtype == assignment.dtype == torch.int64 and permutation.ndim == 1
-    if not whole or permutation.shape != assignment.shape:
-        given = f"{permutation.dtype} {list(permutation.shape)} and {assignment.dtype} {list(assignment.shape)}"
-        raise DataError(f"{path} holds {given}, expected int64 [M] twice — make the noise again")
-    if not torch.equal(permutation.sort().values, torch.arange(len(permutation))):
-        raise DataError(f"{path} does not hold a permutation of {len(permutation):,} slots — make the noise again")
+def _read_published(path: Path, caption_image: Tensor | None) -> CaptionNoise:
+    """The noise that a published list means for captions of these images [M]."""
+    if path.suffix.lower() not in (".npy", ".json", ".txt"):
+        raise DataError(f"{path} is not a noise file — give .safetensors, .npy, .json, .txt")
+    if caption_image is None:
+        raise UsageError(f"{path} does not say which images its captions have — pass caption_image= of the pairs")
+    rows, images = _read_list(path), caption_image.cpu().long()
+    if len(rows) != len(images):
+        message = f"{path} is for {len(rows):,} captions, the pairs have {len(images):,}"
+        raise ShapeMismatch(f"{message} — give the file that was made for this training split")
+    permutation = _slots(rows, images, path=path)
+    noise = CaptionNoise(images[permutation], permutation, ratio=0.0, seed=None, protocol=FROM_FILE)
+    return replace(noise, ratio=noise.changed_share)
+
+
+def _slots(rows: Tensor, images: Tensor, *, path: Path) -> Tensor:
+    """The slot of each caption [M], whether the file lists slots or images."""
+    is_permutation = torch.equal(rows.sort().values, torch.arange(len(rows)))
+    are_images = torch.equal(rows.sort().values, images.sort().values)
+    if is_permutation and are_images and not torch.equal(images, torch.arange(len(images))):
+        message = f"{path} may list slots or images: each image has one caption, and captions are not in their order"
+        raise DataError(f"{message} — put the captions into the order of the images")
+    if is_permutation:
+        return rows
+    if are_images:  # its own slot where a caption stays, otherwise some free slot of its new image
+        permutation, away = torch.arange(len(rows)), (rows != images).nonzero().flatten()
+        permutation[away[rows[away].argsort(stable=True)]] = away[images[away].argsort(stable=True)]
+        return permutation
+    wrong = rows[(rows < 0) | (rows >= len(rows))].tolist()
+    reason = f"{wrong[0]} is out of range" if wrong else "some occur too often, others not at all"
+    message = f"{path} holds neither a permutation of {len(rows):,} slots nor every image as often as it has captions"
+    raise DataError(f"{message} ({reason}) — give the file that was made for this training split")
+
+
+def _read_list(path: Path) -> Tensor:
+    """Whole numbers [M] int64; nothing in the file is executed."""
+    kind = path.suffix.lower()
+    try:
+        if kind == ".npy":
+            values = read_npy(path)
+        elif kind == ".txt":
+            values = np.asarray([int(word) for word in read_text(path).replace(",", " ").split()])
+        else:
+            values = np.asarray(load_json(read_text(path), source=path))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise DataError(f"{path} is not a list of whole numbers ({error}) — write or copy it again") from error
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise DataError(f"{path} holds {values.dtype} {list(values.shape)}, expected whole numbers [M] — save those")
+    return torch.from_numpy(values.astype(np.int64))

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +17,17 @@ import numpy.typing as npt
 from PIL import Image
 from torch import Tensor
 
-from vacsr.data.checks import check_assignment, check_text, check_unique
-from vacsr.data.labelled import LabelledPairs
-from vacsr.errors import DataError, ShapeMismatch
+from vacsr.data.decode import PHOTO_BYTES, decode_photo, upright
+from vacsr.data.pairs import LabelledPairs
+from vacsr.errors import DataError, ShapeMismatch, UsageError
+from vacsr.files import reading
 from vacsr.provenance import UNKNOWN, Provenance
 
-_CHECKED_AT_ONCE = 256  # photos between two words of progress
+LEAVE_OUT = "leave out what cannot be used: --skip, in a recipe data.on_error=skip"
+Picture = str | Path | Image.Image
+"""A path, or an image already open."""
+_CHECKED_AT_ONCE = 256  # photos between two reports of progress
+_LOADING = Lock()  # an opened image is decoded at its first use, and not by two threads at once
 
 
 class Photos(Protocol):
@@ -44,6 +51,9 @@ class Photos(Protocol):
     def digest(self) -> str:
         """Changes when the photos do; need not read them all."""
 
+    def fingerprint(self, row: int) -> str:
+        """Changes when this photo does, so that an index embeds it again; "" where nothing is known."""
+
 
 @dataclass(frozen=True, eq=False)
 class ArrayPhotos:
@@ -52,31 +62,65 @@ class ArrayPhotos:
     pixels: npt.NDArray[np.uint8]
     names: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        shape = list(self.pixels.shape)
-        if self.pixels.ndim != 4 or shape[3] != 3 or self.pixels.dtype != np.uint8:
-            raise ShapeMismatch(f"pixels are {self.pixels.dtype} {shape}, expected uint8 [N, H, W, 3]")
-        if len(self.names) != shape[0]:
-            raise ShapeMismatch(f"{shape[0]:,} photos and {len(self.names):,} names — give one name per photo")
-
     def __len__(self) -> int:
         return len(self.names)
 
     def name(self, row: int) -> str:
-        """Its name."""
         return self.names[row]
 
     def open(self, row: int, *, side: int = 0) -> Image.Image:
-        """As an image, always whole."""
         return Image.fromarray(self.pixels[row])
 
     def take(self, rows: Sequence[int]) -> ArrayPhotos:
-        """Some of them."""
         return ArrayPhotos(self.pixels[list(rows)], tuple(self.names[row] for row in rows))
 
     def digest(self) -> str:
-        """Of every pixel."""
         return hashlib.sha256(self.pixels.tobytes()).hexdigest()
+
+    def fingerprint(self, row: int) -> str:
+        return content_fingerprint(self.pixels[row].tobytes())
+
+
+@dataclass(frozen=True, eq=False)
+class ListedPhotos:
+    """Paths and PIL images that a program has in a list, to be opened by their row."""
+
+    pictures: tuple[Picture, ...]
+
+    @classmethod
+    def of(cls, pictures: Any) -> ListedPhotos:
+        """From a caller's argument; anything but a sequence of paths and images is refused.
+
+        >>> len(ListedPhotos.of(["a.jpg", "b.jpg"]))
+        2
+        """
+        listed = isinstance(pictures, Sequence) and not isinstance(pictures, str)
+        if not listed or not all(isinstance(item, str | Path | Image.Image) for item in pictures):
+            message = f"images are a {type(pictures).__name__}, expected a list of paths or PIL images"
+            raise UsageError(f"{message} — pass ['photo.jpg']; features are for a model without towers")
+        return cls(tuple(pictures))
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def name(self, row: int) -> str:
+        picture = self.pictures[row]
+        return f"image {row}" if isinstance(picture, Image.Image) else str(picture)
+
+    def open(self, row: int, *, side: int = 0) -> Image.Image:
+        """As a file of it would be: upright, RGB, what is transparent over white."""
+        picture = self.pictures[row]
+        if not isinstance(picture, Image.Image):
+            return decode_photo(read_photo(Path(picture).expanduser()), name=str(picture), side=side)
+        try:
+            with _LOADING:
+                picture.load()
+            return upright(picture)
+        except MemoryError:
+            raise
+        except Exception as error:  # decoders meet broken bytes with errors of any kind
+            message = f"{self.name(row)} of the list cannot be read as a photo ({error})"
+            raise DataError(f"{message} — open it again, or leave it out") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +130,9 @@ class PhotoSet(LabelledPairs):
     photos: Photos
     """[N]"""
     image_ids: tuple[str, ...]
-    """[N], unique."""
     captions: tuple[str, ...]
-    """[M] texts, none blank."""
     caption_ids: tuple[str, ...]
-    """[M], unique."""
     caption_image: Tensor
-    """[M] int64, the row of each caption's photo."""
     split: str = "all"
     provenance: Provenance = UNKNOWN
     """Of raw data always unknown: the towers are the model's own."""
@@ -104,19 +144,15 @@ class PhotoSet(LabelledPairs):
             raise DataError("no photos — give at least one")
         if len(self.photos) != len(self.image_ids):
             raise ShapeMismatch(f"{len(self.photos):,} photos and {len(self.image_ids):,} image ids — give one id each")
-        check_unique(self.image_ids, kind="image")
-        check_unique(self.caption_ids, kind="caption")
-        check_assignment(self.caption_image, self.caption_ids, images=len(self.image_ids))
-        check_text(self.captions, self.caption_ids)
+        self.check_labels()
 
     def describe(self) -> str:
         """One line: split, sizes, captions per image."""
         sizes = f"{len(self.image_ids):,} photos, {len(self):,} captions, {self.captions_per_image()} per photo"
         return f"{self.split}: {sizes}" + (f", {len(self.skipped):,} left out" if self.skipped else "")
 
-    def taken(self, rows: Tensor, kept: Tensor) -> dict[str, Any]:
-        """The chosen photos; the captions are the base's."""
-        return {"photos": self.photos.take(rows.tolist())}
+    def taken(self, images: Tensor, captions: Tensor) -> dict[str, Any]:
+        return {"photos": self.photos.take(images.tolist())}
 
     def digest(self) -> str:
         """Of photos, captions and labels."""
@@ -132,21 +168,21 @@ def check_photos(
 ) -> list[tuple[int, str]]:
     """Decode every photo once; the rows that cannot be read, in order, each with the reason.
 
-    ``workers``: threads, 0 for one per core. ``progress`` is told (done, of) in the calling thread.
+    ``workers``: threads, 0 for one per core. ``progress`` is called with (done, of) in the calling thread.
     """
 
     def reason(row: int) -> str | None:
         try:
             pairs.photos.open(row)
         except DataError as error:
-            return str(error).rpartition(" — ")[0] or str(error)  # what to do is for those who are not asked here
+            return str(error).rpartition(" — ")[0] or str(error)  # without the action: nobody acts on it here
         return None
 
     count, bad = len(pairs.photos), []
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         for start in range(0, count, _CHECKED_AT_ONCE):
             rows = range(start, min(start + _CHECKED_AT_ONCE, count))
-            bad += [(row, found) for row, found in zip(rows, pool.map(reason, rows), strict=True) if found is not None]
+            bad += [(row, why) for row, why in zip(rows, pool.map(reason, rows), strict=True) if why is not None]
             if progress is not None:
                 progress(rows.stop, count)
     return bad
@@ -157,12 +193,12 @@ def without(pairs: PhotoSet, bad: Sequence[tuple[int, str]]) -> PhotoSet:
     if not bad:
         return pairs
     dropped = {row for row, _ in bad}
-    kept = [row for row in range(len(pairs.image_ids)) if row not in dropped]
+    remaining = [row for row in range(len(pairs.image_ids)) if row not in dropped]
     lines = [f"{pairs.image_ids[row]}: {why}" for row, why in bad]
-    if not kept:
+    if not remaining:
         raise DataError(f"none of the {len(lines):,} photos can be read, first {lines[0]} — check the files")
     warn_left_out(lines, source=pairs.split)
-    return replace(pairs.subset(kept), skipped=(*pairs.skipped, *lines))
+    return replace(pairs.subset(remaining), skipped=(*pairs.skipped, *lines))
 
 
 def warn_left_out(lines: Sequence[str], *, source: str) -> None:
@@ -170,3 +206,21 @@ def warn_left_out(lines: Sequence[str], *, source: str) -> None:
     more = " …" if len(lines) > 3 else ""
     message = f"{source}: {len(lines):,} left out: {'; '.join(lines[:3])}{more}"
     warnings.warn(f"{message} — the rest is in PhotoSet.skipped", stacklevel=3)
+
+
+def read_photo(path: Path, *, action: str = "check the path and who may read it") -> bytes:
+    """The encoded photo in a file."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist — {action}")
+    with reading(path, limit=PHOTO_BYTES, action=action):
+        return path.read_bytes()
+
+
+def content_fingerprint(*parts: str | bytes) -> str:
+    """A short hash of some texts or bytes."""
+    digest = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

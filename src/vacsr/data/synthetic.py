@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from vacsr.data.checks import check_split
-from vacsr.data.pairs import PairSet, Provenance
-from vacsr.data.spec import Spec, parse_spec
-from vacsr.errors import UsageError
+from vacsr.config.base import Config
+from vacsr.data.formats import OnError, Spec, register
+from vacsr.data.pairs import PairSet, check_split
+from vacsr.provenance import Provenance
 
 IMAGE_DIMS, TEXT_DIMS, HIDDEN = 64, 48, 96
 SPLITS = ("train", "dev", "test")
@@ -43,36 +44,39 @@ ATTRIBUTES = tuple(name for group in GROUPS.values() for name in group.names)
 """The 24 attributes, in the order of the columns."""
 
 
-@dataclass(frozen=True)
-class SyntheticOptions:
-    """The size of the world and its seed."""
+class WorldOptions(Config):
+    """The size of a generated world and its seed."""
 
-    images: int = 800
+    images: PositiveInt = 800
     """Training images."""
-    held_out: int | None = None
+    held_out: PositiveInt | None = None
     """Images in dev, and in test; a quarter of ``images`` unless given."""
-    per_image: int = 5
+    per_image: PositiveInt = 5
     """Captions of an image."""
-    noise: float = 0.3
-    """Standard deviation of the noise on features, whose own is about 1."""
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        counts = {"images": self.images, "per_image": self.per_image, "held_out": self.sizes()["dev"]}
-        for name, value in counts.items():
-            if value < 1:
-                raise UsageError(f"synthetic: {name} is {value}, expected at least 1 — write {name}=5")
-        if not 0 <= self.noise < math.inf:
-            raise UsageError(f"synthetic: noise is {self.noise}, expected 0 or more — write noise=0.3")
 
     def sizes(self) -> dict[str, int]:
         """Images in each split.
 
-        >>> SyntheticOptions(images=400).sizes()
+        >>> WorldOptions(images=400).sizes()
         {'train': 400, 'dev': 100, 'test': 100}
         """
         held_out = max(1, self.images // 4) if self.held_out is None else self.held_out
         return {"train": self.images, "dev": held_out, "test": held_out}
+
+    def splits(self, split: str | None, *, source: str) -> tuple[str, ...]:
+        """The splits that a name stands for; None or "all" for the three of them."""
+        if split is None or split == "all":
+            return SPLITS
+        check_split(split, self.sizes(), source=source)
+        return (split,)
+
+
+class SyntheticOptions(WorldOptions):
+    """Of a world of embeddings."""
+
+    noise: NonNegativeFloat = 0.3
+    """Standard deviation of the noise on features, whose own is about 1."""
 
 
 class SyntheticWorld(NamedTuple):
@@ -93,45 +97,27 @@ def synthetic_world(options: SyntheticOptions | None = None, *, split: str | Non
     'dev: 25 images (64 dims), 125 captions (48 dims), 5 per image, backbone synthetic:seed=0'
     """
     chosen = options or SyntheticOptions()
-    name = split or "all"
-    if name != "all":
-        check_split(name, chosen.sizes(), source="synthetic:")
-    names = SPLITS if name == "all" else (name,)
-    return _join([_draw_split(chosen, part) for part in names], options=chosen, split=name)
+    parts = chosen.splits(split, source="synthetic:")
+    images, texts, present, mentioned = (torch.cat(t) for t in zip(*(_draw(chosen, p) for p in parts), strict=True))
+    image_ids = tuple(f"{part}-{row:04d}" for part in parts for row in range(chosen.sizes()[part]))
+    named = [[name for name, said in zip(ATTRIBUTES, row, strict=True) if said] for row in mentioned.tolist()]
+    pairs = PairSet(
+        images=images,
+        texts=texts,
+        image_ids=image_ids,
+        caption_ids=tuple(f"{image}#{index}" for image in image_ids for index in range(chosen.per_image)),
+        caption_image=torch.arange(len(image_ids)).repeat_interleave(chosen.per_image),
+        captions=tuple(caption_text(names) for names in named),
+        split=split or "all",
+        provenance=Provenance(backbone=f"synthetic:seed={chosen.seed}"),
+    )
+    return SyntheticWorld(pairs, present, mentioned)
 
 
-def load_synthetic(spec: Spec) -> SyntheticWorld:
-    """The world that a ``synthetic:`` SPEC names."""
-    try:
-        whole = {name: int(spec.options[name]) for name in ("images", "held_out", "per_image") if name in spec.options}
-        noise = float(spec.options.get("noise", SyntheticOptions.noise))
-        seed = int(spec.options.get("seed", SyntheticOptions.seed))
-    except ValueError as error:
-        raise UsageError(f"{spec}: {error} — write numbers, as in synthetic:images=800,noise=0.3,seed=0") from error
-    return synthetic_world(SyntheticOptions(**whole, noise=noise, seed=seed), split=spec.options.get("split"))
-
-
-def true_share(present: Tensor, mentioned: Tensor) -> Tensor:
-    """Graded relevance: the share of a caption's attributes that an image has. [N, A], [M, A] -> [N, M]
-
-    >>> true_share(torch.tensor([[1, 1, 0], [0, 1, 1]]).bool(), torch.tensor([[1, 1, 0]]).bool())
-    tensor([[1.0000],
-            [0.5000]])
-    """
-    named = mentioned.float()
-    return present.float() @ named.T / named.sum(dim=1)
-
-
-def synthetic_grades(spec: str, *, split: str | None = None) -> Tensor:
-    """The true grade in [0, 1] of every pair of a ``synthetic:`` SPEC, in the order of its pairs. [N, M]
-
-    The grade of a caption for its own image is 1. ``split`` overrides the SPEC's.
-    """
-    parsed = parse_spec(spec)
-    if parsed.scheme != "synthetic":
-        raise UsageError(f"{spec!r} has no known truth — grades exist for synthetic: only")
-    world = load_synthetic(parsed.with_options({"split": split}))
-    return true_share(world.present, world.mentioned)
+@register("synthetic", options=("images", "held_out", "per_image", "noise", "seed", "split"))
+def load_synthetic(spec: Spec, _on_error: OnError) -> PairSet:
+    """The pairs of the world that a SPEC names."""
+    return synthetic_world(spec.fill(SyntheticOptions), split=spec.option("split")).pairs
 
 
 def caption_text(names: list[str]) -> str:
@@ -147,35 +133,25 @@ def caption_text(names: list[str]) -> str:
     things = [f"a {thing}" for thing in said["object"]]
     if things and colour:
         things[0] = f"a {colour} {said['object'][0]}"
-    subject = _enumerate(things) or (f"something {colour}" if colour else "a scene")
-    return " ".join([subject, _enumerate(said["place"]), *said["moment"]]).replace("  ", " ").strip()
+    subject = enumerate_words(things) or (f"something {colour}" if colour else "a scene")
+    return " ".join([subject, enumerate_words(said["place"]), *said["moment"]]).replace("  ", " ").strip()
 
 
-def _enumerate(words: list[str]) -> str:
+def enumerate_words(words: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-class _Drawn(NamedTuple):
-    """One split, as drawn."""
-
-    image_ids: tuple[str, ...]
-    images: Tensor
-    texts: Tensor
-    present: Tensor
-    mentioned: Tensor
-
-
-def _draw_split(options: SyntheticOptions, split: str) -> _Drawn:
-    count = options.sizes()[split]
+def _draw(options: SyntheticOptions, split: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features of the images and captions of one split, and what is present and mentioned."""
     generator = _stream(options.seed, split)
-    present = _draw_present(count, generator=generator)
+    present = _draw_present(options.sizes()[split], generator=generator)
     mentioned = _draw_mentioned(present.repeat_interleave(options.per_image, dim=0), generator=generator)
     images = _embed(present, dims=IMAGE_DIMS, generator=_stream(options.seed, "image map"))
     texts = _embed(mentioned, dims=TEXT_DIMS, generator=_stream(options.seed, "text map"))
     images = images + options.noise * torch.randn(images.shape, generator=generator)
     texts = texts + options.noise * torch.randn(texts.shape, generator=generator)
-    return _Drawn(tuple(f"{split}-{row:04d}" for row in range(count)), images, texts, present, mentioned)
+    return images, texts, present, mentioned
 
 
 def _draw_present(count: int, *, generator: torch.Generator) -> Tensor:
@@ -213,21 +189,3 @@ def _stream(seed: int, purpose: str) -> torch.Generator:
     """An independent generator for each purpose of one seed."""
     digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-
-
-def _join(drawn: list[_Drawn], *, options: SyntheticOptions, split: str) -> SyntheticWorld:
-    """One world of the drawn splits."""
-    image_ids = tuple(name for part in drawn for name in part.image_ids)
-    mentioned = torch.cat([part.mentioned for part in drawn])
-    named = [[name for name, said in zip(ATTRIBUTES, row, strict=True) if said] for row in mentioned.tolist()]
-    pairs = PairSet(
-        images=torch.cat([part.images for part in drawn]),
-        texts=torch.cat([part.texts for part in drawn]),
-        image_ids=image_ids,
-        caption_ids=tuple(f"{image}#{index}" for image in image_ids for index in range(options.per_image)),
-        caption_image=torch.arange(len(image_ids)).repeat_interleave(options.per_image),
-        captions=tuple(caption_text(names) for names in named),
-        split=split,
-        provenance=Provenance(backbone=f"synthetic:seed={options.seed}"),
-    )
-    return SyntheticWorld(pairs, torch.cat([part.present for part in drawn]), mentioned)

@@ -12,9 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vacsr.errors import DataError, ShapeMismatch, UsageError
-from vacsr.evaluate.uncertainty import Values, as_vector, aurc, check_length, risk_coverage
+from vacsr.errors import DataError, ShapeMismatch
+from vacsr.evaluate.report import markdown_table
+from vacsr.evaluate.uncertainty import Values, as_vector, check_length, risk_at, selective_risk
 
+Metrics = dict[str, Any]
+"""By split, as in a report, and by name where several splits make one."""
 BINS = 15
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -47,33 +50,23 @@ def answers(logits: Tensor, labels: Tensor, *, uncertainty: Tensor | None = None
     if not bool(logits.isfinite().all()):
         raise DataError("some logits are not finite — train with a lower train.lr, or in fp32")
     exact = logits.detach().double()
-    best = exact.max(dim=1)
-    first = (exact == best.values.unsqueeze(1)).to(torch.uint8).argmax(dim=1)  # argmax itself may take any of equals
-    own = first.unsqueeze(1)
-    sigma = None if uncertainty is None else uncertainty.detach().double().gather(1, own).squeeze(1).cpu()
+    best = exact.max(dim=1).values
+    first = (exact == best.unsqueeze(1)).to(torch.uint8).argmax(dim=1)  # argmax itself may take any of equals
+    column = first.unsqueeze(1)
+    sigma = None if uncertainty is None else uncertainty.detach().double().gather(1, column).squeeze(1).cpu()
     return Answers(
         predicted=first.cpu(),
         correct=(first == labels.to(first.device)).cpu(),
-        confidence=exact.softmax(dim=1).gather(1, own).squeeze(1).cpu(),
-        grade=best.values.sigmoid().cpu() if graded else None,
+        confidence=exact.softmax(dim=1).gather(1, column).squeeze(1).cpu(),
+        grade=best.sigmoid().cpu() if graded else None,
         uncertainty=sigma,
     )
 
 
 def join_answers(parts: Sequence[Answers]) -> Answers:
     """Batches of one test set as one."""
-
-    def joined(name: str) -> Tensor | None:
-        columns = [getattr(part, name) for part in parts]
-        return None if columns[0] is None else torch.cat(columns)
-
-    return Answers(
-        predicted=torch.cat([part.predicted for part in parts]),
-        correct=torch.cat([part.correct for part in parts]),
-        confidence=torch.cat([part.confidence for part in parts]),
-        grade=joined("grade"),
-        uncertainty=joined("uncertainty"),
-    )
+    columns = [None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)]
+    return Answers(*columns)  # type: ignore[arg-type]
 
 
 def harmonic_mean(base: float, new: float) -> float:
@@ -85,34 +78,49 @@ def harmonic_mean(base: float, new: float) -> float:
     return 2.0 * base * new / (base + new) if base + new > 0 else 0.0
 
 
-class BaseNewScore(NamedTuple):
-    """Accuracies of one data set, in percent."""
+def joint_metrics(splits: Mapping[str, Mapping[str, Any]]) -> Metrics:
+    """Metrics over the splits of one report: ``hm`` of base and new, ``mean_target`` of all but the source.
 
-    base: float
-    new: float
+    Accuracies are numbers, or arrays with one number per bootstrap draw.
 
-
-def hm_of_averages(scores: Sequence[BaseNewScore]) -> float:
-    """The usual average row: HM of the mean base and the mean new accuracy over data sets.
-
-    >>> scores = [BaseNewScore(80, 60), BaseNewScore(100, 50)]
-    >>> round(hm_of_averages(scores), 2), round(mean_of_hms(scores), 2)
-    (68.28, 67.62)
+    >>> joint_metrics({"base": {"accuracy": 80.0}, "new": {"accuracy": 60.0}})
+    {'hm': 68.57142857142857}
+    >>> joint_metrics({"source": {"accuracy": 70.0}, "sketch": {"accuracy": 50.0}, "blur": {"accuracy": 30.0}})
+    {'mean_target': 40.0}
     """
-    _some(scores)
-    base, new = (sum(column) / len(scores) for column in zip(*scores, strict=True))
-    return harmonic_mean(base, new)
+    accuracy = {split: result["accuracy"] for split, result in splits.items()}
+    joint: Metrics = {}
+    if {"base", "new"} <= accuracy.keys():
+        hm = np.vectorize(harmonic_mean, otypes=[float])(accuracy["base"], accuracy["new"])
+        joint["hm"] = hm if hm.ndim else float(hm)
+    targets = [value for split, value in accuracy.items() if split != "source"]
+    if "source" in accuracy and targets:
+        joint["mean_target"] = _mean(targets)
+    return joint
 
 
-def mean_of_hms(scores: Sequence[BaseNewScore]) -> float:
-    """The other rule: the mean over data sets of each one's HM. It is what the VACSR paper prints for its own row."""
-    _some(scores)
-    return sum(harmonic_mean(score.base, score.new) for score in scores) / len(scores)
+def averaged_metrics(reports: Sequence[Mapping[str, Any]]) -> Metrics:
+    """Over data sets: the mean of each split's metrics, the joint metrics of these means, and the mean HM.
+
+    ``hm`` is that of the averages, ``mean_hm`` the mean of the HMs: papers have printed either as the average.
+    """
+    shared = [
+        name
+        for name, result in reports[0].items()
+        if isinstance(result, Mapping) and "accuracy" in result and all(name in r for r in reports)
+    ]
+    averages: Metrics = {}
+    for split in shared:
+        known = [name for name in ("accuracy", "ece") if all(name in report[split] for report in reports)]
+        averages[split] = {name: _mean([report[split][name] for report in reports]) for name in known}
+    averages |= joint_metrics(averages)
+    if all("hm" in report for report in reports):
+        averages["mean_hm"] = _mean([report["hm"] for report in reports])
+    return averages
 
 
-def _some(scores: Sequence[BaseNewScore]) -> None:
-    if not scores:
-        raise UsageError("an average over no data sets — give at least one")
+def _mean(values: Sequence[Any]) -> Any:
+    return sum(values) / len(values)
 
 
 def calibration_error(confidence: Values, correct: Values, *, bins: int = BINS) -> float:
@@ -125,13 +133,8 @@ def calibration_error(confidence: Values, correct: Values, *, bins: int = BINS) 
     """
     sure, hit = as_vector("confidence", confidence), as_vector("correct", correct)
     check_length(sure, hit)
-    if not len(sure):
-        raise DataError("no answers to calibrate — give at least one")
-    if sure.min() < 0 or sure.max() > 1:
-        raise DataError(f"confidences span {sure.min():.3g} to {sure.max():.3g}, expected 0 to 1 — give probabilities")
-    edges = np.arange(1, bins) / bins
-    place = np.digitize(sure, edges, right=True)
-    gap = np.bincount(place, hit, bins) - np.bincount(place, sure, bins)
+    index = np.digitize(sure, np.arange(1, bins) / bins, right=True)
+    gap = np.bincount(index, hit, bins) - np.bincount(index, sure, bins)
     return float(np.abs(gap).sum() / len(sure))
 
 
@@ -143,18 +146,16 @@ def selective(uncertainty: Values, correct: Values, *, coverages: Sequence[float
     >>> selective([0.1, 0.2, 0.3, 0.4], [1, 1, 0, 1], coverages=(0.5, 1.0))
     {'coverage': [50.0, 100.0], 'accuracy': [100.0, 75.0], 'aurc': 14.583333333333332}
     """
-    loss = 1.0 - as_vector("correct", correct)
-    risk = risk_coverage(uncertainty, loss).risk
-    last = [max(int(np.ceil(share * len(risk) - 1e-9)), 1) - 1 for share in coverages]
+    risk = selective_risk(uncertainty, 1.0 - as_vector("correct", correct))
     return {
         "coverage": [100.0 * share for share in coverages],
-        "accuracy": [100.0 * (1.0 - float(risk[place])) for place in last],
-        "aurc": 100.0 * aurc(uncertainty, loss),
+        "accuracy": (100.0 * (1.0 - risk_at(risk, coverages))).tolist(),
+        "aurc": 100.0 * float(risk.mean()),
     }
 
 
 def fewshot_result(
-    split: str, found: Answers, *, classes: int, bins: int = BINS, coverages: Sequence[float] = COVERAGES
+    split: str, answers: Answers, *, classes: int, bins: int = BINS, coverages: Sequence[float] = COVERAGES
 ) -> dict[str, Any]:
     """One entry of report.json: accuracy, expected calibration error and selective accuracy of one test set.
 
@@ -163,16 +164,16 @@ def fewshot_result(
     """
     result: dict[str, Any] = {
         "split": split,
-        "accuracy": 100.0 * float(found.correct.double().mean()),
-        "samples": len(found.correct),
+        "accuracy": 100.0 * float(answers.correct.double().mean()),
+        "samples": len(answers.correct),
         "classes": classes,
-        "ece": 100.0 * calibration_error(found.confidence, found.correct, bins=bins),
+        "ece": 100.0 * calibration_error(answers.confidence, answers.correct, bins=bins),
     }
-    if found.grade is not None:
-        result["ece_grade"] = 100.0 * calibration_error(found.grade, found.correct, bins=bins)
-    result["selective"] = {"confidence": selective(-found.confidence, found.correct, coverages=coverages)}
-    if found.uncertainty is not None:
-        result["selective"]["uncertainty"] = selective(found.uncertainty, found.correct, coverages=coverages)
+    if answers.grade is not None:
+        result["ece_grade"] = 100.0 * calibration_error(answers.grade, answers.correct, bins=bins)
+    result["selective"] = {"confidence": selective(-answers.confidence, answers.correct, coverages=coverages)}
+    if answers.uncertainty is not None:
+        result["selective"]["uncertainty"] = selective(answers.uncertainty, answers.correct, coverages=coverages)
     return result
 
 
@@ -182,14 +183,14 @@ def fewshot_table(report: Mapping[str, Any]) -> str:
     >>> rows = [{"split": "base", "accuracy": 80.0, "ece": 2.0, "samples": 50, "classes": 12}]
     >>> print(fewshot_table({"results": rows, "hm": 70.0}))
     | split | classes | photos | accuracy | ECE |
-    |---|---:|---:|---:|---:|
+    | --- | ---: | ---: | ---: | ---: |
     | base | 12 | 50 | 80.00 | 2.00 |
-    | HM | | | 70.00 | |
+    | HM |  |  | 70.00 |  |
     """
-    lines = ["| split | classes | photos | accuracy | ECE |", "|---|---:|---:|---:|---:|"]
-    for row in report["results"]:
-        counts = f"{row['classes']:,} | {row['samples']:,}"
-        lines.append(f"| {row['split']} | {counts} | {row['accuracy']:.2f} | {row['ece']:.2f} |")
+    rows = [
+        [row["split"], f"{row['classes']:,}", f"{row['samples']:,}", f"{row['accuracy']:.2f}", f"{row['ece']:.2f}"]
+        for row in report["results"]
+    ]
     if "hm" in report:
-        lines.append(f"| HM | | | {report['hm']:.2f} | |")
-    return "\n".join(lines)
+        rows.append(["HM", "", "", f"{report['hm']:.2f}", ""])
+    return markdown_table(["split", "classes", "photos", "accuracy", "ECE"], rows, align="---:")

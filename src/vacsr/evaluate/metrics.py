@@ -1,17 +1,21 @@
 """Retrieval metrics from the ranks of the positives.
 
-The metrics of each query are float64 [Q], NaN for a query without a positive; averages leave those queries out.
+A metric is a function from :class:`Ranks` to one share per query, float64 [Q], NaN for a query without a positive.
+Add it to :data:`METRICS`, and reports, stored outcomes, comparison tables and significance tests have it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vacsr.errors import UsageError
-from vacsr.evaluate.ranks import Positives, Ranks
+from vacsr.evaluate.ranks import BothRanks, Positives, Ranks
+from vacsr.scoring.topk import DIRECTIONS
 
 
 def best_ranks(ranks: Ranks) -> Tensor:
@@ -24,8 +28,6 @@ def best_ranks(ranks: Ranks) -> Tensor:
 
 def hits_at(ranks: Ranks, k: int) -> Tensor:
     """1 where some positive is among the first k, else 0; NaN without a positive. -> [Q]"""
-    if k < 1:
-        raise UsageError(f"k={k}, expected at least 1")
     best = best_ranks(ranks)
     return torch.where(best.isnan(), torch.nan, (best <= k).double())
 
@@ -39,9 +41,9 @@ def average_precisions_at_r(ranks: Ranks) -> Tensor:
     """mAP@R of each query: mean over r ≤ R of P@r·rel_r. -> [Q]"""
     order = ranks.rank.argsort()
     order = order[ranks.positives.query[order].argsort(stable=True)]
-    found = torch.empty_like(order)  # how many positives of the query stand at this rank or before
-    found[order] = ranks.positives.slot + 1
-    return _mean_over_positives(_within_r(ranks) * found.double() / ranks.rank, ranks.positives)
+    up_to = torch.empty_like(order)  # how many positives of the query are at this rank or before
+    up_to[order] = ranks.positives.slot + 1
+    return _mean_over_positives(_within_r(ranks) * up_to.double() / ranks.rank, ranks.positives)
 
 
 def _within_r(ranks: Ranks) -> Tensor:
@@ -54,56 +56,41 @@ def _mean_over_positives(value: Tensor, positives: Positives) -> Tensor:
     return total / positives.relevant
 
 
-def recall_at(ranks: Ranks, k: int) -> float:
-    """Share of queries with a positive among the first k.
+METRICS: dict[str, Callable[[Ranks], Tensor]] = {
+    "r1": partial(hits_at, k=1),
+    "r5": partial(hits_at, k=5),
+    "r10": partial(hits_at, k=10),
+    "map_at_r": average_precisions_at_r,
+    "r_precision": r_precisions,
+}
+"""By name: the share of each query. Reports have the mean over queries, in percent."""
+RECALLS = ("r1", "r5", "r10")
+"""Their sum over both directions is RSUM, at most 600."""
+
+
+def mean_of(metric: Callable[[Ranks], Tensor], ranks: Ranks) -> float:
+    """Mean over the queries that have a positive, in percent."""
+    return 100 * float(metric(ranks).nanmean())
+
+
+def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
+    """All metrics of one direction in percent, and the median over the queries of the best positive's rank.
 
     >>> from vacsr.evaluate.ranks import positive_ranks
-    >>> positives = Positives.from_captions(torch.tensor([0, 0, 1]), 2)
-    >>> ranks = positive_ranks(torch.tensor([[0.9, 0.3, 0.5], [0.4, 0.6, 0.5]]), positives)
-    >>> recall_at(ranks, 1), r_precision(ranks), map_at_r(ranks), median_rank(ranks)
-    (0.5, 0.25, 0.25, 1.5)
+    >>> scores = torch.tensor([[0.9, 0.3, 0.5], [0.4, 0.6, 0.5]])
+    >>> ranks = positive_ranks(lambda: [scores], Positives.from_captions(torch.tensor([0, 0, 1]), 2)).i2t
+    >>> metrics = retrieval_metrics(ranks)
+    >>> metrics["r1"], metrics["map_at_r"], metrics["median_rank"]
+    (50.0, 25.0, 1.5)
     """
-    return float(hits_at(ranks, k).nanmean())
+    shares = {name: mean_of(metric, ranks) for name, metric in METRICS.items()}
+    return {**shares, "median_rank": float(best_ranks(ranks).nanquantile(0.5))}
 
 
-def r_precision(ranks: Ranks) -> float:
-    """Mean R-precision, a share."""
-    return float(r_precisions(ranks).nanmean())
-
-
-def map_at_r(ranks: Ranks) -> float:
-    """Mean of mAP@R over the queries, a share."""
-    return float(average_precisions_at_r(ranks).nanmean())
-
-
-def median_rank(ranks: Ranks) -> float:
-    """Median over the queries of the best positive's rank."""
-    return float(best_ranks(ranks).nanquantile(0.5))
-
-
-class RetrievalMetrics(NamedTuple):
-    """One direction's figures; all in percent but the median rank."""
-
-    r1: float
-    r5: float
-    r10: float
-    map_at_r: float
-    r_precision: float
-    median_rank: float
-
-
-def retrieval_metrics(ranks: Ranks) -> RetrievalMetrics:
-    """The usual figures of one direction, in percent."""
-    return RetrievalMetrics(
-        r1=100 * recall_at(ranks, 1),
-        r5=100 * recall_at(ranks, 5),
-        r10=100 * recall_at(ranks, 10),
-        map_at_r=100 * map_at_r(ranks),
-        r_precision=100 * r_precision(ranks),
-        median_rank=median_rank(ranks),
-    )
-
-
-def rsum(i2t: RetrievalMetrics, t2i: RetrievalMetrics) -> float:
-    """Sum of the six recalls in percent, at most 600."""
-    return i2t.r1 + i2t.r5 + i2t.r10 + t2i.r1 + t2i.r5 + t2i.r10
+def retrieval_result(galleries: Sequence[BothRanks]) -> dict[str, Any]:
+    """Metrics of both directions and RSUM, as means over galleries."""
+    result: dict[str, Any] = {}
+    for direction, ranks in zip(DIRECTIONS, zip(*galleries, strict=True), strict=True):
+        parts = [retrieval_metrics(one) for one in ranks]
+        result[direction] = {name: statistics.fmean(part[name] for part in parts) for name in parts[0]}
+    return {**result, "rsum": sum(sum(metrics[name] for name in RECALLS) for metrics in result.values())}

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from vacsr.choices import Ties
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 
-Ties = Literal["stable", "pessimistic"]
 _BLOCK = 1 << 20  # pairs compared at once: small enough for the processor's cache, large enough to hide the overhead
 
 
@@ -32,7 +32,7 @@ class Positives:
     num_queries: int
     num_items: int
     absent: Tensor | None = None
-    """[Q] int64, relevant items that are not among the T at all: never found, but counted in R. None for no such."""
+    """[Q] int64, relevant items that are not in the gallery: never retrieved, but counted in R. None: no such items."""
 
     @classmethod
     def from_pairs(cls, query: Tensor, item: Tensor, *, num_queries: int, num_items: int) -> Positives:
@@ -41,27 +41,8 @@ class Positives:
         >>> Positives.from_pairs(torch.tensor([1, 0, 1]), torch.tensor([2, 0, 2]), num_queries=2, num_items=3).item
         tensor([0, 2])
         """
-        if query.ndim != 1 or query.shape != item.shape:
-            raise ShapeMismatch(
-                f"query is {list(query.shape)}, item is {list(item.shape)} — pass two lists, one length"
-            )
-        _check_index("query", query, num_queries)
-        _check_index("item", item, num_items)
         key = torch.unique(query.cpu().long() * num_items + item.cpu().long())
         return cls(key // max(num_items, 1), key % max(num_items, 1), num_queries, num_items)
-
-    @classmethod
-    def from_matrix(cls, relevance: Tensor) -> Positives:
-        """From a bool matrix [Q, T].
-
-        >>> Positives.from_matrix(torch.tensor([[True, False, True]])).item
-        tensor([0, 2])
-        """
-        if relevance.ndim != 2 or relevance.dtype != torch.bool:
-            given = f"{relevance.dtype} {list(relevance.shape)}"
-            raise ShapeMismatch(f"relevance is {given}, expected torch.bool [Q, T] — pass e.g. relevance > 0")
-        query, item = relevance.nonzero().cpu().unbind(1)
-        return cls(query, item, relevance.shape[0], relevance.shape[1])
 
     @classmethod
     def from_captions(cls, caption_image: Tensor, num_images: int) -> Positives:
@@ -82,7 +63,7 @@ class Positives:
 
     @property
     def relevant(self) -> Tensor:
-        """R of each query: its positives, and what is relevant but absent. [Q] int64"""
+        """R of each query: its positives and its absent relevant items. [Q] int64"""
         return self.count if self.absent is None else self.count + self.absent
 
     @cached_property
@@ -121,16 +102,6 @@ class Ranks:
     rank: Tensor
     positives: Positives
 
-    @property
-    def evaluated(self) -> int:
-        """Queries with at least one relevant item: those an average is over."""
-        return int((self.positives.relevant > 0).sum())
-
-    @property
-    def left_out(self) -> int:
-        """Queries without a relevant item."""
-        return self.positives.num_queries - self.evaluated
-
 
 class BothRanks(NamedTuple):
     """Ranks in both directions of one score matrix."""
@@ -139,28 +110,7 @@ class BothRanks(NamedTuple):
     t2i: Ranks
 
 
-def positive_ranks(scores: Tensor, positives: Positives, *, ties: Ties = "stable", block: int = _BLOCK) -> Ranks:
-    """Rank of every positive among all items of its query. scores [Q, T] -> rank [P]
-
-    ``stable``: equal scores rank by index. ``pessimistic``: items that are no positive of the query come before a
-    positive of equal score; positives keep their order among themselves. ``block`` bounds the pairs compared at once.
-
-    >>> scores = torch.tensor([[0.9, 0.1, 0.9]])
-    >>> first = Positives.from_pairs(torch.tensor([0]), torch.tensor([0]), num_queries=1, num_items=3)
-    >>> positive_ranks(scores, first).rank, positive_ranks(scores, first, ties="pessimistic").rank
-    (tensor([1]), tensor([2]))
-    """
-    _check_request(positives, ties)
-    if tuple(scores.shape) != (positives.num_queries, positives.num_items):
-        expected = f"[{positives.num_queries}, {positives.num_items}]"
-        raise ShapeMismatch(f"scores are {list(scores.shape)}, positives expect {expected} — use one id list for both")
-    _check_no_nan(scores, first_query=0, block=block)
-    tally = _Tally(positives, _targets(scores, positives, first_query=0), ties, block)
-    tally.add(scores)
-    return tally.ranks()
-
-
-def stream_positive_ranks(
+def positive_ranks(
     blocks: Callable[[], Iterable[Tensor]],
     positives_i2t: Positives,
     positives_t2i: Positives | None = None,
@@ -168,29 +118,37 @@ def stream_positive_ranks(
     ties: Ties = "stable",
     block: int = _BLOCK,
 ) -> BothRanks:
-    """Ranks in both directions, equal to :func:`positive_ranks` of the matrix and of its transpose, without the matrix.
+    """Rank of every positive among all items of its query, in both directions.
 
     ``blocks()`` yields consecutive row blocks [b, T] of the scores, images as rows. It is called twice and must yield
     the same numbers: the first pass keeps the scores of the positive pairs, the second counts what is ahead of them.
     ``positives_t2i`` are captions' images; without them, the same pairs as ``positives_i2t``.
 
+    ``ties="stable"``: equal scores rank by index. ``"pessimistic"``: items that are no positive of the query come
+    before a positive of equal score; positives keep their order among themselves. ``block`` bounds the pairs compared
+    at once.
+
     >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
-    >>> both = stream_positive_ranks(lambda: scores.split(1), Positives.from_captions(torch.tensor([0, 1]), 2))
+    >>> both = positive_ranks(lambda: scores.split(1), Positives.from_captions(torch.tensor([0, 1]), 2))
     >>> both.i2t.rank, both.t2i.rank
     (tensor([1, 2]), tensor([1, 1]))
     """
-    wanted_t2i = positives_i2t.transposed() if positives_t2i is None else positives_t2i
-    by_image = wanted_t2i.transposed()  # as they are met in row blocks
-    _check_request(positives_i2t, ties)
-    _check_request(wanted_t2i, ties)
+    if ties not in get_args(Ties):
+        raise UsageError(f"ties={ties!r}, expected one of {', '.join(get_args(Ties))}")
+    t2i_positives = positives_i2t.transposed() if positives_t2i is None else positives_t2i
+    for positives in (positives_i2t, t2i_positives):
+        if not len(positives.query):
+            message = f"none of {positives.num_queries} queries has a positive among {positives.num_items} items"
+            raise DataError(f"{message} — check that the ids of both sides match")
+    by_image = t2i_positives.transposed()  # in the order in which row blocks contain them
     targets, targets_t2i = [], []
     for first, rows in _consecutive(blocks(), positives_i2t):
-        _check_no_nan(rows, first_query=first, block=block)
+        _check_no_nan(rows, first_query=first)
         targets.append(_targets(rows, positives_i2t, first_query=first))
         targets_t2i.append(_targets(rows, by_image, first_query=first))
     i2t = _Tally(positives_i2t, torch.cat(targets), ties, block)
     order = by_image.order_by_item.to(i2t.target.device)
-    t2i = _Tally(wanted_t2i, torch.cat(targets_t2i)[order], ties, block)
+    t2i = _Tally(t2i_positives, torch.cat(targets_t2i)[order], ties, block)
     for first, rows in _consecutive(blocks(), positives_i2t):
         begin, end = positives_i2t.span(first, first + len(rows))
         if not torch.equal(_targets(rows, positives_i2t, first_query=first), i2t.target[begin:end]):
@@ -217,8 +175,8 @@ class _Tally:
             # One positive of each query at a time, so that the rows are compared in place, not copied per positive.
             for number in range(int(slot.max()) + 1 if end > begin else 0):
                 chosen = (slot == number).nonzero()[:, 0]
-                own_rows = rows if len(chosen) == len(rows) else rows[row[chosen].to(rows.device)]
-                self._compare(own_rows, begin + chosen, first_item=first_item)
+                chosen_rows = rows if len(chosen) == len(rows) else rows[row[chosen].to(rows.device)]
+                self._compare(chosen_rows, begin + chosen, first_item=first_item)
 
     def _compare(self, rows: Tensor, index: Tensor, *, first_item: int) -> None:
         """rows [p, n] against the positives at ``index`` [p]."""
@@ -264,38 +222,21 @@ def _targets(rows: Tensor, positives: Positives, *, first_query: int) -> Tensor:
 
 
 def _consecutive(blocks: Iterable[Tensor], positives: Positives) -> Iterator[tuple[int, Tensor]]:
-    """Each row block with the number of its first row; refuses blocks that do not add up to the whole matrix."""
-    first, expected = 0, f"[{positives.num_queries}, {positives.num_items}]"
+    """Each row block with the number of its first row; blocks must add up to the whole matrix."""
+    first, expected = 0, [positives.num_queries, positives.num_items]
     for rows in blocks:
-        if rows.ndim != 2 or rows.shape[1] != positives.num_items or first + len(rows) > positives.num_queries:
-            given = f"the score block at row {first} is {list(rows.shape)}"
-            raise ShapeMismatch(f"{given}, expected consecutive row blocks of {expected} — check blocks()")
+        if rows.shape[1] != expected[1] or first + len(rows) > expected[0]:
+            message = f"the score block at row {first} is {list(rows.shape)}, expected row blocks of {expected}"
+            raise ShapeMismatch(f"{message} — use the same ids for scores and labels")
         yield first, rows
         first += len(rows)
-    if first != positives.num_queries:
-        raise ShapeMismatch(f"the score blocks hold {first} rows in all, expected {expected} — check blocks()")
+    if first != expected[0]:
+        raise ShapeMismatch(f"the score blocks hold {first} rows, expected {expected} — score every image")
 
 
-def _check_request(positives: Positives, ties: Ties) -> None:
-    if ties not in get_args(Ties):
-        raise UsageError(f"ties={ties!r}, expected one of {', '.join(get_args(Ties))}")
-    if not len(positives.query):
-        given = f"none of {positives.num_queries} queries has a positive among {positives.num_items} items"
-        raise DataError(f"{given}, so there is nothing to rank — check that the ids of both sides match")
-
-
-def _check_index(name: str, index: Tensor, size: int) -> None:
-    outside = ((index < 0) | (index >= size)).nonzero()
-    if len(outside):
-        at = int(outside[0])
-        raise DataError(f"{name}[{at}] is {int(index[at])}, expected 0 to {size - 1} — check that ids and sizes match")
-
-
-def _check_no_nan(scores: Tensor, *, first_query: int, block: int) -> None:
-    step = max(1, block // max(1, scores.shape[1]))
-    for low in range(0, len(scores), step):
-        bad = scores[low : low + step].isnan()
-        if bad.any():
-            row, item = bad.nonzero()[0].tolist()
-            where = f"query {first_query + low + row}, item {item} (counted from 0)"
-            raise DataError(f"scores hold NaN, first at {where}; a ranking needs numbers — check those two embeddings")
+def _check_no_nan(rows: Tensor, *, first_query: int) -> None:
+    missing = rows.isnan()
+    if missing.any():
+        row, item = missing.nonzero()[0].tolist()
+        where = f"query {first_query + row}, item {item} (counted from 0)"
+        raise DataError(f"scores hold NaN, first at {where} — check those two embeddings")

@@ -1,4 +1,4 @@
-"""Scores of any system from files: a matrix, and the ids of its rows and columns.
+"""What is evaluated: scores of all pairs, from a model or from any system's files.
 
 The matrix is a ``.npy`` file, which is mapped rather than read, or a ``.safetensors`` file. The ids are a JSON object
 with ``images`` and ``captions``, in the order of rows and columns, and perhaps ``caption_image``, the image id of each
@@ -8,26 +8,71 @@ caption.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vacsr.config.io import load_json
-from vacsr.data.checks import check_unique
-from vacsr.data.labelled import LabelledPairs
+from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import DataError, ShapeMismatch
-from vacsr.evaluate.scored import MatrixScores
-from vacsr.files import read_tensors
+from vacsr.files import map_npy, read_json, read_tensors
 from vacsr.provenance import UNKNOWN, Provenance
 
-_ROWS = 256  # images checked at a time
-_NPY = b"\x93NUMPY"  # how such a file begins
-_WHOLE = "where more is better save it as floats; ranks and distances are the reverse: save their negative, as floats"
+_ROWS = 256  # images per block
+
+
+class Scores(Protocol):
+    """Scores of N images and M captions; :class:`vacsr.scoring.PairScores` and :class:`MatrixScores` are such."""
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Consecutive row blocks [b, M]; the same numbers every time."""
+
+    @property
+    def score(self) -> Tensor:
+        """The whole matrix. [N, M]"""
+
+    def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """Of the pairs (rows[n], cols[n]). [P], [P] -> [P]"""
+
+    def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
+        """Of the pairs (rows[n], cols[n]); None where there is none. [P], [P] -> [P]"""
+
+    def grade(self, score: Tensor) -> Tensor | None:
+        """Scores as grades in [0, 1], order kept; None where their scale is unknown. [...] -> [...]"""
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixScores:
+    """A score matrix as it is, and perhaps the uncertainty of every pair.
+
+    >>> MatrixScores(torch.eye(2)).score_of(torch.tensor([0, 1]), torch.tensor([0, 0]))
+    tensor([1., 0.])
+    """
+
+    score: Tensor
+    """[N, M]"""
+    sigma: Tensor | None = None
+    """[N, M]"""
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Views of some rows."""
+        yield from torch.split(self.score, _ROWS)
+
+    def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """Entries of the matrix."""
+        return self.score[rows, cols]
+
+    def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
+        """Entries of the other matrix."""
+        return None if self.sigma is None else self.sigma[rows, cols]
+
+    def grade(self, score: Tensor) -> Tensor | None:
+        """None: a foreign score's scale is not known."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,169 +89,91 @@ class MatrixIds(LabelledPairs):
     split: str = "all"
     provenance: Provenance = UNKNOWN
 
-
-@dataclass(frozen=True)
-class IdFile:
-    """What an ids file says."""
-
-    path: Path
-    images: tuple[str, ...]
-    captions: tuple[str, ...]
-    caption_image: tuple[str, ...] | None
-    """[M], the image id of each caption, where the file says it."""
+    def __post_init__(self) -> None:
+        self.check_labels()
 
 
-def read_ids(path: Path) -> IdFile:
-    """Read ``{"images": […], "captions": […], "caption_image": […]}``; ids are strings or whole numbers."""
-    given = _read_json(path)
-    images, captions = (_ids(given, name, path=path) for name in ("images", "captions"))
-    for kind, ids in (("image", images), ("caption", captions)):
-        if not ids:
-            raise DataError(f"{path} names no {kind}s — list the id of each, in the order of the matrix")
-        check_unique(ids, kind=kind)
-    owners = _ids(given, "caption_image", path=path) if given.get("caption_image") is not None else None
-    if owners is not None and len(owners) != len(captions):
-        few = len(owners) < len(captions)
-        first = f"first without one {captions[len(owners)]!r}" if few else f"first too many {owners[len(captions)]!r}"
-        message = f"{path}: caption_image has {len(owners):,} entries for {len(captions):,} captions, {first}"
-        raise ShapeMismatch(f"{message} — give one image id each")
-    return IdFile(path, images, captions, owners)
+def read_ids(path: Path) -> dict[str, tuple[str, ...]]:
+    """``images``, ``captions`` and perhaps ``caption_image`` of a JSON file; ids are strings or whole numbers."""
+    given = read_json(path, lists=("images", "captions"))
+    ids: dict[str, tuple[str, ...]] = {}
+    for name in ("images", "captions", "caption_image"):
+        values = given.get(name)
+        if values is None and name == "caption_image":
+            continue
+        if not isinstance(values, list) or not values:
+            raise DataError(f"{path}: {name} is not a list of ids — list them in the order of the matrix")
+        for row, value in enumerate(values):
+            if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+                message = f"{path}: {name}[{row}] is {value!r}, expected an id"
+                raise DataError(f"{message} — write a string or a whole number")
+        ids[name] = tuple(str(value) for value in values)  # COCO's are numbers in some files
+    if len(ids.get("caption_image", ids["captions"])) != len(ids["captions"]):
+        counts = f"{len(ids['caption_image']):,} entries for {len(ids['captions']):,} captions"
+        raise ShapeMismatch(f"{path}: caption_image has {counts} — give one image id for each caption")
+    return ids
 
 
-def own_labels(ids: IdFile) -> Tensor:
-    """The rows of ``caption_image``. -> [M] int64"""
-    if ids.caption_image is None:
-        message = f"{ids.path} does not say which image a caption belongs to"
-        raise DataError(f"{message} — add caption_image, give --pairs SPEC, or choose a COCO protocol")
-    return _rows(ids, dict(zip(ids.captions, ids.caption_image, strict=True)))
+def label_rows(images: Sequence[str], captions: Sequence[str], owners: Mapping[str, str]) -> Tensor:
+    """The row of each caption's image, by the image id of each caption. -> [M] int64
 
-
-def labels_from(pairs: LabelledPairs, ids: IdFile) -> Tensor:
-    """The rows of the images that another data set gives to these captions. -> [M] int64"""
-    owners = [pairs.image_ids[row] for row in pairs.caption_image.tolist()]
-    return _rows(ids, dict(zip(pairs.caption_ids, owners, strict=True)))
-
-
-def _rows(ids: IdFile, owner: Mapping[str, str]) -> Tensor:
-    place = {name: row for row, name in enumerate(ids.images)}
-    found: list[int] = []
-    for caption in ids.captions:
-        if caption not in owner:
-            raise DataError(f"caption {caption!r} of {ids.path} is not in the data of --pairs — check ids and split")
-        if owner[caption] not in place:
-            message = f"caption {caption!r} belongs to image {owner[caption]!r}, which {ids.path} does not list"
+    Warns of images without captions: they are wrong answers to every caption, but no queries.
+    """
+    image_rows = {name: row for row, name in enumerate(images)}
+    rows: list[int] = []
+    for caption in captions:
+        if caption not in owners:
+            message = f"caption {caption!r} is not in the data of --pairs, or not in COCO's test set"
+            raise DataError(f"{message} — check ids and split; elsewhere choose --protocol flickr with caption_image")
+        if owners[caption] not in image_rows:
+            message = f"caption {caption!r} belongs to image {owners[caption]!r}, which is not among the images"
             raise DataError(f"{message} — caption_image holds image ids, not row numbers; add the image")
-        found.append(place[owner[caption]])
-    labels = torch.tensor(found)
-    _tell_of_silent(ids, labels)
-    return labels
-
-
-def _tell_of_silent(ids: IdFile, labels: Tensor) -> None:
-    """An image without captions is a wrong answer to every caption, and no query: averages leave it out."""
-    count = torch.bincount(labels, minlength=len(ids.images))
-    silent = (count == 0).nonzero().flatten().tolist()
+        rows.append(image_rows[owners[caption]])
+    silent = sorted(set(range(len(images))) - set(rows))
     if silent:
-        number = f"{len(silent):,} of {len(ids.images):,} images have no caption, first {ids.images[silent[0]]!r}"
-        warnings.warn(f"{number}: image→text figures are over the others", stacklevel=4)
+        message = f"{len(silent):,} of {len(images):,} images have no caption, first {images[silent[0]]!r}"
+        warnings.warn(f"{message}: image→text metrics are over the others", stacklevel=2)
+    return torch.tensor(rows)
 
 
-def read_scores(path: Path, ids: IdFile, *, uncertainty: Path | None = None) -> MatrixScores:
+def read_scores(path: Path, ids: MatrixIds, *, uncertainty: Path | None = None) -> MatrixScores:
     """The matrix [images, captions], and another of the same shape; NaN or infinity names the first such pair."""
     score = _checked(path, ids)
     return MatrixScores(score, None if uncertainty is None else _checked(uncertainty, ids))
 
 
-def _checked(path: Path, ids: IdFile) -> Tensor:
-    matrix = _read_matrix(path)
-    expected = [len(ids.images), len(ids.captions)]
+def _checked(path: Path, ids: MatrixIds) -> Tensor:
+    matrix, expected = _read_matrix(path), [len(ids.image_ids), len(ids.caption_ids)]
     if list(matrix.shape) != expected:
-        message = f"{path} has shape {list(matrix.shape)}, {ids.path} names {expected[0]:,} images"
-        message = f"{message} and {expected[1]:,} captions{_first_offenders(matrix, ids)}"
-        raise ShapeMismatch(f"{message} — save it as [images, captions], {expected}")
+        message = f"{path} has shape {list(matrix.shape)}, the ids name {expected[0]:,} images and {expected[1]:,}"
+        raise ShapeMismatch(f"{message} captions — save it as [images, captions], {expected}")
     for start in range(0, len(matrix), _ROWS):
         finite = torch.isfinite(matrix[start : start + _ROWS])
         if not bool(finite.all()):
             row, col = (~finite).nonzero()[0].tolist()
-            value, where = float(matrix[start + row, col]), f"image {ids.images[start + row]!r}"
-            raise DataError(
-                f"{path} holds {value} for {where} and caption {ids.captions[col]!r}, expected numbers — score the pair"
-            )
+            where = f"image {ids.image_ids[start + row]!r} and caption {ids.caption_ids[col]!r}"
+            raise DataError(f"{path} holds {float(matrix[start + row, col])} for {where} — give every pair a number")
     return matrix
 
 
-def _first_offenders(matrix: Tensor, ids: IdFile) -> str:
-    """The first image and caption that a matrix of another shape leaves out, or what of it has no name."""
-    if matrix.ndim != 2:
-        return ""
-    found = ""
-    sides = (("image", "row", ids.images), ("caption", "column", ids.captions))
-    for (kind, line, names), length in zip(sides, matrix.shape, strict=True):
-        if length < len(names):
-            found += f"; first {kind} without a {line}: {names[length]!r}"
-        elif length > len(names):
-            found += f"; first {line} without {kind} id: {len(names)}, counted from 0"
-    return found
-
-
 def _read_matrix(path: Path) -> Tensor:
-    """As it lies in the file, but for half precision, which becomes float32."""
-    if path.suffix.lower() == ".safetensors":
-        found = _one_tensor(path)
-    elif path.suffix.lower() == ".npy":
-        found = _mapped(path)
+    """As it is in the file, except for half precision, which becomes float32."""
+    stored: Tensor | NDArray[Any]
+    if path.suffix.lower() == ".npy":
+        stored = map_npy(path)
+        floats = stored.dtype.kind == "f" and stored.dtype.itemsize <= 8
+    elif path.suffix.lower() == ".safetensors":
+        tensors, _ = read_tensors(path)
+        if "scores" not in tensors and len(tensors) != 1:
+            names = ", ".join(sorted(tensors)) or "nothing"
+            raise DataError(f"{path} holds {names}, expected one tensor or one called scores — rename it")
+        stored = tensors.get("scores", next(iter(tensors.values())))
+        floats = stored.is_floating_point()
     else:
         raise DataError(f"{path} is no .npy or .safetensors file — save the matrix with numpy.save")
-    return found if found.dtype in (torch.float32, torch.float64) else found.float()
-
-
-def _one_tensor(path: Path) -> Tensor:
-    tensors, _ = read_tensors(path)
-    name = "scores" if "scores" in tensors else next(iter(tensors), "")
-    if not name or (len(tensors) > 1 and name != "scores"):
-        names = ", ".join(sorted(tensors)) or "nothing"
-        raise DataError(f"{path} holds {names}, expected one tensor or one called scores — rename it")
-    if not tensors[name].is_floating_point():
-        raise DataError(f"{name} in {path} is {tensors[name].dtype}, expected floats — {_WHOLE}")
-    return tensors[name]
-
-
-def _mapped(path: Path) -> Tensor:
-    if not path.is_file():
-        raise DataError(f"no such file: {path} — check the path")
-    try:  # copy-on-write, for torch knows no read-only memory; nothing is ever written
-        with path.open("rb") as file:
-            begins = file.read(len(_NPY))
-        if begins != _NPY:
-            raise DataError(f"{path} begins with {begins!r}, which is no .npy array — write the matrix with numpy.save")
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{path} is not a whole .npy array ({error}) — write or copy it again") from error
-    if array.dtype.kind != "f":
-        raise DataError(f"{path} holds {array.dtype}, expected floats — {_WHOLE}")
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(native if native.dtype.itemsize <= 8 else native.astype(np.float64))
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        raise DataError(f"no such file: {path} — check the path")
-    try:
-        given = load_json(path.read_text(encoding="utf-8-sig"), source=path)
-    except (ValueError, RecursionError) as error:  # a RecursionError: lists within lists, thousands deep
-        raise DataError(f"{path} is not JSON ({error}) — write or copy it again") from error
-    if not isinstance(given, dict):
-        message = f'{path} holds a {type(given).__name__}, expected {{"images": […], "captions": […]}}'
-        raise DataError(f"{message} — write such an object")
-    return given
-
-
-def _ids(given: Mapping[str, Any], name: str, *, path: Path) -> tuple[str, ...]:
-    """Ids as strings: COCO's are numbers, in files as in ours."""
-    values: Sequence[Any] | None = given.get(name)
-    if not isinstance(values, list):
-        raise DataError(f'{path} has no list {name!r}, expected {{"images": […], "captions": […]}} — add the ids')
-    for place, value in enumerate(values):
-        if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-            raise DataError(f"{path}: {name}[{place}] is {value!r}, expected an id — write a string or a whole number")
-    return tuple(str(value) for value in values)
+    if not floats:
+        action = "save scores as floats; of ranks and distances, where less is better, save the negative"
+        raise DataError(f"{path} holds {stored.dtype}, expected floats — {action}")
+    if not isinstance(stored, Tensor):
+        stored = torch.from_numpy(stored.astype(stored.dtype.newbyteorder("="), copy=False))
+    return stored if stored.dtype in (torch.float32, torch.float64) else stored.float()

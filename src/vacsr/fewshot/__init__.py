@@ -1,19 +1,11 @@
 """Few-shot recognition: ``run_fewshot`` fills a run folder, ``load_fewshot`` loads the model that it left."""
 
-from vacsr.fewshot.config import FewshotRecipe, fewshot_from, layered_fewshot, read_fewshot
-from vacsr.fewshot.model import FewshotModel, Predicted, load_fewshot
-from vacsr.fewshot.run import FewshotRun, check_fewshot, evaluate_fewshot, run_fewshot
-
-__all__ = [
-    "FewshotModel",
-    "FewshotRecipe",
-    "FewshotRun",
-    "Predicted",
-    "check_fewshot",
-    "evaluate_fewshot",
-    "fewshot_from",
-    "layered_fewshot",
-    "load_fewshot",
-    "read_fewshot",
-    "run_fewshot",
-]
+from vacsr.fewshot.config import FewshotRecipe as FewshotRecipe
+from vacsr.fewshot.config import fewshot_from as fewshot_from
+from vacsr.fewshot.config import layered_fewshot as layered_fewshot
+from vacsr.fewshot.config import read_fewshot as read_fewshot
+from vacsr.fewshot.model import FewshotModel as FewshotModel
+from vacsr.fewshot.model import load_fewshot as load_fewshot
+from vacsr.fewshot.run import check_fewshot as check_fewshot
+from vacsr.fewshot.run import evaluate_fewshot as evaluate_fewshot
+from vacsr.fewshot.run import run_fewshot as run_fewshot

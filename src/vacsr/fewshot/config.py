@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vacsr.config import BackboneConfig
 from vacsr.config.base import Config, FewshotMethodConfig, method_entry
 from vacsr.config.io import merge, merge_layers, parse, parse_overrides, recipe_layers, resolve_method
-from vacsr.data.fewshot.specs import parse_class_spec
+from vacsr.data.fewshot import parse_class_spec
+from vacsr.errors import UsageError
 from vacsr.fewshot.methods.vacsr import Blocks, FewshotVacsrConfig
 
 _Share = Annotated[float, Field(gt=0, le=1)]
@@ -36,6 +38,18 @@ class FewshotDataConfig(Config):
     """Sentence of a class with {} for its name, for the source and all targets; empty takes each data set's own."""
     sentences: str = ""
     """JSON file {class name: [sentences]} with descriptions of every class, for methods that read them (CoPrompt)."""
+
+    @model_validator(mode="after")
+    def _check_specs(self) -> Self:
+        """Every SPEC can be read, and targets go with the protocol that tests them."""
+        for spec in (self.spec, *self.targets.values()):
+            parse_class_spec(spec)
+        if (self.protocol == "domain") != bool(self.targets):
+            message = "protocol domain, and no other, tests data.targets"
+            raise UsageError(f"{message} — write e.g. protocol: domain with targets: {{sketch: SPEC}}")
+        if "source" in self.targets:
+            raise UsageError("a target is called 'source', as the report calls data.spec itself — give it another name")
+        return self
 
 
 class FewshotTrainConfig(Config):
@@ -110,6 +124,19 @@ class SearchConfig(Config):
     epochs: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Values of train.epochs."""
 
+    def candidates(self) -> list[dict[str, Any]]:
+        """All combinations in the order written, the last list fastest; none where nothing is searched.
+
+        >>> SearchConfig(image_blocks=(1, "last 2"), epochs=(5,)).candidates()
+        [{'image_blocks': 'first 1', 'epochs': 5}, {'image_blocks': 'last 2', 'epochs': 5}]
+        """
+        blocks = {
+            name: [f"first {value}" if isinstance(value, int) else value for value in getattr(self, name)]
+            for name in ("image_blocks", "text_blocks")
+        }
+        searched = {name: values for name, values in {**blocks, "epochs": self.epochs}.items() if values}
+        return [dict(zip(searched, values, strict=True)) for values in product(*searched.values())] if searched else []
+
 
 class FewshotEvaluateConfig(Config):
     """What `report.json` holds after training."""
@@ -141,6 +168,16 @@ class FewshotRecipe(Config):
     """How it learns."""
     evaluate: FewshotEvaluateConfig = FewshotEvaluateConfig()
     """What is reported."""
+
+    @model_validator(mode="after")
+    def _check_search(self) -> Self:
+        """What is searched are fields of the method, which trains."""
+        for name in (name for choice in self.search.candidates()[:1] for name in choice):
+            if name != "epochs" and name not in type(self.method).model_fields:
+                raise UsageError(f"method '{self.method.name}' has no {name} to search — take search.{name} out")
+            if not method_entry(self.method.name, task="fewshot").method.trains:
+                raise UsageError(f"method '{self.method.name}' does not train — take search out")
+        return self
 
 
 _DEFAULT = FewshotRecipe()

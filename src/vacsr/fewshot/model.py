@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vacsr.backbones.images import PhotoReader, PhotoTransform, Progress
 from vacsr.config import BackboneConfig, MethodConfig
-from vacsr.config.io import parse
+from vacsr.config.io import method_config, parse
 from vacsr.data.fewshot import LabelledPhotos
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import Answers, answers, join_answers
@@ -68,29 +68,26 @@ class FewshotModel:
         """Where the method is."""
         return next(self.method.parameters()).device
 
-    @torch.no_grad()
     def predict(
         self, photos: Sequence[Image.Image], names: Sequence[str] | None = None, *, batch_size: int = 100
     ) -> Predicted:
         """Photos against the classes of training, or against others by their names, in float32."""
+        classes = self.classes
         if not len(photos):
             raise UsageError("no photos to predict — give a list of PIL images")
-        classes = self.classes
         if names is not None and tuple(names) != classes.names:
             if isinstance(names, str) or not names or any(not name.strip() for name in names):
                 raise UsageError(f"classes {names!r} — give a list of names, as in ['red tree', 'blue fish']")
             classes = ClassSet(tuple(names), classes.template)
-        probabilities, sigmas = [], []
-        with matmul_precision("fp32"):
-            prepared = self.method.prepare(classes)
-            for start in range(0, len(photos), batch_size):
-                pixels = torch.stack([self.transform.pixels(photo) for photo in photos[start : start + batch_size]])
-                logits, sigma = self.method.predict(self.transform.normalize(pixels.to(self.device)), prepared)
-                probabilities.append(logits.double().softmax(dim=1).float().cpu())
-                sigmas += [] if sigma is None else [sigma.float().cpu()]
-        return Predicted(classes.names, torch.cat(probabilities), torch.cat(sigmas) if sigmas else None)
+        batches = (
+            torch.stack([self.transform.pixels(photo) for photo in photos[start : start + batch_size]])
+            for start in range(0, len(photos), batch_size)
+        )
+        logits, sigmas = zip(*self._scores(batches, classes), strict=True)
+        probabilities = torch.cat(logits).double().softmax(dim=1).float().cpu()
+        sigma = None if sigmas[0] is None else torch.cat(sigmas).float().cpu()
+        return Predicted(classes.names, probabilities, sigma)
 
-    @torch.no_grad()
     def evaluate(
         self,
         photos: LabelledPhotos,
@@ -104,15 +101,20 @@ class FewshotModel:
         reader = PhotoReader(photos.photos, self.transform, workers=workers)
         batches = [range(start, min(start + batch_size, len(photos))) for start in range(0, len(photos), batch_size)]
         parts: list[Answers] = []
+        for rows, (logits, sigma) in zip(batches, self._scores(reader.stream(batches), classes), strict=True):
+            labels = photos.labels[rows.start : rows.stop]
+            parts.append(answers(logits, labels, uncertainty=sigma, graded=sigma is not None))
+            if progress is not None:
+                progress(rows.stop, len(photos))
+        return join_answers(parts)
+
+    @torch.no_grad()
+    def _scores(self, batches: Iterable[Tensor], classes: ClassSet) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Logits [B, C] and uncertainty [B, C] of batches of pixels, uint8 [B, 3, S, S]."""
         with matmul_precision("fp32"):
             prepared = self.method.prepare(classes)
-            for rows, pixels in zip(batches, reader.stream(batches), strict=True):
-                logits, sigma = self.method.predict(self.transform.normalize(pixels.to(self.device)), prepared)
-                labels = photos.labels[rows.start : rows.stop]
-                parts.append(answers(logits, labels, uncertainty=sigma, graded=sigma is not None))
-                if progress is not None:
-                    progress(rows.stop, len(photos))
-        return join_answers(parts)
+            for pixels in batches:
+                yield self.method.predict(self.transform.normalize(pixels.to(self.device)), prepared)
 
     def save(self, folder: Path, recipe: FewshotRecipe) -> None:
         """Write config.json and model.safetensors, the learned weights without the CLIP; both or neither."""
@@ -133,24 +135,17 @@ def load_fewshot(run: str | Path, *, device: str = "auto", start: str | Path | N
 
     ``start`` says where the run that ``backbone.start`` named is now, if it has moved.
     """
-    try:
-        saved = SavedModel.open(run)
-    except DataError as error:
-        raise DataError(f"no few-shot model in {run} — train one: vacsr fewshot RECIPE.yaml --out {run}") from error
-    raw = saved.config
+    saved = SavedModel.open(run)
+    raw, tensors = saved.config, saved.tensors()
     if raw.get("task") != "fewshot":
         raise DataError(f"{saved.folder} is not a few-shot model — give a run of vacsr fewshot")
-    tensors = saved.tensors()
     classes = ClassSet(tuple(raw["classes"]), raw["template"], tuple(tuple(each) for each in raw["sentences"]))
-    method = parse(FewshotRecipe, {"method": raw["method"]}).method
     backbone = parse(BackboneConfig, raw["backbone"])
-    if start is not None:
-        if not backbone.start:
-            raise UsageError(f"{saved.folder} is based on {backbone.spec}, not on a trained run — leave start= out")
-        backbone = _started_at(backbone, start)
+    backbone = backbone if start is None else _started_at(backbone, start)
     if backbone.start and not Path(backbone.start).is_dir():
         message = f"{saved.folder} is based on the towers of {backbone.start}, which is missing"
         raise DataError(f"{message} — restore that run, or say where it is: load_fewshot(RUN, start=FOLDER)")
+    method = method_config(raw["method"], task="fewshot")
     model = FewshotModel.build(method, backbone, classes=classes, seed=0, device=choose_device(device))
     Provenance(**raw["origin"]).check(Provenance(**model.origin))
     model.method.load_weights(tensors)

@@ -52,9 +52,6 @@ def ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
     return total
 
 
-# --- kernels
-
-
 @triton.jit
 def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
@@ -265,9 +262,6 @@ def weights_gradient(ranked, counts, d_out, d_weights, L, D, ROWS: tl.constexpr,
     tl.store(d_weights + item * L + row, tl.sum(total, axis=1), mask=row < L)
 
 
-# --- the recurrence
-
-
 # custom_op, not triton_op: torch.compile would trace through a triton_op, which Triton's interpreter cannot follow.
 @torch.library.custom_op("vacsr::bigru", mutates_args=())
 def _bigru(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,7 +270,7 @@ def _bigru(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tupl
 
     -> hidden [1 + B, L, H] (chain 0 runs forwards) and what the gradient needs, [1 + B, L, 4, H]
     """
-    hidden, saved = _states(gates, lengths, weight, bias)
+    hidden, saved = _states(gates, lengths, weight)
     length, width = hidden.shape[1:]
     turned = weight.transpose(1, 2).contiguous()
     with kernels.current(gates.device):
@@ -287,12 +281,15 @@ def _bigru(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tupl
     return hidden, saved
 
 
-def _states(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+@_bigru.register_fake
+def _states(gates: Tensor, lengths: Tensor, weight: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
     shape = (1 + lengths.shape[0], gates.shape[1], weight.shape[-1])
     return gates.new_zeros(shape), gates.new_zeros((*shape[:2], 4, shape[2]))
 
 
-_bigru.register_fake(_states)
+def _chains(lengths: Tensor, length: int) -> Tensor:
+    """Steps of every chain: all positions forwards, then each item's length backwards. [B] -> [1 + B] int32"""
+    return torch.cat((lengths.new_full((1,), length), lengths)).to(torch.int32)
 
 
 @torch.library.custom_op("vacsr::bigru_backward", mutates_args=())
@@ -317,17 +314,10 @@ def _bigru_backward(
 
 
 @_bigru_backward.register_fake
-def _(
-    hidden: Tensor, saved: Tensor, lengths: Tensor, weight: Tensor, d_hidden: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(hidden: Tensor, saved: Tensor, lengths: Tensor, weight: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     length, width = hidden.shape[1:]
     d_gates, d_bias = hidden.new_empty((2, length, 3 * width)), hidden.new_empty((2, 3 * width))
     return d_gates, torch.empty_like(weight), d_bias
-
-
-def _chains(lengths: Tensor, length: int) -> Tensor:
-    """Steps of every chain: all positions forwards, then each item's length backwards. [B] -> [1 + B] int32"""
-    return torch.cat((lengths.new_full((1,), length), lengths)).to(torch.int32)
 
 
 def _bigru_save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -336,9 +326,7 @@ def _bigru_save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]
     ctx.set_materialize_grads(False)
 
 
-def _bigru_gradient(ctx: Any, d_hidden: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if d_hidden is None:
-        return None, None, None, None
+def _bigru_gradient(ctx: Any, d_hidden: Tensor, _: None) -> tuple[Tensor | None, ...]:
     d_gates, d_weight, d_bias = _bigru_backward(*ctx.saved_tensors, d_hidden)
     return d_gates, None, d_weight, d_bias
 
@@ -346,15 +334,12 @@ def _bigru_gradient(ctx: Any, d_hidden: Tensor | None, _: None) -> tuple[Tensor 
 _bigru.register_autograd(_bigru_gradient, setup_context=_bigru_save)
 
 
-# --- the weighted sum of ranked values
-
-
 @torch.library.custom_op("vacsr::ranked_sum", mutates_args=())
 def _ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """-> out [B, D] float32, rank int16 [B, L, D], ranked [B, L, D]."""
     items, length, channels = values.shape
     values, mask, weights = values.contiguous(), mask.to(torch.uint8).contiguous(), weights.contiguous()
-    out, rank, ranked = _sums_and_ranks(values, mask, weights)
+    out, rank, ranked = _sums_and_ranks(values)
     if not values.numel():
         return out.zero_(), rank, ranked
     down, across, tile = _tiles(length, channels)
@@ -369,19 +354,16 @@ def _ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tensor, 
     return out, rank, ranked
 
 
-def _sums_and_ranks(values: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@_ranked_sum.register_fake
+def _sums_and_ranks(values: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     out = values.new_empty((values.shape[0], values.shape[2]), dtype=torch.float32)
     return out, values.new_empty(values.shape, dtype=torch.int16), values.new_empty(values.shape)
-
-
-_ranked_sum.register_fake(_sums_and_ranks)
 
 
 def _tiles(length: int, channels: int) -> tuple[int, int, dict[str, int]]:
     """Tiles down and across, and the settings of a kernel that works tile by tile."""
     rows, columns = _TILE
-    settings = {"ROWS": rows, "COLUMNS": columns, "num_warps": 4}
-    return -(-length // rows), -(-channels // columns), settings
+    return -(-length // rows), -(-channels // columns), {"ROWS": rows, "COLUMNS": columns, "num_warps": 4}
 
 
 @torch.library.custom_op("vacsr::ranked_sum_backward", mutates_args=())
@@ -390,7 +372,7 @@ def _ranked_sum_backward(
 ) -> tuple[Tensor, Tensor]:
     """-> gradients of values [B, L, D] and weights [B, L]."""
     items, length, channels = ranked.shape
-    d_values, d_weights = _ranked_gradients(rank, ranked, mask, weights, d_out)
+    d_values, d_weights = _ranked_gradients(rank, ranked, mask, weights)
     if not ranked.numel():
         return d_values, d_weights.zero_()
     weights, d_out, counts = weights.contiguous(), d_out.contiguous(), mask.sum(1, dtype=torch.int32)
@@ -401,13 +383,9 @@ def _ranked_sum_backward(
     return d_values, d_weights
 
 
-def _ranked_gradients(
-    rank: Tensor, ranked: Tensor, mask: Tensor, weights: Tensor, d_out: Tensor
-) -> tuple[Tensor, Tensor]:
+@_ranked_sum_backward.register_fake
+def _ranked_gradients(rank: Tensor, ranked: Tensor, mask: Tensor, weights: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
     return ranked.new_empty(ranked.shape), weights.new_empty(weights.shape)
-
-
-_ranked_sum_backward.register_fake(_ranked_gradients)
 
 
 def _ranked_sum_save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -415,9 +393,7 @@ def _ranked_sum_save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor,
     ctx.set_materialize_grads(False)
 
 
-def _ranked_sum_gradient(ctx: Any, d_out: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    if d_out is None:
-        return None, None, None
+def _ranked_sum_gradient(ctx: Any, d_out: Tensor, *_: None) -> tuple[Tensor | None, ...]:
     d_values, d_weights = _ranked_sum_backward(*ctx.saved_tensors, d_out)
     return d_values, None, d_weights
 

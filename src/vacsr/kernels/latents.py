@@ -273,7 +273,7 @@ def sizes(heads: Tensor, weights: Tensor, *, bounded: bool, squash: bool) -> dic
 def _forward(
     heads: Tensor, weights: Tensor, sigma_weights: Tensor, keys: Tensor, clamp: float, bounded: bool, squash: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    out = _outputs(heads, weights, sigma_weights, keys, clamp, bounded, squash)
+    out: tuple[Tensor, Tensor, Tensor, Tensor] = _outputs(heads, weights)
     if len(heads):
         inputs = [x.contiguous() for x in (heads, weights, sigma_weights, keys)]
         with kernels.current(heads.device):
@@ -281,15 +281,11 @@ def _forward(
     return out
 
 
-def _outputs(
-    heads: Tensor, weights: Tensor, sigma_weights: Tensor, keys: Tensor, clamp: float, bounded: bool, squash: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@_forward.register_fake
+def _outputs(heads: Tensor, weights: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pairs, components = weights.shape
     z = heads.new_empty(pairs, heads.shape[1] // (2 * components))
     return z, weights.new_empty(pairs, components), weights.new_empty(pairs), weights.new_empty(pairs)
-
-
-_forward.register_fake(_outputs)
 
 
 @torch.library.custom_op("vacsr::pair_latents_backward", mutates_args=())
@@ -297,7 +293,7 @@ def _backward(
     heads: Tensor, weights: Tensor, sigma_weights: Tensor, keys: Tensor,
     d_z: Tensor, d_kl: Tensor, d_inverse: Tensor, d_log_variance: Tensor, clamp: float, bounded: bool, squash: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    out = _gradients(heads, weights)
+    out: tuple[Tensor, Tensor, Tensor] = _gradients(heads, weights)
     if len(heads):
         inputs = heads, weights, sigma_weights, keys, d_z, d_kl, d_inverse, d_log_variance
         with kernels.current(heads.device):
@@ -307,11 +303,9 @@ def _backward(
     return out
 
 
+@_backward.register_fake
 def _gradients(heads: Tensor, weights: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return heads.new_empty(heads.shape), weights.new_empty(weights.shape), weights.new_empty(weights.shape)
-
-
-_backward.register_fake(_gradients)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -24,7 +24,7 @@ _COUNTS = ["images", "T", "tiles", "group"]  # they change from block to block: 
 @torch.library.custom_op("vacsr::scale_trunk", mutates_args=())
 def scale_trunk(trunk: Tensor, images: Tensor, dtype: torch.dtype, tile: Sequence[int]) -> Tensor:
     """The trunk times each image, rounded once. [H, D], [I, D] float32 -> [I, H, D]"""
-    weights = _scaled(trunk, images, dtype, tile)
+    weights: Tensor = _scaled(trunk, images, dtype, tile)
     _, hidden, depth, *_ = tile
     (height, width), rows, cols, run = trunk.shape, min(32, hidden), min(64, depth), 8
     with kernels.current(trunk.device):
@@ -34,11 +34,9 @@ def scale_trunk(trunk: Tensor, images: Tensor, dtype: torch.dtype, tile: Sequenc
     return weights
 
 
+@scale_trunk.register_fake
 def _scaled(trunk: Tensor, images: Tensor, dtype: torch.dtype, tile: Sequence[int]) -> Tensor:
     return trunk.new_empty((images.shape[0], *trunk.shape), dtype=dtype)
-
-
-scale_trunk.register_fake(_scaled)
 
 
 @torch.library.custom_op("vacsr::score_pairs", mutates_args=("out",))

@@ -78,17 +78,11 @@ class TrainingView:
     """A function, since it costs a pass over the training set."""
 
     def first_epochs(self, share: float) -> int:
-        """The number of epochs that make up this share of the run, rounded; at least one unless the share is 0.
-
-        A short run must not skip its warm-up: the scores of an untrained model are no evidence about a pair.
-        """
+        """The epochs in this share of the run, rounded; at least one unless 0: no short run skips its warm-up."""
         return max(round(share * self.epochs), int(share > 0))
 
     def groups(self) -> Tensor:
-        """All captions in random groups of the batch size, different in each epoch. -> [G, B]
-
-        The last group is filled up with captions of the first ones, so that every caption meets as many others.
-        """
+        """All captions in random groups of the batch size, the last filled up with others; new each epoch. -> [G, B]"""
         count = len(self.caption_image)
         mixed = (self.seed * 1_000_003 + self.epoch + (1 << 62)) % 2**64  # not the order of the epoch's batches
         order = torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
@@ -123,6 +117,8 @@ class Method(nn.Module, ABC):
     """
 
     task: ClassVar[Task] = "retrieval"
+    logit_score: bool = False
+    """The score is the logit of the probability that a pair matches."""
     pairwise: bool = False
     """The loss is a sum over rows of the pair matrix, so that strips and ranks may split it."""
     networks: int = 1
@@ -199,9 +195,9 @@ class Method(nn.Module, ABC):
         raise NotImplementedError
 
     def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
-        """The loss of each aligned pair against the others, for look-ahead and :meth:`TrainingView.caption_losses`.
+        """The loss of each aligned pair against the others. [..., B, d], [..., B, d], [..., B, B] -> [..., B]
 
-        [..., B, d], [..., B, d], [..., B, B] -> [..., B]
+        For look-ahead and :meth:`TrainingView.caption_losses`.
         """
         raise NotImplementedError
 

@@ -43,10 +43,8 @@ class Bicro(Ncr):
         ratio = min(s_v/s_t, s_t/s_v), the cosines of i's image and of i's caption with that anchor's
 
     as the other network sees them. Anchors are the clean pairs of the batch that stand out most. Clean pairs get
-    ½ + ½·y, so that anchors have 1; labels up to ½ become 0. Noisy pairs are trained on in the last stage only. Unlike
-    the public code: the labels of clean pairs go to the pairs they were computed for (there they are scattered to the
-    wrong rows), a probability never rises with the loss, and the notes of :class:`vacsr.methods.ncr.Ncr` on batches,
-    networks and negatives hold here too.
+    ½ + ½·y, so that anchors have 1; labels up to ½ become 0. docs/methods/bicro.md lists what differs from the public
+    code.
     """
 
     config: BicroConfig

@@ -48,8 +48,7 @@ class Daa(Method):
     """loss = base + w(1 − ASP) per image + w(1 − ASP) per caption; score, grade and uncertainty are the base's.
 
     ASP = mean min(R_s, R_c)/max(R_s, R_c) of soft ranks R(x)_j = 1 + Σ_{k≠j} σ((x_k − x_j)/T), over a row's cosines
-    and over the TF-IDF similarity of its captions. The public code lacks a transpose, and so compares the rank of one
-    pair with that of another; this is what the paper writes.
+    and over the TF-IDF similarity of its captions, as the paper writes it: the public code lacks a transpose.
     """
 
     config: DaaConfig
@@ -62,20 +61,15 @@ class Daa(Method):
 
     def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
         if captions is None:
-            raise UsageError(
-                "method 'daa' compares the words of captions, and these data have none — "
-                "name the file with them: features:FILE,captions=FILE"
-            )
+            message = "method 'daa' compares the words of captions, and these data have none"
+            raise UsageError(f"{message} — name the file with them: features:FILE,captions=FILE")
         self.words = WordTable(captions, caption_image.cpu(), rarity=self.config.rarity)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         if pairs.captions is None or self.words is None:
-            raise UsageError(
-                "method 'daa' has not seen the training captions — train it with vacsr.fit, or call its fit() first"
-            )
-        base = self.base.loss(v, t, pairs)
+            raise UsageError("method 'daa' has not seen the training captions — train with vacsr.fit, or call fit()")
+        base, temperature = self.base.loss(v, t, pairs), self.config.temperature
         score, words = cosines(v.mean, t.mean), self.words.relevance(pairs.captions)
-        temperature = self.config.temperature
         rows = 1.0 - rank_agreement(score, words, temperature=temperature)
         cols = 1.0 - rank_agreement(score.T, words.T, temperature=temperature)
         total = base.total + self.config.weight * (rows + cols)
@@ -109,9 +103,8 @@ def rank_agreement(score: Tensor, relevance: Tensor, *, temperature: float) -> T
 class WordTable(nn.Module):
     """The M captions of a training set as unit TF-IDF vectors over V words, sparse until a batch needs them.
 
-    ``rarity`` by captions is log((1 + M)/(1 + captions with the word)) + 1: every word weighs something. By images, as
-    in CIDEr, it is log(N/images with the word): a word that all images have weighs nothing, and a caption of such words
-    alone is the zero vector.
+    ``rarity`` by captions is log((1 + M)/(1 + captions with the word)) + 1; by images, as in CIDEr, it is
+    log(N/images with the word), so a caption whose words all images have is the zero vector.
     """
 
     words: Tensor  # [M, L] int64, V where there is no further word
@@ -141,8 +134,7 @@ class WordTable(nn.Module):
     def relevance(self, captions: Tensor) -> Tensor:
         """Mean cosine of the captions of row i's image with caption j. [B] rows of the training set -> [B, B]
 
-        No shape depends on the data, so that the step can be captured as a CUDA graph. Only the captions of the batch
-        are spread out over all words, each word at most once: sums have one order, and results are reproducible.
+        No shape depends on the data, so a CUDA graph can hold the step; each word is added once, in a fixed order.
         """
         words, weights = self.words[captions], self.weights[captions]
         dense = weights.new_zeros(len(captions), self.size + 1).scatter_add(1, words, weights)

@@ -40,7 +40,6 @@ class InfoNCE(Method):
         self.log_scale = nn.Parameter(torch.tensor(math.log(config.scale)), config.learnable)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        """Mean of the two directions' cross entropies; the target is the diagonal, or all captions of the image."""
         relevance = (pairs if self.config.positives == "ids" else pairs.diagonal()).relevance
         logit = self.log_scale.exp() * cosines(v.mean, t.mean)
         rows, cols = cross_entropy(logit, relevance).mean(), cross_entropy(logit.T, relevance.T).mean()

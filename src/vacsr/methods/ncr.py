@@ -63,9 +63,7 @@ class Ncr(Method):
 
         L_i = max_j (m(y_i) + s_ij − s_ii)₊ + max_j (m(y_i) + s_ji − s_ii)₊,   m(y) = m·(10^y − 1)/9.
 
-    Unlike the public code: clean and noisy pairs share a batch and serve as each other's negatives, both networks see
-    the same batches (with their own draws), guesses come from the training pass instead of a second one, other captions
-    of the image are no negatives, and the two networks are averaged by their joined embedding.
+    docs/methods/ncr.md lists what differs from the public code.
     """
 
     config: CoTeachingConfig
@@ -111,7 +109,7 @@ class Ncr(Method):
         return mean_costs(split_networks(v.mean, t.mean).score, relevance, margin=self.config.margin)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        """The mean over pairs, both networks added. Warm-up where nothing is known of the captions."""
+        """Warm-up where nothing is known of the captions."""
         both = split_networks(v.mean, t.mean)
         mean = mean_costs(both.score, pairs.relevance, margin=self.config.margin)
         warmup = (mean * self.warmup_weights(mean.detach())).mean(dim=1).sum()
@@ -122,8 +120,8 @@ class Ncr(Method):
         with torch.no_grad():
             label = self.labels(both, clean, pairs.relevance)
         margin = soft_margin(label, margin=self.config.margin, base=self.config.base)
-        costs = hinge_costs(both.score, pairs.relevance, margin=margin)
-        hardest = costs.i2t.amax(dim=-1) + costs.t2i.amax(dim=-2)
+        i2t, t2i = hinge_costs(both.score, pairs.relevance, margin=margin)
+        hardest = i2t.amax(dim=-1) + t2i.amax(dim=-2)
         used = (trusted | (self.stage == ALL)) & (label >= self.least_label)
         hinge = (hardest * used).mean(dim=1).sum()
         total = torch.where(self.stage == WARMUP, warmup, hinge)
@@ -139,8 +137,8 @@ def split_networks(v: Tensor, t: Tensor) -> BothNetworks:
 
 def mean_costs(score: Tensor, relevance: Tensor, *, margin: float) -> Tensor:
     """Both directions' costs of each pair, averaged over the batch. [..., B, B] -> [..., B]"""
-    costs = hinge_costs(score, relevance, margin=margin)
-    return costs.i2t.mean(dim=-1) + costs.t2i.mean(dim=-2)
+    i2t, t2i = hinge_costs(score, relevance, margin=margin)
+    return i2t.mean(dim=-1) + t2i.mean(dim=-2)
 
 
 def soft_margin(label: Tensor, *, margin: float, base: float) -> Tensor:

@@ -54,10 +54,7 @@ class Npc(Method):
 
         w = ½·(L_I/L'_I + L_T/L'_T),  and tanh(w) where w < 1, else 1.
 
-    Unlike the public code: weights belong to single pairs (there they multiply a loss that is averaged already), the
-    bank's loss has a gradient (there it is computed without), the trial step is taken once, along the gradient and
-    with a length relative to the weights' (there by an Adam of its own, with the gradient added twice), and it moves
-    heads and pooling only. The public bank comes from a trained CLIP; here from the model itself after warm-up.
+    The step moves heads and pooling only. docs/methods/npc.md lists what differs from the public code.
     """
 
     config: NpcConfig

@@ -47,7 +47,6 @@ class GaussianMethod(Method):
         return self.affine[1] - self.affine[0] * distance
 
     def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """Σσ²_v + Σσ²_t of aligned pairs: either item may be vague. [N, d], [N, d] -> [N]"""
         return total_variance(v) + total_variance(t)
 
 
@@ -67,8 +66,7 @@ class PcmeConfig(GaussianConfig):
 class Pcme(GaussianMethod):
     """p(match) = mean over J² of σ(2l), l = b − a‖z_v − z_t‖, z = μ + σ·ε with J draws ε of each item.
 
-    loss = 2·Σ_pairs −log p(label) + w·(VIB_v + VIB_t). The public code takes its head's output for logσ where it
-    samples and for logσ² in VIB; here it is logσ² in both.
+    loss = 2·Σ_pairs −log p(label) + w·(VIB_v + VIB_t).
     """
 
     config: PcmeConfig
@@ -82,7 +80,6 @@ class Pcme(GaussianMethod):
         self.pair_width = config.samples**2
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        """The label's negative log probability over all pairs, and the bottleneck."""
         noise, count = pairs.noise, self.config.samples
         images = samples(v, RowNoise(noise.seed, noise.step, noise.rows, Stream.IMAGE_SAMPLES), count=count)
         texts = samples(t, RowNoise(noise.seed, noise.step, noise.cols, Stream.TEXT_SAMPLES), count=count)
@@ -119,10 +116,7 @@ class Pcme(GaussianMethod):
 def log_variance(x: Embedding) -> Tensor:
     """logσ² of items that must have one. -> [N, d]"""
     if x.log_var is None:
-        raise UsageError(
-            "these embeddings have no variance, which this method compares — build the model with "
-            "MatchingModel.build, which gives such methods their variance heads"
-        )
+        raise UsageError("these embeddings have no variance, which this method needs — use MatchingModel.build")
     return x.log_var
 
 

@@ -47,10 +47,9 @@ class Pcmepp(GaussianMethod):
         self.mix = config.mix
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        """The labels may be soft: mixed images match the captions of both."""
         logit = self.logit(closed_form_distance(v, t))
-        labels = pairs.relevance.to(logit.dtype) if pairs.targets is None else pairs.targets.to(logit.dtype)
-        target = smooth(labels, self.config.smoothing)
+        labels = pairs.relevance if pairs.targets is None else pairs.targets  # mixed images match captions of both
+        target = smooth(labels.to(logit.dtype), self.config.smoothing)
         diagonal = same_image(pairs.noise.rows, pairs.noise.cols)
         match = self._bce(logit, target, pairs)
         rows = self._bce(logit, with_pseudo_positives(logit, target, diagonal), pairs)
@@ -64,12 +63,10 @@ class Pcmepp(GaussianMethod):
         return total / (pairs.pairs if self.config.reduction == "mean" else pairs.batch)
 
     def score(self, v: Embedding, t: Embedding) -> Tensor:
-        """−CSD. [I, d], [T, d] -> [I, T]"""
         return -closed_form_distance(v, t)
 
     def grade(self, score: Tensor) -> Tensor:
-        """σ(b − a·CSD), the probability the loss trains."""
-        return self.logit(-score).sigmoid()
+        return self.logit(-score).sigmoid()  # the probability that the loss trains
 
 
 def closed_form_distance(v: Embedding, t: Embedding) -> Tensor:
@@ -88,5 +85,4 @@ def with_pseudo_positives(logit: Tensor, target: Tensor, diagonal: Tensor) -> Te
     ``diagonal`` marks the pairs of the batch: among equal labels of a row, theirs counts as the strongest.
     """
     strongest = torch.where(diagonal, target + 1e-6, target).argmax(dim=1, keepdim=True)
-    score = logit.detach()
-    return torch.where(score >= score.gather(1, strongest), target.gather(1, strongest), target)
+    return torch.where(logit >= logit.gather(1, strongest), target.gather(1, strongest), target)

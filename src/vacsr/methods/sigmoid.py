@@ -36,14 +36,12 @@ class Sigmoid(Method):
         self.affine = nn.Parameter(torch.tensor([config.scale, config.bias]), config.learnable)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        """Binary cross entropy with logit a·cos+b, summed over pairs, divided by B."""
         logit = self.affine[0] * cosines(v.mean, t.mean) + self.affine[1]
         total = reconstruction_error(logit, pairs.relevance.to(logit.dtype), kind="bce").sum() / pairs.batch
         return LossTerms(total, {"bce": total.detach()})
 
     def grade(self, score: Tensor) -> Tensor:
-        """σ(a·cos+b), the probability the loss trains."""
-        return torch.sigmoid(self.affine[0] * score + self.affine[1])
+        return torch.sigmoid(self.affine[0] * score + self.affine[1])  # the probability that the loss trains
 
     def likelihood(self) -> Likelihood:
         scale, bias = self.affine.detach().tolist()

@@ -35,6 +35,7 @@ class Vacsr(Method):
     """Score = decoder of the mixture's mean (+ a·cos + b); uncertainty = mixed bounded variance of the pair."""
 
     config: VacsrConfig
+    logit_score = True
 
     def __init__(self, config: VacsrConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
@@ -45,7 +46,6 @@ class Vacsr(Method):
         self.pair_width = self.adapter.components * self.adapter.latent
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        """L = α·KL + recon + β(L_P + γ·L_N)."""
         return self.objective(self.adapter, v.mean, t.mean, block=pairs)
 
     def score(self, v: Embedding, t: Embedding) -> Tensor:

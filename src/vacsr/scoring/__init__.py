@@ -3,32 +3,14 @@
 >>> from vacsr.scoring import PairScorer  # PairScorer(model).score_all(images, texts).topk(10)
 """
 
-from vacsr.scoring.folded import BlockScorer, Engine, Precision
-from vacsr.scoring.scorer import (
-    AlignedScores,
-    Features,
-    Images,
-    PairScorer,
-    PairScores,
-    Texts,
-    choose_device,
-    choose_engine,
-)
-from vacsr.scoring.topk import BothTopK, Direction, TopK
-
-__all__ = [
-    "AlignedScores",
-    "BlockScorer",
-    "BothTopK",
-    "Direction",
-    "Engine",
-    "Features",
-    "Images",
-    "PairScorer",
-    "PairScores",
-    "Precision",
-    "Texts",
-    "TopK",
-    "choose_device",
-    "choose_engine",
-]
+from vacsr.scoring.cascade import Precision as Precision
+from vacsr.scoring.cascade import choose_engine as choose_engine
+from vacsr.scoring.folded import BlockScorer as BlockScorer
+from vacsr.scoring.folded import Engine as Engine
+from vacsr.scoring.scorer import AlignedScores as AlignedScores
+from vacsr.scoring.scorer import Images as Images
+from vacsr.scoring.scorer import PairScorer as PairScorer
+from vacsr.scoring.scorer import PairScores as PairScores
+from vacsr.scoring.scorer import Texts as Texts
+from vacsr.scoring.scorer import choose_device as choose_device
+from vacsr.scoring.topk import Direction as Direction

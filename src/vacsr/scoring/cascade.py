@@ -1,20 +1,50 @@
-"""Top-k in two stages: a coarse score chooses candidates among all items, a fine one scores and orders these."""
+"""Top-k in two stages: a coarse score chooses candidates among all items, a fine one scores and orders these.
+
+:func:`choose_engine` decides whether scores come from torch, from the kernel, or from both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vacsr.errors import UsageError
-from vacsr.methods.base import Embedding, take
-from vacsr.scoring.folded import BlockScorer, Engine
-from vacsr.scoring.kernel import KernelScorer
-from vacsr.scoring.topk import BothTopK, Direction, TopK, best_of, stable_topk
+from vacsr.methods.base import Embedding, Method, take
+from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
+from vacsr.scoring.kernel import KernelScorer, available, fits
+from vacsr.scoring.topk import BothTopK, Direction, TopK, best_of, joined, stable_topk
 
+Precision = torch.dtype | Literal["auto"]
+"""Of the large products: ``torch.float32``, ``torch.bfloat16``, on a GPU also float16 and float8, or ``"auto"``."""
+DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.float32, torch.bfloat16, torch.float16, FP8)}
 MARGIN = 8.0
 """Allowed coarse error of an item that is no candidate, relative to the largest error of any candidate of the call."""
+
+
+def choose_engine(method: Method, *, device: torch.device, dtype: Precision = torch.float32) -> Engine:
+    """The fastest engine for a method, a device and a dtype; folds the adapter once.
+
+    In float32 everything is float32: on a GPU the kernel only chooses candidates for the top-k, and only where the
+    result is the same. In half precision the kernel computes the scores; in float8 their top-k is rescored in half.
+    ``auto`` is half precision on a GPU, float32 on a CPU and for methods without a folded form.
+    """
+    folded, gpu = method.fold(), device.type == "cuda"
+    if dtype == "auto":
+        dtype = half_dtype(folded) if gpu and folded is not None else torch.float32
+    if dtype not in (known := DTYPES.get(device.type, DTYPES["cpu"])):
+        raise UsageError(f"no scoring in {dtype} on {device.type} — use 'auto' or one of {', '.join(map(str, known))}")
+    if dtype == FP8:
+        kernel = KernelScorer(method, dtype=dtype, folded=folded)  # raises where it cannot run: there is no other way
+        return Cascade(kernel, kernel.plain, exact=False)
+    plain = BlockScorer(method, dtype=dtype, folded=folded)
+    if not gpu or folded is None or not fits(folded) or not available(folded.trunk.device):
+        return plain
+    if dtype == torch.float32:
+        return Cascade(KernelScorer(method, dtype=half_dtype(folded), folded=folded), plain, exact=True)
+    return KernelScorer(method, dtype=dtype, folded=folded)
 
 
 class Cascade(Engine):
@@ -42,29 +72,27 @@ class Cascade(Engine):
         return self.fine.aligned(v, t)
 
     @torch.inference_mode()
-    def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction, matrix: Tensor | None = None) -> TopK:
+    def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction) -> TopK:
         queries, items = (v, t) if direction == "i2t" else (t, v)
-        if self._direct(v, t, k=k, items=len(items.mean), matrix=matrix):
-            return self.fine.topk(v, t, k=k, direction=direction, matrix=matrix)
+        if self._direct(v, t, k=k, items=len(items.mean)):
+            return self.fine.topk(v, t, k=k, direction=direction)
         candidates = self.coarse.topk(v, t, k=self._candidates(k), direction=direction)
         return self._ranked(candidates, queries, items, k=k)
 
     @torch.inference_mode()
-    def topk_both(self, v: Embedding, t: Embedding, *, k: int, matrix: Tensor | None = None) -> BothTopK:
-        if self._direct(v, t, k=k, items=min(len(v.mean), len(t.mean)), matrix=matrix):
-            return self.fine.topk_both(v, t, k=k, matrix=matrix)
+    def topk_both(self, v: Embedding, t: Embedding, *, k: int) -> BothTopK:
+        if self._direct(v, t, k=k, items=min(len(v.mean), len(t.mean))):
+            return self.fine.topk_both(v, t, k=k)
         texts, images = self.coarse.topk_both(v, t, k=self._candidates(k))
         return BothTopK(self._ranked(texts, v, t, k=k), self._ranked(images, t, v, k=k))
 
     def _candidates(self, k: int) -> int:
         return k + max(k, self.spare) if self.exact else 3 * k
 
-    def _direct(self, v: Embedding, t: Embedding, *, k: int, items: int, matrix: Tensor | None) -> bool:
+    def _direct(self, v: Embedding, t: Embedding, *, k: int, items: int) -> bool:
         """Does the fine engine rank alone?"""
-        if not self.exact:
-            return False
         operations = 2.0 * len(v.mean) * len(t.mean) * self.coarse.packed.trunk.numel()
-        return matrix is not None or operations < self.worthwhile or self._candidates(k) >= items
+        return self.exact and (operations < self.worthwhile or self._candidates(k) >= items)
 
     def _ranked(self, candidates: TopK, queries: Embedding, items: Embedding, *, k: int) -> TopK:
         """[Q, m] -> [Q, min(k, m)]. v⊙t is symmetric, so queries may be texts."""
@@ -111,30 +139,18 @@ def prefiltered_topk(
     ``batch``: queries whose cosines with all items are held at a time.
     """
     queries, items = (v, t) if direction == "i2t" else (t, v)
-    total = len(items.mean)
-    wanted = min(k, total)
-    if candidates < wanted:
-        enough = f"use prefilter={10 * wanted}" if 10 * wanted < total else f"omit it to score all {total:,} items"
-        raise UsageError(f"prefilter={candidates} is less than k={k} — {enough}")
-    scores, indices = [], []
+    if candidates < min(k, len(items.mean)):
+        raise UsageError(f"prefilter={candidates} is less than k={k} — use prefilter={10 * k}, or omit it")
+    parts = []
     for start in range(0, max(1, len(queries.mean)), batch):
-        part = take(queries, slice(start, start + batch))
-        index = stable_topk(part.mean.float() @ items.mean.float().T, candidates).index
-        top = best_of(_prefiltered_scores(engine, part, items, index, direction=direction), index, k=k)
-        scores.append(top.score)
-        indices.append(top.index)
-    return TopK(torch.cat(scores), torch.cat(indices))
-
-
-def _prefiltered_scores(
-    engine: Engine, queries: Embedding, items: Embedding, index: Tensor, *, direction: Direction
-) -> Tensor:
-    """As aligned pairs on a GPU; elsewhere one product per query, which is faster there. -> [b, m]"""
-    if index.device.type == "cuda" and engine.folded is not None:  # v⊙t is symmetric
-        return candidate_scores(engine, queries, items, index)
-    out = torch.empty(index.shape, device=index.device)
-    for row, chosen in enumerate(index):
-        query, some = take(queries, slice(row, row + 1)), take(items, chosen)
-        v, t = (query, some) if direction == "i2t" else (some, query)
-        out[row] = engine.block(v, t).flatten()
-    return out
+        some = take(queries, slice(start, start + batch))
+        index = stable_topk(some.mean.float() @ items.mean.float().T, candidates).index
+        if index.device.type == "cuda" and engine.folded is not None:  # v⊙t is symmetric
+            scores = candidate_scores(engine, some, items, index)
+        else:  # one product per query, which is as fast on a CPU
+            scores = torch.empty(index.shape, device=index.device)
+            for row, chosen in enumerate(index):
+                sides = take(some, slice(row, row + 1)), take(items, chosen)
+                scores[row] = engine.block(*(sides if direction == "i2t" else reversed(sides))).flatten()
+        parts.append(best_of(scores, index, k=k))
+    return joined(parts)

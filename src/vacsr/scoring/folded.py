@@ -1,37 +1,21 @@
-"""Blocks of the score matrix in torch: folded where the method allows it, dense otherwise; and the choice of dtype."""
+"""Blocks of the score matrix in torch: folded where the method allows it, dense otherwise."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vacsr.adapter import FoldedAdapter
-from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method, take
-from vacsr.scoring.topk import BLOCK_PAIRS, BothTopK, Direction, TopK, block_rows, columns_topk, rows_topk, topk_both
+from vacsr.scoring.topk import BLOCK_PAIRS, BothTopK, Direction, TopK, block_rows, blocks_topk, topk_both
 
-Precision = torch.dtype | Literal["auto"]
-"""Of the large products: ``torch.float32``, ``torch.bfloat16``, on a GPU also float16 and float8, or ``"auto"``."""
 FP8 = torch.float8_e4m3fn
-DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.float32, torch.bfloat16, torch.float16, FP8)}
 _SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
-_ROWS = 64  # images per streamed block
 _SQUARE = 64  # a method without a folded form scores aligned pairs as the diagonals of squares of this size
-
-
-def choose_dtype(dtype: Precision, *, folded: FoldedAdapter | None, device: torch.device) -> torch.dtype:
-    """``auto`` is float32 on a CPU and for methods without a folded form, else :func:`half_dtype`."""
-    if dtype == "auto":
-        return torch.float32 if folded is None or device.type != "cuda" else half_dtype(folded)
-    available = DTYPES.get(device.type, DTYPES["cpu"])
-    if dtype not in available:
-        names = ", ".join(str(name) for name in available)
-        raise UsageError(f"no scoring in {dtype} on {device.type} — use 'auto' or one of {names}")
-    return dtype
 
 
 def half_dtype(folded: FoldedAdapter) -> torch.dtype:
@@ -48,6 +32,8 @@ class Engine(ABC):
     """Of the large products."""
     folded: FoldedAdapter | None
     """In which form it scores single pairs; None for a method that has no folded form."""
+    exact: bool = True
+    """The top-k is in the order of the scores."""
 
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of all pairs. [I, d], [T, d] -> [I, T]"""
@@ -66,17 +52,13 @@ class Engine(ABC):
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of pairs (n, n). [N, d], [N, d] -> [N]"""
 
-    def blocks(self, v: Embedding, t: Embedding, *, matrix: Tensor | None = None) -> Iterator[Tensor]:
-        """As :meth:`stream`; ``matrix`` [I, T]: this engine's scores, where they have been computed already."""
-        return self.stream(v, t) if matrix is None else iter(torch.split(matrix, _ROWS))
-
-    def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction, matrix: Tensor | None = None) -> TopK:
+    def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction) -> TopK:
         """Best texts of each image, or images of each text, by (−score, index). [I, min(k, T)] or [T, min(k, I)]"""
-        return (rows_topk if direction == "i2t" else columns_topk)(self.blocks(v, t, matrix=matrix), k)
+        return blocks_topk(self.stream(v, t), k, direction=direction)
 
-    def topk_both(self, v: Embedding, t: Embedding, *, k: int, matrix: Tensor | None = None) -> BothTopK:
+    def topk_both(self, v: Embedding, t: Embedding, *, k: int) -> BothTopK:
         """Both directions in one pass. [I, min(k, T)], [T, min(k, I)]"""
-        return topk_both(self.blocks(v, t, matrix=matrix), k)
+        return topk_both(self.stream(v, t), k)
 
 
 class Limits(NamedTuple):
@@ -86,8 +68,6 @@ class Limits(NamedTuple):
     """Trunk outputs of a tile: cache-sized on a CPU, 0.5 GB on a GPU."""
     weights: int | None = None
     """Scaled trunk weights of a tile, which outgrow the outputs of small batches; None: no bound."""
-    rows: int = _ROWS
-    """Images of a streamed block."""
     pairs: int = BLOCK_PAIRS
     """Pairs of a streamed block."""
 
@@ -102,13 +82,9 @@ class BlockScorer(Engine):
     """
 
     def __init__(
-        self,
-        method: Method,
-        *,
-        dtype: torch.dtype = torch.float32,
-        folded: FoldedAdapter | None = None,
+        self, method: Method, *, dtype: torch.dtype = torch.float32, folded: FoldedAdapter | None = None,
         limits: Limits | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.method, self.dtype, self.limits = method, dtype, limits
         folded = folded or method.fold()
         self.folded = None if folded is None else folded.to(folded.trunk.device, dtype)
@@ -126,15 +102,12 @@ class BlockScorer(Engine):
         room = max(1, limits.outputs // self.width)
         columns = max(1, min(texts, room))
         rows = max(1, min(images, room // columns))
-        most = room
-        if self.folded is not None and limits.weights is not None:
-            most = max(1, limits.weights // self.folded.trunk.numel())
-        if min(rows, columns) > most and rows < columns:
-            rows = most
-        elif min(rows, columns) > most:
-            columns = most
-            rows = max(1, min(images, room // columns))
-        return rows, columns
+        if self.folded is None or limits.weights is None:
+            return rows, columns
+        most = max(1, limits.weights // self.folded.trunk.numel())
+        if min(rows, columns) <= most:
+            return rows, columns
+        return (most, columns) if rows < columns else (max(1, min(images, room // most)), most)
 
     @torch.inference_mode()
     def block(self, v: Embedding, t: Embedding) -> Tensor:
@@ -147,8 +120,7 @@ class BlockScorer(Engine):
         return out
 
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
-        limits = self._limits(t.mean.device)
-        rows = block_rows(limits.rows, len(t.mean), pairs=limits.pairs)
+        rows = block_rows(64, len(t.mean), pairs=self._limits(t.mean.device).pairs)
         for start in range(0, max(1, len(v.mean)), rows):
             yield self.block(take(v, slice(start, start + rows)), t)
 

@@ -21,15 +21,14 @@ from torch.nn import functional
 
 from vacsr import kernels
 from vacsr.adapter import FoldedAdapter
-from vacsr.errors import EnvironmentProblem, ShapeMismatch, UsageError
+from vacsr.errors import EnvironmentProblem, UsageError
 from vacsr.methods.base import Embedding, Method, take
 from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
 from vacsr.scoring.topk import BLOCK_PAIRS, BothTopK, block_rows
 
 DTYPES = (torch.bfloat16, torch.float16, FP8)
 _FEW = 64  # fewer texts than this scale the weights, also where scores are streamed
-WIDEST = 128
-"""Units of a decoder that the kernel has room for; a wider one is scored in torch."""
+_WIDEST = 128  # units of a decoder that the kernel has room for; a wider one is scored in torch
 _NARROW = 32  # up to this width a large tile and the decoder's sums fit into registers together
 _SCRATCH = 1 << 30  # bytes of scaled weights at a time
 _SHARED = 99 << 10  # bytes of shared memory that every GPU from compute capability 8.0 on grants a program
@@ -172,6 +171,11 @@ def decoder_width(folded: FoldedAdapter) -> int:
     return 0 if folded.last is None else max(16, 1 << (len(folded.small) - 1).bit_length())
 
 
+def fits(folded: FoldedAdapter) -> bool:
+    """Has the kernel room for this decoder?"""
+    return decoder_width(folded) <= _WIDEST
+
+
 def _peaks(rows: Tensor) -> Tensor:
     """The largest magnitude of each row; 1 for a row of zeros. [H, d] -> [H]"""
     peak = rows.abs().amax(dim=1)
@@ -186,26 +190,25 @@ class KernelScorer(Engine):
     """
 
     def __init__(
-        self,
-        method: Method,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        folded: FoldedAdapter | None = None,
-        tile: Tile | None = None,
-        rows: int | None = None,
-        pairs: int = BLOCK_PAIRS,
-    ) -> None:
+        self, method: Method, *, dtype: torch.dtype = torch.bfloat16, folded: FoldedAdapter | None = None,
+        tile: Tile | None = None, rows: int | None = None, pairs: int = BLOCK_PAIRS,
+    ) -> None:  # fmt: skip
+        assert dtype in DTYPES, f"the kernel multiplies in half precision and float8, not {dtype}"
         folded = folded or method.fold()
-        if folded is None:
-            raise UsageError(f"{type(method).__name__} has no folded form for the kernel to score — use BlockScorer")
-        width = decoder_width(folded)
-        if width > WIDEST:
-            raise UsageError(f"the kernel takes decoders of up to {WIDEST} units, not {width} — use BlockScorer")
+        if folded is None or not fits(folded):
+            message = f"{type(method).__name__} does not fold, or has a decoder of more than {_WIDEST} units"
+            raise UsageError(f"{message} — use vacsr.scoring.BlockScorer")
         self.device, self.dtype, self.pairs = folded.trunk.device, dtype, pairs
-        _check(self.device, dtype)
+        if not available(self.device):
+            raise EnvironmentProblem(
+                f"the scoring kernel needs Triton and a CUDA GPU of compute capability 8.0 or more, not {self.device} "
+                "— run: pip install triton, or use vacsr.scoring.BlockScorer, which runs anywhere"
+            )
+        if dtype == FP8 and self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) < (8, 9):
+            raise EnvironmentProblem("this GPU has no float8 — use dtype=torch.bfloat16")
         self.plain = BlockScorer(method, dtype=half_dtype(folded) if dtype == FP8 else dtype, folded=folded)
         self.folded = self.plain.folded
-        height, dim = folded.trunk.shape
+        (height, dim), width = folded.trunk.shape, decoder_width(folded)
         self.tiles = [tile] if tile else choose_tiles(height, width, dim=dim, dtype=dtype, device=self.device)
         self.shape = self.tiles[0]  # operands are padded for it; all tiles have one shape
         self.packed = pack_adapter(folded, dtype=dtype, tile=self.shape)
@@ -220,10 +223,7 @@ class KernelScorer(Engine):
 
         Fewer texts than a tile holds would leave most of it empty: they scale the weights, for many images at a time.
         """
-        for x in (v.mean, t.mean):
-            if x.ndim != 2 or x.shape[1] != self.packed.dim:
-                message = f"embeddings have shape {list(x.shape)}, the adapter expects dimension {self.packed.dim}"
-                raise ShapeMismatch(f"{message} — pass one row per item: [N, {self.packed.dim}]")
+        assert v.mean.shape[1] == t.mean.shape[1] == self.packed.dim, "embeddings of another width"
         if len(t.mean) < min(len(v.mean), _FEW):
             rows = block_rows(len(v.mean), len(t.mean), pairs=self.pairs)
             for start in range(0, len(v.mean), rows):
@@ -237,15 +237,13 @@ class KernelScorer(Engine):
             yield out if self._write(part.mean, texts, out) else self.plain.block(part, t)
 
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
-        """In torch; float8 scores these pairs in half precision. [N, d], [N, d] -> [N]"""
-        return self.plain.aligned(v, t)
+        return self.plain.aligned(v, t)  # in torch; float8 scores these pairs in half precision
 
-    def topk_both(self, v: Embedding, t: Embedding, *, k: int, matrix: Tensor | None = None) -> BothTopK:
-        """Both directions in one pass, the shorter side scaling the weights. [I, min(k, T)], [T, min(k, I)]"""
-        if matrix is None and len(t.mean) < len(v.mean):
+    def topk_both(self, v: Embedding, t: Embedding, *, k: int) -> BothTopK:
+        if len(t.mean) < len(v.mean):
             images, texts = super().topk_both(t, v, k=k)
             return BothTopK(texts, images)
-        return super().topk_both(v, t, k=k, matrix=matrix)
+        return super().topk_both(v, t, k=k)
 
     @torch.inference_mode()
     def _pack_texts(self, texts: Tensor) -> PackedTexts:
@@ -294,15 +292,3 @@ class KernelScorer(Engine):
             texts.rows, weights, self.packed.edge, self.packed.decoder, self.packed.last, gain, out,
             constant=self.packed.constant, slope=self.packed.slope, group=group, tile=tile,
         )  # fmt: skip
-
-
-def _check(device: torch.device, dtype: torch.dtype) -> None:
-    if not available(device):
-        raise EnvironmentProblem(
-            f"the scoring kernel needs Triton and a CUDA GPU of compute capability 8.0 or more, not {device} — run: "
-            "pip install triton, or use vacsr.scoring.folded.BlockScorer, which runs anywhere"
-        )
-    if dtype not in DTYPES:
-        raise UsageError(f"the scoring kernel has no {dtype} — use torch.bfloat16, torch.float16 or {FP8}")
-    if dtype == FP8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        raise EnvironmentProblem("this GPU has no float8 — use dtype=torch.bfloat16")

@@ -20,13 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones import scheme_of
+from vacsr.choices import PostHoc
 from vacsr.config import BackboneConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
@@ -34,11 +35,9 @@ from vacsr.files import read_tensors, write_tensors
 from vacsr.methods.base import Embedding, Likelihood, Method
 from vacsr.model import MatchingModel
 from vacsr.pairwise import same_image
-from vacsr.scoring.folded import Precision
+from vacsr.scoring.cascade import Precision
 from vacsr.scoring.scorer import PairScorer, Side
 
-PostHoc = Literal["laplace", "cosine"]
-"""Kinds of post-hoc uncertainty; ``cosine`` needs no fit."""
 POSTHOC_FILE = "posthoc.safetensors"
 """Its name in a run folder."""
 _CHUNK = 8192  # rows in float64 at a time
@@ -56,9 +55,6 @@ def cosine_variance(v: Embedding, t: Embedding) -> Tensor:
     return spread.sum(dim=-1) / ((x + x_variance).sum(dim=-1) * (y + y_variance).sum(dim=-1))
 
 
-# -------------------------------------------------------------------------------------- curvature of losses on cosines
-
-
 def likelihood_of(method: Method, batches: Sequence[tuple[Tensor, Tensor]]) -> Likelihood:
     """The loss's own likelihood; a loss without one, such as a hinge, gets the softmax that fits some batches best.
 
@@ -74,33 +70,24 @@ def likelihood_of(method: Method, batches: Sequence[tuple[Tensor, Tensor]]) -> L
                 total -= float((share * torch.log_softmax(scale * cosine, dim=dim)).sum())
         return total
 
-    scales = torch.logspace(0.0, 2.5, 101).tolist()
-    return method.likelihood() or Likelihood("softmax", min(scales, key=loss))
-
-
-def cosine_curvature(cosine: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-    """M of each row as diag(single_i) − joint_i·joint_iᵀ: the summed loss's second derivative. [R, C] -> [R, C] twice
-
-    The softmax loss is the mean of both directions; a cosine takes part in its row's softmax with all others of the
-    row, and alone in its column's. Neither depends on the labels.
-    """
-    kind, scale, bias = likelihood
-    if kind == "logistic":
-        chance = torch.sigmoid(scale * cosine + bias)
-        return scale**2 * chance * (1.0 - chance), torch.zeros_like(cosine)
-    row, column = (torch.softmax(scale * cosine, dim=dim) for dim in (1, 0))
-    half = 0.5 * scale**2
-    return half * (row + column * (1.0 - column)), half**0.5 * row
+    return method.likelihood() or Likelihood("softmax", min(torch.logspace(0.0, 2.5, 101).tolist(), key=loss))
 
 
 def output_curvature(outputs: Tensor, other: Tensor, likelihood: Likelihood) -> Tensor:
     """Σ_i JᵢᵀMᵢJᵢ over the rows, without a matrix per row. [R, d] un-normalised, [C, d] unit -> [d, d]
 
-    A row of J is (t_j − c_j·u)/‖f‖; multiplied out, each sum over i and j is one matrix product.
+    M_i = diag(single_i) − joint_i·joint_iᵀ is the summed loss's second derivative; it does not depend on the labels.
+    The softmax loss is the mean of both directions: a cosine takes part in its row's softmax with all others of the
+    row, and alone in its column's. A row of J is (t_j − c_j·u)/‖f‖; multiplied out, each sum is one matrix product.
     """
-    unit = functional.normalize(outputs, dim=1)
+    (kind, scale, bias), unit = likelihood, functional.normalize(outputs, dim=1)
     cosine = unit @ other.T
-    single, joint = cosine_curvature(cosine, likelihood)
+    if kind == "logistic":
+        chance = torch.sigmoid(scale * cosine + bias)
+        single, joint = scale**2 * chance * (1.0 - chance), torch.zeros_like(cosine)
+    else:
+        row, column = (torch.softmax(scale * cosine, dim=dim) for dim in (1, 0))
+        single, joint = 0.5 * scale**2 * (row + column * (1.0 - column)), 0.5**0.5 * scale * row
     length = outputs.norm(dim=1, keepdim=True)
     single, joint = single / length.square(), joint / length
     cross = other.T @ (single * cosine).T @ unit
@@ -114,9 +101,6 @@ def output_curvature(outputs: Tensor, other: Tensor, likelihood: Likelihood) -> 
     return total
 
 
-# ---------------------------------------------------------------------------------------- the posterior of one layer
-
-
 @dataclass(frozen=True, eq=False)
 class LayerPosterior:
     """The weights of a layer with h inputs and d outputs are normal around the trained ones."""
@@ -126,24 +110,17 @@ class LayerPosterior:
     precision: float  # λ of the prior
 
     @cached_property
-    def _whitening(self) -> Tensor:
-        """R with RᵀR = (A + √λ·I)⁻¹. [h+1, h+1]"""
-        eye = torch.eye(len(self.inputs)).to(self.inputs)
-        lower = torch.linalg.cholesky(self.inputs + self.precision**0.5 * eye)
-        root: Tensor = torch.linalg.solve_triangular(lower, eye, upper=False)
-        return root
-
-    @cached_property
-    def _output_variance(self) -> Tensor:
-        """The diagonal of (B + √λ·I)⁻¹. [d]"""
-        eye = torch.eye(len(self.outputs)).to(self.outputs)
-        covariance: Tensor = torch.linalg.inv(self.outputs + self.precision**0.5 * eye)
-        return covariance.diagonal()
+    def _inverses(self) -> tuple[Tensor, Tensor]:
+        """R with RᵀR = (A + √λ·I)⁻¹, and the diagonal of (B + √λ·I)⁻¹. [h+1, h+1], [d]"""
+        eyes = [torch.eye(len(factor)).to(factor) for factor in (self.inputs, self.outputs)]
+        lower = torch.linalg.cholesky(self.inputs + self.precision**0.5 * eyes[0])
+        root = torch.linalg.solve_triangular(lower, eyes[0], upper=False)
+        return root, torch.linalg.inv(self.outputs + self.precision**0.5 * eyes[1]).diagonal()
 
     def variance(self, inputs: Tensor) -> Tensor:
         """Of each output at these inputs of the layer. [N, h] -> [N, d] float64"""
-        spread = (with_one(inputs) @ self._whitening.to(inputs.device).T).square().sum(dim=1, keepdim=True)
-        return spread * self._output_variance.to(inputs.device)
+        root, output_variance = (factor.to(inputs.device) for factor in self._inverses)
+        return (with_one(inputs) @ root.T).square().sum(dim=1, keepdim=True) * output_variance
 
 
 def with_one(inputs: Tensor) -> Tensor:
@@ -183,30 +160,23 @@ class _Rows(NamedTuple):
         """The same, normalised."""
         return functional.normalize(self.outputs(part), dim=1)
 
-
-def _posterior(rows: _Rows, other: _Rows, batches: list[slice], *, likelihood: Likelihood) -> LayerPosterior:
-    """Both Kronecker factors over the training rows, and the likeliest prior."""
-    inputs, outputs = torch.zeros(()), torch.zeros(())
-    for part in batches:
-        x = with_one(rows.inputs[rows.items[part]])
-        inputs = inputs.to(x) + x.T @ x
-        outputs = outputs.to(x) + output_curvature(rows.outputs(part), other.units(part), likelihood)
-    inputs, outputs = inputs / len(rows.items) ** 0.5, outputs / len(rows.items) ** 0.5
-    return LayerPosterior(inputs, outputs, likeliest_precision(inputs, outputs, layer=rows.layer))
+    def posterior(self, other: _Rows, batches: list[slice], likelihood: Likelihood) -> LayerPosterior:
+        """Both Kronecker factors over the training rows, and the likeliest prior."""
+        inputs, outputs = torch.zeros(()), torch.zeros(())
+        for part in batches:
+            x = with_one(self.inputs[self.items[part]])
+            inputs = inputs.to(x) + x.T @ x
+            outputs = outputs.to(x) + output_curvature(self.outputs(part), other.units(part), likelihood)
+        inputs, outputs = inputs / len(self.items) ** 0.5, outputs / len(self.items) ** 0.5
+        return LayerPosterior(inputs, outputs, likeliest_precision(inputs, outputs, layer=self.layer))
 
 
 @contextmanager
 def _inputs_of(layer: nn.Linear) -> Iterator[list[Tensor]]:
     """Records the layer's inputs while the context is open, batch by batch. [b, h] each"""
     recorded: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0].detach()))
-    try:
+    with layer.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0].detach())):
         yield recorded
-    finally:
-        handle.remove()
-
-
-# ------------------------------------------------------------------------------------------------ fit, file and scorers
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,19 +190,14 @@ class PostHocUncertainty:
     @classmethod
     @torch.no_grad()
     def fit(
-        cls,
-        model: MatchingModel,
-        pairs: PairSet | PhotoSet,
-        *,
-        batch_size: int = 128,
-        seed: int = 0,
+        cls, model: MatchingModel, pairs: PairSet | PhotoSet, *, batch_size: int = 128, seed: int = 0,
         device: str | torch.device = "auto",
-    ) -> PostHocUncertainty:
+    ) -> PostHocUncertainty:  # fmt: skip
         """From one pass over the pairs that the model was trained on; no other labels are used.
 
         ``batch_size``: captions per batch of the loss in training, each with its image; ``seed`` orders them.
         """
-        check_posthoc(model)
+        check_posthoc(model.method, model.config, kind="laplace")
         scorer = PairScorer(model, device=device)
         with _inputs_of(model.image_head.last) as images, _inputs_of(model.text_head.last) as texts:
             scorer.score_set(pairs)
@@ -245,11 +210,8 @@ class PostHocUncertainty:
             for part in batches[:16]  # enough to choose the scale of a softmax
         ]
         likelihood = likelihood_of(model.method, probes)
-        return cls(
-            _posterior(image, text, batches, likelihood=likelihood),
-            _posterior(text, image, batches, likelihood=likelihood),
-            _digest(model),
-        )
+        sides = image.posterior(text, batches, likelihood), text.posterior(image, batches, likelihood)
+        return cls(*sides, _digest(model))
 
     def save(self, path: str | Path) -> None:
         """Write the Kronecker factors and the precisions as safetensors."""
@@ -264,22 +226,15 @@ class PostHocUncertainty:
     def load(cls, path: str | Path) -> PostHocUncertainty:
         """Read what :meth:`save` wrote."""
         tensors, metadata = read_tensors(Path(path))
+
+        def side(name: str) -> LayerPosterior:
+            precision = float(metadata[f"{name}.precision"])
+            return LayerPosterior(tensors[f"{name}.inputs"], tensors[f"{name}.outputs"], precision)
+
         try:
-            image, text = (
-                LayerPosterior(
-                    tensors[f"{side}.inputs"], tensors[f"{side}.outputs"], float(metadata[f"{side}.precision"])
-                )
-                for side in ("image", "text")
-            )
-            return cls(image, text, metadata["heads"])
+            return cls(side("image"), side("text"), metadata["heads"])
         except (KeyError, ValueError) as error:
             raise DataError(f"{path} holds no post-hoc uncertainty ({error}) — fit and save it again") from error
-
-    def check(self, model: MatchingModel) -> None:
-        """Raise unless it was fitted to these very heads."""
-        if self.heads != _digest(model):
-            again = "PostHocUncertainty.fit(model, training_pairs)"
-            raise DataError(f"this post-hoc uncertainty was fitted to other weights — fit it to this model: {again}")
 
 
 def _digest(model: MatchingModel) -> str:
@@ -294,16 +249,13 @@ class PostHocScorer(PairScorer):
     """The same scores, with the standard deviation of the cosine as uncertainty."""
 
     def __init__(
-        self,
-        model: MatchingModel,
-        posthoc: PostHocUncertainty,
-        *,
-        device: str | torch.device = "auto",
-        dtype: Precision = torch.float32,
+        self, model: MatchingModel, posthoc: PostHocUncertainty, *, device: str | torch.device = "auto"
     ) -> None:
-        check_posthoc(model)
-        posthoc.check(model)
-        super().__init__(model, device=device, dtype=dtype)
+        check_posthoc(model.method, model.config, kind="laplace")
+        if posthoc.heads != _digest(model):
+            again = "PostHocUncertainty.fit(model, training_pairs)"
+            raise DataError(f"this post-hoc uncertainty was fitted to other weights — fit it to this model: {again}")
+        super().__init__(model, device=device)
         self.posthoc = posthoc
 
     def _embed(self, batches: Iterable[Tensor], *, side: Side) -> Embedding:
@@ -319,10 +271,8 @@ class PostHocScorer(PairScorer):
             start += len(x)
         return Embedding(mean, log_var)
 
-    def uncertainty_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor:
-        """Standard deviation of the cosine of the pairs (rows[n], cols[n]). [N]"""
-        parts = self._aligned_parts(images, texts, rows, cols)
-        return torch.cat([cosine_variance(v, t) for v, t in parts]).sqrt()
+    def pair_uncertainty(self, v: Embedding, t: Embedding) -> Tensor:
+        return cosine_variance(v, t).sqrt()
 
 
 class CosineDistanceScorer(PairScorer):
@@ -334,28 +284,16 @@ class CosineDistanceScorer(PairScorer):
     def __init__(
         self, model: MatchingModel, *, device: str | torch.device = "auto", dtype: Precision = torch.float32
     ) -> None:
-        check_posthoc(model, "cosine")
+        check_posthoc(model.method, model.config, kind="cosine")
         super().__init__(model, device=device, dtype=dtype)
 
-    def uncertainty_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor:
-        """1 − cosine of the pairs (rows[n], cols[n]); of two networks, 1 − the mean of both cosines. [N]"""
-        return 1.0 - self.score_of(images, texts, rows=rows, cols=cols)
+    def pair_uncertainty(self, v: Embedding, t: Embedding) -> Tensor:
+        return 1.0 - self.engine.aligned(v, t)
 
 
-def check_posthoc(model: MatchingModel, kind: PostHoc = "laplace") -> None:
+def check_posthoc(method: Method, backbone: BackboneConfig, *, kind: PostHoc) -> None:
     """Raise where it would not be sound: no cosines, or for Laplace two networks or more than a norm after a head."""
-    pooling = model.config.pooling if model.has_towers else ""
-    _check(model.method, model.dim, networks=len(model.networks), pooling=pooling, kind=kind)
-
-
-def check_posthoc_plan(method: Method, backbone: BackboneConfig, *, kind: PostHoc) -> None:
-    """The same before there is a model: a fresh method, and the backbone that it would be trained on."""
-    pooling = "" if scheme_of(backbone.spec).cached else backbone.pooling
-    _check(method, backbone.head.dim * method.networks, networks=method.networks, pooling=pooling, kind=kind)
-
-
-def _check(method: Method, dim: int, *, networks: int, pooling: str, kind: PostHoc) -> None:
-    """``pooling``: of the towers' tokens, empty without towers."""
+    dim = backbone.head.dim * method.networks
     name, parameter = type(method).__name__, next(method.parameters(), torch.empty(0))
     generator = torch.Generator().manual_seed(0)
     v, t = (functional.normalize(torch.randn(3, dim, generator=generator), dim=1).to(parameter.device) for _ in "vt")
@@ -364,11 +302,9 @@ def _check(method: Method, dim: int, *, networks: int, pooling: str, kind: PostH
     if not torch.allclose(scores.float(), v @ t.T, atol=1e-5):
         message = f"{name} does not score by a cosine, which post-hoc uncertainty needs"
         raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=none")
-    if kind == "cosine":
-        return
-    if networks > 1:
+    if kind == "laplace" and method.networks > 1:
         message = f"a Laplace approximation is for one network, {name} trains two"
         raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=cosine")
-    if pooling == "gpo":
+    if kind == "laplace" and backbone.pooling == "gpo" and not scheme_of(backbone.spec).cached:
         message = "a Laplace approximation needs the last layer's output as embedding, pooling 'gpo' sorts it first"
         raise UsageError(f"{message} — train with backbone.pooling=mean or cls, or set evaluate.posthoc=cosine")

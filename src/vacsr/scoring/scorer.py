@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,14 +14,12 @@ from torch import Tensor
 
 from vacsr.backbones.images import PhotoReader, Reader, TowerInputs, tower_inputs
 from vacsr.data import PairSet, PhotoSet
-from vacsr.data.listed import ListedPhotos, Picture
+from vacsr.data.photos import ListedPhotos, Picture
 from vacsr.errors import DataError, EnvironmentProblem, ShapeMismatch, UsageError
-from vacsr.methods.base import Embedding, Method, take
+from vacsr.methods.base import Embedding, take
 from vacsr.model import MatchingModel
-from vacsr.scoring.cascade import Cascade, prefiltered_topk
-from vacsr.scoring.folded import FP8, BlockScorer, Engine, Precision, choose_dtype, half_dtype
-from vacsr.scoring.kernel import WIDEST, KernelScorer, available, decoder_width
-from vacsr.scoring.topk import BothTopK, Direction, TopK
+from vacsr.scoring.cascade import Precision, choose_engine, prefiltered_topk
+from vacsr.scoring.topk import DIRECTIONS, BothTopK, Direction, TopK, blocks_topk, topk_both
 
 Features = Tensor | npt.NDArray[Any]
 """Raw features [N, D] of float16, float32 or float64; scored in float32."""
@@ -30,7 +28,6 @@ Images = Features | Sequence[Picture]
 Texts = Features | Sequence[str]
 """What a model reads as texts: cached features, or strings for a model with towers."""
 Side = Literal["image", "text"]
-_ENCODE = {"cpu": 32, "cuda": 256}  # photos or captions per batch of the towers
 _ALIGNED = 8192  # aligned pairs at a time
 
 
@@ -40,34 +37,11 @@ def choose_device(name: str | torch.device) -> torch.device:
         return name
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"unknown device '{name}' — use auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device '{name}' is not supported — use auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"unknown device '{name}' — use auto, cpu or cuda")
+    if name.startswith("cuda") and not torch.cuda.is_available():
         raise EnvironmentProblem("this torch sees no CUDA GPU — use device=cpu, or see: vacsr doctor")
-    return device
-
-
-def choose_engine(method: Method, *, device: torch.device, dtype: Precision = torch.float32) -> Engine:
-    """The fastest engine for a method, a device and a dtype; folds the adapter once.
-
-    In float32 everything is float32: on a GPU the kernel only chooses candidates for the top-k, and only where the
-    result is the same. In half precision the kernel computes the scores; in float8 their top-k is rescored in half.
-    """
-    folded = method.fold()
-    dtype = choose_dtype(dtype, folded=folded, device=device)
-    if dtype == FP8:
-        kernel = KernelScorer(method, dtype=dtype, folded=folded)  # raises where it cannot run: there is no other way
-        return Cascade(kernel, kernel.plain, exact=False)
-    plain = BlockScorer(method, dtype=dtype, folded=folded)
-    if device.type != "cuda" or folded is None or decoder_width(folded) > WIDEST or not available(folded.trunk.device):
-        return plain
-    if dtype == torch.float32:
-        return Cascade(KernelScorer(method, dtype=half_dtype(folded), folded=folded), plain, exact=True)
-    return KernelScorer(method, dtype=dtype, folded=folded)
+    return torch.device(name)
 
 
 class AlignedScores(NamedTuple):
@@ -76,6 +50,10 @@ class AlignedScores(NamedTuple):
     score: Tensor  # [N]
     grade: Tensor  # [N], in (0, 1)
     uncertainty: Tensor | None  # [N]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As lists."""
+        return {name: None if values is None else values.tolist() for name, values in self._asdict().items()}
 
 
 class PairScores:
@@ -93,7 +71,9 @@ class PairScores:
 
     def blocks(self) -> Iterator[Tensor]:
         """Consecutive row blocks [b, T] of the score matrix; without images one block [0, T]."""
-        return self.scorer.engine.blocks(self.images, self.texts, matrix=self._matrix)
+        if self._matrix is None:
+            return self.scorer.engine.stream(self.images, self.texts)
+        return iter(torch.split(self._matrix, 64))
 
     @property
     def score(self) -> Tensor:
@@ -110,37 +90,51 @@ class PairScores:
         :class:`vacsr.scoring.cascade.Cascade`. A scorer in half precision orders by its scores; float8 rescores its
         best 3·k in half precision.
         """
-        k = _count(k, "k", action="ask for topk(10)")
-        if direction not in ("i2t", "t2i"):
-            raise UsageError(f"unknown direction {direction!r} — use i2t (texts of an image) or t2i (images of a text)")
+        if k < 1 or direction not in DIRECTIONS:
+            raise UsageError(f"k={k}, direction={direction!r}: ask for topk(10), direction='i2t' or 't2i'")
         engine, sides = self.scorer.engine, (self.images, self.texts)
-        if prefilter is not None:
-            prefilter = _count(prefilter, "prefilter", action=f"use prefilter={10 * k} or more, or omit it")
-            if prefilter < len(sides[direction == "i2t"].mean):
-                return prefiltered_topk(engine, *sides, k=k, candidates=prefilter, direction=direction)
-        return engine.topk(*sides, k=k, direction=direction, matrix=self._matrix)
+        if prefilter is not None and prefilter < len(sides[direction == "i2t"].mean):
+            return prefiltered_topk(engine, *sides, k=k, candidates=prefilter, direction=direction)
+        if self._matrix is not None and engine.exact:
+            return blocks_topk(self.blocks(), k, direction=direction)
+        return engine.topk(*sides, k=k, direction=direction)
 
     def topk_both(self, k: int) -> BothTopK:
         """Best texts of each image and best images of each text, in one pass over all pairs; else as ``topk``.
 
         ``.texts``: [I, min(k, T)], ``.images``: [T, min(k, I)].
         """
-        k = _count(k, "k", action="ask for topk_both(10)")
-        return self.scorer.engine.topk_both(self.images, self.texts, k=k, matrix=self._matrix)
+        if k < 1:
+            raise UsageError(f"k is {k}, expected 1 or more — ask for topk_both(10)")
+        if self._matrix is not None and self.scorer.engine.exact:
+            return topk_both(self.blocks(), k)
+        return self.scorer.engine.topk_both(self.images, self.texts, k=k)
+
+    @torch.inference_mode()
+    def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """Of the pairs (rows[n], cols[n]) only, without the matrix. [N], [N] -> [N]"""
+        return torch.cat([self.scorer.engine.aligned(v, t) for v, t in self._aligned(rows, cols)])
 
     @torch.inference_mode()
     def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
-        """Of the pairs (rows[n], cols[n]) only. [N], [N] -> [N]"""
-        return self.scorer.uncertainty_of(self.images, self.texts, rows=rows, cols=cols)
+        """Of the pairs (rows[n], cols[n]); None where the method has none. [N], [N] -> [N]"""
+        parts = [self.scorer.pair_uncertainty(v, t) for v, t in self._aligned(rows, cols)]
+        return None if parts[0] is None else torch.cat([part for part in parts if part is not None])
 
-    def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Of the pairs (rows[n], cols[n]) only, without the matrix. [N], [N] -> [N]"""
-        return self.scorer.score_of(self.images, self.texts, rows=rows, cols=cols)
+    def at(self, rows: Tensor, cols: Tensor) -> AlignedScores:
+        """Score, grade and uncertainty of the pairs (rows[n], cols[n]), without the matrix. [N], [N]"""
+        score = self.score_of(rows, cols)
+        return AlignedScores(score, self.grade(score), self.uncertainty(rows, cols))
 
     @torch.inference_mode()
     def grade(self, score: Tensor) -> Tensor:
         """Scores as the method's grade in (0, 1). [...] -> [...]"""
         return self.scorer.model.method.grade(score)
+
+    def _aligned(self, rows: Tensor, cols: Tensor) -> Iterator[tuple[Embedding, Embedding]]:
+        """The embeddings of some pairs at a time; of none, one empty part."""
+        parts = (torch.split(index.to(self.scorer.device), _ALIGNED) for index in (rows, cols))
+        return ((take(self.images, row), take(self.texts, col)) for row, col in zip(*parts, strict=True))
 
 
 class PairScorer:
@@ -157,6 +151,7 @@ class PairScorer:
         self.device = choose_device(device)
         self.model = model.to(self.device).eval()
         self.engine = choose_engine(self.model.method, device=self.device, dtype=dtype)
+        self._step = 256 if self.device.type == "cuda" else 32  # photos or captions per batch of the towers
 
     @classmethod
     def from_pretrained(
@@ -179,12 +174,13 @@ class PairScorer:
         """Features [T, D_text], or strings for a model with towers. -> [T, d] on the scorer's device"""
         if not self.model.has_towers:
             return self._embed([_checked_features(texts, kind="text", device=self.device)], side="text")
-        tokens = self.model.backbone.tokenize(_checked_strings(texts))
-        return self._embed(torch.split(tokens, _ENCODE[self.device.type]), side="text")
+        strings = [] if isinstance(texts, str | Tensor | np.ndarray) else list(texts)
+        if not strings or not all(isinstance(text, str) and text.strip() for text in strings):
+            raise UsageError("the model reads words — pass a list of texts that are not blank, such as ['a dog']")
+        return self._embed(torch.split(self.model.backbone.tokenize(strings), self._step), side="text")
 
     def _photo_batches(self, images: Reader, count: int) -> Iterator[Tensor]:
-        step = _ENCODE[self.device.type]
-        return images.stream([range(start, min(start + step, count)) for start in range(0, count, step)])
+        return images.stream([range(count)[start : start + self._step] for start in range(0, count, self._step)])
 
     def _embed(self, batches: Iterable[Tensor], *, side: Side) -> Embedding:
         """Features, pixels or tokens, batch by batch, also where there are none. -> [N, d]"""
@@ -196,9 +192,22 @@ class PairScorer:
             return Embedding(mean)
         return Embedding(mean, torch.cat([empty, *(part.log_var for part in parts if part.log_var is not None)]))
 
+    def pair_uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
+        """Uncertainty of pairs (n, n); None where the method has none. [N, d], [N, d] -> [N]"""
+        return self.model.method.uncertainty(v, t)
+
     def score_all(self, images: Images, texts: Texts) -> PairScores:
         """Every pair, lazily: of features [I, D_image], [T, D_text], or of photos and strings."""
         return PairScores(self, self.embed_images(images), self.embed_texts(texts))
+
+    def score_pairs(self, images: Images, texts: Texts) -> AlignedScores:
+        """Aligned pairs with their uncertainty: N images and N texts."""
+        scores = self.score_all(images, texts)
+        if len(images) != len(texts):
+            message = f"aligned pairs need as many images as texts, not {len(images)} and {len(texts)}"
+            raise ShapeMismatch(f"{message} — repeat an image for each of its texts, or use score_all")
+        every = torch.arange(len(images))
+        return scores.at(every, every)
 
     @torch.inference_mode()
     def score_set(self, pairs: PairSet | PhotoSet, *, inputs: TowerInputs | None = None) -> PairScores:
@@ -211,15 +220,29 @@ class PairScorer:
             raise DataError(
                 "these data hold photos without captions, so there are no pairs — give captions: folder:DIR or csv:FILE"
             )
-        images: Iterable[Tensor]
-        texts: Iterable[Tensor]
         if isinstance(pairs, PairSet):  # which has checked its features
-            images, texts = [pairs.images], [pairs.texts]
+            v, t = self._embed([pairs.images], side="image"), self._embed([pairs.texts], side="text")
         else:
             inputs = inputs or tower_inputs(self.model.backbone, pairs)
-            images = self._photo_batches(inputs.images, len(pairs.image_ids))
-            texts = torch.split(inputs.texts, _ENCODE[self.device.type])
-        return PairScores(self, self._embed(images, side="image"), self._embed(texts, side="text"))
+            v = self._embed(self._photo_batches(inputs.images, len(pairs.image_ids)), side="image")
+            t = self._embed(torch.split(inputs.texts, self._step), side="text")
+        return PairScores(self, v, t)
+
+    def score_named(self, pairs: PairSet | PhotoSet, image: str, texts: Sequence[str]) -> PairScores:
+        """One image of a data set by its id, with captions of the set by id or by their exact words. [1, len(texts)]
+
+        Of captions with the same words the image's own is taken, else the first.
+        """
+        self.check_set(pairs)
+        row = _index(image, pairs.image_ids, "image id")
+        cols = []
+        for text in texts:
+            same = [col for col, words in enumerate(pairs.captions or ()) if words == text]
+            own = [col for col in same if int(pairs.caption_image[col]) == row]
+            cols.append((own or same)[0] if same else _index(text, pairs.caption_ids, "caption id"))
+        if isinstance(pairs, PhotoSet):
+            return self.score_all([pairs.photos.open(row)], [pairs.captions[col] for col in cols])
+        return self.score_all(pairs.images[row : row + 1], pairs.texts[cols])
 
     def check_set(self, pairs: PairSet | PhotoSet) -> None:
         """Raise where the model was trained on something else: photos instead of features, or other features."""
@@ -232,71 +255,24 @@ class PairScorer:
             message = f"the model reads cached features, these data are photos — embed them first with {source}"
             raise DataError(f"{message}: vacsr embed --backbone … --pairs … --out FILE")
 
-    @torch.inference_mode()
-    def score_pairs(self, images: Images, texts: Texts) -> AlignedScores:
-        """Aligned pairs with their uncertainty: N images and N texts."""
-        scores = self.score_all(images, texts)
-        if len(images) != len(texts):
-            raise ShapeMismatch(f"aligned pairs need as many images as texts, not {len(images)} and {len(texts)}")
-        every = torch.arange(len(images), device=self.device)
-        return self.score_at(scores, rows=every, cols=every)
 
-    @torch.inference_mode()
-    def score_at(self, scores: PairScores, *, rows: Tensor, cols: Tensor) -> AlignedScores:
-        """The pairs (rows[n], cols[n]) of a lazy matrix, without the matrix. [N], [N]"""
-        score = scores.score_of(rows, cols)
-        return AlignedScores(score, self.model.method.grade(score), scores.uncertainty(rows, cols))
-
-    @torch.inference_mode()
-    def score_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor:
-        """Scores of the pairs (rows[n], cols[n]). -> [N]"""
-        parts = self._aligned_parts(images, texts, rows, cols)
-        return torch.cat([torch.empty(0, device=self.device), *(self.engine.aligned(v, t) for v, t in parts)])
-
-    def uncertainty_of(self, images: Embedding, texts: Embedding, *, rows: Tensor, cols: Tensor) -> Tensor | None:
-        """Uncertainty of the pairs (rows[n], cols[n]); None where the method has none. -> [N]"""
-        values = []
-        for v, t in self._aligned_parts(images, texts, rows, cols):
-            part = self.model.method.uncertainty(v, t)
-            if part is None:
-                return None
-            values.append(part)
-        return torch.cat([torch.empty(0, device=self.device), *values])
-
-    def _aligned_parts(
-        self, images: Embedding, texts: Embedding, rows: Tensor, cols: Tensor
-    ) -> Iterator[tuple[Embedding, Embedding]]:
-        """The embeddings of some pairs at a time."""
-        indices = (torch.split(index.to(self.device), _ALIGNED) for index in (rows, cols))
-        parts = zip(*indices, strict=True)
-        return ((take(images, row), take(texts, col)) for row, col in parts)
-
-
-def _count(value: int, name: str, *, action: str) -> int:
-    """A whole number of at least 1, or an error that says what to ask for."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise UsageError(f"{name} is {value!r}, expected a whole number of at least 1 — {action}")
-    return number
-
-
-def _checked_strings(texts: Texts) -> list[str]:
-    """Texts for towers, none of them blank."""
-    strings = [] if isinstance(texts, str | Tensor | np.ndarray) else list(texts)
-    if not strings or not all(isinstance(text, str) and text.strip() for text in strings):
-        raise UsageError("the model reads words — pass a list of texts that are not blank, such as ['a dog']")
-    return strings
+def _index(name: str, names: Sequence[str], what: str) -> int:
+    """The position of a name; one that is not there is answered with the nearest."""
+    if name not in names:
+        close = difflib.get_close_matches(name, names[:20000], n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"the first is '{names[0]}'"
+        raise DataError(f"no {what} '{name}' among {len(names)} — {hint}")
+    return names.index(name)
 
 
 def _checked_features(features: Images | Texts, *, kind: str, device: torch.device) -> Tensor:
     """Finite rows as float32 on the device. -> [N, D]"""
-    if isinstance(features, np.ndarray):
-        features = _from_numpy(features, kind=kind)
+    if isinstance(features, np.ndarray) and features.dtype.kind in "fiu":
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+            features = torch.from_numpy(np.require(features, np.float32, ["C", "W"]))
     if not isinstance(features, Tensor):
-        raise UsageError(f"{kind} features are a {type(features).__name__} — pass a tensor or a numpy array [N, D]")
+        message = f"{kind} features are a {type(features).__name__} without numbers"
+        raise UsageError(f"{message} — pass a tensor or a numpy array of floats [N, D]")
     if features.ndim != 2:
         message = f"{kind} features have shape {list(features.shape)}, expected [N, D]"
         raise ShapeMismatch(f"{message} — pass one row per {kind}, a single one as x[None]")
@@ -304,13 +280,5 @@ def _checked_features(features: Images | Texts, *, kind: str, device: torch.devi
     bad = (~torch.isfinite(features).all(dim=1)).nonzero().flatten().tolist()
     if bad:
         message = f"{len(bad):,} of {len(features):,} {kind}s have NaN or infinite features, first in row {bad[0]}"
-        raise DataError(f"{message} (counted from 0) — embed these again, or leave them out")
+        raise DataError(f"{message} — embed these again, or leave them out")
     return features
-
-
-def _from_numpy(array: npt.NDArray[Any], *, kind: str) -> Tensor:
-    """Any layout and byte order; what float32 cannot hold becomes infinite."""
-    if array.dtype.kind not in "fiu":
-        raise DataError(f"{kind} features are {array.dtype}, expected floats — convert them with .astype('float32')")
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(np.require(array, np.float32, ["C", "W"]))

@@ -7,13 +7,14 @@ values open, but no two of these integers are equal, so it returns the stable an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 Direction = Literal["i2t", "t2i"]
 """Texts of images, or images of texts."""
+DIRECTIONS: tuple[Direction, ...] = ("i2t", "t2i")
 BLOCK_PAIRS = 1 << 25
 """Pairs per streamed block: choosing the best of a block takes 36 bytes per pair, 1.2 GB in all."""
 _LOW = 0xFFFFFFFF
@@ -26,12 +27,20 @@ class TopK(NamedTuple):
     score: Tensor  # [Q, k]
     index: Tensor  # type: ignore[assignment]  # [Q, k]; shadows tuple.index
 
+    def to_dict(self) -> dict[str, Any]:
+        """As lists."""
+        return {"score": self.score.tolist(), "index": self.index.tolist()}
+
 
 class BothTopK(NamedTuple):
     """Best first, for every image and for every text."""
 
     texts: TopK  # [I, k]: the best texts of each image
     images: TopK  # [T, k]: the best images of each text
+
+    def to_dict(self) -> dict[str, Any]:
+        """As lists."""
+        return {"texts": self.texts.to_dict(), "images": self.images.to_dict()}
 
 
 def order_keys(score: Tensor, index: Tensor) -> Tensor:
@@ -75,19 +84,19 @@ def stable_topk(scores: Tensor, k: int) -> TopK:
     return best_of(scores, torch.arange(scores.shape[1], device=scores.device), k=k)
 
 
-def rows_topk(blocks: Iterable[Tensor], k: int) -> TopK:
-    """Top-k of every row of a matrix that comes in row blocks, at least one. [b, T] each -> [I, min(k, T)]"""
-    return _joined([stable_topk(block, k) for block in blocks])
+def blocks_topk(blocks: Iterable[Tensor], k: int, *, direction: Direction) -> TopK:
+    """Top-k of every row or column of a matrix that comes in row blocks, at least one.
 
-
-def columns_topk(blocks: Iterable[Tensor], k: int) -> TopK:
-    """Top-k of every column of a matrix that comes in row blocks, at least one. [b, T] each -> [T, min(k, I)]"""
+    [b, T] each -> [I, min(k, T)] for i2t, [T, min(k, I)] for t2i
+    """
+    if direction == "i2t":
+        return joined([stable_topk(block, k) for block in blocks])
     best, first, blocks = None, 0, iter(blocks)
     for block in blocks:
         if block.dtype == torch.float64:  # scores that somebody else made: they are in memory as a whole
             whole = [block, *blocks]
             columns = zip(*(torch.split(part, _COLUMNS, dim=1) for part in whole), strict=True)
-            return _joined([stable_topk(torch.cat(parts).T, k) for parts in columns])
+            return joined([stable_topk(torch.cat(parts).T, k) for parts in columns])
         best, first = _merged(best, _score_keys(block), k=k, first=first), first + len(block)
     assert best is not None, "no blocks"
     return from_keys(best)
@@ -106,7 +115,8 @@ def topk_both(blocks: Iterable[Tensor], k: int) -> BothTopK:
     return BothTopK(from_keys(torch.cat(rows)), from_keys(best))
 
 
-def _joined(parts: list[TopK]) -> TopK:
+def joined(parts: list[TopK]) -> TopK:
+    """Of consecutive queries."""
     return TopK(torch.cat([part.score for part in parts]), torch.cat([part.index for part in parts]))
 
 

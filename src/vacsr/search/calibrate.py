@@ -1,40 +1,99 @@
-"""Fit everything that a search needs to know to a split, and check it on another."""
+"""Fit grades and the threshold of ``abstain`` to labelled pairs, and check them on others."""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
 
+from vacsr.config import Config
 from vacsr.data import PairSet, PhotoSet
-from vacsr.data.labelled import LabelledPairs
+from vacsr.data.pairs import LabelledPairs
+from vacsr.data.photos import content_fingerprint
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.uncertainty import Array
-from vacsr.scoring import PairScorer
-from vacsr.scoring.topk import Direction
-from vacsr.search.calibration import Calibration, DirectionCalibration
-from vacsr.search.candidates import CANDIDATES, DEPTH, Candidates, labelled_candidates, random_galleries
-from vacsr.search.certify import FEW
-from vacsr.search.counted import RiskCheck, check_rule
-from vacsr.search.grades import expected_calibration_error, fit_grades
-from vacsr.search.hubs import hub_share
-from vacsr.search.lcb import FirstRight, check_lcb, fit_lcb
-from vacsr.search.missed import fit_missed
-from vacsr.search.provenance import embedding_provenance, model_digest
-from vacsr.search.risk import check_enough, fit_answer_rule
+from vacsr.scoring import PairScorer, PairScores
+from vacsr.scoring.topk import DIRECTIONS, Direction, stable_topk
+from vacsr.search.certify import FEW, RiskCheck, check_threshold
+from vacsr.search.index import embedding_provenance, model_digest
+from vacsr.search.probabilities import (
+    AnswerRule,
+    Candidates,
+    GradeCalibration,
+    Mask,
+    expected_calibration_error,
+    fit_answer_rule,
+    fit_grades,
+)
 
-DIRECTIONS: tuple[Direction, ...] = ("i2t", "t2i")
-_SURE = (0.5, 0.9999)  # below a promise says nothing, above the approximation behind a count does not reach
+CANDIDATES = 200
+"""Nearest by cosine that the method scores again."""
+DEPTH = 20
+"""Best by score whose uncertainty is computed; beyond the first ranks its sign flips (the paper's appendix H)."""
+SMALLER, LARGER = 0.2, 0.02
+"""An index smaller or larger than the galleries of the fit by these shares counts as of the same size.
+
+Fewer items are fewer chances to be wrong. More are more; a few are allowed since images differ in their captions.
+"""
+_DRAWS = 5  # of galleries smaller than the split
+_CONFIDENCE = (0.5, 0.9999)  # below it says nothing, above the approximation behind a count does not reach
 _CHOOSE = 0.25  # share of the images that choose; the others certify, which needs more
+
+
+class DirectionCalibration(Config):
+    """Of text → image (``t2i``) or image → text (``i2t``)."""
+
+    gallery: int
+    """Items that were searched."""
+    candidates: int = Field(ge=2)
+    """Nearest by cosine that the method scores."""
+    depth: int = Field(ge=1)
+    """Best by score whose σ is computed."""
+    queries: int
+    grades: GradeCalibration
+    ece_own: float
+    ece_temperature: float
+    ece_isotonic: float
+    r1: float
+    """Share of right first answers, on the part of the split that did not choose."""
+    answer: AnswerRule
+    also_floor: float
+    """From this score on a candidate is "probably also a match": half of the labelled matches reach it."""
+
+    def same_size(self, size: int) -> bool:
+        """Does the guarantee of ``answer`` hold for an index of this size?"""
+        return (1 - SMALLER) * self.gallery <= size <= (1 + LARGER) * self.gallery
+
+
+class Calibration(Config):
+    """Everything that is fitted, and to what."""
+
+    schema_version: int = 3
+    model: str
+    """The model's digest."""
+    data: str
+    """A digest of the ids and labels of the pairs."""
+    pairs: str
+    split: str
+    selected_on: str = ""
+    """The split of these data by which training chose the epoch; if it is ``split``, the model has seen it."""
+    seed: int
+    t2i: DirectionCalibration
+    i2t: DirectionCalibration
+
+    def of(self, direction: Direction) -> DirectionCalibration:
+        """One of the two."""
+        return self.t2i if direction == "t2i" else self.i2t
 
 
 @dataclass(frozen=True)
 class CalibrateSettings:
-    """What is promised, and for which searches."""
+    """Which risk is guaranteed, and for which searches."""
 
     risk: float = 0.1
     """The share of wrong first answers among those given, counted over as many images as certified it …"""
@@ -47,14 +106,12 @@ class CalibrateSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.risk < 1:
-            raise UsageError(f"risk is {self.risk}, expected a share between 0 and 1 — e.g. --risk 0.1")
-        if not _SURE[0] <= self.confidence <= _SURE[1]:
-            message = f"confidence is {self.confidence}, expected {_SURE[0]} to {_SURE[1]}"
-            raise UsageError(f"{message} — e.g. --confidence 0.9")
+        if not 0 < self.risk < 1 or not _CONFIDENCE[0] <= self.confidence <= _CONFIDENCE[1]:
+            message = f"risk {self.risk}, confidence {self.confidence}: expected 0 to 1, and 0.5 to 0.9999"
+            raise UsageError(f"{message} — e.g. --risk 0.1 --confidence 0.9")
         if not 1 <= self.depth <= self.candidates or self.candidates < 2:
             message = f"{self.candidates} candidates with a depth of {self.depth}"
-            raise UsageError(f"{message}: expected 1 ≤ depth ≤ candidates, and 2 candidates or more")
+            raise UsageError(f"{message} — give 2 candidates or more, and a depth of at most as many")
 
 
 class DirectionCheck(NamedTuple):
@@ -63,8 +120,8 @@ class DirectionCheck(NamedTuple):
     gallery: int
     answers: RiskCheck
     absent: RiskCheck
-    """The same queries with their own matches taken out of the lists: whatever is answered is wrong."""
-    first: FirstRight
+    """The same queries without their matches in the lists: whatever is answered is wrong."""
+    r1: float
     ece_own: float
     ece: float
 
@@ -77,16 +134,17 @@ def calibrate(
     spec: str = "",
     selected_on: str = "",
 ) -> Calibration:
-    """Fit grades, λ and thresholds to labelled pairs, which the model must not have been trained on.
+    """Fit grades and thresholds to labelled pairs, which the model must not have been trained on.
 
-    ``selected_on``: the split of these data by which training chose the epoch, if there is one; it is only noted.
+    ``selected_on``: the split of these data by which training chose the epoch, if any; it is only noted.
     """
-    plan = settings or CalibrateSettings()
+    settings = settings or CalibrateSettings()
     embedding_provenance(scorer.model)  # refuses models that an index cannot hold
-    lists = search_lists(scorer, pairs, plan)
-    fitted = {direction: fit_direction(scorer, lists[direction], plan) for direction in DIRECTIONS}
+    lists = search_lists(scorer, pairs, settings)
+    fitted = {direction: fit_direction(scorer, lists[direction], settings) for direction in DIRECTIONS}
+    data = content_fingerprint(*pairs.image_ids, *pairs.caption_ids, pairs.caption_image.cpu().numpy().tobytes())
     return Calibration(
-        model=model_digest(scorer.model), data=labels_digest(pairs), pairs=spec, split=pairs.split, seed=plan.seed,
+        model=model_digest(scorer.model), data=data, pairs=spec, split=pairs.split, seed=settings.seed,
         selected_on=selected_on, **fitted,
     )  # fmt: skip
 
@@ -94,117 +152,168 @@ def calibrate(
 def check_calibration(
     scorer: PairScorer, pairs: PairSet | PhotoSet, calibration: Calibration
 ) -> dict[Direction, DirectionCheck]:
-    """What the promises are worth on other pairs, in galleries of the size that was fitted at."""
+    """What the guarantees are worth on other pairs, in galleries of the size that was fitted at."""
     fitted = calibration.t2i
-    check_size(pairs, fitted.gallery)
-    plan = CalibrateSettings(
+    settings = CalibrateSettings(
         gallery=fitted.gallery, candidates=fitted.candidates, depth=fitted.depth, seed=calibration.seed
     )
-    lists = search_lists(scorer, pairs, plan)
+    lists = search_lists(scorer, pairs, settings)
     return {direction: check_direction(scorer, lists[direction], calibration.of(direction)) for direction in DIRECTIONS}
 
 
-def check_size(pairs: LabelledPairs, gallery: int) -> None:
-    """Refuse pairs with fewer images than a gallery of the fit has."""
-    if len(pairs.image_ids) < gallery:
-        message = f"split '{pairs.split}' has {len(pairs.image_ids):,} images, the fit is for galleries of"
-        action = f"calibrate for what both splits have: --gallery {len(pairs.image_ids)}"
-        raise DataError(f"{message} {gallery:,} — {action}")
+def fit_direction(scorer: PairScorer, candidates: Candidates, settings: CalibrateSettings) -> DirectionCalibration:
+    """One direction: a part of the images chooses, the others decide whether the choice stands."""
+    generator = np.random.default_rng(settings.seed)
+    choose = choosing(candidates, generator)
+    answer = fit_answer_rule(
+        candidates, choose, risk=settings.risk, confidence=settings.confidence, generator=generator
+    )
+    score, right = candidates.score[:, : settings.depth], candidates.right[:, : settings.depth]
+    grades, errors = fit_grades(
+        score.ravel(), right.ravel().astype(np.float64), grade=_own_grades(scorer, score),
+        fit=np.broadcast_to(choose[:, None], right.shape).ravel(),
+    )  # fmt: skip
+    return DirectionCalibration(
+        gallery=candidates.gallery, candidates=settings.candidates, depth=settings.depth, queries=len(candidates.score),
+        grades=grades, **errors, r1=float(candidates.right[~choose, 0].mean()), answer=answer,
+        also_floor=float(np.median(score[right] if right.any() else score)),
+    )  # fmt: skip
+
+
+def choosing(candidates: Candidates, generator: np.random.Generator) -> Mask:
+    """The queries of random images that choose; a larger share where images are few. -> [Q]"""
+    images = len(np.unique(candidates.image))
+    share = max(_CHOOSE, min(0.5, 1.5 * FEW / max(images, 1)))
+    picked: Mask = generator.random(int(candidates.image.max(initial=0)) + 1) < share
+    return picked[candidates.image]
+
+
+def check_direction(scorer: PairScorer, candidates: Candidates, fitted: DirectionCalibration) -> DirectionCheck:
+    """Count on lists that nothing was fitted to."""
+    rule, score, right = fitted.answer, candidates.score[:, : fitted.depth], candidates.right[:, : fitted.depth]
+    labels = right.ravel().astype(np.float64)
+    return DirectionCheck(
+        gallery=candidates.gallery,
+        answers=check_threshold(rule.outcomes(candidates), rule.threshold),
+        absent=check_threshold(rule.outcomes(without_matches(candidates)), rule.threshold),
+        r1=float(candidates.right[:, 0].mean()),
+        ece_own=expected_calibration_error(_own_grades(scorer, score), labels),
+        ece=expected_calibration_error(fitted.grades.apply(score.ravel()), labels),
+    )
+
+
+def without_matches(candidates: Candidates) -> Candidates:
+    """The lists without their right candidates, all cut to the length of the shortest."""
+
+    def wrong_ones(values: Array) -> Array:
+        wrong = ~candidates.right[:, : values.shape[1]]
+        order = (~wrong).argsort(axis=1, kind="stable")
+        return np.take_along_axis(values, order, 1)[:, : int(wrong.sum(1).min())]
+
+    score, sigma = wrong_ones(candidates.score), candidates.sigma
+    return candidates._replace(
+        score=score, cosine=wrong_ones(candidates.cosine), sigma=None if sigma is None else wrong_ones(sigma),
+        right=np.zeros_like(score, dtype=bool),
+    )  # fmt: skip
+
+
+def _own_grades(scorer: PairScorer, score: Array) -> Array:
+    """The method's own grades. [...] -> [N]"""
+    with torch.inference_mode():
+        grade = scorer.model.method.grade(torch.from_numpy(score.ravel().copy()).float().to(scorer.device))
+    return np.asarray(grade.double().cpu().numpy(), dtype=np.float64)
+
+
+# ---------------------------------------------------------------------------------------------------------- candidates
 
 
 def search_lists(
     scorer: PairScorer, pairs: PairSet | PhotoSet, settings: CalibrateSettings
 ) -> dict[Direction, Candidates]:
     """The candidates of every query of the pairs, in random galleries."""
-    generator = torch.Generator().manual_seed(settings.seed)
-    count = len(pairs.image_ids)
+    generator, count = torch.Generator().manual_seed(settings.seed), len(pairs.image_ids)
     galleries = random_galleries(count, size=settings.gallery or count, generator=generator)
-    scores = scorer.score_set(pairs)
-    return {
-        direction: labelled_candidates(
-            scores, pairs, galleries, direction=direction, limit=settings.candidates, depth=settings.depth
-        )
-        for direction in DIRECTIONS
-    }
+    scores, limits = scorer.score_set(pairs), {"limit": settings.candidates, "depth": settings.depth}
+    return {one: labelled_candidates(scores, pairs, galleries, direction=one, **limits) for one in DIRECTIONS}
 
 
-def labels_digest(pairs: LabelledPairs) -> str:
-    """Of ids and labels."""
-    data = hashlib.sha256()
-    for names in (pairs.image_ids, pairs.caption_ids):
-        data.update("\0".join(names).encode(errors="surrogatepass"))
-    data.update(pairs.caption_image.cpu().contiguous().numpy().tobytes())
-    return data.hexdigest()[:32]
+def random_galleries(images: int, *, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Images in galleries of one size; those left over are in none of a draw. -> rows [size] each
+
+    Everything is drawn several times, since a query's neighbours are a matter of luck. Galleries of one draw share no
+    image.
+    """
+    if not 2 <= size <= images:
+        message = f"a gallery of {size:,} images cannot be made of {images:,}"
+        raise DataError(f"{message} — give more pairs, or a smaller gallery: --gallery {images}")
+    draws = [torch.randperm(images, generator=generator) for _ in range(_DRAWS if size < images else 1)]
+    return [rows for order in draws for rows in order[: images - images % size].view(-1, size)]
 
 
-def fit_direction(scorer: PairScorer, found: Candidates, plan: CalibrateSettings) -> DirectionCalibration:
-    """All of one direction: a part of the images chooses, the others decide whether the choice is kept."""
-    generator = np.random.default_rng(plan.seed)
-    choose = choosing(found, generator)
-    check_enough(found, choose, risk=plan.risk, confidence=plan.confidence)
-    shown = _shown(found, plan.depth)
-    seen = np.broadcast_to(choose[:, None], shown.match.shape)
-    grades = fit_grades(shown.score.ravel(), shown.match.ravel(), grade=_own(scorer, shown.score), fit=seen.ravel())
-    answer = fit_answer_rule(found, choose, risk=plan.risk, confidence=plan.confidence, generator=generator)
-    return DirectionCalibration(
-        gallery=found.gallery, candidates=plan.candidates, depth=plan.depth, queries=len(found.score),
-        grades=grades.calibration, ece_own=grades.ece.own, ece_temperature=grades.ece.temperature,
-        ece_isotonic=grades.ece.isotonic, lcb=fit_lcb(found, choose, depth=plan.depth), answer=answer,
-        missed=fit_missed(found, choose, depth=plan.depth), hub_share=hub_share(answer, found),
+def labelled_candidates(
+    scores: PairScores,
+    pairs: LabelledPairs,
+    galleries: Sequence[Tensor],
+    *,
+    direction: Direction,
+    limit: int = CANDIDATES,
+    depth: int = DEPTH,
+) -> Candidates:
+    """Search each gallery with its own images or captions, as :class:`vacsr.search.Searcher` does."""
+    owner = pairs.caption_image.cpu()
+    parts = [_gallery(owner, rows, direction) for rows in galleries]
+    width = min([limit, *(len(items) for _, items in parts)])
+    asked, held = (scores.images, scores.texts) if direction == "i2t" else (scores.texts, scores.images)
+    item, score, cosine, sigma = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+    for queries, items in parts:
+        near = stable_topk((asked.mean[queries] @ held.mean[items].T).cpu(), width)
+        found = rescore(scores, queries, items[near.index], direction=direction, candidates=width, depth=depth)
+        item.append(items[near.index].gather(1, found.order))
+        score.append(found.score)
+        cosine.append(near.score.gather(1, found.order))
+        sigma += [] if found.sigma is None else [found.sigma]
+    query, answers = torch.cat([queries for queries, _ in parts]), torch.cat(item)
+    image = query if direction == "i2t" else owner[query]
+    right = (owner[answers] if direction == "i2t" else answers) == image[:, None]
+    return Candidates(
+        score=torch.cat(score).double().numpy(), cosine=torch.cat(cosine).double().numpy(),
+        sigma=torch.cat(sigma).double().numpy() if sigma else None, right=right.numpy(), image=image.numpy(),
+        query=query.numpy(), gallery=round(sum(len(items) for _, items in parts) / len(parts)),
     )  # fmt: skip
 
 
-def choosing(found: Candidates, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """The queries of random images that choose; a larger share where images are few. -> [Q]"""
-    images = len(np.unique(found.image))
-    share = max(_CHOOSE, min(0.5, 1.5 * FEW / max(images, 1)))
-    picked: NDArray[np.bool_] = generator.random(int(found.image.max(initial=0)) + 1) < share
-    return picked[found.image]
+def _gallery(owner: Tensor, rows: Tensor, direction: Direction) -> tuple[Tensor, Tensor]:
+    """Queries and items of one gallery; an image without captions is an item, and no query. [T], [n]"""
+    captions = torch.isin(owner, rows).nonzero().flatten()
+    if direction == "t2i":
+        return captions, rows
+    return rows[torch.isin(rows, owner[captions])], captions
 
 
-def check_direction(scorer: PairScorer, found: Candidates, fitted: DirectionCalibration) -> DirectionCheck:
-    """Count on lists that nothing was fitted to."""
-    shown = _shown(found, fitted.depth)
-    score, match = shown.score.ravel(), shown.match.ravel()
-    return DirectionCheck(
-        gallery=found.gallery,
-        answers=check_rule(fitted.answer, found),
-        absent=check_rule(fitted.answer, without_matches(found)),
-        first=check_lcb(fitted.lcb, found),
-        ece_own=expected_calibration_error(_own(scorer, shown.score), match),
-        ece=expected_calibration_error(fitted.grades.apply(score), match),
-    )
+class Rescored(NamedTuple):
+    """Q queries with w items each, best score first."""
+
+    order: Tensor  # [Q, w] positions in the order that was given
+    score: Tensor  # [Q, w]
+    sigma: Tensor | None  # [Q, depth]
 
 
-def without_matches(found: Candidates) -> Candidates:
-    """The lists without their right candidates, all cut to the length of the shortest."""
-    order = found.right.argsort(axis=1, kind="stable")  # wrong ones first, in the order that they had
-    width = int((~found.right).sum(1).min())
-    score, cosine = (np.take_along_axis(part, order, 1)[:, :width] for part in (found.score, found.cosine))
-    sigma = None
-    if found.sigma is not None:
-        depth = found.sigma.shape[1]
-        inside = found.right[:, :depth].argsort(axis=1, kind="stable")
-        left = int((~found.right[:, :depth]).sum(1).min())
-        sigma = np.take_along_axis(found.sigma, inside, 1)[:, :left]
-    none_right = np.zeros_like(score, dtype=bool)
-    return found._replace(score=score, cosine=cosine, sigma=sigma, right=none_right, first=None)
+def rescore(
+    scores: PairScores, queries: Tensor, items: Tensor, *, direction: Direction, candidates: int, depth: int
+) -> Rescored:
+    """Order items by (−score, given order): the first ``candidates`` of each query, then any others. [Q], [Q, w]
 
+    All pairs are scored in one pass. The uncertainty is of the first ``depth``.
+    """
 
-class _Shown(NamedTuple):
-    """The pairs that a search shows."""
+    def pairs_of(some: Tensor) -> tuple[Tensor, Tensor]:
+        """Image rows and caption columns of all pairs. [Q, m] -> [Q·m], [Q·m]"""
+        repeated, flat = queries.repeat_interleave(some.shape[1]), some.flatten()
+        return (repeated, flat) if direction == "i2t" else (flat, repeated)
 
-    score: Array  # [Q, depth]
-    match: Array  # [Q, depth]
-
-
-def _shown(found: Candidates, depth: int) -> _Shown:
-    right: NDArray[np.bool_] = found.right[:, :depth]
-    return _Shown(found.score[:, :depth], right.astype(np.float64))
-
-
-def _own(scorer: PairScorer, score: Array) -> Array:
-    """The method's own grades. [...] -> [N]"""
-    with torch.inference_mode():
-        grade = scorer.model.method.grade(torch.from_numpy(score.ravel().copy()).float().to(scorer.device))
-    return np.asarray(grade.double().cpu().numpy(), dtype=np.float64)
+    score = scores.score_of(*pairs_of(items)).cpu().view(items.shape)
+    parts = [part.argsort(dim=1, descending=True, stable=True) for part in torch.split(score, candidates, dim=1)]
+    order = torch.cat([part + number * candidates for number, part in enumerate(parts)], dim=1)
+    top = items.gather(1, order[:, :depth])
+    sigma = scores.uncertainty(*pairs_of(top))
+    return Rescored(order, score.gather(1, order), None if sigma is None else sigma.cpu().view(top.shape))

@@ -1,30 +1,49 @@
-"""What an index is: vectors by id, with metadata, searched by inner product."""
+"""The interface of an index: vectors by id, with metadata, searched by inner product. :func:`open_index` opens one.
+
+To add a backend, subclass :class:`VectorIndex` and add a line to :data:`BACKENDS`; tests/search/test_index.py then
+checks that it behaves like the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from operator import eq
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
-from vacsr.errors import ProvenanceMismatch, ShapeMismatch
+from vacsr.errors import DataError, ProvenanceMismatch, ShapeMismatch, UsageError
+
+if TYPE_CHECKING:
+    from vacsr.model import MatchingModel
 
 Metadata = dict[str, Any]
-"""What JSON can hold."""
-KINDS = ("images", "texts")
-"""What vectors may be of."""
+"""A JSON object."""
+Check = Callable[[dict[str, Metadata]], None]
+"""Receives the stored metadata of ids that are about to be replaced, and may raise."""
+BACKENDS = {"exact": "vacsr.search.local:ExactIndex", "milvus": "vacsr.search.milvus:MilvusIndex"}
+"""Scheme → ``module:class``."""
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+_NOT_EMBEDDING = {"start", "weights", "augment", "variance_block", "checkpointing"}  # settings that change no vector
+_MAX_NORM = 1e18  # the inner product of two such vectors stays within float32
+_MAX_K = 16384  # Milvus returns no more, and backends should not differ
 
 
 class Hits(NamedTuple):
     """Best first. Every row has k entries, or as many as the index holds vectors if that is fewer.
 
-    Ids and metadata may be read only when they are asked for. They are those of the moment of the search, whatever
-    happens to the index meanwhile.
+    Ids and metadata may be read lazily. They are those of the time of the search, whatever happens to the index later.
     """
 
     ids: Sequence[Sequence[str]]  # [Q][k]
     scores: Tensor  # [Q, k] float32, inner products
-    vectors: Tensor  # [Q, k, d] float32, as they are stored: what reranking reads
+    vectors: Tensor  # [Q, k, d] float32, as stored, for rescoring
     metadata: Sequence[Sequence[Metadata]]  # [Q][k]
 
 
@@ -36,16 +55,14 @@ class Entry(NamedTuple):
 
 
 class AddResult(NamedTuple):
-    """Of one call."""
+    """Counts of one call: new ids, and ids whose vectors and metadata were replaced."""
 
     added: int
-    """New ids."""
     replaced: int
-    """Ids that were there: their vectors and metadata are the new ones."""
 
 
 class IndexInfo(NamedTuple):
-    """What an index says of itself."""
+    """Size and contents of an index."""
 
     kind: str
     where: str
@@ -54,105 +71,251 @@ class IndexInfo(NamedTuple):
     dtype: str
     provenance: str
     dead: int
-    """Deleted vectors that still take room."""
+    """Deleted vectors that still take space."""
     parts: int
     """Files of vectors."""
     bytes: int | None
-    """On this machine's disk; None where it lies elsewhere."""
+    """On this machine's disk; None where it is stored elsewhere."""
     holds: str
+    """Images, texts, or "" if unknown."""
     exact: bool
     sources: tuple[str, ...]
 
 
-@runtime_checkable
-class VectorIndex(Protocol):
-    """Vectors of one kind, by id. The score is the inner product, so the cosine for unit vectors, as models give them.
+class VectorIndex(ABC):
+    """Vectors of one kind, by id. The score is the inner product: the cosine for unit vectors, which models return.
 
-    Vectors are kept as they come: whoever wants the cosine of others divides by their length first.
+    Vectors are stored as they are: normalise them first if you want the cosine of others. A backend implements what is
+    abstract; :meth:`_add` and :meth:`_search` receive checked arguments.
     """
 
-    @property
-    def dim(self) -> int:
-        """Of a vector."""
+    kind: str
+    """The scheme in :data:`BACKENDS`."""
+    where: str
+    dim: int
+    """Of a vector."""
+    dtype: str = "float32"
+    """How vectors are stored."""
+    provenance: str
+    """Which model made the vectors, see :func:`embedding_provenance`; "" if unknown."""
+    exact: bool
+    """Is the true nearest always found? False also where that is unknown."""
 
-    @property
-    def provenance(self) -> str:
-        """What the vectors are, see :func:`vacsr.search.embedding_provenance`; "" where nobody said."""
+    @classmethod
+    @abstractmethod
+    def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
+        """Open the index. Where it does not exist and ``dim`` is given, create it."""
 
-    @property
-    def holds(self) -> str:
-        """ "images" or "texts", as the provenance says; "" where it does not."""
-
-    @property
-    def exact(self) -> bool:
-        """Does a search find the true nearest? False where it may miss some, and where that is not known."""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The SPECs that it was filled from, in the order of their first use, with absolute paths."""
-
+    @abstractmethod
     def __len__(self) -> int:
-        """Vectors that a search can find."""
+        """Vectors that a search can return."""
 
-    def add(self, ids: Sequence[str], vectors: Tensor, metadata: Sequence[Metadata] | None = None) -> AddResult:
-        """Add vectors [N, d], or replace those whose ids are there. When it returns, they are stored for good."""
-
+    @abstractmethod
     def delete(self, ids: Sequence[str]) -> int:
-        """Remove those that are there; how many that were."""
+        """Delete those that exist, and return how many did."""
 
-    def known(self, ids: Sequence[str]) -> list[bool]:
-        """Which of these ids are there. [N]"""
-
+    @abstractmethod
     def get(self, ids: Sequence[str]) -> dict[str, Entry]:
-        """Vector and metadata of those that are there."""
+        """Vector and metadata of those that exist."""
 
+    @abstractmethod
     def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
-        """Of those that are there."""
+        """Metadata of those that exist."""
 
+    @abstractmethod
     def records(self) -> Iterator[tuple[str, Metadata]]:
         """Id and metadata of everything, in no particular order."""
 
+    @property
+    @abstractmethod
+    def sources(self) -> tuple[str, ...]:
+        """The SPECs that it was filled from, in the order of their first use, with absolute paths."""
+
+    @abstractmethod
     def note_source(self, spec: str) -> None:
-        """Remember a SPEC that it is filled from, as it is given; once."""
+        """Remember a SPEC that it is filled from, once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files and connections."""
+
+    @abstractmethod
+    def _add(self, ids: list[str], vectors: Tensor, metadata: list[str], check: Check | None) -> AddResult:
+        """See :meth:`add`. Unique ids, vectors [N, d] of the index's dtype on the CPU, metadata as JSON in ASCII."""
+
+    @abstractmethod
+    def _search(self, queries: Tensor, k: int) -> Hits:
+        """See :meth:`search`. queries [Q, d] float32 on the CPU"""
+
+    def add(
+        self,
+        ids: Sequence[str],
+        vectors: Tensor,
+        metadata: Sequence[Metadata] | None = None,
+        *,
+        check: Check | None = None,
+    ) -> AddResult:
+        """Add vectors [N, d], or replace those whose ids exist. When it returns, they are stored for good.
+
+        ``check`` may refuse the whole call for what is stored under these ids. A local index calls it under its lock,
+        so no other process can add an id in between.
+        """
+        names, items = _checked_ids(ids), [{}] * len(ids) if metadata is None else metadata
+        if not len(names) == len(vectors) == len(items):
+            counts = f"{len(names):,} ids, {len(vectors):,} vectors, {len(items):,} metadata"
+            raise ShapeMismatch(f"{counts} — give one vector per id, and metadata for each or none")
+        rows = _checked_rows(vectors, names, dim=self.dim, dtype=DTYPES[self.dtype])
+        texts = [_as_json(name, item) for name, item in zip(names, items, strict=True)]
+        return self._add(names, rows, texts, check) if names else AddResult(0, 0)
 
     def search(self, queries: Tensor, k: int) -> Hits:
-        """The k vectors of the highest inner product with each query. [Q, d]"""
+        """The k vectors with the highest inner product with each query. [Q, d]"""
+        if not 1 <= k <= _MAX_K:
+            raise UsageError(f"k is {k}, expected 1 to {_MAX_K} — ask for 10")
+        names = [f"query {row}" for row in range(len(queries))]
+        return self._search(_checked_rows(queries, names, dim=self.dim, dtype=torch.float32), k)
 
-    def settle(self) -> None:
-        """After all has been added: make searches quick, where that is cheap."""
+    def known(self, ids: Sequence[str]) -> list[bool]:
+        """Which of these ids exist. [N]"""
+        stored = self.metadata(ids)
+        return [name in stored for name in ids]
 
     def info(self) -> IndexInfo:
-        """Its size and what it holds."""
+        """Size and contents."""
+        return IndexInfo(
+            kind=self.kind, where=self.where, vectors=len(self), dim=self.dim, dtype=self.dtype,
+            provenance=self.provenance, dead=0, parts=1, bytes=None, holds=held_kind(self.provenance),
+            exact=self.exact, sources=self.sources,
+        )  # fmt: skip
 
-    def close(self) -> None:
-        """Let go of files and connections."""
+
+def open_index(
+    spec: str, *, dim: int | None = None, provenance: str | None = None, create: bool = False, dtype: str | None = None
+) -> VectorIndex:
+    """Open ``exact:FOLDER`` or ``milvus:FILE_OR_URI``, and check its dimension and provenance where these are given.
+
+    ``create`` makes a missing index, which needs ``dim``. ``dtype``: how a new exact index stores vectors, float32
+    (default) or float16; Milvus stores float32.
+    """
+    scheme, _, where = spec.partition(":")
+    if scheme not in BACKENDS or not where:
+        action = "write exact:FOLDER, milvus:FILE.db or milvus:http://HOST:19530"
+        raise UsageError(f"{spec!r} is not the name of an index — {action}")
+    if (create and not dim) or dtype not in (None, *DTYPES):
+        raise UsageError(f"dim={dim}, dtype={dtype}: a new index needs both — pass dim=512, and float32 or float16")
+    module, _, name = BACKENDS[scheme].partition(":")
+    backend: type[VectorIndex] = getattr(import_module(module), name)
+    index = backend.open(where, dim=dim if create else None, provenance=provenance, dtype=dtype)
+    try:
+        check_fits(spec, index, dim=dim, provenance=provenance)
+        if dtype not in (None, index.dtype):
+            raise UsageError(f"{spec} stores {index.dtype}, not {dtype} — leave it out, or fill another index")
+    except Exception:
+        index.close()
+        raise
+    return index
+
+
+def check_fits(where: str, index: VectorIndex, *, dim: int | None, provenance: str | None) -> None:
+    """Raise where an index holds something else than expected. None, and an unknown provenance, fit anything."""
+    if index.provenance and provenance and index.provenance != provenance:
+        held, wanted = held_kind(index.provenance), held_kind(provenance)
+        if held and wanted and held != wanted:
+            raise ProvenanceMismatch(f"{where} holds {held}, these are {wanted} — fill another index with {wanted}")
+        message = f"{where} holds vectors of {index.provenance!r}, these are of another model, or other weights"
+        raise ProvenanceMismatch(f"{message}: {provenance!r} — use the model it was filled with, or fill another index")
+    if dim is not None and index.dim != dim:
+        raise ShapeMismatch(f"{where} holds vectors of dimension {index.dim}, not {dim} — fill another index")
 
 
 def held_kind(provenance: str) -> str:
-    """What a provenance says the vectors are of.
+    """What a provenance says the vectors are of: "images", "texts", or "" if it does not say.
 
     >>> held_kind("texts:0a1b"), held_kind("")
     ('texts', '')
     """
     kind = provenance.partition(":")[0]
-    return kind if kind in KINDS else ""
+    return kind if kind in ("images", "texts") else ""
 
 
-def check_same(where: str, *, dim: int, provenance: str, wanted_dim: int | None, wanted_provenance: str | None) -> None:
-    """Raise where an index holds something else than is asked for. None, and an unknown provenance, fit anything.
+def model_digest(model: MatchingModel, *, method: bool = True) -> str:
+    """A hash of weights and settings, the same wherever a model is loaded. Without ``method``: of what embeds."""
+    settings = model.config.model_dump(mode="json", exclude=_NOT_EMBEDDING)
+    if model.has_towers:
+        settings["transform"] = model.backbone.transform.describe()
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        if method or not name.startswith("method."):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
 
-    >>> check_same("exact:a", dim=4, provenance="images:1", wanted_dim=4, wanted_provenance="images:2")
-    Traceback (most recent call last):
-    vacsr.errors.ProvenanceMismatch: exact:a holds vectors of 'images:1', these are 'images:2': another model, or \
-other weights — use the model that it was filled with, or fill another index
+
+def embedding_provenance(model: MatchingModel, kind: str = "images") -> str:
+    """What an index of this model's embeddings holds. Without the method, which only scores vectors.
+
+    A model that gives each item a variance is refused: an index stores one vector per item.
     """
-    if provenance and wanted_provenance and provenance != wanted_provenance:
-        held, wanted = held_kind(provenance), held_kind(wanted_provenance)
-        if held and wanted and held != wanted:
-            raise ProvenanceMismatch(f"{where} holds {held}, these are {wanted} — fill another index with {wanted}")
-        message = f"{where} holds vectors of {provenance!r}, these are {wanted_provenance!r}"
-        action = "use the model that it was filled with, or fill another index"
-        raise ProvenanceMismatch(f"{message}: another model, or other weights — {action}")
-    if wanted_dim is not None and dim != wanted_dim:
-        message = f"{where} holds vectors of dimension {dim}, {wanted_dim} is asked for"
-        raise ShapeMismatch(f"{message} — use the model that it was filled with, or fill another index")
+    if model.image_variance is not None:
+        name = getattr(getattr(model.method, "config", None), "name", type(model.method).__name__)
+        message = f"{name} gives every image a variance beside its vector, and an index stores vectors only"
+        raise UsageError(f"{message} — use a model of another method, such as vacsr")
+    return f"{kind}:{model_digest(model, method=False)}"
+
+
+def _checked_ids(ids: Sequence[str]) -> list[str]:
+    """None empty, none twice."""
+    seen: set[str] = set()
+    for row, name in enumerate(ids):
+        if isinstance(ids, str) or not isinstance(name, str) or not name or name in seen:
+            raise DataError(f"id {row}, {name!r}, is empty, not a str, or a duplicate — give a list of unique ids")
+        seen.add(name)
+    return list(ids)
+
+
+def _checked_rows(rows: Tensor, names: Sequence[str], *, dim: int, dtype: torch.dtype) -> Tensor:
+    """As they are stored or searched. [N, d] -> [N, d] of ``dtype`` on the CPU"""
+    if rows.ndim != 2 or rows.shape[1] != dim:
+        message = f"vectors are {list(rows.shape)}, the index holds vectors of dimension {dim}"
+        raise ShapeMismatch(f"{message} — give [N, {dim}], from the model that it was filled with")
+    stored = rows.detach().to("cpu", torch.float32).to(dtype)
+    bad = ~(torch.linalg.vector_norm(stored.float(), dim=1) <= _MAX_NORM)  # true for NaN
+    if bool(bad.any()):
+        name, content = names[int(bad.nonzero()[0])], f"NaN, infinity, or values too large for {dtype}"
+        raise DataError(f"the vector of {name!r} holds {content} — check what embedded it")
+    return stored
+
+
+def _as_json(name: str, metadata: Metadata) -> str:
+    """A JSON object in ASCII: strings may hold lone surrogates, UTF-8 may not."""
+    try:
+        return json.dumps(dict(metadata), allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"the metadata of {name!r} are not a JSON object ({error})"
+        raise DataError(f"{message} — use strings, numbers and lists") from error
+
+
+class LazyList(Sequence[Any]):
+    """``read(row)`` for each of some rows, called when an item is accessed. It equals any sequence of equal items.
+
+    A search returns hundreds of candidates and shows ten: reading all would take longer than finding them.
+
+    >>> letters = LazyList("abc".__getitem__, [2, 0])
+    >>> letters[0], letters[1:], letters == ["c", "a"]
+    ('c', LazyList(['a']), True)
+    """
+
+    def __init__(self, read: Callable[[int], Any], rows: Sequence[int]) -> None:
+        self._read, self._rows = read, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        return LazyList(self._read, self._rows[key]) if isinstance(key, slice) else self._read(self._rows[key])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    def __repr__(self) -> str:
+        return f"LazyList({list(self)!r})"

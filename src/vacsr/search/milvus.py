@@ -1,241 +1,283 @@
 """`milvus:FILE_OR_URI`: an index in Milvus, embedded in a local file or on a server or cluster, by the same calls.
 
-Milvus ranks equal scores as it likes. A search sees what was added before it (strong consistency). Rows go by a hash
-of their id: the client writes keys into its questions as they are, so a quote in an id would become a part of one.
+Milvus orders equal scores arbitrarily. A search sees what was added before it (strong consistency). A call that adds is
+not all or none, and nothing is locked between a check and a change: Milvus offers neither. Rows are keyed by a hash of
+their id: the client writes keys into its queries unescaped, so a quote in an id would become part of one.
+
+There are two collections: the vectors, and NAME_about with one row of facts, written last, and one row per source.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from vacsr.errors import DataError
-from vacsr.search.index import AddResult, Entry, Hits, IndexInfo, Metadata, held_kind
-from vacsr.search.milvus_client import connect, milvus_errors, parse_milvus
-from vacsr.search.milvus_collections import as_dict, check_text, ensure_collection, is_flat, metadata_of
-from vacsr.search.rows import checked_ids, checked_metadata, checked_queries, checked_vectors
+from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, ShapeMismatch, UsageError
+from vacsr.search.index import AddResult, Check, Entry, Hits, IndexInfo, Metadata, VectorIndex
 
+_TOKEN = "MILVUS_TOKEN"  # a server's token, or user:password; not a part of the name, since names are printed
 _MESSAGE = 1 << 24  # bytes of vectors in one message; a server takes 64 MiB
-_LOOKUP = 4096  # ids in one question
-_SOURCES = 16384  # that are listed; Milvus gives no more
+_LOOKUP = 4096  # ids in one query
+_MAX_SOURCES = 16384  # Milvus returns no more
+_ID_BYTES = 65535  # of Milvus' longest text
 
 
-class MilvusIndex:
-    """See :class:`vacsr.search.VectorIndex`. ``dim``: make it where it is absent."""
+class MilvusName(NamedTuple):
+    """``FILE_OR_URI[,collection=NAME][,index=KIND]``"""
 
-    def __init__(self, where: str, *, dim: int | None = None, provenance: str | None = None) -> None:
-        self.name = parse_milvus(where)
-        self._about = f"{self.name.collection}_about"
-        self._client = connect(self.name, create=dim is not None)
+    uri: str
+    collection: str = "vacsr"
+    kind: str = "FLAT"
+    """Of a new collection: FLAT is exact; AUTOINDEX, HNSW or IVF_FLAT for sizes at which that is too slow."""
+
+    @property
+    def remote(self) -> bool:
+        """On a server."""
+        return "://" in self.uri
+
+    @classmethod
+    def parse(cls, where: str) -> MilvusName:
+        """
+        >>> MilvusName.parse("photos.db,collection=cats")
+        MilvusName(uri='photos.db', collection='cats', kind='FLAT')
+        """
+        uri, *parts = where.split(",")
+        options = dict(part.partition("=")[::2] for part in parts)
+        if not uri or not set(options) <= {"collection", "index"} or not all(options.values()):
+            raise UsageError(f"cannot parse milvus:{where} — write milvus:FILE_OR_URI[,collection=NAME][,index=KIND]")
+        return cls(uri, options.get("collection", "vacsr"), options.get("index", "FLAT"))
+
+
+class MilvusIndex(VectorIndex):
+    """See :class:`vacsr.search.VectorIndex`."""
+
+    kind = "milvus"
+
+    def __init__(self, name: MilvusName, *, dim: int | None = None, provenance: str = "") -> None:
+        self.name, self._about = name, f"{name.collection}_about"
+        self.where = f"{name.uri},collection={name.collection}"
+        self._client = _connect(name, create=dim is not None)
         try:
-            with self._problems():
-                facts = self._facts() or self._create(dim, provenance or "")
-                self._client.load_collection(self.name.collection)
-                self._exact = is_flat(self._client, self.name.collection)
-            self._dim, self._provenance = int(facts["dim"]), str(facts["provenance"])
+            with _milvus_errors(name):
+                facts = self._facts() or self._create(dim, provenance)
+                self._client.load_collection(name.collection)
+                self.exact = _is_flat(self._client, name.collection)
+            self.dim, self.provenance = int(facts["dim"]), str(facts["provenance"])
         except Exception:
             self.close()
             raise
 
-    @property
-    def dim(self) -> int:
-        """Of a vector."""
-        return self._dim
-
-    @property
-    def provenance(self) -> str:
-        """What the vectors are."""
-        return self._provenance
-
-    @property
-    def holds(self) -> str:
-        """Images, texts, or unknown."""
-        return held_kind(self.provenance)
-
-    @property
-    def exact(self) -> bool:
-        """Is it of the kind FLAT? The others may miss some; what AUTOINDEX is, the server decides."""
-        return self._exact
+    @classmethod
+    def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
+        """Connect. Where there is no collection and ``dim`` is given, create it."""
+        if dtype == "float16":
+            raise UsageError("Milvus stores float32, not float16 — leave it out, or use exact:FOLDER")
+        return cls(MilvusName.parse(where), dim=dim, provenance=provenance or "")
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The SPECs that it was filled from."""
-        with self._problems():
-            rows = self._client.query(self._about, filter="", output_fields=["metadata"], limit=_SOURCES)
-        noted = [as_dict(row["metadata"]) for row in rows]
-        return tuple(
-            str(fact["source"]) for fact in sorted(noted, key=lambda fact: fact.get("since", 0)) if "source" in fact
-        )
+        rows = self._call("query", self._about, filter="", output_fields=["metadata"], limit=_MAX_SOURCES)
+        facts = [_as_dict(row["metadata"]) for row in rows]
+        noted = sorted((fact for fact in facts if "source" in fact), key=lambda fact: fact["since"])
+        return tuple(str(fact["source"]) for fact in noted)
 
     def note_source(self, spec: str) -> None:
         """Remember a SPEC, once: in a row of its own, so that several who fill at once lose none."""
-        if spec in self.sources:
-            return
-        facts = {"source": spec, "since": time.time_ns()}
-        row = {"key": _key(f"source {spec}"), "id": "source", "vector": [0.0, 1.0], "metadata": facts}
-        with self._problems():
-            self._client.upsert(self._about, [row])
+        if spec not in self.sources:
+            self._write_about(f"source {spec}", {"source": spec, "since": time.time_ns()})
 
     def __len__(self) -> int:
-        with self._problems():
-            found = self._client.query(self.name.collection, filter="", output_fields=["count(*)"])
-        return int(found[0]["count(*)"])
-
-    def known(self, ids: Sequence[str]) -> list[bool]:
-        """Which of these ids are there. [N]"""
-        found = self._known(list(dict.fromkeys(ids)))
-        return [name in found for name in ids]
+        rows = self._call("query", self.name.collection, filter="", output_fields=["count(*)"])
+        return int(rows[0]["count(*)"])
 
     def get(self, ids: Sequence[str]) -> dict[str, Entry]:
-        """Vector and metadata of those that are there."""
-        rows = self._stored(list(dict.fromkeys(ids)), ["id", "vector", "metadata"])
-        return {str(row["id"]): Entry(torch.tensor(row["vector"]), as_dict(row["metadata"])) for row in rows}
+        rows = self._stored(ids, ["id", "vector", "metadata"])
+        return {str(row["id"]): Entry(torch.tensor(row["vector"]), _as_dict(row["metadata"])) for row in rows}
 
     def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
-        """Of those that are there."""
-        rows = self._stored(list(dict.fromkeys(ids)), ["id", "metadata"])
-        return {str(row["id"]): as_dict(row["metadata"]) for row in rows}
+        return {str(row["id"]): _as_dict(row["metadata"]) for row in self._stored(ids, ["id", "metadata"])}
 
     def records(self) -> Iterator[tuple[str, Metadata]]:
-        """Id and metadata of everything."""
-        with self._problems():
+        with _milvus_errors(self.name):
             pages = self._client.query_iterator(
                 self.name.collection, batch_size=_LOOKUP, output_fields=["id", "metadata"]
             )
             while rows := pages.next():
-                yield from ((str(row["id"]), as_dict(row["metadata"])) for row in rows)
+                yield from ((str(row["id"]), _as_dict(row["metadata"])) for row in rows)
             pages.close()
 
-    def add(self, ids: Sequence[str], vectors: Tensor, metadata: Sequence[Metadata] | None = None) -> AddResult:
-        """Add vectors [N, d], or replace those whose ids are there. Stored when it returns; not all or none."""
-        names = checked_ids(ids)
-        rows = checked_vectors(vectors, names, dim=self.dim, dtype=torch.float32)
-        facts = checked_metadata(metadata, names)
-        for pair in zip(names, facts, strict=True):
-            check_text(*pair)
-        there = self._known(names)
-        most = max(_MESSAGE // (4 * self.dim), 1)
-        for start in range(0, len(names), most):
-            here = slice(start, start + most)
-            records = [
-                {"key": _key(name), "id": name, "vector": row.numpy(), "metadata": fact}
-                for name, row, fact in zip(names[here], rows[here], facts[here], strict=True)
-            ]
-            with self._problems():
-                self._client.upsert(self.name.collection, records)
-        return AddResult(len(names) - len(there), len(there))
-
     def delete(self, ids: Sequence[str]) -> int:
-        """Remove those that are there; how many that were."""
-        there = sorted(self._known(list(dict.fromkeys(ids))))
-        for start in range(0, len(there), _LOOKUP):
-            with self._problems():
-                self._client.delete(self.name.collection, ids=list(map(_key, there[start : start + _LOOKUP])))
-        return len(there)
-
-    def search(self, queries: Tensor, k: int) -> Hits:
-        """The k vectors of the highest inner product with each query; exact for FLAT. [Q, d]"""
-        rows = checked_queries(queries, k, dim=self.dim)
-        found: list[Any] = []
-        for some in torch.split(rows, max(_MESSAGE // (4 * self.dim * k), 1)):
-            with self._problems():
-                found += self._client.search(
-                    self.name.collection,
-                    data=list(some.numpy()),
-                    limit=k,
-                    anns_field="vector",
-                    search_params={"metric_type": "IP"},
-                    output_fields=["id", "vector", "metadata"],
-                )
-        return self._hits(found)
-
-    def _hits(self, found: Sequence[Sequence[Any]]) -> Hits:
-        """[Q][k] answers as tensors."""
-        shortest = min(map(len, found), default=0)  # an approximate index may find fewer for some
-        answers = [list(row)[:shortest] for row in found]
-        scores = torch.tensor([[hit["distance"] for hit in row] for row in answers], dtype=torch.float32)
-        vectors = torch.tensor([[hit["entity"]["vector"] for hit in row] for row in answers], dtype=torch.float32)
-        return Hits(
-            [[str(hit["entity"]["id"]) for hit in row] for row in answers],
-            scores.view(len(answers), shortest),
-            vectors.view(len(answers), shortest, self.dim),
-            [metadata_of(row) for row in answers],
-        )
-
-    def settle(self) -> None:
-        """Nothing to do: Milvus merges by itself."""
+        keys = [row["key"] for row in self._stored(ids, ["key"])]
+        for start in range(0, len(keys), _LOOKUP):
+            self._call("delete", self.name.collection, ids=keys[start : start + _LOOKUP])
+        return len(keys)
 
     def info(self) -> IndexInfo:
-        """Its size and what it holds."""
-        where = f"{self.name.uri},collection={self.name.collection}"
-        size = None if self.name.remote else _size(Path(self.name.uri).expanduser())
-        return IndexInfo(
-            kind="milvus", where=where, vectors=len(self), dim=self.dim, dtype="float32",
-            provenance=self.provenance, dead=0, parts=1, bytes=size,
-            holds=self.holds, exact=self.exact, sources=self.sources,
-        )  # fmt: skip
+        path = Path(self.name.uri).expanduser()
+        files = [] if self.name.remote else [path, *path.rglob("*")]  # some versions make a folder
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        return super().info()._replace(bytes=None if self.name.remote else size)
 
     def close(self) -> None:
         """Close the connection, or the file."""
         self._client.close()
 
-    def _known(self, ids: Sequence[str]) -> set[str]:
-        """Those that are there."""
-        keys = {_key(name): name for name in ids}
-        return {keys[row["key"]] for row in self._stored(ids, ["key"])}
+    def _add(self, ids: list[str], vectors: Tensor, metadata: list[str], check: Check | None) -> AddResult:
+        items = [json.loads(text) for text in metadata]
+        _check_unicode(ids, items)
+        existing = self.metadata(ids)
+        if check is not None and existing:
+            check(existing)
+        size = max(_MESSAGE // (4 * self.dim), 1)
+        for start in range(0, len(ids), size):
+            part = slice(start, start + size)
+            rows = [
+                {"key": _key(name), "id": name, "vector": vector.numpy(), "metadata": item}
+                for name, vector, item in zip(ids[part], vectors[part], items[part], strict=True)
+            ]
+            self._call("upsert", self.name.collection, rows)
+        return AddResult(len(ids) - len(existing), len(existing))
+
+    def _search(self, queries: Tensor, k: int) -> Hits:
+        answers: list[Any] = []
+        for some in torch.split(queries, max(_MESSAGE // (4 * self.dim * k), 1)) if len(queries) else ():
+            answers += self._call(
+                "search", self.name.collection, data=list(some.numpy()), limit=k, anns_field="vector",
+                search_params={"metric_type": "IP"}, output_fields=["id", "vector", "metadata"],
+            )  # fmt: skip
+        shortest = min(map(len, answers), default=0)  # an approximate index may find fewer for some
+        rows = [list(answer)[:shortest] for answer in answers]
+        scores = torch.tensor([[hit["distance"] for hit in row] for row in rows], dtype=torch.float32)
+        vectors = torch.tensor([[hit["entity"]["vector"] for hit in row] for row in rows], dtype=torch.float32)
+        return Hits(
+            [[str(hit["entity"]["id"]) for hit in row] for row in rows],
+            scores.view(len(rows), shortest),
+            vectors.view(len(rows), shortest, self.dim),
+            [[_as_dict(hit["entity"]["metadata"]) for hit in row] for row in rows],
+        )
 
     def _stored(self, ids: Sequence[str], fields: list[str]) -> Iterator[Any]:
-        """Rows of those that are there."""
-        for start in range(0, len(ids), _LOOKUP):
-            some = list(map(_key, ids[start : start + _LOOKUP]))
-            with self._problems():
-                rows = self._client.get(self.name.collection, ids=some, output_fields=fields)
-            yield from rows
+        """Rows of those that exist."""
+        keys = [_key(name) for name in dict.fromkeys(ids)]
+        for start in range(0, len(keys), _LOOKUP):
+            some = keys[start : start + _LOOKUP]
+            yield from self._call("get", self.name.collection, ids=some, output_fields=fields)
+
+    def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        """A call of Milvus' client, with its errors as ours."""
+        with _milvus_errors(self.name):
+            return getattr(self._client, verb)(*arguments, **options)
 
     def _facts(self) -> Metadata | None:
-        """The row that says what the vectors are. It is written last, so it alone says that there is an index."""
+        """Dimension and provenance; None if there is no index, or one that was not completed."""
         if not self._client.has_collection(self._about):
             return None
         self._client.load_collection(self._about)
-        found = self._client.get(self._about, ids=[_key("about")], output_fields=["metadata"])
-        return as_dict(found[0]["metadata"]) if found else None
+        rows = self._client.get(self._about, ids=[_key("about")], output_fields=["metadata"])
+        return _as_dict(rows[0]["metadata"]) if rows else None
 
     def _create(self, dim: int | None, provenance: str) -> Metadata:
-        """Two collections: the vectors, and one row that says what they are, which not all of Milvus' kinds keep.
-
-        Several may do so at once, and one may have been stopped half-way: what is there stays, the rest is made.
-        """
+        """Make what is missing: an earlier creation may have been stopped half-way."""
         if dim is None:
             message = f"no index in milvus:{self.name.uri}, collection {self.name.collection!r}"
             raise DataError(f"{message} — fill one: vacsr index add milvus:{self.name.uri} --run RUN --pairs SPEC")
-        ensure_collection(self._client, self.name, dim=dim)
-        ensure_collection(self._client, self.name._replace(collection=self._about, kind="FLAT"), dim=2)
-        facts = self._facts()  # another may have been quicker
-        if facts is None:
-            facts = {"dim": dim, "provenance": provenance}
-            row = {"key": _key("about"), "id": "about", "vector": [1.0, 0.0], "metadata": facts}
-            self._client.upsert(self._about, [row])
-        return self._facts() or facts
+        _ensure_collection(self._client, self.name, dim=dim)
+        _ensure_collection(self._client, self.name._replace(collection=self._about, kind="FLAT"), dim=2)
+        if self._facts() is None:
+            self._write_about("about", {"dim": dim, "provenance": provenance})
+        return self._facts() or {"dim": dim, "provenance": provenance}
 
-    @contextmanager
-    def _problems(self) -> Iterator[None]:
-        with milvus_errors(self.name):
-            yield
+    def _write_about(self, key: str, facts: Metadata) -> None:
+        row = {"key": _key(key), "id": key.partition(" ")[0], "vector": [1.0, 0.0], "metadata": facts}
+        self._call("upsert", self._about, [row])
+
+
+def _connect(name: MilvusName, *, create: bool) -> Any:
+    """A client. A local file that is missing is created only on request."""
+    try:
+        from pymilvus import MilvusClient
+
+        if not name.remote:
+            import milvus_lite  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(error.name or "pymilvus", "milvus") from error
+    path = Path(name.uri).expanduser()
+    if not name.remote and path.suffix != ".db":
+        raise UsageError(f"milvus:{name.uri} is neither a server's address nor a file.db — write milvus:FILE.db")
+    if not name.remote and not create and not path.exists():
+        raise DataError(f"no index at {path} — fill one: vacsr index add milvus:{name.uri} --run RUN --pairs SPEC")
+    with _milvus_errors(name):
+        if name.remote:
+            return MilvusClient(uri=name.uri, token=os.environ.get(_TOKEN, ""))
+        return MilvusClient(str(path))
+
+
+@contextmanager
+def _milvus_errors(name: MilvusName) -> Iterator[None]:
+    """Milvus' errors as ours."""
+    from pymilvus.exceptions import MilvusException
+
+    try:
+        yield
+    except MilvusException as error:
+        action = "the server and its address" if name.remote else "that no other program has the file open"
+        raise EnvironmentProblem(f"milvus:{name.uri}: {error.message} — check {action}") from error
+
+
+def _ensure_collection(client: Any, name: MilvusName, *, dim: int) -> None:
+    """Create the collection, or check that the one that exists takes such vectors."""
+    from pymilvus import DataType
+
+    params = client.prepare_index_params()
+    params.add_index("vector", index_type=name.kind, metric_type="IP")
+    if not client.has_collection(name.collection):
+        schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("key", DataType.VARCHAR, max_length=64, is_primary=True)
+        schema.add_field("id", DataType.VARCHAR, max_length=_ID_BYTES)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
+        schema.add_field("metadata", DataType.JSON)
+        client.create_collection(name.collection, schema=schema, index_params=params, consistency_level="Strong")
+    fields = {field["name"]: field for field in client.describe_collection(name.collection)["fields"]}
+    where, action = f"milvus:{name.uri}: the collection {name.collection!r}", f"milvus:{name.uri},collection=NAME"
+    if not {"key", "id", "vector", "metadata"} <= fields.keys():
+        raise DataError(f"{where} is not an index of vacsr — choose another: {action}")
+    stored = int(fields["vector"]["params"]["dim"])
+    if stored != dim:
+        raise ShapeMismatch(f"{where} takes vectors of dimension {stored}, not {dim} — choose another: {action}")
+    if not client.list_indexes(name.collection):
+        client.create_index(name.collection, params)
+
+
+def _is_flat(client: Any, collection: str) -> bool:
+    """Are vectors compared one by one? False also where the server does not say."""
+    kinds = [client.describe_index(collection, name) or {} for name in client.list_indexes(collection)]
+    return any(kind.get("field_name") == "vector" and kind.get("index_type") == "FLAT" for kind in kinds)
+
+
+def _check_unicode(ids: Sequence[str], metadata: Sequence[Metadata]) -> None:
+    """Refuse lone surrogates, which Milvus cannot store."""
+    for name, item in zip(ids, metadata, strict=True):
+        try:
+            json.dumps([name, item], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            message = f"id or metadata of {name!r} are not Unicode text, which Milvus does not take"
+            raise DataError(f"{message} — fix them, or use exact:FOLDER") from error
+
+
+def _as_dict(value: Any) -> Metadata:
+    """A JSON field, which some versions return as text."""
+    return dict(json.loads(value) if isinstance(value, str | bytes) else value)
 
 
 def _key(name: str) -> str:
     """Of a row: 160 bits in hexadecimal."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:40]
-
-
-def _size(path: Path) -> int:
-    """Of a file, or of a folder's files."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())

@@ -12,8 +12,8 @@ import json
 import multiprocessing
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """One line of the log. Every row has a ``step``: the last one that it knows of."""
 
-_PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}  # trackers that need an extra
 _LINES = 10  # of progress, about, that stay on the screen where epochs have no metrics
 
 
@@ -72,37 +71,39 @@ class Callback:
 
 
 class JsonlTracker(Callback):
-    """``metrics.jsonl``: one JSON object per line."""
+    """``metrics.jsonl``: one JSON object per line. Reports and tables read it, so every run folder has it."""
 
-    def __init__(self, path: Path, *, before: int) -> None:
-        """A resumed run repeats the steps from ``before`` on, so their rows are removed."""
-        self.path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        write_text(path, "".join(f"{line}\n" for line in lines if _step(line) < before))
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "metrics.jsonl"
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        """A resumed run repeats the steps since its checkpoint, so their rows are removed."""
+        rows = [row for row in read_rows(self.path) if row["step"] < trainer.state.step]
+        write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
     def on_log(self, trainer: Trainer, row: Row) -> None:
         with disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 
-def _step(line: str) -> float:
-    """The step of a row; a line that a kill cut short counts as the last of all."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a JSON-lines file, without a line that a kill cut short."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
 
 
 class CsvTracker(Callback):
-    """``metrics.csv``: the same rows as a table, written at the end, when all columns are known."""
+    """``metrics.csv``: the rows of ``metrics.jsonl`` as a table, written at the end, when all columns are known."""
 
-    def __init__(self, path: Path, source: Path) -> None:
-        self.path, self.source = path, source
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def on_train_end(self, trainer: Trainer) -> None:
-        lines = self.source.read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if _step(line) < float("inf")]
-        with atomic_path(self.path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        rows, target = read_rows(self.folder / "metrics.jsonl"), self.folder / "metrics.csv"
+        with atomic_path(target) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
             writer.writeheader()
             writer.writerows(rows)
@@ -112,7 +113,10 @@ class TensorBoardTracker(Callback):
     """Scalars for TensorBoard (extra ``tensorboard``)."""
 
     def __init__(self, folder: Path) -> None:
-        self.writer = _require(_PACKAGES["tensorboard"], "tensorboard").SummaryWriter(str(folder))
+        self.folder, self.package = folder / "tensorboard", _require("torch.utils.tensorboard", "tensorboard")
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self.writer = self.package.SummaryWriter(str(self.folder))
 
     def on_log(self, trainer: Trainer, row: Row) -> None:
         for name, value in row.items():
@@ -126,8 +130,12 @@ class TensorBoardTracker(Callback):
 class WandbTracker(Callback):
     """Rows to Weights & Biases (extra ``wandb``)."""
 
-    def __init__(self, folder: Path, config: Row) -> None:
-        self.run = _require("wandb", "wandb").init(project="vacsr", dir=str(folder), config=config)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.package = folder, _require("wandb", "wandb")
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        config = trainer.config.model_dump(mode="json")
+        self.run = self.package.init(project="vacsr", dir=str(self.folder), config=config)
 
     def on_log(self, trainer: Trainer, row: Row) -> None:
         self.run.log(row, step=row["step"])
@@ -144,23 +152,13 @@ def _require(module: str, extra: str) -> Any:
         raise MissingExtra(extra, extra) from error
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """Refuse a tracker whose extra is missing, before a run writes anything."""
-    for name in set(names).intersection(_PACKAGES):
-        _require(_PACKAGES[name], name)
-
-
-def open_trackers(names: Sequence[str], folder: Path, *, step: int, config: Row) -> list[Callback]:
-    """The trackers of a run folder whose next step is ``step``. JSON lines are always written: reports read them."""
-    lines = folder / "metrics.jsonl"
-    trackers: list[Callback] = [JsonlTracker(lines, before=step)]
-    if "csv" in names:
-        trackers.append(CsvTracker(folder / "metrics.csv", lines))
-    if "tensorboard" in names:
-        trackers.append(TensorBoardTracker(folder / "tensorboard"))
-    if "wandb" in names:
-        trackers.append(WandbTracker(folder, config))
-    return trackers
+TRACKERS: dict[str, Callable[[Path], Callback]] = {
+    "jsonl": JsonlTracker,
+    "csv": CsvTracker,
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+}
+"""By their names in a recipe. One whose extra is missing is refused when it is built, before a run writes anything."""
 
 
 class ProgressBar(Callback, Bars):
@@ -224,28 +222,22 @@ def loss_warmup(step: int, *, steps_per_epoch: int, config: TowersConfig) -> flo
     return (index + 1) / steps_per_epoch if config.ramp and unfreezes else 1.0
 
 
-class Interrupt:
-    """Has the run been asked to stop?"""
-
-    requested = False
-
-
 @contextmanager
-def catch_interrupt() -> Iterator[Interrupt]:
-    """The first SIGINT or SIGTERM sets ``requested``, so that the step at work can be finished and saved.
+def catch_interrupt() -> Iterator[threading.Event]:
+    """The first SIGINT or SIGTERM sets the event, so that the step at work can be finished and saved.
 
     A second one stops at once. Outside the main thread nothing is caught.
     """
-    interrupt = Interrupt()
+    interrupt = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
         # A worker may be told twice: by its parent, and by whoever ends all processes. It can still be killed.
-        if interrupt.requested and not (number == signal.SIGTERM and multiprocessing.parent_process() is not None):
+        if interrupt.is_set() and not (number == signal.SIGTERM and multiprocessing.parent_process() is not None):
             raise KeyboardInterrupt
-        interrupt.requested = True
+        interrupt.set()
 
     handlers = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import tee
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from vacsr.backbones.augment import Mixture, Partners, draw_mixture, mixed_labels
-from vacsr.backbones.images import DecodedPhotos, PhotoReader, Progress, Reader, tower_inputs
+from vacsr.backbones.images import DecodedPhotos, Progress, Reader, tower_inputs
 from vacsr.config import DataConfig, MixConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
 from vacsr.data.photos import check_photos, without
 from vacsr.errors import DataError, NoSuchSplit, UsageError
-from vacsr.methods.base import Method, Neighbours
+from vacsr.methods.base import Method
 from vacsr.model import MatchingModel
 from vacsr.pairwise import PairBlock, same_image
 from vacsr.train.distributed import ALONE, World
@@ -65,6 +65,19 @@ def read_split(config: DataConfig, split: str) -> PairSet | PhotoSet:
     return without(pairs, check_photos(pairs, workers=config.workers))
 
 
+def read_split_or_all(config: DataConfig, split: str | None, *, default: str) -> PairSet | PhotoSet:
+    """The split that is named; without a name ``default``, or everything, with a warning, if the data lack it."""
+    if split:
+        return read_split(config, split)
+    try:
+        return read_split(config, default)
+    except NoSuchSplit:
+        pairs = read_split(config, "all")
+    message = f"the data have no split '{default}': taking all {len(pairs.image_ids):,} images"
+    warnings.warn(f"{message}, including any that the model was trained on — choose one with --split", stacklevel=2)
+    return pairs
+
+
 def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Iterator[Tensor]:
     """The caption rows of each batch of an epoch (from 0): a function of (seed, epoch), so resuming needs no state.
 
@@ -79,24 +92,14 @@ def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Iterator[Te
 def check_batches(pairs: PairSet | PhotoSet, config: TrainConfig) -> None:
     """Refuse data that do not fill one optimiser step, or that have one image only."""
     if len(pairs) < config.batch_size * config.accumulate:
-        batches = f"{config.accumulate} batches" if config.accumulate > 1 else "one batch"
         raise DataError(
-            f"{len(pairs)} captions do not fill {batches} of {config.batch_size} — "
+            f"{len(pairs)} captions do not fill a step of {config.accumulate} × {config.batch_size} — "
             f"set train.batch_size={max(2, len(pairs) // (2 * config.accumulate))} or give more data"
         )
     if bool((pairs.caption_image == pairs.caption_image[0]).all()):
         image = pairs.image_ids[int(pairs.caption_image[0])]
-        raise DataError(
-            f"all {len(pairs)} training captions are of one image ('{image}'), so no batch can hold a pair that does "
-            "not match — give captions of at least two images"
-        )
-
-
-class NearPairs(NamedTuple):
-    """The neighbours of a batch, and this rank's photos of them."""
-
-    captions: Neighbours  # [B] each
-    photos: Neighbours  # uint8 [R, 3, S, S] each
+        message = f"all {len(pairs)} training captions are of one image ('{image}'), so no pair can be a mismatch"
+        raise DataError(f"{message} — give captions of at least two images")
 
 
 class Batch(NamedTuple):
@@ -104,16 +107,9 @@ class Batch(NamedTuple):
 
     captions: Tensor  # [B]
     photos: Tensor | None = None  # uint8 [R, 3, S, S]
-    near: NearPairs | None = None
-    """Where photos come with the batch and the method looks at neighbours too."""
-
-
-class _Request(NamedTuple):
-    """What has to be read for a batch."""
-
-    captions: tuple[Tensor, ...]  # [B] each: the batch, and two kinds of neighbours where the method has them
-    rows: list[int]
-    positions: Tensor | None  # [3, R] into rows, each of which is read once; None where rows are the batch's photos
+    near: tuple[tuple[Tensor, Tensor], ...] | None = None
+    """Two kinds of neighbours, their captions [B] and this rank's photos [R, 3, S, S]: where photos come with the batch
+    and the method looks at neighbours too."""
 
 
 @dataclass(frozen=True)
@@ -141,33 +137,36 @@ class PairLoader:
                 yield Batch(captions.to(self.device))
             return
         requests, coming = tee(self._requests(order))
-        for request, photos in zip(coming, self.reader.stream(one.rows for one in requests), strict=True):
+        streamed = self.reader.stream(rows for rows, _, _ in requests)
+        for (_, kinds, positions), photos in zip(coming, streamed, strict=True):
             if self.device.type == "cuda" and photos.device.type == "cpu":
                 photos = photos.pin_memory()
-            yield self._batch(request, photos.to(self.device, non_blocking=True))
-
-    def _requests(self, order: Iterable[Tensor]) -> Iterator[_Request]:
-        """Batch by batch, the photos that this rank encodes."""
-        images, near = self.caption_image.cpu(), None
-        if self.looks is not None:  # they do not change within an epoch, and asking waits for the GPU
-            everything = torch.arange(len(images), device=self.device)
-            near = [kind.cpu() for kind in self.looks.neighbours(everything)]  # [M] each
-        for captions in order:
-            rank = self.world.rows(len(captions))
-            if near is None:
-                yield _Request((captions,), images[captions[rank]].tolist(), None)
+            photos = photos.to(self.device, non_blocking=True)
+            captions, *near = (rows.to(self.device) for rows in kinds)
+            if positions is None:
+                yield Batch(captions, photos)
                 continue
-            together = (captions, *(kind[captions] for kind in near))
-            rows, positions = torch.unique(torch.stack([images[part[rank]] for part in together]), return_inverse=True)
-            yield _Request(together, rows.tolist(), positions)
+            first, *others = (photos[index] for index in positions.to(self.device))
+            yield Batch(captions, first, tuple(zip(near, others, strict=True)))
 
-    def _batch(self, request: _Request, photos: Tensor) -> Batch:
-        """Photos [U, 3, S, S] were read once each; they are repeated where several pairs need them."""
-        captions, *near = (rows.to(self.device) for rows in request.captions)
-        if request.positions is None:
-            return Batch(captions, photos)
-        own, *others = (photos[positions] for positions in request.positions.to(self.device))
-        return Batch(captions, own, NearPairs(Neighbours(*near), Neighbours(*others)))
+    def _requests(self, order: Iterable[Tensor]) -> Iterator[tuple[list[int], tuple[Tensor, ...], Tensor | None]]:
+        """For each batch: rows of the photos that this rank encodes, each once; captions [B]; positions in the rows.
+
+        Where the method looks at neighbours, captions are those of the batch and of two kinds of neighbours, and
+        positions [3, R] say which photo belongs to which; without neighbours the rows are the batch's photos.
+        """
+        images = self.caption_image.cpu()
+        near: list[Tensor] = []
+        if self.looks is not None:  # they do not change within an epoch, and asking waits for the GPU
+            near = [kind.cpu() for kind in self.looks.neighbours(torch.arange(len(images), device=self.device))]
+        for captions in order:
+            kinds = (captions, *(kind[captions] for kind in near))  # [B] each
+            wanted = torch.stack([images[kind[self.world.rows(len(captions))]] for kind in kinds])
+            if not near:
+                yield wanted[0].tolist(), kinds, None
+                continue
+            rows, positions = torch.unique(wanted, return_inverse=True)
+            yield rows.tolist(), kinds, positions
 
     def batch_images(self, batch: Batch) -> Tensor:
         """This rank's images of a batch, from the batch or from the device. -> [R, ...]"""
@@ -188,14 +187,9 @@ class PairLoader:
         images = self.images
         return (images[rows.start : rows.stop] for rows in blocks)
 
-    def how_to_fit(self) -> str:
-        """Why photos are not on the GPU, and what to set so that they are."""
-        if isinstance(self.reader, PhotoReader):
-            size = self.reader.bytes / 2**30
-            return f"they take {size:.1f} GiB, data.cache_gb allows less — set data.cache_gb={math.ceil(size)}"
-        assert isinstance(self.reader, DecodedPhotos), "there are no other readers"
-        size = self.reader.pixels.nbytes / 2**30
-        return f"they take {size:.1f} GiB, more than half of the GPU's free memory — set a smaller data.photo_size"
+    def all_texts(self, blocks: list[range]) -> Iterator[Tensor]:
+        """Blocks of caption rows, on the device."""
+        return (self.texts[rows.start : rows.stop] for rows in blocks)
 
 
 def build_loader(
@@ -229,10 +223,8 @@ class Mixer:
 
     def __init__(self, config: MixConfig, model: MatchingModel, loader: PairLoader) -> None:
         if loader.images is None and loader.world.size > 1:
-            raise UsageError(
-                f"method.mix blends photos of all {loader.world.size} ranks, but each rank decodes only those of its "
-                "rows — raise data.cache_gb until all fit in memory, or set method.mix.share=0"
-            )
+            message = "method.mix blends photos of all ranks, but each rank decodes only those of its rows"
+            raise UsageError(f"{message} — raise data.cache_gb until all fit, or set method.mix.share=0")
         self.config, self.model, self.loader = config, model, loader
         self.side = model.backbone.transform.size if model.has_towers else 0
 

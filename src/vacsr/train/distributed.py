@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from itertools import count
 from typing import Any
 
 import torch
@@ -16,9 +14,6 @@ from torch import Tensor, nn
 
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
 from vacsr.scoring import choose_device
-
-_GROUPS = count()
-"""Numbers the process groups of this process; all ranks join in the same order."""
 
 
 @dataclass(frozen=True)
@@ -69,40 +64,20 @@ def ranks() -> int:
 
 
 def join_world(device: torch.device) -> World:
-    """The process group of torchrun (nccl on CUDA, gloo otherwise), or a world of one.
-
-    torchrun's store outlives a group, and addresses of an earlier one would block the next: each has keys of its own.
-    """
+    """The process group of torchrun (nccl on CUDA, gloo otherwise), joined once per process, or a world of one."""
     if ranks() == 1 and not dist.is_initialized():
         return World()
     if not dist.is_initialized():
         if device.type == "cuda" and device.index is None:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # one GPU per rank
-        store, rank, size = _rendezvous()
-        store = dist.PrefixStore(f"vacsr-{next(_GROUPS)}", store)  # type: ignore[attr-defined]
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(_leave_world)
     return World(dist.get_rank(), dist.get_world_size())
 
 
-@cache
-def _rendezvous() -> tuple[Any, int, int]:
-    """Store, rank and size, from torchrun's environment."""
-    from torch.distributed.rendezvous import rendezvous
-
-    store, rank, size = next(rendezvous("env://"))
-    return store, rank, size
-
-
-@contextmanager
-def leaving_world() -> Iterator[None]:
-    """Leave the process group that was joined inside; one that was there before stays."""
-    before = dist.is_initialized()
-    try:
-        yield
-    finally:
-        if not before and dist.is_initialized():
-            dist.destroy_process_group()
+def _leave_world() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def gather_rows(x: Tensor, world: World) -> Tensor:
@@ -132,13 +107,13 @@ def sum_gradients(params: Iterable[nn.Parameter], world: World) -> None:
     torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads, strict=True)])
 
 
-def check_ranks_agree(fingerprint: str, world: World) -> None:
+def check_ranks_agree(description: Mapping[str, Any], world: World) -> None:
     """Refuse ranks that read different data or settings: their batches would not fit together."""
     if world.size == 1:
         return
-    fingerprints = [""] * world.size
-    dist.all_gather_object(fingerprints, fingerprint)
-    if len(set(fingerprints)) > 1:
+    descriptions: list[Mapping[str, Any]] = [{}] * world.size
+    dist.all_gather_object(descriptions, dict(description))
+    if any(other != description for other in descriptions):
         message = f"the {world.size} ranks read different data or settings, expected the same on each"
         raise DataError(f"{message} — compare recipes, and what data.on_error=skip left out on each machine")
 

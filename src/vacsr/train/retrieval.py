@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import nullcontext
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.optim import Optimizer
 
-from vacsr.backbones.base import Tokens
 from vacsr.backbones.images import TowerInputs, tower_inputs
-from vacsr.config import BackboneConfig, DataConfig, TrainConfig
+from vacsr.config import BackboneConfig, DataConfig, MethodConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import UsageError
-from vacsr.evaluate.retrieval import dev_rsum
-from vacsr.methods.base import Embedding, Neighbours, SetEmbeddings, TrainingView
-from vacsr.model import MatchingModel, Network
+from vacsr.evaluate.report import dev_rsum
+from vacsr.methods.base import Embedding, Method, SetEmbeddings, TrainingView
+from vacsr.model import MatchingModel
 from vacsr.objective import LossTerms
-from vacsr.pairwise import batch_block, same_image
+from vacsr.pairwise import batch_block
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import PairScorer
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
 from vacsr.train.callbacks import Callback, FreezeTowers
-from vacsr.train.checkpoint import describe
+from vacsr.train.checkpoint import describe_recipe
 from vacsr.train.data import Batch, Mixer, PairLoader, batch_order, build_loader, check_batches
-from vacsr.train.distributed import gather_rows, join_world, sum_over_ranks, take_device
+from vacsr.train.distributed import gather_rows, join_world, take_device
+from vacsr.train.lookahead import LookAhead
 from vacsr.train.optim import build_optimizer, lr_factor
 from vacsr.train.trainer import Task
 
@@ -50,24 +51,33 @@ class RetrievalTask(Task):
         pairs: PairSet | PhotoSet,
         dev: PairSet | PhotoSet | None = None,
         dev_inputs: TowerInputs | None = None,
-        described: dict[str, Any],
+        description: dict[str, Any],
     ) -> None:
         self.model: MatchingModel = model
         self.loader, self.config, self.pairs = loader, config, pairs
         self.dev, self.dev_inputs = dev, dev_inputs
-        self.described = described
+        self.description = description
+        self.eval_every, self.select_best = config.eval_every, config.select == "best"
         self.device, self.world = loader.device, loader.world
         self.label = type(model.method).__name__.lower()
         # Full batches only, and an optimiser step never reaches into the next epoch.
         self.steps_per_epoch = len(pairs) // config.batch_size // config.accumulate * config.accumulate
         self.graphed = is_graphed(config, self.device, ranks=self.world.size)
+        if self.graphed and loader.reader is not None:
+            message = "train.cuda_graph needs all photos on the GPU, and they do not fit"
+            raise UsageError(f"{message} — raise data.cache_gb, lower data.photo_size, or set train.cuda_graph=false")
+        self.compiled = config.compile is True or (config.compile == "auto" and self.device.type == "cuda")
+        self.falls_back = config.compile == "auto" and config.accumulate == 1
         self.seed = torch.tensor(config.seed, device=self.device)
         self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
         mix = model.method.mix
         self.mixer = None if mix is None or mix.share == 0 else Mixer(mix, model, loader)
         towers = model.has_towers and self.device.type == "cuda"
+        # The text tower runs on its own stream: its small kernels fill what the image tower leaves free.
         self.stream = torch.cuda.Stream() if towers else None  # type: ignore[no-untyped-call]
         self.pair_loss = self._plain_pair_loss()
+        half = config.precision == "bf16"
+        self.look_ahead = LookAhead(model, loader, half=half) if model.method.look_ahead > 0 else None
 
     def _plain_pair_loss(self) -> PairLoss:
         """The method's loss, uncompiled, whole or in strips of rows."""
@@ -81,7 +91,8 @@ class RetrievalTask(Task):
         config = self.config
         return build_optimizer(
             self.model.param_groups(config.towers), config.optimizer,
-            lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, capturable=self.graphed,
+            lr=config.lr, weight_decay=config.weight_decay, betas=config.betas,
+            capturable=self.graphed, compiled=self.compiled,
         )  # fmt: skip
 
     def learning_rate(self, step: int) -> float:
@@ -116,8 +127,10 @@ class RetrievalTask(Task):
         image = self.loader.caption_image[captions]
         positions = torch.arange(len(captions), device=self.device)[rows]
         image_noise, text_noise = model.dropout_noise(seed=self.seed, step=step, rows=positions)
-        with self._autocast():
-            with self._text_stream():
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            if self.stream is not None:
+                self.stream.wait_stream(torch.cuda.current_stream())
+            with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
                 t = model.embed_texts(self.loader.texts[captions[rows]], text_noise)
             block = batch_block(image, seed=self.seed, step=step, captions=captions, epoch=self.epoch)
             block, partners = (block, None) if self.mixer is None else self.mixer(block, image)
@@ -130,34 +143,21 @@ class RetrievalTask(Task):
             whole = self.pair_loss(self._gathered(v), t, block)
         return LossTerms(whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()})
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
-
     def _gathered(self, x: Embedding) -> Embedding:
         """Every rank's rows."""
         log_var = None if x.log_var is None else gather_rows(x.log_var, self.world)
         return Embedding(gather_rows(x.mean, self.world), log_var)
 
-    @contextmanager
-    def _text_stream(self) -> Iterator[None]:
-        """On a GPU the text tower runs on its own stream: its small kernels fill what the image tower leaves free."""
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            yield
+    def side_losses(self, batch: Batch) -> dict[str, Tensor]:
+        """What a trial step says of the method's trusted pairs; it also weighs the pairs of the batch."""
+        return {} if self.look_ahead is None else {"bank": self.look_ahead(batch)}
 
     def compile(self) -> Callable[[Batch, Tensor], LossTerms]:
-        """On features the whole loss; with towers their blocks, one compilation for all of a kind, and the pairs.
-
-        Of strips only one is compiled: the compiler would unroll the loop over them.
-        """
+        """On features the whole loss; with towers their blocks, one compilation for all of a kind, and the pairs."""
         if not self.model.has_towers and not isinstance(self.pair_loss, StripLoss):
             return compile_pairs(self.loss)
         self.model.compile_blocks(True)
-        plain = self.pair_loss
-        self.pair_loss = plain.compiled() if isinstance(plain, StripLoss) else compile_pairs(plain)
+        self.pair_loss = compile_pairs(self.pair_loss)
         return self.loss
 
     def uncompile(self) -> None:
@@ -174,33 +174,28 @@ class RetrievalTask(Task):
     @torch.no_grad()
     def embed_training_set(self) -> SetEmbeddings:
         """Every image and caption without augmentation; ranks share the work and all get the result."""
-        model, texts, images = self.model, self.loader.texts, len(self.pairs.image_ids)
-        size = _TOWERS[self.device.type] if model.has_towers else _FEATURES
+        model, loader = self.model, self.loader
         model.eval()
         try:
             with model.plain_blocks():
-                blocks = self.loader.all_images(self._blocks(images, size))
-                v = self._from_all((model.embed_images(part).mean for part in blocks), images)
-                rows = self._blocks(len(texts), size)
-                t = self._from_all((model.embed_texts(texts[r.start : r.stop]).mean for r in rows), len(texts))
+                v = self._embed_share(len(self.pairs.image_ids), loader.all_images, model.embed_images)
+                t = self._embed_share(len(loader.texts), loader.all_texts, model.embed_texts)
         finally:
             model.train()
         return SetEmbeddings(v, t)
 
-    def _blocks(self, count: int, size: int) -> list[range]:
-        """This rank's share of the rows, in blocks."""
-        share = -(-count // self.world.size)
-        stop = min((self.world.rank + 1) * share, count)
-        return [range(start, min(start + size, stop)) for start in range(self.world.rank * share, stop, size)]
-
-    def _from_all(self, parts: Iterable[Tensor], count: int) -> Tensor:
-        """All ranks' rows; a last, smaller share is padded on the way, since ranks send equally much. -> [count, d]"""
-        share = torch.zeros(-(-count // self.world.size), self.model.dim, device=self.device)
-        done = 0
-        for part in parts:
-            share[done : done + len(part)] = part.float()
-            done += len(part)
-        return gather_rows(share, self.world)[:count]
+    def _embed_share(
+        self, count: int, read: Callable[[list[range]], Iterable[Tensor]], embed: Callable[[Tensor], Embedding]
+    ) -> Tensor:
+        """This rank embeds its share of ``count`` rows block by block, and gets the others' too. -> [count, d]"""
+        share = -(-count // self.world.size)  # ranks send equally much, so the last share may end in zeros
+        first, stop = self.world.rank * share, min((self.world.rank + 1) * share, count)
+        size = _TOWERS[self.device.type] if self.model.has_towers else _FEATURES
+        blocks = [range(start, min(start + size, stop)) for start in range(first, stop, size)]
+        rows = torch.zeros(share, self.model.dim, device=self.device)
+        for block, inputs in zip(blocks, read(blocks), strict=True):
+            rows[block.start - first : block.stop - first] = embed(inputs).mean.float()
+        return gather_rows(rows, self.world)[:count]
 
     def training_state(self) -> dict[str, Tensor]:
         return self.model.method.training_state()
@@ -209,102 +204,8 @@ class RetrievalTask(Task):
         self.model.method.load_training_state(state)
 
 
-class LookAheadTask(RetrievalTask):
-    """For methods that weigh each pair by a trial step on the batch, undone at once: does it help trusted pairs?
-
-    The step moves heads and pooling. Towers learn a hundred times more slowly, so they stay as they are: their tokens
-    are computed once, without gradient. On cached features this costs seven passes through the heads; with towers three
-    more forward passes, which about doubles a step. Photos that are not on the device come with the batch, its
-    neighbours' too.
-    """
-
-    def __init__(self, model: MatchingModel, loader: PairLoader, config: TrainConfig, **parts: Any) -> None:
-        super().__init__(model, loader, config, **parts)
-        self.heads = _Heads(model)
-        self.batch_loss: Callable[[Batch, Tensor], LossTerms] = super().loss
-
-    def loss(self, batch: Batch, step: Tensor) -> LossTerms:
-        share = self.look_ahead(batch) / self.world.size  # before the loss, which uses the weights
-        terms = self.batch_loss(batch, step)
-        return LossTerms(terms.total + share, {**terms.parts, "bank": share})
-
-    def compile(self) -> Callable[[Batch, Tensor], LossTerms]:
-        """Everything but the trial step."""
-        if not self.model.has_towers:
-            self.batch_loss = compile_pairs(super().loss)
-        else:
-            super().compile()
-        return self.loss
-
-    def uncompile(self) -> None:
-        super().uncompile()
-        self.batch_loss = super().loss
-
-    def look_ahead(self, batch: Batch) -> Tensor:
-        """Give the method the weights of this batch; returns the loss of its trusted pairs. -> 0-d"""
-        method = self.model.method
-        pairs = self._tokens(batch.captions, batch.photos)
-        if batch.near is None:
-            near = [self._tokens(captions, None) for captions in method.neighbours(batch.captions)]
-        else:
-            near = [self._tokens(captions, photos) for captions, photos in zip(*batch.near, strict=True)]
-        trial = self._trial_weights(pairs)
-        before = Neighbours(*(self._pair_losses(pairs, {}) for pairs in near))
-        with torch.no_grad():
-            after = Neighbours(*(self._pair_losses(pairs, trial) for pairs in near))
-        return method.weigh(batch.captions, before, after)
-
-    @torch.no_grad()
-    def _tokens(self, captions: Tensor, photos: Tensor | None) -> _Pairs:
-        """Pairs through the backbone, without augmentation; ``photos`` are this rank's, None where on the device."""
-        rows = captions[self.world.rows(len(captions))]
-        with self._autocast():
-            images = self.model.backbone.encode_images(self.loader.images_of(rows) if photos is None else photos)
-            return _Pairs(captions, images, self.model.backbone.encode_texts(self.loader.texts[rows]))
-
-    def _pair_losses(self, pairs: _Pairs, weights: dict[str, Tensor]) -> Tensor:
-        """Each pair's loss with these weights instead of the heads'. -> [B]"""
-        with self._autocast():
-            v, t = functional_call(self.heads, weights, (pairs.images, pairs.texts))
-            v, t = (Embedding(gather_rows(x.float(), self.world)) for x in (v, t))
-            image = self.loader.caption_image[pairs.captions]
-            return self.model.method.pair_losses(v, t, same_image(image, image))
-
-    def _trial_weights(self, pairs: _Pairs) -> dict[str, Tensor]:
-        """The heads after a step down these pairs' gradient, of ``look_ahead`` times their own length."""
-        named = {f"network.{name}": parameter for name, parameter in self.model.head_params()}
-        loss = self._pair_losses(pairs, {}).mean() / self.world.size
-        grads = torch.autograd.grad(loss, list(named.values()))
-        flat = sum_over_ranks(torch.cat([grad.reshape(-1) for grad in grads]), self.world)
-        with torch.no_grad():
-            heads = torch.cat([parameter.reshape(-1) for parameter in named.values()])
-            moved = heads - flat * (self.model.method.look_ahead * heads.norm() / flat.norm().clamp_min(1e-12))
-            parts = moved.split([parameter.numel() for parameter in named.values()])
-            return {name: part.view_as(parameter) for (name, parameter), part in zip(named.items(), parts, strict=True)}
-
-
-class _Pairs(NamedTuple):
-    """Some pairs as the heads get them."""
-
-    captions: Tensor  # [B], of all ranks
-    images: Tokens  # of this rank's rows
-    texts: Tokens
-
-
-class _Heads(nn.Module):
-    """Heads and pooling as one function of their weights."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tokens, texts: Tokens) -> tuple[Tensor, Tensor]:
-        """-> [R, d], [R, d]"""
-        return self.network.project_images(images).mean, self.network.project_texts(texts).mean
-
-
 def retrieval_task(
-    method: Any,
+    method: MethodConfig | Method,
     pairs: PairSet | PhotoSet,
     config: TrainConfig,
     *,
@@ -318,7 +219,6 @@ def retrieval_task(
     device = take_device(config.device)
     world = join_world(device)
     world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
-    graphed = is_graphed(config, device, ranks=world.size)
     if dev is not None and 0 < config.dev_images < len(dev.image_ids):
         dev = dev.subset(range(config.dev_images))
     dims = (pairs.images.shape[1], pairs.texts.shape[1]) if isinstance(pairs, PairSet) else (0, 0)
@@ -334,13 +234,23 @@ def retrieval_task(
         dev_inputs = None
         if isinstance(dev, PhotoSet):  # read in every epoch, so decoded once where they fit
             dev_inputs = tower_inputs(model.backbone, dev, workers=reading.workers, cache_gb=reading.cache_gb)
-    if graphed and loader.reader is not None:
-        raise UsageError(
-            f"train.cuda_graph needs all photos on the GPU: {loader.how_to_fit()}, or train.cuda_graph=false"
-        )
-    described = describe(method, pairs, dev=dev, config=config, backbone=backbone, photo_size=reading.photo_size)
-    kind = LookAheadTask if model.method.look_ahead > 0 else RetrievalTask
-    return kind(model, loader, config, pairs=pairs, dev=dev, dev_inputs=dev_inputs, described=described)
+    description = describe_recipe(method=model.method.config, backbone=backbone, train=config) | {
+        "photo_size": reading.photo_size,
+        "training data": describe_data(pairs),
+        "dev data": None if dev is None else describe_data(dev),
+    }
+    return RetrievalTask(model, loader, config, pairs=pairs, dev=dev, dev_inputs=dev_inputs, description=description)
+
+
+def describe_data(pairs: PairSet | PhotoSet) -> dict[str, str]:
+    """Digests of features or photos with their labels, and of the words of the captions, which a method may read."""
+    words = hashlib.sha256(json.dumps(pairs.captions).encode())
+    if isinstance(pairs, PhotoSet):
+        return {"photos": pairs.digest(), "captions": words.hexdigest()}
+    data = hashlib.sha256()
+    for tensor in (pairs.images, pairs.texts, pairs.caption_image):
+        data.update(tensor.contiguous().numpy().tobytes())
+    return {"features": data.hexdigest(), "captions": words.hexdigest()}
 
 
 def is_graphed(config: TrainConfig, device: torch.device, *, ranks: int = 1) -> bool:

@@ -12,60 +12,60 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vacsr.train.distributed import sum_gradients, sum_over_ranks
+from vacsr.train.optim import first_line
 
 if TYPE_CHECKING:
-    from vacsr.train.trainer import LoopConfig, Task
+    from vacsr.train.trainer import Task
 
 
 class TrainStep:
     """Turns a batch into an update; returns the loss, its parts and the gradient norm as one tensor."""
 
-    def __init__(self, task: Task, optimizer: Optimizer, config: LoopConfig) -> None:
+    def __init__(self, task: Task, optimizer: Optimizer, config: Any) -> None:
         self.task, self.optimizer, self.config = task, optimizer, config
         self.device = task.device
         self.params = [p for group in optimizer.param_groups for p in group["params"]]
         self.names: tuple[str, ...] = ()
         self.loss_scale = torch.ones((), device=self.device)
         """Multiplies the gradient, not the logged loss."""
-        compiles = config.compile is True or (config.compile == "auto" and self.device.type == "cuda")
-        self.loss = task.compile() if compiles else task.loss
-        self.falls_back = config.compile == "auto" and config.accumulate == 1
+        self.loss = task.compile() if task.compiled else task.loss
+        self.falls_back = task.falls_back
 
     def reset(self) -> None:
         """Call this when towers were frozen or unfrozen."""
 
     def __call__(self, batch: Any, step: int) -> Tensor:
-        """-> [loss, parts..., gradient norm]; the norm is 0 where gradients only accumulate."""
-        last = (step + 1) % self.config.accumulate == 0
-        return self.run_or_uncompile(batch, torch.tensor(step, device=self.device), last=last)
+        """-> [loss, parts..., gradient norm]; the norm is 0 where gradients only accumulate.
 
-    def run_or_uncompile(self, batch: Any, step: Tensor, *, last: bool) -> Tensor:
-        """:meth:`run`; where ``compile=auto`` fails, warn and continue without the compiler.
-
-        The failed step has changed nothing: it did not reach the update.
+        Where ``compile=auto`` fails, warn and continue without the compiler. The failed step has changed nothing: it
+        did not reach the update.
         """
+        number, last = torch.tensor(step, device=self.device), (step + 1) % self.config.accumulate == 0
         try:
-            return self.run(batch, step, last=last)
+            return self.run(batch, number, last=last)
         except torch._dynamo.exc.TorchDynamoException as error:
             if not self.falls_back:
                 raise
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(f"torch.compile failed ({first}); training continues uncompiled", stacklevel=3)
+            message = f"torch.compile failed ({first_line(error)}); training continues uncompiled"
+            warnings.warn(message, stacklevel=2)
             self.task.uncompile()
-            self.loss = self.task.loss
+            self.loss, self.falls_back = self.task.loss, False
             self.optimizer.zero_grad(set_to_none=True)
-            self.falls_back = False
-            return self.run(batch, step, last=last)
+            return self.run(batch, number, last=last)
 
     def run(self, batch: Any, step: Tensor, *, last: bool) -> Tensor:
         """Add one batch's gradient; at the ``last`` of an optimiser step also clip and update.
 
         A non-finite gradient changes nothing on a CPU; on a GPU the check would wait for the device.
         """
+        side = self.task.side_losses(batch)
         terms = self.loss(batch, step)
-        (terms.total * self.loss_scale / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
-        self.names = ("loss", *terms.parts)
-        values = torch.stack([terms.total.detach(), *(part.detach() for part in terms.parts.values())]).float()
+        total, parts = terms.total, {**terms.parts, **side}
+        for term in side.values():
+            total = total + term
+        (total * self.loss_scale / self.config.accumulate).backward()
+        self.names = ("loss", *parts)
+        values = torch.stack([total.detach(), *(part.detach() for part in parts.values())]).float()
         values = sum_over_ranks(values, self.task.world)
         norm = values.new_zeros(())
         if last:
@@ -84,7 +84,7 @@ class GraphedStep(TrainStep):
     A batch is a tuple of tensors (or None) whose shapes do not change.
     """
 
-    def __init__(self, task: Task, optimizer: Optimizer, config: LoopConfig) -> None:
+    def __init__(self, task: Task, optimizer: Optimizer, config: Any) -> None:
         super().__init__(task, optimizer, config)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -107,7 +107,7 @@ class GraphedStep(TrainStep):
             self.eager_steps += 1
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
-                values = self.run_or_uncompile(self.batch, self.step, last=True)
+                values = super().__call__(self.batch, step)
             torch.cuda.current_stream().wait_stream(self.stream)
             return values
         if self.graph is None:

@@ -6,19 +6,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from threading import Event
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vacsr.config import Config
 from vacsr.errors import NonFiniteLoss
 from vacsr.objective import LossTerms
-from vacsr.train.callbacks import Callback, Interrupt, ProgressBar, Row, catch_interrupt, open_trackers
-from vacsr.train.checkpoint import TrainState, fingerprint, has_checkpoint, load_checkpoint, save_checkpoint
+from vacsr.train.callbacks import TRACKERS, Callback, ProgressBar, Row, catch_interrupt
+from vacsr.train.checkpoint import TrainState, has_checkpoint, load_checkpoint, save_checkpoint
 from vacsr.train.distributed import ALONE, World, barrier, check_ranks_agree, sum_over_ranks
 from vacsr.train.optim import set_learning_rate
 from vacsr.train.step import GraphedStep, TrainStep, matmul_precision
@@ -38,7 +38,17 @@ class Task(ABC):
     """Batches of an epoch: full optimiser steps only."""
     metric: str = ""
     """The metric of :meth:`evaluate` that chooses the best weights."""
-    described: dict[str, Any]
+    eval_every: int = 0
+    """Epochs between evaluations; 0 for never."""
+    select_best: bool = False
+    """The best weights count, not the last."""
+    compiled: bool = False
+    """Steps use :meth:`compile`."""
+    falls_back: bool = False
+    """Where the compiler fails, steps continue without it."""
+    graphed: bool = False
+    """Steps are replayed as a CUDA graph."""
+    description: dict[str, Any]
     """Named parts, as JSON can hold them, that must be equal for a checkpoint to fit."""
 
     @abstractmethod
@@ -59,6 +69,10 @@ class Task(ABC):
     @abstractmethod
     def loss(self, batch: Any, step: Tensor) -> LossTerms:
         """This rank's share of the loss of a batch. ``step`` is 0-d, on the device."""
+
+    def side_losses(self, batch: Any) -> dict[str, Tensor]:
+        """Further terms, added to the loss. They are computed before it, and never compiled."""
+        return {}
 
     @abstractmethod
     def batch_ids(self, step: int) -> list[str]:
@@ -98,31 +112,7 @@ class Task(ABC):
         """What :meth:`training_state` gave."""
 
 
-@dataclass(frozen=True)
-class LoopConfig:
-    """What the loop itself reads of a config. Fields that a config does not have keep these defaults."""
-
-    epochs: int = 1
-    accumulate: int = 1
-    clip_norm: float = 0.0
-    precision: str = "fp32"
-    log_every: int = 50
-    checkpoint_every: int = 0
-    checkpoint_epochs: int = 1
-    eval_every: int = 0
-    select: str = "last"
-    compile: bool | Literal["auto"] = False
-    cuda_graph: bool = False
-    trackers: tuple[str, ...] = ("jsonl",)
-
-    @classmethod
-    def of(cls, config: Config) -> LoopConfig:
-        """From a recipe's ``train`` section."""
-        known = type(config).model_fields
-        return cls(**{item.name: getattr(config, item.name) for item in fields(cls) if item.name in known})
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished (or interrupted) training run."""
 
@@ -131,19 +121,34 @@ class Run:
     state: TrainState
     history: list[Row]
     path: Path | None = None
+    report: Any = None
+    """Of a recipe that was trained to its end."""
+
+    def __repr__(self) -> str:
+        method = type(getattr(self.model, "method", self.model)).__name__
+        return f"Run({method}, {self.state.step:,} steps, path={str(self.path) if self.path else None!r})"
 
     @property
     def interrupted(self) -> bool:
         """Stopped by Ctrl-C before the last step."""
-        return bool(self.state.stopped)
+        return self.state.stopped
+
+    def to_dict(self) -> dict[str, Any]:
+        """Log and report as plain values."""
+        report = None if self.report is None else self.report.to_dict()
+        path = None if self.path is None else str(self.path)
+        return {"path": path, "interrupted": self.interrupted, "history": list(self.history), "report": report}
 
 
 @dataclass
 class Trainer:
-    """Trains a task. ``out`` is where log and checkpoint go; None keeps no files."""
+    """Trains a task. ``out`` is where log and checkpoint go; None keeps no files.
+
+    ``config`` is a recipe's ``train`` section, of retrieval or of few-shot recognition.
+    """
 
     task: Task
-    train_config: Config
+    config: Any
     out: Path | None = None
     callbacks: list[Callback] = field(default_factory=list)
     state: TrainState = field(default_factory=TrainState)
@@ -152,59 +157,51 @@ class Trainer:
     """Step, learning rate and values of steps that have not been read from the device yet."""
 
     def __post_init__(self) -> None:
-        self.config = LoopConfig.of(self.train_config)
-        self.fingerprint = fingerprint(self.task.described)
-        check_ranks_agree(self.fingerprint, self.task.world)
+        check_ranks_agree(self.task.description, self.task.world)
         self.optimizer = self.task.build_optimizer()
-        graphed = self.config.cuda_graph and self.task.device.type == "cuda"
-        self.step = (GraphedStep if graphed else TrainStep)(self.task, self.optimizer, self.config)
+        self.step = (GraphedStep if self.task.graphed else TrainStep)(self.task, self.optimizer, self.config)
         self.callbacks = [*self.task.callbacks(), *self.callbacks]
+        if self.out is not None and self.task.world.is_main:
+            names = dict.fromkeys(("jsonl", *self.config.trackers))
+            self.callbacks += [TRACKERS[name](self.out) for name in names]
 
     @property
     def total_steps(self) -> int:
         """Batches of the whole run."""
-        return self.task.steps_per_epoch * self.config.epochs
+        return self.task.steps_per_epoch * int(self.config.epochs)
 
     def resume(self) -> None:
         """Load the checkpoint in ``out``, if there is one; one of another run is refused."""
-        checkpoint = None if self.out is None else load_checkpoint(self._folder, fingerprint=self.fingerprint)
-        if checkpoint is None:
+        if self.out is None or not has_checkpoint(self._folder):
             return
-        self.task.load_state_dict(checkpoint.groups["model"])
-        self.task.load_training_state(checkpoint.groups.get("training", {}))
+        self.state, groups = load_checkpoint(
+            self._folder, self.optimizer, description=self.task.description, device=self.task.device
+        )
+        self.task.load_state_dict(groups["model"])
+        self.task.load_training_state(groups.get("training", {}))
         for callback in self.callbacks:
-            callback.load_state_dict(checkpoint.groups.get(f"callback-{callback.name}", {}))
-        checkpoint.restore(self.optimizer, self.task.device)
-        self.state = checkpoint.state
-        self.state.best_weights = {name: x.to(self.task.device) for name, x in self.state.best_weights.items()}
+            callback.load_state_dict(groups.get(f"callback-{callback.name}", {}))
 
     def run(self, *, progress: bool = True) -> Run:
         """From the present state to the last step, or to Ctrl-C."""
         self.task.model.train()
+        self.callbacks.append(ProgressBar(self.task.label, show=progress and self.task.world.is_main))
         with matmul_precision(self.config.precision), ExitStack() as stack:
-            for callback in self._add_callbacks(progress=progress):
-                stack.callback(callback.on_train_end, self)
+            for callback in self.callbacks:
                 callback.on_train_start(self)
+                stack.callback(callback.on_train_end, self)
             interrupt = stack.enter_context(catch_interrupt())
             while self.state.step < self.total_steps and not self.state.stopped:
                 self._epoch(interrupt)
         if not self.state.stopped:
-            if self.config.select == "best" and self.state.best_weights:
+            if self.task.select_best and self.state.best_weights:
                 self.task.load_state_dict(self.state.best_weights)
             self.task.finish()
         self.task.uncompile()
         self.task.model.eval()
         return Run(self.task.model, self.state, self.history, self.out)
 
-    def _add_callbacks(self, *, progress: bool) -> list[Callback]:
-        """Trackers, a progress bar, and those that were there before."""
-        if self.out is not None and self.task.world.is_main:
-            config = self.train_config.model_dump(mode="json")
-            self.callbacks += open_trackers(self.config.trackers, self.out, step=self.state.step, config=config)
-        self.callbacks.append(ProgressBar(self.task.label, show=progress and self.task.world.is_main))
-        return self.callbacks
-
-    def _epoch(self, interrupt: Interrupt) -> None:
+    def _epoch(self, interrupt: Event) -> None:
         """The rest of the current epoch."""
         epoch, done = divmod(self.state.step, self.task.steps_per_epoch)
         for callback in self.callbacks:
@@ -271,7 +268,7 @@ class Trainer:
     def _end_epoch(self, epoch: int, rate: float) -> None:
         """Evaluate, keep the best weights so far, and log. The row's step is the last one that it knows of."""
         row: Row = {"step": self.state.step - 1, "epoch": epoch + 1, "steps_per_second": round(rate, 3)}
-        every, last = self.config.eval_every, epoch + 1 == self.config.epochs
+        every, last = self.task.eval_every, epoch + 1 == self.config.epochs
         if every and (last or (epoch + 1) % every == 0):
             row |= self.task.evaluate()
             self.task.model.train()
@@ -288,13 +285,13 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_log(self, row)
 
-    def _stop_requested(self, interrupt: Interrupt) -> bool:
+    def _stop_requested(self, interrupt: Event) -> bool:
         """Has any rank been asked to stop? All stop at the same step; a GPU is asked only when it waits anyway."""
         if self.task.world.size == 1:
-            return interrupt.requested
+            return interrupt.is_set()
         if self.pending:
             return False
-        requested = torch.tensor(float(interrupt.requested), device=self.task.device)
+        requested = torch.tensor(float(interrupt.is_set()), device=self.task.device)
         return bool(sum_over_ranks(requested, self.task.world))
 
     @property
@@ -307,7 +304,7 @@ class Trainer:
         if not due and not stop:
             return
         self._flush()
-        self.state.stopped = "interrupted" if stop else ""
+        self.state.stopped = stop
         if self.out is None:
             return
         if self.task.world.is_main:
@@ -315,6 +312,6 @@ class Trainer:
             groups |= {f"callback-{callback.name}": callback.state_dict() for callback in self.callbacks}
             save_checkpoint(
                 self._folder, groups, self.optimizer,
-                state=self.state, fingerprint=self.fingerprint, device=self.task.device,
+                state=self.state, description=self.task.description, device=self.task.device,
             )  # fmt: skip
         barrier(self.task.world)

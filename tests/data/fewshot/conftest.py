@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from vacsr.data.fewshot import FewshotSource, LabelledPhotos
+from vacsr.data.fewshot import FewshotSource, LabelledPhotos, load_classes
 from vacsr.data.photos import ArrayPhotos
 
 Listed = tuple[str, int, str]
 """Path inside the photo folder, label, class name."""
-WNIDS = [f"n{1_000_003 * number % 99_999_989:08d}" for number in range(1, 1_001)]
-SORTED_IDS = sorted(WNIDS)
+SORTED_IDS = sorted(f"n{1_000_003 * number % 99_999_989:08d}" for number in range(1, 41))
 NAMES = {wnid: f"thing {number}" for number, wnid in enumerate(SORTED_IDS)}
+PLAIN = "a photo of a {}."
 
 
 class Truth(NamedTuple):
@@ -33,19 +33,9 @@ class Truth(NamedTuple):
     template: str
 
 
-def encoded(format: str) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (4, 3), (200, 30, 10)).save(buffer, format=format)
-    return buffer.getvalue()
-
-
-JPEG, PNG = encoded("JPEG"), encoded("PNG")
-
-
 def put(path: Path) -> None:
-    if not path.parent.is_dir():
-        path.parent.mkdir(parents=True)
-    path.write_bytes(PNG if path.suffix == ".png" else JPEG)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 3), (200, 30, 10)).save(path, "JPEG")
 
 
 def write_zhou(place: Path, photos: str, file: str, *, paths: str, classes: Sequence[str], template: str) -> Truth:
@@ -67,7 +57,7 @@ def write_zhou(place: Path, photos: str, file: str, *, paths: str, classes: Sequ
 ZHOU: Mapping[str, tuple[str, str, str, str, Sequence[str], str]] = {
     "caltech101": (
         "caltech-101", "101_ObjectCategories", "split_zhou_Caltech101.json", "{name}/{split}_{number:04}.jpg",
-        ["face", "leopard", "accordion"], "a photo of a {}.",
+        ["face", "leopard", "accordion"], PLAIN,
     ),
     "oxford_pets": (
         "oxford_pets", "images", "split_zhou_OxfordPets.json", "{name}_{split}{number}.jpg",
@@ -75,7 +65,7 @@ ZHOU: Mapping[str, tuple[str, str, str, str, Sequence[str], str]] = {
     ),
     "stanford_cars": (
         "stanford_cars", "", "split_zhou_StanfordCars.json", "cars_{split}/{label}{number:05}.jpg",
-        ["2000 AM General Hummer SUV", "2012 Acura RL Sedan"], "a photo of a {}.",
+        ["2000 AM General Hummer SUV", "2012 Acura RL Sedan"], PLAIN,
     ),
     "oxford_flowers": (
         "oxford_flowers", "jpg", "split_zhou_OxfordFlowers.json", "image_{split}{label}{number}.jpg",
@@ -87,7 +77,7 @@ ZHOU: Mapping[str, tuple[str, str, str, str, Sequence[str], str]] = {
     ),
     "sun397": (
         "sun397", "SUN397", "split_zhou_SUN397.json", "a/{name}/{split}_{number}.jpg",
-        ["abbey", "airplane cabin", "indoor athletic field"], "a photo of a {}.",
+        ["abbey", "airplane cabin", "indoor athletic field"], PLAIN,
     ),
     "dtd": (
         "dtd", "images", "split_zhou_DescribableTextures.json", "{name}/{name}_{split}{number}.jpg",
@@ -122,30 +112,27 @@ def write_aircraft(root: Path) -> Truth:
 
 
 def write_imagenet(root: Path) -> Truth:
-    """All 1000 classes, two photos each to train and one to test; a stray file beside the folders."""
+    """Two photos of each class to train and one to test; a stray file beside the folders."""
     place = root / "imagenet"
-    train = [
-        (f"train/{wnid}/{wnid}_{number}.JPEG", label, NAMES[wnid])
-        for label, wnid in enumerate(SORTED_IDS)
-        for number in (0, 1)
-    ]
-    test = [(f"val/{wnid}/v{label}.JPEG", label, NAMES[wnid]) for label, wnid in enumerate(SORTED_IDS)]
+    rows = list(enumerate(SORTED_IDS))
+    train = [(f"train/{wnid}/{wnid}_{part}.JPEG", label, NAMES[wnid]) for label, wnid in rows for part in (0, 1)]
+    test = [(f"val/{wnid}/v{label}.JPEG", label, NAMES[wnid]) for label, wnid in rows]
     for path, _, _ in (*train, *test):
         put(place / "images" / path)
     (place / "images" / "val" / "valprep.sh").write_text("")
     write_classnames(place)
-    return Truth(train, None, test, [NAMES[wnid] for wnid in SORTED_IDS], "a photo of a {}.")
+    return Truth(train, None, test, list(NAMES.values()), PLAIN)
 
 
 def write_classnames(place: Path) -> None:
     (place / "classnames.txt").write_text("".join(f"{wnid} {NAMES[wnid]}\n" for wnid in SORTED_IDS))
 
 
-def write_shifted(root: Path, folder: str, photos: str, *, every: int) -> Truth:
-    """A photo in each class folder, two where there are fewer classes, and a README that is none."""
+def write_shifted(root: Path, folder: str, photos: str, *, every: int = 1, numbered: bool = False) -> Truth:
+    """A photo of each class, two where there are fewer classes, and a README that is none."""
     ids = SORTED_IDS[::every]
     test = [
-        (f"{wnid}/{part}.jpg", label, NAMES[wnid])
+        (f"{label if numbered else wnid}/{part}.jpg", label, NAMES[wnid])
         for label, wnid in enumerate(ids)
         for part in ("photo_1", "photo_2")[: min(every, 2)]
     ]
@@ -153,32 +140,27 @@ def write_shifted(root: Path, folder: str, photos: str, *, every: int) -> Truth:
         put(root / folder / photos / path)
     (root / folder / photos / "README.txt").write_text("not a class")
     write_classnames(root / folder)
-    return Truth([], None, test, [NAMES[wnid] for wnid in ids], "a photo of a {}.")
+    return Truth([], None, test, [NAMES[wnid] for wnid in ids], PLAIN)
 
 
-def write_v2(root: Path) -> Truth:
-    place = root / "imagenetv2"
-    test = [(f"{label}/a{label}.jpeg", label, f"thing {label}") for label in range(1_000)]
-    for path, _, _ in test:
-        put(place / "imagenetv2-matched-frequency-format-val" / path)
-    write_classnames(place)
-    return Truth([], None, test, [f"thing {label}" for label in range(1_000)], "a photo of a {}.")
+OTHERS: Mapping[str, Callable[[Path], Truth]] = {
+    "fgvc_aircraft": write_aircraft,
+    "imagenet": write_imagenet,
+    "imagenetv2": partial(
+        write_shifted, folder="imagenetv2", photos="imagenetv2-matched-frequency-format-val", numbered=True
+    ),
+    "imagenet_sketch": partial(write_shifted, folder="imagenet-sketch", photos="images"),
+    "imagenet_a": partial(write_shifted, folder="imagenet-adversarial", photos="imagenet-a", every=5),
+    "imagenet_r": partial(write_shifted, folder="imagenet-rendition", photos="imagenet-r", every=5),
+}
 
 
 def write_set(root: Path, name: str) -> Truth:
     """One data set under ``root``."""
-    if name in ZHOU:
-        folder, photos, file, paths, classes, template = ZHOU[name]
-        return write_zhou(root / folder, photos, file, paths=paths, classes=classes, template=template)
-    others: dict[str, Callable[[], Truth]] = {
-        "fgvc_aircraft": lambda: write_aircraft(root),
-        "imagenet": lambda: write_imagenet(root),
-        "imagenetv2": lambda: write_v2(root),
-        "imagenet_sketch": lambda: write_shifted(root, "imagenet-sketch", "images", every=1),
-        "imagenet_a": lambda: write_shifted(root, "imagenet-adversarial", "imagenet-a", every=5),
-        "imagenet_r": lambda: write_shifted(root, "imagenet-rendition", "imagenet-r", every=5),
-    }
-    return others[name]()
+    if name in OTHERS:
+        return OTHERS[name](root)
+    folder, photos, file, paths, classes, template = ZHOU[name]
+    return write_zhou(root / folder, photos, file, paths=paths, classes=classes, template=template)
 
 
 class World(NamedTuple):
@@ -192,8 +174,7 @@ class World(NamedTuple):
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """All 15 data sets; tests read and do not change them."""
     root = tmp_path_factory.mktemp("coop")
-    names = [*ZHOU, "fgvc_aircraft", "imagenet", "imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r"]
-    return World(root, {name: write_set(root, name) for name in names})
+    return World(root, {name: write_set(root, name) for name in (*ZHOU, *OTHERS)})
 
 
 @pytest.fixture(scope="session")
@@ -202,27 +183,41 @@ def write() -> Callable[[Path, str], Truth]:
     return write_set
 
 
+@pytest.fixture
+def refuse(refused: Callable[..., str]) -> Callable[..., str]:
+    """As `refused`, of :func:`load_classes`."""
+    return partial(refused, load=load_classes)
+
+
+@pytest.fixture(scope="session")
+def listed() -> Callable[[LabelledPhotos], list[Listed]]:
+    """Path, label and class name of each photo."""
+
+    def of(photos: LabelledPhotos) -> list[Listed]:
+        labels = photos.labels.tolist()
+        return [(path, label, photos.classes[label]) for path, label in zip(photos.ids(), labels, strict=True)]
+
+    return of
+
+
 @pytest.fixture(scope="session")
 def made() -> Callable[..., FewshotSource]:
-    """A source without files, from counts of photos per class."""
+    """A source without files, from counts of photos per class; ``order`` shuffles the files."""
+
+    def split(name: str, counts: Sequence[int], order: int | None) -> LabelledPhotos:
+        rows = [
+            (f"{name}/{label}/{number}.jpg", label) for label, count in enumerate(counts) for number in range(count)
+        ]
+        if order is not None:
+            rows = [rows[at] for at in np.random.default_rng(order).permutation(len(rows))]
+        photos = ArrayPhotos(np.zeros((len(rows), 1, 1, 3), dtype=np.uint8), tuple(path for path, _ in rows))
+        labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
+        return LabelledPhotos(photos, labels, tuple(f"class {label}" for label in range(len(counts))), f"made/{name}")
+
+    def source(train: Sequence[int], *, val: Sequence[int] | None = None, order: int | None = None) -> FewshotSource:
+        held_out = None if val is None else split("val", val, order)
+        return FewshotSource(
+            split("train", train, order), held_out, split("test", [1] * len(train), order), "made", PLAIN
+        )
+
     return source
-
-
-def labelled(counts: Sequence[int], classes: Sequence[str], *, split: str, order: Any = None) -> LabelledPhotos:
-    rows = [(f"{split}/{label}/{number}.jpg", label) for label, count in enumerate(counts) for number in range(count)]
-    rows = rows if order is None else [rows[at] for at in order.permutation(len(rows))]
-    pixels = np.zeros((len(rows), 1, 1, 3), dtype=np.uint8)
-    labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
-    return LabelledPhotos(ArrayPhotos(pixels, tuple(path for path, _ in rows)), labels, tuple(classes), f"made/{split}")
-
-
-def source(train: Sequence[int], *, val: Sequence[int] | None = None, order: int | None = None) -> FewshotSource:
-    classes = [f"class {label}" for label in range(len(train))]
-    shuffle = None if order is None else np.random.default_rng(order)
-    return FewshotSource(
-        train=labelled(train, classes, split="train", order=shuffle),
-        val=None if val is None else labelled(val, classes, split="val", order=shuffle),
-        test=labelled([1] * len(train), classes, split="test", order=shuffle),
-        name="made",
-        template="a photo of a {}.",
-    )

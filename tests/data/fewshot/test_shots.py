@@ -1,9 +1,17 @@
+"""Draws of a few photos of each class: by seed, saved, and as others published them."""
+
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable
+import json
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,22 +19,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vacsr.data.fewshot import FewshotSource, Shots, draw_shots, take_shots
-from vacsr.errors import UsageError
+from vacsr.data.fewshot import FewshotSource, draw_shots, load_classes, load_shots, save_shots, take_shots
+from vacsr.errors import DataError, UsageError
 
-Made = Callable[..., FewshotSource]
+Made, Refuse = Callable[..., FewshotSource], Callable[..., str]
 COUNTS = st.lists(st.integers(1, 9), min_size=2, max_size=5)
-
-
-def drawn(source: FewshotSource, shots: int, seed: int) -> tuple[list[str], list[str]]:
-    taken = take_shots(source, draw_shots(source, shots=shots, seed=seed))
-    return taken.train.ids(), taken.val.ids()
+MODULE = "dassl.data.datasets.base_dataset"
 
 
 @settings(max_examples=60, deadline=None)
 @given(counts=COUNTS, shots=st.integers(1, 12), seed=st.integers(-3, 2**40), data=st.data())
 def test_counts_labels_and_no_photo_twice(made: Made, counts: list[int], shots: int, seed: int, data: Any) -> None:
-    kept = data.draw(st.none() | st.lists(st.integers(0, 9), min_size=len(counts), max_size=len(counts)))
+    some = st.lists(st.integers(0, 9), min_size=len(counts), max_size=len(counts))
+    kept = data.draw(st.none() | st.just([0] * len(counts)) | some)
     source = made(counts, val=kept)
     draw = draw_shots(source, shots=shots, seed=seed)
     train, val = take_shots(source, draw)
@@ -38,57 +43,210 @@ def test_counts_labels_and_no_photo_twice(made: Made, counts: list[int], shots: 
     assert draw.train.dtype == draw.val.dtype == torch.int64
 
 
-@settings(max_examples=30, deadline=None)
-@given(counts=COUNTS, order=st.integers(0, 99), seed=st.integers(0, 99), val=st.booleans())
-def test_the_order_of_files_does_not_matter(made: Made, counts: list[int], order: int, seed: int, val: bool) -> None:
-    held = [3] * len(counts) if val else None
-    one, other = made(counts, val=held), made(counts, val=held, order=order)
-    assert drawn(one, 3, seed) == drawn(other, 3, seed)
-    assert draw_shots(one, shots=3, seed=seed).hash == draw_shots(other, shots=3, seed=seed).hash
-
-
-def test_draw_is_the_order_of_hashes(made: Made) -> None:
-    source = made([9, 7], val=[6, 6])
+@pytest.mark.parametrize("order", [None, 3])
+@pytest.mark.parametrize("val", [None, [6, 6]])
+def test_draw_is_the_order_of_hashes_and_not_of_files(made: Made, order: int | None, val: list[int] | None) -> None:
+    source = made([9, 7], val=val, order=order)
 
     def expected(split: str, label: int, count: int, take: int) -> list[str]:
         ids = [f"{split}/{label}/{number}.jpg" for number in range(count)]
         marks = {one: hashlib.sha256(f"5\0{split}\0class {label}\0{one}".encode()).hexdigest() for one in ids}
         return sorted(ids, key=marks.__getitem__)[:take]
 
-    train, val = drawn(source, 5, 5)
+    shots = draw_shots(source, shots=5, seed=5)
+    train, held_out = (split.ids() for split in take_shots(source, shots))
     assert train == expected("train", 0, 9, 5) + expected("train", 1, 7, 5)
-    assert val == expected("val", 0, 6, 4) + expected("val", 1, 6, 4)
+    if val is None:
+        assert held_out == expected("train", 0, 9, 9)[5:9] + expected("train", 1, 7, 7)[5:9]
+    else:
+        assert held_out == expected("val", 0, 6, 4) + expected("val", 1, 6, 4)
+    assert shots.hash == draw_shots(made([9, 7], val=val), shots=5, seed=5).hash
 
 
-def test_fewer_shots_are_the_start_of_more(made: Made) -> None:
-    source = made([30, 30])
-    few, many = drawn(source, 4, 1)[0], drawn(source, 16, 1)[0]
-    assert few[:4] == many[:4]
-    assert few[4:] == many[16:20]
-
-
-def test_seeds_differ_and_draw_evenly(made: Made) -> None:
-    source = made([10, 10])
-    times: Counter[str] = Counter()
-    for seed in range(400):
-        times.update(drawn(source, 3, seed)[0])
-    assert len({draw_shots(source, shots=3, seed=seed).hash for seed in range(50)}) == 50
-    assert len(times) == 20
-    assert all(80 < count < 160 for count in times.values()), times  # 120 expected, deviation 9
-
-
-def test_hash_sees_names_and_labels(made: Made) -> None:
+def test_hash_depends_on_names_and_labels(made: Made) -> None:
     source = made([3, 3], val=[1, 1])
-    draw = draw_shots(source, shots=16, seed=1)
-    assert source.val is not None
     names = ("class 0", "other")
-    renamed = source._replace(train=replace(source.train, classes=names), val=replace(source.val, classes=names))
-    fewer = draw_shots(source, shots=2, seed=1)
-    assert len({draw.hash, draw_shots(renamed, shots=16, seed=1).hash, fewer.hash}) == 3
-    assert isinstance(draw, Shots)
+    splits = {name: replace(getattr(source, name), classes=names) for name in ("train", "val", "test")}
+    draws = [(source, 16), (replace(source, **splits), 16), (source, 2)]
+    assert len({draw_shots(some, shots=shots, seed=1).hash for some, shots in draws}) == 3
+    for shots in (0, -1):
+        with pytest.raises(UsageError, match="1 or more"):
+            draw_shots(source, shots=shots, seed=1)
 
 
-@pytest.mark.parametrize("shots", [0, -1])
-def test_no_shots_are_refused(made: Made, shots: int) -> None:
-    with pytest.raises(UsageError, match="1 or more"):
-        draw_shots(made([3, 3]), shots=shots, seed=1)
+# Draws in files
+
+
+@pytest.fixture
+def source(made: Made) -> FewshotSource:
+    return made([6, 7, 8], val=[5, 5, 5])
+
+
+@pytest.fixture
+def refuse(refused: Refuse, source: FewshotSource) -> Refuse:
+    """(path, *words): the message of what is refused as a draw of ``source``."""
+    return partial(refused, load=partial(load_shots, source=source))
+
+
+def entries(split: str, labels: list[int]) -> list[list[Any]]:
+    return [[f"{split}/{label}/{number}.jpg", label, f"class {label}"] for number in range(2) for label in labels]
+
+
+@pytest.mark.parametrize("val", [None, [5, 5, 5]])
+def test_saved_draw_comes_back_from_files_in_another_order(tmp_path: Path, made: Made, val: list[int] | None) -> None:
+    one, other = made([6, 7, 8], val=val), made([6, 7, 8], val=val, order=3)
+    draw = draw_shots(one, shots=3, seed=2)
+    save_shots(tmp_path / "shots.json", draw, source=one)
+    back = load_shots(tmp_path / "shots.json", other)
+    assert back.hash == draw.hash
+    assert [split.ids() for split in take_shots(other, back)] == [split.ids() for split in take_shots(one, draw)]
+    assert load_shots(tmp_path / "shots.json", one).val.tolist() == draw.val.tolist()
+
+
+def test_saved_draw_that_was_changed(tmp_path: Path, source: FewshotSource, refuse: Refuse) -> None:
+    file = tmp_path / "shots.json"
+    save_shots(file, draw_shots(source, shots=3, seed=2), source=source)
+    value = json.loads(file.read_text())
+    value["train"].pop()
+    file.write_text(json.dumps(value))
+    refuse(file, "hash", "was changed")
+    del value["hash"]
+    file.write_text(json.dumps(value))
+    assert len(load_shots(file, source).train) == 8
+
+
+def test_published_lists_keep_order_and_repeats(tmp_path: Path, source: FewshotSource, refuse: Refuse) -> None:
+    file = tmp_path / "index.json"
+    listed = [*entries("train", [2, 0, 1]), entries("train", [2])[0]]
+    file.write_text(json.dumps({"train": listed, "val": entries("val", [0])}))
+    train, val = take_shots(source, load_shots(file, source))
+    assert (train.ids(), val.ids()) == ([path for path, _, _ in listed], ["val/0/0.jpg", "val/0/1.jpg"])
+    file = tmp_path / "index.txt"
+    file.write_text("/there/train/1/2.jpg\n\n./train/0/1.jpg\r\nC:\\data\\train\\2\\0.jpg\n")
+    train, val = take_shots(source, load_shots(file, source))
+    assert (train.ids(), val.ids()) == (["train/1/2.jpg", "train/0/1.jpg", "train/2/0.jpg"], [])
+    file.write_text("1/2.jpg\n")
+    refuse(file, "1/2.jpg", "made/train")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"train": [["train/0/9.jpg", 0, "class 0"]]}, ["made/train", "train/0/9.jpg"]),
+        ({"train": [["train/0/1.jpg", 1, "class 0"]]}, ["class 1", "in the data set it is 0"]),
+        ({"train": [["train/0/1.jpg", 0, "kitten"]]}, ["'kitten'", "'class 0'"]),
+        ({"train": [["train/0/1.jpg"]]}, ["train, entry 0"]),
+        ({"train": []}, ["no photos"]),
+        ({"train": entries("train", [0]), "val": 3}, ["val is not a list"]),
+        ({"val": []}, ["no photos to train"]),
+        ([], ["an object"]),
+    ],
+)
+def test_json_that_does_not_fit(tmp_path: Path, refuse: Refuse, value: Any, words: list[str]) -> None:
+    (tmp_path / "index.json").write_text(json.dumps(value))
+    refuse(tmp_path / "index.json", "index.json", *words)
+
+
+def test_other_files_are_refused(tmp_path: Path, made: Made, refuse: Refuse) -> None:
+    refuse(tmp_path / "index.npy", ".json, .pkl, .txt")
+    with (tmp_path / "shot.pkl").open("wb") as stream:
+        stream.truncate(65 << 20)
+    refuse(tmp_path / "shot.pkl", "limit")
+    (tmp_path / "index.json").write_text(json.dumps({"train": entries("train", [0, 1]), "val": entries("train", [1])}))
+    with pytest.raises(DataError, match="both trained and validated on"):
+        load_shots(tmp_path / "index.json", made([3, 3]))  # where validation photos come from training
+
+
+@pytest.fixture
+def datum() -> Iterator[Callable[..., Any]]:
+    """Records that pickle as Dassl's do; the module exists while a test writes them."""
+
+    class Datum:
+        def __init__(self, impath: str = "", label: int = 0, classname: str = "", **more: Any) -> None:
+            self._impath, self._label, self._domain, self._classname = impath, label, 0, classname
+            self.__dict__.update(more)
+
+    Datum.__module__, Datum.__qualname__ = MODULE, "Datum"
+    names = [MODULE.rsplit(".", cut)[0] for cut in (3, 2, 1, 0)]
+    modules = {name: types.ModuleType(name) for name in names}
+    modules[MODULE].Datum = Datum  # type: ignore[attr-defined]
+    sys.modules.update(modules)
+    yield Datum
+    for name in modules:
+        sys.modules.pop(name, None)
+
+
+def without_dassl() -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "dassl"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("protocol", [2, 4, pickle.HIGHEST_PROTOCOL])
+@pytest.mark.parametrize("name", ["food101", "imagenet"])  # ImageNet's have no val
+def test_published_pickle(tmp_path: Path, world: Any, datum: Callable[..., Any], protocol: int, name: str) -> None:
+    source, truth = load_classes(f"coop:{world.root},set={name}"), world.truth[name]
+    splits = {
+        split: [datum(f"/raid/someone/{name}/images/{path}", label, one) for path, label, one in listed[::3]]
+        for split, listed in (("train", truth.train), ("val", truth.val))
+        if listed
+    }
+    file = tmp_path / "shot_16-seed_1.pkl"
+    file.write_bytes(pickle.dumps(splits, protocol=protocol))
+    without_dassl()
+    shots = load_shots(file, source)
+    train, val = take_shots(source, shots)
+    assert train.ids() == [path for path, _, _ in truth.train[::3]]
+    assert val.labels.tolist() == [label for _, label, _ in (truth.val or ())[::3]]
+    save_shots(tmp_path / "again.json", shots, source=source)
+    assert load_shots(tmp_path / "again.json", source).hash == shots.hash
+
+
+class Evil:
+    """Runs a command when an ordinary reader opens it."""
+
+    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
+        self.call, self.args = call, args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call, self.args
+
+
+def test_malicious_pickles_do_not_run(tmp_path: Path, refuse: Refuse, datum: Callable[..., Any]) -> None:
+    mark, file = tmp_path / "ran", tmp_path / "shot.pkl"
+    calls = [
+        Evil(os.mkdir, str(mark)),
+        Evil(eval, f"__import__('os').mkdir({str(mark)!r})"),
+        Evil(exec, f"open({str(mark)!r}, 'w')"),
+        Evil(getattr, "x", "upper"),
+    ]
+    pickle.loads(pickle.dumps(calls[0]))
+    assert mark.exists(), "the attack itself works"
+    mark.rmdir()
+    good = datum("train/0/0.jpg", 0, "class 0")
+    for evil in calls:
+        for value in (evil, {"train": [good, evil]}, {"train": [datum(evil, 0, "class 0")]}, {evil.call: [good]}):
+            file.write_bytes(pickle.dumps(value))
+            refuse(file, "it asks for", MODULE)
+            assert not mark.exists()
+
+
+def test_pickles_of_another_shape(tmp_path: Path, refuse: Refuse, datum: Callable[..., Any]) -> None:
+    file, good = tmp_path / "shot.pkl", datum("train/0/0.jpg", 0, "class 0")
+    whole = pickle.dumps({"train": [good]})
+    name = MODULE.encode() + b"\nDatum\n"
+    for value in (
+        {"train": [datum("train/0/0.jpg", "x", "class 0")]},
+        {"train": [datum(["train/0/0.jpg"], 0, "class 0")]},
+        {"train": [good, "train/0/1.jpg"]},
+        {"train": [good], "val": 3},
+        {"val": [good]},
+        [good],
+        {"train": [Path("a")]},
+        b"\x80\x02}U\x05train]c" + name + b")\x81as.",  # a record that never got its fields
+        b"\x80\x02c" + name + b"}b.",  # fields of the class itself
+        b"",
+        whole[:-20],
+        b"not a pickle",
+    ):
+        file.write_bytes(value if isinstance(value, bytes) else pickle.dumps(value))
+        refuse(file, "shot.pkl")

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from vacsr.config import BackboneConfig
 from vacsr.config.base import METHODS
 from vacsr.errors import DataError
 from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch, build_fewshot
-from vacsr.fewshot.methods.base import ZeroshotConfig, drawn_from
+from vacsr.fewshot.methods.base import ZeroshotConfig
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.fewshot.methods.coop import CoopConfig
 
@@ -22,8 +23,7 @@ FAR = ClassSet(("cat", "night_heron", "x"), "a {}, seen from afar.")
 BASE = ClassSet(("cat", "night_heron", "x"), "a {}.")
 NEW = ClassSet(("dog", "red car", "blue"), "a {}.")
 TEXTURE = BASE._replace(template="{} texture.")
-# With cosine_start=clip the first step would set b, and a method would not be as it was.
-SMALL: dict[str, Any] = {"adapter": {"hidden": 8, "latent": 6, "decoder_hidden": 5}, "cosine_start": "adapter"}
+SMALL: dict[str, Any] = {"adapter": {"hidden": 8, "latent": 6, "decoder_hidden": 5}}
 CHANGES: dict[str, dict[str, Any]] = {
     "mma": {"template": ""},
     "vacsr": SMALL,
@@ -57,7 +57,7 @@ def built(name: str, *, seed: int = 0) -> FewshotMethod:
 
 def batch() -> ShotBatch:
     pixels = photos(2, dtype=torch.float32)
-    return ShotBatch(pixels, torch.tensor([2, 0]), pixels.flip(-1), seed=1, step=3, steps=9)
+    return ShotBatch(pixels, torch.tensor([2, 0]), pixels.flip(-1), seed=1, step=3)
 
 
 def loss_and_logits(method: FewshotMethod, classes: ClassSet) -> tuple[Tensor, Tensor]:
@@ -81,8 +81,27 @@ def trained(method: FewshotMethod, *, steps: int) -> list[float]:
 
 
 def test_every_method_that_trains_is_listed() -> None:
-    trains = {name for name, entry in METHODS["fewshot"].items() if entry.method.trains}
-    assert trains == LEARNS.keys()
+    assert {name for name, entry in METHODS["fewshot"].items() if entry.method.trains} == LEARNS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("maple", 3_555_072),
+        ("coprompt", 3_817_216),
+        ("mma", 674_560),
+        ("mmrl", 4_992_256),
+        ("clipood", 86_192_640),
+        ("vacsr", 24_954_405),
+    ],
+)
+def test_as_many_numbers_learn_as_published(name: str, count: int) -> None:
+    """On ViT-B/16, with the defaults; for vacsr the adapter's 1,321,509 and five blocks."""
+    with torch.device("meta"):
+        clip = ClipModel.from_config(BackboneConfig(spec="clip:vit-b16", weights="random"))
+    config = METHODS["fewshot"][name].config(name=name)
+    method = build_fewshot(clip, config, classes=BASE, generator=torch.Generator())
+    assert method.trainable_count() == count
 
 
 @pytest.mark.parametrize("name", LEARNS)
@@ -151,8 +170,7 @@ def test_names_are_tokenised_when_the_list_changes(name: str, tokenised: list[st
     assert any("red car" in sentence for sentence in tokenised)
     assert not any("heron" in sentence for sentence in tokenised)
     for numbers, classes in ((again, BASE), (others, NEW), (loss_and_logits(method, BASE), BASE)):
-        for one, other in zip(numbers, loss_and_logits(built(name), classes), strict=True):
-            assert torch.equal(one, other)
+        assert all(map(torch.equal, numbers, loss_and_logits(built(name), classes)))
     assert not torch.equal(first[1], others[1])
 
 
@@ -161,8 +179,7 @@ def test_another_template_is_another_sentence(name: str) -> None:
     method = built(name)
     before, after = loss_and_logits(method, BASE), loss_and_logits(method, TEXTURE)
     assert not torch.equal(before[1], after[1])
-    for one, other in zip(after, loss_and_logits(built(name), TEXTURE), strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, after, loss_and_logits(built(name), TEXTURE)))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "zeroshot"])
@@ -175,8 +192,7 @@ def test_training_follows_a_test_in_inference_mode(name: str) -> None:
         trained.loss(batch(), BASE).total.backward()
     gradients, expected = ([p.grad for p in one.trainable().values() if p.grad is not None] for one in (method, fresh))
     assert gradients
-    for one, other in zip(gradients, expected, strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, gradients, expected))
 
 
 # --------------------------------------------------------------------------------------------------------- zero-shot
@@ -199,24 +215,9 @@ def test_zeroshot_logits_are_a_hundred_cosines() -> None:
 def test_saved_weights_must_be_those_that_learn() -> None:
     method = build_fewshot(small_clip(), CoopConfig(), classes=FAR, generator=torch.Generator())
     saved = method.weights()
-    with pytest.raises(DataError, match="nothing as context"):
-        method.load_weights({})
-    with pytest.raises(DataError, match="the method expects nothing"):
-        method.load_weights({**saved, "other": torch.zeros(1)})
-    with pytest.raises(DataError, match=r"\[3, 24\] as context"):
-        method.load_weights({"context": saved["context"][:3]})
-
-
-def test_modules_draw_from_the_generator_alone() -> None:
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    made = []
-    for seed in (0, 0, 1):
-        with drawn_from(torch.Generator().manual_seed(seed)):
-            made.append(nn.Linear(4, 4).weight)
-    assert torch.equal(made[0], made[1])
-    assert not torch.equal(made[0], made[2])
-    assert torch.equal(before, torch.get_rng_state())
+    for other in ({}, {**saved, "other": torch.zeros(1)}, {"context": saved["context"][:3]}):
+        with pytest.raises(DataError, match="build it with the recipe"):
+            method.load_weights(other)
 
 
 def test_towers_never_train() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vacsr.backbones.edits import TowerEdits
 from vacsr.config import BackboneConfig
+from vacsr.config.io import method_config
 from vacsr.errors import DataError, ShapeMismatch, UsageError
-from vacsr.fewshot.methods.base import ClassSet
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.sigmoid import SigmoidConfig
@@ -90,15 +90,6 @@ def test_edited_features_are_the_plain_ones() -> None:
     close(clip.text(ids, edits=AllJoints(narrow)), plain_text(clip, ids, all_joints(narrow), shift=2))
 
 
-def test_nothing_learns_until_it_is_unfrozen() -> None:
-    clip = small_clip()
-    assert not any(parameter.requires_grad for parameter in clip.parameters())
-    assert not any(module.training for module in clip.modules())
-    clip.backbone.image.requires_grad_(True)
-    clip.freeze()
-    assert not any(parameter.requires_grad for parameter in clip.parameters())
-
-
 def test_too_long_prompts_are_cut_by_tokens_and_refused_by_text() -> None:
     clip = small_clip()
     ids = clip.tokens(["x" * 100])
@@ -163,20 +154,23 @@ def test_scales_of_other_methods(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_started_from(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"backbone\.start"):
-        ClipModel.from_config(BackboneConfig(spec="tiny:"))
-    with pytest.raises(DataError, match="no trained model"):
-        ClipModel.from_config(BackboneConfig(start=str(tmp_path / "nothing")))
     trained_tiny(tmp_path / "gpo", InfoNCEConfig(), pooling="gpo")
-    with pytest.raises(UsageError, match="gpo"):
-        ClipModel.from_config(BackboneConfig(start=str(tmp_path / "gpo")))
     trained_tiny(tmp_path / "cls", InfoNCEConfig())
-    with pytest.raises(UsageError, match=r"leave backbone\.spec out"):
-        ClipModel.from_config(BackboneConfig(start=str(tmp_path / "cls"), spec="clip:vit-b32"))
+    trained_tiny(tmp_path / "two", method_config("ncr"))
     features = MatchingModel.build(InfoNCEConfig(), BackboneConfig(), image_dim=4, text_dim=4)
     features.save_pretrained(tmp_path / "features")
-    with pytest.raises(UsageError, match="cached features"):
-        ClipModel.from_config(BackboneConfig(start=str(tmp_path / "features")))
+    cases = [
+        ({"spec": "tiny:"}, UsageError, "backbone.start"),
+        ({"start": "nothing"}, DataError, "no trained model"),
+        ({"start": "gpo"}, UsageError, "backbone.pooling=cls"),
+        ({"start": "cls", "spec": "clip:vit-b32"}, UsageError, "leave backbone.spec out"),
+        ({"start": "two"}, UsageError, "one, such as infonce"),
+        ({"start": "features"}, UsageError, "clip: or tiny: towers"),
+    ]
+    for fields, error, action in cases:
+        paths = {"start": str(tmp_path / fields["start"])} if "start" in fields else {}
+        with pytest.raises(error, match=action):
+            ClipModel.from_config(BackboneConfig.model_validate({**fields, **paths}))
 
 
 def test_random_weights_are_always_the_same_and_leave_the_generator_alone(tmp_path: Path) -> None:
@@ -188,9 +182,3 @@ def test_random_weights_are_always_the_same_and_leave_the_generator_alone(tmp_pa
     one, other = (ClipModel.from_config(BackboneConfig(spec=f"clip:{tmp_path}", weights="random")) for _ in range(2))
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
-def test_prompts_are_the_template_with_spaces_for_underscores() -> None:
-    classes = ClassSet(("a380", "night_heron"), "a photo of {}, a thing.")
-    assert classes.prompts() == ["a photo of a380, a thing.", "a photo of night heron, a thing."]
-    assert ClassSet(("x",)).prompts() == ["a photo of a x."]

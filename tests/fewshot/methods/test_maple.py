@@ -1,72 +1,155 @@
-"""MaPLe against a plain CLIP whose tokens are exchanged one by one."""
+"""MaPLe and CoPrompt against a plain CLIP whose tokens are exchanged one by one."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from vacsr.errors import UsageError
 from vacsr.fewshot.methods.base import ClassSet, ShotBatch
 from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.fewshot.methods.maple import DeepPrompts, Maple, MapleConfig
+from vacsr.fewshot.methods.maple import (
+    Coprompt,
+    CopromptConfig,
+    FeatureAdapter,
+    Maple,
+    MapleConfig,
+    encode_sentences,
+)
 
-from .plain_clip import assert_same_gradients, photos, plain_image, plain_text, small_clip, tiny_clip
-from .plain_maple import plain_prompts, prompt_rows
+from .plain_clip import (
+    Plain,
+    assert_same_gradients,
+    photos,
+    plain_blocks,
+    plain_finish,
+    plain_image,
+    plain_image_tokens,
+    plain_sentence,
+    plain_text,
+    small_clip,
+    unit,
+    weights_of,
+)
 
 CLASSES = ClassSet(("night_heron", "cat", "plum"), "{} texture.")
+DESCRIBED = CLASSES._replace(sentences=(("a bird", "grey wings", "by water"), ("whiskers",), ()))
 OTHERS = ClassSet(("oak", "old_oak"))
 LABELS = torch.tensor([2, 0])
 
 
-def maple(clip: ClipModel | None = None, *, seed: int = 0, **fields: int | str) -> Maple:
-    """With prompts large enough to show in the output."""
-    clip, generator = clip or small_clip(), torch.Generator().manual_seed(seed)
-    method = Maple(clip, MapleConfig(**fields), classes=CLASSES, generator=generator)
+class PlainPrompts(NamedTuple):
+    """The edits of each tower, on one row of tokens."""
+
+    image: Plain
+    text: Plain
+
+
+def build(kind: type[Maple], clip: ClipModel | None = None, **fields: Any) -> Any:
+    """With prompts and adapters large enough to show in the output."""
+    clip, generator = clip or small_clip(), torch.Generator().manual_seed(0)
+    config = (CopromptConfig if kind is Coprompt else MapleConfig).model_validate(fields)
+    method = kind(clip, config, classes=CLASSES, generator=generator)
     for parameter in method.trainable().values():
         parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     return method
 
 
-def plain_logits(method: Maple, pixels: Tensor, classes: ClassSet) -> Tensor:
-    clip, plain = method.clip, plain_prompts(method)
-    return 100.0 * plain_image(clip, pixels, plain.image) @ plain_text(clip, prompt_rows(clip, classes), plain.text).T
+def prompt_rows(clip: ClipModel, classes: ClassSet, context: str = "a photo of a") -> Tensor:
+    return clip.tokens([f"{context} {name.replace('_', ' ')}." for name in classes.names])
 
 
-@pytest.mark.parametrize(("tokens", "depth"), [(2, 2), (2, 9), (4, 1), (1, 3)])
-def test_logits_are_the_plain_ones_for_any_classes(tokens: int, depth: int) -> None:
-    method, pixels = maple(tokens=tokens, depth=depth), photos(2)
-    assert len(method.prompts.tokens) == min(depth, 3)
-    for classes in (CLASSES, OTHERS):
+def plain_prompts(method: Maple) -> PlainPrompts:
+    texts = list(method.prompts.tokens)
+    images = [
+        torch.stack([layer.weight @ token + layer.bias for token in tokens])
+        for layer, tokens in zip(method.prompts.maps, texts, strict=True)
+    ]
+
+    def over(x: Tensor, prompts: Tensor) -> Tensor:
+        return torch.stack(
+            [prompts[position - 1] if 1 <= position <= len(prompts) else token for position, token in enumerate(x)]
+        )
+
+    def last(x: Tensor, own: Tensor) -> Tensor:
+        return torch.stack([*x[: len(x) - len(own)], *own])
+
+    return PlainPrompts(
+        Plain(
+            entry=lambda x: torch.stack([*x, *images[0]]),
+            before=lambda depth, x: last(x, images[depth]) if 1 <= depth < len(images) else x,
+        ),
+        Plain(
+            words=lambda x: over(x, texts[0]),
+            before=lambda depth, x: over(x, texts[depth]) if 1 <= depth < len(texts) else x,
+        ),
+    )
+
+
+def raw_sentence(clip: ClipModel, ids: list[int], plain: Plain) -> Tensor:
+    """The end token's feature before it is made a unit vector. -> [d]"""
+    w = weights_of(clip, "text")
+    words = plain.words(torch.stack([w["embeddings.token_embedding.weight"][number] for number in ids]))
+    tokens = plain_blocks(w, words + w["embeddings.position_embedding.weight"][: len(ids)], plain, causal=True)
+    return plain_finish(clip, "text", tokens[-1])
+
+
+def adapted(adapter: FeatureAdapter | None, raw: Tensor, blend: float) -> Tensor:
+    """On the raw feature, as published. [d] -> [d] unit"""
+    if adapter is None:
+        return unit(raw)
+    middle = (adapter.down.weight @ raw).clamp(min=0)
+    return unit(blend * (adapter.up.weight @ middle).clamp(min=0) + (1 - blend) * raw)
+
+
+def plain_features(method: Any, pixels: Tensor, classes: ClassSet) -> tuple[Tensor, Tensor]:
+    """Photos [B, d] and classes [C, d]; of CoPrompt through its adapters."""
+    clip, plain, config = method.clip, plain_prompts(method), method.config
+    image_adapter, text_adapter = (getattr(method, name, None) for name in ("image_adapter", "text_adapter"))
+    raw = [plain_finish(clip, "image", plain_image_tokens(clip, photo, plain.image)[0]) for photo in pixels]
+    images = [adapted(image_adapter, feature, getattr(config, "image_blend", 0.0)) for feature in raw]
+    rows = [[i for i in row.tolist() if i >= 0] for row in prompt_rows(clip, classes)]
+    sentences = [raw_sentence(clip, row, plain.text) for row in rows]
+    texts = [adapted(text_adapter, feature, getattr(config, "text_blend", 0.0)) for feature in sentences]
+    return torch.stack(images), torch.stack(texts)
+
+
+def plain_cross_entropy(images: Tensor, texts: Tensor) -> Tensor:
+    logits = 100.0 * images @ texts.T
+    return sum(logits[i].exp().sum().log() - logits[i, int(label)] for i, label in enumerate(LABELS)) / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "blocks"),
+    [
+        (Maple, {"tokens": 2, "depth": 2}, (3, 3)),
+        (Maple, {"tokens": 4, "depth": 1}, (3, 3)),
+        (Maple, {"tokens": 1, "depth": 9}, (3, 1)),  # the shallower tower bounds the depth
+        (Maple, {}, (2, 3)),
+        (Coprompt, {"depth": 2}, (3, 3)),
+        (Coprompt, {"tokens": 4, "depth": 12, "image_blend": 0.6, "text_blend": 0.5}, (3, 3)),
+    ],
+)
+def test_logits_are_the_plain_ones_for_any_classes(
+    kind: type[Maple], fields: dict[str, Any], blocks: tuple[int, int]
+) -> None:
+    method, pixels = build(kind, small_clip(image_blocks=blocks[0], text_blocks=blocks[1]), **fields), photos(2)
+    assert len(method.prompts.tokens) == min(method.config.depth, *blocks)
+    for classes in (DESCRIBED, OTHERS):
         prepared = method.prepare(classes)
         assert not prepared.requires_grad
-        logits = method.logits(pixels, prepared)
-        torch.testing.assert_close(logits, plain_logits(method, pixels, classes), rtol=1e-8, atol=1e-7)
+        images, texts = plain_features(method, pixels, classes)
+        torch.testing.assert_close(method.logits(pixels, prepared), 100.0 * images @ texts.T, rtol=1e-8, atol=1e-7)
 
 
-@pytest.mark.parametrize(("image_blocks", "text_blocks"), [(3, 1), (2, 3)])
-def test_the_shallower_tower_bounds_the_depth(image_blocks: int, text_blocks: int) -> None:
-    method, pixels = maple(small_clip(image_blocks=image_blocks, text_blocks=text_blocks)), photos(1)
-    assert len(method.prompts.tokens) == min(image_blocks, text_blocks)
-    logits = method.logits(pixels, method.prepare(CLASSES))
-    torch.testing.assert_close(logits, plain_logits(method, pixels, CLASSES), rtol=1e-8, atol=1e-7)
-
-
-def test_loss_and_gradients_are_the_plain_ones() -> None:
-    method, pixels = maple(depth=2), photos(2)
+def test_maples_loss_and_gradients_are_the_plain_ones() -> None:
+    method, pixels = build(Maple, depth=2), photos(2)
     terms = method.loss(ShotBatch(pixels, LABELS), CLASSES)
-    logits = plain_logits(method, pixels, CLASSES)
-    plain = sum(logits[i].exp().sum().log() - logits[i, int(label)] for i, label in enumerate(LABELS)) / 2
     assert float(terms.parts["ce"]) == float(terms.total.detach())
-    assert_same_gradients(method, terms.total, plain)
-
-
-def test_as_many_numbers_as_published() -> None:
-    """3.55 M on ViT-B/16: nine maps 512 → 768, nine pairs of tokens."""
-    prompts = DeepPrompts(torch.zeros(2, 512), depth=9, image_width=768, generator=torch.Generator())
-    assert sum(p.numel() for p in prompts.parameters()) == 9 * (512 * 768 + 768 + 2 * 512) == 3_555_072
-    assert MapleConfig() == MapleConfig(tokens=2, depth=9, context="a photo of a")
+    assert_same_gradients(method, terms.total, plain_cross_entropy(*plain_features(method, pixels, CLASSES)))
 
 
 def test_text_starts_as_the_words_it_replaces() -> None:
@@ -86,7 +169,7 @@ def test_text_starts_as_the_words_it_replaces() -> None:
 
 
 def test_half_precision_of_the_towers() -> None:
-    method, pixels = maple(small_clip(dtype=torch.float32)), photos(2, dtype=torch.float32)
+    method, pixels = build(Maple, small_clip(dtype=torch.float32)), photos(2, dtype=torch.float32)
     exact = method.image_features(pixels)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         features = method.image_features(pixels)
@@ -97,46 +180,80 @@ def test_half_precision_of_the_towers() -> None:
     assert all(parameter.grad is not None for parameter in method.trainable().values())
 
 
-def test_more_tokens_than_words() -> None:
-    assert len(maple(tokens=12).prompts.tokens[0]) == 12  # a tokenizer of bytes
-    with pytest.raises(UsageError, match=r"method\.tokens is 13, 'a photo of a' has 12 tokens — set method\.tokens to"):
-        maple(tokens=13)
+def test_the_context_gives_the_words_and_the_first_tokens() -> None:
+    method = build(Maple, context="{odd} words", tokens=1)
+    rows = prompt_rows(method.clip, CLASSES, "{odd} words")
+    expected = plain_text(method.clip, rows, plain_prompts(method).text)
+    torch.testing.assert_close(method.prepare(CLASSES), expected, rtol=1e-8, atol=1e-8)
+    assert len(build(Maple, tokens=12).prompts.tokens[0]) == 12  # a tokenizer of bytes
+    with pytest.raises(UsageError, match=r"set method\.tokens to at most 12"):
+        build(Maple, tokens=13)
 
 
-def test_another_context() -> None:
-    method = maple(context="{odd} words", tokens=1)
-    text = plain_prompts(method).text
-    rows = method.clip.tokens([f"{{odd}} words {name.replace('_', ' ')}." for name in CLASSES.names])
-    torch.testing.assert_close(method.prepare(CLASSES), plain_text(method.clip, rows, text), rtol=1e-8, atol=1e-8)
+# ---------------------------------------------------------------------------------------------------------- CoPrompt
 
 
-@pytest.mark.parametrize("depth", [9, 3])
-def test_tiny_towers(depth: int) -> None:
-    """The blocks called one by one, without hooks."""
-    clip = tiny_clip()
-    method, pixels = maple(clip, depth=depth), photos(2)
-    texts = list(method.prompts.tokens)
-    images = [layer(tokens) for layer, tokens in zip(method.prompts.maps, texts, strict=True)]
-    assert len(texts) == min(depth, 4)
-    tower = clip.backbone.image
-    x = (
-        torch.cat((tower.start.expand(2, 1, -1), tower.stem(pixels).flatten(2).transpose(1, 2)), dim=1)
-        + tower.positions
-    )
-    x = torch.cat((x, torch.zeros(2, 2, 16, dtype=x.dtype)), dim=1)
-    for number, block in enumerate(tower.layers):
-        if number < len(images):
-            x[:, -2:] = images[number]
-        x = block(x)
-    seen = functional.normalize(clip.image_map(tower.norm(x[:, 0])), dim=-1)
-    tower, sentences = clip.backbone.text, []
-    for row in prompt_rows(clip, CLASSES):
-        ids = row[row >= 0]
-        y = tower.words(ids)
-        y = torch.cat((y[:1], texts[0], y[3:])) + tower.positions[: len(ids)]
-        for number, block in enumerate(tower.layers):
-            y = torch.cat((y[:1], texts[number], y[3:])) if 0 < number < len(texts) else y
-            y = block(y[None])[0]
-        sentences.append(functional.normalize(clip.text_map(tower.norm(y[-1])), dim=-1))
-    logits = method.logits(pixels, method.prepare(CLASSES))
-    torch.testing.assert_close(logits, 20.0 * seen @ torch.stack(sentences).T, rtol=1e-8, atol=1e-8)
+@pytest.mark.parametrize("classes", [CLASSES, DESCRIBED])
+def test_coprompts_loss_and_gradients_are_the_plain_ones(classes: ClassSet) -> None:
+    method, pixels, second = build(Coprompt, depth=2, consistency=3.0), photos(2), photos(2, seed=1)
+    clip = method.clip
+    terms = method.loss(ShotBatch(pixels, LABELS, second, seed=4, step=7), classes)
+    images, texts = plain_features(method, pixels, classes)
+    ce, seen = plain_cross_entropy(images, texts), plain_image(clip, second)
+    image = 1 - sum(images[i] @ seen[i] for i in range(2)) / 2
+    # Sentences are a draw; which one a class got shows in its own term only, so every combination is tried.
+    lists = [
+        own or (f"{name.replace('_', ' ')} texture.",)
+        for name, own in zip(CLASSES.names, classes.sentences or ((),) * 3, strict=True)
+    ]
+    frozen = [
+        [plain_sentence(clip, [i for i in clip.tokens([text])[0].tolist() if i >= 0]) for text in own] for own in lists
+    ]
+    text = [1 - (texts[0] @ first + texts[1] @ frozen[1][0] + texts[2] @ frozen[2][0]) / 3 for first in frozen[0]]
+    nearest = min(text, key=lambda term: abs(float(term.detach()) - float(terms.parts["text"])))
+    for name, part in (("ce", ce), ("text", nearest), ("image", image)):
+        torch.testing.assert_close(terms.parts[name], part.detach(), rtol=1e-8, atol=1e-8)
+    assert_same_gradients(method, terms.total, ce + 3.0 * (nearest + image))
+
+
+def test_one_sentence_of_each_class_by_seed_and_step() -> None:
+    method = build(Coprompt)
+    many = CLASSES._replace(sentences=(("a", "b", "c", "d"), ("e", "f"), ("g",)))
+    texts = [text for sentences in many.sentences for text in sentences]
+    features = torch.cat([method.clip.text(method.clip.tokens([text])) for text in texts])
+
+    def picked(seed: int, step: int) -> tuple[int, ...]:
+        rows = method.drawn_sentences(many, seed=seed, step=step)
+        near = torch.cdist(rows, features)
+        assert float(near.amin(dim=1).max()) < 1e-7
+        return tuple(near.argmin(dim=1).tolist())
+
+    draws = [picked(0, step) for step in range(400)]
+    assert [{draw[number] for draw in draws} for number in range(3)] == [{0, 1, 2, 3}, {4, 5}, {6}]
+    assert all(70 < sum(draw[0] == sentence for draw in draws) < 130 for sentence in range(4))
+    assert len({draw[:2] for draw in draws}) == 8  # classes draw for themselves
+    assert draws == [picked(0, step) for step in range(400)]
+    assert draws != [picked(1, step) for step in range(400)]
+
+
+def test_the_loss_draws_by_seed_and_step() -> None:
+    clip = small_clip(image_blocks=1, text_blocks=1)
+    method, batch = build(Coprompt, clip), ShotBatch(photos(2), LABELS, photos(2, seed=1))
+
+    def parts(seed: int) -> list[tuple[float, float]]:
+        terms = [method.loss(batch._replace(seed=seed, step=step), DESCRIBED).parts for step in range(12)]
+        return [(float(part["text"]), float(part["ce"])) for part in terms]
+
+    first = parts(0)
+    assert len({text for text, _ in first}) == 3  # the heron's sentences
+    assert len({ce for _, ce in first}) == 1
+    assert parts(0) == first
+    assert parts(1) != first
+
+
+def test_more_sentences_than_are_encoded_at_a_time() -> None:
+    clip = small_clip(dtype=torch.float32)
+    many = ClassSet(("a", "b"), sentences=(("x0", "x1", "x2"), ("y0", "y1")))
+    features, lengths = encode_sentences(clip, many, chunk=2)
+    torch.testing.assert_close(features, clip.text(clip.tokens(["x0", "x1", "x2", "y0", "y1"])))
+    assert lengths.tolist() == [3, 2]

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vacsr.config import BackboneConfig
 from vacsr.fewshot.methods.base import ClassSet, ShotBatch
 from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.fewshot.methods.mma import Mma, MmaConfig, scale_gradient
+from vacsr.fewshot.methods.mma import Mma, MmaConfig
 
-from .plain_clip import Plain, layer_norm, photos, plain_image, plain_text, small_clip, tiny_clip, weights_of
+from .plain_clip import Plain, layer_norm, photos, plain_image, plain_text, small_clip, weights_of
 
 CLASSES = ClassSet(("red_fox", "cat", "a boat"), template="{} texture.")
 
@@ -82,17 +81,6 @@ def test_gradients_are_the_true_ones_over_the_scale_and_the_stream_keeps_its_own
         torch.testing.assert_close(parameter.grad, grad / method.config.scale, rtol=1e-7, atol=1e-9)
 
 
-def test_a_scaled_gradient_changes_no_value() -> None:
-    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    assert scale_gradient(x, 7.0).equal(x)
-    for factor in (0.25, 1.0, 3.0):
-        (ours,) = torch.autograd.grad((scale_gradient(x, factor).sin() ** 2).sum(), x)
-        torch.testing.assert_close(ours, factor * 2 * x.sin() * x.cos())
-    assert torch.autograd.gradcheck(
-        lambda y: scale_gradient(scale_gradient(y, 4.0).sin(), 0.25), x, check_undefined_grad=False
-    )
-
-
 def test_with_nothing_going_up_it_is_zero_shot_and_at_the_start_close_to_it() -> None:
     method, pixels = build(layers=8, scale=0.001, width=32, template=""), photos(4)
     zero_shot = 100 * method.clip.image(pixels) @ method.clip.text(method.clip.tokens(CLASSES.prompts())).T
@@ -128,57 +116,3 @@ def test_its_own_sentence_is_used_for_all_data_sets_unless_it_is_empty() -> None
     assert not own.prepare(named[0]).allclose(own.prepare(named[1]))
     plain = own.prepare(CLASSES._replace(template="a photo of a {}."))
     assert own.logits(pixels, plain).equal(method.logits(pixels, method.prepare(CLASSES)))
-
-
-def test_checkpointing_changes_no_gradient() -> None:
-    grads = []
-    for on in (False, True):
-        method = build()
-        method.clip.backbone.set_checkpointing(on)
-        loss = method.loss(ShotBatch(photos(2), torch.tensor([0, 1])), CLASSES).total
-        grads.append(torch.autograd.grad(loss, list(method.trainable().values())))
-    for stored, recomputed in zip(*grads, strict=True):
-        torch.testing.assert_close(stored, recomputed, rtol=1e-10, atol=1e-12)
-
-
-def closed_form(image: int, text: int, *, middle: int, layers: int) -> int:
-    """Numbers of all maps with their biases."""
-    towers = sum((width + 1) * middle + (middle + 1) * width for width in (image, text))
-    return layers * (towers + (middle + 1) * middle)
-
-
-def test_how_many_numbers_learn() -> None:
-    assert build(width=7).trainable_count() == closed_form(32, 24, middle=7, layers=2)
-    with torch.device("meta"):
-        clip = ClipModel.from_config(BackboneConfig(spec="clip:vit-b16", weights="random"))
-    method = Mma(clip, MmaConfig(), classes=CLASSES, generator=torch.Generator())
-    assert method.trainable_count() == closed_form(768, 512, middle=32, layers=8) == 674_560
-    assert method.image_edits().first == method.text_edits().first == 4  # the fifth block, counted from 1
-
-
-def test_tiny_towers() -> None:
-    method, pixels = build(tiny_clip(text_depth=3), layers=8), photos(2)
-    tower, text = method.clip.backbone.image, method.clip.backbone.text
-
-    def run(tokens: Tensor, *, blocks: nn.ModuleList, adapters: nn.ModuleList) -> Tensor:
-        for depth, block in enumerate(blocks):
-            inputs, tokens = tokens, block(tokens)
-            index = depth - (len(blocks) - 3)
-            if index >= 0:
-                a, normed = adapters[index], block.attention_norm(inputs)
-                tokens = tokens + 0.1 * a.up(method.shared[index](a.down(normed).relu()).relu())
-        return tokens
-
-    patches = tower.stem(pixels).flatten(2).transpose(1, 2)
-    first = torch.cat((tower.start.expand(2, 1, -1), patches), dim=1) + tower.positions
-    image = run(first, blocks=tower.layers, adapters=method.image_adapters)[:, 0]
-    features = []
-    for name in ("red fox", "cat", "a boat"):
-        ids = method.clip.tokens([f"a photo of a {name}."])
-        words = text.words(ids) + text.positions[: ids.shape[1]]
-        last = run(words, blocks=text.layers, adapters=method.text_adapters)[:, -1]
-        features.append(method.clip.text_map(text.norm(last)))
-    expected = 20 * nn.functional.cosine_similarity(
-        method.clip.image_map(tower.norm(image)).unsqueeze(1), torch.cat(features).unsqueeze(0), dim=2
-    )
-    torch.testing.assert_close(method.logits(pixels, method.prepare(CLASSES)), expected, rtol=1e-8, atol=1e-8)

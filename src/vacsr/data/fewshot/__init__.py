@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-
-from vacsr.data.fewshot.folders import load_class_folder
-from vacsr.data.fewshot.halves import BaseNew, base_and_new
-from vacsr.data.fewshot.indices import load_shots, save_shots
-from vacsr.data.fewshot.labelled import FewshotSource, LabelledPhotos, check_source
-from vacsr.data.fewshot.layouts import COOP_SETS, SHIFT_SETS, load_coop
-from vacsr.data.fewshot.shots import ShotPhotos, Shots, draw_shots, take_shots
-from vacsr.data.fewshot.specs import ClassSpec, parse_class_spec
-from vacsr.data.fewshot.tables import load_class_table
-from vacsr.data.fewshot.templates import TEMPLATES
+from vacsr.data.fewshot import own  # noqa: F401, registers its formats
+from vacsr.data.fewshot.coop import COOP_SETS, SHIFT_SETS, check_template
+from vacsr.data.fewshot.labelled import FewshotSource, LabelledPhotos, base_and_new
+from vacsr.data.fewshot.shots import Shots, draw_shots, load_shots, save_shots, take_shots
+from vacsr.data.formats import CLASS_FORMATS, Spec, parse_spec
+from vacsr.data.scenes import classes  # noqa: F401, registers its format
 
 __all__ = [
     "COOP_SETS",
     "SHIFT_SETS",
-    "TEMPLATES",
-    "BaseNew",
-    "ClassSpec",
     "FewshotSource",
     "LabelledPhotos",
-    "ShotPhotos",
     "Shots",
     "base_and_new",
+    "check_template",
     "draw_shots",
     "load_classes",
     "load_shots",
@@ -39,21 +30,19 @@ def load_classes(spec: str, *, whole: bool = False) -> FewshotSource:
     """The photos with classes that a SPEC names.
 
     ``coop:ROOT,set=NAME`` is one of the data sets of the few-shot papers, laid out as CoOp asks; ``folder:DIR`` has a
-    folder per class, ``csv:FILE`` a row per photo, and ``scenes:`` is drawn. Each is told of in the module that loads
-    it. Photos are opened when they are used; :meth:`LabelledPhotos.check_files` looks for them all. ``whole`` is for
-    data that is only tested: a folder or table without splits is then not shared out, all its photos are the test.
+    folder per class, ``csv:FILE`` a row per photo, and ``scenes:`` is drawn. Photos are opened when they are used;
+    :meth:`LabelledPhotos.check_files` looks for all of them. ``whole`` is for data that is only tested: a folder or
+    table without splits is then not shared out, all its photos are the test.
     """
     parsed = parse_class_spec(spec)
-    loaders: Mapping[str, Callable[[ClassSpec], FewshotSource]] = {
-        "coop": load_coop,
-        "folder": partial(load_class_folder, whole=whole),
-        "csv": partial(load_class_table, whole=whole),
-        "scenes": _load_scenes,
-    }
-    return check_source(loaders[parsed.scheme](parsed))
+    source: FewshotSource = parsed.format.load(parsed, whole)
+    return source
 
 
-def _load_scenes(spec: ClassSpec) -> FewshotSource:
-    from vacsr.data.scenes.classes import scene_classes
+def parse_class_spec(spec: str) -> Spec:
+    """Read a SPEC of photos with classes. Their schemes share names with those of pairs, and have other options.
 
-    return scene_classes(spec)
+    >>> parse_class_spec("coop:data,set=dtd,template=a {}, rough.").options
+    {'set': 'dtd', 'template': 'a {}, rough.'}
+    """
+    return parse_spec(spec, formats=CLASS_FORMATS)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vacsr.data.labelled import as_rows
+from vacsr.data.archives import StoredPhotos, file_photos
+from vacsr.data.pairs import as_rows
 from vacsr.data.photos import Photos
-from vacsr.data.sources import FilePhotos
-from vacsr.data.stored import StoredPhotos
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 
 
@@ -31,11 +31,9 @@ class LabelledPhotos:
     """Data set and split, for messages."""
 
     def __post_init__(self) -> None:
-        if list(self.labels.shape) != [len(self.photos)]:
-            shape = list(self.labels.shape)
-            raise ShapeMismatch(f"{self.name}: {len(self.photos):,} photos, labels {shape} — give one label per photo")
-        if self.labels.dtype != torch.int64:
-            raise DataError(f"{self.name}: labels are {self.labels.dtype}, expected int64 — convert them with .long()")
+        if list(self.labels.shape) != [len(self.photos)] or self.labels.dtype != torch.int64:
+            message = f"{self.name}: {len(self.photos):,} photos, labels {self.labels.dtype} {list(self.labels.shape)}"
+            raise ShapeMismatch(f"{message} — give one int64 label per photo")
         blank = [number for number, name in enumerate(self.classes) if not name.strip()]
         if blank:
             raise DataError(f"{self.name}: class {blank[0]} has no name — write one, prompts are made of it")
@@ -50,8 +48,8 @@ class LabelledPhotos:
 
     def ids(self) -> list[str]:
         """[N] what draws and index files call the photos: paths inside the data set, wherever that lies."""
-        if isinstance(self.photos, FilePhotos):
-            return list(self.photos.paths)
+        if isinstance(self.photos, StoredPhotos):
+            return [item.id for item in self.photos.items]
         return [self.photos.name(row) for row in range(len(self))]
 
     def take(self, rows: Tensor | Sequence[int]) -> LabelledPhotos:
@@ -62,29 +60,25 @@ class LabelledPhotos:
     def only(self, classes: Sequence[int]) -> LabelledPhotos:
         """The photos of these classes [K], relabelled from 0 in the order given."""
         count, chosen = len(self.classes), list(classes)
-        outside = [number for number in chosen if not 0 <= number < count]
-        if outside or len(set(chosen)) < len(chosen):
-            what = f"{outside[0]} does not exist, expected 0 to {count - 1}" if outside else "is given twice"
-            raise UsageError(f"{self.name}: a class {what} — list each class to keep once")
+        if len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(count)):
+            raise UsageError(f"{self.name}: classes {chosen} of {count} — list each class to keep once")
         new = torch.full((count,), -1, dtype=torch.int64)
         new[chosen] = torch.arange(len(chosen))
         labels = new.to(self.labels.device)[self.labels]
-        rows = (labels >= 0).nonzero().flatten()
+        kept = self.take(labels >= 0)
         return LabelledPhotos(
-            photos=self.photos.take(rows.tolist()),
-            labels=labels[rows],
+            photos=kept.photos,
+            labels=labels[labels >= 0],
             classes=tuple(self.classes[number] for number in chosen),
             name=f"{self.name}, {len(chosen)} of {count} classes" if len(chosen) < count else self.name,
         )
 
     def check_files(self) -> None:
-        """Refuse photos whose files are not there, before hours are spent on the others."""
-        if not isinstance(self.photos, StoredPhotos):
-            return
-        absent = [row for row in range(len(self)) if not self.photos.has(row)]
+        """Refuse photos whose files are missing, before hours are spent on the others."""
+        items = self.photos.items if isinstance(self.photos, StoredPhotos) else ()
+        absent = [item.name() for item in items if not item.exists()]
         if absent:
-            first = self.photos.name(absent[0])
-            message = f"{self.name}: {len(absent):,} of {len(self):,} photos are not there, first {first}"
+            message = f"{self.name}: {len(absent):,} of {len(self):,} photos are missing, first {absent[0]}"
             raise DataError(f"{message} — copy the photos again, or correct the path")
 
     def digest(self) -> str:
@@ -95,8 +89,12 @@ class LabelledPhotos:
         return data.hexdigest()
 
 
-class FewshotSource(NamedTuple):
-    """What a spec names. All splits have the same classes."""
+@dataclass(frozen=True, eq=False)
+class FewshotSource:
+    """What a SPEC names: two or more classes, the same in all splits, and photos to test.
+
+    Every class has a photo to learn from, or in a data set for tests only, one to test.
+    """
 
     train: LabelledPhotos
     """Where shots are drawn; without rows where the data set is for tests only."""
@@ -107,22 +105,93 @@ class FewshotSource(NamedTuple):
     template: str
     """How a class becomes a sentence, ``a photo of a {}.``"""
 
+    def __post_init__(self) -> None:
+        classes = self.test.classes
+        if len(classes) < 2:
+            raise DataError(f"{self.name} has {len(classes)} class, expected two or more — check the path and labels")
+        if any(split is not None and split.classes != classes for split in (self.train, self.val)):
+            raise DataError(f"{self.name}: its splits name other classes — give all splits the same list")
+        if not len(self.test):
+            raise DataError(f"{self.name} has no test photos — add some, nothing could be measured")
+        held = self.train if len(self.train) else self.test
+        bare = (torch.bincount(held.labels, minlength=len(classes)) == 0).nonzero().flatten().tolist()
+        if bare:
+            message = f"{held.name}: {len(bare):,} of {len(classes):,} classes have no photo"
+            raise DataError(f"{message}, first {classes[bare[0]]!r} ({bare[0]}) — add photos or leave the class out")
 
-def check_source(source: FewshotSource) -> FewshotSource:
-    """The source, if it can be learned or tested: two classes, test photos, the same classes in every split.
 
-    Every class has a photo to learn from, or in a data set for tests only, one to test.
+class Entry(NamedTuple):
+    """One photo, as a split file lists it."""
+
+    path: str
+    """Inside the folder of photos, with slashes."""
+    label: int
+    name: str
+    """Of the class."""
+
+
+class Splits(NamedTuple):
+    """The photos of a data set."""
+
+    train: Sequence[Entry]
+    val: Sequence[Entry]
+    test: Sequence[Entry]
+    classes: tuple[str, ...] | None = None
+    """The names, where they are known apart from the photos."""
+
+
+def as_entries(listed: Sequence[Any], *, source: str) -> list[Entry]:
+    """``[[path, label, class name], …]`` of a file. ``source`` is for messages."""
+    entries = []
+    for number, item in enumerate(listed):
+        path, label, name = item if isinstance(item, list | tuple) and len(item) == 3 else ("", "", "")
+        whole = not isinstance(label, bool) and str(label).removeprefix("-").isdecimal() and len(str(label)) < 10
+        if not (isinstance(path, str) and path and isinstance(name, str) and whole):
+            message = f"{source}, entry {number} is not [path, label, class name]"
+            raise DataError(f"{message} — copy the file again, or write these three")
+        entries.append(Entry(path, int(label), name))
+    return entries
+
+
+def build_source(root: Path, splits: Splits, *, name: str, template: str) -> FewshotSource:
+    """The source of photos under ``root``."""
+    classes = splits.classes or class_names([*splits.train, *splits.val, *splits.test], source=name)
+
+    def split(part: str, entries: Sequence[Entry]) -> LabelledPhotos:
+        labels = torch.tensor([entry.label for entry in entries], dtype=torch.int64)
+        photos = file_photos(root, [entry.path for entry in entries])
+        return LabelledPhotos(photos=photos, labels=labels, classes=classes, name=f"{name}/{part}")
+
+    val = split("val", splits.val) if splits.val else None
+    return FewshotSource(split("train", splits.train), val, split("test", splits.test), name, template)
+
+
+def class_names(entries: Sequence[Entry], *, source: str) -> tuple[str, ...]:
+    """[C] the name of each label, if each has one and they count from 0 without a gap.
+
+    >>> class_names([Entry("a.jpg", 1, "cat"), Entry("b.jpg", 0, "dog")], source="pets")
+    ('dog', 'cat')
     """
-    classes = source.test.classes
-    if len(classes) < 2:
-        raise DataError(f"{source.name} has {len(classes)} class, expected two or more — check the path and the labels")
-    if any(split is not None and split.classes != classes for split in (source.train, source.val)):
-        raise DataError(f"{source.name}: its splits name other classes — give all splits the same list")
-    if not len(source.test):
-        raise DataError(f"{source.name} has no test photos — add some, nothing could be measured")
-    held = source.train if len(source.train) else source.test
-    bare = (torch.bincount(held.labels, minlength=len(classes)) == 0).nonzero().flatten().tolist()
-    if bare:
-        message = f"{held.name}: {len(bare):,} of {len(classes):,} classes have no photo"
-        raise DataError(f"{message}, first {classes[bare[0]]!r} ({bare[0]}) — add photos or leave the class out")
-    return source
+    names: dict[int, str] = {}
+    for entry in entries:
+        known = names.setdefault(entry.label, entry.name)
+        if known != entry.name:
+            message = f"{source}: class {entry.label} is called {known!r}, and {entry.name!r} at {entry.path}"
+            raise DataError(f"{message} — give each label one name")
+    for expected, label in enumerate(sorted(names)):
+        if label != expected:
+            message = f"{source}: expected label {expected}, the next is {label} ({names[label]!r})"
+            raise DataError(f"{message} — count classes from 0 without a gap")
+    return tuple(names[label] for label in sorted(names))
+
+
+def base_and_new(classes: int) -> tuple[range, range]:
+    """Labels of base classes, seen in training, and of new ones: the first half, larger by one if odd, and the rest.
+
+    >>> base_and_new(5)
+    (range(0, 3), range(3, 5))
+    """
+    if classes < 2:
+        raise UsageError(f"{classes} classes cannot be halved into base and new — use a data set with two or more")
+    middle = (classes + 1) // 2
+    return range(middle), range(middle, classes)

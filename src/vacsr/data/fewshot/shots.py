@@ -1,26 +1,42 @@
-"""K photos of each class, drawn by seed.
+"""K photos of each class, drawn by seed, or as a file lists them.
 
 Draws run over all classes; base and new classes are chosen from them later. Where a class has fewer than K photos it
 gives what it has (the public code repeats photos there). The public code draws from a global generator over files in
-the order of the disk; here a draw depends on seed, class and names alone, see :mod:`vacsr.data.fewshot.order`.
+the order of the disk; here each name gets a hash of (seed, purpose, class, name), and the hashes are sorted. So a
+draw depends on nothing else, a draw of four is the start of the draw of sixteen, and a photo that is added to a class
+changes at most one that was drawn from it.
+
+Draws in files: ``.json``, ``{"train": [[path, label, class name], …], "val": […]}``, with the hash of the draw where we
+wrote it; ``.txt``, one path per line, all to train on; ``.pkl``, CoOp's cached draws, ``shot_16-seed_1.pkl``. A pickle
+may run any code when it is read; these hold dicts, lists, texts, numbers and one class of record, so that is all this
+reader knows, and a file that asks for anything else is refused before it gets it. Dassl need not be installed. Paths
+are those inside the data set; a path of another machine does too, if it ends in one of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import NamedTuple
+import io
+import pickle
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vacsr.data.fewshot.entries import Entry
-from vacsr.data.fewshot.labelled import FewshotSource, LabelledPhotos
-from vacsr.data.fewshot.order import rows_by_label, seeded_rows
+from vacsr.data.fewshot.labelled import Entry, FewshotSource, LabelledPhotos, as_entries
 from vacsr.errors import DataError, UsageError
+from vacsr.files import read_json, read_lines, reading, write_json
 
 VAL_SHOTS = 4
 """The most validation photos per class, as in CoOp."""
+MAX_BYTES = 64 << 20
+"""A draw of 16 of each ImageNet class takes about 3 MB."""
+_RECORD = ("dassl.data.datasets.base_dataset", "Datum")
+_FIELDS = ("_impath", "_label", "_classname")
 
 
 class Shots(NamedTuple):
@@ -34,13 +50,6 @@ class Shots(NamedTuple):
     """Of names and labels: two runs with the same one saw the same photos, wherever these lay."""
 
 
-class ShotPhotos(NamedTuple):
-    """The drawn photos themselves, labels over all classes."""
-
-    train: LabelledPhotos
-    val: LabelledPhotos
-
-
 def draw_shots(source: FewshotSource, *, shots: int, seed: int) -> Shots:
     """``shots`` photos per class to train on and min(shots, 4) to validate on, without replacement.
 
@@ -51,34 +60,34 @@ def draw_shots(source: FewshotSource, *, shots: int, seed: int) -> Shots:
         raise UsageError(f"{shots} shots were asked for, expected 1 or more — write shots: 16")
     if not len(source.train):
         raise UsageError(f"{source.name} is for tests only, it has no photos to draw — draw shots from another set")
-    own = has_val(source)
     ranked = _ranked(source.train, seed=seed, purpose="train")
-    apart = _ranked(val_split(source), seed=seed, purpose="val") if own else [rows[shots:] for rows in ranked]
+    rest = [rows[shots:] for rows in ranked]
+    from_train = val_split(source) is source.train
+    held_out = rest if from_train else _ranked(val_split(source), seed=seed, purpose="val")
     train = [row for rows in ranked for row in rows[:shots]]
-    val = [row for rows in apart for row in rows[: min(shots, VAL_SHOTS)]]
+    val = [row for rows in held_out for row in rows[: min(shots, VAL_SHOTS)]]
     return shots_of(source, train=train, val=val)
 
 
-def take_shots(source: FewshotSource, shots: Shots) -> ShotPhotos:
-    """The drawn photos; a file that is not there is named before training starts."""
-    taken = ShotPhotos(source.train.take(shots.train), val_split(source).take(shots.val))
-    taken.train.check_files()
-    taken.val.check_files()
-    return taken
+def take_shots(source: FewshotSource, shots: Shots) -> tuple[LabelledPhotos, LabelledPhotos]:
+    """The photos to train and to validate on; a file that is missing is named before training starts."""
+    train, val = source.train.take(shots.train), val_split(source).take(shots.val)
+    train.check_files()
+    val.check_files()
+    return train, val
 
 
 def shots_of(source: FewshotSource, *, train: Iterable[int], val: Iterable[int]) -> Shots:
     """A draw from row numbers that someone else chose, with its hash."""
     rows = torch.tensor(list(train), dtype=torch.int64)
-    held = torch.tensor(list(val), dtype=torch.int64)
-    if not has_val(source) and set(rows.tolist()) & set(held.tolist()):
+    held_out = torch.tensor(list(val), dtype=torch.int64)
+    if val_split(source) is source.train and set(rows.tolist()) & set(held_out.tolist()):
         raise DataError(f"{source.name}: a photo is both trained and validated on — draw the shots again")
-    return Shots(rows, held, _hash(entries_of(source.train, rows), entries_of(val_split(source), held)))
-
-
-def has_val(source: FewshotSource) -> bool:
-    """Whether the source has validation photos of its own."""
-    return source.val is not None and len(source.val) > 0
+    data = hashlib.sha256()
+    for split, photos, chosen in (("train", source.train, rows), ("val", val_split(source), held_out)):
+        for entry in entries_of(photos, chosen):
+            data.update(f"{split}\0{entry.path}\0{entry.label}\0{entry.name}\n".encode(errors="surrogatepass"))
+    return Shots(rows, held_out, data.hexdigest())
 
 
 def val_split(source: FewshotSource) -> LabelledPhotos:
@@ -97,13 +106,147 @@ def _ranked(photos: LabelledPhotos, *, seed: int, purpose: str) -> list[list[int
     ids = photos.ids()
     return [
         seeded_rows(ids, rows, seed=seed, purpose=purpose, class_name=photos.classes[label])
-        for label, rows in rows_by_label(photos.labels).items()
+        for label, rows in rows_by_label(photos.labels.tolist()).items()
     ]
 
 
-def _hash(train: Iterable[Entry], val: Iterable[Entry]) -> str:
-    data = hashlib.sha256()
-    for split, entries in (("train", train), ("val", val)):
-        for entry in entries:
-            data.update(f"{split}\0{entry.path}\0{entry.label}\0{entry.name}\n".encode(errors="surrogatepass"))
-    return data.hexdigest()
+def seeded_rows(ids: Sequence[str], rows: Sequence[int], *, seed: int, purpose: str, class_name: str) -> list[int]:
+    """``rows`` of one class, in the order of their ids' hashes.
+
+    >>> seeded_rows(["a", "b", "c"], [0, 1, 2], seed=1, purpose="train", class_name="cat")
+    [2, 0, 1]
+    """
+    head = hashlib.sha256(f"{seed}\0{purpose}\0{class_name}\0".encode(errors="surrogatepass"))
+
+    def key(row: int) -> tuple[bytes, str, int]:
+        mark = head.copy()
+        mark.update(ids[row].encode(errors="surrogatepass"))
+        return mark.digest(), ids[row], row
+
+    return sorted(rows, key=key)
+
+
+def rows_by_label(labels: Sequence[int]) -> Mapping[int, list[int]]:
+    """Which rows carry each label, labels in order."""
+    rows: dict[int, list[int]] = {}
+    for row, label in enumerate(labels):
+        rows.setdefault(label, []).append(row)
+    return dict(sorted(rows.items()))
+
+
+def save_shots(path: str | Path, shots: Shots, *, source: FewshotSource) -> None:
+    """Write a draw as JSON that :func:`load_shots` reads back and checks."""
+    value = {
+        "source": source.name,
+        "hash": shots.hash,
+        "train": entries_of(source.train, shots.train),
+        "val": entries_of(val_split(source), shots.val),
+    }
+    write_json(Path(path), value)
+
+
+def load_shots(path: str | Path, source: FewshotSource) -> Shots:
+    """A saved or published draw as rows of ``source``.
+
+    Labels and class names must be those of the source, and a saved hash must fit. A published draw keeps the photos
+    that it repeats; one that lists no ``val`` has no validation photos.
+    """
+    file = Path(path).expanduser()
+    if file.suffix.lower() == ".txt":
+        paths = [line.strip() for line in read_lines(file)]
+        shots = shots_of(source, train=_find_rows(paths, source.train, file), val=())
+    elif file.suffix.lower() in (".json", ".pkl"):
+        value = read_json(file) if file.suffix.lower() == ".json" else _read_pickle(file)
+        shots = _shots_of_entries(value, source, file=file)
+    else:
+        raise DataError(f"{file} is not an index file — give a file that ends in .json, .pkl, .txt")
+    if not len(shots.train):
+        raise DataError(f"{file} lists no photos to train on — give a draw, or leave it out to draw shots by seed")
+    return shots
+
+
+def _shots_of_entries(value: dict[str, Any], source: FewshotSource, *, file: Path) -> Shots:
+    """The rows of ``{"train": [[path, label, class name], …], "val": …}``, checked against the source."""
+    rows = {}
+    for part, photos in (("train", source.train), ("val", val_split(source))):
+        listed = value.get(part, [])
+        if not isinstance(listed, list):
+            raise DataError(f"{file}: {part} is not a list — write [[path, label, class name], …]")
+        entries = as_entries(listed, source=f"{file}, {part}")
+        rows[part] = _find_rows([entry.path for entry in entries], photos, file)
+        _check_classes(entries, photos, rows[part], file=file)
+    shots = shots_of(source, train=rows["train"], val=rows["val"])
+    if value.get("hash", shots.hash) != shots.hash:
+        message = f"{file} says that its draw has hash {str(value['hash'])[:12]}…, its photos have {shots.hash[:12]}…"
+        raise DataError(f"{message} — the file was changed: draw the shots again, or take its hash out")
+    return shots
+
+
+def _find_rows(paths: Sequence[str], photos: LabelledPhotos, file: Path) -> list[int]:
+    """The rows of photos whose ids are the longest ends of the paths, whatever comes before these."""
+    rows: dict[str, int] = {}
+    for row, name in enumerate(photos.ids()):
+        rows.setdefault(_plain(name), row)
+    found = []
+    for path in paths:
+        rest = _plain(path)
+        while rest and rest not in rows:
+            rest = rest.partition("/")[2]
+        if not rest:
+            message = f"{file}: {path} is not in {photos.name}"
+            raise DataError(f"{message} — use a draw of this data set, with paths that end as its own do")
+        found.append(rows[rest])
+    return found
+
+
+def _plain(path: str) -> str:
+    """With slashes, without ``./``."""
+    return posixpath.normpath(path.replace("\\", "/"))
+
+
+def _check_classes(entries: Sequence[Entry], photos: LabelledPhotos, rows: Sequence[int], *, file: Path) -> None:
+    """What the file says of each photo is what the data set says; underscores, spaces and case do not matter."""
+    for entry, row in zip(entries, rows, strict=True):
+        label = int(photos.labels[row])
+        name = photos.classes[label]
+        if entry.label != label or _words(entry.name) != _words(name):
+            message = f"{file} calls {entry.path} class {entry.label} ({entry.name!r})"
+            raise DataError(f"{message}, in the data set it is {label} ({name!r}) — use a draw of the same split file")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").casefold()
+
+
+class _Refused(Exception):
+    """The pickle asks for what a draw has no need of."""
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Dassl's record, as plain fields and nothing that runs; all else that a pickle could name is refused."""
+        if (module, name) != _RECORD:
+            raise _Refused(f"it asks for {module}.{name}")
+        return SimpleNamespace
+
+
+def _read_pickle(path: Path) -> dict[str, Any]:
+    """The splits of a published draw (``train``, and mostly ``val``), paths as they were where it was written."""
+    with reading(path, limit=MAX_BYTES):
+        data = path.read_bytes()
+    try:
+        value = _Reader(io.BytesIO(data)).load()
+        if not isinstance(value, dict):
+            raise _Refused("it is no dict")
+        return {
+            part: [[vars(record)[name] for name in _FIELDS] for record in value[part]]
+            for part in ("train", "val")
+            if part in value
+        }
+    except _Refused as reason:
+        message = f"{path} is not a published draw: {reason}; expected lists of {'.'.join(_RECORD)} alone"
+        raise DataError(f"{message} — do not open it with pickle, use a draw from a source you trust") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # broken bytes, and other shapes, meet the unpickler in many ways
+        raise DataError(f"{path} is not a whole draw ({type(error).__name__}: {error}) — copy it again") from error

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFilter
 
+Points = Sequence[tuple[float, float]]
 Stops = Sequence[tuple[float, str]]
 """Heights from 0 to 1 and the colour there; in between they blend."""
 _GRAIN = 2.2  # strength of the paper's texture, in levels of 255
@@ -33,43 +36,38 @@ class _Easel:
         """Fill everything."""
         self.image.paste(self._gradient(stops))
 
-    def fill(
-        self, points: Sequence[tuple[float, float]], stops: Stops, *, alpha: float = 1.0, blur: float = 0.0
-    ) -> None:
+    def fill(self, points: Points, stops: Stops, *, alpha: float = 1.0, blur: float = 0.0) -> None:
         """Fill a polygon with a gradient that is anchored to the picture, not to the polygon."""
-        mask = Image.new("L", self.image.size)
-        ImageDraw.Draw(mask).polygon([self._at(point) for point in points], fill=round(255 * alpha))
-        if blur:
-            mask = mask.filter(ImageFilter.GaussianBlur(blur * self.canvas))
-        self.image.paste(self._gradient(stops), mask=mask)
+        with self._mask(self._gradient(stops), blur) as pen:
+            pen.polygon(self._at(points), fill=round(255 * alpha))
 
     def dots(
         self, places: Sequence[tuple[float, float, float]], colour: str, *, alpha: float = 1.0, blur: float = 0.0
     ) -> None:
         """Discs at (x, y) of a radius each."""
+        with self._mask(ImageColor.getrgb(colour), blur) as pen:
+            for x, y, radius in places:
+                corners = [(x - radius, y - radius), (x + radius, y + radius)]
+                pen.ellipse(self._at(corners), fill=round(255 * alpha))
+
+    def lines(self, paths: Sequence[Points], colour: str, *, width: float, alpha: float = 1.0) -> None:
+        """Strokes of one width."""
+        with self._mask(ImageColor.getrgb(colour)) as pen:
+            for path in paths:
+                pixels = max(1, round(width * self.canvas))
+                pen.line(self._at(path), fill=round(255 * alpha), width=pixels, joint="curve")
+
+    @contextmanager
+    def _mask(self, paint: Any, blur: float = 0.0) -> Iterator[ImageDraw.ImageDraw]:
+        """What is drawn inside is where the paint goes."""
         mask = Image.new("L", self.image.size)
-        draw = ImageDraw.Draw(mask)
-        for x, y, radius in places:
-            draw.ellipse(
-                [self._at((x - radius, y - radius)), self._at((x + radius, y + radius))], fill=round(255 * alpha)
-            )
+        yield ImageDraw.Draw(mask)
         if blur:
             mask = mask.filter(ImageFilter.GaussianBlur(blur * self.canvas))
-        self.image.paste(ImageColor.getrgb(colour), mask=mask, box=(0, 0))
+        self.image.paste(paint, mask=mask, box=(0, 0))
 
-    def lines(
-        self, paths: Sequence[Sequence[tuple[float, float]]], colour: str, *, width: float, alpha: float = 1.0
-    ) -> None:
-        """Strokes of one width."""
-        mask = Image.new("L", self.image.size)
-        draw = ImageDraw.Draw(mask)
-        for path in paths:
-            pixels = max(1, round(width * self.canvas))
-            draw.line([self._at(point) for point in path], fill=round(255 * alpha), width=pixels, joint="curve")
-        self.image.paste(ImageColor.getrgb(colour), mask=mask, box=(0, 0))
-
-    def _at(self, point: tuple[float, float]) -> tuple[float, float]:
-        return point[0] * self.canvas, point[1] * self.canvas
+    def _at(self, points: Points) -> list[tuple[float, float]]:
+        return [(x * self.canvas, y * self.canvas) for x, y in points]
 
     def _gradient(self, stops: Stops) -> Image.Image:
         heights = (np.arange(self.canvas) + 0.5) / self.canvas

@@ -1,4 +1,4 @@
-"""What can be said of a scene, one fact at a time, and when it is true.
+"""What can be said of a scene, one fact at a time, when it is true, and the exact grade of every image–caption pair.
 
 Descriptions are existential: "a star" means that some star is there, whatever else is. "Left of" and its like compare
 centres: further left by a clear gap, and more to the left than up or down.
@@ -6,9 +6,19 @@ centres: further left by a clear gap, and more to the left than up or down.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from vacsr.data.scenes.objects import Scene, Thing
+from vacsr.errors import ShapeMismatch
+
+Mask = npt.NDArray[np.bool_]
 
 SIDES = ("left", "right", "top", "bottom")
 WAYS = ("left of", "above")
@@ -17,6 +27,13 @@ NEAR_EDGE = 0.36
 """A centre nearer to an edge than this is on that side of the picture."""
 GAP = 0.12
 """Centres that differ by less than this are neither left of nor above one another."""
+
+HARD_FROM = 0.5
+"""An unlabelled pair of at least this grade, but below 1, is a hard negative."""
+EASY_BELOW = 0.25
+"""A pair below this grade is an easy negative."""
+_TRUE_FROM = 1 - 1e-6  # a grade this close to 1 is 1
+_BLOCK = 1 << 24  # pairs whose facts are summed at a time
 
 
 @dataclass(frozen=True)
@@ -74,53 +91,117 @@ class Statement:
     """Unlike one another, at least one; each has the same weight in the grade."""
 
 
-def on_side(thing: Thing, side: str) -> bool:
-    """Is it on this side of the picture?"""
-    distance = {"left": thing.x, "right": 1 - thing.x, "top": thing.y, "bottom": 1 - thing.y}
-    return distance[side] < NEAR_EDGE
+class SceneTable:
+    """N ≥ 1 scenes as arrays, to decide a fact for all of them at once.
 
-
-def fits(thing: Thing, kind: Kind) -> bool:
-    """Does the description fit the thing?
-
-    >>> fits(Thing("star", "red", "large", 0.2, 0.5), Kind("star", size="large", side="left"))
-    True
+    >>> scene = Scene("beach", 0, (Thing("star", "red", "small", 0.2, 0.2), Thing("boat", "blue", "large", 0.3, 0.7)))
+    >>> table = SceneTable([scene])
+    >>> table.true(Related(Kind("star"), "above", Kind("boat"))), table.true(AtLeast(Kind(colour="green"), 1))
+    (array([ True]), array([False]))
     """
-    return (
-        kind.shape in (None, thing.shape)
-        and kind.colour in (None, thing.colour)
-        and kind.size in (None, thing.size)
-        and (kind.side is None or on_side(thing, kind.side))
+
+    def __init__(self, scenes: Sequence[Scene]) -> None:
+        self._background = np.array([scene.background for scene in scenes])
+        most = max([1, *(len(scene.things) for scene in scenes)])
+        nothing = Thing("", "", "", np.nan, np.nan)  # of no kind, and nowhere
+        rows = [[*scene.things, *[nothing] * (most - len(scene.things))] for scene in scenes]
+        self._exists = np.array([[thing is not nothing for thing in row] for row in rows])
+        self._said = {
+            name: np.array([[getattr(thing, name) for thing in row] for row in rows])
+            for name in ("shape", "colour", "size")
+        }
+        x, y = (np.array([[getattr(thing, axis) for thing in row] for row in rows]) for axis in "xy")
+        distance = {"left": x, "right": 1 - x, "top": y, "bottom": 1 - y}
+        self._side = {side: away < NEAR_EDGE for side, away in distance.items()}
+        right, down = (at[:, None, :] - at[:, :, None] for at in (x, y))
+        self.related = {"left of": (right > GAP) & (right > abs(down)), "above": (down > GAP) & (down > abs(right))}
+        """[N, first, second] for each of WAYS: whether the first thing is left of, or above, the second."""
+        self._fitting: dict[Kind, Mask] = {}
+
+    def true(self, fact: Fact) -> Mask:
+        """In which scenes the fact holds. [N]"""
+        true: Mask
+        match fact:
+            case IsBackground(name):
+                true = self._background == name
+            case AtLeast(kind, number):
+                true = self.count(kind) >= number
+            case Exactly(kind, number):
+                true = self.count(kind) == number
+            case Related(first, way, second):
+                pairs = self._fits(first)[:, :, None] & self._fits(second)[:, None, :] & self.related[way]
+                true = pairs.any(axis=(1, 2))
+        return true
+
+    def count(self, kind: Kind) -> npt.NDArray[np.int64]:
+        """How many things of each scene the description fits. [N]"""
+        number: npt.NDArray[np.int64] = self._fits(kind).sum(axis=1)
+        return number
+
+    def _fits(self, kind: Kind) -> Mask:
+        """Which things the description fits. [N, O]"""
+        if kind not in self._fitting:
+            fits = self._exists if kind.side is None else self._exists & self._side[kind.side]
+            for name, values in self._said.items():
+                wanted = getattr(kind, name)
+                fits = fits if wanted is None else fits & (values == wanted)
+            self._fitting[kind] = fits
+        return self._fitting[kind]
+
+
+class PairKinds(NamedTuple):
+    """Masks [N, M] bool; no pair is of two kinds. Pairs between easy and hard are of none."""
+
+    positives: Tensor
+    """Labelled: the caption was drawn from the image."""
+    false_negatives: Tensor
+    """Wholly true, but without a label."""
+    hard: Tensor
+    """Half true or more, but not wholly."""
+    easy: Tensor
+    """Hardly true."""
+
+
+def pair_kinds(grades: Tensor, caption_image: Tensor) -> PairKinds:
+    """Sort the pairs by their grades [N, M] and the image row of each caption [M].
+
+    >>> kinds = pair_kinds(torch.tensor([[1.0, 1.0], [0.5, 1.0], [0.0, 0.3]]), torch.tensor([0, 1]))
+    >>> kinds.false_negatives.nonzero().tolist(), kinds.hard.nonzero().tolist(), kinds.easy.nonzero().tolist()
+    ([[0, 1]], [[1, 0]], [[2, 0]])
+    """
+    if grades.ndim != 2 or caption_image.shape != grades.shape[1:]:
+        shapes = f"grades are {list(grades.shape)} and caption_image is {list(caption_image.shape)}"
+        raise ShapeMismatch(f"{shapes}, expected [N, M] and [M] — give one image row per caption")
+    positives = torch.arange(len(grades), device=grades.device)[:, None] == caption_image.to(grades.device)
+    true = grades >= _TRUE_FROM
+    return PairKinds(
+        positives=positives,
+        false_negatives=true & ~positives,
+        hard=(grades >= HARD_FROM) & ~true & ~positives,
+        easy=(grades < EASY_BELOW) & ~positives,
     )
 
 
-def count(scene: Scene, kind: Kind) -> int:
-    """How many things of the scene the description fits."""
-    return sum(fits(thing, kind) for thing in scene.things)
+def share_true(scenes: Sequence[Scene], statements: Sequence[Statement], *, block: int = _BLOCK) -> Tensor:
+    """The share of a statement's facts that hold in a scene. [N, M] float32
 
-
-def stands(first: Thing, way: str, second: Thing) -> bool:
-    """Is the first thing left of, or above, the second?"""
-    right, down = second.x - first.x, second.y - first.y
-    ahead, aside = (right, down) if way == "left of" else (down, right)
-    return ahead > GAP and ahead > abs(aside)
-
-
-def holds(fact: Fact, scene: Scene) -> bool:
-    """Is the fact true of the scene?
-
-    >>> scene = Scene("beach", 0, (Thing("star", "red", "small", 0.2, 0.2), Thing("boat", "blue", "large", 0.3, 0.7)))
-    >>> holds(Related(Kind("star"), "above", Kind("boat")), scene), holds(AtLeast(Kind(colour="green"), 1), scene)
-    (True, False)
+    Each distinct fact is decided once for all scenes; a statement then sums its own facts' rows.
     """
-    match fact:
-        case IsBackground(name):
-            return scene.background == name
-        case AtLeast(kind, number):
-            return count(scene, kind) >= number
-        case Exactly(kind, number):
-            return count(scene, kind) == number
-        case Related(first, way, second):
-            heads = [thing for thing in scene.things if fits(thing, first)]
-            tails = [thing for thing in scene.things if fits(thing, second)]
-            return any(stands(head, way, tail) for head in heads for tail in tails)
+    rows = {fact: row for row, fact in enumerate({fact: None for said in statements for fact in said.facts})}
+    table = SceneTable(scenes)
+    true = torch.zeros(len(rows) + 1, len(scenes), dtype=torch.uint8)  # and a row of which nothing holds
+    for fact, row in rows.items():
+        true[row] = torch.from_numpy(table.true(fact))
+    lengths = torch.tensor([len(statement.facts) for statement in statements])
+    columns = torch.full((len(statements), int(lengths.max())), len(rows))
+    for number, statement in enumerate(statements):
+        columns[number, : len(statement.facts)] = torch.tensor([rows[fact] for fact in statement.facts])
+    grades = torch.empty(len(scenes), len(statements))
+    step = max(1, block // len(scenes))
+    for start in range(0, len(statements), step):
+        part = slice(start, start + step)
+        held = torch.zeros(len(statements[part]), len(scenes), dtype=torch.uint8)
+        for column in columns[part].T:
+            held += true[column]
+        grades[:, part] = (held / lengths[part, None]).T
+    return grades

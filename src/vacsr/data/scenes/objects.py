@@ -1,21 +1,24 @@
-"""What a scene is, and how one is drawn: a background, and a few things with a shape, colour, size and place.
+"""What a scene is, and how one is drawn: a background, and a few things with a shape, colour, size and position.
 
 The draw leans on habit, as photos do: fish and boats are common on a beach, trees are often green, stars hang high. So
 some captions fit many scenes and others fit one. A scene is a pure function of the generator it is drawn from.
+
+Scenes with a subject have one thing larger than all others, as in a photo of something, and captions that name it. The
+classes of few-shot recognition are shown so. Such pictures and captions teach a small CLIP to name things within some
+hundred steps; captions of ordinary scenes speak of everything at once, and teach backgrounds first and for long.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-SHAPES = ("ball", "gift", "star", "heart", "moon", "house", "tree", "fish", "boat", "mushroom")
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink")
 SIZES = ("small", "medium", "large")
-BACKGROUNDS = ("meadow", "beach", "snow", "night", "city", "desert", "underwater")
 VARIANTS = 5
 """Pictures of each background."""
 RADIUS: Mapping[str, float] = {"small": 0.085, "medium": 0.122, "large": 0.17, "huge": 0.25}
@@ -23,11 +26,15 @@ RADIUS: Mapping[str, float] = {"small": 0.085, "medium": 0.122, "large": 0.17, "
 MOST = 6
 """Things in a scene at most."""
 
+_T = TypeVar("_T")
+_SUBJECT_SIZES = {"large": 1, "huge": 2}  # and how often
+_OTHERS = {0: 1, 1: 2, 2: 2, 3: 1}  # small things beside a subject, and how often
 _MARGIN = 0.015  # between a thing and the edge
-_TRIES = 60  # places tried for a thing
+_TRIES = 60  # positions tried for a thing
 _SPACING = 1.04  # of two things: their distance in sums of their radii, at least
 _TILTS = (-11, 0, 11)
-_LIKES = 3.0  # how much likelier a usual companion is
+_LIKES = 3.0  # how much likelier a usual companion or colour is
+_HABIT = 0.8  # how often a thing is at its usual height
 _COMPANIONS: Mapping[str, tuple[str, ...]] = {
     "meadow": ("tree", "mushroom", "house"),
     "beach": ("boat", "ball", "fish"),
@@ -37,42 +44,32 @@ _COMPANIONS: Mapping[str, tuple[str, ...]] = {
     "desert": ("star", "ball", "moon"),
     "underwater": ("fish", "boat", "star"),
 }
-_USUAL_COLOUR: Mapping[str, str] = {
-    "ball": "blue",
-    "gift": "pink",
-    "star": "yellow",
-    "heart": "red",
-    "moon": "yellow",
-    "house": "orange",
-    "tree": "green",
-    "fish": "orange",
-    "boat": "blue",
-    "mushroom": "red",
-}
+BACKGROUNDS = tuple(_COMPANIONS)
 
 
-class Looks(NamedTuple):
-    """How a shape may stand in the picture."""
+class _Habits(NamedTuple):
+    """How a shape usually looks."""
 
+    colour: str
     tilts: bool
     mirrors: bool
     heights: tuple[float, float]
-    """Where it usually is, 0 the top and 1 the bottom."""
+    """0 is the top and 1 the bottom."""
 
 
-LOOKS: Mapping[str, Looks] = {
-    "ball": Looks(True, False, (0.0, 1.0)),
-    "gift": Looks(True, False, (0.3, 1.0)),
-    "star": Looks(True, False, (0.0, 0.6)),
-    "heart": Looks(True, False, (0.0, 1.0)),
-    "moon": Looks(True, True, (0.0, 0.5)),
-    "house": Looks(False, True, (0.4, 1.0)),
-    "tree": Looks(False, False, (0.4, 1.0)),
-    "fish": Looks(True, True, (0.2, 1.0)),
-    "boat": Looks(False, True, (0.3, 1.0)),
-    "mushroom": Looks(False, False, (0.4, 1.0)),
+_HABITS: Mapping[str, _Habits] = {
+    "ball": _Habits("blue", True, False, (0.0, 1.0)),
+    "gift": _Habits("pink", True, False, (0.3, 1.0)),
+    "star": _Habits("yellow", True, False, (0.0, 0.6)),
+    "heart": _Habits("red", True, False, (0.0, 1.0)),
+    "moon": _Habits("yellow", True, True, (0.0, 0.5)),
+    "house": _Habits("orange", False, True, (0.4, 1.0)),
+    "tree": _Habits("green", False, False, (0.4, 1.0)),
+    "fish": _Habits("orange", True, True, (0.2, 1.0)),
+    "boat": _Habits("blue", False, True, (0.3, 1.0)),
+    "mushroom": _Habits("red", False, False, (0.4, 1.0)),
 }
-_HABIT = 0.8  # how often a thing is where it usually is
+SHAPES = tuple(_HABITS)
 
 
 @dataclass(frozen=True)
@@ -107,11 +104,22 @@ class Scene:
 
 
 class Look(NamedTuple):
-    """A thing before it has a place."""
+    """A thing before it has a position."""
 
     shape: str
     colour: str
     size: str
+
+
+def stream(seed: int, purpose: str) -> random.Random:
+    """An independent generator for each purpose of one seed."""
+    digest = hashlib.sha256(f"scenes/{seed}/{purpose}".encode()).digest()
+    return random.Random(int.from_bytes(digest[:8], "big"))
+
+
+def draw_weighted(weights: Mapping[_T, float], rng: random.Random) -> _T:
+    """One of the keys, in proportion to its value."""
+    return rng.choices(list(weights), weights=list(weights.values()))[0]
 
 
 def draw_scene(rng: random.Random) -> Scene:
@@ -122,18 +130,37 @@ def draw_scene(rng: random.Random) -> Scene:
     (True, True)
     """
     background, variant = rng.choice(BACKGROUNDS), rng.randrange(VARIANTS)
-    groups = rng.choices((1, 2, 3, 4), weights=(15, 40, 33, 12))[0]
+    groups = draw_weighted({1: 15, 2: 40, 3: 33, 4: 12}, rng)
     looks = [look for _ in range(groups) for look in _draw_group(background, rng)][:MOST]
-    return Scene(background, variant, place(looks, rng))
+    return Scene(background, variant, _placed(looks, rng))
+
+
+def draw_subject_scene(rng: random.Random, *, shape: str | None = None, colour: str | None = None) -> Scene:
+    """A subject anywhere on any background, beside up to three small things of other shapes.
+
+    Whatever is not given is drawn evenly, without the habits of ordinary scenes.
+    """
+    shape = rng.choice(SHAPES) if shape is None else shape
+    colour = rng.choice(COLOURS) if colour is None else colour
+    subject = Look(shape, colour, draw_weighted(_SUBJECT_SIZES, rng))
+    background, variant = rng.choice(BACKGROUNDS), rng.randrange(VARIANTS)
+    rest = [other for other in SHAPES if other != shape]
+    others = [Look(rng.choice(rest), rng.choice(COLOURS), "small") for _ in range(draw_weighted(_OTHERS, rng))]
+    return Scene(background, variant, _placed([subject, *others], rng))
+
+
+def subject_of(scene: Scene) -> Thing:
+    """Its largest thing."""
+    return max(scene.things, key=lambda thing: thing.radius)
 
 
 def _draw_group(background: str, rng: random.Random) -> list[Look]:
     """One to three things of one shape, mostly alike."""
-    weights = [_LIKES if shape in _COMPANIONS[background] else 1.0 for shape in SHAPES]
-    shape = rng.choices(SHAPES, weights=weights)[0]
+    usual = _COMPANIONS[background]
+    shape = draw_weighted({shape: _LIKES if shape in usual else 1.0 for shape in SHAPES}, rng)
     first = Look(shape, _draw_colour(shape, rng), rng.choice(SIZES))
     group = [first]
-    for _ in range(rng.choices((0, 1, 2), weights=(68, 20, 12))[0]):
+    for _ in range(draw_weighted({0: 68, 1: 20, 2: 12}, rng)):
         colour = first.colour if rng.random() < 0.75 else _draw_colour(shape, rng)
         size = first.size if rng.random() < 0.7 else rng.choice(SIZES)
         group.append(Look(shape, colour, size))
@@ -141,33 +168,27 @@ def _draw_group(background: str, rng: random.Random) -> list[Look]:
 
 
 def _draw_colour(shape: str, rng: random.Random) -> str:
-    weights = [_LIKES if colour == _USUAL_COLOUR[shape] else 1.0 for colour in COLOURS]
-    return rng.choices(COLOURS, weights=weights)[0]
+    return draw_weighted({colour: _LIKES if colour == _HABITS[shape].colour else 1.0 for colour in COLOURS}, rng)
 
 
-def place(looks: Sequence[Look], rng: random.Random) -> tuple[Thing, ...]:
-    """Give each a place where it covers no other, the largest first; one that finds no room is left out."""
+def _placed(looks: Sequence[Look], rng: random.Random) -> tuple[Thing, ...]:
+    """Give each a position where it covers no other, the largest first; one that finds no room is left out."""
     placed: list[Thing] = []
     for look in sorted(looks, key=lambda look: -RADIUS[look.size]):
-        tilts, mirrors, heights = LOOKS[look.shape]
+        _, tilts, mirrors, heights = _HABITS[look.shape]
         tilt = rng.choice(_TILTS) if tilts else 0
         mirrored = mirrors and rng.random() < 0.5
         if rng.random() > _HABIT:
             heights = (0.0, 1.0)
+        low, high = RADIUS[look.size] + _MARGIN, 1 - RADIUS[look.size] - _MARGIN  # inside the picture
         for _ in range(_TRIES):
-            x, y = _draw_place(RADIUS[look.size], heights=heights, rng=rng)
+            x = round(rng.uniform(low, high), 3)
+            y = round(rng.uniform(max(low, heights[0]), min(high, heights[1])), 3)
             thing = Thing(*look, x, y, tilt, mirrored)
             if all(_apart(thing, other) for other in placed):
                 placed.append(thing)
                 break
     return tuple(placed)
-
-
-def _draw_place(radius: float, *, heights: tuple[float, float], rng: random.Random) -> tuple[float, float]:
-    """A centre whose thing stays inside the picture, and inside ``heights`` where that leaves room."""
-    low, high = radius + _MARGIN, 1 - radius - _MARGIN
-    top, bottom = max(low, heights[0]), min(high, heights[1])
-    return round(rng.uniform(low, high), 3), round(rng.uniform(top, bottom), 3)
 
 
 def _apart(one: Thing, other: Thing) -> bool:

@@ -1,16 +1,20 @@
-"""One thing as a cut-out with a white rim and a soft shadow, ready to be laid on a background."""
+"""One thing as a cut-out with a white rim and a soft shadow, ready to be laid on a background.
+
+The ten shapes are polygons, back to front, in a box from -1 to 1 with y pointing down.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
-from vacsr.data.scenes.shapes import Part, parts_of
-
 Colour = tuple[int, int, int]
+Points = npt.NDArray[np.float64]
+"""[P, 2], the corners of a closed polygon."""
 
 PALETTE: Mapping[str, Colour] = {
     "red": (226, 56, 62),
@@ -49,13 +53,11 @@ def draw_sprite(
 ) -> Image.Image:
     """RGBA cut-out of a thing around its centre; ``radius`` is in widths of the canvas, ``canvas`` in pixels."""
     half = math.ceil(radius * canvas * _REACH)
-    parts = [_turned(part, tilt=tilt, mirrored=mirrored) for part in parts_of(shape)]
-    polygons = [(half + part.points * radius * canvas, part.paint) for part in parts]
     image = Image.new("RGB", (2 * half, 2 * half), (255, 255, 255))
     outline = Image.new("L", image.size)
     inside, all_of_it = ImageDraw.Draw(image), ImageDraw.Draw(outline)
-    for points, paint in polygons:
-        corners = [(float(x), float(y)) for x, y in points]
+    for points, paint in _SHAPES[shape]:
+        corners = [(float(x), float(y)) for x, y in half + _turned(points, tilt, mirrored) * radius * canvas]
         inside.polygon(corners, fill=_paint(paint, colour))
         all_of_it.polygon(corners, fill=255)
     return _assemble(_lit(image, radius * canvas), _grown(outline, by=_RIM * canvas), canvas=canvas)
@@ -72,11 +74,11 @@ def _ramp(height: float) -> int:
     return round(255 * min(1.0, max(0.0, (height + 1) / 2)))
 
 
-def _turned(part: Part, *, tilt: int, mirrored: bool) -> Part:
+def _turned(points: Points, tilt: int, mirrored: bool) -> Points:
     angle = math.radians(tilt)
-    points = part.points * (-1, 1) if mirrored else part.points
     turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-    return Part(points @ turn, part.paint)
+    turned: Points = (points * (-1, 1) if mirrored else points) @ turn
+    return turned
 
 
 def _paint(paint: str, colour: Colour) -> Colour:
@@ -112,3 +114,145 @@ def _assemble(image: Image.Image, rim: Image.Image, *, canvas: int) -> Image.Ima
     image.putalpha(rim)
     sprite.alpha_composite(image)
     return sprite
+
+
+def _polygon(*corners: tuple[float, float]) -> Points:
+    return np.array(corners, dtype=np.float64)
+
+
+def _ellipse(x: float, y: float, width: float, height: float | None = None, *, turn: float = 0.0) -> Points:
+    """Half axes ``width`` and ``height``, turned by ``turn`` degrees."""
+    angle, lean = np.linspace(0, 2 * math.pi, 48, endpoint=False), math.radians(turn)
+    across, down = width * np.cos(angle), (width if height is None else height) * np.sin(angle)
+    return np.stack(
+        [x + across * math.cos(lean) - down * math.sin(lean), y + across * math.sin(lean) + down * math.cos(lean)],
+        axis=1,
+    )
+
+
+def _soft(points: Points, *, cut: float = 0.2, rounds: int = 3) -> Points:
+    """Round the corners: each round cuts every corner off."""
+    for _ in range(rounds):
+        after, before = np.roll(points, -1, axis=0), np.roll(points, 1, axis=0)
+        ends = [points + cut * (before - points), points + cut * (after - points)]
+        points, cut = np.stack(ends, axis=1).reshape(-1, 2), 0.25
+    return points
+
+
+def _lens(left: float, right: float) -> Points:
+    """A band of a ball, between two meridians given by where they cross the middle."""
+    angle = np.linspace(-math.pi / 2, math.pi / 2, 24)
+    sides = [np.stack([at * np.cos(angle), 0.92 * np.sin(angle)], axis=1) for at in (left, right)]
+    return np.concatenate([sides[0], sides[1][::-1]])
+
+
+def _bowl(radius: float, start: float, end: float, *, lift: float) -> Points:
+    """Between an arc of a circle from ``start`` to ``end`` degrees and the same arc, its middle moved by ``lift``."""
+    angle = np.radians(np.linspace(start, end, 32))
+    arcs = [
+        np.stack([radius * np.cos(angle), radius * np.sin(angle) + by * np.sin(np.linspace(0, math.pi, 32))], axis=1)
+        for by in (0.0, lift)
+    ]
+    return np.concatenate([arcs[0], arcs[1][::-1]])
+
+
+def _star(outer: float, inner: float) -> Points:
+    angle = np.radians(np.arange(10) * 36 - 90)
+    radius = np.where(np.arange(10) % 2 == 0, outer, inner)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle) + 0.06], axis=1)
+
+
+def _heart() -> Points:
+    angle = np.linspace(0, 2 * math.pi, 72, endpoint=False)
+    x = 16 * np.sin(angle) ** 3
+    y = -(13 * np.cos(angle) - 5 * np.cos(2 * angle) - 2 * np.cos(3 * angle) - np.cos(4 * angle))
+    return np.stack([x / 17, y / 16.5 - 0.06], axis=1)
+
+
+def _crescent() -> Points:
+    """Thick enough to cover the middle of its box."""
+    angle = np.radians(np.linspace(48, 312, 60))
+    outer = np.stack([0.18 + 0.95 * np.cos(angle), 0.95 * np.sin(angle)], axis=1)
+    tip = 0.95 * math.sin(math.radians(48))
+    edge = 0.18 + 0.95 * math.cos(math.radians(48))
+    inner_angle = np.linspace(-math.pi / 2, math.pi / 2, 48)
+    inner = np.stack([edge - 0.68 * np.cos(inner_angle), tip * np.sin(inner_angle)], axis=1)
+    return np.concatenate([outer, inner])
+
+
+def _dome() -> Points:
+    angle = np.linspace(math.pi, 2 * math.pi, 40)
+    return np.stack([0.96 * np.cos(angle), 0.24 + 1.14 * np.sin(angle)], axis=1)
+
+
+def _tier(foot: float, half: float, top: float) -> Points:
+    """Of a fir."""
+    return _soft(_polygon((0, top), (half, foot), (0, foot + 0.1), (-half, foot)), cut=0.08)
+
+
+# Polygons and how each is painted: in a tone of the thing's own colour, or in a colour of its own.
+_SHAPES: Mapping[str, Sequence[tuple[Points, str]]] = {
+    "ball": [
+        (_ellipse(0, 0, 0.92), "body"),
+        (_lens(-0.56, -0.22), "pale"),
+        (_lens(0.22, 0.56), "pale"),
+        (_bowl(0.92, 20, 160, lift=-0.3), "shade"),
+        (_ellipse(-0.34, -0.46, 0.2, 0.12, turn=-40), "shine"),
+    ],
+    "gift": [
+        (_ellipse(-0.3, -0.72, 0.32, 0.19, turn=25), "dark"),
+        (_ellipse(0.3, -0.72, 0.32, 0.19, turn=-25), "dark"),
+        (_soft(_polygon((-0.74, -0.3), (0.74, -0.3), (0.74, 0.88), (-0.74, 0.88)), cut=0.07), "body"),
+        (_polygon((-0.74, -0.1), (0.74, -0.1), (0.74, 0.02), (-0.74, 0.02)), "shade"),
+        (_soft(_polygon((-0.86, -0.54), (0.86, -0.54), (0.86, -0.08), (-0.86, -0.08)), cut=0.1), "light"),
+        (_polygon((-0.17, -0.54), (0.17, -0.54), (0.17, 0.88), (-0.17, 0.88)), "pale"),
+        (_ellipse(0, -0.62, 0.15), "body"),
+    ],
+    "star": [(_soft(_star(1.06, 0.5), cut=0.16), "body"), (_soft(_star(0.62, 0.3), cut=0.16), "light")],
+    "heart": [(_heart(), "body"), (_ellipse(-0.46, -0.42, 0.22, 0.13, turn=-42), "shine")],
+    "moon": [
+        (_crescent(), "body"),
+        (_ellipse(-0.42, -0.3, 0.15), "shade"),
+        (_ellipse(-0.5, 0.26, 0.1), "shade"),
+        (_ellipse(-0.1, 0.62, 0.09), "shade"),
+    ],
+    "house": [
+        (_polygon((0.3, -0.9), (0.56, -0.9), (0.56, -0.3), (0.3, -0.3)), "dark"),
+        (_polygon((-0.72, -0.15), (0.72, -0.15), (0.72, 0.88), (-0.72, 0.88)), "body"),
+        (_polygon((-0.72, -0.1), (0.72, -0.1), (0.72, 0.06), (-0.72, 0.06)), "shade"),
+        (_soft(_polygon((0, -0.95), (1.0, -0.02), (-1.0, -0.02)), cut=0.06), "dark"),
+        (_soft(_polygon((-0.46, 0.28), (-0.02, 0.28), (-0.02, 0.88), (-0.46, 0.88)), cut=0.05), "wood"),
+        (_polygon((0.16, 0.24), (0.56, 0.24), (0.56, 0.62), (0.16, 0.62)), "glow"),
+    ],
+    "tree": [
+        (_polygon((-0.15, 0.6), (0.15, 0.6), (0.17, 0.98), (-0.17, 0.98)), "wood"),
+        (_tier(0.7, 0.8, 0.02), "dark"),
+        (_tier(0.3, 0.66, -0.36), "body"),
+        (_tier(-0.12, 0.5, -0.98), "light"),
+    ],
+    "fish": [
+        (_soft(_polygon((0.42, 0.0), (0.98, -0.5), (0.88, 0.0), (0.98, 0.5)), cut=0.14), "dark"),
+        (_soft(_polygon((-0.32, -0.42), (0.1, -0.78), (0.36, -0.36)), cut=0.14), "dark"),
+        (_ellipse(-0.18, 0.02, 0.78, 0.53), "body"),
+        (_bowl(0.5, 25, 155, lift=-0.2) * (1.5, 1.0) + (-0.18, 0.02), "light"),
+        (_soft(_polygon((-0.1, 0.02), (0.3, -0.14), (0.3, 0.3)), cut=0.15), "dark"),
+        (_ellipse(-0.58, -0.12, 0.15), "white"),
+        (_ellipse(-0.6, -0.12, 0.08), "ink"),
+    ],
+    "boat": [
+        (_polygon((-0.05, -0.96), (0.05, -0.96), (0.05, 0.4), (-0.05, 0.4)), "wood"),
+        (_soft(_polygon((0.1, -0.9), (0.82, 0.24), (0.1, 0.24)), cut=0.05), "light"),
+        (_soft(_polygon((-0.1, -0.66), (-0.1, 0.24), (-0.7, 0.24)), cut=0.05), "pale"),
+        (_soft(_polygon((-0.96, 0.34), (0.96, 0.34), (0.62, 0.92), (-0.6, 0.92)), cut=0.08), "body"),
+        (_polygon((-0.9, 0.46), (0.9, 0.46), (0.83, 0.57), (-0.83, 0.57)), "pale"),
+    ],
+    "mushroom": [
+        (_soft(_polygon((-0.28, 0.0), (0.28, 0.0), (0.36, 0.92), (-0.36, 0.92)), cut=0.12), "cream"),
+        (_dome(), "body"),
+        (_ellipse(0, 0.24, 0.96, 0.16), "body"),
+        (_ellipse(0, 0.31, 0.62, 0.07), "shade"),
+        (_ellipse(-0.04, -0.5, 0.2, 0.17), "white"),
+        (_ellipse(-0.56, -0.06, 0.16, 0.15), "white"),
+        (_ellipse(0.5, -0.14, 0.18, 0.17), "white"),
+    ],
+}

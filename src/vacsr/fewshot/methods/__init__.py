@@ -1,23 +1,15 @@
-"""Few-shot methods by name, all on the same frozen CLIP. To add one, write its file and add its line here."""
+"""Few-shot methods by name, all on the same frozen CLIP. To add one, write its file and import it here."""
 
 from __future__ import annotations
 
 import torch
 
 from vacsr.config.base import MethodConfig, method_entry
+from vacsr.fewshot.methods import clipood, coop, maple, mma, mmrl, vacsr  # noqa: F401  they register themselves
 from vacsr.fewshot.methods.base import ClassSet as ClassSet
 from vacsr.fewshot.methods.base import FewshotMethod as FewshotMethod
 from vacsr.fewshot.methods.base import ShotBatch as ShotBatch
-from vacsr.fewshot.methods.base import Zeroshot as Zeroshot
 from vacsr.fewshot.methods.clip import ClipModel as ClipModel
-from vacsr.fewshot.methods.clipood import Clipood as Clipood
-from vacsr.fewshot.methods.coop import Cocoop as Cocoop
-from vacsr.fewshot.methods.coop import Coop as Coop
-from vacsr.fewshot.methods.maple import Coprompt as Coprompt
-from vacsr.fewshot.methods.maple import Maple as Maple
-from vacsr.fewshot.methods.mma import Mma as Mma
-from vacsr.fewshot.methods.mmrl import Mmrl as Mmrl
-from vacsr.fewshot.methods.vacsr import FewshotVacsr as FewshotVacsr
 
 
 def build_fewshot(

@@ -17,6 +17,7 @@ from vacsr.config.base import MethodConfig, Task, register
 from vacsr.errors import DataError
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.methods.base import ParamGroup
+from vacsr.noise import seeded
 from vacsr.objective import LossTerms
 
 T = TypeVar("T")
@@ -77,7 +78,6 @@ class ShotBatch(NamedTuple):
     second: Tensor | None = None  # [B, 3, S, S] another view of the same photos, for methods with ``second_view``
     seed: int = 0
     step: int = 0  # from 0; seed and step determine the step's random draws
-    steps: int = 1  # of the whole training
 
 
 class FewshotMethod(nn.Module):
@@ -143,10 +143,7 @@ class FewshotMethod(nn.Module):
         return self.scaled_cosines(self.image_features(pixels), prepared)
 
     def predict(self, pixels: Tensor, prepared: Any) -> tuple[Tensor, Tensor | None]:
-        """Logits, and the uncertainty of every pair of photo and class where the method has one.
-
-        [B, 3, S, S] -> [B, C], [B, C]
-        """
+        """Logits, and the uncertainty of every pair of photo and class where the method has one. -> [B, C], [B, C]"""
         return self.logits(pixels, prepared), None
 
     def scaled_cosines(self, images: Tensor, texts: Tensor) -> Tensor:
@@ -201,12 +198,11 @@ class FewshotMethod(nn.Module):
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy :meth:`weights` of a method with the same configuration into this one."""
         weights = self.weights()
-        for name in sorted(weights.keys() | tensors.keys()):
-            shape = list(tensors[name].shape) if name in tensors else "nothing"
-            expected = list(weights[name].shape) if name in weights else "nothing"
-            if shape != expected:
-                message = f"the saved few-shot weights have {shape} as {name}, the method expects {expected}"
-                raise DataError(f"{message} — build it with the recipe that the weights were trained with")
+        saved, expected = ({name: list(tensor.shape) for name, tensor in each.items()} for each in (tensors, weights))
+        if saved != expected:
+            name = min(name for name in saved | expected if saved.get(name) != expected.get(name))
+            message = f"the saved weight '{name}' is {saved.get(name)}, the method expects {expected.get(name)}"
+            raise DataError(f"{message} — build it with the recipe that the weights were trained with")
         for name, tensor in weights.items():
             tensor.copy_(tensors[name])
 
@@ -233,9 +229,7 @@ class Zeroshot(FewshotMethod):
 @contextmanager
 def drawn_from(generator: torch.Generator) -> Iterator[None]:
     """Inside, modules initialise themselves from ``generator``; torch's global generator is left as it was."""
-    seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded(int(torch.randint(2**62, (), generator=generator))):
         yield
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.backbones import TowerBackbone, load_backbone, scheme_of
+from vacsr.backbones import Backbone, TowerBackbone, load_backbone, scheme_of
 from vacsr.backbones.edits import TowerEdits, edited
 from vacsr.backbones.towers import Tower
 from vacsr.config import BackboneConfig
 from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.model import MatchingModel
+from vacsr.noise import seeded
 
 _CLIP_SCALE = 100.0  # where CLIP's own training ended
 
@@ -24,15 +25,11 @@ class ClipModel(nn.Module):
     """Frozen towers and the maps into their shared space. Returns unit vectors; edits may change what the towers do."""
 
     def __init__(
-        self,
-        backbone: TowerBackbone,
-        *,
-        image_map: nn.Module,
-        text_map: nn.Module,
-        dim: int,
-        scale: float = _CLIP_SCALE,
+        self, backbone: Backbone, *, image_map: nn.Module, text_map: nn.Module, dim: int, scale: float = _CLIP_SCALE
     ) -> None:
         super().__init__()
+        if not isinstance(backbone, TowerBackbone):
+            raise UsageError("the model reads cached features — start from a run with clip: or tiny: towers")
         self.backbone, self.image_map, self.text_map = backbone, image_map, text_map
         self.scale, self.dim = scale, dim
         self.image_width, self.text_width = backbone.image.width, backbone.text.width
@@ -49,16 +46,19 @@ class ClipModel(nn.Module):
         if config.start:
             return _started(config)
         outputs = {"image_output": "projected", "text_output": "projected", "pooling": "cls"}
-        with torch.random.fork_rng(devices=[]):  # random weights, if asked for, are always the same
-            torch.default_generator.manual_seed(0)
+        with seeded(0):  # random weights, if asked for, are always the same
             backbone = load_backbone(config.model_copy(update=outputs))
-        assert isinstance(backbone, TowerBackbone)
         return cls(backbone, image_map=nn.Identity(), text_map=nn.Identity(), dim=backbone.image_dim)
 
     @property
     def device(self) -> torch.device:
         """Where the towers are."""
         return next(self.backbone.parameters()).device
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """Blocks of the image tower and of the text tower."""
+        return len(self.backbone.image.blocks()), len(self.backbone.text.blocks())
 
     def freeze(self) -> None:
         """Nothing learns; a method unfreezes what it trains."""
@@ -86,19 +86,18 @@ class ClipModel(nn.Module):
         """Unit vectors of sentences; ``edits`` may add tokens before the end. [C, L] ids -> [C, d]"""
         tower = self.backbone.text
         if tokens.shape[1] > tower.context:
-            raise ShapeMismatch(
-                f"prompts are {tokens.shape[1]} tokens long, the text tower takes {tower.context} — "
-                "use a shorter template or shorter class names"
-            )
+            message = f"prompts are {tokens.shape[1]} tokens long, the text tower takes {tower.context}"
+            raise ShapeMismatch(f"{message} — use a shorter template or shorter class names")
         mask = tokens >= 0
         states = _last_tokens(tower, torch.where(mask, tokens, tower.pad), mask, edits=edits)
         ends = mask.sum(dim=1) - 1 + states.shape[1] - tokens.shape[1]
         if self.mean:
-            values = tower.finish(states)
             real = (torch.arange(states.shape[1], device=states.device) <= ends.unsqueeze(1)).unsqueeze(-1)
-            return unit(self.text_map(torch.where(real, values, 0.0).sum(dim=1) / real.sum(dim=1)))
-        index = torch.zeros_like(ends) if tower.summary == "first" else ends
-        return unit(self.text_map(tower.finish(states[torch.arange(len(states), device=states.device), index])))
+            pooled = torch.where(real, tower.finish(states), 0.0).sum(dim=1) / real.sum(dim=1)
+        else:
+            index = torch.zeros_like(ends) if tower.summary == "first" else ends
+            pooled = tower.finish(states[torch.arange(len(states), device=states.device), index])
+        return unit(self.text_map(pooled))
 
 
 def check_matched(config: BackboneConfig) -> None:
@@ -129,24 +128,17 @@ def _last_tokens(tower: Tower, *inputs: Tensor, edits: TowerEdits | None) -> Ten
 def _started(config: BackboneConfig) -> ClipModel:
     """From a run or model folder."""
     model = MatchingModel.from_pretrained(Path(config.start).expanduser())
-    saved, backbone = model.config, model.backbone
-    if not isinstance(backbone, TowerBackbone):
-        raise UsageError(f"{config.start} reads cached features — start from a run with clip: or tiny: towers")
+    saved, likelihood = model.config, model.method.likelihood()
+    scale = _CLIP_SCALE if likelihood is None else likelihood.scale
+    heads = {"image_map": model.image_head, "text_map": model.text_head}
+    clip = ClipModel(model.backbone, **heads, dim=saved.head.dim, scale=scale)
     if config.spec not in (BackboneConfig().spec, saved.spec):
-        raise UsageError(
-            f"backbone.spec is {config.spec!r}, {config.start} has {saved.spec!r} — leave backbone.spec out"
-        )
+        message = f"backbone.spec is {config.spec!r}, {config.start} has {saved.spec!r}"
+        raise UsageError(f"{message} — leave backbone.spec out")
     if model.second is not None:
         raise UsageError(f"{config.start} has two networks — start from a method with one, such as infonce")
     if saved.pooling == "gpo":
         message = f"{config.start} pools with gpo, which reads no single token that prompts could change"
         raise UsageError(f"{message} — train it with backbone.pooling=cls or mean")
-    backbone.set_checkpointing(config.checkpointing)
-    likelihood = model.method.likelihood()
-    return ClipModel(
-        backbone,
-        image_map=model.image_head,
-        text_map=model.text_head,
-        dim=saved.head.dim,
-        scale=_CLIP_SCALE if likelihood is None else likelihood.scale,
-    )
+    clip.backbone.set_checkpointing(config.checkpointing)
+    return clip

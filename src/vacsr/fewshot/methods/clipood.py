@@ -1,11 +1,7 @@
 """CLIPood (Shu et al., ICML 2023): the image tower learns with a margin, and its weights are averaged over training.
 
-Training compares f − λ·t_y with every class, where y is the photo's own: y must beat class c by λ·(1 − t_y·t_c), more
-where the texts say that c is less like y. The text tower is frozen; predictions have no margin.
-
-The result is the mean of the weights before the first step and after each of N, weighted by the Beta(β, β) density at
-(i+½)/(N+1). It is updated in every step, so one copy of the tower is held. Before training the method is zero-shot
-CLIP.
+The loss compares f − λ·t_y with every class: y must beat class c by λ·(1 − t_y·t_c). The text tower is frozen, and
+predictions have no margin. Before training the method is zero-shot CLIP.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """CoOp (Zhou et al., IJCV 2022) and CoCoOp (Zhou et al., CVPR 2022): the words in front of the class name are learned.
 
-Sentence of a class: start, context, class name, full stop, end. The context replaces word embeddings, so it gets
-positions as words do. It starts at the embeddings of real words: before training, with the same words as the template,
-CoOp is zero-shot CLIP.
-
-In CoCoOp a small network maps the photo's unit feature to one vector that is added to every context vector, so each
-photo has sentences of its own: B photos and C classes are B·C passes through the text tower. The network's weights are
-drawn, so before training the logits are near those of zero-shot CLIP, not equal to them.
+The context replaces word embeddings and starts at those of real words: before training, with the same words as the
+template, CoOp is zero-shot CLIP. CoCoOp adds a vector made from the photo to every context vector, so each photo has
+sentences of its own: B photos and C classes are B·C passes through the text tower.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -45,12 +42,11 @@ class CocoopConfig(CoopConfig):
     """Prompts encoded at a time, of photos × classes; where more are needed, training recomputes them."""
 
 
+@dataclass(frozen=True, eq=False)
 class TextPrompts(TowerEdits):
     """Replaces what follows the start of every sentence by vectors: the words, and the input of further blocks."""
 
-    def __init__(self, prompts: Sequence[Tensor]) -> None:
-        """Of the words and of blocks 1, 2, …: [n, W] for all sentences, or [C, n, W]."""
-        self.prompts = prompts
+    prompts: Sequence[Tensor]  # of the words and of blocks 1, 2, …: [n, W] for all sentences, or [C, n, W]
 
     def words(self, tokens: Tensor) -> Tensor:
         return splice(tokens, self.prompts[0], start=1, length=self.prompts[0].shape[-2])
@@ -93,10 +89,9 @@ class Coop(FewshotMethod):
         ids, n = super().tokenize(classes), len(self.prefix)
         complete = ids[:, 1 + n :].ge(0).sum(dim=1) >= 2  # a word of the name and the end
         if not bool(complete.all() and (ids[:, 1 : 1 + n] == self.prefix.to(ids.device)).all()):
-            raise UsageError(
-                f"context {self.config.context!r} is not tokenised as {n} tokens before every class name — end it with "
-                f"a whole word and keep sentences within {self.clip.backbone.text.context} tokens"
-            )
+            message = f"context {self.config.context!r} is not tokenised as {n} tokens before every class name"
+            limit = self.clip.backbone.text.context
+            raise UsageError(f"{message} — end it with a whole word and keep sentences within {limit} tokens")
         return ids
 
 

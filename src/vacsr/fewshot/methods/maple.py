@@ -1,24 +1,18 @@
 """MaPLe (Khattak et al., CVPR 2023) and CoPrompt (Roy & Etemad, ICLR 2024): tokens learned in both towers.
 
-MaPLe: a class is "a photo of a {}." whatever the data set. In the text tower the learned tokens follow the start token,
-in place of the first context words; in the image tower they come last, before the first norm. Each of the next blocks
-drops their outputs and gets new ones; after the last such block they stay. Image tokens are a linear map of the text
-tokens of the same block. Both towers are frozen. The first text tokens start as the words they replace, the others
-small and random, so that predictions at the start are near zero-shot CLIP's but not equal to them. With mean pooling a
-tower's mean includes the learned tokens.
+MaPLe: in the text tower the learned tokens follow the start token, in place of the first context words; in the image
+tower they come last, a linear map of the text tokens of the same block. Each further block replaces them by its own.
 
-CoPrompt adds an adapter on each side's features and a pull towards the frozen towers. An adapter is two maps without
-bias, each followed by ReLU; its output is blended with its input. Such an adapter of c·x is c times that of x, so it
-does not matter that features are normalised before and not only after.
-Loss = CE + W·[(1 − cos(t, t°)) + (1 − cos(v, v°))]. t° are the frozen text tower's features of one sentence per class,
-drawn in each step from the class's descriptions; a class without any is described by the data set's own template. v°
-are the frozen image tower's features of a second view of the photos.
+CoPrompt adds an adapter on each side's features and a pull towards the frozen towers' features: of a second view of the
+photos, and of one sentence per class, drawn in each step from the class's descriptions.
+Loss = CE + W·[(1 − cos(t, t°)) + (1 − cos(v, v°))].
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
@@ -92,11 +86,11 @@ class DeepPrompts(nn.Module):
         self.to(first)
 
 
+@dataclass(frozen=True, eq=False)
 class ImagePrompts(TowerEdits):
     """Appends the first block's tokens; each deeper block replaces them by its own."""
 
-    def __init__(self, prompts: Sequence[Tensor]) -> None:
-        self.prompts = prompts
+    prompts: Sequence[Tensor]  # of each block [n, W]
 
     def entry(self, tokens: Tensor) -> Tensor:
         return splice(tokens, self.prompts[0], start=tokens.shape[1], length=0)
@@ -121,7 +115,7 @@ class Maple(FewshotMethod):
 
     def __init__(self, clip: ClipModel, config: Any, *, classes: ClassSet, generator: torch.Generator) -> None:
         super().__init__(clip, config, classes=classes, generator=generator)
-        depth = min(config.depth, len(clip.backbone.image.blocks()), len(clip.backbone.text.blocks()))
+        depth = min(config.depth, *clip.depths)
         first = first_words(clip, config.context, count=config.tokens)
         self.prompts = DeepPrompts(first, depth=depth, image_width=clip.image_width, generator=generator)
 
@@ -142,16 +136,17 @@ def first_words(clip: ClipModel, context: str, *, count: int) -> Tensor:
     ids = clip.tokens([context])[0]
     available = len(ids) - 2  # without start and end
     if available < count:
-        raise UsageError(
-            f"method.tokens is {count}, {context!r} has {available} tokens — set method.tokens to at most {available}, "
-            "or give method.context more words"
-        )
+        message = f"method.tokens is {count}, {context!r} has {available} tokens"
+        raise UsageError(f"{message} — set method.tokens to at most {available}, or give method.context more words")
     words: Tensor = word_table(clip.backbone.text)(ids[1 : 1 + count])
     return words
 
 
 class FeatureAdapter(nn.Module):
-    """d → d/r → d without biases, ReLU after both, blended with its input."""
+    """d → d/r → d without biases, ReLU after both, blended with its input.
+
+    The adapter of c·x is c times that of x, so features may be normalised before it.
+    """
 
     def __init__(self, dim: int, *, reduction: int, blend: float) -> None:
         super().__init__()
@@ -190,8 +185,7 @@ class Coprompt(Maple):
             )
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
-        if batch.second is None:
-            raise UsageError("coprompt needs two views of each photo — give ShotBatch.second too")
+        assert batch.second is not None, "it asks for a second view"
         images, texts = self.image_features(batch.pixels), self.text_features(classes)
         ce = functional.cross_entropy(self.scaled_cosines(images, texts), batch.labels)
         with torch.no_grad():
@@ -221,9 +215,6 @@ class Coprompt(Maple):
 def encode_sentences(clip: ClipModel, classes: ClassSet, *, chunk: int = 256) -> tuple[Tensor, Tensor]:
     """Features of every sentence, class after class, ``chunk`` at a time; sentences per class. -> [S, d], [C]"""
     described = classes.sentences or ((),) * len(classes.names)
-    if len(described) != len(classes.names):
-        message = f"{len(described)} lists of sentences for {len(classes.names)} classes"
-        raise UsageError(f"{message} — give one list for each")
     lists = [sentences or (prompt,) for sentences, prompt in zip(described, classes.prompts(), strict=True)]
     flat = [sentence for sentences in lists for sentence in sentences]
     features = [clip.text(clip.tokens(flat[row : row + chunk])) for row in range(0, len(flat), chunk)]

@@ -1,14 +1,10 @@
 """MMA (Yang et al., CVPR 2024): adapters beside the upper blocks of both towers, joined by a shared middle layer.
 
 In each of the last ``layers`` blocks a tower's stream x becomes block(x) + s·Up(ReLU(Mid(ReLU(Down(LN₁ x))))). LN₁ is
-the block's own first norm, Down and Up belong to the tower, Mid belongs to both. Blocks are paired from the end, so
-towers of different depth share too. All three maps have biases; only they learn.
+the block's own first norm, Down and Up belong to the tower, Mid belongs to both; blocks are paired from the end.
 
-s = 0.001 would make the adapters' gradients that small as well. So the gradient is multiplied by 1/s where it enters an
-adapter and by s where it leaves to the stream: an adapter's weights learn as if s were 1, and the stream's gradient is
-the true one.
-
-At the start Up is not zero, so predictions are near zero-shot CLIP's but not equal to them; with Up at zero they are.
+The gradient is multiplied by 1/s where it enters an adapter and by s where it leaves to the stream: an adapter's
+weights learn as if s were 1, and the stream's gradient is the true one.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones.edits import TowerEdits, first_norm
+from vacsr.backbones.towers import Tower
 from vacsr.config.base import MethodConfig, register
 from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, drawn_from
 from vacsr.fewshot.methods.clip import ClipModel
@@ -113,19 +110,20 @@ class Mma(FewshotMethod):
 
     def __init__(self, clip: ClipModel, config: MmaConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
         super().__init__(clip, config, classes=classes, generator=generator)
-        depth = min(config.layers, len(clip.backbone.image.blocks()), len(clip.backbone.text.blocks()))
+        depth = min(config.layers, *clip.depths)
         with drawn_from(generator):
             self.image_adapters = nn.ModuleList(Adapter(clip.image_width, config.width) for _ in range(depth))
             self.text_adapters = nn.ModuleList(Adapter(clip.text_width, config.width) for _ in range(depth))
             self.shared = nn.ModuleList(kaiming_linear(config.width, config.width) for _ in range(depth))
 
     def image_edits(self) -> AdapterEdits:
-        blocks = self.clip.backbone.image.blocks()
-        return AdapterEdits(blocks, self.image_adapters, shared=self.shared, scale=self.config.scale)
+        return self._edits(self.clip.backbone.image, self.image_adapters)
 
     def text_edits(self) -> AdapterEdits:
-        blocks = self.clip.backbone.text.blocks()
-        return AdapterEdits(blocks, self.text_adapters, shared=self.shared, scale=self.config.scale)
+        return self._edits(self.clip.backbone.text, self.text_adapters)
+
+    def _edits(self, tower: Tower, adapters: nn.ModuleList) -> AdapterEdits:
+        return AdapterEdits(tower.blocks(), adapters, shared=self.shared, scale=self.config.scale)
 
     def template(self, classes: ClassSet) -> str:
         return self.config.template or classes.template

@@ -1,23 +1,18 @@
 """MMRL (Guo and Gu, CVPR 2025): representation tokens that both towers share, inserted into their upper blocks.
 
 R [n, rep_dim] is mapped by a separate linear layer into every one of the last ``layers`` blocks of each tower. The n
-mapped tokens follow the first token (the photo's class token, the sentence's start); the first of these blocks inserts
-them and each following block replaces them by its own. The end of a sentence moves by n positions.
+mapped tokens follow the first token; the first of these blocks inserts them and each following block replaces them.
 
-A photo has two features: f_c from the class token through the tower's own norm and projection, which stay frozen, and
-f_r from the mean of the representation tokens after the same norm, through a projection that learns. Loss:
-w·CE(f_c) + (1−w)·CE(f_r) + λ(1−cos(f_c, f⁰)) + λ(1−cos(t, t⁰)), where f⁰ and t⁰ are the frozen towers' features.
-
-f_r is fitted to the training classes; so w·logits(f_c) + (1−w)·logits(f_r) scores these, and f_c alone any other class
-list and photos of another domain. Before training f_c is close to zero-shot CLIP but not equal: the inserted tokens are
-attended to from the start.
+A photo has two features: f_c from the class token as in CLIP, and f_r from the mean of the representation tokens
+through a projection that learns. Loss: w·CE(f_c) + (1−w)·CE(f_r) + λ(1−cos(f_c, f⁰)) + λ(1−cos(t, t⁰)), where f⁰ and t⁰
+are the frozen towers' features. f_r is fitted to the training classes; f_c alone scores other classes and domains.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -96,8 +91,7 @@ class Mmrl(FewshotMethod):
     def __init__(self, clip: ClipModel, config: MmrlConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
         super().__init__(clip, config, classes=classes, generator=generator)
         self.names = classes.names
-        self.depths = len(clip.backbone.image.blocks()), len(clip.backbone.text.blocks())
-        count = min(config.layers, *self.depths)
+        count = min(config.layers, *clip.depths)
         self.tokens = nn.Parameter(0.02 * torch.randn(config.tokens, config.rep_dim, generator=generator))
         with drawn_from(generator):
             self.image_maps = equal_maps(config.rep_dim, clip.image_width, count=count)
@@ -115,16 +109,16 @@ class Mmrl(FewshotMethod):
 
     def both_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """f_c and f_r, unit vectors. [B, 3, S, S] -> [B, d], [B, d]"""
-        norm = getattr(self.clip.backbone.image, "norm", None) or nn.Identity()  # between last block and projection
+        norm: Any = self.clip.backbone.image.norm or nn.Identity()  # between last block and projection
         tokens = self.clip.image_tokens(pixels, edits=self.image_edits())
         inserted = norm(tokens[:, 1 : 1 + len(self.tokens)])
         return self.clip.pool_image(tokens), unit(self.projection(inserted.mean(dim=1)))
 
     def image_edits(self) -> InsertedTokens:
-        return InsertedTokens([layer(self.tokens) for layer in self.image_maps], depth=self.depths[0])
+        return InsertedTokens([layer(self.tokens) for layer in self.image_maps], depth=self.clip.depths[0])
 
     def text_edits(self) -> InsertedTokens:
-        return InsertedTokens([layer(self.tokens) for layer in self.text_maps], depth=self.depths[1])
+        return InsertedTokens([layer(self.tokens) for layer in self.text_maps], depth=self.clip.depths[1])
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         with torch.no_grad():

@@ -72,7 +72,6 @@ class FewshotVacsr(FewshotMethod):
     """Logit = decoder of the mixture's mean (+ a·cos + b); uncertainty = mixed bounded variance of the pair."""
 
     config: FewshotVacsrConfig
-    centred: Tensor
     test_pairs: int = 16_384
     """Pairs scored at a time: 64 MiB for each tensor of 1,024 numbers per pair."""
     # The paper states neither optimiser nor rate; it says that it follows MMA's set-up.
@@ -90,20 +89,21 @@ class FewshotVacsr(FewshotMethod):
         with drawn_from(generator):
             self.adapter = VariationalAdapter(clip.dim, config.adapter).to(clip.device)
         self.objective = VacsrObjective(config.objective)
-        self.register_buffer("centred", torch.zeros((), dtype=torch.bool, device=clip.device))
-        self._known_centred = False
-        with torch.no_grad():  # with a cosine residual, training starts at CLIP's own logits where the config says so
-            if self.adapter.residual is not None and config.cosine_start == "clip":
-                self.adapter.residual[0] = clip.scale
-            if self.adapter.residual is not None and config.decoder_zero:
+        if self.adapter.residual is not None:  # training starts at CLIP's own logits where the config says so
+            if config.cosine_start == "clip":
+                self.adapter.residual.data[0] = clip.scale
+            if config.decoder_zero:
                 for parameter in self.adapter.decoder[-1].parameters():
-                    parameter.zero_()
+                    nn.init.zeros_(parameter)
         if config.tower_lr > 0:
             _unfreeze(clip.backbone.image, config.image_blocks, field="image_blocks")
             _unfreeze(clip.backbone.text, config.text_blocks, field="text_blocks")
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
-        """The objective over the pair matrix, whole or in strips of about ``pair_chunk`` pairs."""
+        """The objective over the pair matrix, whole or in strips of about ``pair_chunk`` pairs.
+
+        At the first step the residual's b is set: a larger one would call every pair a match and disturb the towers.
+        """
         images, labels, ids = self.image_features(batch.pixels), batch.labels, self.sentence_ids(classes)
         if self.config.pairs == "classes":
             texts, columns = self._encode(ids), torch.arange(len(ids), device=labels.device)
@@ -117,8 +117,11 @@ class FewshotVacsr(FewshotMethod):
             seed=batch.seed, step=batch.step, rows=len(labels), cols=len(columns), device=labels.device
         )
         block = PairBlock(relevance, len(labels), relevance.sum(), noise)
-        if not self._is_centred():
-            self._centre(images, texts, block)
+        residual = self.adapter.residual
+        if batch.step == 0 and residual is not None and self.config.cosine_start == "clip":
+            with torch.no_grad():
+                scores = residual[0] * cosines(images, texts)
+                residual[1] = centred_bias(scores, share=relevance.double().mean())
         rows = max(1, self.config.pair_chunk // len(texts)) if self.config.pair_chunk else len(images)
         pair_loss: PairLoss = self._pair_loss if rows >= len(images) else StripLoss(self._pair_loss, self.adapter, rows)
         return pair_loss(Embedding(images), Embedding(texts), block)
@@ -126,19 +129,6 @@ class FewshotVacsr(FewshotMethod):
     def _pair_loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """L = α·KL + recon + β(L_P + γ·L_N). [R, d], [C, d]"""
         return self.objective(self.adapter, v.mean, t.mean, block=pairs)
-
-    def _is_centred(self) -> bool:
-        """Whether b has been set, in this process or before; the answer is cached, since reading it waits for a GPU."""
-        self._known_centred = self._known_centred or bool(self.centred)
-        return self._known_centred
-
-    @torch.no_grad()
-    def _centre(self, images: Tensor, texts: Tensor, block: PairBlock) -> None:
-        """Set b on the first batch: a larger b would call every pair a match and disturb the towers until it falls."""
-        self.centred.fill_(True)
-        residual = self.adapter.residual
-        if residual is not None and self.config.cosine_start == "clip":
-            residual[1] = centred_bias(residual[0] * cosines(images, texts), share=block.relevance.double().mean())
 
     def text_features(self, classes: ClassSet) -> Tensor:
         return self._encode(self.sentence_ids(classes))
@@ -168,15 +158,9 @@ class FewshotVacsr(FewshotMethod):
         return torch.cat([function(chunk.unsqueeze(1), texts.unsqueeze(0)) for chunk in chunks])
 
     def weights(self) -> Mapping[str, Tensor]:
-        """What learns, a and b also where they do not, and whether the first batch has set b."""
+        """What learns, and a and b also where they do not."""
         residual = self.adapter.residual
-        weights: dict[str, Tensor] = {**self.trainable(), "centred": self.centred}
-        return weights if residual is None else weights | {"adapter.residual": residual}
-
-    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """The saved weights say whether b has been set."""
-        super().load_weights(tensors)
-        self._known_centred = False
+        return self.trainable() if residual is None else {**self.trainable(), "adapter.residual": residual}
 
     def param_groups(self) -> list[ParamGroup]:
         """The adapter and the unfrozen blocks, each at a rate of its own; biases, norms and scalars do not decay."""

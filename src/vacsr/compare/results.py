@@ -1,0 +1,411 @@
+"""The results of a comparison: runs by row, setting and seed, means over seeds, tested differences, and their JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from vacsr.config import Config
+from vacsr.config.io import merge, parse
+from vacsr.errors import DataError
+from vacsr.files import write_json, write_text
+
+SCHEMA = 2
+RESULTS, RECORDS = "results.json", "records.json"
+_DIGITS = 5  # of a number that is only drawn
+
+
+class Column(Config):
+    """One metric of the reports."""
+
+    key: str
+    """Dotted, split first: `test.rsum`, `test.mean.r1` (both directions), `test/eccv.i2t.map_at_r` (one protocol)."""
+    name: str = ""
+    """Head of the column; the key unless given."""
+    best: Literal["high", "low", "none"] = "high"
+    """Which end is set in bold."""
+    digits: int = 1
+    """After the decimal point."""
+    published: bool = False
+    """The number that others published for the row, on their data: never bold, never tested."""
+    settings: tuple[str, ...] = ()
+    """Those whose tables have the column; empty for all."""
+
+    @property
+    def head(self) -> str:
+        """The column's heading."""
+        return self.name or self.key
+
+
+class Sweep(Config):
+    """A row as a point of a curve."""
+
+    name: str
+    """The curve: rows of one name belong together."""
+    value: float
+    """The parameter's value."""
+    default: bool = False
+    """Whether this is the method's default."""
+
+
+class Printed(NamedTuple):
+    """A number as others printed it."""
+
+    low: float
+    high: float
+    """The same, unless they printed a range."""
+
+    @property
+    def middle(self) -> float:
+        """Where it is drawn."""
+        return (self.low + self.high) / 2
+
+    @property
+    def whole(self) -> float | str:
+        """All that was printed: a number, or both ends."""
+        low, high = self.low + 0.0, self.high + 0.0  # -0.0 becomes 0.0
+        return low if low == high else f"{low}–{high}"
+
+    def text(self, digits: int) -> str:
+        """For a table.
+
+        >>> Printed(40.7, 40.7).text(1), Printed(40.2, 40.3).text(1)
+        ('40.7', '40.2–40.3')
+        """
+        ends = dict.fromkeys(f"{end:z.{digits}f}" for end in self)
+        return "–".join(ends)
+
+
+class Published(Config):
+    """Numbers that others printed; shown as theirs, never bold, never tested."""
+
+    name: str
+    """What they call the method."""
+    values: dict[str, float | None]
+    """By column key; None where they printed none."""
+    upper: dict[str, float] = Field(default_factory=dict)
+    """By column key, where they printed a range: its upper end, of which the value is the lower."""
+    source: str
+    """The paper and table."""
+    setting: str = ""
+    """Of ours that it belongs to; empty for all."""
+    beside: str = ""
+    """Our row that the numbers are shown beside, in columns marked `published`; empty gives them their own row."""
+    data: str = ""
+    """Prefix of data.pairs for which they may have their own row among ours, such as `coco:`."""
+    note: str = ""
+    """What differs, printed below the table."""
+
+    def number(self, key: str) -> float | None:
+        """What was printed under a column's key; `mean` is of both directions where these were printed."""
+        if key in self.values or ".mean." not in key:
+            return self.values.get(key)
+        both = [self.values.get(key.replace(".mean.", f".{direction}.")) for direction in ("i2t", "t2i")]
+        return None if None in both else statistics.fmean(v for v in both if v is not None)
+
+    def printed(self, key: str) -> Printed | None:
+        """The number, or the range, that was printed under a column's key."""
+        value = self.number(key)
+        return None if value is None else Printed(value, self.upper.get(key, value))
+
+
+class GalleryConfig(Config):
+    """Answers of some rows beside each other."""
+
+    setting: str
+    """Whose runs are asked."""
+    rows: tuple[str, ...]
+    """In this order; the first is also shown by intervals of its grade."""
+    photos: str = ""
+    """SPEC of the photos where runs read cached features, such as `flickr8k:DIR`."""
+
+
+class PageConfig(Config):
+    """What the page shows besides the tables."""
+
+    drawn: tuple[str, ...] = ()
+    """Rows in the plots; empty for the first that have data."""
+    gallery: GalleryConfig | None = None
+    """Queries and answers, where the models still exist."""
+
+
+class RunRecord(NamedTuple):
+    """One finished run of a comparison."""
+
+    row: str
+    setting: str
+    seed: int
+    report: Mapping[str, Any]
+    """Its results by split (`test`) and by split and protocol (`test/eccv`), with the keys of the evaluation JSON."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """The rows of metrics.jsonl: loss terms with their step, and `dev_rsum` at the end of an epoch."""
+    folder: Path | None = None
+    """The run folder, where the model still exists."""
+
+
+class Summary(NamedTuple):
+    """Mean and spread over seeds."""
+
+    mean: float
+    std: float
+    seeds: int
+
+
+class Difference(NamedTuple):
+    """A row's number less the best baseline's, and whether another sample of queries would say the same."""
+
+    setting: str
+    row: str
+    key: str
+    against: str
+    difference: float
+    low: float
+    """Lower end of the difference's 95% interval."""
+    high: float
+    """Upper end."""
+    p: float
+    """Two-sided."""
+
+    @property
+    def clear(self) -> bool:
+        """Zero is outside of the interval."""
+        return self.low > 0 or self.high < 0
+
+
+def look_up(report: Mapping[str, Any], key: str) -> float | None:
+    """Follow a dotted key; None where a method has no such number, or where the key names a whole section.
+
+    `mean` is the mean of both directions, where a result has these.
+
+    >>> look_up({"test": {"rsum": 300.0}}, "test.rsum"), look_up({"test": {"uncertainty": None}}, "test.uncertainty.x")
+    (300.0, None)
+    >>> look_up({"test": {"i2t": {"r1": 20.0}, "t2i": {"r1": 10.0}}}, "test.mean.r1")
+    15.0
+    """
+    value: Any = report
+    parts = key.split(".")
+    for position, part in enumerate(parts):
+        if part == "mean" and isinstance(value, Mapping) and {"i2t", "t2i"} <= value.keys() and "mean" not in value:
+            rest = ".".join(parts[position + 1 :])
+            both = [look_up(value, f"{direction}.{rest}") for direction in ("i2t", "t2i")]
+            return None if None in both else statistics.fmean(v for v in both if v is not None)
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def summarize(values: Sequence[float]) -> Summary | None:
+    """Mean and sample standard deviation (0 for a single value)."""
+    if not values:
+        return None
+    return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
+
+
+@dataclass(frozen=True)
+class ComparisonTable:
+    """Rows × settings × columns, and all that a page shows of them."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[str, ...]
+    settings: tuple[str, ...]
+    values: tuple[RunRecord, ...]
+    """What the tables show: every finished run, and averages over settings."""
+    baselines: tuple[str, ...] = ()
+    """Rows that the others are tested against."""
+    differences: tuple[Difference, ...] = ()
+    """From the best baseline of each setting and column."""
+    published: tuple[Published, ...] = ()
+    sweeps: tuple[tuple[str, Sweep], ...] = ()
+    """Rows that are points of curves."""
+    note: str = ""
+    """Printed below the title."""
+    page: PageConfig = field(default_factory=PageConfig)
+    records: tuple[RunRecord, ...] | None = None
+    """Whole reports and histories, for a page's plots; None where no page was asked for."""
+
+    def summary(self, setting: str, row: str, key: str) -> Summary | None:
+        """One metric over its seeds."""
+        values = [look_up(run.report, key) for run in self.values if run.setting == setting and run.row == row]
+        return summarize([value for value in values if value is not None])
+
+    def columns_of(self, setting: str) -> tuple[Column, ...]:
+        """The columns of one setting's table."""
+        return tuple(column for column in self.columns if not column.settings or setting in column.settings)
+
+    def shown_rows(self, setting: str) -> list[str]:
+        """Rows with at least one finished run."""
+        present = {run.row for run in self.values if run.setting == setting}
+        return [row for row in self.rows if row in present]
+
+    def seeds(self, setting: str, row: str) -> int:
+        """How many runs the numbers come from."""
+        return len({run.seed for run in self.values if run.row == row and run.setting == setting})
+
+    def best(self, setting: str, column: Column, *, among: Sequence[str]) -> str | None:
+        """The row with the best mean, however many seeds it has; the first of equals."""
+        if column.best == "none" or column.published:
+            return None
+        means = {row: summary.mean for row in among if (summary := self.summary(setting, row, column.key))}
+        if not means:
+            return None
+        return (max if column.best == "high" else min)(means, key=lambda row: means[row])
+
+    def leading(self, setting: str, column: Column) -> list[str]:
+        """What is set in bold: the rows with the best mean, all of equals, or none where these have fewer seeds.
+
+        One lucky seed beats a mean over several too easily to be called the best.
+        """
+        summaries = {row: one for row in self.shown_rows(setting) if (one := self.summary(setting, row, column.key))}
+        first = self.best(setting, column, among=list(summaries))
+        if first is None:
+            return []
+        most, best = max(one.seeds for one in summaries.values()), summaries[first].mean
+        return [row for row, one in summaries.items() if one.seeds == most and math.isclose(one.mean, best)]
+
+    def difference(self, setting: str, row: str, key: str) -> Difference | None:
+        """The tested difference of one metric."""
+        for one in self.differences:
+            if (one.setting, one.row, one.key) == (setting, row, key):
+                return one
+        return None
+
+    def beside(self, setting: str, row: str, key: str) -> Printed | None:
+        """What others published for our row."""
+        printed = [e.printed(key) for e in self.published if e.beside == row and e.setting in ("", setting)]
+        return next((one for one in printed if one is not None), None)
+
+    def published_rows(self, setting: str) -> list[Published]:
+        """Published numbers with their own row."""
+        keys = [column.key for column in self.columns_of(setting) if not column.published]
+        rows = [entry for entry in self.published if not entry.beside and entry.setting in ("", setting)]
+        return [entry for entry in rows if any(entry.number(key) is not None for key in keys)]
+
+
+def table_to_json(table: ComparisonTable) -> dict[str, Any]:
+    """Every value of every seed, the summaries, what was tested, and what others published."""
+    keys = [column.key for column in table.columns if not column.published]
+    return {
+        "schema": SCHEMA,
+        "title": table.title,
+        "note": table.note,
+        "columns": [column.model_dump(mode="json") for column in table.columns],
+        "rows": list(table.rows),
+        "settings": list(table.settings),
+        "baselines": list(table.baselines),
+        "sweeps": [{"row": row, **sweep.model_dump(mode="json")} for row, sweep in table.sweeps],
+        "published": [entry.model_dump(mode="json") for entry in table.published],
+        "comparisons": [one._asdict() for one in table.differences],
+        "summaries": _summaries(table, keys),
+        "cells": [
+            {
+                "setting": run.setting,
+                "row": run.row,
+                "seed": run.seed,
+                "values": {key: look_up(run.report, key) for key in keys},
+            }
+            for run in table.values
+        ],
+    }
+
+
+def _summaries(table: ComparisonTable, keys: Sequence[str]) -> dict[str, Any]:
+    """Setting → row → key → mean, std and seeds."""
+    return {
+        setting: {
+            row: {key: one._asdict() for key in keys if (one := table.summary(setting, row, key))}
+            for row in table.shown_rows(setting)
+        }
+        for setting in table.settings
+    }
+
+
+def read_results(path: Path) -> ComparisonTable:
+    """A results.json."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw["schema"] != SCHEMA:
+            raise DataError(f"{path} has schema {raw['schema']!r}, expected {SCHEMA} — use the vacsr that wrote it")
+        return _table_from_json(raw)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror} — give a results.json of vacsr compare") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} does not hold results of a comparison ({error!r}) — give a results.json") from error
+
+
+def _table_from_json(raw: Mapping[str, Any]) -> ComparisonTable:
+    return ComparisonTable(
+        title=raw["title"],
+        note=raw["note"],
+        columns=tuple(parse(Column, column) for column in raw["columns"]),
+        rows=tuple(raw["rows"]),
+        settings=tuple(raw["settings"]),
+        values=tuple(
+            RunRecord(cell["row"], cell["setting"], int(cell["seed"]), _nested(cell["values"])) for cell in raw["cells"]
+        ),
+        baselines=tuple(raw["baselines"]),
+        differences=tuple(Difference(**one) for one in raw["comparisons"]),
+        published=tuple(parse(Published, entry) for entry in raw["published"]),
+        sweeps=tuple(
+            (entry["row"], parse(Sweep, {key: value for key, value in entry.items() if key != "row"}))
+            for entry in raw["sweeps"]
+        ),
+    )
+
+
+def _nested(values: Mapping[str, float | None]) -> dict[str, Any]:
+    """Dotted keys as the report they came from.
+
+    >>> _nested({"test.rsum": 300.0, "test.i2t.r1": 20.0})
+    {'test': {'rsum': 300.0, 'i2t': {'r1': 20.0}}}
+    """
+    report: dict[str, Any] = {}
+    for key, value in values.items():
+        leaf: Any = value
+        for part in reversed(key.split(".")):
+            leaf = {part: leaf}
+        report = merge(report, leaf)
+    return report
+
+
+def write_records(path: Path, records: Sequence[RunRecord]) -> None:
+    """Reports and histories, one run per line, numbers to five digits; of several protocols a split's first."""
+    lines = []
+    for run in records:
+        report = {split: result for split, result in run.report.items() if "/" not in split}
+        entry = {"row": run.row, "setting": run.setting, "seed": run.seed, "report": report, "history": run.history}
+        lines.append(json.dumps(_short(entry), ensure_ascii=False, separators=(",", ":")))
+    write_text(path, "[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def read_records(path: Path) -> tuple[RunRecord, ...]:
+    """What :func:`write_records` wrote, without the folders of the models."""
+    try:
+        return tuple(RunRecord(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror} — vacsr compare --page writes it") from error
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} does not hold records of runs ({error}) — write it again with --page") from error
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if abs(value) < float("inf") else None
+    if isinstance(value, Mapping):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(item) for item in value]
+    return value
+
+
+def write_table_json(table: ComparisonTable, out: Path) -> None:
+    """results.json, and records.json where a page was asked for."""
+    write_json(out / RESULTS, table_to_json(table))
+    if table.records is not None:
+        write_records(out / RECORDS, table.records)

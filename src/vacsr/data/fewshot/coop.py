@@ -1,0 +1,226 @@
+"""The 15 data sets of the few-shot papers, in the files and folders that CoOp's data instructions ask for.
+
+Most have ``split_zhou_*.json``: ``{"train": [[path, label, class name], …], "val": …, "test": …}``, names already as
+prompts want them (EuroSAT's are rewritten there, SUN397's words turned round).
+
+ImageNet and the four sets that shift it are folders named by WordNet ids, which ``classnames.txt`` names. Labels are
+positions in the sorted list of folders. ImageNet-A and -R hold 200 folders and are 200-way over these; the folders of
+ImageNet-V2 are the labels themselves. The public code trains and selects on files in the order of the disk and uses
+ImageNet's ``val`` both to validate and to test; here files are sorted, and ``val`` is the test alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from vacsr.config.base import did_you_mean
+from vacsr.data.captions import missing
+from vacsr.data.fewshot.labelled import Entry, FewshotSource, Splits, as_entries, build_source
+from vacsr.data.formats import CLASS_FORMATS, Spec, register
+from vacsr.data.tables import PHOTO_SUFFIXES, walk_files
+from vacsr.errors import DataError, UsageError
+from vacsr.files import read_json, read_lines
+
+CLASSNAMES, VARIANTS = "classnames.txt", "variants.txt"
+IMAGE_LISTS = {part: f"images_variant_{part}.txt" for part in ("train", "val", "test")}
+PLAIN = "a photo of a {}."
+"""Where a data set asks for nothing else."""
+
+_TEMPLATES = {
+    "oxford_pets": "a photo of a {}, a type of pet.",
+    "oxford_flowers": "a photo of a {}, a type of flower.",
+    "food101": "a photo of {}, a type of food.",
+    "fgvc_aircraft": "a photo of a {}, a type of aircraft.",
+    "dtd": "{} texture.",
+    "eurosat": "a centered satellite photo of {}.",
+    "ucf101": "a photo of a person doing {}.",
+}
+
+
+def check_template(template: str) -> str:
+    """The template, if it has one place for the name and no other braces.
+
+    >>> check_template("a drawing of a {}.")
+    'a drawing of a {}.'
+    """
+    rest = template.replace("{}", "", 1)
+    if "{}" not in template or "{" in rest or "}" in rest:
+        message = f"template {template!r} needs one {{}} where the class name goes, and no other braces"
+        raise UsageError(f"{message} — write template={PLAIN}")
+    return template
+
+
+class Layout(NamedTuple):
+    """Where a data set lies under the root."""
+
+    folder: str
+    photos: str
+    """The folder in it that paths of photos start from, "" for itself."""
+    needs: tuple[str, ...]
+    """What must be in the folder; names of folders end in a slash."""
+    read: Callable[[Path], Splits]
+
+
+def read_split(folder: Path, *, file: str) -> Splits:
+    """One of the ``split_zhou_*.json`` files."""
+    value = read_json(folder / file, lists=("train", "val", "test"))
+    train, val, test = (as_entries(value[part], source=f"{folder / file}, {part}") for part in ("train", "val", "test"))
+    return Splits(train, val, test)
+
+
+def read_imagenet(folder: Path) -> Splits:
+    """``images/train`` and ``images/val``, which is the test."""
+    images = folder / "images"
+    train, test = class_folders(images / "train"), class_folders(images / "val")
+    differ = sorted(set(train) ^ set(test))
+    if differ:
+        where = "train" if differ[0] in train else "val"
+        message = f"{images}: train and val hold other classes ({len(differ):,} differ), {differ[0]} is in {where} only"
+        raise DataError(f"{message} — labels are positions in the list of folders: make both lists the same")
+    classes = _named(train, folder / CLASSNAMES)
+    return Splits(
+        _entries(images, [f"train/{name}" for name in train], classes),
+        (),
+        _entries(images, [f"val/{name}" for name in test], classes),
+        classes,
+    )
+
+
+def read_shifted(folder: Path, *, photos: str) -> Splits:
+    """Test photos in ``photos/nXXXXXXXX``, labels over the folders that are there."""
+    folders = class_folders(folder / photos)
+    classes = _named(folders, folder / CLASSNAMES)
+    return Splits((), (), _entries(folder / photos, folders, classes), classes)
+
+
+def read_numbered(folder: Path, *, photos: str) -> Splits:
+    """Test photos in ``photos/0``, ``photos/1``, …: the number is the position of the class among the sorted ids."""
+    names = read_classnames(folder / CLASSNAMES)
+    classes = tuple(names[wnid] for wnid in sorted(names))
+    numbers = [str(number) for number in range(len(classes))]
+    wrong = sorted(set(subfolders(folder / photos)) - set(numbers))
+    if wrong:
+        message = f"{folder / photos / wrong[0]}: label out of range, expected folders 0 to {len(classes) - 1}"
+        raise DataError(f"{message} — extract the matched-frequency set again, or mend {folder / CLASSNAMES}")
+    return Splits((), (), _entries(folder / photos, numbers, classes), classes)
+
+
+def read_aircraft(folder: Path) -> Splits:
+    """FGVC-Aircraft: labels are lines of ``variants.txt``; its lists have lines ``image variant``, without ``.jpg``."""
+    classes = tuple(line.strip() for line in read_lines(folder / VARIANTS))
+    labels = {name: label for label, name in enumerate(classes)}
+    parts: dict[str, list[Entry]] = {part: [] for part in IMAGE_LISTS}
+    for part, file in IMAGE_LISTS.items():
+        for number, line in enumerate(read_lines(folder / file), start=1):
+            image, _, name = line.strip().partition(" ")
+            if name not in labels:
+                message = f"{folder / file}, line {number}: variant {name!r} is not in {VARIANTS}"
+                raise DataError(f"{message} — copy both files again, or write lines of: 0034309 707-320")
+            parts[part].append(Entry(f"{image}.jpg", labels[name], name))
+    return Splits(parts["train"], parts["val"], parts["test"], classes)
+
+
+def _zhou(folder: str, photos: str, name: str, *, needs: tuple[str, ...] = ()) -> Layout:
+    file = f"split_zhou_{name}.json"
+    return Layout(folder, photos, (*(needs or (f"{photos}/",)), file), partial(read_split, file=file))
+
+
+def _shifted(folder: str, photos: str, *, read: Callable[..., Splits] = read_shifted) -> Layout:
+    return Layout(folder, photos, (f"{photos}/", CLASSNAMES), partial(read, photos=photos))
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "imagenet": Layout("imagenet", "images", ("images/train/", "images/val/", CLASSNAMES), read_imagenet),
+    "caltech101": _zhou("caltech-101", "101_ObjectCategories", "Caltech101"),
+    "oxford_pets": _zhou("oxford_pets", "images", "OxfordPets"),
+    "stanford_cars": _zhou("stanford_cars", "", "StanfordCars", needs=("cars_train/", "cars_test/")),
+    "oxford_flowers": _zhou("oxford_flowers", "jpg", "OxfordFlowers"),
+    "food101": _zhou("food-101", "images", "Food101"),
+    "fgvc_aircraft": Layout("fgvc_aircraft", "images", ("images/", VARIANTS, *IMAGE_LISTS.values()), read_aircraft),
+    "sun397": _zhou("sun397", "SUN397", "SUN397"),
+    "dtd": _zhou("dtd", "images", "DescribableTextures"),
+    "eurosat": _zhou("eurosat", "2750", "EuroSAT"),
+    "ucf101": _zhou("ucf101", "UCF-101-midframes", "UCF101"),
+    "imagenetv2": _shifted("imagenetv2", "imagenetv2-matched-frequency-format-val", read=read_numbered),
+    "imagenet_sketch": _shifted("imagenet-sketch", "images"),
+    "imagenet_a": _shifted("imagenet-adversarial", "imagenet-a"),
+    "imagenet_r": _shifted("imagenet-rendition", "imagenet-r"),
+}
+SHIFT_SETS = ("imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r")
+"""For tests only: ImageNet's classes seen otherwise."""
+COOP_SETS = tuple(name for name in LAYOUTS if name not in SHIFT_SETS)
+"""The 11 that are trained on."""
+
+
+@register("coop", path="ROOT", options=("set", "template"), formats=CLASS_FORMATS)
+def load_coop(spec: Spec, _whole: bool = False) -> FewshotSource:
+    """``coop:ROOT,set=NAME[,template=…]``: a data set under the folder that holds them all."""
+    name = spec.option("set")
+    if name is None or name not in LAYOUTS:
+        given = "names no data set" if name is None else f"has no data set {name!r}{did_you_mean(name, LAYOUTS)}"
+        raise UsageError(f"{spec} {given} — write coop:{spec.path},set=NAME with one of: {', '.join(LAYOUTS)}")
+    root, layout = spec.location, LAYOUTS[name]
+    folder = root / layout.folder
+    if not all(_there(folder, need) for need in layout.needs):
+        raise _incomplete(name, root, layout)
+    template = check_template(spec.option("template") or _TEMPLATES.get(name, PLAIN))
+    return build_source(folder / layout.photos, layout.read(folder), name=name, template=template)
+
+
+def _there(folder: Path, need: str) -> bool:
+    return (folder / need).is_dir() if need.endswith("/") else (folder / need).is_file()
+
+
+def _incomplete(name: str, root: Path, layout: Layout) -> DataError:
+    """Which files are expected where, which are there, and what to type next."""
+    folder = root / layout.folder
+    listed = [f"  {'found' if _there(folder, need) else 'MISSING':7} {folder}/{need}" for need in layout.needs]
+    act = "put what is missing there (CoOp's DATASETS.md says where it comes from), or correct the path"
+    if root.name == layout.folder and any(_there(root, need) for need in layout.needs):
+        act = f"ROOT is the folder above: write coop:{root.parent},set={name}"
+    return DataError(f"{root} does not hold the data set {name}; expected\n" + "\n".join(listed) + f"\n — {act}")
+
+
+def read_classnames(file: Path) -> dict[str, str]:
+    """Lines of ``nXXXXXXXX class name``: id to name."""
+    lines = [line.strip().partition(" ") for line in read_lines(file)]
+    names = {wnid: name.strip() for wnid, _, name in lines}
+    if len(names) < len(lines) or not all(names.values()):
+        message = f"{file} has an id twice, or one without a class name"
+        raise DataError(f"{message} — write one line per class: n01440764 tench")
+    return names
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The class folders, sorted; photos that were never sorted into such folders are refused."""
+    folders = subfolders(folder)
+    if not folders:
+        raise missing(folder, expected="one folder per class (n01440764, …)")
+    return folders
+
+
+def _named(folders: list[str], file: Path) -> tuple[str, ...]:
+    names = read_classnames(file)
+    lost = [name for name in folders if name not in names]
+    if lost:
+        message = f"{file} does not name {len(lost):,} of {len(folders):,} folders, first {lost[0]}"
+        raise DataError(f"{message} — use the file of CoOp's data instructions, or move other folders away")
+    return tuple(names[name] for name in folders)
+
+
+def _entries(root: Path, folders: list[str], classes: tuple[str, ...]) -> list[Entry]:
+    return [Entry(path, label, classes[label]) for label, name in enumerate(folders) for path in photos_in(root, name)]
+
+
+def subfolders(root: Path) -> list[str]:
+    """Names of the folders in ``root``, sorted; hidden ones and files (a README) are passed over."""
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def photos_in(root: Path, folder: str) -> list[str]:
+    """Photos in ``root/folder`` and below as paths inside ``root``, sorted; links to folders are followed."""
+    names = walk_files(root / folder, follow_links=True)
+    return sorted(f"{folder}/{name}" for name in names if name.lower().endswith(PHOTO_SUFFIXES))

@@ -1,0 +1,291 @@
+"""Your own data: captions files, photos with a table (``csv:``, ``jsonl:``), and folders (``folder:``, ``photos:``).
+
+A captions file goes with cached features. ``.json``: ``[{"image": …, "split": …, "captions": [text, …]}, …]``, images
+in the order of the features; a caption's id is ``image#index``, counted from 0. ``.csv`` and ``.jsonl``: one row per
+caption in the order of the text features, with ``image`` and, optionally, ``caption`` (the text), ``caption_id``,
+``split`` and ``image_row``. An image's row in the features is its ``image_row`` (counted from 0); without that column,
+images are in the order in which they first appear, and captions of an image that are apart bring a warning: the file
+may have been shuffled. A column exists for every row or for none.
+
+A table that goes with photos has ``image`` as the photo's path, and may have ``image_id``.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from vacsr.data.archives import file_photos
+from vacsr.data.captions import CaptionTable, missing, number_captions, photo_set, table_of
+from vacsr.data.formats import OnError, Spec, register
+from vacsr.data.photos import PhotoSet
+from vacsr.errors import DataError
+from vacsr.files import JSON_BYTES, load_json, read_lines, read_text, reading
+
+SPLIT_FOLDERS = ("train", "dev", "val", "test")
+PHOTO_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2")
+_UNREAD = (".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf")  # from cameras
+_JSON = 'write [{"image": …, "split": …, "captions": […]}, …]'
+Row = dict[str, Any]
+
+
+@register("csv", path="FILE", options=("split",), path_options=("root",), suffix=".csv")
+@register("jsonl", path="FILE", options=("split",), path_options=("root",), suffix=".jsonl")
+def load_table(spec: Spec, on_error: OnError) -> PhotoSet:
+    """``csv:FILE`` or ``jsonl:FILE[,root=DIR][,split=S]``: columns ``image`` and ``caption``, one row per caption.
+
+    ``image`` is a path relative to the file, or to ``root``. Optional columns: ``image_id`` (otherwise the path is the
+    id), ``caption_id`` (otherwise ``image#index``) and ``split``.
+    """
+    file, split = spec.location, spec.option("split")
+    if file.suffix.lower() != spec.format.suffix:
+        raise DataError(f"{file} does not end in {spec.format.suffix} — rename it, or write csv: or jsonl: as it is")
+    table = read_captions(file, photos=True)
+    photos = file_photos(spec.path_option("root") or file.parent, table.files or table.image_ids)
+    return photo_set(table, photos, split=split, on_error=on_error)
+
+
+@register("folder", path="DIR", options=("split",))
+def load_folder(spec: Spec, on_error: OnError) -> PhotoSet:
+    """``folder:DIR[,split=S]``: photos, each with a ``.txt`` of the same name that has one caption per line.
+
+    Sub-folders are read too; an image's id is its path inside ``DIR``. A text belongs to one photo: where ``x.jpg`` and
+    ``x.png`` share one ``x.txt``, the second is a problem. Where every photo is under a sub-folder named train, dev,
+    val or test, that is its split. Names that start with a dot are skipped.
+    """
+    root = spec.location
+    expected = f"photos ({' '.join(PHOTO_SUFFIXES)}) with texts beside them (a.jpg, a.txt)"
+    photos, listed, problems = list_folder(root, expected=expected)
+    texts = {_stem(name): root / name for name in listed}
+    owners: dict[str, str] = {}
+    for name in photos:
+        owners.setdefault(_stem(name), name)
+    shared = [name for name in photos if _stem(name) in texts and name != owners[_stem(name)]]
+    problems += [f"{path}: no photo beside it" for stem, path in texts.items() if stem not in owners]
+    for name in shared:
+        text = texts[_stem(name)].name
+        problems.append(f"{root / name}: its text {text} belongs to {owners[_stem(name)]} too")
+    names = sorted(set(photos) - set(shared))
+    captions = [read_lines(texts[_stem(name)]) if _stem(name) in texts else [] for name in names]
+    return photo_set(
+        _folder_table(root, names, captions),
+        file_photos(root, names),
+        split=spec.option("split"),
+        on_error=on_error,
+        problems=problems,
+        uncaptioned=f"to index and search photos without captions, write photos:{spec.path}",
+    )
+
+
+@register("photos", path="DIR", options=("split",), captioned=False)
+def load_photos(spec: Spec, on_error: OnError) -> PhotoSet:
+    """``photos:DIR[,split=S]``: the photos of a folder and its sub-folders, without captions.
+
+    Ids and splits are those of ``folder:``, so that captions may be written later; texts are ignored.
+    """
+    root, split = spec.location, spec.option("split")
+    names, _, problems = list_folder(root, expected=f"photos ({' '.join(PHOTO_SUFFIXES)})")
+    table, photos = _folder_table(root, names, [()] * len(names)), file_photos(root, names)
+    return photo_set(table, photos, split=split, on_error=on_error, problems=problems, captioned=False)
+
+
+def list_folder(root: Path, *, expected: str) -> tuple[list[str], list[str], list[str]]:
+    """The photos of a folder and its sub-folders, at least one; its texts; and problems, one line each.
+
+    Paths inside the folder, with slashes, in the order of their names. Links to folders are not followed. A sub-folder
+    that may not be read and a name that is not UTF-8 are problems; photos of a kind that cannot be decoded bring a
+    warning.
+    """
+    problems: list[str] = []
+
+    def unreadable(error: OSError) -> None:
+        problems.append(f"{error.filename}: the folder cannot be read ({error.strerror})")
+
+    names = walk_files(root, onerror=unreadable)
+    # Python represents bytes of a name that are not UTF-8 as lone surrogates, which no JSON file can hold.
+    odd = [name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name)]
+    problems += [f"{root}/{os.fsencode(name)!r}: the name is not UTF-8" for name in odd]
+    names = sorted(set(names) - set(odd))
+    unread = [name for name in names if name.lower().endswith(_UNREAD)]
+    if unread:
+        message = f"{root}: {len(unread):,} photos of kinds that cannot be decoded are left out, such as {unread[0]}"
+        warnings.warn(f"{message} — convert them to JPEG to include them", stacklevel=3)
+    photos, texts = ([name for name in names if name.lower().endswith(kind)] for kind in (PHOTO_SUFFIXES, ".txt"))
+    if not photos:
+        raise missing(root, expected=expected)
+    return photos, texts, sorted(problems)
+
+
+def walk_files(
+    root: Path, *, follow_links: bool = False, onerror: Callable[[OSError], None] | None = None
+) -> list[str]:
+    """Files in a folder and its sub-folders as paths inside it, with slashes; hidden names are passed over."""
+    names: list[str] = []
+    for folder, folders, files in os.walk(root, onerror=onerror, followlinks=follow_links):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside = Path(folder).relative_to(root)
+        names += [(inside / name).as_posix() for name in files if not name.startswith(".")]
+    return names
+
+
+def _folder_table(root: Path, names: Sequence[str], captions: Sequence[Sequence[str]]) -> CaptionTable:
+    firsts = [name.partition("/")[0] if "/" in name else "" for name in names]
+    splits = firsts if all(first in SPLIT_FOLDERS for first in firsts) else None
+    return table_of(root, names, captions, splits=splits)
+
+
+def _stem(name: str) -> str:
+    folder, slash, file = name.rpartition("/")
+    return f"{folder}{slash}{file.rpartition('.')[0]}"
+
+
+def read_captions(path: str | Path, *, photos: bool = False) -> CaptionTable:
+    """Read a ``.json``, ``.csv`` or ``.jsonl`` captions file.
+
+    ``photos``: it goes with photos, not features. Then ``.csv`` and ``.jsonl`` must have captions (a blank one is for
+    the caller to judge), and their column ``image_id``, if any, gives the ids of images.
+    """
+    file = Path(path).expanduser()
+    if file.suffix.lower() == ".json":
+        return _read_json(file)
+    return _table_of_rows(*read_rows(file), source=file, photos=photos)
+
+
+def _read_json(path: Path) -> CaptionTable:
+    entries = load_json(read_text(path, limit=JSON_BYTES, action="save it as UTF-8 JSON"), source=path)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise DataError(f"{path} is not a list of images — {_JSON}")
+    places = [f"{path}, entry {number}" for number in range(len(entries))]
+    images = _column(entries, "image", places=places)
+    if images is None:
+        raise DataError(f"{path} names no image — {_JSON}")
+    captions = [entry.get("captions") for entry in entries]
+    for image, texts in zip(images, captions, strict=True):
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise DataError(f'image {image!r} in {path} has no list of texts — write "captions": ["…"] or leave it out')
+    return table_of(path, images, captions, splits=_column(entries, "split", places=places))
+
+
+def read_rows(path: Path) -> tuple[list[Row], list[str]]:
+    """Rows of a ``.csv`` or ``.jsonl`` file, and where each is, in words."""
+    readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
+    read = readers.get(path.suffix.lower())
+    if read is None:
+        raise DataError(f"{path} is not a table — give a file that ends in .csv or .jsonl, or captions in .json")
+    rows: list[Row] = []
+    places: list[str] = []
+    action = f"save it as UTF-8 {path.suffix[1:].upper()}"
+    with reading(path, action=action), path.open(encoding="utf-8-sig", newline="") as file:
+        for line, row in read(file, path):
+            places.append(f"{path}, line {line}")
+            rows.append(row)
+    return rows, places
+
+
+def _read_csv(file: TextIO, path: Path) -> Iterator[tuple[int, Row]]:
+    reader = csv.DictReader(file, strict=True)
+    for row in reader:
+        if None in row or None in row.values():
+            columns = ", ".join(reader.fieldnames or ())
+            message = f"{path}, line {reader.line_num} does not fit the columns {columns}"
+            raise DataError(f"{message} — quote texts that hold commas")
+        yield reader.line_num, row
+
+
+def _read_jsonl(file: TextIO, path: Path) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            row = load_json(line, source=f"{path}, line {number}")
+            if not isinstance(row, dict):
+                raise DataError(f'{path}, line {number} is not an object — write {{"image": …, "caption": …}}')
+            yield number, row
+
+
+def _table_of_rows(rows: list[Row], places: list[str], *, source: Path, photos: bool) -> CaptionTable:
+    """Gather caption rows by image."""
+    columns = list(dict.fromkeys(str(name) for row in rows for name in row))
+    needed = ("image", "caption") if photos else ("image",)
+    if not set(needed) <= set(columns):
+        held = ", ".join(columns) or "no row at all"
+        raise DataError(f"{source} has {held}, expected the columns {' and '.join(needed)} — add or rename them")
+    if photos:
+        rows = [{**row, "caption": ""} if row.get("caption") is None else row for row in rows]
+    files = _column(rows, "image", places=places) or ()
+    images = (_column(rows, "image_id", places=places) if photos else None) or files
+    file_of = _one_per_image(images, files, name="image", places=places)
+    numbers = _column(rows, "image_row", places=places)
+    if numbers is None:
+        row_of = {image: row for row, image in enumerate(dict.fromkeys(images))}
+    else:
+        row_of = _rows_from_column(images, numbers, places=places)
+    splits = _column(rows, "split", places=places)
+    split_of = _one_per_image(images, splits, name="split", places=places) if splits else None
+    image_ids = sorted(row_of, key=row_of.__getitem__)
+    return CaptionTable(
+        source=str(source),
+        image_ids=tuple(image_ids),
+        caption_ids=_column(rows, "caption_id", places=places) or number_captions(images),
+        caption_image=torch.tensor([row_of[image] for image in images], dtype=torch.int64),
+        captions=_column(rows, "caption", places=places, blank=True),
+        splits=None if split_of is None else tuple(split_of[image] for image in image_ids),
+        files=tuple(file_of[image] for image in image_ids),
+        apart=_first_apart(images, places) if numbers is None else None,
+    )
+
+
+def _first_apart(images: Sequence[str], places: Sequence[str]) -> str | None:
+    """Where an image first comes back after others, in words.
+
+    >>> _first_apart(["a", "a", "b", "a"], ["line 2", "line 3", "line 4", "line 5"])
+    "line 5: image 'a' comes back after other images"
+    """
+    seen: set[str] = set()
+    for before, image, place in zip(("", *images), images, places, strict=False):
+        if image != before and image in seen:
+            return f"{place}: image {image!r} comes back after other images"
+        seen.add(image)
+    return None
+
+
+def _column(rows: list[Row], name: str, *, places: list[str], blank: bool = False) -> tuple[str, ...] | None:
+    """One value per row as text, or None where no row has the column. Blank values only where ``blank``."""
+    if all(row.get(name) is None for row in rows):
+        return None
+    for row, place in zip(rows, places, strict=True):
+        value = row.get(name)
+        if not isinstance(value, str | int) or isinstance(value, bool) or (not blank and not str(value).strip()):
+            raise DataError(f"{place} has no usable {name} ({value!r}) — give every row one, or none")
+    return tuple(str(row[name]) for row in rows)
+
+
+def _one_per_image(images: Sequence[str], values: Sequence[str], *, name: str, places: Sequence[str]) -> dict[str, str]:
+    """The one value of each image."""
+    value_of: dict[str, str] = {}
+    for image, value, place in zip(images, values, places, strict=True):
+        if value_of.setdefault(image, value) != value:
+            message = f"{place}: image {image!r} has {name} {value!r}, before it had {value_of[image]!r}"
+            raise DataError(f"{message} — give an image one {name}")
+    return value_of
+
+
+def _rows_from_column(images: Sequence[str], numbers: Sequence[str], *, places: Sequence[str]) -> dict[str, int]:
+    """Image rows from the column ``image_row``: every row 0 … N - 1 once."""
+    number_of = _one_per_image(images, numbers, name="image_row", places=places)
+    row_of = {
+        image: int(number) if number.strip().isdecimal() and len(number) < 20 else -1
+        for image, number in number_of.items()
+    }
+    times = Counter(row_of.values())
+    wrong = next((image for image, row in row_of.items() if not 0 <= row < len(row_of) or times[row] > 1), None)
+    if wrong is not None:
+        message = f"{places[0]} and below: image {wrong!r} has image_row {number_of[wrong][:20]!r}"
+        expected = f"{len(row_of):,} images need the rows 0 to {len(row_of) - 1}, each once"
+        raise DataError(f"{message}; {expected} — number them without gaps, or leave others out of the features")
+    return row_of

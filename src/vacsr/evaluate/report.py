@@ -1,0 +1,197 @@
+"""Retrieval reports: scores and ids in, the metrics of a protocol out, as a table or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from vacsr.choices import Bins, Ties
+from vacsr.config import EvaluateConfig
+from vacsr.data import PairSet, PhotoSet, load_pairs
+from vacsr.data.pairs import LabelledPairs
+from vacsr.errors import DataError
+from vacsr.evaluate.agreement import JUDGED, Judgments, judged_result, read_judgments
+from vacsr.evaluate.histograms import score_histograms
+from vacsr.evaluate.metrics import METRICS, RECALLS, retrieval_result
+from vacsr.evaluate.protocols import Gallery, check_protocols, coco_owners, fits_in_memory, protocol_galleries
+from vacsr.evaluate.score_files import MatrixIds, Scores, label_rows, read_ids, read_scores
+from vacsr.evaluate.significance import Outcomes, query_outcomes
+from vacsr.evaluate.truth import Truth, exact_metrics
+from vacsr.evaluate.uncertainty import uncertainty_result
+from vacsr.scoring.topk import DIRECTIONS, Direction
+
+SCHEMA = 1
+_DEFAULTS = EvaluateConfig()
+
+
+class Scorer(Protocol):
+    """Whatever scores a data set, such as :class:`vacsr.PairScorer`."""
+
+    def score_set(self, pairs: PairSet | PhotoSet) -> Scores:
+        """Every pair."""
+
+
+@dataclass(frozen=True, repr=False)
+class RetrievalReport:
+    """One result per protocol, with the keys of the evaluation JSON."""
+
+    results: tuple[dict[str, Any], ...]
+    outcomes: tuple[Outcomes, ...] = field(default=(), compare=False)
+    """How each query did, in the order of the results; not part of the JSON."""
+
+    def __repr__(self) -> str:
+        rows = (f"{result['protocol']} {result['split']}: RSUM {result['rsum']:.1f}" for result in self.results)
+        return f"RetrievalReport({'; '.join(rows)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"schema": 1, "results": [...]}``, percent where a share."""
+        return {"schema": SCHEMA, "results": list(self.results)}
+
+    def to_markdown(self) -> str:
+        """One row per protocol and split, with every metric but R-Precision, which mAP@R refines."""
+        more = {name: name for name in METRICS if name not in (*RECALLS, "r_precision")} | {"map_at_r": "mAP@R"}
+        head = ["protocol", "split", *(f"{direction} R@1/5/10" for direction in DIRECTIONS), "RSUM"]
+        head += [f"{title} i2t/t2i" for title in more.values()]
+        head += ["σ–R@1 i2t/t2i", "τ-c experts", "τ-b crowd"]
+        return markdown_table(head, [_markdown_row(result, tuple(more)) for result in self.results])
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, align: str | Sequence[str] = "---") -> str:
+    """A Markdown table; ``align`` is the rule below each heading, or below all but the first.
+
+    >>> print(markdown_table(["way", "seconds"], [["a", "1"]], align="---:"))
+    | way | seconds |
+    | --- | ---: |
+    | a | 1 |
+    """
+    rules = ["---", *[align] * (len(head) - 1)] if isinstance(align, str) else align
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rules, *rows))
+
+
+def evaluate_retrieval(
+    scorer: Scorer,
+    pairs: PairSet | PhotoSet,
+    *,
+    protocols: Sequence[str] = ("flickr",),
+    judgments: Sequence[Judgments] = (),
+    ties: Ties = "stable",
+    bins: Bins = "count",
+    truth: Truth | None = None,
+) -> RetrievalReport:
+    """Score every pair of ``pairs`` and report each protocol.
+
+    ``judgments`` adds agreement with human grades; ``ties`` orders equal scores; ``bins`` are the uncertainty's, of
+    equal count or equal width; ``truth`` adds agreement with exact grades, where they are known.
+    """
+    protocol_galleries(protocols, pairs)  # refuses data that do not fit before anything is scored
+    return evaluate_scores(
+        scorer.score_set(pairs), pairs,
+        protocols=protocols, judgments=judgments, ties=ties, bins=bins, truth=truth,
+    )  # fmt: skip
+
+
+def evaluate_scores(
+    scores: Scores,
+    pairs: LabelledPairs,
+    *,
+    protocols: Sequence[str] = ("flickr",),
+    judgments: Sequence[Judgments] = (),
+    ties: Ties = "stable",
+    bins: Bins = "count",
+    truth: Truth | None = None,
+) -> RetrievalReport:
+    """Report each protocol on given scores; the options are those of :func:`evaluate_retrieval`."""
+    if fits_in_memory(pairs):
+        _ = scores.score  # asked for once, it is kept: blocks are then views
+    shared = _sections(scores, pairs, judgments=judgments, truth=truth)
+    missed = shared.get("judgments", {}).pop("auroc_false_negative", None)
+    cache: dict[Direction, Tensor] = {}
+    results: list[dict[str, Any]] = []
+    outcomes: list[Outcomes] = []
+    for name, galleries in protocol_galleries(protocols, pairs).items():
+        ranks = [gallery.ranks(scores, ties=ties) for gallery in galleries]
+        sigma = uncertainty_result(scores, galleries, ranks, bins=bins, cache=cache)
+        if sigma is not None and "judgments" in shared:
+            sigma["auroc_false_negative"] = missed
+        head = {"protocol": name, "split": pairs.split}
+        results.append({**head, **retrieval_result(ranks), "uncertainty": sigma, **shared})
+        outcomes.append(query_outcomes(name, pairs, galleries=galleries, ranks=ranks))
+    return RetrievalReport(tuple(results), tuple(outcomes))
+
+
+def evaluate_files(
+    scores: Path,
+    ids: Path,
+    *,
+    uncertainty: Path | None = None,
+    pairs: str | None = None,
+    split: str | None = None,
+    config: EvaluateConfig = _DEFAULTS,
+) -> RetrievalReport:
+    """Report the score matrix of any system, see :mod:`.score_files`; ``config.splits`` and ``posthoc`` are not used.
+
+    Labels come from the data set ``pairs`` if it is given, else from the ids file, or from COCO if the file has none
+    and all protocols are COCO's.
+    """
+    check_protocols(config.protocols)
+    names = read_ids(ids)
+    if pairs is not None:
+        data = load_pairs(pairs, split=split)
+        image_ids = [data.image_ids[row] for row in data.caption_image.tolist()]
+        owners = dict(zip(data.caption_ids, image_ids, strict=True))
+    elif "caption_image" in names:
+        owners = dict(zip(names["captions"], names["caption_image"], strict=True))
+    elif "flickr" not in config.protocols:
+        owners = coco_owners()
+    else:
+        message = f"{ids} does not say which image a caption belongs to"
+        raise DataError(f"{message} — add caption_image, give --pairs SPEC, or choose a COCO protocol")
+    images, captions = names["images"], names["captions"]
+    labelled = MatrixIds(images, captions, label_rows(images, captions, owners), split=split or "all")
+    return evaluate_scores(
+        read_scores(scores, labelled, uncertainty=uncertainty), labelled,
+        protocols=config.protocols, judgments=config_judgments(config), ties=config.ties, bins=config.bins,
+    )  # fmt: skip
+
+
+def config_judgments(config: EvaluateConfig) -> list[Judgments]:
+    """The human grades that the config names."""
+    return [read_judgments(Path(path).expanduser()) for path in config.judgments]
+
+
+def _sections(
+    scores: Scores, pairs: LabelledPairs, *, judgments: Sequence[Judgments], truth: Truth | None
+) -> dict[str, Any]:
+    """What does not depend on the protocol: human grades, exact grades, and how scores are distributed."""
+    judged = {key: judged_result(scores, pairs, judgments, split=split) for key, split in JUDGED.items()}
+    result: dict[str, Any] = {key: section for key, section in judged.items() if section}
+    if truth is not None:
+        result["exact"] = exact_metrics(scores, truth)
+    result["scores"] = score_histograms(scores, pairs)
+    return result
+
+
+def dev_rsum(scores: Scores, pairs: LabelledPairs) -> float:
+    """RSUM alone: what model choice looks at."""
+    return float(retrieval_result([Gallery.of_labels(pairs).ranks(scores)])["rsum"])
+
+
+def _markdown_row(result: dict[str, Any], more: Sequence[str]) -> list[str]:
+    def number(section: str, key: str, form: str = ".1f") -> str:
+        value = (result.get(section) or {}).get(key)
+        return "–" if value is None or value != value else format(value, form)
+
+    return [
+        result["protocol"],
+        result["split"],
+        *(" / ".join(number(direction, name) for name in RECALLS) for direction in DIRECTIONS),
+        f"{result['rsum']:.1f}",
+        *(" / ".join(number(direction, name) for direction in DIRECTIONS) for name in more),
+        " / ".join(number("uncertainty", f"corr_r1_{direction}", ".2f") for direction in DIRECTIONS),
+        number("judgments", "expert_tau_c"),
+        number("judgments", "crowd_tau_b"),
+    ]

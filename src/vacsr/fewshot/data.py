@@ -1,0 +1,248 @@
+"""From a data set to shots, test sets and batches of augmented photos.
+
+Every draw of a batch is a function of seed, pass over the shots, and shot.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vacsr.backbones.augment import DRAWS, randaugment
+from vacsr.backbones.images import PhotoTransform
+from vacsr.data.fewshot import (
+    FewshotSource,
+    LabelledPhotos,
+    Shots,
+    base_and_new,
+    check_template,
+    draw_shots,
+    load_classes,
+    load_shots,
+    take_shots,
+)
+from vacsr.data.photos import Photos
+from vacsr.errors import DataError, UsageError
+from vacsr.fewshot.config import FewshotDataConfig, FewshotTrainConfig
+from vacsr.fewshot.methods.base import ClassSet, ShotBatch
+from vacsr.files import read_json
+from vacsr.noise import RowNoise, Stream
+from vacsr.train.data import batch_order
+
+_TRIES = 10
+_NARROW, _WIDE = 3 / 4, 4 / 3  # of a crop's width over its height
+
+
+class ReportSet(NamedTuple):
+    """One test set, over its own classes."""
+
+    split: str  # its name in the report
+    photos: LabelledPhotos
+    classes: ClassSet
+
+
+class FewshotSets(NamedTuple):
+    """All the data of a run."""
+
+    source: FewshotSource
+    shots: Shots
+    train: LabelledPhotos  # the shots to learn from
+    val: LabelledPhotos  # the shots to choose settings on, of the same classes; may be empty
+    classes: ClassSet  # of training
+    tests: tuple[ReportSet, ...]
+
+
+def load_sets(config: FewshotDataConfig) -> FewshotSets:
+    """Load the data, draw the shots over all classes, and split by the protocol.
+
+    ``base-to-novel`` trains on the base half and tests ``base`` and ``new``, each over its own half; ``domain`` trains
+    on all classes and tests the ``source`` and every target over the target's own classes, all its photos where it has
+    no splits; ``all`` tests the source.
+    """
+    source = load_classes(config.spec)
+    if config.shots_file:
+        shots = load_shots(config.shots_file, source)
+    else:
+        shots = draw_shots(source, shots=config.shots, seed=config.seed)
+    train, val = take_shots(source, shots)
+    splits = {"source" if config.protocol == "domain" else "test": source.test}
+    if config.protocol == "base-to-novel":
+        base, new = base_and_new(len(source.test.classes))
+        train, val = train.only(base), val.only(base)
+        splits = {"base": source.test.only(base), "new": source.test.only(new)}
+    if not len(train):
+        raise DataError(f"{train.name}: no shots of the classes to train on — draw them again")
+    tests = [ReportSet(split, photos, _class_set(photos, source, config)) for split, photos in splits.items()]
+    for name, spec in config.targets.items():
+        target = load_classes(spec, whole=True)
+        tests.append(ReportSet(name, target.test, _class_set(target.test, target, config)._replace(shifted=True)))
+    for test in tests:
+        if not len(test.photos):
+            raise DataError(f"{test.photos.name} has no photos to test — check the data set")
+        test.photos.check_files()
+    classes = _class_set(train, source, config)
+    if config.sentences:
+        classes = classes._replace(sentences=read_sentences(Path(config.sentences).expanduser(), classes.names))
+    return FewshotSets(source, shots, train, val, classes, tuple(tests))
+
+
+def _class_set(photos: LabelledPhotos, source: FewshotSource, config: FewshotDataConfig) -> ClassSet:
+    return ClassSet(photos.classes, check_template(config.template or source.template))
+
+
+def read_sentences(path: Path, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Descriptions of these classes, in their order, from a JSON file {class name: [sentences]}.
+
+    Names match regardless of case, and of underscores or spaces.
+    """
+
+    def plain(name: str) -> str:
+        return name.replace("_", " ").casefold().strip()
+
+    by_name = {plain(name): sentences for name, sentences in read_json(path).items()}
+    found = []
+    for name in names:
+        sentences = by_name.get(plain(name))
+        if not isinstance(sentences, list) or not sentences or not all(isinstance(one, str) for one in sentences):
+            raise DataError(f"{path}: class {name!r} has no list of sentences — add it as {{class name: [sentences]}}")
+        found.append(tuple(sentences))
+    return tuple(found)
+
+
+def crop_box(
+    width: int, height: int, *, draws: Sequence[float], scale: tuple[float, float]
+) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom of a random resized crop: a share of the area from ``scale``, an aspect of 3/4 to 4/3.
+
+    Four draws in (0, 1) for each of ten tries: area, aspect, top, left; the first box that fits into the photo counts.
+    If none fits, the largest centred box with an aspect in that range.
+
+    >>> crop_box(100, 50, draws=[0.5] * 40, scale=(0.5, 0.5))
+    (25, 0, 75, 50)
+    """
+    low, high = min(scale), max(scale)
+    for start in range(0, 4 * _TRIES, 4):
+        area, aspect, top, left = draws[start : start + 4]
+        pixels = width * height * (low + (high - low) * area)
+        ratio = math.exp(math.log(_NARROW) + (math.log(_WIDE) - math.log(_NARROW)) * aspect)
+        w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            x, y = (min(int(draw * (room + 1)), room) for draw, room in ((left, width - w), (top, height - h)))
+            return x, y, x + w, y + h
+    w, h = min(width, round(height * _WIDE)), min(height, round(width / _NARROW))
+    x, y = (width - w) // 2, (height - h) // 2
+    return x, y, x + w, y + h
+
+
+@dataclass(frozen=True)
+class View:
+    """The augmentation of a photo: ``crop`` is a random resized crop and a flip, ``randaugment`` the whole photo
+    squeezed into the square and then RandAugment. In the tower's size and with its filter (CLIP: bicubic)."""
+
+    kind: str
+    config: FewshotTrainConfig
+    transform: PhotoTransform
+
+    @property
+    def draws(self) -> int:
+        """Draws in (0, 1) per photo."""
+        return 4 * _TRIES + 1 if self.kind == "crop" else DRAWS * self.config.randaugment_operations
+
+    def __call__(self, photo: Image.Image, draws: Sequence[float]) -> Image.Image:
+        """An RGB square."""
+        c, size = self.config, (self.transform.size, self.transform.size)
+        resample = Image.Resampling[self.transform.resample.upper()]
+        if self.kind != "crop":
+            return randaugment(photo.resize(size, resample), draws, magnitude=c.randaugment_magnitude)
+        box = crop_box(photo.width, photo.height, draws=draws, scale=c.crop)
+        square = photo.crop(box).resize(size, resample)
+        return square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[-1] < c.flip else square
+
+
+@dataclass
+class CachedPhotos:
+    """Decoded photos, cached while there are ``free`` bytes left."""
+
+    photos: Photos
+    free: float
+    cache: dict[int, Image.Image] = field(default_factory=dict)
+
+    def open(self, row: int) -> Image.Image:
+        """The photo in full size, since a crop may show any part of it. Threads may call this."""
+        photo = self.cache.get(row)
+        if photo is None:
+            photo = self.photos.open(row)
+            size = 4 * photo.width * photo.height  # of RGB in PIL
+            if size <= self.free and self.cache.setdefault(row, photo) is photo:
+                self.free -= size
+        return photo
+
+
+class ShotLoader:
+    """The dataloader of the training shots. Threads prepare batches ahead of need, one thread per batch."""
+
+    def __init__(
+        self, shots: LabelledPhotos, config: FewshotTrainConfig, *, transform: PhotoTransform, second: bool = False
+    ) -> None:
+        self.shots, self.config = shots, config
+        kinds = (config.view, config.second_view) if second else (config.view,)
+        self.views = [View(kind, config, transform) for kind in kinds]
+        self.photos = CachedPhotos(shots.photos, free=config.cache_gb * 2**30)
+        self.batch_size = min(config.batch_size, len(shots))
+        self.batches_per_pass = len(shots) // self.batch_size  # what does not fill a batch comes in other passes
+        batches = config.steps_per_epoch or self.batches_per_pass
+        self.steps_per_epoch = batches // config.accumulate * config.accumulate
+        if not self.steps_per_epoch:
+            message = f"an epoch has {batches} batches, train.accumulate={config.accumulate}"
+            raise UsageError(f"{message} — lower train.accumulate or train.batch_size, or set train.steps_per_epoch")
+
+    def stream(self, start: int, stop: int) -> Iterator[ShotBatch]:
+        """The batches of the steps from ``start`` up to ``stop``; a batch depends on its step only."""
+        workers = self.config.workers or os.cpu_count() or 1
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="shots")
+        jobs = (pool.submit(self._batch, step) for step in range(start, stop))
+        try:
+            queue = deque(islice(jobs, workers))
+            while queue:
+                batch = queue.popleft().result()
+                queue.extend(islice(jobs, 1))
+                yield batch
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def pass_and_rows(self, step: int) -> tuple[int, Tensor]:
+        """The pass over the shots that a step belongs to, and its shots [B].
+
+        An epoch is one or more passes, the last perhaps incomplete.
+        """
+        epoch, index = divmod(step, self.steps_per_epoch)
+        passes = -(-self.steps_per_epoch // self.batches_per_pass)
+        number, position = divmod(index, self.batches_per_pass)
+        number += epoch * passes
+        order = batch_order(len(self.shots), batch=self.batch_size, seed=self.config.seed, epoch=number)
+        return number, next(islice(order, position, None))
+
+    def _batch(self, step: int) -> ShotBatch:
+        """Pixels as uint8 [B, 3, S, S], on the CPU."""
+        number, rows = self.pass_and_rows(step)
+        noise = RowNoise(self.config.seed, torch.tensor(number), rows, Stream.IMAGE)
+        photos = [self.photos.open(row) for row in rows.tolist()]
+        views: list[Tensor] = []
+        for view, stream in zip(self.views, (Stream.FIRST_VIEW, Stream.SECOND_VIEW), strict=False):
+            draws = noise.other(stream).uniform(view.draws).tolist()
+            squares = [np.asarray(view(photo, row)) for photo, row in zip(photos, draws, strict=True)]
+            views.append(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).contiguous())
+        second = views[1] if len(views) > 1 else None
+        return ShotBatch(views[0], self.shots.labels[rows], second, seed=self.config.seed, step=step)

@@ -1,0 +1,361 @@
+"""The plots of a comparison, from the reports of its runs: uncertainty, scores and training.
+
+To add a plot, write a function like :func:`dev_by_epoch` and name it in :data:`SIGMA_PLOTS` or :data:`TRAINING_PLOTS`;
+its caption belongs in templates/comparison.html, under the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from markupsafe import Markup
+
+from vacsr.pages.plots import Array, Histogram, Line, histogram_plot, line_plot, value_range
+
+DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}
+MOST = 8
+"""Rows in a plot, unless more are asked for."""
+_FIXED = ("vacsr", "infonce", "sigmoid")  # methods that always have the same colour
+_HUES = tuple(f"hue-{number}" for number in range(1, 9))
+_SMOOTH = 40  # points of a loss curve
+
+
+class Run(Protocol):
+    """What a plot reads of a finished run."""
+
+    @property
+    def row(self) -> str: ...
+    @property
+    def setting(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """Results by split, with the keys of the evaluation JSON."""
+
+    @property
+    def history(self) -> Sequence[Mapping[str, Any]]:
+        """Rows of metrics.jsonl."""
+
+
+class Plot(NamedTuple):
+    """A drawn plot and the words around it."""
+
+    title: str
+    picture: Markup
+    caption: str = ""
+    """Key of the caption in the template, or the caption itself."""
+    missing: tuple[str, ...] = ()
+    """Rows that were run and have no data for it: a curve alone might mislead."""
+
+
+class PlotGroup(NamedTuple):
+    """The plots of one setting."""
+
+    setting: str
+    plots: tuple[Plot, ...]
+    not_run: tuple[str, ...] = ()
+    """Rows without a run in this setting."""
+    tables: tuple[RankTable, ...] = ()
+
+
+class RankTable(NamedTuple):
+    """Correlation of σ with mAP@R by the number of answers K."""
+
+    direction: str
+    rows: tuple[tuple[str, tuple[float, ...]], ...]
+
+
+class Curve(NamedTuple):
+    """A curve averaged over seeds."""
+
+    mean: Array
+    """[P], NaN where no seed has a value."""
+    std: Array
+    """[P], 0 for a single seed."""
+    seeds: int
+
+
+class RowStyle(NamedTuple):
+    """How the lines of a row look."""
+
+    colour: str
+    dashed: bool = False
+
+
+def entry(run: Run, split: str, *keys: str) -> Any:
+    """A part of a run's report; None where it has no such part."""
+    value: Any = run.report.get(split)
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def mean_curve(curves: Sequence[Sequence[float | None] | None]) -> Curve | None:
+    """Mean and sample deviation over seeds, point by point; None where no seed has the curve.
+
+    Curves of another length than the first are left out: their points are not the same.
+
+    >>> mean_curve([[1.0, None], [3.0, 5.0]]).mean
+    array([2., 5.])
+    """
+    known = [np.array([np.nan if v is None else v for v in curve], dtype=np.float64) for curve in curves if curve]
+    known = [curve for curve in known if len(curve) == len(known[0])]
+    if not known:
+        return None
+    values = np.ma.masked_invalid(np.stack(known))
+    counts = values.count(axis=0)
+    squares = (values - values.mean(axis=0)).filled(0.0) ** 2
+    std = np.sqrt(squares.sum(axis=0) / np.maximum(counts - 1, 1))
+    return Curve(np.ma.filled(values.mean(axis=0).astype(np.float64), np.nan), std, len(known))
+
+
+def row_styles(rows: Sequence[str]) -> dict[str, RowStyle]:
+    """A colour per row: its own for the best known methods, numbered for others, then dashed.
+
+    >>> [style.colour for style in row_styles(["infonce", "vacsr-paper", "vacsr-default", "pcmepp"]).values()]
+    ['infonce', 'hue-1', 'vacsr', 'hue-2']
+    """
+    owners: dict[str, str] = {}
+    for method in _FIXED:
+        alike = [row for row in rows if row == method or row.startswith(f"{method}-")]
+        named = [row for row in alike if row in (method, f"{method}-default")]
+        owners |= {row: method for row in (named or alike)[:1]}
+    free = [RowStyle(hue) for hue in _HUES] + [RowStyle(name, dashed=True) for name in (*_FIXED, *_HUES)]
+    left = iter(free)
+    return {row: RowStyle(owners[row]) if row in owners else next(left, RowStyle("easy")) for row in rows}
+
+
+class Curves(NamedTuple):
+    """The runs of one setting, and the rows to draw of them."""
+
+    runs: Sequence[Run]
+    setting: str
+    styles: Mapping[str, RowStyle]
+    """Of the rows to draw."""
+    split: str
+
+    def seeds(self, row: str) -> list[Run]:
+        """The runs of a row, by seed."""
+        runs = [run for run in self.runs if (run.row, run.setting) == (row, self.setting)]
+        return sorted(runs, key=lambda run: run.seed)
+
+    def without_sigma(self, row: str) -> bool:
+        """Whether every report of a row, in any setting, says that its method has no σ."""
+        reports = [run.report.get(self.split) or {} for run in self.runs if run.row == row]
+        return bool(reports) and all("uncertainty" in report and report["uncertainty"] is None for report in reports)
+
+    def means(self, *keys: str) -> Iterator[tuple[str, Curve]]:
+        """A list of the reports, averaged over seeds, by row."""
+        for row in self.styles:
+            curve = mean_curve([entry(run, self.split, *keys) for run in self.seeds(row)])
+            if curve is not None:
+                yield row, curve
+
+    def mean(self, row: str, *keys: str) -> float:
+        """A number of the reports, averaged over seeds; NaN where there is none."""
+        curve = mean_curve([[entry(run, self.split, *keys)] for run in self.seeds(row)])
+        return float("nan") if curve is None else float(curve.mean[0])
+
+    def line(self, row: str, curve: Curve, *, x: Array | None = None, scale: float = 1.0, extra: str = "") -> Line:
+        """A curve in the row's colour, with a band where there are several seeds."""
+        style = self.styles[row]
+        return Line(
+            f"{row}, {extra}" if extra else row,
+            np.arange(1.0, len(curve.mean) + 1) if x is None else x,
+            scale * curve.mean,
+            style.colour,
+            dashed=style.dashed or extra == "raw",
+            dots=len(curve.mean) <= 12,
+            std=scale * curve.std if curve.seeds > 1 else None,
+        )
+
+
+class Lines(NamedTuple):
+    """The lines of a plot, each with its row, and the words around them; without lines there is no plot."""
+
+    lines: Sequence[tuple[str, Line]]
+    title: str
+    x_label: str
+    y_label: str
+    numbered: bool = False
+    """Whether every point has its tick."""
+    y_range: tuple[float, float] | None = None
+    digits: int = 1
+
+    def draw(self) -> Markup:
+        """The picture."""
+        lines = [line for _, line in self.lines]
+        ticks = [float(x) for x in max((line.x for line in lines), key=len)] if self.numbered else None
+        return line_plot(
+            lines, title=self.title, x_label=self.x_label, y_label=self.y_label, ticks=ticks, y_range=self.y_range,
+            digits=self.digits,
+        )  # fmt: skip
+
+
+def accuracy_by_sigma(curves: Curves, direction: str) -> Lines:
+    """R@1 in equal groups of queries, from low σ of the best answer to high."""
+    lines = []
+    for row, curve in curves.means("uncertainty", f"bins_{direction}", "r1"):
+        correlation = f"r = {curves.mean(row, 'uncertainty', f'corr_r1_{direction}'):z.2f}"
+        lines.append((row, curves.line(row, curve, scale=100, extra=correlation)))
+    title = f"R@1 by the uncertainty of the best answer, {DIRECTIONS[direction]}, {curves.setting}"
+    return Lines(lines, title, "equal groups of queries, from low σ to high σ", "R@1, percent", numbered=True)
+
+
+def risk_by_coverage(curves: Curves, direction: str) -> Lines:
+    """Errors among the queries that are answered when the least uncertain are answered first."""
+    coverage = dict(curves.means("uncertainty", f"risk_{direction}", "coverage"))
+    lines = []
+    for row, curve in curves.means("uncertainty", f"risk_{direction}", "risk"):
+        if row in coverage and len(coverage[row].mean) == len(curve.mean):
+            area = f"area {curves.mean(row, 'uncertainty', f'aurc_{direction}'):.1f}"
+            lines.append((row, curves.line(row, curve, x=coverage[row].mean, extra=area)))
+    title = f"Errors among the most certain answers, {DIRECTIONS[direction]}, {curves.setting}"
+    x_label = "queries answered, lowest σ first (percent)"
+    return Lines(lines, title, x_label, "best answer is not a labelled match, percent")
+
+
+def sigma_by_rank(curves: Curves, direction: str) -> Lines:
+    """Pearson's r between the mean σ of the first K answers and mAP@R; raw too where there is room."""
+    means = {kind: list(curves.means("uncertainty", f"topk_{direction}", kind)) for kind in ("binned", "raw")}
+    kinds = ("binned", "raw") if len(means["binned"]) <= 3 else ("binned",)
+    lines = [(row, curves.line(row, curve, extra=kind)) for kind in kinds for row, curve in means[kind]]
+    title = f"Correlation of σ with mAP@R, {DIRECTIONS[direction]}, {curves.setting}"
+    top = max(0.1, value_range([line for _, line in lines])[1])
+    return Lines(
+        lines, title, "K: σ is the mean over the first K answers", "Pearson's r with mAP@R", numbered=True,
+        y_range=(-1.0, top), digits=2,
+    )  # fmt: skip
+
+
+def dev_by_epoch(curves: Curves) -> Lines:
+    """What model selection saw: dev RSUM after each epoch."""
+    lines = []
+    for row in curves.styles:
+        logs = [_logged(run, "dev_rsum", "epoch") for run in curves.seeds(row)]
+        curve = mean_curve([values for _, values in logs])
+        if curve is not None:
+            epochs = next(np.array(x) for x, values in logs if len(values) == len(curve.mean))
+            lines.append((row, curves.line(row, curve, x=epochs)._replace(dots=False)))
+    y_range = value_range([line for _, line in lines])
+    return Lines(lines, f"Dev RSUM by epoch, {curves.setting}", "epoch", "dev RSUM", y_range=y_range)
+
+
+def loss_by_step(curves: Curves) -> Lines:
+    """The training loss of the first seed, in percent of its first value: losses differ in kind."""
+    lines = []
+    for row, style in curves.styles.items():
+        for run in curves.seeds(row)[:1]:
+            logged = _logged(run, "loss", "step")
+            first = next(iter(logged[1]), 0.0)
+            if len(logged[1]) > 1 and first > 0:
+                parts = min(_SMOOTH, len(logged[1]))
+                x, y = (np.array([part.mean() for part in np.array_split(np.array(one), parts)]) for one in logged)
+                lines.append((row, Line(row, x, 100 * y / first, style.colour, style.dashed)))
+    return Lines(lines, f"Training loss by step, {curves.setting}", "step", "loss, percent of its first value")
+
+
+SIGMA_PLOTS: tuple[tuple[str, str, Callable[[Curves, str], Lines]], ...] = (
+    ("accuracy", "σ and R@1", accuracy_by_sigma),
+    ("risk", "Most certain answers only", risk_by_coverage),
+    ("ranks", "σ of the first K and mAP@R", sigma_by_rank),
+)
+"""Key of the caption, title, and function; one plot per direction."""
+TRAINING_PLOTS: tuple[tuple[str, str, Callable[[Curves], Lines]], ...] = (
+    ("dev", "Dev RSUM", dev_by_epoch),
+    ("loss", "Loss", loss_by_step),
+)
+
+
+def sigma_plots(curves: Curves) -> PlotGroup:
+    """What σ says of R@1 and mAP@R, and what is gained by answering only where σ is low."""
+    rows = [row for row in curves.styles if not curves.without_sigma(row)]
+    drawn = [
+        (f"{title}, {name}", caption, plot(curves, direction))
+        for caption, title, plot in SIGMA_PLOTS
+        for direction, name in DIRECTIONS.items()
+    ]
+    tables = tuple(table for direction in DIRECTIONS if (table := _rank_table(curves, direction)).rows)
+    return _group(curves, rows, drawn)._replace(tables=tables)
+
+
+def training_plots(curves: Curves) -> PlotGroup:
+    """Dev RSUM and loss."""
+    return _group(curves, list(curves.styles), [(title, key, plot(curves)) for key, title, plot in TRAINING_PLOTS])
+
+
+def _group(curves: Curves, rows: Sequence[str], drawn: Sequence[tuple[str, str, Lines]]) -> PlotGroup:
+    ran = [row for row in rows if curves.seeds(row)]
+    plots = []
+    for title, caption, plot in drawn:
+        if plot.lines:
+            shown = {row for row, _ in plot.lines}
+            plots.append(Plot(title, plot.draw(), caption, tuple(row for row in ran if row not in shown)))
+    return PlotGroup(curves.setting, tuple(plots), tuple(row for row in rows if row not in ran))
+
+
+def score_plots(curves: Curves) -> PlotGroup:
+    """Grades and scores of labelled pairs and of all others, for the first seed of each row."""
+    first = [seeds[0] for row in curves.styles if (seeds := curves.seeds(row))]
+    plots = [
+        Plot(f"{run.row}: {kind}s", picture, _stats(entry(run, curves.split, "scores", kind, "all_stats") or {}))
+        for kind in ("grade", "score")
+        for run in first
+        if (picture := _score_histogram(run, curves.split, kind)) is not None
+    ]
+    lacking = tuple(run.row for run in first if entry(run, curves.split, "scores") is None)
+    if plots and lacking:
+        plots[-1] = plots[-1]._replace(missing=lacking)
+    return PlotGroup(curves.setting, tuple(plots), tuple(row for row in curves.styles if not curves.seeds(row)))
+
+
+def _rank_table(curves: Curves, direction: str) -> RankTable:
+    means = [
+        (row, kind, tuple(curve.mean.tolist()))
+        for kind in ("raw", "binned")
+        for row, curve in curves.means("uncertainty", f"topk_{direction}", kind)
+    ]
+    order = list(curves.styles)
+    rows = sorted(means, key=lambda one: order.index(one[0]))
+    return RankTable(DIRECTIONS[direction], tuple((f"{row}, {kind}", values) for row, kind, values in rows))
+
+
+def _score_histogram(run: Run, split: str, kind: str) -> Markup | None:
+    stored = entry(run, split, "scores", kind)
+    if not isinstance(stored, Mapping):
+        return None
+    groups = []
+    for key, name, colour in (("positive", "labelled", "positives"), ("negative", "others", "easy")):
+        stats = stored.get(f"{key}_stats") or {}
+        counts = np.array(stored[key], dtype=np.float64)
+        groups.append(Histogram(name, counts, colour, _stats(stats), stats.get("median")))
+    label = "grade, from 0 to 1" if kind == "grade" else "score, as the method ranks by it"
+    title = f"{kind.capitalize()}s of {run.row}, {run.setting}"
+    return histogram_plot(groups, edges=np.array(stored["edges"], dtype=np.float64), label=label, title=title)
+
+
+def _stats(stats: Mapping[str, Any]) -> str:
+    """Equal digits, zeros too; what would round to nothing is less than the last digit.
+
+    >>> _stats({"mean": 0.03, "median": 0.0001, "std": 0.25})
+    'mean 0.030 · median <0.001 · std 0.250'
+    """
+    known = {key: float(stats[key]) for key in ("mean", "median", "std") if stats.get(key) is not None}
+    digits = 3 if max(map(abs, known.values()), default=0.0) < 10 else 2
+    return " · ".join(f"{key} {_rounded(value, digits)}" for key, value in known.items())
+
+
+def _rounded(value: float, digits: int) -> str:
+    least = 10.0**-digits
+    if 0 < abs(value) < least / 2:
+        return f"<{least:g}" if value > 0 else f">-{least:g}"
+    return f"{value:z.{digits}f}"
+
+
+def _logged(run: Run, key: str, position: str) -> tuple[list[float], list[float]]:
+    """Where and what was logged under a key."""
+    rows = [row for row in run.history if isinstance(row.get(key), int | float) and row.get(position) is not None]
+    return [float(row[position]) for row in rows], [float(row[key]) for row in rows]

@@ -1,0 +1,150 @@
+"""Pages: plain data and a template give one HTML file that needs no network and no scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from vacsr.pages.curves import Curves, Plot, PlotGroup, Run, row_styles, score_plots, sigma_plots, training_plots
+from vacsr.pages.examples import Examples
+from vacsr.pages.plots import Line, line_plot
+from vacsr.pages.sweeps import Sweeps, sweep_plots
+
+
+class Cell(NamedTuple):
+    """A cell of a table."""
+
+    text: str
+    best: bool = False
+    """Set in bold."""
+    rest: str = ""
+    """Spread and marks: behind the number, in wide tables below it."""
+
+
+class Row(NamedTuple):
+    """A row of a table."""
+
+    name: str
+    cells: Sequence[Cell]
+
+
+class SettingTable(NamedTuple):
+    """The table of one setting of a comparison."""
+
+    setting: str
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+    differences: Sequence[Row] = ()
+    """Row, metric, other row, difference, 95% interval, p."""
+
+
+class Comparison(NamedTuple):
+    """What the page of a comparison shows."""
+
+    title: str
+    lead: str
+    """How much was run, in a sentence."""
+    note: str
+    tables: Sequence[SettingTable]
+    runs: Sequence[Run]
+    rows: Sequence[str]
+    """In the plots."""
+    settings: Sequence[str]
+    """In the plots."""
+    left_out: int = 0
+    """Rows that are only in the tables."""
+    not_run: Sequence[str] = ()
+    """Rows that were asked for and have no run."""
+    sweeps: Sequence[Sweeps] = ()
+    examples: Examples | None = None
+    examples_wanted: bool = False
+    """Whether examples were asked for; they need the models."""
+    split: str = "test"
+    """Whose results the plots show."""
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("vacsr.pages"),
+        autoescape=lambda name: name is None or not name.endswith(".md"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["style"] = Markup(files("vacsr.pages").joinpath("style.css").read_text(encoding="utf-8"))
+    environment.filters["counted"] = counted
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of templates/ with these values; text is escaped, unless the template is Markdown."""
+    return _environment().get_template(template).render(**values)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> counted(1, "row"), counted(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def tables_html(tables: Sequence[SettingTable], *, note: str = "") -> str:
+    """A fragment for other pages: a heading, a table and its notes per setting."""
+    return render("tables.html", tables=tables, note=note)
+
+
+def comparison_page(page: Comparison) -> str:
+    """The whole page; sections without data are left out."""
+    styles = row_styles(page.rows)
+    curves = [Curves(page.runs, setting, styles, page.split) for setting in page.settings]
+    sections = {
+        "sigma": _groups([sigma_plots(one) for one in curves]),
+        "scores": _groups([score_plots(one) for one in curves]),
+        "sweeps": [plot for sweeps in page.sweeps for plot in sweep_plots(sweeps)],
+        "training": _groups([training_plots(one) for one in curves]),
+    }
+    unsure = any((run.report.get(page.split) or {}).get("uncertainty") for run in page.runs)
+    expected = [name for name in ("sigma", "scores", "training") if name != "sigma" or unsure]
+    absent = [name for name in expected if not sections[name]]
+    return render("comparison.html", page=page, absent=absent, gradients=gradient_plots(), **sections)
+
+
+def _groups(groups: Sequence[PlotGroup]) -> list[PlotGroup]:
+    """None at all where no setting has a plot."""
+    return list(groups) if any(group.plots for group in groups) else []
+
+
+def gradient_plots() -> list[Plot]:
+    """The squared error's gradient with respect to the logit, with a straight-through and with a plain sigmoid.
+
+    Straight-through it is p − label, else (p − label) · p(1 − p); tests compare both with the model's loss.
+    """
+    score = 1 / (1 + np.exp(-np.linspace(-8, 8, 121)))
+    plots = []
+    for label, title in ((1, "Labelled pairs"), (0, "All other pairs")):
+        straight = score - label
+        picture = line_plot(
+            [
+                Line("straight-through (as trained)", score, straight, "vacsr"),
+                Line("plain sigmoid", score, straight * score * (1 - score), "infonce", dashed=True),
+            ],
+            title=f"Gradient of the squared error by the score, label {label}",
+            x_label="score p = sigmoid(logit)",
+            y_label=f"∂ ½({label}−p)² / ∂ logit",
+            ticks=[0.0, 0.25, 0.5, 0.75, 1.0],
+            y_range=(-1.06, 0.06) if label else (-0.06, 1.06),
+            digits=2,
+        )
+        plots.append(Plot(title, picture, f"gradient-{label}"))
+    return plots

@@ -1,0 +1,253 @@
+"""Fill an index with the images or the captions of a data set, in batches that are stored one by one.
+
+A stop at any time costs one batch: the same call continues, since it skips what the index already holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vacsr.backbones.images import PhotoReader
+from vacsr.data import PairSet, PhotoSet
+from vacsr.data.archives import StoredPhotos
+from vacsr.data.formats import parse_spec
+from vacsr.data.photos import content_fingerprint
+from vacsr.errors import DataError, UsageError
+from vacsr.progress import Bars
+from vacsr.scoring import PairScorer
+from vacsr.search.index import Metadata, VectorIndex
+
+ORIGIN = ("source", "from", "mark")
+"""Metadata that say where an item comes from; of no use to whoever searches."""
+_LOOKUP = 4096  # ids whose metadata are in memory at a time
+_MAX_PRUNED = 0.5  # share of a source's items that are pruned without a question
+_PHOTOS = {"cpu": 32, "cuda": 256}  # through the tower at a time
+_LINE_S = 30.0  # between two lines where there is no terminal for a bar
+_SPLIT = re.compile(r"(?:,|(?<=:))split=[^,=]*$")
+
+
+class Filled(NamedTuple):
+    """Items so far."""
+
+    added: int = 0
+    replaced: int = 0
+    skipped: int = 0
+    """In the index already, unchanged."""
+    of: int = 0
+    removed: int = 0
+    """From the index, since the data set no longer has them."""
+
+    @property
+    def embedded(self) -> int:
+        """What took time."""
+        return self.added + self.replaced
+
+
+def fill_index(
+    index: VectorIndex,
+    scorer: PairScorer,
+    pairs: PairSet | PhotoSet,
+    *,
+    source: str = "",
+    texts: bool = False,
+    batch: int = 1024,
+    replace: bool = False,
+    prune: bool = False,
+    sure: bool = False,
+    workers: int = 0,
+    committed: Callable[[Filled], None] | None = None,
+) -> Filled:
+    """Embed the images, or captions, that the index lacks or that have changed, and add them ``batch`` at a time.
+
+    ``source``: the SPEC, which the index remembers, see :func:`absolute_spec`. An id that is there from another source
+    is an error before anything is embedded: it is another image. ``replace`` embeds everything and takes such ids over.
+    ``prune`` then removes what came from the source and is no longer in it; if that is more than half, it is an error
+    at the start unless you are ``sure``. ``committed`` is called after each batch that is stored.
+    """
+    scorer.check_set(pairs)
+    ids = pairs.caption_ids if texts else pairs.image_ids
+    # read before anything is embedded: a change meanwhile shows the next time
+    metadata = dict(zip(ids, (_text_metadata if texts else _image_metadata)(pairs, source), strict=True))
+    gone = _find_gone(index, ids, source=source, sure=sure) if prune else []
+    rows = list(range(len(ids))) if replace else _find_changed(index, metadata)
+    if source:
+        index.note_source(source)
+    done, batches = Filled(skipped=len(ids) - len(rows), of=len(ids)), _cut(rows, batch)
+    vectors = _embed_texts(scorer, pairs, batches) if texts else _embed_images(scorer, pairs, batches, workers=workers)
+
+    def check(stored: dict[str, Metadata]) -> None:
+        """Another process may have added such an id since :func:`_find_changed`."""
+        for name, item in stored.items():
+            _check_source(name, item, metadata[name])
+
+    for some, embedded in zip(batches, vectors, strict=True):
+        names = [ids[row] for row in some]
+        items = [metadata[name] for name in names]
+        result = index.add(names, embedded, items, check=None if replace else check)
+        done = done._replace(added=done.added + result.added, replaced=done.replaced + result.replaced)
+        if committed is not None:
+            committed(done)
+    return done._replace(removed=index.delete(gone) if gone else 0)
+
+
+def _find_changed(index: VectorIndex, metadata: Mapping[str, Metadata]) -> list[int]:
+    """Rows that the index lacks, or whose fingerprint has changed; an unknown fingerprint counts as unchanged."""
+    ids, changed = list(metadata), list[int]()
+    for some in _cut(range(len(ids)), _LOOKUP):
+        stored = index.metadata([ids[row] for row in some])
+        for row in some:
+            before, new = stored.get(ids[row]), metadata[ids[row]]
+            if before is None:
+                changed.append(row)
+                continue
+            _check_source(ids[row], before, new)
+            if before.get("mark") and new["mark"] and before["mark"] != new["mark"]:
+                changed.append(row)
+    return changed
+
+
+def _check_source(name: str, stored: Metadata, new: Metadata) -> None:
+    """Raise where an id is there from another source; an unknown source fits any."""
+    before, now = stored.get("source"), new["source"]
+    if before and now and before != now:
+        message = f"{name!r} is in the index from {before!r}, this one is from {now!r}"
+        action = "write the SPEC as before, add --replace to take the new one, or fill another index"
+        raise DataError(f"{message}: the same id for another item? — {action}; of two folders, name their parent")
+
+
+def _find_gone(index: VectorIndex, ids: Sequence[str], *, source: str, sure: bool) -> list[str]:
+    """Ids that came from ``source``, or from a split of it, and are no longer in it."""
+    keys = {source_key(other) for other in index.sources if source in (other, without_split(other))}
+    present, stored = set(ids), [name for name, metadata in index.records() if metadata.get("from") in keys]
+    gone = [name for name in stored if name not in present]
+    if len(gone) > _MAX_PRUNED * len(stored) and not sure:
+        message = f"{len(gone):,} of the {len(stored):,} items from {source} are missing now"
+        action = "check the SPEC, or add --yes to remove them"
+        raise UsageError(f"{message}, first {gone[0]!r}, and nothing was changed — {action}")
+    return gone
+
+
+# --------------------------------------------------------------------------------------------------------------- items
+
+
+def _image_metadata(pairs: PairSet | PhotoSet, source: str) -> Iterator[Metadata]:
+    """Of each image: its captions, and where it comes from."""
+    captions: dict[int, list[str]] = {}
+    for row, words in zip(pairs.caption_image.tolist(), pairs.captions or (), strict=False):
+        captions.setdefault(row, []).append(words)
+    for row in range(len(pairs.image_ids)):
+        if isinstance(pairs, PairSet):
+            origin, mark = without_split(source), _features_fingerprint(pairs.images[row])
+        else:
+            origin, mark = pairs.photos.name(row), pairs.photos.fingerprint(row)
+            if isinstance(pairs.photos, StoredPhotos):
+                origin = os.path.abspath(origin)  # the same file in any working directory
+        yield _metadata(origin, {"captions": captions.get(row, [])}, source, mark)
+
+
+def _text_metadata(pairs: PairSet | PhotoSet, source: str) -> Iterator[Metadata]:
+    """Of each caption: its words, where known, the id of its image, and where it comes from."""
+    words = pairs.captions or ("",) * len(pairs.caption_ids)
+    for row, image in enumerate(pairs.caption_image.tolist()):
+        mark = content_fingerprint(words[row], pairs.image_ids[image])
+        if isinstance(pairs, PairSet):
+            mark = f"{mark} {_features_fingerprint(pairs.texts[row])}"
+        content = {"text": words[row], "image": pairs.image_ids[image]}
+        yield _metadata(without_split(source), content, source, mark)
+
+
+def _metadata(origin: str, content: Mapping[str, object], source: str, mark: str) -> Metadata:
+    """``mark``: the fingerprint, which changes when the item does; "" if unknown."""
+    return {"source": origin, **content, "from": source_key(source), "mark": mark}
+
+
+def _features_fingerprint(features: Tensor) -> str:
+    """Of one image or text [D]."""
+    return content_fingerprint(features.cpu().contiguous().numpy().tobytes())
+
+
+@torch.inference_mode()
+def _embed_images(
+    scorer: PairScorer, pairs: PairSet | PhotoSet, batches: Sequence[Sequence[int]], *, workers: int
+) -> Iterator[Tensor]:
+    """Photos are decoded ahead, also while a batch is being stored."""
+    if isinstance(pairs, PairSet):
+        for rows in batches:
+            yield scorer.model.embed_images(pairs.images[torch.tensor(rows)].to(scorer.device)).mean
+        return
+    size = _PHOTOS[scorer.device.type]
+    small = [some for rows in batches for some in _cut(rows, size)]
+    pixels = PhotoReader(pairs.photos, scorer.model.backbone.transform, workers=workers).stream(small)
+    for rows in batches:
+        yield torch.cat([scorer.model.embed_images(next(pixels).to(scorer.device)).mean for _ in _cut(rows, size)])
+
+
+def _embed_texts(scorer: PairScorer, pairs: PairSet | PhotoSet, batches: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    for rows in batches:
+        if isinstance(pairs, PairSet):
+            yield scorer.embed_texts(pairs.texts[torch.tensor(rows)]).mean
+        else:
+            yield scorer.embed_texts([pairs.captions[row] for row in rows]).mean
+
+
+def _cut(rows: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+# ------------------------------------------------------------------------------------------------------------- sources
+
+
+def absolute_spec(spec: str, *, split: str | None = None) -> str:
+    """A SPEC that means the same in any folder: absolute paths, options in one order, the split last unless "all".
+
+    >>> absolute_spec("csv:/a/../photos.csv,split=dev,root=/b", split="test")
+    'csv:/photos.csv,root=/b,split=test'
+    >>> absolute_spec("scenes:images=6,split=all")
+    'scenes:images=6'
+    """
+    return str(parse_spec(spec).with_options({"split": split}).absolute())
+
+
+def without_split(source: str) -> str:
+    """An :func:`absolute_spec` for all splits; other strings stay as they are.
+
+    >>> without_split("folder:/photos,split=dev"), without_split("scenes:split=dev"), without_split("a walk")
+    ('folder:/photos', 'scenes:', 'a walk')
+    """
+    return _SPLIT.sub("", source)
+
+
+def source_key(source: str) -> str:
+    """A source in twelve letters, which every item of it stores; "" for "".
+
+    >>> source_key("folder:/photos")
+    '4f2cba51e731'
+    """
+    return hashlib.blake2b(source.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest() if source else ""
+
+
+class FillProgress(Bars):
+    """A bar with images or texts per second; without a terminal, a line now and then."""
+
+    def __init__(self, *, total: int, kind: str = "images") -> None:
+        super().__init__()
+        self.kind = kind
+        self.task = self.bar.add_task(kind, total=total, note="")
+        self.started = self.printed = time.monotonic()
+
+    def committed(self, done: Filled) -> None:
+        """Call after a batch is stored."""
+        now = time.monotonic()
+        rate = f"{done.embedded / max(now - self.started, 1e-9):,.0f} {self.kind}/s"
+        self.bar.update(self.task, completed=done.embedded + done.skipped, note=rate)
+        if self.bar.disable and now - self.printed >= _LINE_S:
+            self.printed = now
+            self.say(f"{done.embedded + done.skipped:,} of {done.of:,} {self.kind}, {rate}")

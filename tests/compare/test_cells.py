@@ -1,0 +1,148 @@
+"""Rows that can never finish are refused before any cell runs, and no shipped table has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vacsr.compare import compare, list_cells, read_table
+from vacsr.compare.cells import check_cells
+from vacsr.errors import UsageError
+from vacsr.fewshot.config import FewshotRecipe
+
+TABLES = Path(__file__).resolve().parents[2] / "tables"
+PARTS = TABLES / "parts"
+COCO, COCO_B16, SCENES, SMALL = (PARTS / f"{name}.yaml" for name in ("coco", "coco-vitb16", "scenes", "scenes-small"))
+SHIPPED = sorted(TABLES.glob("*.yaml"))
+
+
+def overlays(path: Path) -> list[list[Path]]:
+    """What may be laid over a shipped table: other data over what reads cached features, a small plan over scenes."""
+    if path.stem == "scenes":
+        return [[], [SMALL]]
+    table = read_table(path)
+    cached = table.task == "train" and table.data_spec().startswith("features:")
+    return [[], [COCO], [COCO, COCO_B16], [SCENES]] if cached else [[]]
+
+
+CASES = [(path, layers) for path in SHIPPED for layers in overlays(path)]
+
+
+@pytest.mark.parametrize(
+    ("path", "layers"), CASES, ids=["+".join([path.stem, *(layer.stem for layer in layers)]) for path, layers in CASES]
+)
+def test_every_row_that_is_shipped_can_finish(path: Path, layers: list[Path]) -> None:
+    table = read_table(path, layers=layers)
+    check_cells(table, list(list_cells(table, Path("x"))))
+
+
+def test_every_overlay_that_is_shipped_is_laid_over_some_table() -> None:
+    used = {layer for _, layers in CASES for layer in layers}
+    assert used == set(PARTS.glob("*.yaml")) - {PARTS / "published.yaml"}
+    assert {path.stem for path, layers in CASES if layers == [COCO]} >= {"retrieval", "noise", "ablation", "tolerance"}
+
+
+@pytest.mark.parametrize("name", ["retrieval", "noise"])
+def test_the_row_that_coco_leaves_out_could_not_finish(name: str, tmp_path: Path) -> None:
+    """Without `drop` it is found; with it all other rows are there."""
+    fields = yaml.safe_load(COCO.read_text(encoding="utf-8"))
+    assert fields.pop("drop") == ["infonce-laplace"]
+    fields["recipe"] = str(COCO.parent / fields["recipe"])
+    layer = tmp_path / "coco.yaml"
+    layer.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    table = read_table(TABLES / f"{name}.yaml", layers=[layer])
+    with pytest.raises(UsageError, match=r"row 'infonce-laplace' can never finish in 'clean': .* pooling 'gpo'"):
+        check_cells(table, list(list_cells(table, Path("x"))))
+    kept = [row.name for row in read_table(TABLES / f"{name}.yaml", layers=[COCO]).rows]
+    assert kept == [row.name for row in table.rows if row.name != "infonce-laplace"]
+
+
+def test_models_that_scenes_start_from_have_their_backbone() -> None:
+    """Another table trains them, so only here both are known."""
+    (start,) = {c.recipe.backbone for c in list_cells(read_table(TABLES / "scenes-start.yaml"), Path("x"))}
+    free = {"start", "augment", "weights", "checkpointing"}
+    for name in ("scenes", "scenes-plans"):
+        for cell in list_cells(read_table(TABLES / f"{name}.yaml"), Path("x")):
+            assert cell.recipe.backbone.model_dump(exclude=free) == start.model_dump(exclude=free)
+
+
+SMALL_TABLE: dict[str, Any] = {
+    "title": "Small",
+    "base": {"data": {"pairs": "synthetic:images=20,held_out=4"}, "train": {"epochs": 1, "batch_size": 8}},
+    "rows": [
+        {"name": "good", "set": {"method": {"name": "infonce"}}},
+        {"name": "bad", "set": {"method": {"name": "vacsr"}, "evaluate": {"posthoc": "cosine"}}},
+        {"name": "worse", "set": {"method": {"name": "ncr"}, "evaluate": {"posthoc": "laplace"}}},
+    ],
+    "columns": [{"key": "test.rsum"}],
+}
+
+
+def write(path: Path, fields: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    return path
+
+
+def test_compare_refuses_before_any_cell_runs(vacsr: Any, tmp_path: Path) -> None:
+    table, out = write(tmp_path / "table.yaml", SMALL_TABLE), tmp_path / "out"
+    answer = vacsr("compare", table, "--out", out)
+    assert answer.refused(2, "row 'bad' can never finish in 'clean' (nor can worse)", "drop: [bad, worse]")
+    assert not out.exists()
+    alone = vacsr("compare", table, "--out", out, "--row", "worse")
+    assert alone.refused(2, "row 'worse' can never finish")
+    assert "drop:" not in alone.err
+    without = write(tmp_path / "without.yaml", {"drop": ["bad", "worse"]})
+    compare(read_table(table, layers=[without]), out)
+    assert [path.name for path in (out / "clean").iterdir()] == ["good"]
+    compare(read_table(table), out, rows=["good"])  # finished, and nothing else is asked for
+    assert vacsr("compare", table, "--out", out, "--only-collect").code == 0
+
+
+def refusal(tmp_path: Path, **changes: Any) -> str:
+    """What is said of a table with one row."""
+    fields = {**SMALL_TABLE, "rows": [{"name": "one", "set": {"method": {"name": "infonce"}}}], **changes}
+    table = read_table(write(tmp_path / "table.yaml", fields))
+    with pytest.raises(UsageError) as caught:
+        check_cells(table, list(list_cells(table, tmp_path)))
+    return str(caught.value)
+
+
+TINY = {"spec": "tiny:", "head": {"kind": "linear", "dim": 8}, "image_output": "norm"}
+
+
+def test_a_start_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    start = {"data": {"pairs": "scenes:"}, "backbone": TINY, "method": {"name": "infonce"}}
+    write(tmp_path / "start.yaml", start)
+    base = {"data": {"pairs": "scenes:"}, "backbone": {**TINY, "image_output": "hidden"}}
+    fields = {"base": base, "start": {"recipe": "start.yaml", "folder": "runs/start"}}
+    told = refusal(tmp_path, **fields)
+    assert "backbone.image_output is 'hidden', runs/start, which it starts from, has 'norm'" in told
+    write(tmp_path / "start.yaml", {**start, "evaluate": {"protocols": ["eccv"]}})
+    assert "what the cells start from cannot be trained: protocol 'eccv'" in refusal(tmp_path, **fields)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "method", "message"),
+    [
+        (TINY, "infonce", "pools with gpo"),
+        ({**TINY, "pooling": "mean"}, "ncr", "has two networks"),
+        ({"spec": "features:"}, "infonce", "reads cached features"),
+        ({**TINY, "spec": "clip:vit-b16", "pooling": "cls"}, "infonce", "backbone.spec is 'tiny:'"),
+    ],
+)
+def test_a_few_shot_start_that_does_not_fit_is_refused(
+    tmp_path: Path, backbone: dict[str, Any], method: str, message: str
+) -> None:
+    pairs = "synthetic:" if backbone["spec"] == "features:" else "scenes:"
+    write(tmp_path / "start.yaml", {"data": {"pairs": pairs}, "backbone": backbone, "method": {"name": method}})
+    fields = {
+        "task": "fewshot",
+        "base": {"backbone": {"spec": "tiny:"}},
+        "rows": [{"name": "one", "set": {"method": {"name": "coop"}}}],
+        "start": {"recipe": "start.yaml", "folder": "runs/start"},
+    }
+    assert message in refusal(tmp_path, **fields)
+    assert isinstance(next(list_cells(read_table(tmp_path / "table.yaml"), tmp_path)).recipe, FewshotRecipe)

@@ -1,0 +1,75 @@
+"""A small world of features, an untrained model for it and its calibration; trained model folders; a Milvus file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
+from vacsr.data import PairSet, load_pairs
+from vacsr.methods.vacsr import VacsrConfig
+from vacsr.model import MatchingModel
+from vacsr.scoring import PairScorer
+from vacsr.search.calibrate import CalibrateSettings, Calibration, calibrate
+
+
+@pytest.fixture(scope="package")
+def pairs() -> PairSet:
+    """120 images with five captions each."""
+    loaded = load_pairs("synthetic:images=120,seed=3", split="train")
+    assert isinstance(loaded, PairSet)
+    return loaded
+
+
+@pytest.fixture(scope="package")
+def scorer(pairs: PairSet) -> PairScorer:
+    """Of a model with heads of 16 dimensions."""
+    config = BackboneConfig(spec="features:", head=HeadConfig(dim=16))
+    dims = {"image_dim": pairs.images.shape[1], "text_dim": pairs.texts.shape[1]}
+    return PairScorer(MatchingModel.build(VacsrConfig(), config, fit=pairs, seed=0, **dims), device="cpu")
+
+
+@pytest.fixture(scope="package")
+def calibration(scorer: PairScorer, pairs: PairSet) -> Calibration:
+    """With 20 candidates and a depth of 8."""
+    return calibrate(scorer, pairs, CalibrateSettings(candidates=20, depth=8))
+
+
+@pytest.fixture(scope="package")
+def features() -> str:
+    """The SPEC of 40 images with three captions each, and 10 held out."""
+    return "synthetic:images=40,held_out=10,per_image=3"
+
+
+@pytest.fixture(scope="package")
+def scenes() -> str:
+    """The SPEC of six drawn photos with two captions each, and two held out."""
+    return "scenes:images=6,held_out=2,per_image=2,size=32"
+
+
+@pytest.fixture(scope="package")
+def models(tmp_path_factory: pytest.TempPathFactory, features: str, scenes: str) -> dict[str, Path]:
+    """Model folders: on features, the same with another seed, with variances; towers on photos."""
+    root = tmp_path_factory.mktemp("models")
+    data, photos = load_pairs(features, split="train"), load_pairs(scenes, split="train")
+    small = BackboneConfig(head=HeadConfig(dim=16))
+    tiny = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
+    once = TrainConfig(epochs=1, batch_size=8, device="cpu")
+    runs = {
+        "features": fit("vacsr", data, TrainConfig(epochs=12, batch_size=16, lr=0.003, device="cpu"), backbone=small),
+        "other": fit("vacsr", data, once.model_copy(update={"seed": 1}), backbone=small),
+        "variance": fit("pcmepp", data, once, backbone=small),
+        "towers": fit("sigmoid", photos, once.model_copy(update={"batch_size": 2}), backbone=tiny),
+    }
+    for name, run in runs.items():
+        run.model.save_pretrained(root / name)
+    return {name: root / name for name in runs}
+
+
+@pytest.fixture(scope="package")
+def milvus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file for Milvus Lite; each test uses a collection of its own."""
+    for module in ("pymilvus", "milvus_lite"):
+        pytest.importorskip(module, reason="needs the extra milvus: pip install 'vacsr[milvus]'")
+    return tmp_path_factory.mktemp("milvus") / "index.db"

@@ -1,0 +1,238 @@
+"""`vacsr audit`: which data it reads, and what its lists and its page hold."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from vacsr.data import PairSet, PhotoSet, load_pairs
+from vacsr.errors import DataError, UsageError
+from vacsr.scoring import PairScorer
+from vacsr.search.audit import AuditReport, audit
+from vacsr.search.audit_page import pictures_in, write_audit
+
+Command = Callable[..., Any]
+CPU = ("--device", "cpu")
+
+
+@pytest.fixture
+def write(models: dict[str, Path], features: str, tmp_path: Path) -> Callable[..., tuple[PairSet, AuditReport, str]]:
+    """Audit features with some fields changed, write the files, and return the page."""
+
+    def written(images: slice = slice(None), *, title: str = "x", **fields: Any) -> tuple[PairSet, AuditReport, str]:
+        loaded = load_pairs(features, split="train")
+        pairs = replace(loaded.subset(range(40)[images]), **fields)
+        scorer = PairScorer.from_pretrained(models["features"], device="cpu")
+        report = audit(scorer, pairs, top=3, min_grade=0.0)
+        write_audit(tmp_path, report, pairs, title=title)
+        return pairs, report, (tmp_path / "index.html").read_text(encoding="utf-8")  # type: ignore[return-value]
+
+    return written
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def own_photos(folder: Path, *, split: str = "") -> str:
+    """Four photos with a caption each; one file is no photo."""
+    lines = ["image,caption" + (",split" if split else "")]
+    for n in range(4):
+        Image.new("RGB", (40, 40), (60 * n, 0, 0)).save(folder / f"{n}.png")
+        lines.append(f"{n}.png,photo {n}" + (f",{split}" if split else ""))
+    (folder / "2.png").write_bytes(b"no photo")
+    (folder / "captions.csv").write_text("\n".join(lines), encoding="utf-8")
+    return f"csv:{folder / 'captions.csv'}"
+
+
+def test_the_command_writes_lists_and_a_page(
+    vacsr: Command, models: dict[str, Path], scenes: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "audit"
+    answer = vacsr("audit", models["towers"], "--pairs", scenes, "--out", out, "--top", 4, "--min-grade", 0, *CPU)
+    assert answer.code == 0, answer.err
+    assert [line.split("\t")[0] for line in answer.out.splitlines()] == ["wrong", "missing", "page"]
+    pairs = load_pairs(scenes, split="train")
+    for name in ("wrong", "missing"):
+        rows = read_csv(out / f"{name}.csv")
+        assert [row["rank"] for row in rows] == ["1", "2", "3", "4"]
+        for row in rows:
+            col = pairs.caption_ids.index(row["caption_id"])
+            assert row["caption"] == pairs.captions[col]  # type: ignore[index]
+            assert (pairs.image_ids[int(pairs.caption_image[col])] == row["image"]) == (name == "wrong")
+            assert row["uncertainty"] == ""  # sigmoid has none
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert page.count('class="suspect wrong"') == page.count('class="suspect missing"') == 4
+    assert "data:image/" in page
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
+    assert sorted(path.name for path in out.iterdir()) == ["index.html", "missing.csv", "wrong.csv"]
+
+
+def test_embeddings_show_words_and_escape_them(write: Command, tmp_path: Path) -> None:
+    pairs, report, page = write(captions=tuple(f"<b>caption {n}</b>" for n in range(120)), title="a & b")
+    assert not re.search("<img|<b>caption", page)
+    assert f"&lt;b&gt;caption {report.wrong[0].col}&lt;/b&gt;" in page
+    assert "a &amp; b" in page
+    labelled = re.findall(r"Labelled with this image, captioned “&lt;b&gt;caption (\d+)", page)
+    assert len(labelled) == len(report.missing) == 3
+    for match, col in zip(report.missing, labelled, strict=True):
+        assert int(col) != match.col, "the other image is named by another caption"
+        assert int(pairs.caption_image[int(col)]) == match.own_row
+    first = read_csv(tmp_path / "wrong.csv")[0]
+    known, better = report.wrong[0].known, report.wrong[0].better_image
+    assert [first[name] for name in ("score", "grade", "uncertainty", "agreement")] == [f"{x:.4f}" for x in known]
+    assert first["better_image"] == pairs.image_ids[report.wrong[0].better_row]
+    assert (first["better_image_grade"], first["better_image_agreement"]) == (
+        f"{better.grade:.4f}", f"{better.agreement:.4f}",
+    )  # fmt: skip
+
+
+def test_one_image_has_nothing_to_compare_with(write: Command, tmp_path: Path) -> None:
+    _, _, page = write(slice(1))
+    assert "None found." in page
+    assert (read_csv(tmp_path / "missing.csv"), len(read_csv(tmp_path / "wrong.csv"))) == ([], 3)
+    assert {row["better_image"] + row["better_caption"] for row in read_csv(tmp_path / "wrong.csv")} == {""}
+
+
+@pytest.mark.parametrize("start", ["=HYPERLINK(0)", "+", "-", "@", "\t", "\r"])
+def test_ids_and_captions_are_no_formulas_and_end_no_line(start: str, write: Command, tmp_path: Path) -> None:
+    images, ids = tuple(f"{start}{n}\rx" for n in range(40)), tuple(f"{start}c{n}\rx" for n in range(120))
+    words = tuple(f"{start}1+1 \ud83d {n}" for n in range(120))  # half a character
+    _, _, page = write(image_ids=images, caption_ids=ids, captions=words)
+    shown = [
+        {f"'{text}".replace("\r", " ").replace("\ud83d", "\\ud83d") for text in part} for part in (images, ids, words)
+    ]
+    columns = {
+        "wrong": (("image", "better_image"), ("caption_id", "better_caption_id"), ("caption", "better_caption")),
+        "missing": (("image", "labelled_image"), ("caption_id",), ("caption",)),
+    }
+    for name, kinds in columns.items():
+        rows = read_csv(tmp_path / f"{name}.csv")
+        assert len(rows) == 3
+        for expected, keys in zip(shown, kinds, strict=True):
+            assert {row[key] for row in rows for key in keys} <= expected
+    assert r"\ud83d" in page
+
+
+def test_one_unreadable_photo_does_not_cost_the_page(
+    models: dict[str, Path], scenes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = load_pairs(scenes, split="train")
+    assert isinstance(pairs, PhotoSet)
+    report = audit(PairScorer.from_pretrained(models["towers"], device="cpu"), pairs, top=4, min_grade=0.0)
+    broken, plain = report.wrong[0].row, type(pairs.photos).open
+
+    def opened(self: Any, row: int, *, side: int = 0) -> Any:
+        if row == broken:
+            raise DataError("it cannot be read")
+        return plain(self, row, side=side)
+
+    monkeypatch.setattr(type(pairs.photos), "open", opened)
+    write_audit(tmp_path, report, pairs, title="photos")
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert f'<p class="small">{pairs.image_ids[broken]}</p>' in page
+    assert "data:image/" in page  # the others
+
+
+def test_photos_of_embeddings_are_taken_from_a_folder(
+    vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path
+) -> None:
+    pairs = load_pairs(features, split="train")
+    for row, name in enumerate(pairs.image_ids[1:], 1):
+        path = tmp_path / "photos" / ("" if row % 2 else "deep") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (row, 0, 0)).save(path, "png")
+    named = [f"deep/{name}" if row % 2 == 0 else name for row, name in enumerate(pairs.image_ids)]
+    pictures = pictures_in(tmp_path / "photos", named)
+    assert list(pictures) == named[1:]
+    for name, (photos, row) in pictures.items():
+        assert photos.open(row).convert("RGB").getpixel((0, 0)) == (named.index(name), 0, 0)
+    ask = ("audit", models["features"], "--pairs", features, "--out", tmp_path / "o", "--top", 4, *CPU, "--photos")
+    assert vacsr(*ask, tmp_path / "photos").code == 0
+    assert "data:image/" in (tmp_path / "o" / "index.html").read_text(encoding="utf-8")
+
+
+def test_a_photo_is_found_inside_the_folder_only(tmp_path: Path) -> None:
+    for path in ("a.png", "in/a.png", "in/sub/b.png", "in/b.png"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(b"")
+    ids, inside = ["../a.png", str(tmp_path / "c.png"), "other/b.png", "sub/b.png", "x" * 5000, ""], tmp_path / "in"
+    paths = {name: photos.name(row) for name, (photos, row) in pictures_in(inside, ids).items()}
+    expected = {"../a.png": inside / "a.png", "other/b.png": inside / "b.png", "sub/b.png": inside / "sub/b.png"}
+    assert paths == {name: str(path) for name, path in expected.items()}
+
+
+def test_a_grade_that_nothing_reaches_is_noted(
+    vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path
+) -> None:
+    ask = ("audit", models["features"], "--pairs", features, "--out", tmp_path / "o", "--top", 3, *CPU)
+    answer = vacsr(*ask, "--min-grade", 1)
+    assert (answer.code, answer.out.splitlines()[1].split("\t")[1]) == (0, "0")
+    assert "no missing match reaches grade 1; three of four labelled pairs reach" in answer.err
+    assert "three of four" not in vacsr(*ask).err
+
+
+def test_what_is_refused(vacsr: Command, models: dict[str, Path], features: str, scenes: str, tmp_path: Path) -> None:
+    ask = ("audit", models["features"], "--out", tmp_path / "o", *CPU, "--pairs")
+    assert vacsr(*ask, features, "--photos", features).refused(2, "--photos", "embeddings")
+    assert vacsr(*ask, features, "--photos", tmp_path).refused(4, "--photos", "none of the data's images")
+    assert vacsr(*ask, scenes).refused(4, "features")
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_bad_file_stops_the_audit_or_is_left_out(vacsr: Command, models: dict[str, Path], tmp_path: Path) -> None:
+    spec, out = own_photos(tmp_path, split="train"), tmp_path / "audit"
+    ask = ("audit", models["towers"], "--pairs", spec, "--out", out, "--min-grade", 0, *CPU)
+    assert vacsr(*ask).refused(4, "2.png", "--skip")
+    assert not out.exists()
+    answer = vacsr(*ask, "--skip")
+    assert answer.code == 0, answer.err
+    assert "2.png" in answer.err
+    assert {row["image"] for row in read_csv(out / "wrong.csv")} == {"0.png", "1.png", "3.png"}
+    assert "captions.csv, train" in (out / "index.html").read_text(encoding="utf-8")
+
+
+def test_photos_that_are_not_there_stop_the_page_or_are_left_out(
+    vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path
+) -> None:
+    spec = own_photos(tmp_path)
+    (tmp_path / "1.png").unlink()
+    names = load_pairs(features, split="train").image_ids[:4]
+    lines = ["image,image_id,caption", *(f"{n}.png,{name},x" for n, name in enumerate(names))]
+    (tmp_path / "captions.csv").write_text("\n".join(lines))
+    ask = ("audit", models["features"], "--pairs", features, "--photos", spec, "--out", tmp_path / "audit", *CPU)
+    assert vacsr(*ask).refused(4, "1.png", "--skip")
+    answer = vacsr(*ask, "--skip")
+    assert (answer.code, "1.png" in answer.err) == (0, True), answer.err
+
+
+@pytest.mark.parametrize(("more", "captions"), [("", 120), (",split=dev", 30), ("--split all", 180)])
+def test_the_split_is_the_option_or_that_of_the_spec_or_train(
+    vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path, more: str, captions: int
+) -> None:
+    spec, options = (features, more.split()) if more.startswith("--") else (features + more, [])
+    answer = vacsr("audit", models["features"], "--out", tmp_path / "audit", *CPU, "--pairs", spec, *options)
+    assert answer.out.splitlines()[2].split("\t")[1] == str(captions)
+
+
+def test_calibrate_leaves_bad_files_out_too(
+    vacsr: Command, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def calibrate(_scorer: PairScorer, data: Any, *_: object, **__: object) -> None:
+        seen.append(data.image_ids)
+        raise UsageError("enough — it was read")
+
+    monkeypatch.setattr("vacsr.search.calibrate_run.calibrate", calibrate)
+    ask = ("calibrate", models["towers"], "--pairs", own_photos(tmp_path, split="dev"), *CPU)
+    assert vacsr(*ask, "--skip").refused(2, "enough", "2.png")
+    assert seen == [("0.png", "1.png", "3.png")]

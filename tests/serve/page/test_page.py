@@ -1,0 +1,132 @@
+"""What can be said of the page without a browser: it stands alone, keeps to its policy, and fits the service."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from vacsr.search.policies import POLICIES
+from vacsr.serve.app import page_html, page_policy
+from vacsr.serve.schemas import HitAnswer, Info, ScoreAnswer, SearchAnswer
+
+HTML = page_html().decode()
+STYLE = re.search(r"<style>(.*?)</style>", HTML, re.DOTALL)
+SCRIPT = re.search(r"<script>(.*?)</script>", HTML, re.DOTALL)
+assert STYLE is not None
+assert SCRIPT is not None
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep it."""
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+
+READER = Reader()
+READER.feed(HTML)
+TAGS = READER.tags
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    outside = [
+        value for _, known in TAGS for name, value in known.items() if name in ("src", "href", "action", "srcset")
+    ]
+    assert sorted(outside) == ["#results", "data:,", "openapi.json"]
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|import\(", STYLE[1] + SCRIPT[1])
+
+
+def test_nothing_needs_a_weaker_policy() -> None:
+    assert [tag for tag, _ in TAGS if tag in ("script", "style")] == ["style", "script"]
+    inline = [(tag, name) for tag, known in TAGS for name in known if name == "style" or name.startswith("on")]
+    assert inline == []
+    markup = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|setTimeout\(\s*[\"'`]"
+    )
+    assert re.findall(markup, SCRIPT[1]) == []
+    assert re.findall(r"localStorage|sessionStorage|cookie|indexedDB", SCRIPT[1]) == []
+
+
+def test_the_policy_names_this_script_and_this_style() -> None:
+    for text, directive in ((SCRIPT[1], "script-src"), (STYLE[1], "style-src")):
+        mark = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{mark}';" in page_policy(HTML.encode())
+    assert "unsafe" not in page_policy(HTML.encode())
+    assert page_policy(b"<script>other</script>") != page_policy(HTML.encode())
+
+
+def test_it_is_served_without_a_token_and_nothing_else_is(opened: Callable[..., Any]) -> None:
+    client = opened(token="secret")
+    answer = client.get("/")
+    assert (answer.status_code, answer.content) == (200, HTML.encode())
+    assert answer.headers["content-security-policy"] == page_policy(HTML.encode())
+    assert client.get("/info").status_code == 401
+
+
+def test_ids_are_unique_and_names_lead_to_them() -> None:
+    ids = Counter(known["id"] for _, known in TAGS if "id" in known)
+    assert [name for name, times in ids.items() if times > 1] == []
+    pointing = ("for", "aria-describedby", "aria-labelledby")
+    named = [part for _, known in TAGS for name in pointing for part in known.get(name, "").split()]
+    assert named
+    assert [name for name in named if name not in ids] == []
+    used = re.findall(r"\bat\(\"([\w-]+)\"\)", SCRIPT[1])
+    assert len(set(used)) > 15
+    assert [name for name in used if name not in ids] == []
+
+
+def test_it_reads_fields_that_the_service_sends() -> None:
+    """`gallery` and `confidence` are shown where /info has them."""
+    answer = {*SearchAnswer.model_fields, *SearchAnswer.model_computed_fields}
+    fields = {
+        "found": answer, "hit": {*HitAnswer.model_fields}, "other": {*HitAnswer.model_fields},
+        "own": {*ScoreAnswer.model_fields}, "info": {*Info.model_fields, "gallery", "confidence"},
+    }  # fmt: skip
+    for name, known in fields.items():
+        used = set(re.findall(rf"(?<![\w\"-]){name}\.(\w+)", SCRIPT[1]))
+        assert used, name
+        assert used <= known, name
+    offered = [known["value"] for tag, known in TAGS if tag == "input" and known.get("name") == "policy"]
+    assert offered == list(POLICIES)
+
+
+def luminance(colour: str) -> float:
+    """As WCAG defines it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
+def test_colours_can_be_told_apart(place: int) -> None:
+    blocks = re.findall(r":root \{(.*?)\}", STYLE[1], re.DOTALL)
+    colour = dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[place]))
+
+    def contrast(one: str, two: str) -> float:
+        dark, light = sorted((luminance(colour[one]), luminance(colour[two])))
+        return (light + 0.05) / (dark + 0.05)
+
+    words = [(ink, ground) for ink in ("ink", "soft", "accent") for ground in ("paper", "sheet", "fine")]
+    words += [("on-accent", "accent"), ("sheet", "also"), ("sheet", "good")]
+    assert {pair: round(contrast(*pair), 2) for pair in words if contrast(*pair) < 4.5} == {}
+    marks = [
+        ("edge", "sheet"),
+        ("edge", "paper"),
+        ("accent", "fine"),
+        ("warn", "sheet"),
+        ("bad", "sheet"),
+        ("also", "paper"),
+    ]
+    assert {pair: round(contrast(*pair), 2) for pair in marks if contrast(*pair) < 3} == {}

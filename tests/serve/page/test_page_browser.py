@@ -1,0 +1,262 @@
+"""The page in a real browser, over a real port: questions and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+Start = Callable[..., Any]
+QUERY = "a red boat"
+DONE = "at('results').getAttribute('aria-busy') == 'false'"
+HITS = "document.querySelectorAll('.hit').length"
+IMAGES = "[...document.querySelectorAll('.hit > img')]"
+SEEN = f"{IMAGES}.length == {HITS} && {IMAGES}.every(image => image.complete && image.naturalWidth > 0)"
+
+
+def graded(grade: float) -> str:
+    if grade < 0.001:
+        return "< 0.001"
+    return f"{grade:.3f}" if grade < 0.1 else f"{grade:.2f}"
+
+
+def test_words_find_photos_and_every_policy_shows_its_hits(live: Start, searcher: Any, tab: Any) -> None:
+    tab.open(live(searcher).port)
+    assert tab.text("#holds") == "32 images in the index"
+    tab.ask()
+    for policy in ("score", "abstain"):
+        if policy != "score":
+            tab.pick(policy)
+        wanted = searcher.search_texts([QUERY], k=10, policy=policy)[0]
+        assert tab.ids() == [hit.id for hit in wanted.hits]
+        shown = tab.js("[...document.querySelectorAll('.hit .big')].map(value => value.textContent)")
+        assert shown == [graded(hit.grade) for hit in wanted.hits]
+        bars = tab.js("[...document.querySelectorAll('.hit .track i')].map(bar => parseFloat(bar.style.width))")
+        assert bars == pytest.approx([100 * hit.grade for hit in wanted.hits], abs=0.01)
+        dots = tab.js("[...document.querySelectorAll('.hit .doubt i')].map(dot => parseFloat(dot.style.left))")
+        sigma = [hit.uncertainty for hit in wanted.hits]
+        assert dots == pytest.approx([100 * (s - min(sigma)) / (max(sigma) - min(sigma)) for s in sigma], abs=0.01)
+        also = tab.js("[...document.querySelectorAll('.hit.also .id span')].map(span => span.textContent)")
+        assert also == [hit.id for hit in wanted.hits if hit.probably_also]
+        tab.until(SEEN)
+    assert tab.violations() == []
+    assert tab.complaints() == []
+
+
+def test_marks_say_probably_also_a_match(live: Start, searcher: Any, tab: Any) -> None:
+    part = searcher.calibration.t2i
+    easy = part.model_copy(update={"also_floor": -1e9})
+    searcher.calibration = searcher.calibration.model_copy(update={"t2i": easy})
+    tab.open(live(searcher).port)
+    tab.ask()
+    marks = tab.js("[...document.querySelectorAll('.hit .mark')].map(mark => mark.textContent)")
+    assert len(marks) >= 7
+    assert set(marks) == {"Probably also a match"}
+    assert tab.js("document.querySelectorAll('.hit.also').length") == len(marks)
+    assert not tab.js("document.querySelector('.hit').classList.contains('also')")
+
+
+@pytest.mark.parametrize("searcher", [1.1], indirect=True)
+def test_an_abstention_is_shown_as_one(live: Start, searcher: Any, tab: Any) -> None:
+    tab.open(live(searcher).port)
+    tab.ask()
+    tab.pick("abstain")
+    assert tab.text("#status") == f"No answer for “{QUERY}”; the best guesses are folded below."
+    assert tab.text(".verdict h2") == "No answer"
+    assert "is asked for" in tab.text(".verdict")
+    assert not tab.js("document.querySelector('#found details').open")
+    assert not tab.js("document.querySelector('.hit').checkVisibility()")
+    tab.js("document.querySelector('#found summary').focus()")
+    tab.press("Enter")
+    tab.until("document.querySelector('.hit').checkVisibility()")
+    assert tab.js("document.querySelector('.vouched')") is None
+    tab.pick("score")
+    assert tab.js("document.querySelector('.verdict')") is None
+
+
+def test_a_promise_is_made_only_at_its_size(live: Start, searcher: Any, tab: Any) -> None:
+    tab.open(live(searcher).port)
+    tab.ask()
+    tab.pick("abstain")
+    assert tab.text(".verdict h2") == "The first hit is guaranteed"
+    for told in (tab.text(".verdict").lower(), tab.text("#promise").lower()):
+        assert "at most 10%" in told
+        assert "with 90% confidence, if a match is in the index" in told
+    assert tab.text(".hit .mark") == "Guaranteed"
+    part = searcher.calibration.t2i.model_copy(update={"gallery": 1000})
+    searcher.calibration = searcher.calibration.model_copy(update={"t2i": part})
+    tab.pick("score")
+    assert "fitted at 1,000" in tab.text("#found .note")
+    tab.pick("abstain")
+    assert tab.text(".verdict h2") == "A likely answer, without a guarantee"
+    assert "fitted at 1,000" in tab.text(".verdict")
+    assert tab.js("document.querySelector('.vouched')") is None
+
+
+def test_the_keyboard_is_enough(live: Start, searcher: Any, tab: Any) -> None:
+    tab.open(live(searcher).port)
+    order = []
+    for _ in range(6):
+        tab.press("Tab")
+        order.append(tab.focus())
+        outlined = "(node => getComputedStyle(node).outlineStyle != 'none')"
+        marked = "document.activeElement, document.activeElement.nextElementSibling, document.activeElement.parentNode"
+        assert tab.js(f"[{marked}].filter(Boolean).some{outlined}"), order
+    assert order == ["A", "text", "BUTTON", "file", "score", "k"]
+    tab.ask()
+    assert tab.focus() == "text"
+    for _ in range(3):
+        tab.press("Tab")
+    assert tab.focus() == "score"
+    tab.press("ArrowRight")
+    assert tab.focus() == "abstain"
+    tab.until("document.querySelector('.verdict')")
+    assert tab.js("!at('promise').hidden")
+
+
+def test_a_screen_reader_is_told(live: Start, searcher: Any, tab: Any) -> None:
+    tab.open(live(searcher).port)
+    tab.ask()
+    told = tab.reads()
+    roles = [role for role, _ in told]
+    assert [roles.count(role) for role in ("banner", "main", "search", "contentinfo", "status", "heading")] == [1] * 6
+    assert ("searchbox", "What is to be seen?") in told
+    assert [name for role, name in told if role == "region"] == ["Hits"]
+    assert roles.count("radio") == 4
+    assert roles.count("listitem") >= 10
+    nameless = [
+        role for role, name in told if role in ("button", "radio", "searchbox", "combobox", "image") and not name
+    ]
+    assert nameless == []
+    assert tab.text("#status").startswith(f"10 hits for “{QUERY}”.")
+
+
+def test_an_index_of_texts_begins_with_the_image(live: Start, world: Any, tab: Any) -> None:
+    tab.open(live(world.texts).port)
+    order = []
+    for _ in range(6):
+        tab.press("Tab")
+        order.append(tab.focus())
+    assert order == ["A", "file", "text", "BUTTON", "score", "k"]
+    told = tab.reads()
+    assert ("searchbox", "Or words, to find similar texts") in told
+    assert ("button", "Choose an image") in told, told
+
+
+def as_file(picture: Callable[..., bytes], folder: Path) -> Path:
+    file = folder / "mine.png"
+    file.write_bytes(picture())
+    return file
+
+
+def test_an_image_finds_texts_chosen_dropped_or_pasted(
+    live: Start, world: Any, tab: Any, picture: Callable[..., bytes], tmp_path: Path
+) -> None:
+    tab.open(live(world.texts).port)
+    assert tab.text("h1") == "Find texts"
+    tab.choose("#file", as_file(picture, tmp_path))
+    tab.until(f"{DONE} && {HITS} == 10")
+    first = tab.ids()
+    held = f"Uint8Array.from({list(picture())})"
+    given = f"const d = new DataTransfer(); d.items.add(new File([{held}], 'a.png', {{type: 'image/png'}}));"
+    for event in (
+        "new DragEvent('drop', {dataTransfer: d, bubbles: true, cancelable: true})",
+        "new ClipboardEvent('paste', {clipboardData: d, bubbles: true, cancelable: true})",
+    ):
+        tab.js("at('remove').click(); at('found').replaceChildren()")
+        tab.js(f"{{ {given} document.body.dispatchEvent({event}); }}")
+        tab.until(f"{DONE} && {HITS} == 10")
+        assert tab.ids() == first
+    assert tab.violations() == []
+    assert tab.complaints() == []
+
+
+def test_an_image_beside_words_is_graded_with_them(
+    live: Start, searcher: Any, tab: Any, picture: Callable[..., bytes], tmp_path: Path
+) -> None:
+    tab.open(live(searcher).port)
+    tab.choose("#file", as_file(picture, tmp_path))
+    tab.until(f"at('preview').naturalWidth == 40 && {DONE} && {HITS} == 10")
+    tab.ask()
+    assert tab.text(".own h2") == "Your image with these words"
+    assert "By score it would come" in tab.text(".own")
+    assert tab.js(HITS) == 10
+
+
+def test_an_image_alone_finds_similar_ones_by_cosine(
+    live: Start, world: Any, searcher: Any, tab: Any, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.png"
+    world.photos.photos.open(5).save(mine)
+    tab.open(live(searcher).port)
+    tab.js("document.querySelector('input[value=abstain]').click()")
+    tab.choose("#file", mine)
+    tab.until(f"{DONE} && {HITS} == 10")
+    wanted = searcher.search_images([world.photos.photos.open(5)], k=10)[0]
+    assert tab.ids()[0] == world.photos.image_ids[5]
+    assert tab.text("#status") == "10 images similar to yours, by cosine."
+    assert tab.text("#found .note") == "Similar images, by cosine alone: no grade, no uncertainty, no guarantee."
+    shown = tab.js("[...document.querySelectorAll('.hit dl')].map(list => list.innerText.split(/\\s+/))")
+    assert shown == [["cosine", f"{hit.cosine:.3f}"] for hit in wanted.hits]
+    bars = tab.js("[...document.querySelectorAll('.hit .track i')].map(bar => parseFloat(bar.style.width))")
+    assert bars == pytest.approx([100 * hit.cosine for hit in wanted.hits], abs=0.1)
+    assert tab.js("document.querySelector('.verdict, .mark, .doubt')") is None
+    assert tab.js("at('policies').hidden && at('promise').hidden && !at('alike').hidden")
+    tab.until(SEEN)
+    tab.ask()  # words beside it: the chosen policy again, and the image graded
+    assert tab.text(".verdict h2") == "The first hit is guaranteed"
+    assert tab.text(".own h2") == "Your image with these words"
+    assert not tab.js("at('policies').hidden || at('promise').hidden || !at('alike').hidden")
+    tab.js("at('text').value = ''; at('text').dispatchEvent(new Event('input')); at('remove').click()")
+    assert tab.js(f"[{HITS}, at('status').textContent, at('policies').hidden]") == [0, "", False]
+    assert tab.violations() == []
+    assert tab.complaints() == []
+
+
+def test_words_find_similar_texts_in_an_index_of_texts(
+    live: Start, world: Any, tab: Any, picture: Callable[..., bytes], tmp_path: Path
+) -> None:
+    tab.open(live(world.texts).port)
+    tab.ask("a red boat")
+    assert tab.text("#status") == "10 texts similar to “a red boat”, by cosine."
+    wanted = world.texts.search_texts(["a red boat"], k=10)[0]
+    assert sorted(tab.ids()) == sorted(hit.id for hit in wanted.hits)
+    tab.js("at('found').replaceChildren()")
+    tab.choose("#file", as_file(picture, tmp_path))
+    tab.until(f"{DONE} && {HITS} == 10")
+    assert tab.text(".own h2") == "Your words with this image"
+    assert tab.text("#status") == "10 hits for the image."
+    assert tab.complaints() == []
+
+
+def test_an_image_that_is_too_large_is_sent_smaller(
+    live: Start, world: Any, tab: Any, picture: Callable[..., bytes], tmp_path: Path
+) -> None:
+    tab.open(live(world.texts, max_pixels=1000).port)
+    tab.choose("#file", as_file(picture, tmp_path))
+    tab.until(f"{DONE} && {HITS} == 10")
+    assert tab.complaints() == []
+
+
+def test_without_a_calibration_only_the_score_can_be_chosen(live: Start, tab: Any) -> None:
+    tab.open(live().port)
+    assert tab.js("[...document.getElementsByName('policy')].map(r => r.disabled)") == [False, True, True, True]
+    assert "vacsr calibrate" in tab.text("#unfitted")
+    tab.ask()
+    assert "not calibrated" in tab.text(".legend")
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1280])
+def test_nothing_sticks_out(live: Start, searcher: Any, tab: Any, width: int) -> None:
+    tab.open(live(searcher).port)
+    tab.look(width, dark=True, still=True)
+    tab.ask()
+    tab.pick("abstain")
+    assert tab.js("document.documentElement.scrollWidth") <= width
+    small = "[...document.querySelectorAll('button, select, .policy, .button')].filter(n => n.offsetHeight)"
+    assert tab.js(f"Math.min(...{small}.map(node => node.getBoundingClientRect().height))") >= 36
+    assert tab.js("getComputedStyle(at('bar')).animationName") == "none"
+    assert tab.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 27)"

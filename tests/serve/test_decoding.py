@@ -1,0 +1,143 @@
+"""Uploads are decoded within limits, in processes that are killed when they hang."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import pickle
+import struct
+import threading
+import time
+import zlib
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+from vacsr.backbones.images import PhotoTransform
+from vacsr.errors import EnvironmentProblem
+from vacsr.serve import ServiceSettings
+from vacsr.serve.decoding import Decoder, read_upload, resize_for_model
+from vacsr.serve.schemas import Problem
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(TimeoutError(), "costly_image"), (EnvironmentProblem("it died"), "bad_image")]
+)
+def test_a_decoder_that_hangs_or_dies_is_the_images_fault(
+    error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: object, seconds: float) -> Future[Image.Image]:
+        future = Future[Image.Image]()
+        future.set_exception(error)
+        return future
+
+    decoder = Decoder(ServiceSettings(), PhotoTransform(8))
+    monkeypatch.setattr(decoder._processes, "submit", broken)
+    with pytest.raises(Problem) as caught:
+        asyncio.run(decoder.upload(b""))
+    assert (caught.value.status, caught.value.code) == (422, code)
+
+
+def test_a_problem_comes_back_whole_from_its_process() -> None:
+    problem = Problem(413, "too_many_pixels", "make it smaller", {"retry-after": "1"})
+    assert vars(pickle.loads(pickle.dumps(problem))) == vars(problem)
+
+
+def _progressive() -> tuple[bytes, bytes]:
+    """A JPEG without its end, and its last scan."""
+    encoded = io.BytesIO()
+    Image.radial_gradient("L").save(encoded, "JPEG", progressive=True)
+    data = encoded.getvalue()
+    return data[:-2], data[data.rindex(b"\xff\xda") : -2]
+
+
+START, SCAN = _progressive()
+EXIF = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 500) + struct.pack("<HHII", 0x8769, 4, 1, 8) * 500
+RLE_BMP = struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 66, 0, 0, 54, 40, 2**25, 1, 1, 8, 1, 12, 0, 0, 0, 0)
+COSTLY = {
+    "a run-length encoded BMP": RLE_BMP + bytes(12),
+    "EXIF blocks that name each other": START[:2] + (b"\xff\xe1" + struct.pack(">H", len(EXIF) + 2) + EXIF) * 1500,
+    "empty segments": START[:2] + b"\xff\xfe\0\x02" * 2_000_000 + START[2:],
+    "empty chunks": b"\x89PNG\r\n\x1a\n" + (b"\0\0\0\0teXt" + struct.pack(">I", zlib.crc32(b"teXt"))) * 500_000,
+    **{
+        f"scans, {name}": START + (before + SCAN) * 200 + b"\xff\xd9"
+        for name, before in {
+            "as they are": b"", "filled": b"\xff", "after a bare marker": b"\xff\x01",
+            "after a comment": b"\xff\xfe\0\x04ab", "after a length of none": b"\xff\xfe\0\0",
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_costs_a_client_little_costs_a_decoder_little(name: str) -> None:
+    started = time.process_time()
+    with pytest.raises(Problem, match="cannot be read") as caught:
+        read_upload(COSTLY[name], PhotoTransform(8), 2**25)
+    assert caught.value.status == 422
+    assert time.process_time() - started < 2
+
+
+def test_jpegs_as_programs_and_phones_write_them_are_taken() -> None:
+    video = b"\0\0\0\x18ftypmp42" + b"\xff\xda\0\x02" * 200
+    comment = b"\xff\xfe\x03\xea" + b"\xff\xda" * 500
+    plain = io.BytesIO()
+    Image.effect_noise((300, 200), 90).save(plain, "JPEG", quality=98, restart_marker_rows=1)
+    for data in (START + b"\xff\xd9", START + b"\xff\xd9" + video, START + SCAN * 50 + b"\xff\xd9", plain.getvalue()):
+        for one in (data, data[:2] + comment + data[2:]):
+            assert read_upload(one, PhotoTransform(8), 10**6).size == (8, 8)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [PhotoTransform(32), PhotoTransform(32, resize="center"), PhotoTransform(32, resize="center", short=40)],
+)
+@pytest.mark.parametrize("size", [(50, 70), (333, 64), (20, 20)])
+def test_the_small_copy_looks_the_same_to_a_tower(transform: PhotoTransform, size: tuple[int, int]) -> None:
+    noise = torch.randint(0, 256, (size[1], size[0], 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    photo = Image.fromarray(noise.numpy())
+    assert torch.equal(transform.pixels(resize_for_model(photo, transform)), transform.pixels(photo))
+
+
+def test_a_photo_is_decoded_no_larger_than_it_is_shown(opened: Any, world: Any) -> None:
+    """And where no memory is left for it, the client is asked to come back."""
+    client: TestClient = opened(photo_side=16)
+    sides: list[int] = []
+
+    class Large:
+        def open(self, row: int, *, side: int = 0) -> Image.Image:
+            sides.append(side)
+            if row:
+                raise MemoryError
+            return Image.new("RGB", (32, 32))
+
+    names = world.photos.image_ids
+    photos = client.app.state.service.watch.photos  # type: ignore[attr-defined]
+    photos |= {name: (Large(), row) for row, name in enumerate(names[:2])}
+    assert client.get(f"/photo/{names[0]}").status_code == 200
+    answer = client.get(f"/photo/{names[1]}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_memory")
+    assert answer.headers["retry-after"] == "1"
+    for name, status in ((names[0], 200), (names[1], 503)):
+        assert client.post("/score", json={"texts": ["a"], "ids": [name]}).status_code == status
+    assert sides == [16, 16, 0, 0], "the model sees all of a photo"
+
+
+def test_a_stop_does_not_wait_for_photos() -> None:
+    go = threading.Event()
+
+    async def main() -> None:
+        decoder = Decoder(ServiceSettings(), PhotoTransform(8))
+        working = [asyncio.ensure_future(decoder.in_thread(lambda: go.wait(20))) for _ in range(9)]
+        await asyncio.sleep(0)
+        decoder.close()
+        assert not go.is_set()
+        go.set()
+        await asyncio.wait(working)
+        assert sum(work.cancelled() for work in working) >= 5, "what has not begun never will"
+
+    asyncio.run(main())

@@ -1,0 +1,50 @@
+"""The tables of docs/ are filled from docs/results/."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "tools/docs_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["docs_tables"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_table_is_stale(tool: Any) -> None:
+    stale = [
+        f"{page}: {head}"
+        for (page, head), cell in tool.tables().items()
+        if tool.filled(text := (ROOT / "docs" / page).read_text(encoding="utf-8"), head, cell) != text
+    ]
+    assert stale == [], "run: python tools/docs_tables.py"
+
+
+def test_a_wrong_number_is_replaced_and_nothing_else(tool: Any) -> None:
+    head, cell = next((head, cell) for (page, head), cell in tool.tables().items() if page == "results-methods.md")
+    page = (ROOT / "docs/results-methods.md").read_text(encoding="utf-8")
+    row = next(line for line in page.split(f"| {head} |", 1)[1].splitlines() if line.startswith("| infonce |"))
+    rsum = row.split("|")[2].strip()
+    assert tool.filled(page.replace(row, row.replace(rsum, "1.0")), head, cell) == page
+
+
+def test_a_missing_table_is_named(tool: Any) -> None:
+    with pytest.raises(SystemExit, match="clean"):
+        tool.filled("no table", "clean", lambda cells, heading: None)
+
+
+def test_stored_results_stay_small() -> None:
+    sizes = [path.stat().st_size for path in (ROOT / "docs/results").rglob("*") if path.is_file()]
+    assert sum(sizes) < 1_700_000

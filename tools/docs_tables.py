@@ -1,0 +1,448 @@
+"""Write the numbers in the tables of docs/ from the measurements in docs/results/.
+
+    python tools/docs_tables.py              # rewrite the tables that are stale
+    python tools/docs_tables.py --check      # write nothing; exit 1 where a table is stale (`make docs-check`)
+    python tools/docs_tables.py --store FILE OUT.json   # shorten a JSON file: eight digits, one record per line
+
+A page says which rows and columns a table has; this script fills in the cells. To add a row, write its name and `–` in
+the other cells, and run the script. A table is found by its page and the first cell of its heading.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+Cell = Callable[[list[str], str], str | None]
+"""What a cell shows, by the cells of its row and its column's heading; None leaves it as it is."""
+
+
+class Measured(NamedTuple):
+    """A column of a comparison: the keys of its metrics, two of them shown as `i2t / t2i`."""
+
+    keys: tuple[str, ...]
+    digits: int = 1
+    spread: bool = False
+    bold: bool = False
+    """Mark the highest mean, of several keys that of the first."""
+    correlation: bool = False
+    """Two digits without the leading zero."""
+    test: str = ""
+    """Whether † and ‡ mark tested differences."""
+
+
+@cache
+def stored(name: str) -> Any:
+    """A file of docs/results/."""
+    return json.loads((ROOT / "docs/results" / name).read_text(encoding="utf-8"))
+
+
+def number(value: float, column: Measured) -> str:
+    """As the pages write it.
+
+    >>> number(-0.604, Measured((), correlation=True)), number(396.61, Measured(()))
+    ('−.60', '396.6')
+    """
+    if not column.correlation:
+        return f"{value:z.{column.digits}f}"
+    text = f"{abs(value):.2f}".removeprefix("0")
+    return f"−{text}" if round(value, 2) < 0 else text
+
+
+class Comparison:
+    """Cells of one setting of a stored comparison: seeds of a row by metric."""
+
+    def __init__(self, name: str, setting: str, columns: dict[str, Measured], *, rows: tuple[str, ...] = ()) -> None:
+        data = stored(name)
+        self.columns = columns
+        self.tests = {(t["row"], t["key"]): t for t in data.get("comparisons", ()) if t["setting"] == setting}
+        self.runs: dict[str, list[dict[str, float | None]]] = {}
+        for run in data["cells"]:
+            if run["setting"] == setting and (not rows or run["row"] in rows):
+                self.runs.setdefault(run["row"], []).append(run["values"])
+
+    def values(self, row: str, key: str) -> list[float]:
+        """Of the seeds that have the metric."""
+        return [value for run in self.runs.get(row, ()) if (value := run.get(key)) is not None]
+
+    def __call__(self, cells: list[str], heading: str) -> str | None:
+        row = cells[0].replace("**", "").replace("vacsr, preset `", "vacsr-").removesuffix("`")
+        if heading == "seeds":
+            return str(len(self.runs[row]))
+        return self.show(row, self.columns[heading]) if heading in self.columns else None
+
+    def show(self, row: str, column: Measured) -> str:
+        """Mean of each key, bold where it leads, with its spread and mark."""
+        seeds = [self.values(row, key) for key in column.keys]
+        if not all(seeds):
+            return "–"
+        text = " / ".join(
+            number(statistics.fmean(values), column) + (self.mark(row, key) if column.test else "")
+            for key, values in zip(column.keys, seeds, strict=True)
+        )
+        means = [statistics.fmean(v) for name in self.runs if (v := self.values(name, column.keys[0]))]
+        if column.bold and statistics.fmean(seeds[0]) == max(means):
+            text = f"**{text}**"
+        spread = column.spread and len(seeds[0]) > 1
+        return f"{text} ± {number(statistics.stdev(seeds[0]), column)}" if spread else text
+
+    def mark(self, row: str, key: str) -> str:
+        """† better and ‡ worse than its baseline, where the interval leaves out zero."""
+        test = self.tests.get((row, key))
+        if test is None or test["low"] <= 0 <= test["high"]:
+            return ""
+        return "†" if test["difference"] > 0 else "‡"
+
+
+def audit(setting: str) -> Cell:
+    """Signals of an audit: mean and spread of the models."""
+    keys = {"precision at n": "precision_at_n", "AP": "ap", "AUROC": "auroc"}
+    models = setting.startswith(("judged", "scenes"))
+
+    def cell(cells: list[str], heading: str) -> str | None:
+        records = _audited(setting, cells[0])
+        if heading == "models":
+            return str(len(records))
+        values = [record[keys[heading]] for record in records]
+        text = f"{statistics.fmean(values):.1f}"
+        text = f"**{text}**" if text == _audit_leader(setting, keys[heading]) else text
+        spread = len(values) > 1 and (heading == "precision at n" or (models and heading == "AP"))
+        return f"{text} ± {statistics.stdev(values):.2f}" if spread else text
+
+    return cell
+
+
+def _audited(setting: str, signal: str) -> list[dict[str, Any]]:
+    return [r for r in stored("audit.json")["records"] if (r["setting"], r["signal"]) == (setting, signal)]
+
+
+def _audit_leader(setting: str, key: str) -> str:
+    signals = {r["signal"] for r in stored("audit.json")["records"] if r["setting"] == setting}
+    signals -= set() if setting.startswith("noise") else {name for name in signals if "rival image" in name}
+    return f"{max(statistics.fmean(r[key] for r in _audited(setting, name)) for name in signals):.1f}"
+
+
+def audit_curve(setting: str) -> Cell:
+    """Precision at a recall."""
+    return lambda cells, recall: (
+        f"{statistics.fmean(r['precision_at_recall'][recall] for r in _audited(setting, cells[0])):.1f}"
+    )
+
+
+def audit_ideas(cells: list[str], setting: str) -> str:
+    """AP of a signal, by setting."""
+    values = [record["ap"] for record in _audited(setting, cells[0])]
+    return f"{statistics.fmean(values):.1f}" if values else "–"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def abstain(prefix: str) -> Cell:
+    """Share answered, and share of answers that are wrong, with its interval."""
+
+    def cell(cells: list[str], heading: str) -> str | None:
+        direction, _, what = heading.partition(" ")
+        if what not in ("answered", "wrong"):
+            return None
+        one = _checked(prefix + cells[0], int(cells[1]), direction)
+        if what == "answered":
+            return percent(one["answered"] / one["queries"])
+        interval = f"({100 * one['low']:.1f}–{100 * one['high']:.1f})"
+        return f"{percent(one['wrong'] / one['answered'])} {interval}" if one["answered"] else "–"
+
+    return cell
+
+
+def _checked(name: str, gallery: int, direction: str) -> dict[str, Any]:
+    keys = ("kind", "name", "gallery", "direction")
+    (one,) = _abstained(**dict(zip(keys, ("check", name, gallery, direction), strict=True)))
+    return one
+
+
+def _abstained(**where: Any) -> list[dict[str, Any]]:
+    return [r for r in stored("abstain.json")["records"] if all(r.get(key) == value for key, value in where.items())]
+
+
+def halves(cells: list[str], heading: str) -> str | None:
+    """Ten divisions of one dev split."""
+    records = _abstained(kind="halves", gallery=int(cells[0]), direction=cells[1], way=cells[2])
+    answered = sum(r["answered"] for r in records)
+    shown = {
+        "answered": percent(statistics.fmean(r["answered"] / r["queries"] for r in records)),
+        "wrong": percent(sum(r["wrong"] for r in records) / answered) if answered else "–",
+        "holds": f"{sum(r['wrong'] <= 0.1 * r['answered'] for r in records)}/{len(records)}",
+        "silent": str(sum(not r["answered"] for r in records)),
+    }
+    return shown.get(heading)
+
+
+def simulated(cells: list[str], heading: str) -> str | None:
+    """How often each bound certifies in simulated worlds."""
+    keys = {"betting": "betting", "normal approximation": "normal", "Hoeffding–Bentkus": "hoeffding_bentkus"}
+    where = {"alike": float(cells[0]), "risk": round(float(cells[1].rstrip("%")) / 100, 3)}
+    return percent(_abstained(kind="simulate", **where)[0][keys[heading]]) if heading in keys else None
+
+
+def sizes(cells: list[str], heading: str) -> str | None:
+    """Share of wrong answers in galleries of other sizes."""
+    if not heading.isdigit():
+        return None
+    (one,) = _abstained(kind="sizes", name=f"resplit-{cells[0]}", direction=cells[1], gallery=int(heading))
+    return percent(one["wrong"] / one["answered"])
+
+
+def calibration(cells: list[str], heading: str) -> str | None:
+    """What else was measured on the official split."""
+    keys = {"answered without a match": "absent", "own ECE": "ece_own", "calibrated ECE": "ece"}
+    return percent(_checked(f"official/{cells[0]}", 100, cells[1])[keys[heading]]) if heading in keys else None
+
+
+def scoring(cells: list[str], heading: str) -> str | None:
+    """All pairs on a GPU: the n-th row is the n-th that was timed."""
+    rows = {(f"{r['way']} ({r['note']})" if r["note"] else r["way"], r["decoder"], r["dtype"]): r for r in _timed()}
+    row = rows[cells[0], cells[1], cells[2]]
+    shown = {
+        "seconds": f"{row['seconds']:.3f}",
+        "rounds": str(row["rounds"]),
+        "TFLOP/s": _tflops(row["tflops"]),
+        "× the trunk's products": f"{row['x_ceiling']:.2f}",
+        "× the best sustained": f"{row['x_sustained']:.2f}",
+        "faster than paper-style fp32": _times(row["x_fp32"], ".0f"),
+        "TF32": _times(row["x_tf32"], ".3g"),
+    }
+    return shown.get(heading)
+
+
+def _times(ratio: float | None, form: str) -> str:
+    """Ratios below 1 are not of interest there."""
+    if ratio is None or ratio < 0.995:
+        return "–"
+    return f"{ratio:{form if ratio >= 10 else '.2g'}}×"
+
+
+def _timed() -> Iterator[dict[str, Any]]:
+    for row in stored("scoring.json")["rows"]:
+        yield {**row, "decoder": row["decoder"] or "–", "note": row.get("note", "")}
+
+
+def _tflops(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def ceilings(cells: list[str], heading: str) -> str | None:
+    """Rates of cuBLAS."""
+    rates = {(r["name"], r["dtype"]): r["tflops"] for r in stored("scoring.json")["ceilings"]}
+    return _tflops(rates[cells[0], cells[1]]) if heading == "TFLOP/s" else None
+
+
+def rankings(cells: list[str], heading: str) -> str | None:
+    """What a precision does to the order."""
+    names = {"kernel, fp8, 30 candidates scored again in fp16": "fp8 rescored", "default topk(10)": "default topk"}
+    row = stored("scoring.json")["rankings"][f"{names.get(cells[0], cells[0].removeprefix('kernel, '))} against fp32"]
+    forms = {
+        "texts of an image kept": ("overlap", ".2%"),
+        "images of a text kept": ("overlap_images", ".2%"),
+        "Kendall's τ": ("tau", ".4f"),
+        "error / spread": ("rms_over_std", ".2%"),
+    }
+    key, form = forms[heading]
+    return format(row[key], form) if key in row else "–"
+
+
+def index(cells: list[str], heading: str) -> str | None:
+    """Searching a million vectors."""
+    keys = {"p50 ms": ("p50_ms", ",.1f"), "p95 ms": ("p95_ms", ",.1f")}
+    keys |= {"filled, vectors/s": ("fill_rate", ",.0f"), "on disk, MB": ("disk_mb", ",.0f")}
+    (row,) = (r for r in stored("index.json")["rows"] if r["way"] == cells[0])
+    key, form = keys[heading]
+    return "–" if row[key] is None else format(row[key], form)
+
+
+def service(cells: list[str], heading: str) -> str | None:
+    """64 clients: milliseconds by path."""
+    path = cells[0].split("`")[1].replace("ID", "")
+    return f"{stored('service-load.json')['ms'][path][heading]:.0f}"
+
+
+def _pair(metric: str, i2t: str = "i2t", t2i: str = "t2i") -> tuple[str, str]:
+    return metric.format(i2t), metric.format(t2i)
+
+
+RSUM = Measured(("test.rsum",), spread=True, bold=True)
+EXPERTS = Measured(("test.judgments.expert_tau_c",), spread=True, bold=True)
+CROWD = Measured(("test.judgments.crowd_tau_b",), spread=True, bold=True)
+MAP = Measured(_pair("test.{}.map_at_r"))
+SIGMA = Measured(_pair("test.uncertainty.corr_r1_{}"), correlation=True)
+FALSE_NEGATIVES = Measured(("test.uncertainty.auroc_false_negative",))
+BY_SCORE = Measured(("test.judgments.auroc_false_negative_score",))
+METHODS = {
+    "RSUM": RSUM, "mAP@R i2t / t2i": MAP, "τ-c experts": EXPERTS, "τ-b crowd": CROWD, "σ–R@1 i2t / t2i": SIGMA,
+    "AURC i2t / t2i": Measured(_pair("test.uncertainty.aurc_{}")),
+    "FN AUROC of σ": FALSE_NEGATIVES, "of score": BY_SCORE,
+}  # fmt: skip
+TOWERS = {
+    **METHODS, "mAP@R i2t / t2i": MAP._replace(bold=True), "RSUM dev": Measured(("dev.rsum",), spread=True, bold=True),
+    "i2t R@1/5/10": Measured(("test.i2t.r1", "test.i2t.r5", "test.i2t.r10")),
+    "t2i R@1/5/10": Measured(("test.t2i.r1", "test.t2i.r5", "test.t2i.r10")),
+}  # fmt: skip
+FEATURES = {**METHODS, "mAP@R i2t / t2i": MAP._replace(bold=True), "of score": BY_SCORE._replace(bold=True)}
+FRAME = {
+    "RSUM": Measured(("test.rsum",), test="†"), "mAP@R i2t / t2i": MAP._replace(test="†"),
+    "τ-c experts": EXPERTS._replace(spread=False, bold=False), "RSUM dev": Measured(("dev.rsum",), test="†"),
+}  # fmt: skip
+SCENES = {
+    "exact mAP@R": Measured(("test.exact.map_at_r",), 2, spread=True, bold=True),
+    "exact τ-b": Measured(("test.exact.tau_b",), 2, spread=True, bold=True), "RSUM": RSUM,
+    "FN AUROC of σ": Measured(("test.exact.auroc_false_negative",), bold=True),
+    "of score": Measured(("test.exact.auroc_false_negative_score",), bold=True), "σ–R@1 i2t / t2i": SIGMA,
+}  # fmt: skip
+STEP = {
+    "parameters, M": Measured(("step.parameters",), 2), "of the method, M": Measured(("step.method_parameters",), 2),
+    "inference, ms": Measured(("step.inference.ms",), 2), "training, ms": Measured(("step.training.ms",), 2),
+}  # fmt: skip
+NOISE = {"clean": "clean", "20% caption noise": "noise-20", "50% caption noise": "noise-50"}
+WORLDS = {"4,000 scenes, 20 epochs": "4000-scenes-20-epochs", "1,000 scenes, 20 epochs": "1000-scenes-20-epochs"}
+STEPS = {
+    "ViT-B/32, eager": "vit-b32",
+    "ViT-B/32, compiled, CUDA graph": "vit-b32-compiled",
+    "ViT-B/16, eager": "vit-b16",
+}
+AUDITS = {
+    "20% noise": "noise-20", "50% noise": "noise-50", "judged-test": "judged-test", "scenes": "scenes",
+    "judged-test, trained with 20% noise": "judged-test-noise-20",
+}  # fmt: skip
+CURVES = {" at 20%": "noise-20", " at 50%": "noise-50", ", judged-test": "judged-test", ", scenes": "scenes"}
+
+
+def comparisons(
+    page: str, name: str, columns: dict[str, Measured], heads: dict[str, str]
+) -> dict[tuple[str, str], Cell]:
+    return {(page, head): Comparison(f"{name}/results.json", setting, columns) for head, setting in heads.items()}
+
+
+def tables() -> dict[tuple[str, str], Cell]:
+    """Every table that is filled in, by page and first heading."""
+    features = {"clean": "clean", "50% caption noise": "noise-50"}
+    return {
+        **comparisons("results-methods.md", "noise", METHODS, NOISE),
+        **comparisons("results-scenes.md", "scenes", SCENES, WORLDS),
+        **comparisons("results-flickr8k.md", "flickr8k", TOWERS, NOISE),
+        **comparisons("results-flickr8k.md", "frame", FRAME, {"frame": "clean"}),
+        **comparisons("results-efficiency.md", "efficiency", STEP, STEPS),
+        **{
+            ("results-flickr8k-features.md", head): Comparison(
+                "flickr8k-features.json", setting, FEATURES, rows=("infonce", "sigmoid", "vacsr-paper", "vacsr-default")
+            )
+            for head, setting in features.items()
+        },
+        **{("results-audit.md", head): audit(setting) for head, setting in AUDITS.items()},
+        **{("results-audit.md", f"recall{head}"): audit_curve(setting) for head, setting in CURVES.items()},
+        ("results-audit.md", "AP"): audit_ideas,
+        **{("results-abstain.md", head): abstain("resplit-") for head in ("fresh split", "last epoch")},
+        ("results-abstain.md", "official split"): abstain("official/"),
+        ("results-abstain.md", "halves"): halves,
+        ("results-abstain.md", "alike"): simulated,
+        ("results-abstain.md", "fitted at 100"): sizes,
+        ("results-abstain.md", "model at 100"): calibration,
+        ("performance.md", "way | decoder"): scoring,
+        ("performance.md", "product"): ceilings,
+        ("performance.md", "scores"): rankings,
+        ("performance.md", "way | p50 ms"): index,
+        ("how-to/serve.md", "path | p50"): service,
+    }
+
+
+def filled(text: str, head: str, cell: Cell) -> str:
+    """The page with the cells of one table as they are measured.
+
+    >>> print(filled("| x | a |\\n|---|---|\\n| one | – |\\n", "x", lambda cells, heading: heading * 2))
+    | x | a |
+    |---|---|
+    | one | aa |
+    <BLANKLINE>
+    """
+    lines = text.split("\n")
+    start = next((n for n, line in enumerate(lines) if line.startswith(f"| {head} |")), None)
+    if start is None:
+        raise SystemExit(f"no table begins with '| {head} |' — put the heading back, or remove it from tables()")
+    headings = _cells(lines[start])
+    for n in range(start + 2, len(lines)):
+        if not lines[n].startswith("|"):
+            break
+        cells = _cells(lines[n])
+        shown = [cell(cells, heading) for heading in headings[1:]]
+        lines[n] = f"| {' | '.join([cells[0], *(new or old for new, old in zip(shown, cells[1:], strict=True))])} |"
+    return "\n".join(lines)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def rounded(data: Any) -> Any:
+    """Eight digits per number: more than any page shows."""
+    if isinstance(data, float):
+        return float(f"{data:.8g}")
+    if isinstance(data, dict):
+        return {key: rounded(value) for key, value in data.items()}
+    return [rounded(value) for value in data] if isinstance(data, list) else data
+
+
+def compact(data: Any) -> str:
+    """JSON with one line per record of a list.
+
+    >>> print(compact({"schema": 1, "rows": [{"a": 1}, {"a": 2}]}))
+    {
+    "schema": 1,
+    "rows": [
+    {"a":1},
+    {"a":2}
+    ]
+    }
+    """
+    short = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    lines = []
+    for key, value in data.items():
+        records = isinstance(value, list) and value and isinstance(value[0], dict)
+        text = "[\n" + ",\n".join(map(short, value)) + "\n]" if records else short(value)
+        lines.append(f"{short(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a table is stale")
+    parser.add_argument(
+        "--store", nargs=2, type=Path, metavar=("FILE", "OUT"), help="shorten a JSON file for docs/results"
+    )
+    options = parser.parse_args()
+    if options.store:
+        source, out = options.store
+        data = rounded(json.loads(source.read_text(encoding="utf-8")))
+        data.pop("summaries", None)  # of a comparison: means of the cells, which are computed again
+        out.write_text(compact(data) + "\n", encoding="utf-8")
+        return 0
+    stale = []
+    for (page, head), cell in tables().items():
+        path = ROOT / "docs" / page
+        text = path.read_text(encoding="utf-8")
+        fresh = filled(text, head, cell)
+        if fresh != text:
+            stale.append(f"{page}: {head}")
+            if not options.check:
+                path.write_text(fresh, encoding="utf-8")
+    print(f"{'stale' if options.check else 'rewritten'}: {'; '.join(stale) or 'none'}", file=sys.stderr)
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
