@@ -11,8 +11,7 @@ from torch.nn import functional
 from vacsr.adapter import AdapterConfig
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
-from vacsr.objective import LossTerms, ObjectiveConfig
-from vacsr.pairwise import batch_block
+from vacsr.objective import LossTerms, ObjectiveConfig, batch_block
 from vacsr.strips import PairLoss
 
 Fields = dict[str, Any]

@@ -1,16 +1,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
 from vacsr.adapter import AdapterConfig, VariationalAdapter
-from vacsr.objective import ObjectiveConfig, VacsrObjective, mean_over_rows, reconstruction_error
-from vacsr.pairwise import PairBlock, batch_block
+from vacsr.objective import (
+    ObjectiveConfig,
+    PairBlock,
+    VacsrObjective,
+    batch_block,
+    cosines,
+    mean_over_rows,
+    reconstruction_error,
+)
 
 DIM, LATENT = 5, 3
 IDS = torch.tensor([7, 8, 7, 9, 3])
@@ -284,3 +294,40 @@ def test_saturated_scores_and_clamped_variances_stay_finite() -> None:
     gradients = torch.autograd.grad(terms.total, [*adapter.parameters(), v, t])
     assert torch.isfinite(terms.total)
     assert all(torch.isfinite(g).all() for g in gradients)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.integers(0, 8), st.integers(0, 8))
+def test_a_row_block_keeps_the_batchs_counts(image_ids: list[int], start: int, stop: int) -> None:
+    size, rows = len(image_ids), slice(start, stop)
+    whole = batch_block(torch.tensor(image_ids), seed=1, step=2)
+    soft = replace(whole, targets=torch.arange(size * size).view(size, size) / 64).rows(rows)
+    assert soft.targets is not None
+    assert soft.targets.tolist() == (torch.arange(size * size).view(size, size) / 64)[rows].tolist()
+    for part in (whole.rows(rows), batch_block(torch.tensor(image_ids), seed=1, step=2, rows=rows)):
+        assert torch.equal(part.relevance, whole.relevance[rows])
+        assert part.batch == len(image_ids)
+        assert part.pairs == len(image_ids) ** 2
+        assert int(part.positives) == sum(a == b for a in image_ids for b in image_ids)
+        assert torch.equal(part.noise.normal(3), whole.noise.normal(3)[rows])
+        assert torch.equal(part.noise.gumbel(2), whole.noise.gumbel(2)[rows])
+
+
+def test_the_diagonal_alone() -> None:
+    whole = batch_block(torch.tensor([5, 5, 6]), seed=0, step=0)
+    assert int(whole.positives) == 5
+    strict = whole.diagonal()
+    assert torch.equal(strict.relevance, torch.eye(3, dtype=torch.bool))
+    assert int(strict.positives) == 3
+    assert torch.equal(whole.rows(slice(1, 3)).diagonal().relevance, torch.eye(3, dtype=torch.bool)[1:])
+    assert int(whole.rows(slice(1, 3)).diagonal().positives) == 3
+
+
+def test_cosines_keep_float32_under_autocast() -> None:
+    generator = torch.Generator().manual_seed(0)
+    v, t = (functional.normalize(torch.randn(n, 16, generator=generator), dim=1) for n in (5, 7))
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = cosines(v, t)
+        assert (v @ t.T).dtype == torch.bfloat16
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, v @ t.T)

@@ -21,8 +21,7 @@ from vacsr.methods.infonce import InfoNCE, InfoNCEConfig
 from vacsr.methods.pcme import Pcme, PcmeConfig
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
-from vacsr.objective import LossTerms, ObjectiveConfig
-from vacsr.pairwise import PairBlock, batch_block
+from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, batch_block
 from vacsr.strips import StripLoss, compile_pairs, strip_rows
 
 from . import losses

@@ -19,8 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method, take
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock
+from vacsr.objective import LossTerms, PairBlock
 
 PairLoss = Callable[[Embedding, Embedding, PairBlock], LossTerms]
 """[R, d], [C, d] and their pairs -> the block's share of the batch's loss."""

@@ -19,7 +19,7 @@ MODULE = """
 from typing import Literal
 from vacsr.methods.base import Method, MethodConfig, register
 from vacsr.objective import LossTerms
-from vacsr.pairwise import cosines
+from vacsr.objective import cosines
 
 class SquareConfig(MethodConfig):
     name: Literal["square"] = "square"

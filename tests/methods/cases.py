@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vacsr.methods import Embedding
-from vacsr.pairwise import PairBlock, batch_block
+from vacsr.objective import PairBlock, batch_block
 
 
 def unit(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

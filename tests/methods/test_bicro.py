@@ -13,7 +13,7 @@ from vacsr.methods import Bicro, Embedding
 from vacsr.methods.bicro import BicroConfig
 from vacsr.methods.mixtures import clean_by_betas, clean_by_gaussians, rescaled
 from vacsr.methods.ncr import ALL, WARMUP, split_networks
-from vacsr.pairwise import same_image
+from vacsr.objective import same_image
 
 from .cases import block, both_networks, unit
 

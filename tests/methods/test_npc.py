@@ -13,7 +13,7 @@ from vacsr.methods import Embedding, Npc
 from vacsr.methods.base import Neighbours, SetEmbeddings, TrainingView
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.methods.npc import NpcConfig, nearest_in_bank, pair_weights
-from vacsr.pairwise import same_image
+from vacsr.objective import same_image
 
 from .cases import block, unit
 

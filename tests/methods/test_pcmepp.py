@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vacsr.methods import Embedding, Pcmepp
 from vacsr.methods.pcmepp import PcmeppConfig, closed_form_distance, with_pseudo_positives
-from vacsr.pairwise import PairBlock
+from vacsr.objective import PairBlock
 
 from .cases import assert_same, block, gaussians
 

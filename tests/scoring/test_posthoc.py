@@ -21,7 +21,7 @@ from vacsr.methods.base import Embedding, Likelihood
 from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.model import MatchingModel
-from vacsr.pairwise import batch_block
+from vacsr.objective import batch_block
 from vacsr.scoring import PairScorer
 from vacsr.scoring.posthoc import (
     CosineDistanceScorer,

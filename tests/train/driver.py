@@ -23,7 +23,7 @@ import vacsr.files
 import vacsr.train.trainer
 from vacsr.cli import main
 from vacsr.config.io import read_yaml, recipe_from
-from vacsr.pairwise import batch_block
+from vacsr.objective import batch_block
 from vacsr.train.callbacks import JsonlTracker
 from vacsr.train.data import Batch, batch_order, training_data
 from vacsr.train.distributed import sum_gradients

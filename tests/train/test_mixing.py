@@ -13,7 +13,7 @@ from vacsr.config import BackboneConfig, HeadConfig, MixConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import UsageError
-from vacsr.pairwise import PairBlock
+from vacsr.objective import PairBlock
 from vacsr.train import fit
 from vacsr.train.data import Batch, Mixer, PairLoader, batch_order
 from vacsr.train.distributed import World

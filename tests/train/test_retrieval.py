@@ -17,8 +17,7 @@ from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import apply_noise, make_noise
 from vacsr.methods.base import Embedding, Method, MethodConfig, SetEmbeddings, TrainingView
 from vacsr.model import MatchingModel
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock, same_image
+from vacsr.objective import LossTerms, PairBlock, same_image
 from vacsr.scoring import PairScorer
 from vacsr.train import fit
 from vacsr.train.data import Batch

@@ -17,8 +17,7 @@ from vacsr.errors import NonFiniteLoss
 from vacsr.files import read_tensors
 from vacsr.methods.base import Embedding
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock
+from vacsr.objective import LossTerms, PairBlock
 from vacsr.train import fit
 from vacsr.train.data import Batch, batch_order
 from vacsr.train.retrieval import retrieval_task

@@ -28,7 +28,7 @@ from vacsr.methods.base import Embedding, Method
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.model import MatchingModel
-from vacsr.pairwise import batch_block
+from vacsr.objective import batch_block
 from vacsr.scoring.folded import BlockScorer
 from vacsr.strips import PairLoss, StripLoss, strip_rows
 from vacsr.train.data import Batch, batch_order, training_data

@@ -15,8 +15,7 @@ from vacsr.config import MixConfig
 from vacsr.config.base import MethodConfig as MethodConfig
 from vacsr.config.base import Task
 from vacsr.config.base import register as register
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock, same_image
+from vacsr.objective import LossTerms, PairBlock, same_image
 
 
 class Embedding(NamedTuple):

@@ -21,8 +21,7 @@ from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.pcme import PcmeConfig
 from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.methods.vse import VseConfig
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock, cosines
+from vacsr.objective import LossTerms, PairBlock, cosines
 
 
 class DaaConfig(MethodConfig):

@@ -10,8 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vacsr.methods.base import Embedding, Likelihood, Method, MethodConfig, register
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock, cosines
+from vacsr.objective import LossTerms, PairBlock, cosines
 
 
 class InfoNCEConfig(MethodConfig):

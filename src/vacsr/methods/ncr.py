@@ -14,8 +14,7 @@ from vacsr.config import Share
 from vacsr.methods.base import Embedding, Method, MethodConfig, TrainingView, register
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.methods.vse import hinge_costs
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock, cosines
+from vacsr.objective import LossTerms, PairBlock, cosines
 
 WARMUP, CLEAN, ALL = 0, 1, 2
 """Stages, one after the other: all pairs count as right; the clean ones; the noisy ones too."""

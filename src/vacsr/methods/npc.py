@@ -14,8 +14,7 @@ from vacsr.config import Share
 from vacsr.methods.base import Embedding, Method, MethodConfig, Neighbours, SetEmbeddings, TrainingView, register
 from vacsr.methods.infonce import cross_entropy
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock, cosines
+from vacsr.objective import LossTerms, PairBlock, cosines
 
 
 class NpcConfig(MethodConfig):

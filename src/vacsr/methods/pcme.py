@@ -13,8 +13,7 @@ from torch.nn import functional
 from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method, MethodConfig, register
 from vacsr.noise import RowNoise, Stream
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock
+from vacsr.objective import LossTerms, PairBlock
 
 
 class GaussianConfig(MethodConfig):

@@ -12,8 +12,7 @@ from torch.nn import functional
 from vacsr.config import MixConfig
 from vacsr.methods.base import Embedding, register
 from vacsr.methods.pcme import GaussianConfig, GaussianMethod, bottleneck, squared_distances, total_variance
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock, same_image
+from vacsr.objective import LossTerms, PairBlock, same_image
 
 
 class PcmeppConfig(GaussianConfig):

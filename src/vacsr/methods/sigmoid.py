@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.methods.base import Embedding, Likelihood, Method, MethodConfig, register
-from vacsr.objective import LossTerms, reconstruction_error
-from vacsr.pairwise import PairBlock, cosines
+from vacsr.objective import LossTerms, PairBlock, cosines, reconstruction_error
 
 
 class SigmoidConfig(MethodConfig):

@@ -10,8 +10,7 @@ from torch import Tensor
 from vacsr.adapter import AdapterConfig, FoldedAdapter, VariationalAdapter
 from vacsr.errors import NotFoldable
 from vacsr.methods.base import Embedding, Method, MethodConfig, ParamGroup, register, split_by_decay
-from vacsr.objective import LossTerms, ObjectiveConfig, VacsrObjective
-from vacsr.pairwise import PairBlock
+from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, VacsrObjective
 
 
 class VacsrConfig(MethodConfig):

@@ -9,8 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vacsr.methods.base import Embedding, Method, MethodConfig, register
-from vacsr.objective import LossTerms
-from vacsr.pairwise import PairBlock, cosines
+from vacsr.objective import LossTerms, PairBlock, cosines
 
 
 class VseConfig(MethodConfig):

@@ -34,7 +34,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.files import read_tensors, write_tensors
 from vacsr.methods.base import Embedding, Likelihood, Method
 from vacsr.model import MatchingModel
-from vacsr.pairwise import same_image
+from vacsr.objective import same_image
 from vacsr.scoring.cascade import Precision
 from vacsr.scoring.scorer import PairScorer, Side
 

@@ -21,7 +21,7 @@ from vacsr.data.photos import check_photos, without
 from vacsr.errors import DataError, NoSuchSplit, UsageError
 from vacsr.methods.base import Method
 from vacsr.model import MatchingModel
-from vacsr.pairwise import PairBlock, same_image
+from vacsr.objective import PairBlock, same_image
 from vacsr.train.distributed import ALONE, World
 
 _GPU_SHARE = 0.5  # of a GPU's free memory that photos may take

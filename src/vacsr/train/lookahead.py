@@ -16,7 +16,7 @@ from torch.func import functional_call
 from vacsr.backbones.base import Tokens
 from vacsr.methods.base import Embedding, Neighbours
 from vacsr.model import MatchingModel, Network
-from vacsr.pairwise import same_image
+from vacsr.objective import same_image
 from vacsr.train.data import Batch, PairLoader
 from vacsr.train.distributed import gather_rows, sum_over_ranks
 

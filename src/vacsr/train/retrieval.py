@@ -20,8 +20,7 @@ from vacsr.errors import UsageError
 from vacsr.evaluate.report import dev_rsum
 from vacsr.methods.base import Embedding, Method, SetEmbeddings, TrainingView
 from vacsr.model import MatchingModel
-from vacsr.objective import LossTerms
-from vacsr.pairwise import batch_block
+from vacsr.objective import LossTerms, batch_block
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import PairScorer
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows

@@ -19,7 +19,7 @@ from vacsr.fewshot.methods.vacsr import FewshotVacsr, FewshotVacsrConfig, centre
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.noise import PairNoise
-from vacsr.pairwise import PairBlock
+from vacsr.objective import PairBlock
 
 from .plain_clip import photos, plain_image, plain_text, small_clip
 

@@ -22,8 +22,7 @@ from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, S
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
 from vacsr.noise import PairNoise
-from vacsr.objective import LossTerms, ObjectiveConfig, VacsrObjective
-from vacsr.pairwise import PairBlock, cosines, same_image
+from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, VacsrObjective, cosines, same_image
 from vacsr.strips import PairLoss, StripLoss
 
 Blocks = Annotated[str, Field(pattern=r"^((first|last) [0-9]+|all|none)$")] | tuple[Annotated[int, Field(ge=0)], ...]
