@@ -42,7 +42,7 @@ from vacsr.search.calibrate import (
 )
 from vacsr.search.certify import Bounds, RiskCheck, check_threshold, mean_is_negative
 from vacsr.search.probabilities import MEASURES, AnswerRule, Candidates, fit_answer_rule
-from vacsr.train.runs import run_pairs
+from vacsr.train.checkpoint import run_pairs
 
 WAYS = {"chosen": tuple(MEASURES), "all but σ": ("combined",), "score alone": ("score",)}
 RISK = 0.1

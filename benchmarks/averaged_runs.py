@@ -24,7 +24,7 @@ from vacsr.evaluate.report import evaluate_scores
 from vacsr.evaluate.score_files import MatrixScores
 from vacsr.files import write_json
 from vacsr.scoring import PairScorer
-from vacsr.train.runs import run_pairs
+from vacsr.train.checkpoint import run_pairs
 
 
 class Retrieval(NamedTuple):

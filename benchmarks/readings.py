@@ -31,7 +31,7 @@ from vacsr.files import write_json
 from vacsr.methods.vacsr import Vacsr
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, PairScores
-from vacsr.train.runs import run_pairs, run_section
+from vacsr.train.checkpoint import run_pairs, run_section
 
 
 class Reading(NamedTuple):

@@ -346,7 +346,7 @@ class Settings:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.last: dict[str, Any] = {}
-        monkeypatch.setattr("vacsr.train.runs.evaluate_retrieval", self.record)
+        monkeypatch.setattr("vacsr.train.run.evaluate_retrieval", self.record)
 
     def record(self, scorer: Any, pairs: Any, *, protocols: Any, **settings: Any) -> Any:
         asked = {name: value for name, value in settings.items() if name != "truth"}
@@ -519,6 +519,6 @@ def test_ctrl_c_outside_training(vacsr: Command, run: Path, monkeypatch: pytest.
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vacsr.train.runs.evaluate_retrieval", interrupted)
+    monkeypatch.setattr("vacsr.train.run.evaluate_retrieval", interrupted)
     answer = vacsr("evaluate", run)
     assert (answer.code, answer.out) == (130, "")

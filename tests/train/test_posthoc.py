@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from vacsr.train.checkpoint import run_pairs
 from vacsr.train.run import run_recipe
-from vacsr.train.runs import run_pairs
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,9 @@ from vacsr.evaluate.protocols import PROTOCOLS
 from vacsr.evaluate.significance import read_outcomes
 from vacsr.fewshot import check_fewshot, read_fewshot
 from vacsr.scoring import PairScorer
+from vacsr.train.checkpoint import LOCK, clear_folder, run_lock
 from vacsr.train.data import training_data
 from vacsr.train.run import check_recipe, run_recipe
-from vacsr.train.runs import LOCK, clear_folder, run_lock
 from vacsr.train.step import TrainStep
 
 
@@ -149,7 +149,7 @@ def test_an_old_report_never_stands_beside_a_new_config(
 ) -> None:
     run_recipe(recipes.recipe({"method.name": "sigmoid"}), tmp_path, progress=False)
 
-    monkeypatch.setattr("vacsr.train.runs.evaluate_retrieval", killed)
+    monkeypatch.setattr("vacsr.train.run.evaluate_retrieval", killed)
     recipe = recipes.recipe({"method.name": "sigmoid", "evaluate.splits": ["test"]})
     with pytest.raises(KeyboardInterrupt):
         run_recipe(recipe, tmp_path, resume=True, progress=False)

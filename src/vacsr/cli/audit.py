@@ -39,7 +39,8 @@ def audit(
     from vacsr.scoring import PairScorer
     from vacsr.search.audit import audit as audit_pairs
     from vacsr.search.audit_page import MISSING, PAGE, WRONG, load_pictures, short_spec, write_audit
-    from vacsr.train.runs import read_named, spec_files
+    from vacsr.train.checkpoint import spec_files
+    from vacsr.train.data import read_named
 
     for name in (WRONG, MISSING, PAGE):
         check_output("--out", out / name, inputs=spec_files(pairs))

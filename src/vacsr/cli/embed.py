@@ -38,7 +38,7 @@ def embed(
     from vacsr.embed import captions_path, embed_pairs, embedding_config
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress
-    from vacsr.train.runs import spec_files
+    from vacsr.train.checkpoint import spec_files
 
     towers = [Path(text).expanduser() for text in backbone.partition(":")[2].split(",") if text]
     for path in (out, captions_path(out)):

@@ -71,7 +71,8 @@ def evaluate(
     from vacsr.config.io import parse
     from vacsr.evaluate.report import evaluate_files
     from vacsr.files import check_output, write_json
-    from vacsr.train.runs import evaluate_run, run_files, spec_files
+    from vacsr.train.checkpoint import run_files, spec_files
+    from vacsr.train.run import evaluate_run
 
     _check_kind(run, scores, ids=ids, uncertainty=uncertainty, posthoc=posthoc)
     fields: dict[str, Any] = {
@@ -128,7 +129,7 @@ def score(
 
     from vacsr.data import load_pairs
     from vacsr.scoring import PairScorer
-    from vacsr.train.runs import run_pairs
+    from vacsr.train.checkpoint import run_pairs
 
     scorer = PairScorer.from_pretrained(run, device=device)
     if scorer.model.has_towers and pairs is None:

@@ -51,7 +51,7 @@ def search(
     from vacsr.files import check_output, write_json
     from vacsr.search.index import open_index
     from vacsr.search.searcher import Searcher
-    from vacsr.train.runs import run_files
+    from vacsr.train.checkpoint import run_files
 
     if (text is None) == (image is None):
         raise UsageError('search takes either --text or --image — e.g. --text "a dog on a beach"')

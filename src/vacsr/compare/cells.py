@@ -28,9 +28,8 @@ from vacsr.files import write_json, write_text
 from vacsr.methods import build_method
 from vacsr.methods.base import Likelihood
 from vacsr.scoring import PairScorer
-from vacsr.train.checkpoint import NO_EFFECT, first_difference
+from vacsr.train.checkpoint import NO_EFFECT, check_folder, clear_folder, first_difference, holds_run, run_lock
 from vacsr.train.run import check_recipe, report_sets, run_recipe
-from vacsr.train.runs import check_folder, clear_folder, holds_run, run_lock
 
 # In these a cell may differ from the model it starts from.
 _FREE = ("start", "weights", "augment", "variance_block", "checkpointing")

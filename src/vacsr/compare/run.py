@@ -27,8 +27,8 @@ from vacsr.compare.workers import run_cells
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import averaged_metrics
 from vacsr.files import make_folder
+from vacsr.train.checkpoint import check_writable
 from vacsr.train.distributed import ranks
-from vacsr.train.runs import check_writable
 
 
 def compare(

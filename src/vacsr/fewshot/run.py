@@ -24,9 +24,15 @@ from vacsr.fewshot.task import FewshotTask
 from vacsr.files import read_json, write_json, write_tensors, write_text
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import choose_device
-from vacsr.train.checkpoint import TrainState, check_checkpoint, describe_recipe, first_difference
+from vacsr.train.checkpoint import (
+    TrainState,
+    check_checkpoint,
+    check_folder,
+    describe_recipe,
+    first_difference,
+    run_lock,
+)
 from vacsr.train.distributed import take_device
-from vacsr.train.runs import check_folder, run_lock
 from vacsr.train.trainer import Run, Trainer
 
 ANSWERS = "answers.safetensors"

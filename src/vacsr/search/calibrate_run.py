@@ -28,8 +28,8 @@ from vacsr.search.calibrate import (
     check_calibration,
 )
 from vacsr.search.certify import verdict
-from vacsr.train.data import read_split
-from vacsr.train.runs import run_pairs, run_section, training_pairs
+from vacsr.train.checkpoint import run_pairs, run_section
+from vacsr.train.data import read_split, training_pairs
 
 _ARROWS: dict[Direction, str] = {"i2t": "image → text", "t2i": "text → image"}
 

@@ -1,12 +1,16 @@
-"""The whole state of a run in one safetensors file, with a description that tells its run from others.
+"""A run on disk: the lock on its folder, and its whole state in one file with a description that tells runs apart.
 
-One file and one rename: after a kill at any moment there is either the old state or the new one.
+One safetensors file and one rename: after a kill at any moment there is either the old state or the new one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +21,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vacsr.config import Config
-from vacsr.errors import DataError, OtherRun
-from vacsr.files import read_tensors, write_tensors
+from vacsr.config.io import read_yaml
+from vacsr.data import parse_spec
+from vacsr.errors import DataError, EnvironmentProblem, OtherRun, UsageError
+from vacsr.files import lock_file, make_folder, read_tensors, write_tensors
+from vacsr.scoring.posthoc import POSTHOC_FILE
+from vacsr.train.distributed import is_first_rank
 
 FILE = "state.safetensors"
+LOCK = ".lock"
 NO_EFFECT = frozenset(
     {"device", "log_every", "checkpoint_every", "checkpoint_epochs", "trackers", "workers", "cache_gb"}
 )
 """Training fields that may change when a run is resumed: the result is the same."""
+_LOCKED: ContextVar[frozenset[Path]] = ContextVar("run folders locked by this context", default=frozenset())
 
 
 @dataclass
@@ -136,3 +146,96 @@ def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: 
         elif old != new:
             return f"{prefix}{key} was {old!r} and is now {new!r}"
     return None
+
+
+def holds_run(out: Path) -> bool:
+    """Is there work to lose, a checkpoint or a report?"""
+    return has_checkpoint(out / "checkpoint") or (out / "report.json").is_file()
+
+
+def check_folder(out: Path, *, resume: bool) -> None:
+    """A folder that already holds a run is touched only with ``resume``."""
+    if not resume and holds_run(out):
+        raise UsageError(
+            f"{out} already holds a run — continue it with --resume (resume=True), or choose another --out"
+        )
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a folder that cannot be made or written to, before any work and without making it."""
+    parent = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not parent.is_dir():
+        raise UsageError(f"{out} cannot be a folder: {parent} is a file — choose another --out")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise EnvironmentProblem(f"no permission to write to {parent} — choose another --out, or change it")
+
+
+@contextmanager
+def run_lock(out: Path) -> Iterator[None]:
+    """Lock a run folder against other processes: two runs in one folder would mix their logs and checkpoints.
+
+    The lock is re-entrant, and the first of several ranks holds it for all. The folder is made if it is not there,
+    and removed if it is still empty at the end. Reading a run needs no lock.
+    """
+    check_writable(out)
+    folder = out.resolve()
+    if folder in _LOCKED.get() or not is_first_rank():
+        yield
+        return
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder)
+    wait = "wait until it is done or stop it, then run the same again, or choose another --out"
+    elsewhere = "choose another --out, or change its permissions"
+    try:
+        with lock_file(folder / LOCK, wait=wait, elsewhere=elsewhere, remove=True):
+            token = _LOCKED.set(_LOCKED.get() | {folder})
+            try:
+                yield
+            finally:
+                _LOCKED.reset(token)
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def clear_folder(out: Path) -> None:
+    """Remove everything that a run left, except for the lock, which the caller holds."""
+    for path in out.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+def run_section(run: Path, name: str) -> dict[str, Any]:
+    """A section of config.yaml, not validated: an older run may have other fields. Empty if it is missing."""
+    config = run / "config.yaml"
+    section = read_yaml(config).get(name) if config.is_file() else None
+    return section if isinstance(section, dict) else {}
+
+
+def run_pairs(run: Path) -> str:
+    """The SPEC of the data that a run was trained on."""
+    data = run_section(run, "data")
+    if "pairs" not in data:
+        raise UsageError(f"{run} is a model folder, which does not name its data — add --pairs SPEC")
+    return str(data["pairs"])
+
+
+def run_files(run: Path) -> list[Path]:
+    """The files that commands read of a run or model folder and of its data; not what else is in the folder."""
+    data, judged = run_section(run, "data"), run_section(run, "evaluate").get("judgments") or ()
+    model = run / "model" if (run / "model").is_dir() else run
+    files = [model / name for name in ("config.json", "model.safetensors", "search.json", "backbone")]
+    files += [run / name for name in ("config.yaml", POSTHOC_FILE)]
+    return [*files, *(Path(str(path)).expanduser() for path in judged), *spec_files(data.get("pairs"))]
+
+
+def spec_files(spec: str | None) -> list[Path]:
+    """The files that a SPEC names; a folder's are unknown."""
+    if spec is None:
+        return []
+    parsed = parse_spec(str(spec))
+    paths = [Path(text).expanduser() for text in (parsed.path, *parsed.options.values()) if text]
+    return [path for path in paths if path.is_file()]

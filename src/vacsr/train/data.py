@@ -15,13 +15,16 @@ from torch import Tensor
 from vacsr.backbones.augment import Mixture, Partners, draw_mixture, mixed_labels
 from vacsr.backbones.images import DecodedPhotos, Progress, Reader, tower_inputs
 from vacsr.config import DataConfig, MixConfig, TrainConfig
-from vacsr.data import PairSet, PhotoSet, load_pairs
+from vacsr.config.io import parse
+from vacsr.data import PairSet, PhotoSet, load_pairs, parse_spec
+from vacsr.data.formats import OnError
 from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
 from vacsr.data.photos import check_photos, without
-from vacsr.errors import DataError, NoSuchSplit, UsageError
+from vacsr.errors import DataError, NoSuchSplit, UsageError, VacsrError
 from vacsr.methods.base import Method
 from vacsr.model import MatchingModel
 from vacsr.objective import PairBlock, same_image
+from vacsr.train.checkpoint import run_pairs, run_section
 from vacsr.train.distributed import ALONE, World
 
 _GPU_SHARE = 0.5  # of a GPU's free memory that photos may take
@@ -76,6 +79,23 @@ def read_split_or_all(config: DataConfig, split: str | None, *, default: str) ->
     message = f"the data have no split '{default}': taking all {len(pairs.image_ids):,} images"
     warnings.warn(f"{message}, including any that the model was trained on — choose one with --split", stacklevel=2)
     return pairs
+
+
+def read_named(pairs: str, split: str | None, *, default: str, on_error: OnError = "fail") -> PairSet | PhotoSet:
+    """Data that a user names: the split asked for, else the SPEC's own, else ``default``, else everything."""
+    chosen = split or parse_spec(pairs).options.get("split")
+    return read_split_or_all(parse(DataConfig, {"pairs": pairs, "on_error": on_error}), chosen, default=default)
+
+
+def training_pairs(run: Path) -> PairSet | PhotoSet | None:
+    """The whole training split, with any share that was held out; None if it is unknown or cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of missing photos; only names are compared
+            split = str(run_section(run, "data").get("train", "train"))
+            return load_pairs(run_pairs(run), split=split, on_error="skip")
+    except VacsrError:
+        return None
 
 
 def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Iterator[Tensor]:

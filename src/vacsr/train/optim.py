@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -90,24 +89,15 @@ class AdamP(Optimizer):
     and weight decay is softened. With c = 1 − betaᵗ, p <- p − lr·(u/c₁ + decay·p) and u = m / (√(v/c₂) + eps).
 
     ``lr`` is a number or a 0-d tensor on the device, which a captured step reads; groups may differ in it and in
-    ``weight_decay``. ``compiled`` hands the arithmetic on large weights to torch.compile: fewer passes over them, 2% of
-    a CLIP step.
+    ``weight_decay``. ``compiled`` hands the arithmetic on large weights to torch.compile: 2% of a CLIP step.
     """
 
     def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        delta: float = 0.1,
-        wd_ratio: float = 0.1,
-        compiled: bool = False,
-    ) -> None:
+        self, params: ParamsT, lr: float | Tensor = 1e-3, *, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 0.0, delta: float = 0.1, wd_ratio: float = 0.1, compiled: bool = False,
+    ) -> None:  # fmt: skip
         self.betas, self.settings = betas, {"eps": eps, "delta": delta, "wd_ratio": wd_ratio}
-        self.compiled = compiled
+        self.compiled = torch.compile(_change, dynamic=True) if compiled else None
         # capturable: a state that is loaded keeps its step counters beside the weights.
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "capturable": True})
 
@@ -115,8 +105,10 @@ class AdamP(Optimizer):
     def step(self) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient. Those of one shape are stacked, as the blocks of a tower are."""
         members = [(param, group) for group in self.param_groups for param in group["params"] if param.grad is not None]
+        if not members:
+            return
         members.sort(key=_stack_of)
-        params = [param for param, _ in members]
+        params, grads = [param for param, _ in members], [param.grad for param, _ in members]
         for param in params:
             if not self.state[param]:
                 moments = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
@@ -124,31 +116,32 @@ class AdamP(Optimizer):
         steps, first, second = (
             [self.state[param][name] for param in params] for name in ("step", "exp_avg", "exp_avg_sq")
         )
-        if not params:
-            return
-        grads = [param.grad for param in params]
         torch._foreach_add_(steps, 1)
         torch._foreach_lerp_(first, grads, 1 - self.betas[0])
         torch._foreach_mul_(second, self.betas[1])
         torch._foreach_addcmul_(second, grads, grads, 1 - self.betas[1])
-        scales = self._scales(steps, [group["lr"] for _, group in members], dtype=params[0].dtype)
+        t = torch.stack(steps).double()
+        rates = [lr.to(t) if isinstance(lr := group["lr"], Tensor) else t.new_full((), lr) for _, group in members]
+        scales = torch.stack([torch.stack(rates), *(1.0 - torch.pow(beta, t) for beta in self.betas)])
+        scales = scales.to(params[0].dtype)[:, :, None, None]  # [3, n, 1, 1]
         for (shape, weight_decay), rows in groupby(range(len(members)), lambda row: _stack_of(members[row])):
-            every = list(rows)
-            most = max(1, _NUMBERS // max(1, shape.numel()))
+            every, most = list(rows), max(1, _NUMBERS // max(1, shape.numel()))
             for part in (slice(start, min(start + most, every[-1] + 1)) for start in every[::most]):
-                w, g, m, v = (_stacked(tensors[part]) for tensors in (params, grads, first, second))
-                update = _compiled_change() if self.compiled and w.numel() >= _WORTH_COMPILING else _change
-                change = update(
-                    w, g, m, v, scales[:, part], project=len(shape) > 1, weight_decay=weight_decay, **self.settings
-                )
+                stacks = [_stacked(tensors[part]) for tensors in (params, grads, first, second)]
+                change = self._change(*stacks, scales[:, part], project=len(shape) > 1, weight_decay=weight_decay)
                 torch._foreach_sub_(params[part], [x.view(shape) for x in change.unbind()])
 
-    def _scales(self, steps: list[Tensor], rates: list[float | Tensor], *, dtype: torch.dtype) -> Tensor:
-        """Learning rate, 1 − beta₁ᵗ and 1 − beta₂ᵗ of each of n parameters. -> [3, n, 1, 1]"""
-        t = torch.stack(steps).double()
-        lrs = torch.stack([lr.to(t) if isinstance(lr, Tensor) else t.new_full((), lr) for lr in rates])
-        corrections = (1.0 - torch.pow(beta, t) for beta in self.betas)
-        return torch.stack([lrs, *corrections]).to(dtype)[:, :, None, None]
+    def _change(self, w: Tensor, *tensors: Tensor, project: bool, weight_decay: float) -> Tensor:
+        """Compiled where that pays. If it fails, the moments have moved already, so the step ends without it."""
+        options: dict[str, Any] = {"project": project, "weight_decay": weight_decay, **self.settings}
+        if self.compiled is not None and w.numel() >= _WORTH_COMPILING:
+            try:
+                return self.compiled(w, *tensors, **options)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                message = f"torch.compile failed on AdamP ({first_line(error)}); it continues uncompiled"
+                warnings.warn(message, stacklevel=2)
+                self.compiled = None
+        return _change(w, *tensors, **options)
 
 
 def _stack_of(member: tuple[Tensor, dict[str, Any]]) -> tuple[torch.Size, float]:
@@ -160,27 +153,6 @@ def _stacked(tensors: list[Tensor]) -> Tensor:
     """Equal shapes [R, ...] as [n, R, C], vectors as [n, 1, C]; a single one is not copied."""
     whole = torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
     return whole.reshape(len(tensors), tensors[0].shape[0] if tensors[0].ndim > 1 else 1, -1)
-
-
-@cache
-def _compiled_change() -> Callable[..., Tensor]:
-    """One compilation for all shapes. If it fails, the moments have moved already, so the step ends without it."""
-    compiled: list[Callable[..., Tensor]] = [torch.compile(_change, dynamic=True)]
-
-    def change(*args: Any, **settings: Any) -> Tensor:
-        try:
-            return compiled[0](*args, **settings)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            warnings.warn(f"torch.compile failed on AdamP ({first_line(error)}); it continues uncompiled", stacklevel=2)
-            compiled[0] = _change
-            return _change(*args, **settings)
-
-    return change
-
-
-def first_line(error: Exception) -> str:
-    """Of an error's message; the compiler's are pages long."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _change(
@@ -202,17 +174,20 @@ def _projection(w: Tensor, g: Tensor, u: Tensor, *, eps: float, delta: float) ->
 
     A matrix is tested by its rows first, then as a whole. [n, R, C] -> [n, R, 1], [n, 1, 1]
     """
-    dot, part = (g * w).sum(2, keepdim=True), (u * w).sum(2, keepdim=True)
-    g_norm, w_norm = (torch.linalg.vector_norm(x, dim=2, keepdim=True) for x in (g, w))
-    by_row = _largest_cosine(dot, g_norm, w_norm, eps) < delta / math.sqrt(w.shape[2])
-    row_share = part / (w_norm + eps).square()
-    dot, part = dot.sum(1, keepdim=True), part.sum(1, keepdim=True)
-    g_norm, w_norm = (torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in (g_norm, w_norm))
-    by_layer = _largest_cosine(dot, g_norm, w_norm, eps) < delta / math.sqrt(w.shape[1] * w.shape[2])
-    layer_share = part / (w_norm + eps).square()
+
+    def test(dot: Tensor, part: Tensor, g_norm: Tensor, w_norm: Tensor, *, size: int) -> tuple[Tensor, Tensor]:
+        cosine = (dot.abs() / (g_norm.clamp_min(eps) * w_norm.clamp_min(eps))).amax(1, keepdim=True)
+        return cosine < delta / math.sqrt(size), part / (w_norm + eps).square()
+
+    products = [(x * w).sum(2, keepdim=True) for x in (g, u)]
+    norms = [torch.linalg.vector_norm(x, dim=2, keepdim=True) for x in (g, w)]
+    by_row, row_share = test(*products, *norms, size=w.shape[2])
+    products = [x.sum(1, keepdim=True) for x in products]
+    norms = [torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in norms]
+    by_layer, layer_share = test(*products, *norms, size=w.shape[1] * w.shape[2])
     return torch.where(by_row, row_share, torch.where(by_layer, layer_share, 0.0)), by_row | by_layer
 
 
-def _largest_cosine(dot: Tensor, g_norm: Tensor, w_norm: Tensor, eps: float) -> Tensor:
-    """max |cos(g, w)| over the rows. [n, R, 1] each -> [n, 1, 1]"""
-    return (dot.abs() / (g_norm.clamp_min(eps) * w_norm.clamp_min(eps))).amax(1, keepdim=True)
+def first_line(error: Exception) -> str:
+    """Of an error's message; the compiler's are pages long."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

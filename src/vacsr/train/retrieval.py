@@ -10,25 +10,26 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
 
+from vacsr.backbones.base import Tokens
 from vacsr.backbones.images import TowerInputs, tower_inputs
 from vacsr.config import BackboneConfig, DataConfig, MethodConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import UsageError
 from vacsr.evaluate.report import dev_rsum
-from vacsr.methods.base import Embedding, Method, SetEmbeddings, TrainingView
-from vacsr.model import MatchingModel
-from vacsr.objective import LossTerms, batch_block
+from vacsr.methods.base import Embedding, Method, Neighbours, SetEmbeddings, TrainingView
+from vacsr.model import MatchingModel, Network
+from vacsr.objective import LossTerms, batch_block, same_image
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import PairScorer
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
 from vacsr.train.callbacks import Callback, FreezeTowers
 from vacsr.train.checkpoint import describe_recipe
 from vacsr.train.data import Batch, Mixer, PairLoader, batch_order, build_loader, check_batches
-from vacsr.train.distributed import gather_rows, join_world, take_device
-from vacsr.train.lookahead import LookAhead
+from vacsr.train.distributed import gather_rows, join_world, sum_over_ranks, take_device
 from vacsr.train.optim import build_optimizer, lr_factor
 from vacsr.train.trainer import Task
 
@@ -53,11 +54,10 @@ class RetrievalTask(Task):
         description: dict[str, Any],
     ) -> None:
         self.model: MatchingModel = model
-        self.loader, self.config, self.pairs = loader, config, pairs
+        self.loader, self.config, self.pairs, self.description = loader, config, pairs, description
         self.dev, self.dev_inputs = dev, dev_inputs
-        self.description = description
-        self.eval_every, self.select_best = config.eval_every, config.select == "best"
         self.device, self.world = loader.device, loader.world
+        self.eval_every, self.select_best = config.eval_every, config.select == "best"
         self.label = type(model.method).__name__.lower()
         # Full batches only, and an optimiser step never reaches into the next epoch.
         self.steps_per_epoch = len(pairs) // config.batch_size // config.accumulate * config.accumulate
@@ -203,6 +203,77 @@ class RetrievalTask(Task):
         self.model.method.load_training_state(state)
 
 
+def _float(x: Embedding) -> Embedding:
+    """In float32, whatever the towers computed in. [N, d]"""
+    return Embedding(x.mean.float(), None if x.log_var is None else x.log_var.float())
+
+
+class LookAhead:
+    """A trial step on a batch, undone at once, for methods that weigh each pair by it: does it help trusted pairs?
+
+    The step moves heads and pooling. Towers learn a hundred times more slowly, so they stay as they are: their tokens
+    are computed once, without gradient. On cached features this costs seven passes through the heads; with towers three
+    more forward passes, which about doubles a step.
+    """
+
+    def __init__(self, model: MatchingModel, loader: PairLoader, *, half: bool) -> None:
+        """``half``: matrix products in bfloat16, as in the loss."""
+        self.model, self.loader, self.world, self.half = model, loader, loader.world, half
+        self.heads = _Heads(model)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Give the method the weights of a batch. -> 0-d, this rank's share of the loss of the trusted pairs"""
+        method = self.model.method
+        neighbours = batch.near or ((captions, None) for captions in method.neighbours(batch.captions))
+        pairs = self._encode(batch.captions, batch.photos)
+        near = [self._encode(captions, photos) for captions, photos in neighbours]
+        trial = self._trial_weights(pairs)
+        before = Neighbours(*(self._losses(pairs, {}) for pairs in near))
+        with torch.no_grad():
+            after = Neighbours(*(self._losses(pairs, trial) for pairs in near))
+        return method.weigh(batch.captions, before, after) / self.world.size
+
+    @torch.no_grad()
+    def _encode(self, captions: Tensor, photos: Tensor | None) -> tuple[Tensor, Tokens, Tokens]:
+        """Images of the captions [B], and tokens of this rank's pairs; photos are None if all are on the device."""
+        rows = captions[self.world.rows(len(captions))]
+        with torch.autocast(captions.device.type, torch.bfloat16, enabled=self.half):
+            images = self.model.backbone.encode_images(self.loader.images_of(rows) if photos is None else photos)
+            texts = self.model.backbone.encode_texts(self.loader.texts[rows])
+        return self.loader.caption_image[captions], images, texts
+
+    def _losses(self, pairs: tuple[Tensor, Tokens, Tokens], weights: dict[str, Tensor]) -> Tensor:
+        """Each pair's loss with these weights instead of the heads'. -> [B]"""
+        image, *tokens = pairs
+        with torch.autocast(image.device.type, torch.bfloat16, enabled=self.half):
+            embedded = functional_call(self.heads, weights, tuple(tokens))
+            v, t = (Embedding(gather_rows(x.float(), self.world)) for x in embedded)
+            return self.model.method.pair_losses(v, t, same_image(image, image))
+
+    def _trial_weights(self, pairs: tuple[Tensor, Tokens, Tokens]) -> dict[str, Tensor]:
+        """The heads after a step down these pairs' gradient, of ``look_ahead`` times their own length."""
+        named = {f"network.{name}": parameter for name, parameter in self.model.head_params()}
+        grads = torch.autograd.grad(self._losses(pairs, {}).mean() / self.world.size, list(named.values()))
+        flat = sum_over_ranks(torch.cat([grad.reshape(-1) for grad in grads]), self.world)
+        with torch.no_grad():
+            heads = torch.cat([parameter.reshape(-1) for parameter in named.values()])
+            moved = heads - flat * (self.model.method.look_ahead * heads.norm() / flat.norm().clamp_min(1e-12))
+            parts = moved.split([parameter.numel() for parameter in named.values()])
+            return {name: part.view_as(parameter) for (name, parameter), part in zip(named.items(), parts, strict=True)}
+
+
+class _Heads(nn.Module):
+    """Heads and pooling as one function of their weights."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tokens, texts: Tokens) -> tuple[Tensor, Tensor]:
+        """-> [R, d], [R, d]"""
+        return self.network.project_images(images).mean, self.network.project_texts(texts).mean
+
+
 def retrieval_task(
     method: MethodConfig | Method,
     pairs: PairSet | PhotoSet,
@@ -258,8 +329,3 @@ def is_graphed(config: TrainConfig, device: torch.device, *, ranks: int = 1) -> 
     if graphed and (ranks > 1 or config.accumulate > 1):
         raise UsageError("train.cuda_graph needs one rank and accumulate=1 — set train.cuda_graph=false")
     return graphed
-
-
-def _float(x: Embedding) -> Embedding:
-    """In float32, whatever the towers computed in. [N, d]"""
-    return Embedding(x.mean.float(), None if x.log_var is None else x.log_var.float())

@@ -1,4 +1,4 @@
-"""A recipe from data to report: check, load, add noise, train, save, evaluate. This is what `vacsr train` runs."""
+"""A recipe from data to report, which is what `vacsr train` runs, and the evaluation of a finished run."""
 
 from __future__ import annotations
 
@@ -7,32 +7,40 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from vacsr.backbones import load_backbone, scheme_of
-from vacsr.config import BackboneConfig, DataConfig, MethodConfig, Recipe, TrainConfig
-from vacsr.config.io import dump_yaml, method_config
+from vacsr.choices import PostHocOrNone
+from vacsr.config import BackboneConfig, DataConfig, EvaluateConfig, MethodConfig, Recipe, TrainConfig
+from vacsr.config.io import dump_yaml, method_config, parse
 from vacsr.data import PairSet, PhotoSet, check_captioned, parse_spec
 from vacsr.errors import NoSuchSplit, UsageError
 from vacsr.evaluate.protocols import check_protocols, fitting_protocols, protocol_galleries
-from vacsr.evaluate.report import RetrievalReport, config_judgments
+from vacsr.evaluate.report import RetrievalReport, config_judgments, evaluate_retrieval
 from vacsr.evaluate.significance import write_outcomes
+from vacsr.evaluate.truth import scene_truth
 from vacsr.files import write_json, write_text
 from vacsr.methods import build_method
 from vacsr.methods.base import Method
 from vacsr.model import MatchingModel
-from vacsr.scoring import choose_device
-from vacsr.scoring.posthoc import POSTHOC_FILE, PostHocUncertainty, check_posthoc
+from vacsr.scoring import PairScorer, choose_device
+from vacsr.scoring.posthoc import (
+    POSTHOC_FILE,
+    CosineDistanceScorer,
+    PostHocScorer,
+    PostHocUncertainty,
+    check_posthoc,
+)
 from vacsr.strips import strip_rows
 from vacsr.train.callbacks import Callback
-from vacsr.train.checkpoint import check_checkpoint, describe_recipe
-from vacsr.train.data import TrainingData, read_split, training_data
+from vacsr.train.checkpoint import check_checkpoint, check_folder, describe_recipe, run_lock, run_pairs, run_section
+from vacsr.train.data import TrainingData, read_named, read_split, read_split_or_all, training_data
 from vacsr.train.distributed import barrier
 from vacsr.train.retrieval import is_graphed, retrieval_task
-from vacsr.train.runs import check_folder, evaluate_pairs, run_lock, run_scorer
 from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Run, Trainer
 
@@ -49,9 +57,8 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
     Just before the report, outcomes.safetensors gets the rank of each query, for paired tests. The run's ``report`` is
     None where the run was interrupted, and on ranks after the first, which writes all files.
 
-    What can be refused is refused before the first file is written, except for photos of the report's splits, which
-    are decoded when they are scored: `--resume` then reports without training again. A folder that another process
-    fills is refused.
+    Errors are raised before the first file is written, except for photos of the report's splits, which are decoded
+    when they are scored: `--resume` then reports without training again.
     """
     with run_lock(out):
         check_folder(out, resume=resume)
@@ -99,8 +106,7 @@ def fit(
     """Train ``method`` (a name such as "vacsr" or "vacsr-paper", a config, or a Method object) on ``pairs``.
 
     ``dev`` chooses the best weights by RSUM; ``data`` says how photos are read; ``out`` is where log and checkpoint
-    go; ``resume`` continues from it. Without ``resume``, a folder that already holds a run is refused; a folder that
-    another process fills is always refused. ``callbacks`` are called around steps and epochs.
+    go; ``resume`` continues from it, otherwise a folder that already holds a run is refused.
     """
     folder, config = None if out is None else Path(out), config or TrainConfig()
     chosen = method if isinstance(method, nn.Module) else method_config(method)
@@ -140,15 +146,11 @@ def check_recipe(recipe: Recipe, *, timed: bool = False) -> None:
     strip_rows(method, recipe.train.tile, rows=recipe.train.batch_size, columns=recipe.train.batch_size)
     if scheme.cached and spec.scheme == "features" and "captions" not in spec.options:
         method.fit(None, torch.zeros(1, dtype=torch.int64))  # refuses data without words, where it needs them
-    if not timed:
-        _check_report(recipe, method, scheme=spec.scheme)
-
-
-def _check_report(recipe: Recipe, method: Method, *, scheme: str) -> None:
-    """Refuse a report that can never be made, before training."""
+    if timed:
+        return
     check_protocols(recipe.evaluate.protocols)
     coco = [name for name in recipe.evaluate.protocols if name != "flickr"]
-    if coco and scheme in _NOT_COCO:
+    if coco and spec.scheme in _NOT_COCO:
         message = f"protocol '{coco[0]}' is about COCO's test images, {recipe.data.pairs} has others"
         raise UsageError(f"{message} — set evaluate.protocols=[flickr]")
     if recipe.evaluate.posthoc != "none":
@@ -183,8 +185,8 @@ def _open_folder(out: Path, recipe: Recipe, data: TrainingData, sets: ReportSets
     write_text(out / "config.yaml", dump_yaml(recipe))
     if data.noise is not None:
         data.noise.save(out / "noise.safetensors")
-    photos = [pairs for pairs in (data.train, data.dev, *(pairs for pairs, _ in sets)) if isinstance(pairs, PhotoSet)]
-    skipped = {pairs.split: list(pairs.skipped) for pairs in photos if pairs.skipped}
+    splits = (data.train, data.dev, *(pairs for pairs, _ in sets))
+    skipped = {pairs.split: list(pairs.skipped) for pairs in splits if isinstance(pairs, PhotoSet) and pairs.skipped}
     if skipped:
         write_json(out / "skipped.json", skipped)
 
@@ -212,13 +214,72 @@ def _report(
     """Evaluate the splits; post-hoc uncertainty is fitted to ``train`` and saved first."""
     config, posthoc = recipe.train, recipe.evaluate.posthoc
     if posthoc == "laplace":
-        size, seed, device = config.batch_size, config.seed, config.device
-        PostHocUncertainty.fit(model, train, batch_size=size, seed=seed, device=device).save(out / POSTHOC_FILE)
+        fitted = PostHocUncertainty.fit(
+            model, train, batch_size=config.batch_size, seed=config.seed, device=config.device
+        )
+        fitted.save(out / POSTHOC_FILE)
     scorer = run_scorer(out, model, posthoc=posthoc, device=config.device)
     parts = [
         evaluate_pairs(scorer, pairs, recipe.evaluate, protocols=protocols, spec=recipe.data.pairs)
         for pairs, protocols in sets
         if protocols
     ]
-    results, outcomes = ([one for part in parts for one in getattr(part, name)] for name in ("results", "outcomes"))
-    return RetrievalReport(tuple(results), tuple(outcomes))
+    results = tuple(result for part in parts for result in part.results)
+    return RetrievalReport(results, tuple(outcome for part in parts for outcome in part.outcomes))
+
+
+def evaluate_run(
+    run: Path,
+    *,
+    pairs: str | None = None,
+    split: str | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    device: str = "auto",
+) -> RetrievalReport:
+    """Evaluate a run or model folder on a split: the one that is named, else `test`, else everything.
+
+    On its own data, a run is evaluated by its own settings: `settings` (fields of :class:`EvaluateConfig`) replace
+    some of them; protocols of the run that do not fit the split are left out; photos are read as in training. On other
+    ``pairs`` the defaults hold instead.
+    """
+    saved = {} if pairs else run_section(run, "evaluate")
+    known = {name: value for name, value in saved.items() if name in EvaluateConfig.model_fields and name != "splits"}
+    config = parse(EvaluateConfig, {**known, **settings})
+    scorer = PairScorer.from_pretrained(run, device=device)
+    if config.posthoc != "none":
+        scorer = run_scorer(run, scorer.model, posthoc=config.posthoc, device=device)
+    if pairs is None:
+        policy = {key: value for key, value in run_section(run, "data").items() if key in ("on_error", "workers")}
+        data = read_split_or_all(parse(DataConfig, {**policy, "pairs": run_pairs(run)}), split, default="test")
+    else:
+        data = read_named(pairs, split, default="test")
+    protocols = config.protocols if "protocols" in settings else fitting_protocols(config.protocols, data)
+    return evaluate_pairs(scorer, data, config, protocols=protocols, spec=pairs or run_pairs(run))
+
+
+def evaluate_pairs(
+    scorer: PairScorer, pairs: PairSet | PhotoSet, config: EvaluateConfig, *, protocols: Sequence[str], spec: str
+) -> RetrievalReport:
+    """Score a split and report the protocols, as ``config`` says; ``spec`` is that of the data."""
+    return evaluate_retrieval(
+        scorer, pairs,
+        protocols=protocols, judgments=config_judgments(config), ties=config.ties, bins=config.bins,
+        truth=scene_truth(spec, pairs),
+    )  # fmt: skip
+
+
+def run_scorer(run: Path, model: MatchingModel, *, posthoc: PostHocOrNone, device: str = "auto") -> PairScorer:
+    """A scorer with the run's post-hoc uncertainty, fitted to its training data if the run has not saved it."""
+    if posthoc == "none":
+        return PairScorer(model, device=device)
+    if posthoc == "cosine":
+        return CosineDistanceScorer(model, device=device)
+    if (run / POSTHOC_FILE).is_file():
+        return PostHocScorer(model, PostHocUncertainty.load(run / POSTHOC_FILE), device=device)
+    if not (run / "config.yaml").is_file():
+        message = f"{run} is a model folder, so it does not say on which data post-hoc uncertainty is to be fitted"
+        raise UsageError(f"{message} — give the run folder")
+    train, data = run_section(run, "train"), parse(DataConfig, run_section(run, "data"))
+    size, seed = (train.get(name, TrainConfig.model_fields[name].default) for name in ("batch_size", "seed"))
+    fitted = PostHocUncertainty.fit(model, training_data(data).train, batch_size=size, seed=seed, device=device)
+    return PostHocScorer(model, fitted, device=device)
