@@ -15,7 +15,7 @@ from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods import Embedding, build_method
 from vacsr.scoring import choose_engine
-from vacsr.scoring.folded import BlockScorer, Limits
+from vacsr.scoring.folded import BlockScorer
 
 from .models import units
 
@@ -69,7 +69,7 @@ def test_blocks_and_aligned_pairs_are_the_dense_scores(raw: Any) -> None:
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 200), st.integers(1, 300), st.sampled_from(METHODS))
 def test_any_tiling_gives_the_same(images: int, texts: int, room: int, weights: int, raw: Any) -> None:
     method, v, t = build(raw), unit(images), unit(texts, seed=1)
-    scorer = BlockScorer(method, limits=Limits(room, weights=weights))
+    scorer = BlockScorer(method, outputs=room, weights=weights)
     rows, columns = scorer.tile(images, texts, torch.device("cpu"))
     assert 1 <= columns <= texts
     assert 1 <= rows <= images
@@ -104,7 +104,7 @@ def test_the_default_engine_of_a_cpu(raw: Any) -> None:
 
 
 def test_long_rows_come_in_smaller_blocks() -> None:
-    scorer = BlockScorer(build("vacsr"), limits=Limits(1 << 20, pairs=40 * 90))
+    scorer = BlockScorer(build("vacsr"), pairs=40 * 90)
     v, t = unit(150), unit(90, seed=1)
     blocks = list(scorer.stream(v, t))
     assert [len(block) for block in blocks] == [40, 40, 40, 30]

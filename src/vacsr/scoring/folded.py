@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from vacsr.scoring.topk import BLOCK_PAIRS, BothTopK, Direction, TopK, block_row
 
 FP8 = torch.float8_e4m3fn
 _SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
-_SQUARE = 64  # a method without a folded form scores aligned pairs as the diagonals of squares of this size
+_SQUARE = 64
 
 
 def half_dtype(folded: FoldedAdapter) -> torch.dtype:
@@ -61,53 +60,36 @@ class Engine(ABC):
         return topk_both(self.stream(v, t), k)
 
 
-class Limits(NamedTuple):
-    """Memory bounds of a :class:`BlockScorer`, in numbers rather than bytes."""
-
-    outputs: int
-    """Trunk outputs of a tile: cache-sized on a CPU, 0.5 GB on a GPU."""
-    weights: int | None = None
-    """Scaled trunk weights of a tile, which outgrow the outputs of small batches; None: no bound."""
-    pairs: int = BLOCK_PAIRS
-    """Pairs of a streamed block."""
-
-
-LIMITS = {"cpu": Limits(1 << 20), "cuda": Limits(1 << 27, weights=1 << 26)}
-
-
 class BlockScorer(Engine):
     """Scores tile by tile in torch, on any device.
 
-    ``folded``: the method's folded form, where it is known already. ``limits``: by default those of the device.
+    ``folded``: the method's folded form, where it is known already. Bounds, in numbers, not bytes: ``outputs`` of
+    the trunk in a tile (by default as many as a CPU's cache holds, or 0.5 GB on a GPU), scaled trunk ``weights`` of a
+    tile, which outgrow the outputs of small batches, and ``pairs`` of a streamed block.
     """
 
     def __init__(
         self, method: Method, *, dtype: torch.dtype = torch.float32, folded: FoldedAdapter | None = None,
-        limits: Limits | None = None,
+        outputs: int | None = None, weights: int = 1 << 26, pairs: int = BLOCK_PAIRS,
     ) -> None:  # fmt: skip
-        self.method, self.dtype, self.limits = method, dtype, limits
+        self.method, self.dtype, self.outputs, self.weights, self.pairs = method, dtype, outputs, weights, pairs
         folded = folded or method.fold()
         self.folded = None if folded is None else folded.to(folded.trunk.device, dtype)
         self.width = 2 * method.pair_width if folded is None else len(folded.trunk)
 
-    def _limits(self, device: torch.device) -> Limits:
-        return self.limits or LIMITS.get(device.type, LIMITS["cpu"])
+    def tile_pairs(self, device: torch.device) -> int:
+        """Pairs whose trunk outputs are held at a time."""
+        return max(1, (self.outputs or (1 << 27 if device.type == "cuda" else 1 << 20)) // self.width)
 
     def tile(self, images: int, texts: int, device: torch.device) -> tuple[int, int]:
-        """Images and texts per tile so that the trunk's output, and its weights times the smaller side, stay in bounds.
-
-        Each item of the smaller side scales a copy of the trunk.
-        """
-        limits = self._limits(device)
-        room = max(1, limits.outputs // self.width)
+        """Images and texts per tile within the bounds. Each item of the smaller side scales a copy of the trunk."""
+        room = self.tile_pairs(device)
         columns = max(1, min(texts, room))
         rows = max(1, min(images, room // columns))
-        if self.folded is None or limits.weights is None:
-            return rows, columns
-        most = max(1, limits.weights // self.folded.trunk.numel())
-        if min(rows, columns) <= most:
-            return rows, columns
-        return (most, columns) if rows < columns else (max(1, min(images, room // most)), most)
+        most = room if self.folded is None else max(1, self.weights // self.folded.trunk.numel())
+        if most < min(rows, columns):
+            return (most, columns) if rows < columns else (min(images, room // most), most)
+        return rows, columns
 
     @torch.inference_mode()
     def block(self, v: Embedding, t: Embedding) -> Tensor:
@@ -120,7 +102,7 @@ class BlockScorer(Engine):
         return out
 
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
-        rows = block_rows(64, len(t.mean), pairs=self._limits(t.mean.device).pairs)
+        rows = block_rows(64, len(t.mean), pairs=self.pairs)
         for start in range(0, max(1, len(v.mean)), rows):
             yield self.block(take(v, slice(start, start + rows)), t)
 
@@ -132,13 +114,12 @@ class BlockScorer(Engine):
 
     @torch.inference_mode()
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
+        """Without a folded form the pairs are the diagonals of small squares."""
         out = torch.empty(len(v.mean), device=v.mean.device)
-        size = _SQUARE if self.folded is None else max(1, self._limits(out.device).outputs // self.width)
+        size = _SQUARE if self.folded is None else self.tile_pairs(out.device)
         for start in range(0, len(out), size):
             part = slice(start, start + size)
-            images, texts = take(v, part), take(t, part)
-            if self.folded is None:
-                out[part] = self._tile(images, texts).diagonal()
-            else:
-                out[part] = self.folded.aligned_logits(images.mean, texts.mean)
+            x, y = take(v, part), take(t, part)
+            folded = self.folded
+            out[part] = self._tile(x, y).diagonal() if folded is None else folded.aligned_logits(x.mean, y.mean)
         return out

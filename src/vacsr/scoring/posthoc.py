@@ -1,15 +1,13 @@
 """Uncertainty for a trained cosine model without further training.
 
 :class:`CosineDistanceScorer` takes 1 − cosine. :class:`PostHocScorer` uses a Laplace approximation: the last linear
-layer of each head gets a Gaussian over its weights. Each image and each text is then a Gaussian in the shared space
-before it is normalised, and the cosine of a pair has a variance in closed form. The uncertainty of a pair is its root.
+layer of each head gets a Gaussian over its weights, from the curvature of the training loss. Each item is then a
+Gaussian before it is normalised, and the cosine of a pair has a variance in closed form.
 
-The Gaussian comes from the curvature of the training loss. A row's loss is a function of the cosines c_j of one
-un-normalised embedding f with unit vectors t_j. With u = f/‖f‖ its Gauss–Newton matrix by f is H = JᵀMJ: M is the
-loss's second derivative by the cosines, J = T(I − uuᵀ)/‖f‖ their first derivative by f. The precision
-Σ_i x_i x_iᵀ ⊗ H_i + λI of the weights is replaced by the Kronecker product (A + √λ·I) ⊗ (B + √λ·I), with A = Σ x xᵀ/√N
-over the layer's inputs (a 1 added for the bias), B = Σ H/√N, and λ the precision of a zero-mean Gaussian prior. The
-output at x then has the covariance xᵀ(A + √λ·I)⁻¹x · (B + √λ·I)⁻¹.
+A row's loss is a function of the cosines c_j of one un-normalised embedding f with unit vectors t_j. With u = f/‖f‖ its
+Gauss–Newton matrix by f is H = JᵀMJ: M is the loss's second derivative by the cosines, J = T(I − uuᵀ)/‖f‖ their first
+derivative by f. The precision Σ_i x_i x_iᵀ ⊗ H_i + λI of the weights is replaced by (A + √λ·I) ⊗ (B + √λ·I), with
+A = Σ x xᵀ/√N over the layer's inputs (a 1 added for the bias), B = Σ H/√N, and λ the precision of a zero-mean prior.
 """
 
 from __future__ import annotations
@@ -156,17 +154,13 @@ class _Rows(NamedTuple):
         outputs: Tensor = self.layer(self.inputs[self.items[part]])
         return outputs.double()
 
-    def units(self, part: slice) -> Tensor:
-        """The same, normalised."""
-        return functional.normalize(self.outputs(part), dim=1)
-
     def posterior(self, other: _Rows, batches: list[slice], likelihood: Likelihood) -> LayerPosterior:
         """Both Kronecker factors over the training rows, and the likeliest prior."""
         inputs, outputs = torch.zeros(()), torch.zeros(())
         for part in batches:
-            x = with_one(self.inputs[self.items[part]])
+            x, units = with_one(self.inputs[self.items[part]]), functional.normalize(other.outputs(part), dim=1)
             inputs = inputs.to(x) + x.T @ x
-            outputs = outputs.to(x) + output_curvature(self.outputs(part), other.units(part), likelihood)
+            outputs = outputs.to(x) + output_curvature(self.outputs(part), units, likelihood)
         inputs, outputs = inputs / len(self.items) ** 0.5, outputs / len(self.items) ** 0.5
         return LayerPosterior(inputs, outputs, likeliest_precision(inputs, outputs, layer=self.layer))
 
@@ -205,18 +199,17 @@ class PostHocUncertainty:
         image = _Rows(model.image_head.last, torch.cat(images), pairs.caption_image.cpu()[order].to(scorer.device))
         text = _Rows(model.text_head.last, torch.cat(texts), order.to(scorer.device))
         batches = [slice(start, start + batch_size) for start in range(0, len(pairs), batch_size)]
-        probes = [
-            (image.units(part) @ text.units(part).T, same_image(image.items[part], image.items[part]))
-            for part in batches[:16]  # enough to choose the scale of a softmax
-        ]
+        probes = []
+        for part in batches[:16]:  # enough to choose the scale of a softmax
+            v, t = (functional.normalize(side.outputs(part), dim=1) for side in (image, text))
+            probes.append((v @ t.T, same_image(image.items[part], image.items[part])))
         likelihood = likelihood_of(model.method, probes)
         sides = image.posterior(text, batches, likelihood), text.posterior(image, batches, likelihood)
         return cls(*sides, _digest(model))
 
     def save(self, path: str | Path) -> None:
         """Write the Kronecker factors and the precisions as safetensors."""
-        tensors: dict[str, Tensor] = {}
-        metadata = {"heads": self.heads}
+        tensors, metadata = {}, {"heads": self.heads}
         for side, posterior in (("image", self.image), ("text", self.text)):
             tensors |= {f"{side}.inputs": posterior.inputs, f"{side}.outputs": posterior.outputs}
             metadata[f"{side}.precision"] = repr(posterior.precision)
@@ -226,13 +219,12 @@ class PostHocUncertainty:
     def load(cls, path: str | Path) -> PostHocUncertainty:
         """Read what :meth:`save` wrote."""
         tensors, metadata = read_tensors(Path(path))
-
-        def side(name: str) -> LayerPosterior:
-            precision = float(metadata[f"{name}.precision"])
-            return LayerPosterior(tensors[f"{name}.inputs"], tensors[f"{name}.outputs"], precision)
-
         try:
-            return cls(side("image"), side("text"), metadata["heads"])
+            sides = [
+                LayerPosterior(tensors[f"{x}.inputs"], tensors[f"{x}.outputs"], float(metadata[f"{x}.precision"]))
+                for x in ("image", "text")
+            ]
+            return cls(*sides, metadata["heads"])
         except (KeyError, ValueError) as error:
             raise DataError(f"{path} holds no post-hoc uncertainty ({error}) — fit and save it again") from error
 
@@ -293,12 +285,11 @@ class CosineDistanceScorer(PairScorer):
 
 def check_posthoc(method: Method, backbone: BackboneConfig, *, kind: PostHoc) -> None:
     """Raise where it would not be sound: no cosines, or for Laplace two networks or more than a norm after a head."""
-    dim = backbone.head.dim * method.networks
-    name, parameter = type(method).__name__, next(method.parameters(), torch.empty(0))
-    generator = torch.Generator().manual_seed(0)
-    v, t = (functional.normalize(torch.randn(3, dim, generator=generator), dim=1).to(parameter.device) for _ in "vt")
+    name, (device, *_) = type(method).__name__, [*(p.device for p in method.parameters()), torch.device("cpu")]
+    shape = 2, 3, backbone.head.dim * method.networks
+    v, t = functional.normalize(torch.randn(shape, generator=torch.Generator().manual_seed(0)), dim=-1).to(device)
     with torch.no_grad():
-        scores = method.score(Embedding(v, torch.zeros_like(v)), Embedding(t, torch.zeros_like(t)))
+        scores = method.score(*(Embedding(x, torch.zeros_like(x)) for x in (v, t)))
     if not torch.allclose(scores.float(), v @ t.T, atol=1e-5):
         message = f"{name} does not score by a cosine, which post-hoc uncertainty needs"
         raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=none")
