@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,23 @@ def run_interpreted(file: str, *, marks: str = "not slow and not gpu", only: str
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def compiled_for_hopper(
+    function: Any, kinds: dict[str, str], constants: dict[str, object], cache: Path, **options: int
+) -> Any:
+    """A kernel compiled for a Hopper GPU, which need not be there; ``kinds`` are its arguments' types."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    order = function.arg_names
+    kinds = {name: kinds.get(name, "constexpr") for name in order}
+    fixed = {(order.index(name),): value for name, value in constants.items()}
+    aligned = {(order.index(name),): [["tt.divisibility", 16]] for name, kind in kinds.items() if kind[0] == "*"}
+    source = triton.compiler.ASTSource(fn=function, signature=kinds, constexprs=fixed, attrs=aligned)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(cache))
+        return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={**options, "enable_fp_fusion": True})
 
 
 def captured(step: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:

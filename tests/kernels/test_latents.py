@@ -21,7 +21,15 @@ from vacsr.noise import PairNoise
 from vacsr.objective import ObjectiveConfig, VacsrObjective
 from vacsr.strips import PairLoss, StripLoss, compile_pairs
 
-from ..interpreter import GPU, INTERPRETED, captured, interpreted, run_interpreted, without_waiting
+from ..interpreter import (
+    GPU,
+    INTERPRETED,
+    captured,
+    compiled_for_hopper,
+    interpreted,
+    run_interpreted,
+    without_waiting,
+)
 from ..losses import Fields, Result, assert_same, make_vacsr, run_loss, sides
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
@@ -291,30 +299,14 @@ def test_what_cannot_run_says_so_and_auto_changes_nothing() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("components", [pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long]), 2])
 @pytest.mark.parametrize("name", ["draw_latents", "latents_gradient"])
-def test_compiled_for_hopper_noise_stays_in_registers(
-    name: str, components: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_for_hopper_noise_stays_in_registers(name: str, components: int, tmp_path: Path) -> None:
     """Threads draw the noise of the numbers they hold: shared memory is for the sums of the warps alone."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    function = getattr(latents, name)
-    weights = torch.empty(1, components)
+    function, weights = getattr(latents, name), torch.empty(1, components)
     fixed = latents.sizes(torch.empty(1, 2 * components * 1024), weights, bounded=False, squash=True) | {"FAST": True}
-    warps = fixed.pop("num_warps")
-    half, plain = {"heads", "z", "d_z", "d_heads"}, {"clamp": "fp32", "keys": "*i64"}
-    order = function.arg_names
-    kinds = {a: "constexpr" if a in fixed else plain.get(a, "*bf16" if a in half else "*fp32") for a in order}
-    source = triton.compiler.ASTSource(
-        fn=function,
-        signature=kinds,
-        constexprs={(order.index(a),): value for a, value in fixed.items()},
-        attrs={(order.index(a),): [["tt.divisibility", 16]] for a, kind in kinds.items() if kind[0] == "*"},
-    )
-    made = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "enable_fp_fusion": True}
-    )
+    warps = int(fixed.pop("num_warps"))
+    kinds = {name: "*fp32" for name in function.arg_names if name not in fixed} | {"clamp": "fp32", "keys": "*i64"}
+    kinds |= {name: "*bf16" for name in ("heads", "z", "d_z", "d_heads") if name in kinds}
+    made = compiled_for_hopper(function, kinds, dict(fixed), tmp_path, num_warps=warps)
     assert made.metadata.shared <= 64
     assert "cos.approx" in made.asm["ptx"]
     assert ".local" not in made.asm["ptx"]

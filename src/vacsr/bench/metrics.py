@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vacsr.bench import BenchResult, Cell, Log, describe_device
+from vacsr.bench import BenchResult, Log, describe_device
 from vacsr.errors import MissingExtra, VacsrError
 from vacsr.evaluate.metrics import retrieval_result
-from vacsr.evaluate.protocols import coco_owners, coco_test, protocol_galleries
+from vacsr.evaluate.protocols import coco_owners, protocol_galleries
 from vacsr.evaluate.score_files import MatrixIds, MatrixScores
+from vacsr.scoring.topk import DIRECTIONS
 
 COCO = ("coco-1k", "coco-5k", "cxc", "eccv")
 SIZES = {"small": 200, "coco": None}
@@ -35,10 +36,6 @@ Cost = np.ndarray[Any, np.dtype[np.float64]]
 Result = TypeVar("Result")
 
 
-class MetricsDiffer(VacsrError):
-    """Two systems disagree on the same scores."""
-
-
 def run(images: int | None, device: torch.device, log: Log = lambda _: None) -> BenchResult:
     """On the CPU whatever the device: the other systems do not use a GPU."""
     coco = images is None
@@ -51,7 +48,7 @@ def run(images: int | None, device: torch.device, log: Log = lambda _: None) -> 
         log(f"vacsr, {protocol}")
         values, costs[protocol] = timed(partial(our_metrics, scores, pairs, protocol))
         metrics |= values
-    total = np.sum(list(costs.values()), axis=0)
+    total, ours = np.sum(list(costs.values()), axis=0), costs[plain]
     rows, notes = [_row("vacsr", every, total, ours=total)], []
     if coco:
         log("eccv_caption")
@@ -60,12 +57,12 @@ def run(images: int | None, device: torch.device, log: Log = lambda _: None) -> 
         worst = largest_difference(metrics, theirs, system="eccv_caption")
         rows.append(_row("eccv_caption with its rankings", every, sorting + cost, ours=total, difference=worst))
         rows.append(_row("eccv_caption, rankings given", every, cost, ours=total, difference=worst))
+        rows.append(_row("vacsr", plain, ours, ours=ours))
     log(f"torchmetrics, {plain}")
     try:
         theirs, cost = timed(lambda: torchmetrics_metrics(scores, pairs, plain))
         worst = largest_difference(metrics, theirs, system="torchmetrics")
-        rows += [_row("vacsr", plain, costs[plain], ours=costs[plain])] if coco else []
-        rows.append(_row("torchmetrics", f"{plain}: R@K, R-Precision", cost, ours=costs[plain], difference=worst))
+        rows.append(_row("torchmetrics", f"{plain}: R@K, R-Precision", cost, ours=ours, difference=worst))
     except MissingExtra as error:
         notes.append(f"torchmetrics is left out: {error}")
     settings = {"images": len(pairs.image_ids), "captions": len(pairs)}
@@ -84,21 +81,16 @@ def timed(work: Callable[[], Result]) -> tuple[Result, Cost]:
     return result, np.array([time.perf_counter() - started, time.process_time() - busy])
 
 
-def _row(system: str, protocols: str, cost: Cost, *, ours: Cost, difference: float | None = None) -> dict[str, Cell]:
-    (seconds, processor), (of_ours, processor_of_ours) = cost.tolist(), (cost / ours).tolist()
-    return {
-        "way": system, "figures": protocols, "seconds": seconds, "of_ours": of_ours,
-        "processor": processor, "processor_of_ours": processor_of_ours, "difference": difference,
-    }  # fmt: skip
+def _row(system: str, protocols: str, cost: Cost, *, ours: Cost, difference: float | None = None) -> dict[str, Any]:
+    numbers = np.stack([cost, cost / ours], axis=1).flatten().tolist()  # each with its ratio
+    return dict(zip(COLUMNS, (system, protocols, *numbers, difference), strict=True))
 
 
 def coco_pairs() -> MatrixIds:
     """COCO's 5,000 test images with their 25,000 captions."""
-    listed = coco_test()
-    images = tuple(str(listed.image_of(caption)) for caption in listed.captions[::5])
-    captions = tuple(map(str, listed.captions))
-    owners, rows = coco_owners(), {name: row for row, name in enumerate(images)}
-    return MatrixIds(images, captions, torch.tensor([rows[owners[caption]] for caption in captions]))
+    owners = coco_owners()
+    rows = {image: row for row, image in enumerate(dict.fromkeys(owners.values()))}
+    return MatrixIds(tuple(rows), tuple(owners), torch.tensor([rows[image] for image in owners.values()]))
 
 
 def small_pairs(images: int) -> MatrixIds:
@@ -118,8 +110,7 @@ def our_metrics(scores: Tensor, pairs: MatrixIds, protocol: str) -> Metrics:
     """By vacsr, in percent."""
     parts = protocol_galleries([protocol], pairs)[protocol]
     result = retrieval_result([part.ranks(MatrixScores(scores)) for part in parts])
-    both = (("i2t", result["i2t"]), ("t2i", result["t2i"]))
-    return {f"{protocol} {direction} {key}": value for direction, values in both for key, value in values.items()}
+    return {f"{protocol} {side} {key}": value for side in DIRECTIONS for key, value in result[side].items()}
 
 
 def rankings(scores: Tensor, pairs: MatrixIds) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
@@ -170,5 +161,5 @@ def largest_difference(ours: Metrics, theirs: Metrics, *, system: str) -> float:
     """In percent; one beyond the tolerance is an error."""
     worst = max(abs(ours[name] - value) for name, value in theirs.items())
     if worst > _TOLERANCE[system]:
-        raise MetricsDiffer(f"vacsr and {system} differ by {worst:.3g}% on the same scores — report it as a bug")
+        raise VacsrError(f"vacsr and {system} differ by {worst:.3g}% on the same scores — report it as a bug")
     return worst

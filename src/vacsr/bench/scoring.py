@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,20 +112,18 @@ def run(sizes: Sizes, device: torch.device, log: Log = lambda _: None) -> BenchR
     return BenchResult("scoring", describe_device(device), settings, rows, COLUMNS, ("seconds",), _NOTES, label="bar")
 
 
-def _add_ratios(rows: list[dict[str, Cell]]) -> None:
+def _add_ratios(rows: list[dict[str, Any]]) -> None:
     """To the first bare product, to the best product in its precision, and to the paper's way, by their rates."""
 
     def rate(start: str) -> float | None:
-        rates = (row.get("tflops") for row in rows if str(row["way"]).startswith(start))
-        return next((value for value in rates if isinstance(value, float)), None)
+        return next((row["tflops"] for row in rows if row["way"].startswith(start) and "tflops" in row), None)
 
     bare, square, paper = rate(BARE), rate(SQUARE), rate(PAPER)
-    best = max((value for value in (bare, square) if value is not None), default=None)
-    for row in rows:
-        if isinstance(tflops := row.get("tflops"), float):
-            row["of_ceiling"] = bare and bare / tflops
-            row["of_best"] = best and best / tflops
-            row["faster"] = paper and tflops / paper
+    best = max(bare or 0.0, square or 0.0)
+    for row in (row for row in rows if "tflops" in row):
+        row["of_ceiling"] = bare and bare / row["tflops"]
+        row["of_best"] = best / row["tflops"] if best else None
+        row["faster"] = paper and row["tflops"] / paper
 
 
 def ways(problem: Problem, *, edge: int) -> Iterator[Way]:

@@ -20,7 +20,7 @@ from torch.autograd.profiler import profile
 from torch.nn import functional
 
 from vacsr.backbones import scheme_of
-from vacsr.bench import BenchResult, Cell, Log, Prepared, Step, Way, describe_device, measure, seconds_per_step
+from vacsr.bench import BenchResult, Log, Prepared, Step, Way, describe_device, measure, seconds_per_step
 from vacsr.config import DataConfig, Recipe
 from vacsr.data import PhotoSet
 from vacsr.data.photos import ArrayPhotos
@@ -59,7 +59,7 @@ def run(sizes: Sizes, device: torch.device, log: Log = lambda _: None, *, tile: 
 
     A strip has as many pairs as a square tile of edge ``tile``, by default 128 on a GPU and 32 on a CPU.
     """
-    rows: list[dict[str, Cell]] = []
+    rows: list[dict[str, Any]] = []
     tile = tile or (128 if device.type == "cuda" else 32)
     for batch in sizes.batches:
         strips = "adapter in one strip: dense" if batch <= tile else "adapter in strips"
@@ -83,18 +83,16 @@ def _prepare(name: str, rows: int, dim: int, batch: int, device: torch.device) -
     return Prepared(step, {"peak_mib": peak_mib(step, device=device)})
 
 
-def _with_ratios(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:
+def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Times in milliseconds, and ratios to the dense loss of the same batch size."""
     for row in rows:
         row["bar"] = f"{row['way']}, B={row['batch']}"
-        for key, name in (("seconds", "ms"), ("median", "median_ms")):
-            if isinstance(value := row.pop(key, None), float):
-                row[name] = 1e3 * value
+        row |= {name: 1e3 * row.pop(key) for key, name in (("seconds", "ms"), ("median", "median_ms")) if key in row}
     dense = next(row for row in rows if row["way"] == DENSE)
     for row in rows:
         for key, ratio in (("ms", "of_dense_ms"), ("peak_mib", "of_dense_mib")):
-            if isinstance(value := row.get(key), float) and isinstance(reference := dense.get(key), float):
-                row[ratio] = value / reference if reference > 0 else None
+            if key in row and dense.get(key):
+                row[ratio] = row[key] / dense[key]
     return rows
 
 

@@ -74,25 +74,26 @@ class Cascade(Engine):
     @torch.inference_mode()
     def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction) -> TopK:
         queries, items = (v, t) if direction == "i2t" else (t, v)
-        if self._direct(v, t, k=k, items=len(items.mean)):
+        count = self._candidates(v, t, k=k, items=len(items.mean))
+        if not count:
             return self.fine.topk(v, t, k=k, direction=direction)
-        candidates = self.coarse.topk(v, t, k=self._candidates(k), direction=direction)
-        return self._ranked(candidates, queries, items, k=k)
+        return self._ranked(self.coarse.topk(v, t, k=count, direction=direction), queries, items, k=k)
 
     @torch.inference_mode()
     def topk_both(self, v: Embedding, t: Embedding, *, k: int) -> BothTopK:
-        if self._direct(v, t, k=k, items=min(len(v.mean), len(t.mean))):
+        count = self._candidates(v, t, k=k, items=min(len(v.mean), len(t.mean)))
+        if not count:
             return self.fine.topk_both(v, t, k=k)
-        texts, images = self.coarse.topk_both(v, t, k=self._candidates(k))
+        texts, images = self.coarse.topk_both(v, t, k=count)
         return BothTopK(self._ranked(texts, v, t, k=k), self._ranked(images, t, v, k=k))
 
-    def _candidates(self, k: int) -> int:
-        return k + max(k, self.spare) if self.exact else 3 * k
-
-    def _direct(self, v: Embedding, t: Embedding, *, k: int, items: int) -> bool:
-        """Does the fine engine rank alone?"""
+    def _candidates(self, v: Embedding, t: Embedding, *, k: int, items: int) -> int:
+        """Of each query; 0 where the fine engine ranks alone."""
+        if not self.exact:
+            return 3 * k
         operations = 2.0 * len(v.mean) * len(t.mean) * self.coarse.packed.trunk.numel()
-        return self.exact and (operations < self.worthwhile or self._candidates(k) >= items)
+        count = k + max(k, self.spare)
+        return count if operations >= self.worthwhile and count < items else 0
 
     def _ranked(self, candidates: TopK, queries: Embedding, items: Embedding, *, k: int) -> TopK:
         """[Q, m] -> [Q, min(k, m)]. v⊙t is symmetric, so queries may be texts."""

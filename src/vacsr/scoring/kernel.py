@@ -45,10 +45,9 @@ def available(device: torch.device) -> bool:
     >>> available(torch.device("meta"))
     False
     """
-    if device.type != "cuda":
-        return kernels.available(device)
-    supported = torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
-    return supported and kernels.available(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return False
+    return kernels.available(device) and (device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0))
 
 
 class Tile(NamedTuple):
@@ -67,25 +66,19 @@ SMALL = Tile(texts=32, hidden=32, depth=32, run=2, tma=False)
 """For the interpreter, where a tile costs as much as its numbers."""
 
 
-def choose_tiles(hidden: int, width: int, *, dim: int, dtype: torch.dtype, device: torch.device) -> list[Tile]:
-    """Tiles of one shape for an adapter, the fastest first; each fits the GPU's shared memory.
-
-    ``width``: units of the decoder, 0 if it is linear.
-    """
+def choose_tile(hidden: int, width: int, *, dim: int, dtype: torch.dtype, device: torch.device) -> Tile:
+    """The fastest tile that fits the GPU's shared memory. ``width``: units of the decoder, 0 if it is linear."""
     if device.type != "cuda":
-        return [SMALL]
+        return SMALL
     hopper = torch.cuda.get_device_capability(device)[0] == 9
     depth = 128 // dtype.itemsize  # 128 bytes per row: the widest swizzle of shared memory
     padded = [-(-hidden // edge) * edge for edge in (256, 128)]
     large = hopper and width <= _NARROW and padded[0] <= 1.1 * padded[1]
     room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", _SHARED)
-    fitting: list[Tile] = []
-    for texts, units in ((128, 256), (128, 128), (64, 64), (32, 32))[0 if large else 1 :]:
-        tiles = [Tile(texts, units, depth, stages=stages, tma=tma) for stages, tma in _LAYOUTS if hopper or not tma]
-        fitting = [tile for tile in tiles if shared_bytes(tile, width, dim=dim, itemsize=dtype.itemsize) <= room]
-        if fitting:
-            break
-    return fitting
+    shapes = ((128, 256), (128, 128), (64, 64), (32, 32))[0 if large else 1 :]
+    layouts = [(stages, tma) for stages, tma in _LAYOUTS if hopper or not tma]
+    tiles = (Tile(*shape, depth, stages=stages, tma=tma) for shape in shapes for stages, tma in layouts)
+    return next(tile for tile in tiles if shared_bytes(tile, width, dim=dim, itemsize=dtype.itemsize) <= room)
 
 
 def shared_bytes(tile: Tile, width: int, *, dim: int, itemsize: int) -> int:
@@ -186,7 +179,7 @@ class KernelScorer(Engine):
     """The scores of :class:`BlockScorer` up to the rounding of the operands, by the kernel.
 
     ``dtype``: bfloat16, float16, or float8_e4m3fn from compute capability 8.9 on; sums are float32. ``rows``: images of
-    a block, ``pairs``: pairs of a streamed block. If no tile fits the GPU after all, it warns and scores in torch.
+    a block, ``pairs``: pairs of a streamed block. If the tile does not fit the GPU after all, it warns and uses torch.
     """
 
     def __init__(
@@ -209,9 +202,9 @@ class KernelScorer(Engine):
         self.plain = BlockScorer(method, dtype=half_dtype(folded) if dtype == FP8 else dtype, folded=folded)
         self.folded = self.plain.folded
         (height, dim), width = folded.trunk.shape, decoder_width(folded)
-        self.tiles = [tile] if tile else choose_tiles(height, width, dim=dim, dtype=dtype, device=self.device)
-        self.shape = self.tiles[0]  # operands are padded for it; all tiles have one shape
-        self.packed = pack_adapter(folded, dtype=dtype, tile=self.shape)
+        self.tile = tile or choose_tile(height, width, dim=dim, dtype=dtype, device=self.device)
+        self._fits = True  # until a launch has failed
+        self.packed = pack_adapter(folded, dtype=dtype, tile=self.tile)
         self.rows = rows or images_at_a_time(self.packed.trunk.numel() * dtype.itemsize, self.device)
 
     def block(self, v: Embedding, t: Embedding) -> Tensor:
@@ -250,7 +243,7 @@ class KernelScorer(Engine):
         """[T, d] -> [T', D']. For float8 all are divided by one number, which ignores texts that are not finite."""
         exact = texts.float()
         gain: float | Tensor = 1.0
-        rows = functional.pad(exact, (0, -exact.shape[1] % self.shape.depth, 0, -len(exact) % self.shape.texts))
+        rows = functional.pad(exact, (0, -exact.shape[1] % self.tile.depth, 0, -len(exact) % self.tile.texts))
         if self.dtype == FP8 and len(exact):
             gain = exact.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(_LEAST) / _FP8_MAX
             rows = rows / gain
@@ -258,37 +251,29 @@ class KernelScorer(Engine):
 
     @torch.inference_mode()
     def _write(self, v: Tensor, texts: PackedTexts, out: Tensor) -> bool:
-        """Scores of images [b, d] into ``out`` [b, T]; False where no tile fits the GPU. A tile fails once."""
-        if not out.numel():
-            return True
+        """Scores of images [b, d] into ``out`` [b, T]; False where the tile does not fit the GPU."""
         from vacsr.kernels import scores
 
-        while self.tiles:
-            try:
-                self._launch(v, texts, out, self.tiles[0])
-                return True
-            except scores.OutOfResources:
-                del self.tiles[0]
-                if not self.tiles:
-                    message = f"no tile of the scoring kernel fits this GPU at d={self.packed.dim}"
-                    warnings.warn(f"{message}; scoring continues in torch, slower", stacklevel=3)
-        return False
-
-    def _launch(self, v: Tensor, texts: PackedTexts, out: Tensor, tile: Tile) -> None:
-        """Scale the trunk by every image, then score all pairs."""
-        from vacsr.kernels import scores
-
+        if not self._fits or not out.numel():
+            return self._fits
+        packed, tile = self.packed, self.tile
         rows = functional.pad(v.float(), (0, texts.rows.shape[1] - v.shape[1])).contiguous()  # [I, D']
         gain = rows.new_empty(0)
         if self.dtype == FP8:  # the true product over the kernel's, for each image
             largest = rows.abs().amax(dim=1).clamp_min(_LEAST) / _FP8_MAX
             rows, gain = rows / largest.unsqueeze(1), largest * texts.gain
-        weights = scores.scale_trunk(self.packed.trunk, rows, self.dtype, tile)
-        if self.packed.slope is not None:
+        weights = scores.scale_trunk(packed.trunk, rows, self.dtype, tile)
+        if packed.slope is not None:
             torch.mm(v.float(), texts.exact.T, out=out)
         tiles = len(texts.rows) // tile.texts
         group = text_tiles_together(tiles, tile.texts * weights.shape[2] * self.dtype.itemsize, self.device)
-        scores.score_pairs(
-            texts.rows, weights, self.packed.edge, self.packed.decoder, self.packed.last, gain, out,
-            constant=self.packed.constant, slope=self.packed.slope, group=group, tile=tile,
-        )  # fmt: skip
+        try:
+            scores.score_pairs(
+                texts.rows, weights, packed.edge, packed.decoder, packed.last, gain, out,
+                constant=packed.constant, slope=packed.slope, group=group, tile=tile,
+            )  # fmt: skip
+        except scores.OutOfResources:
+            self._fits = False
+            message = f"the scoring kernel's tile does not fit this GPU at d={packed.dim}"
+            warnings.warn(f"{message}; scoring continues in torch, slower", stacklevel=3)
+        return self._fits

@@ -209,7 +209,8 @@ class PostHocUncertainty:
 
     def save(self, path: str | Path) -> None:
         """Write the Kronecker factors and the precisions as safetensors."""
-        tensors, metadata = {}, {"heads": self.heads}
+        tensors: dict[str, Tensor] = {}
+        metadata = {"heads": self.heads}
         for side, posterior in (("image", self.image), ("text", self.text)):
             tensors |= {f"{side}.inputs": posterior.inputs, f"{side}.outputs": posterior.outputs}
             metadata[f"{side}.precision"] = repr(posterior.precision)
@@ -220,11 +221,11 @@ class PostHocUncertainty:
         """Read what :meth:`save` wrote."""
         tensors, metadata = read_tensors(Path(path))
         try:
-            sides = [
+            image, text = (
                 LayerPosterior(tensors[f"{x}.inputs"], tensors[f"{x}.outputs"], float(metadata[f"{x}.precision"]))
                 for x in ("image", "text")
-            ]
-            return cls(*sides, metadata["heads"])
+            )
+            return cls(image, text, metadata["heads"])
         except (KeyError, ValueError) as error:
             raise DataError(f"{path} holds no post-hoc uncertainty ({error}) — fit and save it again") from error
 
