@@ -3,21 +3,28 @@
 #
 #   bash benchmarks/on_gpu.sh OUT [STAGE …]      STAGE: tests image inference strips eager scoring towers efficiency; default: all
 #
-# A stage whose file is there is left out, so that a run which was stopped goes on. A stage that fails does not stop the
-# others; each says how long it took. PYTHON names the interpreter. TOWERS=IMAGE,TEXT are the folders of two towers for
-# `towers`, whose weights may be random. Nothing else should run on the GPU meanwhile.
+# A finished stage is skipped, so a run that was stopped can go on. A stage that fails does not stop the others. PYTHON
+# names the interpreter. TOWERS=IMAGE,TEXT are the folders of two towers for `towers`, whose weights may be random.
+# Nothing else should run on the GPU meanwhile. Exit codes: 2 usage, 3 no GPU, 1 a stage failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=$(mkdir -p "${1:?an output folder is missing: bash benchmarks/on_gpu.sh OUT [STAGE …]}" && cd "$1" && pwd)
-shift
+case ${1:-} in
+  "" | -h | --help) sed -n '2,8s/^# \{0,1\}//p' benchmarks/on_gpu.sh; [ -n "${1:-}" ] && exit 0 || exit 2 ;;
+esac
 python=${PYTHON:-python}
+"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+  echo "these benchmarks need a CUDA GPU; there is none here" >&2
+  exit 3
+}
+out=$(mkdir -p "$1" && cd "$1" && pwd)
+shift
 known="tests image inference strips eager scoring towers efficiency"
 failed=""
 
 run() { # NAME COMMAND…: writes NAME.log, and NAME.json by the command itself
   local name=$1 started
   shift
-  [ -e "$out/$name.done" ] && { echo "== $name is there"; return; }
+  [ -e "$out/$name.done" ] && { echo "== $name: finished before"; return; }
   started=$(date +%s)
   if "$@" > "$out/$name.log" 2>&1; then touch "$out/$name.done"; else failed="$failed $name"; fi
   tail -n 25 "$out/$name.log"

@@ -10,7 +10,6 @@ figures are the service's with a small model: what is measured is HTTP, queue an
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import io
@@ -27,6 +26,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from _common import parser
+from vacsr import BackboneConfig, TrainConfig, fit
+from vacsr.data import load_pairs
+from vacsr.files import write_json
+from vacsr.scoring import PairScorer
+from vacsr.search import embedding_provenance, open_index
+from vacsr.search.fill import fill_index
+
 LOOKS = 10
 PHOTOS = "scenes:images=400,held_out=50,per_image=5,size=64"
 
@@ -38,30 +45,20 @@ class Ready(NamedTuple):
     index: str
     ids: tuple[str, ...]
     captions: tuple[str, ...]
-    picture: str
-    """In base64."""
+    picture: str  # in base64
 
 
 class Tally(NamedTuple):
     """What came back."""
 
-    seconds: dict[str, list[float]]
-    """By path, of answers with status 200."""
+    seconds: dict[str, list[float]]  # by path, of answers with status 200
     statuses: Counter[str]
-    faults: Counter[str]
-    """Connections that broke."""
-    mib: list[float]
-    """Of the service, as time goes on."""
+    faults: Counter[str]  # connections that broke
+    mib: list[float]  # of the service, as time goes on
 
 
 def prepare(folder: Path) -> Ready:
     """A model and an index of its pictures."""
-    from vacsr import BackboneConfig, TrainConfig, fit
-    from vacsr.data import load_pairs
-    from vacsr.scoring import PairScorer
-    from vacsr.search import embedding_provenance, open_index
-    from vacsr.search.fill import fill_index
-
     photos = load_pairs(PHOTOS, split="all")
     run = fit(
         "vacsr", photos, TrainConfig(epochs=1, batch_size=64, device="cpu"), backbone=BackboneConfig(spec="tiny:")
@@ -71,9 +68,9 @@ def prepare(folder: Path) -> Ready:
     index = open_index(name, dim=run.model.dim, provenance=embedding_provenance(run.model), create=True)
     fill_index(index, scorer, photos, source=PHOTOS)
     index.close()
-    kept = io.BytesIO()
-    photos.photos.open(0).save(kept, "PNG")
-    picture = base64.b64encode(kept.getvalue()).decode()
+    png = io.BytesIO()
+    photos.photos.open(0).save(png, "PNG")
+    picture = base64.b64encode(png.getvalue()).decode()
     return Ready(folder / "model", name, photos.image_ids, photos.captions or (), picture)
 
 
@@ -83,10 +80,10 @@ def start(ready: Ready) -> tuple[subprocess.Popen[str], int]:
     command += ["--index", ready.index, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    said = re.search(r":(\d+)\s*$", process.stdout.readline())
-    if said is None:
+    port = re.search(r":(\d+)\s*$", process.stdout.readline())
+    if port is None:
         raise SystemExit("the service did not start")
-    return process, int(said[1])
+    return process, int(port[1])
 
 
 async def ask(port: int, streams: list, method: str, path: str, body: bytes) -> int:
@@ -157,51 +154,42 @@ def memory(pid: int) -> float:
 
 
 def summary(tally: Tally, *, seconds: float, clients: int, rest: float, memory: dict[str, object]) -> dict[str, object]:
-    """The figures."""
-    times = {path: np.percentile(found, [50, 95, 99]) * 1000 for path, found in tally.seconds.items()}
-    total = sum(len(found) for found in tally.seconds.values())
+    """Rates and times of the answers, and what went wrong."""
+    total = sum(map(len, tally.seconds.values()))
+    cuts = {path: np.percentile(times, [50, 95, 99]) * 1000 for path, times in tally.seconds.items()}
+    ms = {path: dict(zip(("p50", "p95", "p99"), cut.round(1).tolist(), strict=True)) for path, cut in cuts.items()}
     return {
-        "clients": clients,
-        "rest_ms": rest * 1000,
-        "seconds": seconds,
-        "answers": total,
-        "per_second": round(total / seconds, 1),
-        "statuses": dict(tally.statuses),
-        "faults": dict(tally.faults),
-        "ms": {
-            path: dict(zip(("p50", "p95", "p99"), row.round(1).tolist(), strict=True)) for path, row in times.items()
-        },
-        "mib": memory,
-        "torch_threads": torch.get_num_threads(),
-    }
+        "clients": clients, "rest_ms": rest * 1000, "seconds": seconds, "answers": total,
+        "per_second": round(total / seconds, 1), "statuses": dict(tally.statuses), "faults": dict(tally.faults),
+        "ms": ms, "mib": memory, "torch_threads": torch.get_num_threads(),
+    }  # fmt: skip
 
 
 def main() -> None:
     """Prepare, warm up, load, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rest", type=float, default=0, metavar="MS", help="a client's pause between two requests")
-    given = parser.parse_args()
-    how = {"clients": given.clients, "rest": given.rest / 1000}
+    options = parser(__doc__)
+    options.add_argument("--seconds", type=float, default=60)
+    options.add_argument("--clients", type=int, default=64)
+    options.add_argument("--rest", type=float, default=0, metavar="MS", help="a client's pause between two requests")
+    args = options.parse_args()
+    how = {"clients": args.clients, "rest": args.rest / 1000}
     with tempfile.TemporaryDirectory() as folder:
         ready = prepare(Path(folder))
         process, port = start(ready)
         try:
             asyncio.run(load(port, ready, **how, seconds=5, pid=process.pid))
             first = memory(process.pid)
-            tally = asyncio.run(load(port, ready, **how, seconds=given.seconds, pid=process.pid))
+            tally = asyncio.run(load(port, ready, **how, seconds=args.seconds, pid=process.pid))
             time.sleep(5)
             last = memory(process.pid)
         finally:
             process.terminate()
             code = process.wait(60)
     mib = {"warm": round(first, 1), "load": [round(value, 1) for value in tally.mib], "rested": round(last, 1)}
-    found = summary(tally, seconds=given.seconds, **how, memory=mib)
-    print(json.dumps({**found, "exit_code": code}, indent=2))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    result = summary(tally, seconds=args.seconds, **how, memory=mib)
+    print(json.dumps({**result, "exit_code": code}, indent=2))
+    if args.json:
+        write_json(args.json, result)
     if tally.faults or set(tally.statuses) != {"200"}:
         raise SystemExit("there were errors")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return command
 
 
+def test_every_script_explains_itself(run: Any) -> None:
+    names = [file.stem for file in SCRIPTS.glob("[!_]*.py")]
+    assert len(names) > 10
+    for name in names:
+        code, text = run(name, "--help")
+        assert (code, f"python benchmarks/{name}.py" in text) == (0, True), name
+
+
 @pytest.mark.parametrize(
     ("code", "words", "names"),
     [
@@ -47,8 +57,18 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 )
 def test_scripts_without_what_they_need(code: int, words: str, names: list[str], run: Any) -> None:
     for name in names:
-        found, text = run(name)
-        assert (found, words in text) == (code, True), name
+        exit_code, text = run(name)
+        assert (exit_code, words in text) == (code, True), name
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"), [(["--help"], 0, "STAGE"), ([], 2, "STAGE"), (["out"], 3, "CUDA GPU")]
+)
+def test_all_gpu_benchmarks(words: list[str], code: int, expected: str, tmp_path: Path) -> None:
+    hidden = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    command = ["bash", str(SCRIPTS / "on_gpu.sh"), *(str(tmp_path / word) if word == "out" else word for word in words)]
+    done = subprocess.run(command, env=hidden, capture_output=True, text=True, check=False)
+    assert (done.returncode, expected in done.stdout + done.stderr) == (code, True)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vacsr import kernels
+from vacsr.backbones.base import Tokens
+from vacsr.backbones.heads import GeneralizedPooling
 
 from ..interpreter import GPU, captured, interpreted, run_interpreted, without_waiting
 
@@ -41,7 +43,7 @@ def _packed_states(gru: nn.GRU, positions: Tensor, lengths: Tensor) -> tuple[Ten
 
 
 def _sorted_sum(values: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
-    """By sorting: masked tokens go to the end and count for nothing."""
+    """By sorting, ties in the order of the tokens: masked tokens go to the end and count for nothing."""
     low = values.float().masked_fill(~mask.unsqueeze(-1), -torch.inf)
     ranked = low.sort(dim=1, descending=True, stable=True).values
     past_end = torch.arange(mask.shape[1], device=mask.device) >= mask.sum(1, keepdim=True)
@@ -162,36 +164,9 @@ def test_interpreted_operators_keep_torchs_rules() -> None:
     torch.library.opcheck(torch.ops.vacsr.bigru, (gates, torch.tensor([5, 2]), weight, bias))
 
 
-class _Weights(nn.Module):
-    """A GRU's parameters under their names, which a compiler may look into."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        for name, weight in nn.GRU(width, width, bidirectional=True).named_parameters():
-            self.register_parameter(name, weight)
-
-
-class _Pool(nn.Module):
-    """GPO written with the kernels, as `pooling` would."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.gru = _Weights(width)
-        self.score = nn.Linear(width, 1, bias=False)
-
-    def forward(self, values: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        assert kernels.available(values.device)
-        lengths = mask.sum(1)
-        forwards, backwards = gpo.gru_states(self.gru, positions, lengths=lengths)
-        logits = self.score((forwards + backwards) / 2).squeeze(-1)
-        past_end = torch.arange(mask.shape[1], device=mask.device) >= lengths.unsqueeze(1)
-        weights = torch.softmax(logits.masked_fill(past_end, -torch.inf) / 0.1, dim=-1)
-        return gpo.ranked_sum(values, mask, weights)
-
-
-def _gradients(pool: Callable[..., Tensor], module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    values = inputs[0].detach().requires_grad_()
-    out = pool(values, *inputs[1:])
+def _gradients(pool: Callable[[Tokens], Tensor], module: nn.Module, values: Tensor, mask: Tensor) -> list[Tensor]:
+    values = values.detach().requires_grad_()
+    out = pool(Tokens(values, mask, mask.new_zeros(len(mask), dtype=torch.int64)))
     return [out.detach(), *torch.autograd.grad(out.square().sum(), [values, *module.parameters()])]
 
 
@@ -199,11 +174,9 @@ def _gradients(pool: Callable[..., Tensor], module: nn.Module, inputs: tuple[Ten
 @pytest.mark.slow
 def test_interpreted_kernels_are_opaque_to_the_compiler() -> None:
     torch.manual_seed(0)
-    pool = _Pool(width=16)
-    values, mask, _ = _draw(2, 6, 3, dtype=torch.float32)
-    inputs = values, mask, torch.randn(6, 16)
+    pool, (values, mask, _) = GeneralizedPooling(), _draw(2, 6, 3, dtype=torch.float32)
     compiled = torch.compile(pool, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(_gradients(compiled, pool, inputs), _gradients(pool, pool, inputs))
+    torch.testing.assert_close(_gradients(compiled, pool, values, mask), _gradients(pool, pool, values, mask))
 
 
 def test_where_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,12 +211,10 @@ def test_sums_equal_sorting(shape: tuple[int, int, int], dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_kernels_equal_eager_ones(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    pool = _Pool().cuda()
-    values, mask, _ = _draw(32, 257, 128, dtype=dtype, device="cuda")
-    inputs = values, mask, torch.randn(257, 32, device="cuda")
+    pool, (values, mask, _) = GeneralizedPooling().cuda(), _draw(32, 257, 128, dtype=dtype, device="cuda")
     compiled = torch.compile(pool, fullgraph=True)
-    found, expected = _gradients(compiled, pool, inputs), _gradients(pool, pool, inputs)
-    for one, other in zip(found, expected, strict=True):
+    results = _gradients(compiled, pool, values, mask), _gradients(pool, pool, values, mask)
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-3 * float(other.abs().max()), rtol=1e-2)
 
 
@@ -251,23 +222,20 @@ def test_compiled_kernels_equal_eager_ones(dtype: torch.dtype) -> None:
 @GPU
 def test_a_graph_replays_with_changed_inputs() -> None:
     torch.manual_seed(0)
-    pool = _Pool().cuda()
+    pool = GeneralizedPooling().cuda()
     first, second = (_draw(items, 50, 64, dtype=torch.float32, device="cuda")[:2] for items in (8, 16))
-    positions = torch.randn(50, 32, device="cuda")
-    held = [first[0].clone(), first[1].clone()]
-    results, replay = captured(lambda: _gradients(pool, pool, (*held, positions)))
-    for values, mask in (first, (second[0][:8], second[1][:8])):
-        held[0].copy_(values)
-        held[1].copy_(mask)
+    buffers = first[0].clone(), first[1].clone()
+    results, replay = captured(lambda: _gradients(pool, pool, *buffers))
+    for inputs in (first, (second[0][:8], second[1][:8])):
+        for buffer, value in zip(buffers, inputs, strict=True):
+            buffer.copy_(value)
         replay()
-        for one, other in zip(results, _gradients(pool, pool, (values, mask, positions)), strict=True):
+        for one, other in zip(results, _gradients(pool, pool, *inputs), strict=True):
             torch.testing.assert_close(one, other, atol=1e-5 * float(other.abs().max()), rtol=1e-4)
 
 
 @pytest.mark.gpu
 @GPU
 def test_the_kernels_never_wait_for_the_device() -> None:
-    pool = _Pool().cuda()
-    values, mask, _ = _draw(4, 50, 64, dtype=torch.float32, device="cuda")
-    inputs = values, mask, torch.randn(50, 32, device="cuda")
-    without_waiting(lambda: _gradients(pool, pool, inputs))
+    pool, (values, mask, _) = GeneralizedPooling().cuda(), _draw(4, 50, 64, dtype=torch.float32, device="cuda")
+    without_waiting(lambda: _gradients(pool, pool, values, mask))
