@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,29 @@ def test_missing_checkpoints_say_what_to_do(
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingExtra, match=r"vacsr\[clip\]"):
         clip(clip_checkpoint)
+
+
+@pytest.mark.parametrize("kind", ["clip", "unknown"])
+def test_code_in_a_folder_is_never_run(
+    clip_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """transformers would ask whether to run it."""
+    folder = Path(shutil.copytree(clip_checkpoint, tmp_path / "checkpoint"))
+    names = {"AutoConfig": "code.A", "AutoModel": "code.A", "AutoTokenizer": ["code.A", "code.A"]}
+    for name in ("config.json", "tokenizer_config.json"):
+        settings = json.loads((folder / name).read_text())
+        changed = {"model_type": kind, "tokenizer_class": "A", "auto_map": names}
+        (folder / name).write_text(json.dumps(settings | changed))
+    (folder / "code.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    for load in (
+        clip,
+        lambda folder: clip(folder, weights="random"),
+        lambda folder: towers(folder, folder, image_size=32),
+    ):
+        with suppress(DataError):
+            load(folder)
+        assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,30 @@ def test_merge_keys_still_bring_in_others(tmp_path: Path) -> None:
     text = "shared: &shared {a: 1, b: 2}\nmore: &more\n  <<: *shared\n  b: 3\nlast: {<<: [*more, *shared], c: 4}\n"
     fields = {"shared": {"a": 1, "b": 2}, "more": {"a": 1, "b": 3}, "last": {"a": 1, "b": 3, "c": 4}}
     assert read_yaml(written(tmp_path, "merged.yaml", text)) == fields
+
+
+def bomb(first: str, form: str, *, levels: int = 10) -> str:
+    """Ten aliases on each line, each for the line before."""
+    lines = (f"a{n}: &a{n} " + form.replace("?", ", ".join([f"*a{n - 1}"] * 10)) for n in range(1, levels))
+    return "\n".join((f"a0: &a0 {first}", *lines, ""))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(bomb("[1]", "[?]"), id="aliases"),
+        pytest.param(bomb("{x: 1}", "{<<: [?]}"), id="merge keys"),
+        pytest.param(bomb("[1]", "[?]", levels=5) + "base: *a4", id="base"),
+        pytest.param("a: &a [*a]", id="itself"),
+        pytest.param("#" * (2**20 + 1), id="large"),
+    ],
+)
+def test_a_few_lines_that_stand_for_billions_are_refused(text: str, tmp_path: Path) -> None:
+    path, started = written(tmp_path, "bomb.yaml", text), time.process_time()
+    with pytest.raises(ConfigError, match=r"bomb\.yaml") as caught:
+        read_recipe(path)
+    assert len(str(caught.value)) < 500
+    assert time.process_time() - started < 1
 
 
 def test_every_field_gives_its_reason() -> None:

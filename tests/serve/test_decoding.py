@@ -47,22 +47,21 @@ def test_a_problem_comes_back_whole_from_its_process() -> None:
     assert vars(pickle.loads(pickle.dumps(problem))) == vars(problem)
 
 
-def _progressive() -> tuple[bytes, bytes]:
-    """A JPEG without its end, and its last scan."""
+def _encoded(kind: str, **options: Any) -> bytes:
     encoded = io.BytesIO()
-    Image.radial_gradient("L").save(encoded, "JPEG", progressive=True)
-    data = encoded.getvalue()
-    return data[:-2], data[data.rindex(b"\xff\xda") : -2]
+    Image.radial_gradient("L").save(encoded, kind, **options)
+    return encoded.getvalue()
 
 
-START, SCAN = _progressive()
+PNG, JPEG = _encoded("PNG"), _encoded("JPEG", progressive=True)
+START, SCAN = JPEG[:-2], JPEG[JPEG.rindex(b"\xff\xda") : -2]  # without the end; the last scan
 EXIF = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 500) + struct.pack("<HHII", 0x8769, 4, 1, 8) * 500
 RLE_BMP = struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 66, 0, 0, 54, 40, 2**25, 1, 1, 8, 1, 12, 0, 0, 0, 0)
 COSTLY = {
-    "a run-length encoded BMP": RLE_BMP + bytes(12),
+    "a run-length encoded BMP": RLE_BMP + b"\1\1" * 2**22,
     "EXIF blocks that name each other": START[:2] + (b"\xff\xe1" + struct.pack(">H", len(EXIF) + 2) + EXIF) * 1500,
     "empty segments": START[:2] + b"\xff\xfe\0\x02" * 2_000_000 + START[2:],
-    "empty chunks": b"\x89PNG\r\n\x1a\n" + (b"\0\0\0\0teXt" + struct.pack(">I", zlib.crc32(b"teXt"))) * 500_000,
+    "empty chunks": PNG[:33] + (b"\0\0\0\0teXt" + struct.pack(">I", zlib.crc32(b"teXt"))) * 500_000 + PNG[33:],
     **{
         f"scans, {name}": START + (before + SCAN) * 200 + b"\xff\xd9"
         for name, before in {

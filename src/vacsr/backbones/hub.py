@@ -40,7 +40,7 @@ def load_config(source: str) -> Any:
     """The checkpoint's configuration without dropout, which training draws by seed outside of the towers, and without
     parts that give no tokens (SigLIP, DINOv2)."""
     with _transformers(source) as library:
-        config = library.AutoConfig.from_pretrained(local_folder(source) or source)
+        config = library.AutoConfig.from_pretrained(local_folder(source) or source, trust_remote_code=False)
     for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
         for name, value in [] if part is None else list(vars(part).items()):
             if "drop" in name and isinstance(value, float):
@@ -78,7 +78,10 @@ class Loaded(NamedTuple):
 def load_model(source: str, config: Any) -> Loaded:
     """The checkpoint with its weights in float32; from safetensors, since a pickle may run code."""
     with _transformers(source) as library, _quiet(library.utils.logging):
-        load, options = library.AutoModel.from_pretrained, {"config": config, "use_safetensors": True}
+        load, options = (
+            library.AutoModel.from_pretrained,
+            {"config": config, "use_safetensors": True, "trust_remote_code": False},
+        )
         return _built(lambda **more: load(local_folder(source) or source, dtype=torch.float32, **options, **more))
 
 
@@ -87,7 +90,8 @@ def fresh_model(config: Any) -> Loaded:
     with _transformers() as library:
         if config.model_type == "siglip_text_model":  # the one tower that AutoModel does not know
             return Loaded(library.SiglipTextModel(config).float())
-        return _built(lambda **more: library.AutoModel.from_config(config, dtype=torch.float32, **more))
+        options = {"dtype": torch.float32, "trust_remote_code": False}
+        return _built(lambda **more: library.AutoModel.from_config(config, **options, **more))
 
 
 def _built(build: Callable[..., Any]) -> Loaded:
@@ -166,7 +170,7 @@ def use_products(model: nn.Module) -> None:
 def load_tokenizer(source: str) -> Any:
     """The checkpoint's tokenizer."""
     with _transformers(source) as library:
-        return library.AutoTokenizer.from_pretrained(local_folder(source) or source)
+        return library.AutoTokenizer.from_pretrained(local_folder(source) or source, trust_remote_code=False)
 
 
 def has_tokenizer(source: str) -> bool:

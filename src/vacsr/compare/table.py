@@ -227,7 +227,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     _refuse_recipe(fields, path)
     parent = fields.pop("extends", None)
     if parent is not None and not isinstance(parent, str):
-        raise UsageError(f"{path}: extends is {parent!r}, expected a table beside it — write extends: other.yaml")
+        raise UsageError(f"{path}: extends is {parent!r:.60}, expected a table beside it — write extends: other.yaml")
     below = _read(path.parent / parent, (*above, path.resolve())) if parent else {}
     return _lay(below, fields, path)
 
@@ -265,7 +265,7 @@ def _start(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _recipe(name: Any, path: Path) -> list[dict[str, Any]]:
     """The fields of the recipe that a table names, in layers."""
     if not isinstance(name, str):
-        raise UsageError(f"{path}: recipe is {name!r}, expected a recipe beside it — write recipe: other.yaml")
+        raise UsageError(f"{path}: recipe is {name!r:.60}, expected a recipe beside it — write recipe: other.yaml")
     with _named_in(f"the recipe of {path}"):
         return recipe_layers(path.parent / name)
 
@@ -289,7 +289,7 @@ def _without(raw: dict[str, Any], names: Any, path: Path) -> dict[str, Any]:
     A file may be laid over several tables, so a row that is not there is no slip.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{path}: drop is {names!r}, expected names of rows — write drop: [ROW]")
+        raise UsageError(f"{path}: drop is {names!r:.60}, expected names of rows — write drop: [ROW]")
 
     def kept(items: Any, key: str) -> Any:
         if not isinstance(items, list):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,13 +13,27 @@ from pydantic import ValidationError
 
 from vacsr.config.base import Config, MethodConfig, Task, method_entry
 from vacsr.config.recipe import Recipe
-from vacsr.errors import ConfigError
+from vacsr.errors import ConfigError, DataError
+from vacsr.files import read_text
 
 C = TypeVar("C", bound=Config)
 
 
+MAX_YAML = 1 << 20
+"""Bytes of a YAML file."""
+MAX_VALUES = 100_000
+"""Of a YAML file with every alias (`*name`) written out: a few lines can stand for billions."""
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number and a duplicate key is an error."""
+    """YAML in which 1e-3 is a number, a duplicate key is an error, and so are aliases that multiply."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Refuses what would be too large, before anything is built."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _written_out(node, {}) > MAX_VALUES:
+            raise yaml.YAMLError(f"more than {MAX_VALUES:,} values, aliases written out — use fewer")
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Checks the keys as written, before merge keys (`<<`) add those of other mappings."""
@@ -31,6 +46,17 @@ class _Loader(yaml.SafeLoader):
                     raise yaml.YAMLError(f"duplicate key '{key.value}' in line {line} — keep one of them")
                 names.add((key.tag, key.value))
         return node
+
+
+def _written_out(node: yaml.Node, sizes: dict[int, float]) -> float:
+    """Values below a node with aliases written out; infinite where a node holds itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf  # as long as it is not known
+        parts = (part for item in node.value for part in (item if isinstance(item, tuple) else (item,)))
+        sizes[id(node)] = 1 + sum(_written_out(part, sizes) for part in parts)
+    return sizes[id(node)]
 
 
 _Loader.add_implicit_resolver(
@@ -53,11 +79,10 @@ def load_yaml(text: str) -> Any:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that must hold a mapping."""
     try:
-        value = load_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        message = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise ConfigError(f"{message}: {path} — give the path of a YAML file") from error
-    except (ConfigError, UnicodeDecodeError) as error:
+        value = load_yaml(read_text(path, limit=MAX_YAML))
+    except DataError as error:
+        raise ConfigError(f"{error}, and give a YAML file") from error
+    except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} should hold sections such as data, method and train, not {type(value).__name__}")
@@ -121,7 +146,7 @@ def method_section(raw: Any) -> dict[str, Any]:
     {'name': 'vacsr', 'preset': 'paper'}
     """
     if raw is not None and not isinstance(raw, str | Mapping):
-        raise ConfigError(f"method: expected a name or fields such as {{name: vacsr, preset: paper}}, not {raw!r}")
+        raise ConfigError(f"method: expected a name or fields such as {{name: vacsr, preset: paper}}, not {raw!r:.60}")
     fields = {"name": raw} if isinstance(raw, str) else dict(raw or {})
     if fields.get("name") is not None:
         fields["name"], _, suffix = str(fields["name"]).partition("-")
@@ -152,7 +177,7 @@ def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
     method: dict[str, Any] = {}
     for layer in layers:
         if not isinstance(layer, Mapping):
-            raise ConfigError(f"expected sections such as data, method and train, not {layer!r}")
+            raise ConfigError(f"expected sections such as data, method and train, not {layer!r:.60}")
         method = layer_method(method, method_section(layer.get("method")))
         whole = merge(whole, {key: value for key, value in layer.items() if key != "method"})
     return {**whole, "method": method}
@@ -212,5 +237,5 @@ def recipe_layers(path: Path, *, above: tuple[Path, ...] = ()) -> list[dict[str,
         return [fields]
     name = fields.pop("base")
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"{path}: base is {name!r}, expected a recipe beside it — write base: other.yaml")
+        raise ConfigError(f"{path}: base is {name!r:.60}, expected a recipe beside it — write base: other.yaml")
     return [*recipe_layers(path.parent / Path(name).expanduser(), above=(*above, path)), fields]

@@ -2,7 +2,8 @@
 
 A small prepared JPEG can keep Pillow busy for minutes, by EXIF blocks that name each other or by thousands of scans. So
 Pillow is given only the segments of a JPEG that its pixels need, and the orientation of a photo is read from the first
-directory of its EXIF data alone. On other formats Pillow takes time in proportion to the bytes and pixels of the file.
+directory of its EXIF data alone. What Pillow parses in Python byte by byte is refused: a PNG of very many chunks, and a
+BMP with run-length encoding. On other formats it takes time in proportion to the bytes and pixels of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAX_PIXELS = 178_956_970
 PHOTO_BYTES = 3 * MAX_PIXELS
 """The largest file of a photo: every pixel of the largest photo, uncompressed."""
 MAX_SEGMENTS = 4096
-"""Of a JPEG, before its first scan."""
+"""Of a JPEG before its first scan, and chunks of a PNG besides its pixels."""
 MAX_SCANS = 100
 """Passes of a progressive JPEG over the whole picture; encoders write about ten."""
 # Formats of photos. Pillow knows others, of which some start programs (EPS).
@@ -69,7 +70,11 @@ def decode_photo(
     refusal = partial(_refusal, name, otherwise=otherwise)
     try:
         needed, turn = _needed_of_jpeg(data) if data.startswith(b"\xff\xd8") else (data, 0)
+        if data.startswith(b"\x89PNG"):
+            _check_chunks(data)
         image = Image.open(io.BytesIO(needed), formats=_known_formats(formats))
+        if image.format == "BMP" and image.info.get("compression") in (1, 2):
+            raise _TooLarge("a BMP with run-length encoding")
         if image.width * image.height > max_pixels:
             raise Image.DecompressionBombError
         if side > 0:
@@ -139,6 +144,16 @@ def _count_scans(data: bytes, at: int) -> int:
         scans += marker[1] == b"\xda"
         at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
     return scans
+
+
+def _check_chunks(data: bytes) -> None:
+    """Refuse a PNG of too many chunks, those of its pixels not counted."""
+    chunks, at = 0, 8
+    while chunks <= MAX_SEGMENTS and at < len(data):
+        chunks += data[at + 4 : at + 8] not in (b"IDAT", b"fdAT")
+        at += 12 + int.from_bytes(data[at : at + 4], "big")
+    if chunks > MAX_SEGMENTS:
+        raise _TooLarge(f"more than {MAX_SEGMENTS:,} chunks")
 
 
 def _exif_of(image: Image.Image) -> bytes:
