@@ -23,15 +23,13 @@ def parsed(*lines: str) -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
-def fake_package(folder: Path, name: str, body: str) -> Path:
-    (folder / name).mkdir(parents=True)
-    (folder / name / "__init__.py").write_text(body)
-    return folder
-
-
 @pytest.fixture
 def broken_torchvision(tmp_path: Path) -> Path:
-    return fake_package(tmp_path / "site", "torchvision", f"raise RuntimeError({TRAP!r})\n")
+    (tmp_path / "torchvision.py").write_text(f"raise RuntimeError({TRAP!r})\n")
+    (tmp_path / "torchvision-0.28.0.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n"
+    (tmp_path / "torchvision-0.28.0.dist-info" / "METADATA").write_text(metadata)
+    return tmp_path
 
 
 def test_this_machine_is_examined_without_breaking() -> None:
@@ -58,21 +56,9 @@ def test_a_broken_torchvision_fails_with_the_remedy(broken_torchvision: Path) ->
 
 def test_the_import_is_tried_elsewhere(broken_torchvision: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(broken_torchvision)
-    assert doctor.installed("torchvision") == "unknown"
+    assert doctor.installed("torchvision") == "0.28.0"
     assert doctor.import_error("torchvision") == f"RuntimeError: {TRAP}"
     assert "torchvision" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [("import os; os._exit(7)", "ended with status 7"), ("import time; time.sleep(60)", "longer than"), ("", None)],
-)
-def test_an_import_may_die_hang_or_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, words: str | None
-) -> None:
-    monkeypatch.syspath_prepend(fake_package(tmp_path, "odd_package", body))
-    error = doctor.import_error("odd_package", timeout=5.0)
-    assert (error is None) if words is None else (error is not None and words in error)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +122,7 @@ def test_core_packages_too_old_or_absent_fail() -> None:
     [
         (None, "ok", "pip install 'vacsr[clip]'"),
         ("5.18.0", "ok", "transformers 5.18.0"),
-        ("5.17.2", "warn", "needs torchvision"),
-        ("5.4.0", "warn", "needs torchvision"),
-        ("5.3.0", "warn", "outside the range"),
+        ("5.17.2", "warn", "outside the range"),
         ("6.0.0", "warn", "outside the range"),
     ],
 )

@@ -10,64 +10,33 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from vacsr.errors import EnvironmentProblem
 
 T = TypeVar("T")
 
 
-class Worker(NamedTuple):
+class _Worker(NamedTuple):
     """A process and this side of the pipe to it."""
 
     process: BaseProcess
     channel: Connection
 
 
-def start_worker(
-    name: str, function: Callable[..., None], arguments: tuple[Any, ...], *, preload: str | None = None
-) -> Worker:
-    """Start ``function(channel, *arguments)`` in a spawned process; the function must be at the top of a module.
-
-    ``preload``: a module that one process imports and then forks into workers, so that later ones start at once.
-    """
-    context: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
-    if preload is not None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([preload])
-    here, there = context.Pipe()
-    process = context.Process(target=_begin, args=(function, there, arguments), name=name, daemon=True)
-    with interrupts_held():
-        process.start()
-    there.close()  # the worker holds the other end: however it ends, this end then reads an end of file
-    return Worker(process, here)
-
-
-def _begin(function: Callable[..., None], channel: Connection, arguments: tuple[Any, ...]) -> None:
-    threading.Thread(target=die_with_parent, daemon=True).start()
-    function(channel, *arguments)
-
-
-def die_with_parent() -> None:
-    """Runs in a thread of a worker: a killed parent cannot stop its workers."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "this runs in a worker"
-    parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 class KillablePool:
     """Runs functions in a few processes, started when needed. One that is over its time is killed, as no thread can be.
 
-    ``preload``: the module of the functions, see :func:`start_worker`.
+    ``preload``: the module of the functions, which one process imports and then forks, so that workers start at once.
     """
 
     def __init__(self, name: str, workers: int, *, preload: str) -> None:
-        self._name, self._preload, self._closed = name, preload, False
+        self._name, self._closed = name, False
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([preload])
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=f"vacsr-{name}")  # each waits for one process
-        self._workers, self._idle = set[Worker](), list[Worker]()
+        self._workers, self._idle = set[_Worker](), list[_Worker]()
 
     def submit(self, function: Callable[..., T], *arguments: object, seconds: float) -> Future[T]:
         """The result of ``function(*arguments)``. TimeoutError: it was killed. EnvironmentProblem: its process died."""
@@ -80,9 +49,18 @@ class KillablePool:
             worker.process.kill()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, function: Callable[..., T], arguments: tuple[object, ...], seconds: float) -> T:
-        worker = self._idle.pop() if self._idle else start_worker(self._name, _serve, (), preload=self._preload)
+    def _start(self) -> _Worker:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(there,), name=self._name, daemon=True)
+        with interrupts_held():
+            process.start()
+        there.close()  # the worker holds the other end: however it ends, this end then reads an end of file
+        worker = _Worker(process, here)
         self._workers.add(worker)
+        return worker
+
+    def _run(self, function: Callable[..., T], arguments: tuple[object, ...], seconds: float) -> T:
+        worker = self._idle.pop() if self._idle else self._start()
         deadline = threading.Timer(0 if self._closed else seconds, worker.process.kill)
         deadline.start()
         try:
@@ -93,7 +71,8 @@ class KillablePool:
             worker.channel.close()
             if not deadline.is_alive():
                 raise TimeoutError(f"{self._name}: killed after {seconds:g} seconds") from error
-            raise died(worker, at=self._name) from error
+            message = f"{self._name}: its worker process died, perhaps out of memory"
+            raise EnvironmentProblem(f"{message} — close other programs and try again") from error
         finally:
             deadline.cancel()
         self._idle.append(worker)
@@ -104,6 +83,7 @@ class KillablePool:
 
 def _serve(channel: Connection) -> None:
     """Run functions until killed."""
+    threading.Thread(target=die_with_parent, daemon=True).start()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager sends it to all; the parent ends its workers
     while True:
         function, arguments = channel.recv()
@@ -115,14 +95,12 @@ def _serve(channel: Connection) -> None:
         channel.send(outcome)
 
 
-def died(worker: Worker, *, at: str) -> EnvironmentProblem:
-    """The error for a worker that ended without a result while it worked on ``at``."""
-    worker.process.join(10.0)
-    code = worker.process.exitcode
-    return EnvironmentProblem(
-        f"{at}: its worker process ended unexpectedly (exit code {code}), perhaps out of memory — "
-        "close other programs or use fewer jobs, and run the same command again"
-    )
+def die_with_parent() -> None:
+    """Runs in a thread of a worker: a killed parent cannot stop its workers."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this runs in a worker"
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

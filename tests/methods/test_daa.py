@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods import Daa, Embedding, Vse
-from vacsr.methods.daa import DaaConfig, WordTable, captions_by_image, rank_agreement
+from vacsr.methods.daa import DaaConfig, captions_by_image, rank_agreement
 from vacsr.methods.vse import VseConfig
 from vacsr.model import MatchingModel
 
@@ -23,7 +22,6 @@ from .cases import assert_same, block, pair
 
 CAPTIONS = ("A dog runs.", "a brown dog", "two cats, two hats", "two cats sleep", "a dog and a cat", "the")
 IMAGES = torch.tensor([0, 0, 1, 1, 2, 3])
-FLICKR8K = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "flickr8k" / "captions.json"
 
 
 def agreement(score: Tensor, words: Tensor, temperature: float) -> Tensor:
@@ -41,7 +39,7 @@ def agreement(score: Tensor, words: Tensor, temperature: float) -> Tensor:
     return torch.stack(shares).mean()
 
 
-def vectors(rarity: str) -> list[dict[str, float]]:
+def vectors() -> list[dict[str, float]]:
     """The captions' unit TF-IDF vectors as plain dictionaries."""
     plain = [caption.lower().replace(".", "").replace(",", "").split() for caption in CAPTIONS]
     split = [[word for word in words if len(word) > 1] for words in plain]  # as scikit-learn: "a" does not count
@@ -49,18 +47,16 @@ def vectors(rarity: str) -> list[dict[str, float]]:
     for words in split:
         vector = {}
         for word in set(words):
-            images = [int(image) for other, image in zip(split, IMAGES, strict=True) if word in other]
-            smoothed = math.log((1 + len(CAPTIONS)) / (1 + len(images))) + 1
-            rare = smoothed if rarity == "captions" else math.log(4 / len(set(images)))
-            vector[word] = words.count(word) * rare
+            frequency = sum(word in other for other in split)
+            vector[word] = words.count(word) * (math.log((1 + len(CAPTIONS)) / (1 + frequency)) + 1)
         norm = math.sqrt(sum(x * x for x in vector.values()))
         result.append({word: x / norm for word, x in vector.items()})
     return result
 
 
-def likeness(captions: Tensor, rarity: str = "captions") -> Tensor:
+def likeness(captions: Tensor) -> Tensor:
     """Of the image of caption i with caption j: the mean over its captions of a sum over words."""
-    known = vectors(rarity)
+    known = vectors()
     rows = []
     for i in captions.tolist():
         mates = [m for m in range(len(CAPTIONS)) if IMAGES[m] == IMAGES[i]]
@@ -80,39 +76,18 @@ def test_soft_ranks_and_their_agreement_item_by_item(rows: int, cols: int, tempe
     assert_same(rank_agreement(score, words, temperature=temperature), expected, [score], atol=1e-9, rtol=1e-7)
 
 
-@pytest.mark.parametrize("rarity", ["captions", "images"])
-def test_relevance_is_the_mean_cosine_with_the_images_captions(rarity: Any) -> None:
-    """Float32 also under autocast; a method counts as its config says, and its table moves with it."""
-    method = Daa(DaaConfig(rarity=rarity), dim=8)
+def test_relevance_is_the_mean_cosine_with_the_images_captions() -> None:
+    """Float32 also under autocast; the table moves with its method."""
+    method = Daa(DaaConfig(), dim=8)
     method.fit(CAPTIONS, IMAGES)
     assert method.words is not None
     batch = torch.tensor([4, 2, 0, 1, 5])
     relevance = method.words.relevance(batch)
-    torch.testing.assert_close(relevance.double(), likeness(batch, rarity), atol=1e-6, rtol=0)
+    torch.testing.assert_close(relevance.double(), likeness(batch), atol=1e-6, rtol=0)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(method.words.relevance(batch), relevance)
     method.to("meta")
     assert {buffer.device.type for buffer in method.buffers()} == {"meta"}
-
-
-def test_a_word_of_all_images_weighs_nothing_where_images_are_counted() -> None:
-    captions, images = ("the", "the dog", "the"), torch.tensor([0, 1, 2])
-    by_image, by_caption = (WordTable(captions, images, rarity=kind) for kind in ("images", "captions"))
-    torch.testing.assert_close(by_image.relevance(torch.arange(3)), torch.diag(torch.tensor([0.0, 1.0, 0.0])))
-    assert (by_caption.relevance(torch.arange(3)) > 0.3).all()
-
-
-@pytest.mark.shared
-@pytest.mark.skipif(not FLICKR8K.is_file(), reason="needs ../shared/data/flickr8k beside the checkout")
-@pytest.mark.parametrize(("rarity", "expected"), [("images", 0.29), ("captions", 0.35)])
-def test_equal_scores_agree_with_words_less_where_captions_are_counted(rarity: Any, expected: float) -> None:
-    """The lower, the more the term invites all items into one place; docs/methods/daa.md has these numbers."""
-    known = [item["captions"] for item in json.loads(FLICKR8K.read_text()) if item["split"] == "train"]
-    image = torch.arange(len(known)).repeat_interleave(5)
-    table = WordTable([caption for captions in known for caption in captions], image, rarity=rarity)
-    words = table.relevance(torch.randperm(len(image), generator=torch.Generator().manual_seed(0))[:128])
-    disagreement = 1 - rank_agreement(torch.zeros_like(words), words, temperature=0.01)
-    assert disagreement.item() == pytest.approx(expected, abs=0.01)
 
 
 def test_captions_by_image_in_order() -> None:

@@ -34,8 +34,6 @@ class DaaConfig(MethodConfig):
     """w of w·(1 − ASP), in each direction."""
     temperature: Annotated[float, Field(gt=0)] = 0.01
     """T of the soft ranks."""
-    rarity: Literal["captions", "images"] = "captions"
-    """A word is rare that few captions have (smoothed, as the public code counts), or that few images have (CIDEr)."""
 
 
 _PCME = {"name": "pcme", "samples": 5, "scale": 15.0, "shift": 15.0, "vib_weight": 1e-5, "vib_reduction": "sum"}
@@ -62,7 +60,7 @@ class Daa(Method):
         if captions is None:
             message = "method 'daa' compares the words of captions, and these data have none"
             raise UsageError(f"{message} — name the file with them: features:FILE,captions=FILE")
-        self.words = WordTable(captions, caption_image.cpu(), rarity=self.config.rarity)
+        self.words = WordTable(captions, caption_image.cpu())
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         if pairs.captions is None or self.words is None:
@@ -102,8 +100,7 @@ def rank_agreement(score: Tensor, relevance: Tensor, *, temperature: float) -> T
 class WordTable(nn.Module):
     """The M captions of a training set as unit TF-IDF vectors over V words, sparse until a batch needs them.
 
-    ``rarity`` by captions is log((1 + M)/(1 + captions with the word)) + 1; by images, as in CIDEr, it is
-    log(N/images with the word), so a caption whose words all images have is the zero vector.
+    As in DAA's public code, the IDF is log((1 + M)/(1 + captions with the word)) + 1, and one-letter words are dropped.
     """
 
     words: Tensor  # [M, L] int64, V where there is no further word
@@ -111,13 +108,11 @@ class WordTable(nn.Module):
     caption_image: Tensor  # [M] int64, the image row of each caption
     image_captions: Tensor  # [N, P] int64, the captions of each image, −1 where there are no more
 
-    def __init__(
-        self, captions: Sequence[str], caption_image: Tensor, *, rarity: Literal["captions", "images"] = "captions"
-    ) -> None:
+    def __init__(self, captions: Sequence[str], caption_image: Tensor) -> None:
         super().__init__()
-        # As in DAA's public code, one-letter words, above all "a", are dropped.
         counts = [Counter(re.findall(r"\b\w\w+\b", caption.lower())) for caption in captions]
-        idf = _idf(counts, caption_image.tolist(), rarity=rarity)
+        frequency = Counter(word for count in counts for word in count)
+        idf = {word: math.log((1 + len(counts)) / (1 + number)) + 1.0 for word, number in frequency.items()}
         index = {word: number for number, word in enumerate(sorted(idf))}
         self.size = len(index)
         words = torch.full((len(counts), max([1, *map(len, counts)])), self.size, dtype=torch.int64)
@@ -143,16 +138,6 @@ class WordTable(nn.Module):
         matched = dense.T[self.words[rows].flatten(1)]  # [B, P·L, B]
         with torch.autocast(dense.device.type, enabled=False):  # cosines are small, and their order is what counts
             return torch.bmm(share.flatten(1).unsqueeze(1), matched).squeeze(1)
-
-
-def _idf(counts: Sequence[Counter[str]], images: Sequence[int], *, rarity: str) -> dict[str, float]:
-    """How rare each word is; it counts once per caption or image, however often it occurs there."""
-    if rarity == "captions":  # smoothed as if one more caption had every word
-        frequency = Counter(word for count in counts for word in count)
-        return {word: math.log((1 + len(counts)) / (1 + number)) + 1.0 for word, number in frequency.items()}
-    pairs = {(word, image) for count, image in zip(counts, images, strict=True) for word in count}
-    frequency = Counter(word for word, _ in pairs)
-    return {word: math.log(len(set(images)) / number) for word, number in frequency.items()}
 
 
 def captions_by_image(caption_image: Tensor) -> Tensor:
