@@ -40,6 +40,7 @@ def test_the_promised_way(tmp_path: Path) -> None:
     scorer = vacsr.PairScorer(vacsr.load_model(tmp_path / "model"), device="cpu")
     test = vacsr.load_pairs("synthetic:images=60", split="test")
     scores = scorer.score_all(test.images, test.texts)
+    assert scorer.score_pairs(test.images[:2], test.texts[:2]).score.shape == (2,)
     best = scores.topk(3)
     assert best.index.shape == (len(test.image_ids), 3)
     assert torch.equal(best.score[:, 0], scores.score.max(dim=1).values)
@@ -54,6 +55,30 @@ def test_the_promised_way(tmp_path: Path) -> None:
         assert len(repr(result)) < 120
 
 
+TABLE = """
+title: Two methods
+base:
+  data: {pairs: "synthetic:images=40", dev: ""}
+  backbone: {head: {dim: 8}}
+  train: {epochs: 1, batch_size: 32, device: cpu}
+  evaluate: {splits: [test]}
+rows: [{name: sigmoid, set: {method: sigmoid}}, {name: vacsr, set: {method: vacsr}}]
+columns: [{key: test.rsum}]
+"""
+
+
+def test_the_promised_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.yaml").write_text(TABLE, encoding="utf-8")
+    table = vacsr.compare("two.yaml")
+    assert (tmp_path / "runs" / "two" / "results.json").is_file()
+    assert "| sigmoid |" in table.to_markdown()
+    assert json.loads(json.dumps(table.to_dict())) == table.to_dict()
+    assert repr(table) == "ComparisonTable('Two methods': 2 rows, 1 settings, 2 runs)"
+    run = next(path.parent for path in (tmp_path / "runs").rglob("model"))
+    assert vacsr.load_model(run).method.config.name in ("sigmoid", "vacsr"), "a run folder is a model too"
+
+
 def test_the_promised_search(tmp_path: Path) -> None:
     photos = vacsr.load_pairs("scenes:images=8,held_out=2,per_image=2,size=32", split="train")
     assert isinstance(photos, PhotoSet)
@@ -63,7 +88,8 @@ def test_the_promised_search(tmp_path: Path) -> None:
     spec = f"exact:{tmp_path / 'photos.index'}"
     index = vacsr.open_index(spec, dim=model.dim, provenance=embedding_provenance(model), create=True)
     fill_index(index, vacsr.PairScorer(model, device="cpu"), photos, source="scenes:")
-    searcher = vacsr.Searcher(model, index)
+    index.close()
+    searcher = vacsr.Searcher(model, vacsr.open_index(spec))
     found = searcher.search(text=photos.captions[0], k=3)
     assert found.to_dict() == searcher.search_texts([photos.captions[0]], k=3)[0].to_dict()
     assert searcher.search(image=photos.photos.open(2), k=1).hits[0].id == photos.image_ids[2]

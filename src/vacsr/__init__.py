@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vacsr.adapter import FoldedAdapter, VariationalAdapter
+    from vacsr.compare import compare
     from vacsr.config import BackboneConfig, HeadConfig, Recipe, TrainConfig
     from vacsr.data import PairSet, Provenance, load_pairs
     from vacsr.evaluate.agreement import read_judgments
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "adapter": ("FoldedAdapter", "VariationalAdapter"),
+    "compare": ("compare",),
     "config": ("BackboneConfig", "HeadConfig", "Recipe", "TrainConfig"),
     "data": ("PairSet", "Provenance", "load_pairs"),
     "evaluate.agreement": ("read_judgments",),
@@ -40,8 +42,8 @@ _HOMES = {
 __all__ = [
     "BackboneConfig", "FoldedAdapter", "HeadConfig", "MatchingModel", "PairScorer", "PairScores", "PairSet",
     "Provenance", "Recipe", "RetrievalReport", "Run", "Searcher", "TrainConfig", "VacsrObjective", "VariationalAdapter",
-    "__version__", "audit", "evaluate_retrieval", "fit", "load_model", "load_pairs", "open_index", "read_judgments",
-    "run_recipe",
+    "__version__", "audit", "compare", "evaluate_retrieval", "fit", "load_model", "load_pairs", "open_index",
+    "read_judgments", "run_recipe",
 ]  # fmt: skip
 
 

@@ -191,10 +191,9 @@ class FoldedAdapter:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FoldedAdapter:
         """A copy on a device: trunk and small matrix in ``dtype``, what follows them in float32."""
-        kinds = dict.fromkeys(("trunk", "trunk_bias", "small"), dtype)
-        kinds |= dict.fromkeys(("small_bias", "last", "residual"), torch.float32)
-        moved: dict[str, Any] = {name: getattr(self, name) for name in kinds}
-        moved |= {name: value.to(device, kinds[name]) for name, value in moved.items() if value is not None}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        kinds = dict.fromkeys(tensors, torch.float32) | dict.fromkeys(("trunk", "trunk_bias", "small"), dtype)
+        moved: dict[str, Any] = {name: value.to(device, kinds[name]) for name, value in tensors.items()}
         return replace(self, **moved)
 
     def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:

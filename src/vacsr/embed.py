@@ -43,11 +43,7 @@ class Embedded(NamedTuple):
 
 
 def embedding_config(spec: str, *, pooling: Pooling = "auto") -> BackboneConfig:
-    """The usual embeddings: CLIP's projected vectors, or else normed class tokens of photos and mean-pooled words.
-
-    >>> embedding_config("clip:folder").image_output, embedding_config("towers:a,b").image_output
-    ('projected', 'norm')
-    """
+    """The usual embeddings: CLIP's projected vectors, or else normed class tokens of photos and mean-pooled words."""
     output: Literal["projected", "norm"] = "projected" if scheme_of(spec).matched else "norm"
     kind: Literal["mean", "cls"] = "mean" if pooling == "mean" else "cls"
     return BackboneConfig(spec=spec, image_output=output, text_output=output, pooling=kind)
@@ -143,23 +139,18 @@ class _Job:
         for start in range(0, count, self.part_size):
             rows = range(start, min(start + self.part_size, count))
             path = self.folder / f"{kind}-{start:08d}.safetensors"
-            part = self._stored(path, len(rows))
-            if part is None:
-                part = torch.cat([normalize(batch, dim=-1).to(self.dtype).cpu() for batch in encode(rows)])
-                write_tensors(path, {"rows": part}, metadata={"fingerprint": self.fingerprint})
-            parts.append(part)
+            try:
+                tensors, metadata = read_tensors(path)
+            except DataError:  # missing, or not written to the end
+                tensors, metadata = {}, {}
+            if metadata.get("fingerprint") != self.fingerprint or len(tensors["rows"]) != len(rows):
+                encoded = torch.cat([normalize(batch, dim=-1).to(self.dtype).cpu() for batch in encode(rows)])
+                tensors = {"rows": encoded}
+                write_tensors(path, tensors, metadata={"fingerprint": self.fingerprint})
+            parts.append(tensors["rows"])
             if progress is not None:
                 progress(rows.stop, count)
         return torch.cat(parts)
-
-    def _stored(self, path: Path, count: int) -> Tensor | None:
-        """A part of the same job, if there is a complete one."""
-        try:
-            tensors, metadata = read_tensors(path)
-        except DataError:
-            return None
-        same = metadata.get("fingerprint") == self.fingerprint and len(tensors.get("rows", ())) == count
-        return tensors["rows"] if same else None
 
 
 def _split_names(pairs: str, data: PhotoSet, *, split: str | None, on_error: Literal["fail", "skip"]) -> dict[str, str]:

@@ -280,18 +280,13 @@ def map_npy(path: Path) -> npt.NDArray[Any]:
             raise DataError(f"{path} is not a .npy file, or has an endless header — save it with numpy.save")
         try:
             return np.load(path, mmap_mode="c", allow_pickle=False)  # type: ignore[no-any-return]
-        except MemoryError:
-            raise
         except Exception as error:  # NumPy meets broken headers with errors of any kind
             raise DataError(f"{path} is not a whole .npy array ({error}) — write or copy it again") from error
 
 
 def memory_bytes() -> int:
     """What this machine has: arrays in larger files cannot be used."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on this system
-        return 1 << 50
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.methods import build_method
 from vacsr.methods.base import Embedding, Method, ParamGroup, split_by_decay
 from vacsr.noise import RowNoise, Stream, seeded
-from vacsr.pretrained import SavedModel, asset_files, write_model_folder
+from vacsr.pretrained import SavedModel, write_model_folder
 from vacsr.provenance import UNKNOWN, Provenance
 
 
@@ -81,10 +82,8 @@ class Network(nn.Module):
 
     def _pooled(self, tokens: Tokens, head: nn.Module, pool: nn.Module, noise: RowNoise | None) -> Tensor:
         """GPO sorts the projected tokens; mean and class token are taken before, which is cheaper. -> [N, d]"""
-        if self.backbone.pooling == "gpo":
-            projected: Tensor = pool(tokens._replace(values=head(tokens.values, noise)))
-            return projected
-        pooled: Tensor = head(pool(tokens), noise)
+        gpo = self.backbone.pooling == "gpo"
+        pooled: Tensor = pool(tokens._replace(values=head(tokens.values, noise))) if gpo else head(pool(tokens), noise)
         return pooled
 
     def head_params(self) -> list[tuple[str, nn.Parameter]]:
@@ -168,8 +167,7 @@ class MatchingModel(Network):
             "method": method.model_dump(mode="json"),
             "provenance": vars(self.provenance),
         }
-        card, assets = model_card(self), asset_files(self.backbone)
-        write_model_folder(Path(folder), config, self.state_dict(), card=card, assets=assets)
+        write_model_folder(Path(folder), config, self.state_dict(), card=model_card(self), backbone=self.backbone)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
@@ -230,11 +228,10 @@ class MatchingModel(Network):
     def freeze(self, towers: Iterable[str]) -> None:
         """Freeze these towers ("image", "text") of all networks and unfreeze the others."""
         frozen = frozenset(towers)
-        for backbone in (network.backbone for network in self.networks):
-            for name, parts in backbone.tower_params().items():
-                for part in (parts.stem, *parts.blocks, parts.variance):
-                    for _, parameter in part:
-                        parameter.requires_grad_(name not in frozen)
+        for network in self.networks:
+            for name, parts in network.backbone.tower_params().items():
+                for _, parameter in chain(parts.stem, *parts.blocks, parts.variance):
+                    parameter.requires_grad_(name not in frozen)
 
     @contextmanager
     def plain_blocks(self) -> Iterator[None]:

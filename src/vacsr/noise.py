@@ -133,9 +133,7 @@ class PairNoise:
     def normal(self, lanes: int) -> Tensor:
         """Standard normal draws by Box–Muller, two from each 64-bit word. [R, C, lanes]"""
         bits = _stream(self.normal_keys(), (lanes + 1) // 2)
-        radius = torch.sqrt(-2.0 * torch.log(_unit(_shift_right(bits, 41))))
-        angle = (2.0 * math.pi) * _unit(bits & ((1 << 23) - 1))
-        return torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)[..., :lanes]
+        return _box_muller(_unit(_shift_right(bits, 41)), _unit(bits & ((1 << 23) - 1)))[..., :lanes]
 
 
 @dataclass(frozen=True)
@@ -155,6 +153,16 @@ class RowNoise:
         """Uniform draws in (0, 1). [R, lanes]"""
         key = _at(_start(self.seed, self.stream), self.step)
         return _unit(_shift_right(_stream(_at(key, self.rows), lanes), 41))
+
+    def normal(self, lanes: int) -> Tensor:
+        """Standard normal draws. [R, lanes]"""
+        return _box_muller(*self.uniform(lanes + lanes % 2).chunk(2, dim=-1))[..., :lanes]
+
+
+def _box_muller(first: Tensor, second: Tensor) -> Tensor:
+    """Two uniform draws to two standard normal ones. [..., n], [..., n] -> [..., 2n]"""
+    radius, angle = torch.sqrt(-2.0 * torch.log(first)), (2.0 * math.pi) * second
+    return torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)
 
 
 def _start(seed: int | Tensor, stream: int) -> Tensor:

@@ -92,12 +92,13 @@ class SavedModel(NamedTuple):
 
 def write_model_folder(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, card: str = "",
-    assets: Mapping[str, bytes] | None = None,
+    backbone: Backbone | None = None,
 ) -> None:  # fmt: skip
-    """Write config.json, model.safetensors, a card and assets; a reader never sees a partial write."""
+    """Write config, weights, a card and what rebuilds the towers; a reader never sees a partial write."""
     described = {"schema": SCHEMA, **config}
     files = {"README.md": card.encode()} if card else {}
-    if assets is not None:
+    if backbone is not None:
+        assets = asset_files(backbone)
         described["assets"] = {name: hashlib.sha256(content).hexdigest() for name, content in assets.items()}
         files |= {f"{ASSETS}/{name}": content for name, content in assets.items()}
     names = ("model.safetensors", "config.json", *files)
@@ -111,7 +112,6 @@ def write_model_folder(
 def asset_files(backbone: Backbone) -> dict[str, bytes]:
     """The files that rebuild the towers, by their names in the assets folder."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        backbone.save_assets(folder)
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+        backbone.save_assets(Path(name))
+        files = sorted(path for path in Path(name).rglob("*") if path.is_file())
+        return {path.relative_to(name).as_posix(): path.read_bytes() for path in files}

@@ -22,22 +22,11 @@ class Provenance:
         return cls(**{field.name: metadata.get(field.name, "") for field in fields(cls)})
 
     def as_metadata(self) -> dict[str, str]:
-        """The known fields, as a file's metadata holds them.
-
-        >>> Provenance("tiny:").as_metadata()
-        {'backbone': 'tiny:'}
-        """
+        """The known fields, as a file's metadata holds them."""
         return {name: value for name, value in asdict(self).items() if value}
 
     def check(self, other: Provenance) -> None:
-        """Raise when ``other`` comes from elsewhere; call it on what the model expects. Unknown matches anything.
-
-        >>> Provenance("clip:a").check(Provenance("clip:a", revision="2"))
-        >>> Provenance("clip:a").check(Provenance("clip:b"))
-        Traceback (most recent call last):
-        vacsr.errors.ProvenanceMismatch: the model expects embeddings with backbone 'clip:a', these have 'clip:b' — \
-embed the data as the model's were, or train a model on these
-        """
+        """Raise when ``other`` comes from elsewhere; call it on what the model expects. Unknown matches anything."""
         for name, expected in asdict(self).items():
             actual = getattr(other, name)
             if expected and actual and expected != actual:

@@ -38,10 +38,6 @@ def strip_rows(
 
     ``auto`` chooses strips that keep a GPU busy for longer than the host needs to launch them. A CUDA graph launches
     for free: there a strip is smaller, but has at least 32 MiB (``itemsize``: bytes of a number in a matrix product).
-
-    >>> from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
-    >>> strip_rows(Sigmoid(SigmoidConfig(), dim=8), 64, rows=100, columns=100)
-    50
     """
     if tile == 0 or not rows * columns or (tile == "auto" and not method.pairwise):
         return rows

@@ -13,7 +13,7 @@ from torch.distributions import Normal, kl_divergence
 from vacsr.errors import UsageError
 from vacsr.methods import Embedding, Pcme
 from vacsr.methods.base import take
-from vacsr.methods.pcme import PcmeConfig, normal_draws, scoring_noise, squared_distances
+from vacsr.methods.pcme import PcmeConfig, scoring_noise, squared_distances
 from vacsr.noise import RowNoise, Stream
 
 from .cases import assert_same, block, gaussians
@@ -49,14 +49,14 @@ def test_means_alone_are_refused() -> None:
 
 
 def test_draws_are_standard_normal_and_go_by_position_and_step() -> None:
-    draws = normal_draws(noise(2000), 51)
+    draws = noise(2000).normal(51)
     assert draws.shape == (2000, 51)
     assert draws.mean().abs() < 0.01
     assert abs(draws.std().item() - 1) < 0.01
     assert abs((draws**4).mean().item() - 3) < 0.1
     assert (torch.corrcoef(draws.T) - torch.eye(51)).abs().max() < 0.12, "lanes share no bits"
-    assert torch.equal(normal_draws(noise([5, 1999]), 51), draws[[5, 1999]])
-    assert not torch.equal(normal_draws(noise(2000, step=4), 51), draws)
+    assert torch.equal(noise([5, 1999]).normal(51), draws[[5, 1999]])
+    assert not torch.equal(noise(2000, step=4).normal(51), draws)
 
 
 def probability(method: Pcme, v: Embedding, t: Embedding, draws: tuple[Tensor, Tensor], i: int, j: int) -> Tensor:
@@ -75,7 +75,7 @@ def probability(method: Pcme, v: Embedding, t: Embedding, draws: tuple[Tensor, T
 def test_the_loss_and_its_gradient_pair_by_pair(size: int, scale: float, shift: float, seed: int) -> None:
     ids = [number % 3 for number in range(size)]
     method, v, t = pcme(scale=scale, shift=shift, vib_weight=0.3), gaussians(seed, size), gaussians(seed + 1, size)
-    first, second = (normal_draws(noise(size, stream=s), 6).double().view(size, 2, 3) for s in (IMAGES, TEXTS))
+    first, second = (noise(size, stream=s).normal(6).double().view(size, 2, 3) for s in (IMAGES, TEXTS))
     expected = 0.3 * (divergence(v).mean() + divergence(t).mean())
     for i in range(size):
         for j in range(size):
@@ -116,7 +116,7 @@ def test_far_pairs_and_equal_items_have_finite_gradients(scale: float) -> None:
 
 def test_the_score_is_the_logit_of_the_mean_match_probability() -> None:
     method, v, t = pcme(samples=3), gaussians(1, 4), gaussians(2, 5)
-    draws = tuple(normal_draws(scoring_noise(s, v.mean.device), 9).double().view(1, 3, 3) for s in (IMAGES, TEXTS))
+    draws = tuple(scoring_noise(s, v.mean.device).normal(9).double().view(1, 3, 3) for s in (IMAGES, TEXTS))
     assert not torch.equal(*draws), "images and texts have draws of their own"
     grade = method.grade(method.score(v, t))
     for i in range(4):

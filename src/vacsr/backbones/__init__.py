@@ -25,11 +25,7 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def scheme_of(spec: str) -> Scheme:
-    """The scheme of ``backbone.spec``.
-
-    >>> scheme_of("features:").cached, scheme_of("clip:vit-b32").matched
-    (True, True)
-    """
+    """The scheme of ``backbone.spec``."""
     scheme = SCHEMES.get(spec.partition(":")[0])
     if scheme is None:
         raise UsageError(f"unknown backbone '{spec}' — write {', '.join(one.usage for one in SCHEMES.values())}")

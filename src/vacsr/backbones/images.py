@@ -62,11 +62,7 @@ class PhotoTransform:
         return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 
     def shorter_side(self, *, size: int = 0) -> int:
-        """What a photo needs on its shorter side for nothing to be enlarged; ``size`` as for :meth:`pixels`.
-
-        >>> PhotoTransform(224).shorter_side(), PhotoTransform(224, resize="center", short=256).shorter_side()
-        (224, 256)
-        """
+        """What a photo needs on its shorter side for nothing to be enlarged; ``size`` as for :meth:`pixels`."""
         side = size or self.size
         return side if self.resize == "whole" else max(side, round(side * self.short / self.size))
 
@@ -212,10 +208,10 @@ Reader = PhotoReader | DecodedPhotos
 
 
 class TowerInputs(NamedTuple):
-    """A data set as towers take it."""
+    """A data set as towers take it: photos, and tokens [M, L] int32 with −1 for padding."""
 
     images: Reader
-    texts: Tensor  # [M, L] int32, −1 for padding
+    texts: Tensor
 
 
 def tower_inputs(

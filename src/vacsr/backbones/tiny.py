@@ -54,11 +54,7 @@ class TinyConfig(Config):
 
     @classmethod
     def from_spec(cls, spec: str, *, size: int = 0) -> TinyConfig:
-        """Read ``tiny:key=number,…``; ``size`` other than 0 overrides the one of the spec.
-
-        >>> TinyConfig.from_spec("tiny:width=32,size=32").size
-        32
-        """
+        """Read ``tiny:key=number,…``; ``size`` other than 0 overrides the one of the spec."""
         options = [part.strip().partition("=") for part in filter(None, spec.partition(":")[2].split(","))]
         values = {name: value for name, _, value in options}
         if len(values) < len(options):

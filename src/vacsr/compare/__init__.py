@@ -1,5 +1,8 @@
 """Methods × settings × seeds from a table file: each cell a run folder, finished cells are never repeated."""
 
+import sys
+from types import ModuleType
+
 from vacsr.compare.cells import Cell, list_cells, run_cell
 from vacsr.compare.formats import write_results
 from vacsr.compare.run import collect, compare, redraw
@@ -18,3 +21,12 @@ __all__ = [
     "run_cell",
     "write_results",
 ]
+
+
+class _Package(ModuleType):
+    """``vacsr.compare(TABLE)`` works although the package has the name of the function."""
+
+    __call__ = staticmethod(compare)
+
+
+sys.modules[__name__].__class__ = _Package

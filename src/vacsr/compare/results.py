@@ -207,7 +207,7 @@ def summarize(values: Sequence[float]) -> Summary | None:
     return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComparisonTable:
     """Rows × settings × columns, and all that a page shows of them."""
 
@@ -229,6 +229,20 @@ class ComparisonTable:
     page: PageConfig = field(default_factory=PageConfig)
     records: tuple[RunRecord, ...] | None = None
     """Whole reports and histories, for a page's plots; None where no page was asked for."""
+
+    def __repr__(self) -> str:
+        size = f"{len(self.rows)} rows, {len(self.settings)} settings, {len(self.values)} runs"
+        return f"ComparisonTable({self.title!r}: {size})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What results.json holds."""
+        return table_to_json(self)
+
+    def to_markdown(self) -> str:
+        """What `vacsr compare` prints."""
+        from vacsr.compare.formats import FORMATS
+
+        return FORMATS["md"](self)
 
     def summary(self, setting: str, row: str, key: str) -> Summary | None:
         """One metric over its seeds."""

@@ -22,7 +22,7 @@ from vacsr.compare.cells import (
 from vacsr.compare.differences import tested_photos, tested_queries
 from vacsr.compare.page import write_pages
 from vacsr.compare.results import RECORDS, ComparisonTable, RunRecord, look_up, read_records, read_results
-from vacsr.compare.table import Table, placed
+from vacsr.compare.table import Table, placed, read_table
 from vacsr.compare.workers import run_cells
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import averaged_metrics
@@ -32,8 +32,8 @@ from vacsr.train.distributed import ranks
 
 
 def compare(
-    table: Table,
-    out: Path,
+    table: Table | str | Path,
+    out: str | Path | None = None,
     *,
     runs: Path | None = None,
     seeds: Sequence[int] = (),
@@ -45,12 +45,19 @@ def compare(
 ) -> ComparisonTable:
     """Run what is missing (of ``rows`` only, if given), then write the table in every format and as results.json.
 
-    Run folders lie in ``runs``, which several tables may share, or in ``out``. What the cells start from is trained
-    first, where the table says how and it is not there. Rows that can never finish are refused before anything runs.
-    So are runs of another recipe, which are in the way, or with ``fresh`` they are deleted, as are unfinished ones of
-    other data. ``only_collect`` takes what is finished. ``page`` adds page.html, and what its plots are drawn from
-    as records.json.
+    ``table`` may be the path of a table file; ``out`` is then runs/TABLE unless given, as on the command line. Run
+    folders lie in ``runs``, which several tables may share, or in ``out``. What the cells start from is trained first,
+    where the table says how and it is not there. Rows that can never finish are refused before anything runs. So are
+    runs of another recipe, which are in the way, or with ``fresh`` they are deleted, as are unfinished ones of other
+    data. ``only_collect`` takes what is finished. ``page`` adds page.html, and what its plots are drawn from as
+    records.json.
     """
+    if not isinstance(table, Table):
+        path = Path(table)
+        table, out = read_table(path), out or Path("runs") / path.stem
+    if out is None:
+        raise UsageError("a table that was not read from a file has no folder — pass out=DIR")
+    out = Path(out)
     check_writable(out)
     _check_call(table, rows, jobs=jobs)
     every = list(list_cells(table, runs or out, seeds=seeds))

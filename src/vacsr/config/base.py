@@ -43,11 +43,7 @@ class Config(BaseModel):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint to append to a message; empty where nothing is close.
-
-    >>> did_you_mean("vascr", ["vacsr", "vse"])
-    " (did you mean 'vacsr'?)"
-    """
+    """A hint to append to a message; empty where nothing is close."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 

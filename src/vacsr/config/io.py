@@ -65,11 +65,7 @@ _Loader.add_implicit_resolver(
 
 
 def load_yaml(text: str) -> Any:
-    """Read YAML.
-
-    >>> load_yaml("{lr: 1e-3, betas: [0.9, 0.99]}")
-    {'lr': 0.001, 'betas': [0.9, 0.99]}
-    """
+    """Read YAML; what cannot be read is a :class:`ConfigError`."""
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that does not exist; nested too deep
@@ -105,11 +101,7 @@ def parse(kind: type[C], raw: Mapping[str, Any], *, within: str = "") -> C:
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes`` on top; mappings merge field by field, everything else is replaced.
-
-    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
-    {'a': {'b': 1, 'c': 3}}
-    """
+    """``base`` with ``changes`` on top; mappings merge field by field, everything else is replaced."""
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
@@ -118,16 +110,12 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """``["train.epochs=3", "method.name=sigmoid"]`` as a nested mapping; values are YAML.
-
-    >>> parse_overrides(["train.lr=1e-3", "train.trackers=[jsonl, csv]"])
-    {'train': {'lr': 0.001, 'trackers': ['jsonl', 'csv']}}
-    """
+    """``["train.epochs=3", "method.name=sigmoid"]`` as a nested mapping; values are YAML."""
     result: dict[str, Any] = {}
     for item in overrides:
         path, mark, text = item.partition("=")
         if not mark or not path.strip():
-            raise ConfigError(f"override '{item}' is not of the form section.field=value")
+            raise ConfigError(f"override '{item}' — write section.field=value")
         # `tiny:` is the name of a backbone and not a mapping, and nothing is an empty string.
         try:
             leaf: Any = load_yaml(text) if text.strip() and not re.fullmatch(r"\S+:", text) else text.strip()
@@ -140,11 +128,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def method_section(raw: Any) -> dict[str, Any]:
-    """A recipe's method section as fields; `vacsr-paper` stands for a name and a preset.
-
-    >>> method_section("vacsr-paper")
-    {'name': 'vacsr', 'preset': 'paper'}
-    """
+    """A recipe's method section as fields; `vacsr-paper` stands for a name and a preset."""
     if raw is not None and not isinstance(raw, str | Mapping):
         raise ConfigError(f"method: expected a name or fields such as {{name: vacsr, preset: paper}}, not {raw!r:.60}")
     fields = {"name": raw} if isinstance(raw, str) else dict(raw or {})
@@ -156,13 +140,7 @@ def method_section(raw: Any) -> dict[str, Any]:
 
 
 def layer_method(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """One method section on top of another. Another name, or a preset, starts from that method's defaults.
-
-    >>> layer_method({"name": "vacsr", "preset": "paper"}, {"objective": {"kl_weight": 0.0}})
-    {'name': 'vacsr', 'preset': 'paper', 'objective': {'kl_weight': 0.0}}
-    >>> layer_method({"name": "vacsr", "lr_scale": 0.5}, {"preset": "paper"})
-    {'name': 'vacsr', 'preset': 'paper'}
-    """
+    """One method section on top of another. Another name, or a preset, starts from that method's defaults."""
     before, now = below.get("name"), above.get("name")
     if before is not None and now is not None and now != before:
         return dict(above)
@@ -184,11 +162,7 @@ def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_method(raw: str | Mapping[str, Any] | None, *, task: Task = "retrieval") -> dict[str, Any]:
-    """Replace ``preset`` by its fields, with explicit fields on top.
-
-    >>> resolve_method("infonce-paper")
-    {'scale': 1.0, 'name': 'infonce'}
-    """
+    """Replace ``preset`` by its fields, with explicit fields on top."""
     fields = method_section(raw)
     name, preset = str(fields.pop("name", None) or "vacsr"), str(fields.pop("preset", None) or "default")
     presets = method_entry(name, task=task).presets

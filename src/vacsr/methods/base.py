@@ -58,10 +58,10 @@ def split_by_decay(name: str, named: Iterable[tuple[str, nn.Parameter]], *, lr_s
 
 
 class SetEmbeddings(NamedTuple):
-    """The whole training set in the shared space, without augmentation."""
+    """The whole training set in the shared space, without augmentation. [N, D], [M, D]"""
 
-    images: Tensor  # [N, D]
-    texts: Tensor  # [M, D]
+    images: Tensor
+    texts: Tensor
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,10 @@ class TrainingView:
     def groups(self) -> Tensor:
         """All captions in random groups of the batch size, the last filled up with others; new each epoch. -> [G, B]"""
         count = len(self.caption_image)
+        size = min(self.batch_size, count)
         mixed = (self.seed * 1_000_003 + self.epoch + (1 << 62)) % 2**64  # not the order of the epoch's batches
         order = torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
-        size = min(self.batch_size, count)
-        order = torch.cat((order, order[: -count % size]))
-        return order.view(-1, size).to(self.caption_image.device)
+        return torch.cat((order, order[: -count % size])).view(-1, size).to(self.caption_image.device)
 
     def caption_losses(self, embedded: SetEmbeddings, method: Method, *, at_once: int = 1 << 20) -> Tensor:
         """:meth:`Method.pair_losses` of every caption in its group, about ``at_once`` pairs at a time. -> [..., M]"""
@@ -102,10 +101,10 @@ class TrainingView:
 
 
 class Neighbours(NamedTuple):
-    """Two values per caption of a batch: for the trusted pair with the nearest image, and with the nearest text."""
+    """Two values per caption: for the trusted pair with the nearest image, and with the nearest text. [B], [B]"""
 
-    by_image: Tensor  # [B]
-    by_text: Tensor  # [B]
+    by_image: Tensor
+    by_text: Tensor
 
 
 class Method(nn.Module, ABC):
@@ -194,10 +193,7 @@ class Method(nn.Module, ABC):
         raise NotImplementedError
 
     def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
-        """The loss of each aligned pair against the others. [..., B, d], [..., B, d], [..., B, B] -> [..., B]
-
-        For look-ahead and :meth:`TrainingView.caption_losses`.
-        """
+        """The loss of each aligned pair against the others. [..., B, d], [..., B, d], [..., B, B] -> [..., B]"""
         raise NotImplementedError
 
     def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 from vacsr.config import Share
 from vacsr.methods.base import register
 from vacsr.methods.mixtures import clean_by_betas, clean_by_gaussians, falling
-from vacsr.methods.ncr import BothNetworks, CoTeachingConfig, Ncr, agreement, anchor_count
+from vacsr.methods.ncr import BothNetworks, CoTeachingConfig, Ncr, agreement
+from vacsr.objective import cosines
 
 
 class BicroConfig(CoTeachingConfig):
@@ -67,7 +68,7 @@ class Bicro(Ncr):
         trusted = clean > self.config.threshold
         quality = agreement(other.score, relevance, margin=self.config.margin)
         best = torch.where(trusted, quality + 2.0 * self.config.margin, quality)  # quality lies within the margin
-        count = anchor_count(quality.shape[1], share=self.config.anchors)
+        count = int(quality.shape[1] * self.config.anchors) + 1
         anchors = best.argsort(dim=1, descending=True, stable=True)[:, :count]  # many have no cost and tie
         usable = trusted.gather(1, anchors)
         y = two_sided_ratio(other, anchors, usable=usable)
@@ -81,18 +82,12 @@ def two_sided_ratio(both: BothNetworks, anchors: Tensor, *, usable: Tensor) -> T
 
     [2, A] rows of the batch, [2, A] bool -> [2, B]
     """
-    image, text = _to_anchors(both.v, anchors), _to_anchors(both.t, anchors)
+    # Cosines of all items with the anchors. [2, B, A]
+    image, text = (cosines(x, torch.take_along_dim(x, anchors.unsqueeze(-1), dim=1)) for x in (both.v, both.t))
     penalty = torch.where(usable, 0.0, -4.0).unsqueeze(1)  # below any cosine
     by_image = (image + penalty).argmax(dim=-1, keepdim=True)
     by_text = (text + penalty).argmax(dim=-1, keepdim=True)
     return 0.5 * (_ratio(image, text, by_image) + _ratio(image, text, by_text))
-
-
-def _to_anchors(x: Tensor, anchors: Tensor) -> Tensor:
-    """Cosines of all items with the anchors, in float32 also under autocast. [2, B, d], [2, A] -> [2, B, A]"""
-    chosen = x.gather(1, anchors.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-    with torch.autocast(x.device.type, enabled=False):
-        return torch.einsum("kid,kad->kia", x.float(), chosen.float())
 
 
 def _ratio(image: Tensor, text: Tensor, anchor: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.methods.vse import hinge_costs
 from vacsr.objective import LossTerms, PairBlock, cosines
 
-WARMUP, CLEAN, ALL = 0, 1, 2
-"""Stages, one after the other: all pairs count as right; the clean ones; the noisy ones too."""
+WARMUP, CLEAN, ALL = range(3)
+"""Stages: all pairs count as right; only the clean ones train; the noisy ones too."""
 
 
 class CoTeachingConfig(MethodConfig):
@@ -154,13 +154,8 @@ def agreement(score: Tensor, relevance: Tensor, *, margin: float) -> Tensor:
     return (margin - 0.5 * mean_costs(score, relevance, margin=margin)).clamp(0.0, margin)
 
 
-def anchor_count(batch: int, *, share: float = 0.1) -> int:
-    """This share of the batch, and one more."""
-    return min(batch, int(batch * share) + 1)
-
-
 def guess(score: Tensor, relevance: Tensor, *, margin: float) -> Tensor:
     """ŷ: how well a pair stands out, relative to the best tenth of the batch, within [0, 1]. [2, B, B] -> [2, B]"""
     quality = agreement(score, relevance, margin=margin)
-    best = quality.topk(anchor_count(quality.shape[-1]), dim=-1).values.mean(dim=-1, keepdim=True)
+    best = quality.topk(quality.shape[-1] // 10 + 1, dim=-1).values.mean(dim=-1, keepdim=True)
     return (quality / best.clamp_min(1e-8)).clamp(0.0, 1.0)

@@ -155,16 +155,8 @@ def scoring_noise(stream: Stream, device: torch.device) -> RowNoise:
 def samples(x: Embedding, noise: RowNoise, *, count: int) -> Tensor:
     """z = μ + σ·ε, J = ``count`` draws ε of each item, or the same for all where ``noise`` has one row. -> [N, J, d]"""
     dim = x.mean.shape[-1]
-    draws = normal_draws(noise, count * dim).view(-1, count, dim).to(x.mean.dtype)
+    draws = noise.normal(count * dim).view(-1, count, dim).to(x.mean.dtype)
     return x.mean.unsqueeze(1) + (0.5 * log_variance(x)).exp().unsqueeze(1) * draws
-
-
-def normal_draws(noise: RowNoise, lanes: int) -> Tensor:
-    """Standard normal draws of single items by Box–Muller. -> [R, lanes]"""
-    half = (lanes + 1) // 2
-    uniform = noise.uniform(2 * half)
-    radius, angle = torch.sqrt(-2.0 * torch.log(uniform[:, :half])), (2.0 * math.pi) * uniform[:, half:]
-    return torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)[:, :lanes]
 
 
 def sample_distances(images: Tensor, texts: Tensor) -> Tensor:
