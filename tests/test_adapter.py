@@ -41,11 +41,6 @@ def unit(count: int, dim: int = 8, *, seed: int = 0) -> Tensor:
     return functional.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
-def parameters(dim: int, **fields: Any) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in VariationalAdapter(dim, AdapterConfig(**fields)).parameters())
-
-
 def plain_logit(adapter: VariationalAdapter, v: Tensor, t: Tensor) -> float:
     """One pair, written out in float64."""
     c, d = adapter.config, adapter.dim
@@ -67,30 +62,6 @@ def plain_logit(adapter: VariationalAdapter, v: Tensor, t: Tensor) -> float:
     if c.residual == "cosine":
         out = out + w["residual"][0] * (v.double() @ t.double()) + w["residual"][1]
     return float(out)
-
-
-@pytest.mark.parametrize(
-    ("fields", "change"),
-    [
-        ({}, 0),
-        ({"residual": "cosine"}, 2),
-        ({"components": 1}, -(2 * (12 * 12 + 12) + 1)),
-        ({"components": 4}, 4 * (12 * 12 + 12) + 2),
-        ({"hidden": 5}, -(13 * 7 + 4 * 12 * 7)),
-        ({"latent": 5}, -(4 * 13 * 7 + 16 * 7)),
-        ({"decoder_hidden": 0}, 13 - (13 * 16 + 17)),
-        ({"decoder_hidden": 3}, (13 * 3 + 4) - (13 * 16 + 17)),
-        ({"input_scale": "layernorm"}, 24),
-        ({"input_scale": "sqrt_d"}, 0),
-        ({"input_scale": "none"}, 0),
-        ({"trunk_norm": True}, 24),
-        ({"mixing": "head"}, 13 * 2 - 2),
-        ({"variance": "sigmoid"}, 0),
-        ({"decode": "argmax"}, 0),
-    ],
-)
-def test_what_each_switch_adds_to_the_count(fields: dict[str, Any], change: int) -> None:
-    assert parameters(12, **{"residual": "none", **fields}) - parameters(12, residual="none") == change
 
 
 @pytest.mark.parametrize(
@@ -152,17 +123,9 @@ def test_uncertainty_is_the_loop(kind: str, variance: str, mixing: str) -> None:
     hidden = adapter.features(v, t)
     raw = (hidden @ adapter.log_var_heads.weight.T + adapter.log_var_heads.bias).view(6, 3, 4).double()
     alpha = adapter.log_alpha(hidden).exp().expand(6, 3).detach().double()
-    for n in range(6):
-        total = 0.0
-        for k in range(3):
-            for x in raw[n, k].tolist():
-                bounded = 1 / (1 + math.exp(-x))
-                unbounded = math.exp(x)
-                here = {"variance": bounded, "std": math.sqrt(bounded), "exp": unbounded}[kind]
-                if variance == "sigmoid" and kind == "exp":
-                    here = bounded  # σ² itself
-                total += float(alpha[n, k]) * here / 4
-        assert got[n].item() == pytest.approx(total, rel=1e-4)
+    bounded = 1 / (1 + (-raw).exp())
+    each = {"variance": bounded, "std": bounded.sqrt(), "exp": bounded if variance == "sigmoid" else raw.exp()}[kind]
+    torch.testing.assert_close(got.double(), (alpha * each.mean(dim=-1)).sum(dim=-1), rtol=1e-4, atol=0)
     if kind != "exp":
         assert ((got > 0) & (got < 1)).all()
 

@@ -12,7 +12,6 @@ from torch.nn import functional
 from vacsr.distributions import (
     bounded_variance,
     kl_to_standard_normal,
-    mixture_draw,
     mixture_kl_bound,
     relaxed_one_hot,
     ste_sigmoid,
@@ -48,35 +47,6 @@ def test_relaxed_one_hot_is_gumbel_softmax(hard: bool) -> None:
     torch.testing.assert_close(shared, relaxed_one_hot(logits[:1].expand(6, 3), gumbel, hard=hard))
 
 
-def test_hard_one_hot_has_the_soft_gradient() -> None:
-    log_alpha = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log().requires_grad_()
-    gumbel, upstream = random(7, 3, seed=1), random(7, 3, seed=2)
-    soft, hard = (relaxed_one_hot(log_alpha, gumbel, temperature=0.5, hard=h) for h in (False, True))
-    assert torch.equal(hard.detach().round(decimals=6).sum(-1), torch.ones(7, dtype=torch.float64))
-    assert torch.equal(hard.argmax(-1), soft.argmax(-1))
-    assert ((hard.detach() - hard.detach().round()).abs() < 1e-12).all()
-    gradients = [torch.autograd.grad(x, log_alpha, upstream)[0] for x in (soft, hard)]
-    torch.testing.assert_close(*gradients)
-    assert gradients[0].abs().max() > 0.01
-
-
-@PROPERTY
-@given(sizes)
-def test_mixture_draw_is_the_loop(size: tuple[int, int, int, int]) -> None:
-    n, k, d, seed = size
-    mean, log_var, noise = (random(n, k, d, seed=seed + i) for i in range(3))
-    weights = random(n, k, seed=seed + 3).softmax(-1)
-    got = mixture_draw(mean, log_var, weights=weights, noise=noise)
-    assert got.shape == (n, d)
-    for i in range(n):
-        for j in range(d):
-            z = 0.0
-            for c in range(k):
-                sigma = math.sqrt(math.exp(float(log_var[i, c, j])))
-                z += float(weights[i, c]) * (float(mean[i, c, j]) + sigma * float(noise[i, c, j]))
-            assert float(got[i, j]) == pytest.approx(z, rel=1e-9, abs=1e-9)
-
-
 @PROPERTY
 @given(sizes)
 def test_kl_is_torchs(size: tuple[int, int, int, int]) -> None:
@@ -102,19 +72,6 @@ def test_the_bound_lies_above_the_mixtures_kl() -> None:
     # The gap is the components' mutual information, at most their entropy.
     entropy = float(Categorical(logits=log_alpha).entropy())
     assert bound < estimate + entropy + 4 * error
-
-
-@PROPERTY
-@given(sizes, st.booleans())
-def test_the_bound_is_the_weighted_sum(size: tuple[int, int, int, int], per_pair: bool) -> None:
-    n, k, d, seed = size
-    kl = random(n, k, d, seed=seed).square().sum(dim=-1)
-    alpha = random(*((n, k) if per_pair else (k,)), seed=seed + 2).softmax(-1)
-    got = mixture_kl_bound(alpha, kl)
-    assert got.shape == (n,)
-    alpha = alpha.expand(n, k)
-    for i in range(n):
-        assert float(got[i]) == pytest.approx(sum(float(alpha[i, c]) * float(kl[i, c]) for c in range(k)))
 
 
 def test_bounded_variance_is_sigma_squared_over_one_plus() -> None:

@@ -91,16 +91,6 @@ def test_findings(finding: Finding, status: str, words: str) -> None:
     assert status == "ok" or " — " in finding.message, "a fault says what to do"
 
 
-def test_a_cpu_torch_beside_nvidia_smi_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(doctor, "torch_info", lambda: CPU)
-    findings = {finding.subject: finding for finding in doctor.run_checks()}
-    assert findings["gpu"].status == "warn"
-
-
 def test_a_broken_torch_is_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "torch_info", lambda: TorchInfo(error="OSError: libcudart.so.12"))
     findings = {finding.subject: finding for finding in doctor.run_checks()}

@@ -176,12 +176,6 @@ def test_every_kind_of_full_and_nothing_else(error: Exception, tmp_path: Path) -
         raise error
 
 
-@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs a device that is always full")
-def test_the_real_thing(tmp_path: Path) -> None:
-    with pytest.raises(DiskFull), disk_errors(tmp_path / "a"), open("/dev/full", "w") as file:
-        file.write("x" * 100_000)
-
-
 def test_a_disk_too_full_for_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(DiskFull):

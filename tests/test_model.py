@@ -102,26 +102,6 @@ def test_an_object_that_is_no_method_is_refused() -> None:
         MatchingModel.build(nn.Linear(2, 2), FEATURES, image_dim=6, text_dim=4)
 
 
-def test_pretrained_towers_are_the_checkpoints_own(pairs: PhotoSet, clip_checkpoint: Path) -> None:
-    """The heads depend on the seed, the towers do not."""
-    one, two = (build("vacsr", config("clip", clip_checkpoint), fit=pairs, seed=s).state_dict() for s in (1, 2))
-    for name in one:
-        if name.startswith("backbone."):
-            assert torch.equal(one[name], two[name]), name
-    assert not torch.equal(one["image_head.last.weight"], two["image_head.last.weight"])
-
-
-def test_embeddings_are_scaled_projected_and_normalised() -> None:
-    model, (images, texts) = build(), features(7)
-    embedded = model.embed_images(images)
-    assert embedded.log_var is None
-    expected = functional.normalize(model.image_head(model.backbone.image(images)), dim=-1)
-    torch.testing.assert_close(embedded.mean, expected)
-    words = model.embed_texts(texts).mean
-    torch.testing.assert_close(words, functional.normalize(model.text_head(model.backbone.text(texts)), dim=-1))
-    torch.testing.assert_close(words.norm(dim=-1), torch.ones(7))
-
-
 def test_dropout_only_with_noise_and_never_the_same_on_both_sides() -> None:
     model, (images, texts) = build().train(), features(7)
     assert torch.equal(model.embed_images(images).mean, model.embed_images(images).mean)
@@ -146,11 +126,6 @@ def test_groups_cover_every_trainable_parameter_once(
     assert len({group.name for group in groups}) == len(groups)
     for group in groups:
         assert all((p.ndim >= 2) == group.decay for p in group.params)
-
-
-def test_fixed_scales_are_in_no_group() -> None:
-    model = build({"name": "sigmoid", "learnable": False})
-    assert {group.name for group in model.param_groups()} == {"heads", "heads-plain"}
 
 
 # ---------------------------------------------------------------------------------------------- towers in a folder
@@ -309,25 +284,6 @@ def test_means_are_those_of_a_model_without_variances(pairs: PhotoSet, clip_chec
     assert torch.equal(with_variance.embed_texts(texts).mean, without.embed_texts(texts).mean)
 
 
-@both_kinds
-def test_every_part_of_the_path_learns(pairs: PhotoSet, clip_checkpoint: Path, kind: str) -> None:
-    """Image and text branch, their heads and poolings, and below them the towers."""
-    model = build("pcmepp", config(kind, clip_checkpoint), fit=pairs)
-    photos, texts = inputs(model, pairs)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():  # tiny blocks begin as the identity, through which little flows back
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    total = sum((x.log_var**2).sum() for x in (model.embed_images(photos), model.embed_texts(texts)))  # type: ignore[operator]
-    total.backward()  # type: ignore[union-attr]
-    silent = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()}
-    branch = {name for name, _ in model.named_parameters() if "variance" in name}
-    # attention is blind to a constant added to all keys
-    assert {name for name in silent & branch if "k_proj.bias" not in name and "gru.bias" not in name} == set()
-    below = next(name for name, _ in model.named_parameters() if name.startswith("backbone.image."))
-    assert below not in silent
-
-
 def test_branches_have_the_rate_of_the_block_beside_them_and_freeze_with_it(pairs: PhotoSet) -> None:
     model = build("pcmepp", config("tiny", Path()), fit=pairs)
     groups = {group.name: group for group in model.param_groups(TowersConfig(image_lr=0.02, text_lr=0.3))}
@@ -359,12 +315,11 @@ def test_the_block_that_is_watched_is_not_compiled(pairs: PhotoSet, monkeypatch:
 def test_branches_train_and_come_back_from_a_folder(pairs: PhotoSet, tmp_path: Path, method: str) -> None:
     model = trained(pairs, config("tiny", Path()), method)
     model.save_pretrained(tmp_path)
-    again = MatchingModel.from_pretrained(tmp_path)
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    again = MatchingModel.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
     fresh = build(method, config("tiny", Path()), fit=pairs).state_dict()
-    moved = [name for name, x in again.state_dict().items() if "variance" in name and not torch.equal(x, fresh[name])]
-    assert any(name.startswith("backbone.image_variance") for name in moved)
-    assert any(name.startswith("text_variance.pool") for name in moved)
+    for name in ("backbone.image_variance.inputs.weight", "text_variance.pool.score.weight"):
+        assert not torch.equal(again[name], fresh[name])
 
 
 def test_a_branch_starts_fresh_or_as_a_copy_of_the_tower_that_training_starts_from(

@@ -51,15 +51,6 @@ def test_saved_and_read_it_is_the_same_model(method: str, tmp_path: Path) -> Non
     assert files == ["README.md", "config.json", "model.safetensors"]
 
 
-def test_the_card_tells_what_it_is(tmp_path: Path) -> None:
-    model = build()
-    model.save_pretrained(tmp_path)
-    card = (tmp_path / "README.md").read_text(encoding="utf-8")
-    count = sum(p.numel() for p in model.parameters())
-    assert f"# vacsr on clip:a\n\n{count:,} parameters" in card
-    assert "images [I, 6], texts [T, 4]" in card
-
-
 class Unregistered(Sigmoid):
     """A method that nobody could load again."""
 

@@ -186,30 +186,18 @@ def test_strips_are_equal_where_that_leaves_them_large(rows: int, columns: int) 
     assert 3 * height >= min(rows, most)
 
 
-class Kept:
-    """The most bytes that graphs hold at a time."""
+class Held:
+    """A tensor that a graph saves; counts the most bytes that are saved at a time."""
 
-    def __init__(self) -> None:
-        self.now = self.most = 0
+    now = most = 0
 
-    def __enter__(self) -> Kept:
-        outer = self
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        Held.now += tensor.nbytes
+        Held.most = max(Held.most, Held.now)
 
-        class Held:
-            def __init__(self, tensor: Tensor) -> None:
-                self.tensor = tensor
-                outer.now += tensor.nbytes
-                outer.most = max(outer.most, outer.now)
-
-            def __del__(self) -> None:
-                outer.now -= self.tensor.nbytes
-
-        self.hooks = torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor)
-        self.hooks.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.hooks.__exit__()
+    def __del__(self) -> None:
+        Held.now -= self.tensor.nbytes
 
 
 def test_memory_is_that_of_a_strip() -> None:
@@ -218,9 +206,10 @@ def test_memory_is_that_of_a_strip() -> None:
     def most_bytes(count: int, rows: int) -> int:
         v, t = sides(count)
         loss: Any = method.loss if rows == count else StripLoss(method.loss, method, rows)
-        with Kept() as kept:
+        Held.now = Held.most = 0
+        with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
             loss(v, t, batch_block(torch.arange(count), seed=0, step=0))
-        return kept.most
+        return Held.most
 
     whole = most_bytes(64, 64)
     assert most_bytes(64, 8) < whole / 6

@@ -132,15 +132,6 @@ def test_codes_are_sines_of_the_rank() -> None:
     torch.testing.assert_close(rank_codes(300), plain_codes(300), atol=3e-5, rtol=0)
 
 
-def test_static_shapes_give_what_distinct_lengths_give() -> None:
-    module = gpo()
-    lengths, codes = torch.tensor([3, 9, 3, 1, 8]), rank_codes(9)
-    logits = (module.score(module.states(lengths, codes)).squeeze(-1) / 0.1).masked_fill(
-        torch.arange(9) >= lengths.unsqueeze(1), -torch.inf
-    )
-    torch.testing.assert_close(module.weights(lengths, codes), torch.softmax(logits, dim=-1))
-
-
 @pytest.mark.slow
 def test_gpo_traces_to_one_graph_without_looking_at_the_data() -> None:
     module, x = gpo(), tokens([4, 2, 6], longest=6)

@@ -16,9 +16,7 @@ from torch.nn import functional
 
 from vacsr.backbones import TowerBackbone, build_pooling, load_backbone
 from vacsr.backbones.heads import ProjectionHead
-from vacsr.backbones.hub import Loaded, PatchProduct, use_products
-from vacsr.backbones.huggingface import HubTextTower
-from vacsr.backbones.tokenizers import ByteTokenizer
+from vacsr.backbones.hub import PatchProduct, use_products
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, UsageError
 
@@ -91,14 +89,6 @@ def test_parameters_of_vit_b32_are_the_papers() -> None:
     assert count(backbone) + sum(map(count, (*heads, *pooling))) == 151_958_592
     assert [len(parts[side].blocks) for side in ("image", "text")] == [12, 12]
     assert (backbone.transform.size, backbone.tokenizer.context) == (224, 77)
-
-
-def test_vit_b16_has_its_patches() -> None:
-    with torch.device("meta"):
-        backbone = clip("vit-b16", weights="random", image_output="projected", text_output="projected")
-        full = transformers.CLIPModel(transformers.CLIPConfig(vision_config={"patch_size": 16}))
-    assert count(backbone) == count(full) - 1  # the logit scale
-    assert (backbone.image_dim, backbone.text_dim) == (512, 512)
 
 
 def test_clip_tokens_are_transformers_own(clip_checkpoint: Path, photos: torch.Tensor) -> None:
@@ -359,20 +349,6 @@ def test_real_dinov2(bert: Path) -> None:
     assert (backbone.image_dim, backbone.transform.size) == (384, 224)
     expected = auto(SHARED)(pixel_values=backbone.transform.normalize(photos)).last_hidden_state
     torch.testing.assert_close(backbone.encode_images(photos).values, expected, atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize("kind", ["mistral", "falcon"])
-def test_other_causal_towers_keep_their_own_attention(kind: str) -> None:
-    """A window is more than a causal flag, and some models look for the name of their attention."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 99}
-    own = {"intermediate_size": 64, "num_key_value_heads": 1, "sliding_window": 4} if kind == "mistral" else {}
-    config = transformers.AutoConfig.for_model(kind, **sizes, **own, max_position_embeddings=16)
-    model = transformers.AutoModel.from_config(config).eval()
-    ids = torch.randint(3, 99, (3, 16), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected = model(input_ids=ids).last_hidden_state
-        tower = HubTextTower(Loaded(model), ByteTokenizer(99, context=16), output="norm").eval()
-        torch.testing.assert_close(tower(ids, torch.ones_like(ids, dtype=torch.bool)), expected)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -147,17 +147,6 @@ def test_compiled_blocks_can_be_switched_off(make: Make, photos: torch.Tensor, m
     assert len(graphs) == 1
 
 
-def test_products_are_bfloat16_under_autocast(make: Make, photos: torch.Tensor) -> None:
-    backbone, seen = make(), []
-    for block in (*backbone.image.blocks(), *backbone.text.blocks()):
-        linear = next(m for m in block.modules() if isinstance(m, torch.nn.Linear))
-        linear.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        backbone.encode_images(photos)
-        backbone.encode_texts(backbone.tokenize(CAPTIONS))
-    assert set(seen) == {torch.bfloat16}
-
-
 @pytest.mark.slow
 def test_the_encoders_trace_to_one_graph_each(make: Make, photos: torch.Tensor) -> None:
     backbone = make()
@@ -166,26 +155,6 @@ def test_the_encoders_trace_to_one_graph_each(make: Make, photos: torch.Tensor) 
     text = torch.compile(backbone.encode_texts, backend="eager", fullgraph=True)
     assert_same(image(photos, noise(4)), backbone.encode_images(photos, noise(4)))
     assert_same(text(texts, noise(4, 1)), backbone.encode_texts(texts, noise(4, 1)))
-
-
-@pytest.mark.parametrize("outputs", [("hidden", "norm"), ("norm", "hidden")])
-def test_assets_and_weights_are_the_whole_backbone(
-    make: Make, photos: torch.Tensor, tmp_path: Path, outputs: tuple[str, str]
-) -> None:
-    backbone, captions = make(image_output=outputs[0], text_output=outputs[1], context=9), [*CAPTIONS, "a b " * 9]
-    backbone.save_assets(tmp_path)
-    again = load_backbone(backbone.config, assets=tmp_path)
-    assert isinstance(again, TowerBackbone)
-    assert not torch.equal(next(again.image.parameters()), next(backbone.image.parameters()))
-    again.load_state_dict(backbone.state_dict())
-    again.fit_words(["other words entirely"])  # a trained tower keeps its own
-    texts = backbone.tokenize(captions)
-    assert torch.equal(again.tokenize(captions), texts)
-    assert texts.shape[1] == 9
-    assert_same(again.encode_images(photos), backbone.encode_images(photos))
-    assert_same(again.encode_texts(texts, noise(5)), backbone.encode_texts(texts, noise(5)))
-    assert again.provenance() == backbone.provenance()
-    assert again.transform == backbone.transform
 
 
 def test_provenance_names_towers_inputs_and_weights(make: Make) -> None:

@@ -55,15 +55,6 @@ def test_every_preset_of_every_method_resolves() -> None:
         assert method_config(name) == method_config(f"{name}-default") == entry.config(name=name)
 
 
-def test_explicit_fields_win_over_the_preset() -> None:
-    paper = method_config("vacsr-paper")
-    config = method_config({"name": "vacsr-paper", "adapter": {"residual": "cosine"}, "objective": {"kl_weight": 0.1}})
-    assert isinstance(config, VacsrConfig)
-    assert (config.adapter.residual, config.objective.kl_weight, config.objective.correction) == ("cosine", 0.1, 0.0)
-    assert method_config(config) is config
-    assert method_config("vacsr-paper") == paper, "presets stay as they were"
-
-
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
