@@ -29,8 +29,8 @@ from vacsr.fewshot.config import FewshotRecipe
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-RUN = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
-QUICK = ("library", "fast-scoring")  # the others take minutes together
+RUN = [DOCS / "tutorial.md", DOCS / "extending.md", *sorted((DOCS / "how-to").glob("*.md"))]
+QUICK = ("extending", "library", "fast-scoring")  # the others take minutes together
 method_entry("vacsr")
 METHODS = sorted(REGISTRY["retrieval"])
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
