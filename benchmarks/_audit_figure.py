@@ -27,8 +27,8 @@ SIGNALS = {
     "cosine of infonce": ("infonce cosine", "infonce", ":"),
     "laplace-coupled of infonce": ("infonce laplace-coupled", "published", "-"),
 }
-_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "vacsr", "font.size": 9, "axes.spines.right": False,
-               "axes.spines.top": False}  # fmt: skip
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "vacsr", "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
+               "axes.spines.right": False, "axes.spines.top": False}  # fmt: skip
 
 
 def draw(records: Sequence[Mapping[str, Any]]) -> str:
@@ -38,7 +38,7 @@ def draw(records: Sequence[Mapping[str, Any]]) -> str:
         panels = figure.subplots(2, 2).flat
         for axes, (setting, (title, limits)) in zip(panels, PANELS.items(), strict=True):
             axes.set(title=title, ylim=limits, xlabel="recall, %", ylabel="precision, %")
-            axes.grid(alpha=0.3)
+            axes.grid(axis="y", alpha=0.3)
             for name, (signal, colour, line) in SIGNALS.items():
                 points = curve(records, setting, signal)
                 if points:

@@ -2,7 +2,7 @@
 
     python tools/docs_tables.py              # rewrite the tables that are stale
     python tools/docs_tables.py --check      # write nothing; exit 1 where a table is stale (`make docs-check`)
-    python tools/docs_tables.py --store FILE OUT.json   # shorten a JSON file: eight digits, one record per line
+    python tools/docs_tables.py --store FILE OUT.json   # shorten a JSON file: six digits, one record per line
 
 A page says which rows and columns a table has; this script fills in the cells. To add a row, write its name and `–` in
 the other cells, and run the script. A table is found by its page and the first cell of its heading.
@@ -389,9 +389,9 @@ def _cells(line: str) -> list[str]:
 
 
 def rounded(data: Any) -> Any:
-    """Eight digits per number: more than any page shows."""
+    """Six digits per number: more than any page shows."""
     if isinstance(data, float):
-        return float(f"{data:.8g}")
+        return float(f"{data:.6g}")
     if isinstance(data, dict):
         return {key: rounded(value) for key, value in data.items()}
     return [rounded(value) for value in data] if isinstance(data, list) else data
