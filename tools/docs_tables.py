@@ -5,7 +5,8 @@
     python tools/docs_tables.py --store FILE OUT.json   # shorten a JSON file: six digits, one record per line
 
 A page says which rows and columns a table has; this script fills in the cells. To add a row, write its name and `–` in
-the other cells, and run the script. A table is found by its page and the first cell of its heading.
+the other cells, and run the script. A table is found by its page and the first cell of its heading. The layers of
+imports in CONTRIBUTING.md and docs/architecture.md are written from pyproject.toml.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import argparse
 import json
 import statistics
 import sys
+import textwrap
+import tomllib
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+LAYERED = ("CONTRIBUTING.md", "docs/architecture.md")
+"""Pages that list the layers of imports."""
 Cell = Callable[[list[str], str], str | None]
 """What a cell shows, by the cells of its row and its column's heading; None leaves it as it is."""
 
@@ -388,6 +393,18 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
+def with_layers(text: str) -> str:
+    """A page with the layers of imports in pyproject.toml, top first, after its mark `<!-- layers -->`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    words = " > ".join(", ".join(f"`{name}`" for name in layer.split(" | ")) for layer in layers)
+    before, mark, after = text.partition("<!-- layers -->\n")
+    if not mark:
+        raise SystemExit("a page has no mark <!-- layers --> — put it back, or remove the page from LAYERED")
+    return "".join((before, mark, textwrap.fill(words, 130), "\n\n", after.partition("\n\n")[2]))
+
+
 def rounded(data: Any) -> Any:
     """Six digits per number: more than any page shows."""
     if isinstance(data, float):
@@ -432,16 +449,17 @@ def main() -> int:
         out.write_text(compact(data) + "\n", encoding="utf-8")
         return 0
     stale = []
-    for (page, head), cell in tables().items():
-        path = ROOT / "docs" / page
-        text = path.read_text(encoding="utf-8")
-        fresh = filled(text, head, cell)
+    parts = [(f"docs/{page}", head, partial(filled, head=head, cell=cell)) for (page, head), cell in tables().items()]
+    for page, head, fill in [*parts, *((page, "layers", with_layers) for page in LAYERED)]:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        fresh = fill(text)
         if fresh != text:
             stale.append(f"{page}: {head}")
             if not options.check:
-                path.write_text(fresh, encoding="utf-8")
-    print(f"{'stale' if options.check else 'rewritten'}: {'; '.join(stale) or 'none'}", file=sys.stderr)
-    return 1 if options.check and stale else 0
+                (ROOT / page).write_text(fresh, encoding="utf-8")
+    action = " — run: python tools/docs_tables.py" if options.check and stale else ""
+    print(f"{'stale' if options.check else 'rewritten'}: {'; '.join(stale) or 'none'}{action}", file=sys.stderr)
+    return 1 if action else 0
 
 
 if __name__ == "__main__":
