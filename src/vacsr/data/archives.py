@@ -18,9 +18,9 @@ from pathlib import Path
 from PIL import Image
 
 from vacsr.data.decode import PHOTO_BYTES, decode_photo
-from vacsr.data.photos import LEAVE_OUT, read_photo
+from vacsr.data.photos import LEAVE_OUT
 from vacsr.errors import DataError
-from vacsr.files import BoundedReader
+from vacsr.files import BoundedReader, reading
 
 _AGAIN = f"copy it again, or {LEAVE_OUT}"
 _ZIP_LISTING = 1 << 27  # bytes; a zip of ImageNet lists its photos in 110 MB
@@ -30,15 +30,14 @@ class StoredPhoto(ABC):
     """One photo that exists as encoded bytes."""
 
     __slots__ = ()  # a data set may have millions
-    id: str
-    """Its path inside the data set."""
+    id: str  # its path inside the data set
 
     @abstractmethod
     def name(self) -> str:
         """The path, or the archive and the member."""
 
     def exists(self) -> bool:
-        """Whether it is there, whatever it holds."""
+        """Whether the file or member is there, readable or not."""
         return self.version() >= 0
 
     @abstractmethod
@@ -47,7 +46,7 @@ class StoredPhoto(ABC):
 
     @abstractmethod
     def version(self) -> int:
-        """Its size, or a checksum where one is stored; -1 if it does not exist. When it was written does not matter."""
+        """Its size, or a checksum where one is stored; -1 if it does not exist. Does not depend on times."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -88,14 +87,15 @@ class FilePhoto(StoredPhoto):
     """A file of its own."""
 
     root: Path
-    id: str
-    """Relative to ``root``, or absolute."""
+    id: str  # relative to root, or absolute
 
     def name(self) -> str:
         return str(self.root / self.id)
 
     def read(self) -> bytes:
-        return read_photo(self.root / self.id, action=_AGAIN)
+        path = self.root / self.id
+        with reading(path, limit=PHOTO_BYTES, action=_AGAIN):
+            return path.read_bytes()
 
     def version(self) -> int:
         path = self.root / self.id
@@ -116,17 +116,15 @@ class TarPhoto(StoredPhoto):
 
     shard: Path
     id: str
-    offset: int
-    """Of its first byte."""
+    offset: int  # of its first byte
     size: int
 
     def name(self) -> str:
         return f"{self.shard}/{self.id}"
 
     def read(self) -> bytes:
-        _check_bytes(self.name(), self.size)
         try:
-            with self.shard.open("rb") as file:
+            with BoundedReader(self.shard, limit=PHOTO_BYTES) as file:
                 file.seek(self.offset)
                 data = file.read(self.size)
         except OSError as error:
@@ -139,7 +137,7 @@ class TarPhoto(StoredPhoto):
         return self.size
 
     def fingerprint(self) -> str:
-        """Offset and size of the member, and the shard's own."""
+        """Offset and size of the member, size and time of the shard."""
         return f"{self.offset}+{self.size} {_file_fingerprint(self.shard)}"
 
 
@@ -149,17 +147,17 @@ class ZipPhoto(StoredPhoto):
 
     zip: _Zip
     id: str
-    member: zipfile.ZipInfo | None
-    """None if the zip does not have it."""
+    member: zipfile.ZipInfo | None  # None if the zip does not have it
 
     def name(self) -> str:
         return f"{self.zip.path}/{self.id}"
 
     def read(self) -> bytes:
-        """The member, unpacked and checked."""
         if self.member is None:
             raise DataError(f"{self.name()} is not in the zip — {_AGAIN}")
-        _check_bytes(self.name(), self.member.file_size)
+        if self.member.file_size > PHOTO_BYTES:
+            message = f"{self.name()} has {self.member.file_size:,} bytes, {PHOTO_BYTES:,} are the limit for a photo"
+            raise DataError(f"{message} — make it smaller, or {LEAVE_OUT}")
         if self.member.flag_bits & 1 or self.member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DataError(f"{self.name()} is encrypted or packed in a rare way — pack it again with zip -0")
         try:
@@ -172,7 +170,6 @@ class ZipPhoto(StoredPhoto):
         return -1 if self.member is None else self.member.CRC
 
     def fingerprint(self) -> str:
-        """Size and checksum."""
         return "" if self.member is None else f"{self.member.file_size} {self.member.CRC:08x}"
 
 
@@ -218,12 +215,6 @@ def find_photos(candidates: Iterable[Path], names: Sequence[str]) -> StoredPhoto
         if path.is_file():
             return zip_photos(path, names)
     return None
-
-
-def _check_bytes(name: str, size: int) -> None:
-    if size > PHOTO_BYTES:
-        message = f"{name} has {size:,} bytes, {PHOTO_BYTES:,} are the limit for a photo"
-        raise DataError(f"{message} — make it smaller, or {LEAVE_OUT}")
 
 
 def _file_fingerprint(path: Path) -> str:

@@ -24,19 +24,14 @@ _NAMED = 5  # problems that an error names
 class CaptionTable(LabelledPairs):
     """Names for N image rows and M caption rows."""
 
-    source: str
-    """The file, for messages."""
+    source: str  # the file, for messages
     image_ids: tuple[str, ...]
     caption_ids: tuple[str, ...]
     caption_image: Tensor
-    captions: tuple[str, ...] | None = None
-    """[M], perhaps blank."""
-    splits: tuple[str, ...] | None = None
-    """[N], the split of each image."""
-    files: tuple[str, ...] | None = None
-    """[N], the photo of each image, where the ids are not its name."""
-    apart: str | None = None
-    """Where an image comes back after others, in words, if no ``image_row`` says which rows are whose."""
+    captions: tuple[str, ...] | None = None  # [M], perhaps blank
+    splits: tuple[str, ...] | None = None  # [N], the split of each image
+    files: tuple[str, ...] | None = None  # [N], the photo of each image, where the ids are not its name
+    apart: str | None = None  # an image whose captions are not adjacent, where no image_row names the rows
 
     def __post_init__(self) -> None:
         check_unique(self.image_ids, kind="image")
@@ -108,12 +103,11 @@ def photo_set(
     captioned: bool = True,
     uncaptioned: str = "",
 ) -> PhotoSet:
-    """The pairs of one split of a table [N images] and its photos [N]: problems stop it, or are left out and reported.
+    """The pairs of one split of a table [N images] and its photos [N]; problems are an error, or left out and reported.
 
-    A photo that is missing goes with its captions; a blank caption goes alone, and its photo too if it was the last.
-    ``problems`` are those that the reader met itself; ``dropped`` is what the data set is known to leave out, which is
-    recorded and is no problem. One line each. A photo without captions is a problem where they are to be ``captioned``;
-    ``uncaptioned`` says what else to do about it.
+    A missing photo goes with its captions; a blank caption goes alone, or with its photo if it was the last one.
+    ``problems`` are the reader's own, one line each; ``dropped`` is what the data set is known to lack: recorded, but
+    no problem. If ``captioned``, a photo without captions is a problem; ``uncaptioned`` is what else to do about it.
     """
     if on_error not in ("fail", "skip"):
         raise UsageError(f"on_error is {on_error!r}, expected fail or skip — write on_error=skip to leave problems out")
@@ -131,13 +125,23 @@ def photo_set(
     lines = [*problems, *lost.values(), *blank.values(), *bare.values()]
     usable = [row for row in range(len(photos)) if row not in lost and row not in bare]
     also = f"; {uncaptioned}" if bare and uncaptioned else ""
-    _judge(lines, on_error=on_error, source=table.source, usable=len(usable), of=len(photos), also=also)
-    kept = [row for row in range(len(texts)) if row not in blank]
+    if lines and on_error == "fail":
+        first = "; ".join(lines[:_NAMED]) + (" …" if len(lines) > _NAMED else "")
+        message = f"{table.source}: {len(lines):,} photos or captions cannot be used: {first}"
+        raise DataError(f"{message} — correct them, or {LEAVE_OUT}{also}")
+    if not usable:
+        message = f"{table.source}: none of {len(photos):,} photos can be used" + "".join(
+            f", {line}" for line in lines[:1]
+        )
+        raise DataError(f"{message} — check the path of the photos{also}")
+    if lines:
+        warn_left_out(lines, source=table.source)
+    worded = [row for row in range(len(texts)) if row not in blank]
     rest = replace(
         table,
-        caption_ids=tuple(table.caption_ids[row] for row in kept),
-        caption_image=table.caption_image[kept],
-        captions=tuple(texts[row] for row in kept),
+        caption_ids=tuple(table.caption_ids[row] for row in worded),
+        caption_image=table.caption_image[worded],
+        captions=tuple(texts[row] for row in worded),
     ).subset(usable)
     return PhotoSet(
         photos=photos.take(usable),
@@ -150,21 +154,8 @@ def photo_set(
     )
 
 
-def _judge(lines: Sequence[str], *, on_error: OnError, source: str, usable: int, of: int, also: str) -> None:
-    """An error, or a warning, for the problems of a data set; ``also`` is one more thing that may be done."""
-    if lines and on_error == "fail":
-        first = "; ".join(lines[:_NAMED]) + (" …" if len(lines) > _NAMED else "")
-        message = f"{source}: {len(lines):,} photos or captions cannot be used: {first}"
-        raise DataError(f"{message} — correct them, or {LEAVE_OUT}{also}")
-    if not usable:
-        first = f", first {lines[0]}" if lines else ""
-        raise DataError(f"{source}: none of {of:,} photos can be used{first} — check the path of the photos{also}")
-    if lines:
-        warn_left_out(lines, source=source)
-
-
 def missing(root: Path, *, expected: str) -> DataError:
-    """The refusal of a folder that does not hold what a data set needs."""
+    """The error for a folder that does not hold what a data set needs."""
     if not root.is_dir():
         return DataError(f"{root} is no folder; expected {expected} — correct the path")
     names = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())

@@ -36,14 +36,11 @@ _EXPECTED = (
 class CaptionedImage(NamedTuple):
     """One photo with its captions."""
 
-    image_id: int | None
-    """COCO's, None elsewhere."""
-    folder: str
-    """``train2014`` and so on, "" elsewhere."""
+    image_id: int | None  # COCO's, None elsewhere
+    folder: str  # train2014 and so on, "" elsewhere
     filename: str
     split: str
-    captions: tuple[tuple[int, str], ...]
-    """Annotation id and text."""
+    captions: tuple[tuple[int, str], ...]  # annotation id and text
 
 
 @register("coco", path="ROOT", options=("split", "captions"), path_options=("annotations", "images"))
@@ -154,19 +151,22 @@ def _with_annotation_ids(images: list[CaptionedImage], root: Path, *, path: Path
         advice = f"by which ECCV Caption and CxC judge — put {needed} into annotations/"
         warnings.warn(f"{message}, {advice}", stacklevel=2)
         return images
-    left: dict[tuple[int | None, str], list[int]] = {}
+    unused: dict[tuple[int | None, str], list[int]] = {}
     for image in (image for file in files for image in _read_annotations(file)):
         for name, text in image.captions:
-            left.setdefault((image.image_id, " ".join(text.split())), []).append(name)
+            unused.setdefault((image.image_id, " ".join(text.split())), []).append(name)
 
-    def own(image: CaptionedImage, sentence: str) -> tuple[int, str]:
-        names = left.get((image.image_id, " ".join(sentence.split())))
+    def annotation_id(image: CaptionedImage, sentence: str) -> int:
+        names = unused.get((image.image_id, " ".join(sentence.split())))
         if not names:
             message = f"{path}: image {image.image_id} has the sentence {sentence!r}, COCO's captions files do not"
             raise DataError(f"{message} — give the files of 2014 as published, or move them away to use sentids")
-        return names.pop(0), sentence
+        return names.pop(0)
 
-    return [image._replace(captions=tuple(own(image, text) for _, text in image.captions)) for image in images]
+    return [
+        image._replace(captions=tuple((annotation_id(image, text), text) for _, text in image.captions))
+        for image in images
+    ]
 
 
 def _photos(images: Sequence[CaptionedImage], *, root: Path, folder: Path | None) -> StoredPhotos:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from functools import cache, partial
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -59,15 +59,18 @@ def decode_photo(
     formats: tuple[str, ...] = _FORMATS,
     max_pixels: int = MAX_PIXELS,
 ) -> Image.Image:
-    """Decode an encoded photo into RGB, upright by its EXIF orientation, what is transparent over white.
+    """Decode an encoded photo into RGB, upright by its EXIF orientation, transparent pixels over white.
 
     ``side``: the caller needs no more than this many pixels on the shorter side. JPEG is then decoded at a half, a
-    quarter or an eighth where that leaves at least ``side`` on both sides, which changes pixels a little even after a
-    resize; other formats ignore it, and 0 decodes in full. Several threads may decode at once. ``name`` is for
-    messages, and so is ``otherwise``: what can be done besides repairing the photo, which only the caller knows. Other
-    ``formats`` are refused, and so are more than ``max_pixels``, before any pixel is decoded.
+    quarter or an eighth of its size if both sides keep at least ``side`` pixels, which changes pixels a little even
+    after a resize; other formats ignore it, and 0 decodes in full. ``name`` and ``otherwise`` are for messages:
+    ``otherwise`` is what the user can do besides repairing the photo. Other ``formats``, and more than ``max_pixels``,
+    are refused before any pixel is decoded. Threads may decode in parallel.
     """
-    refusal = partial(_refusal, name, otherwise=otherwise)
+
+    def refusal(reason: str, action: str = "copy it again") -> str:
+        return f"{name} cannot be read as a photo ({reason}) — {action}" + (f", or {otherwise}" if otherwise else "")
+
     try:
         needed, turn = _needed_of_jpeg(data) if data.startswith(b"\xff\xd8") else (data, 0)
         if data.startswith(b"\x89PNG"):
@@ -82,19 +85,19 @@ def decode_photo(
         image.load()
         return _turned(_as_rgb(image), turn or _exif_orientation(_exif_of(image)))
     except Image.DecompressionBombError as error:
-        raise TooManyPixels(refusal(f"more than {max_pixels:,} pixels", act="make it smaller")) from error
-    except _TooLarge as error:
-        raise DataError(refusal(str(error), act="make it smaller or save it again")) from error
+        raise TooManyPixels(refusal(f"more than {max_pixels:,} pixels", "make it smaller")) from error
+    except _TooComplex as error:
+        raise DataError(refusal(str(error), "make it smaller or save it again")) from error
     except UnidentifiedImageError as error:
         raise DataError(refusal("no known image format" if data else "empty file")) from error
-    except (DataError, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:  # decoders meet broken bytes with errors of any kind
         raise DataError(refusal(str(error) or type(error).__name__)) from error
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """A loaded image of the caller's as RGB, turned as its EXIF orientation says, what is transparent over white."""
+    """An image that the caller loaded as RGB, upright by its EXIF orientation, transparent pixels over white."""
     try:
         turn = int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # broken metadata leave the photo as it is
@@ -102,12 +105,8 @@ def upright(image: Image.Image) -> Image.Image:
     return _turned(_as_rgb(image), turn)
 
 
-class _TooLarge(Exception):
+class _TooComplex(Exception):
     """The file would take too long to decode."""
-
-
-def _refusal(name: str, reason: str, *, otherwise: str, act: str = "copy it again") -> str:
-    return f"{name} cannot be read as a photo ({reason}) — {act}" + (f", or {otherwise}" if otherwise else "")
 
 
 @cache
@@ -127,18 +126,18 @@ def _needed_of_jpeg(data: bytes) -> tuple[bytes, int]:
         code, start = marker[1][0], marker.end()
         if code in (0xDA, 0xD9):  # a scan, or the end
             if data.count(b"\xff\xda", start) >= MAX_SCANS and _count_scans(data, marker.start()) > MAX_SCANS:
-                raise _TooLarge(f"more than {MAX_SCANS} scans")
+                raise _TooComplex(f"more than {MAX_SCANS} scans")
             return b"".join((*parts, data[marker.start() :])), orientation or 1
         at = start + max(2, int.from_bytes(data[start : start + 2], "big"))
         if code in _PIXEL_SEGMENTS:
             parts.append(b"\xff" + data[start - 1 : at])
         elif code == 0xE1 and not orientation and data[start + 2 : start + 8] == b"Exif\0\0":
             orientation = _exif_orientation(data[start + 8 : at])
-    raise _TooLarge(f"more than {MAX_SEGMENTS:,} segments")
+    raise _TooComplex(f"more than {MAX_SEGMENTS:,} segments")
 
 
 def _count_scans(data: bytes, at: int) -> int:
-    """Scans up to the end of the photo: what phones append, such as a video, holds the same bytes by chance."""
+    """Scans up to the end of the photo: a video that a phone appended may hold the same bytes by chance."""
     scans = 0
     while scans <= MAX_SCANS and (marker := _MARKER.search(data, at)) and marker[1] != b"\xd9":
         scans += marker[1] == b"\xda"

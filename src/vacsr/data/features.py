@@ -20,33 +20,25 @@ from vacsr.provenance import Provenance
 
 
 @register("features", path="FILE", options=("split",), path_options=("captions", "text"), suffix=".safetensors")
-def load_feature_pairs(spec: Spec, _on_error: OnError) -> PairSet:
-    """``features:FILE[,captions=FILE][,text=FILE][,split=S]``, see :func:`load_features`."""
-    captions, text = spec.path_option("captions"), spec.path_option("text")
-    return load_features(spec.path, captions=captions, text=text, split=spec.option("split"))
+def load_features(spec: Spec, _on_error: OnError) -> PairSet:
+    """``features:FILE[,captions=FILE][,text=FILE][,split=S]``; any float dtype in, float32 out.
 
-
-def load_features(
-    path: str | Path, *, captions: str | Path | None = None, text: str | Path | None = None, split: str | None = None
-) -> PairSet:
-    """Read cached embeddings as pairs; any float dtype in, float32 out.
-
-    ``path``: safetensors with ``image`` [N, D] and ``text`` [N, C, D] or [M, D] (with an optional int tensor
+    ``FILE``: safetensors with ``image`` [N, D] and ``text`` [N, C, D] or [M, D] (with an optional int tensor
     ``caption_image`` [M], and metadata ``backbone``, ``preprocessing``, ``revision``), or a ``.npy`` file of images
     with ``text`` naming the ``.npy`` file of texts. ``captions``: the ids, texts and splits, see
-    :mod:`vacsr.data.tables`; without it, ids are row numbers. ``split``: None or "all" for everything.
+    :mod:`vacsr.data.tables`; without it, ids are row numbers.
     """
-    tensors, metadata = _read(Path(path).expanduser(), text=None if text is None else Path(text).expanduser())
-    assignment = _check(tensors, source=str(path))
+    captions, split = spec.path_option("captions"), spec.option("split")
+    tensors, metadata = _read(spec.location, text=spec.path_option("text"))
+    assignment = _check(tensors, source=spec.path)
     images, texts = tensors["image"], tensors["text"].flatten(0, -2)
     if captions is None:
-        table = _numbered(assignment, images=len(images), source=str(path))
+        table = _numbered(assignment, images=len(images), source=spec.path)
     else:
         table = read_captions(captions)
-        _check_agreement(table, images, texts, assignment, source=str(path))
-    rows = table.rows_of(split)
+        _check_agreement(table, images, texts, assignment, source=spec.path)
     chosen = torch.zeros(len(images), dtype=torch.bool)
-    chosen[rows] = True
+    chosen[table.rows_of(split)] = True
     named = table.subset(chosen)
     return PairSet(
         images=images[chosen].float(),
@@ -55,7 +47,7 @@ def load_features(
         caption_ids=named.caption_ids,
         caption_image=named.caption_image,
         captions=named.captions,
-        split="all" if split is None else split,
+        split=split or "all",
         provenance=Provenance.from_metadata(metadata),
     )
 
@@ -129,9 +121,7 @@ def _check(tensors: Mapping[str, Tensor], *, source: str) -> Tensor | None:
 def _numbered(assignment: Tensor | None, *, images: int, source: str) -> CaptionTable:
     """Ids by row number, where no captions file names them."""
     if assignment is None:
-        action = (
-            "add captions=FILE (.json, .csv or .jsonl), or a tensor caption_image [M] with each caption's image row"
-        )
+        action = "add captions=FILE (.json, .csv or .jsonl), or a tensor caption_image [M] with each caption's image"
         raise DataError(f"nothing says which image each caption in {source} belongs to — {action}")
     image_ids = tuple(str(row) for row in range(images))
     return CaptionTable(source, image_ids, number_captions([str(row) for row in assignment.tolist()]), assignment)
@@ -153,5 +143,6 @@ def _check_agreement(
             message = f"caption {name!r} belongs to image row {int(row)} in {table.source}, to row {int(other)}"
             raise DataError(f"{message} in {source} — put both in the same order")
     elif table.apart is not None:  # nothing can tell a shuffled file from this one
-        message = f"{table.apart}; images in the features are taken to be in the order of first appearance"
-        warnings.warn(f"{message} — add a column image_row with each image's row, counted from 0", stacklevel=3)
+        message = f"{table.source}: image {table.apart!r} comes back after other images"
+        assumed = "the features are taken to be in the order of first appearance"
+        warnings.warn(f"{message}; {assumed} — add a column image_row, counted from 0", stacklevel=3)

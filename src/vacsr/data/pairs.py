@@ -1,4 +1,4 @@
-"""Sets of pairs: N images and M captions, each caption of one image; what they must satisfy, and how they are split."""
+"""Sets of pairs: N images and M captions, each caption of one image."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ from vacsr.provenance import UNKNOWN, Provenance
 
 
 class LabelledPairs:
-    """What all sets of pairs share: the part of a frozen dataclass that does not know the inputs."""
+    """What all sets of pairs share, whatever their inputs: the base of frozen dataclasses."""
 
-    image_ids: tuple[str, ...]
-    """[N], unique."""
-    caption_ids: tuple[str, ...]
-    """[M], unique."""
-    caption_image: Tensor
-    """[M] int64, the row of each caption's image."""
-    captions: tuple[str, ...] | None
-    """[M] texts, where known."""
+    image_ids: tuple[str, ...]  # [N], unique
+    caption_ids: tuple[str, ...]  # [M], unique
+    caption_image: Tensor  # [M] int64, the row of each caption's image
+    captions: tuple[str, ...] | None  # [M] texts, where known
     split: str
     provenance: Provenance
 
@@ -105,10 +101,8 @@ class PairSet(LabelledPairs):
     'all: 2 images (4 dims), 3 captions (5 dims), 1–2 per image, backbone unknown'
     """
 
-    images: Tensor
-    """[N, D_image] float32, cached features."""
-    texts: Tensor
-    """[M, D_text] float32."""
+    images: Tensor  # [N, D_image] float32, cached features
+    texts: Tensor  # [M, D_text] float32
     image_ids: tuple[str, ...]
     caption_ids: tuple[str, ...]
     caption_image: Tensor
@@ -145,7 +139,7 @@ def as_rows(image_rows: Tensor | Sequence[int], *, count: int, device: torch.dev
 
 
 def _check_features(features: Tensor, ids: Sequence[str], *, kind: str) -> None:
-    """Finite float32 features [R, D] with R ≥ 1 and D ≥ 1, and one id per row. ``kind`` is "image" or "caption"."""
+    """Finite float32 features [R, D] with R ≥ 1 and D ≥ 1, and one id per row."""
     shape = list(features.shape)
     if features.ndim != 2 or shape[1] == 0 or shape[0] != len(ids):
         message = f"{kind} features have shape {shape} for {len(ids):,} {kind} ids, expected [rows, dims]"

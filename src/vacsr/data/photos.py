@@ -1,4 +1,4 @@
-"""Photos and captions as they are: what towers are trained on, and where features are made from."""
+"""Photos with captions: in memory, in lists, or in files and archives (:mod:`vacsr.data.archives`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from vacsr.provenance import UNKNOWN, Provenance
 
 LEAVE_OUT = "leave out what cannot be used: --skip, in a recipe data.on_error=skip"
 Picture = str | Path | Image.Image
-"""A path, or an image already open."""
 _CHECKED_AT_ONCE = 256  # photos between two reports of progress
 _LOADING = Lock()  # an opened image is decoded at its first use, and not by two threads at once
 
@@ -33,17 +32,13 @@ _LOADING = Lock()  # an opened image is decoded at its first use, and not by two
 class Photos(Protocol):
     """N photos, opened by their row. Several threads may open at once."""
 
-    def __len__(self) -> int:
-        """How many."""
+    def __len__(self) -> int: ...
 
     def name(self, row: int) -> str:
-        """What a person would call it: a path, or a member of an archive."""
+        """A path, or a member of an archive, for messages."""
 
     def open(self, row: int, *, side: int = 0) -> Image.Image:
-        """The decoded RGB photo, upright; a photo that cannot be read is a DataError that names it.
-
-        ``side`` is a hint: at least so many pixels on both sides are enough, where the photo has them.
-        """
+        """The decoded RGB photo, upright; see :func:`.decode_photo` for ``side``. An unreadable one is a DataError."""
 
     def take(self, rows: Sequence[int]) -> Photos:
         """Some of them, in this order."""
@@ -108,10 +103,13 @@ class ListedPhotos:
         return f"image {row}" if isinstance(picture, Image.Image) else str(picture)
 
     def open(self, row: int, *, side: int = 0) -> Image.Image:
-        """As a file of it would be: upright, RGB, what is transparent over white."""
+        """The same pixels as from a file of it."""
         picture = self.pictures[row]
         if not isinstance(picture, Image.Image):
-            return decode_photo(read_photo(Path(picture).expanduser()), name=str(picture), side=side)
+            path = Path(picture).expanduser()
+            with reading(path, limit=PHOTO_BYTES, action="check the path and who may read it"):
+                data = path.read_bytes()
+            return decode_photo(data, name=str(picture), side=side)
         try:
             with _LOADING:
                 picture.load()
@@ -127,15 +125,13 @@ class ListedPhotos:
 class PhotoSet(LabelledPairs):
     """N photos and M captions in words, each caption of one photo. A photo without captions is a distractor."""
 
-    photos: Photos
-    """[N]"""
+    photos: Photos  # [N]
     image_ids: tuple[str, ...]
     captions: tuple[str, ...]
     caption_ids: tuple[str, ...]
     caption_image: Tensor
     split: str = "all"
-    provenance: Provenance = UNKNOWN
-    """Of raw data always unknown: the towers are the model's own."""
+    provenance: Provenance = UNKNOWN  # always, for photos: the model's own towers embed them
     skipped: tuple[str, ...] = ()
     """What was left out and why, one line each; see ``on_error``."""
 
@@ -189,7 +185,7 @@ def check_photos(
 
 
 def without(pairs: PhotoSet, bad: Sequence[tuple[int, str]]) -> PhotoSet:
-    """The pairs less these photos and their captions; ``skipped`` says why, and a warning says how many."""
+    """The pairs without these photos and their captions; ``skipped`` says why, and a warning says how many."""
     if not bad:
         return pairs
     dropped = {row for row, _ in bad}
@@ -202,18 +198,10 @@ def without(pairs: PhotoSet, bad: Sequence[tuple[int, str]]) -> PhotoSet:
 
 
 def warn_left_out(lines: Sequence[str], *, source: str) -> None:
-    """One warning for all that was left out: how many, and the first three."""
+    """One warning: how many were left out, and the first three."""
     more = " …" if len(lines) > 3 else ""
     message = f"{source}: {len(lines):,} left out: {'; '.join(lines[:3])}{more}"
     warnings.warn(f"{message} — the rest is in PhotoSet.skipped", stacklevel=3)
-
-
-def read_photo(path: Path, *, action: str = "check the path and who may read it") -> bytes:
-    """The encoded photo in a file."""
-    if not path.exists():
-        raise DataError(f"{path} does not exist — {action}")
-    with reading(path, limit=PHOTO_BYTES, action=action):
-        return path.read_bytes()
 
 
 def content_fingerprint(*parts: str | bytes) -> str:

@@ -28,8 +28,7 @@ from vacsr.files import BoundedReader, atomic_paths, load_json
 Format = Literal["same", "jpg", "png", "webp"]
 
 MAX_SHARDS = 100_000
-MEMBER_BYTES = 1 << 24
-"""The largest text of a sample, and the largest header of a member."""
+MEMBER_BYTES = 1 << 24  # the largest text of a sample, and the largest header of a member
 _PHOTOS = ("jpg", "jpeg", "png", "webp")
 _QUALITY: dict[str, dict[str, int]] = {"jpg": {"quality": 95}, "webp": {"quality": 95}, "png": {}}
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -41,10 +40,8 @@ class _Sample(NamedTuple):
 
     key: str
     photo: TarPhoto | None
-    facts: dict[str, Any]
-    """The ``.json``, or nothing."""
-    lines: list[str]
-    """The ``.txt``."""
+    facts: dict[str, Any]  # the .json, or nothing
+    lines: list[str]  # the .txt
 
     def captions(self) -> list[str]:
         captions = self.facts.get("captions")
@@ -68,7 +65,7 @@ class _Sample(NamedTuple):
 def load_shards(spec: Spec, on_error: OnError) -> PhotoSet:
     """``shards:PATTERN[,split=S]``; the pattern is a path with a range (``{0000..0010}.tar``) or a glob (``*.tar``)."""
     samples = [sample for path in shard_paths(spec.path) for sample in _samples(path)]
-    whole = [sample for sample in samples if sample.photo is not None]
+    whole, photos = [sample for sample in samples if sample.photo], [one.photo for one in samples if one.photo]
     if not whole:
         known = ", ".join(f".{kind}" for kind in _PHOTOS)
         raise DataError(f"{spec.path} holds no photo — expected members KEY.jpg (or {known}) with KEY.txt or KEY.json")
@@ -82,7 +79,7 @@ def load_shards(spec: Spec, on_error: OnError) -> PhotoSet:
     )
     return photo_set(
         table,
-        StoredPhotos(tuple(sample.photo for sample in samples if sample.photo is not None)),
+        StoredPhotos(tuple(photos)),
         split=spec.option("split"),
         on_error=on_error,
         problems=[f"{spec.path}: sample {one.key!r} has no photo" for one in samples if one.photo is None],
@@ -157,9 +154,9 @@ def _text(tar: tarfile.TarFile, member: tarfile.TarInfo, *, name: str) -> str:
 def write_shards(pairs: PhotoSet, folder: str | Path, *, per_shard: int = 1000, format: Format = "same") -> list[Path]:
     """Write the pairs as ``00000.tar``, ``00001.tar`` … in a folder, in their order; all shards appear at once.
 
-    The same pairs give the same bytes. ``format``: a photo that is already encoded so is passed on as it is, others are
-    encoded again (JPEG and WebP at quality 95). ``same`` passes on JPEG, PNG and WebP alike, undecoded, and encodes
-    anything else as PNG. Other ``.tar`` files in the folder are refused: a glob would read them too.
+    The same pairs give the same bytes. Photos that are already in this ``format`` are copied, others are encoded again
+    (JPEG and WebP at quality 95); ``same`` copies JPEG, PNG and WebP and encodes the rest as PNG. Other ``.tar`` files
+    in the folder are an error: a glob would read them too.
     """
     if per_shard < 1 or format not in get_args(Format):
         given = f"per_shard={per_shard}, format={format!r}"
@@ -182,14 +179,11 @@ def write_shards(pairs: PhotoSet, folder: str | Path, *, per_shard: int = 1000, 
 
 
 def _add_sample(tar: tarfile.TarFile, pairs: PhotoSet, row: int, *, captions: Sequence[int], format: Format) -> None:
-    """Photo, ``.json`` and ``.txt`` of one sample, with nothing in the headers that depends on when and who."""
+    """Photo, ``.json`` and ``.txt`` of one sample; headers depend on neither time nor user."""
     kind, data = _encoded(pairs, row, format=format)
     texts = [pairs.captions[caption] for caption in captions]
-    facts: dict[str, Any] = {
-        "id": pairs.image_ids[row],
-        "captions": texts,
-        "caption_ids": [pairs.caption_ids[caption] for caption in captions],
-    }
+    caption_ids = [pairs.caption_ids[caption] for caption in captions]
+    facts: dict[str, Any] = {"id": pairs.image_ids[row], "captions": texts, "caption_ids": caption_ids}
     if pairs.split != "all":
         facts["split"] = pairs.split
     lines = "\n".join(" ".join(text.splitlines()) for text in texts)
@@ -201,22 +195,14 @@ def _add_sample(tar: tarfile.TarFile, pairs: PhotoSet, row: int, *, captions: Se
 
 
 def _encoded(pairs: PhotoSet, row: int, *, format: Format) -> tuple[str, bytes]:
-    """The photo as stored where that will do, else encoded now: its suffix and its bytes."""
+    """The suffix and the bytes of a photo, as stored if its format fits."""
     if isinstance(pairs.photos, StoredPhotos):
         data = pairs.photos.items[row].read()
-        kind = _kind(data)
-        if kind is not None and format in ("same", kind):
+        kinds = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
+        kind = next((kind for kind, start in kinds.items() if data.startswith(start)), None)
+        if kind is not None and format in ("same", kind) and (kind != "webp" or data[8:12] == b"WEBP"):
             return kind, data
     kind = "png" if format == "same" else format
     buffer = io.BytesIO()
     pairs.photos.open(row).save(buffer, format="JPEG" if kind == "jpg" else kind.upper(), **_QUALITY[kind])
     return kind, buffer.getvalue()
-
-
-def _kind(data: bytes) -> str | None:
-    """By the first bytes of a photo; None for other kinds."""
-    if data.startswith(b"\xff\xd8\xff"):
-        return "jpg"
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
-    return "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else None

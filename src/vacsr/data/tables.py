@@ -4,7 +4,7 @@ A captions file goes with cached features. ``.json``: ``[{"image": …, "split":
 in the order of the features; a caption's id is ``image#index``, counted from 0. ``.csv`` and ``.jsonl``: one row per
 caption in the order of the text features, with ``image`` and, optionally, ``caption`` (the text), ``caption_id``,
 ``split`` and ``image_row``. An image's row in the features is its ``image_row`` (counted from 0); without that column,
-images are in the order in which they first appear, and captions of an image that are apart bring a warning: the file
+images are in the order in which they first appear, and a warning is given if captions of an image are apart: the file
 may have been shuffled. A column exists for every row or for none.
 
 A table that goes with photos has ``image`` as the photo's path, and may have ``image_id``.
@@ -16,7 +16,8 @@ import csv
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,7 +34,6 @@ SPLIT_FOLDERS = ("train", "dev", "val", "test")
 PHOTO_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2")
 _UNREAD = (".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf")  # from cameras
 _JSON = 'write [{"image": …, "split": …, "captions": […]}, …]'
-Row = dict[str, Any]
 
 
 @register("csv", path="FILE", options=("split",), path_options=("root",), suffix=".csv")
@@ -99,9 +99,8 @@ def load_photos(spec: Spec, on_error: OnError) -> PhotoSet:
 def list_folder(root: Path, *, expected: str) -> tuple[list[str], list[str], list[str]]:
     """The photos of a folder and its sub-folders, at least one; its texts; and problems, one line each.
 
-    Paths inside the folder, with slashes, in the order of their names. Links to folders are not followed. A sub-folder
-    that may not be read and a name that is not UTF-8 are problems; photos of a kind that cannot be decoded bring a
-    warning.
+    Paths inside the folder, with slashes, sorted. Links to folders are not followed. A sub-folder that may not be read
+    and a name that is not UTF-8 are problems; photos of a kind that cannot be decoded bring a warning.
     """
     problems: list[str] = []
 
@@ -110,9 +109,9 @@ def list_folder(root: Path, *, expected: str) -> tuple[list[str], list[str], lis
 
     names = walk_files(root, onerror=unreadable)
     # Python represents bytes of a name that are not UTF-8 as lone surrogates, which no JSON file can hold.
-    odd = [name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name)]
+    odd = {name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name)}
     problems += [f"{root}/{os.fsencode(name)!r}: the name is not UTF-8" for name in odd]
-    names = sorted(set(names) - set(odd))
+    names = sorted(set(names) - odd)
     unread = [name for name in names if name.lower().endswith(_UNREAD)]
     if unread:
         message = f"{root}: {len(unread):,} photos of kinds that cannot be decoded are left out, such as {unread[0]}"
@@ -126,7 +125,7 @@ def list_folder(root: Path, *, expected: str) -> tuple[list[str], list[str], lis
 def walk_files(
     root: Path, *, follow_links: bool = False, onerror: Callable[[OSError], None] | None = None
 ) -> list[str]:
-    """Files in a folder and its sub-folders as paths inside it, with slashes; hidden names are passed over."""
+    """Files in a folder and its sub-folders as paths inside it, with slashes, without hidden ones."""
     names: list[str] = []
     for folder, folders, files in os.walk(root, onerror=onerror, followlinks=follow_links):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -142,54 +141,77 @@ def _folder_table(root: Path, names: Sequence[str], captions: Sequence[Sequence[
 
 
 def _stem(name: str) -> str:
-    folder, slash, file = name.rpartition("/")
-    return f"{folder}{slash}{file.rpartition('.')[0]}"
+    return os.path.splitext(name)[0]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a file."""
+
+    source: Path
+    rows: list[dict[str, Any]]
+    locations: list[str]  # of each row, for messages
+
+    def column(self, name: str, *, blank: bool = False) -> tuple[str, ...] | None:
+        """One value per row as text, or None where no row has the column. Blank values only where ``blank``."""
+        if all(row.get(name) is None for row in self.rows):
+            return None
+        for row, location in zip(self.rows, self.locations, strict=True):
+            value = row.get(name)
+            if not isinstance(value, str | int) or isinstance(value, bool) or (not blank and not str(value).strip()):
+                raise DataError(f"{location} has no usable {name} ({value!r}) — give every row one, or none")
+        return tuple(str(row[name]) for row in self.rows)
+
+    def per_image(self, images: Sequence[str], name: str) -> dict[str, str] | None:
+        """The one value that each image has in a column, or None where no row has the column."""
+        values, value_of = self.column(name), dict[str, str]()
+        for image, value, location in zip(images, values or (), self.locations, strict=False):
+            if value_of.setdefault(image, value) != value:
+                message = f"{location}: image {image!r} has {name} {value!r}, before it had {value_of[image]!r}"
+                raise DataError(f"{message} — give an image one {name}")
+        return value_of if values else None
 
 
 def read_captions(path: str | Path, *, photos: bool = False) -> CaptionTable:
     """Read a ``.json``, ``.csv`` or ``.jsonl`` captions file.
 
-    ``photos``: it goes with photos, not features. Then ``.csv`` and ``.jsonl`` must have captions (a blank one is for
-    the caller to judge), and their column ``image_id``, if any, gives the ids of images.
+    ``photos``: it goes with photos, not features. Then ``.csv`` and ``.jsonl`` must have captions (the caller handles
+    blank ones), and their column ``image_id``, if any, gives the ids of images.
     """
     file = Path(path).expanduser()
-    if file.suffix.lower() == ".json":
-        return _read_json(file)
-    return _table_of_rows(*read_rows(file), source=file, photos=photos)
+    return _read_json(file) if file.suffix.lower() == ".json" else _table_of_rows(read_rows(file), photos=photos)
 
 
 def _read_json(path: Path) -> CaptionTable:
     entries = load_json(read_text(path, limit=JSON_BYTES, action="save it as UTF-8 JSON"), source=path)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{path} is not a list of images — {_JSON}")
-    places = [f"{path}, entry {number}" for number in range(len(entries))]
-    images = _column(entries, "image", places=places)
+    rows = Rows(path, entries, [f"{path}, entry {number}" for number in range(len(entries))])
+    images = rows.column("image")
     if images is None:
         raise DataError(f"{path} names no image — {_JSON}")
     captions = [entry.get("captions") for entry in entries]
     for image, texts in zip(images, captions, strict=True):
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise DataError(f'image {image!r} in {path} has no list of texts — write "captions": ["…"] or leave it out')
-    return table_of(path, images, captions, splits=_column(entries, "split", places=places))
+    return table_of(path, images, captions, splits=rows.column("split"))
 
 
-def read_rows(path: Path) -> tuple[list[Row], list[str]]:
-    """Rows of a ``.csv`` or ``.jsonl`` file, and where each is, in words."""
-    readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
-    read = readers.get(path.suffix.lower())
+def read_rows(path: Path) -> Rows:
+    """The rows of a ``.csv`` or ``.jsonl`` file."""
+    read = {".csv": _read_csv, ".jsonl": _read_jsonl}.get(path.suffix.lower())
     if read is None:
         raise DataError(f"{path} is not a table — give a file that ends in .csv or .jsonl, or captions in .json")
-    rows: list[Row] = []
-    places: list[str] = []
+    table = Rows(path, [], [])
     action = f"save it as UTF-8 {path.suffix[1:].upper()}"
     with reading(path, action=action), path.open(encoding="utf-8-sig", newline="") as file:
         for line, row in read(file, path):
-            places.append(f"{path}, line {line}")
-            rows.append(row)
-    return rows, places
+            table.locations.append(f"{path}, line {line}")
+            table.rows.append(row)
+    return table
 
 
-def _read_csv(file: TextIO, path: Path) -> Iterator[tuple[int, Row]]:
+def _read_csv(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(file, strict=True)
     for row in reader:
         if None in row or None in row.values():
@@ -199,7 +221,7 @@ def _read_csv(file: TextIO, path: Path) -> Iterator[tuple[int, Row]]:
         yield reader.line_num, row
 
 
-def _read_jsonl(file: TextIO, path: Path) -> Iterator[tuple[int, Row]]:
+def _read_jsonl(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(file, start=1):
         if line.strip():
             row = load_json(line, source=f"{path}, line {number}")
@@ -208,76 +230,37 @@ def _read_jsonl(file: TextIO, path: Path) -> Iterator[tuple[int, Row]]:
             yield number, row
 
 
-def _table_of_rows(rows: list[Row], places: list[str], *, source: Path, photos: bool) -> CaptionTable:
+def _table_of_rows(table: Rows, *, photos: bool) -> CaptionTable:
     """Gather caption rows by image."""
-    columns = list(dict.fromkeys(str(name) for row in rows for name in row))
+    columns = list(dict.fromkeys(str(name) for row in table.rows for name in row))
     needed = ("image", "caption") if photos else ("image",)
     if not set(needed) <= set(columns):
         held = ", ".join(columns) or "no row at all"
-        raise DataError(f"{source} has {held}, expected the columns {' and '.join(needed)} — add or rename them")
+        raise DataError(f"{table.source} has {held}, expected the columns {' and '.join(needed)} — add or rename them")
     if photos:
-        rows = [{**row, "caption": ""} if row.get("caption") is None else row for row in rows]
-    files = _column(rows, "image", places=places) or ()
-    images = (_column(rows, "image_id", places=places) if photos else None) or files
-    file_of = _one_per_image(images, files, name="image", places=places)
-    numbers = _column(rows, "image_row", places=places)
-    if numbers is None:
-        row_of = {image: row for row, image in enumerate(dict.fromkeys(images))}
-    else:
-        row_of = _rows_from_column(images, numbers, places=places)
-    splits = _column(rows, "split", places=places)
-    split_of = _one_per_image(images, splits, name="split", places=places) if splits else None
+        filled = [{**row, "caption": ""} if row.get("caption") is None else row for row in table.rows]
+        table = replace(table, rows=filled)
+    images = (table.column("image_id") if photos else None) or table.column("image") or ()
+    file_of, split_of, number_of = (table.per_image(images, name) for name in ("image", "split", "image_row"))
+    row_of = {image: row for row, image in enumerate(dict.fromkeys(images))}
+    if number_of is not None:
+        row_of = _image_rows(number_of, source=table.source)
     image_ids = sorted(row_of, key=row_of.__getitem__)
+    starts = Counter(image for before, image in zip(("", *images), images, strict=False) if image != before)
     return CaptionTable(
-        source=str(source),
+        source=str(table.source),
         image_ids=tuple(image_ids),
-        caption_ids=_column(rows, "caption_id", places=places) or number_captions(images),
+        caption_ids=table.column("caption_id") or number_captions(images),
         caption_image=torch.tensor([row_of[image] for image in images], dtype=torch.int64),
-        captions=_column(rows, "caption", places=places, blank=True),
-        splits=None if split_of is None else tuple(split_of[image] for image in image_ids),
-        files=tuple(file_of[image] for image in image_ids),
-        apart=_first_apart(images, places) if numbers is None else None,
+        captions=table.column("caption", blank=True),
+        splits=tuple(split_of[image] for image in image_ids) if split_of else None,
+        files=tuple(file_of[image] for image in image_ids) if file_of else None,
+        apart=next((image for image in starts if starts[image] > 1 and number_of is None), None),
     )
 
 
-def _first_apart(images: Sequence[str], places: Sequence[str]) -> str | None:
-    """Where an image first comes back after others, in words.
-
-    >>> _first_apart(["a", "a", "b", "a"], ["line 2", "line 3", "line 4", "line 5"])
-    "line 5: image 'a' comes back after other images"
-    """
-    seen: set[str] = set()
-    for before, image, place in zip(("", *images), images, places, strict=False):
-        if image != before and image in seen:
-            return f"{place}: image {image!r} comes back after other images"
-        seen.add(image)
-    return None
-
-
-def _column(rows: list[Row], name: str, *, places: list[str], blank: bool = False) -> tuple[str, ...] | None:
-    """One value per row as text, or None where no row has the column. Blank values only where ``blank``."""
-    if all(row.get(name) is None for row in rows):
-        return None
-    for row, place in zip(rows, places, strict=True):
-        value = row.get(name)
-        if not isinstance(value, str | int) or isinstance(value, bool) or (not blank and not str(value).strip()):
-            raise DataError(f"{place} has no usable {name} ({value!r}) — give every row one, or none")
-    return tuple(str(row[name]) for row in rows)
-
-
-def _one_per_image(images: Sequence[str], values: Sequence[str], *, name: str, places: Sequence[str]) -> dict[str, str]:
-    """The one value of each image."""
-    value_of: dict[str, str] = {}
-    for image, value, place in zip(images, values, places, strict=True):
-        if value_of.setdefault(image, value) != value:
-            message = f"{place}: image {image!r} has {name} {value!r}, before it had {value_of[image]!r}"
-            raise DataError(f"{message} — give an image one {name}")
-    return value_of
-
-
-def _rows_from_column(images: Sequence[str], numbers: Sequence[str], *, places: Sequence[str]) -> dict[str, int]:
+def _image_rows(number_of: Mapping[str, str], *, source: Path) -> dict[str, int]:
     """Image rows from the column ``image_row``: every row 0 … N - 1 once."""
-    number_of = _one_per_image(images, numbers, name="image_row", places=places)
     row_of = {
         image: int(number) if number.strip().isdecimal() and len(number) < 20 else -1
         for image, number in number_of.items()
@@ -285,7 +268,7 @@ def _rows_from_column(images: Sequence[str], numbers: Sequence[str], *, places: 
     times = Counter(row_of.values())
     wrong = next((image for image, row in row_of.items() if not 0 <= row < len(row_of) or times[row] > 1), None)
     if wrong is not None:
-        message = f"{places[0]} and below: image {wrong!r} has image_row {number_of[wrong][:20]!r}"
+        message = f"{source}: image {wrong!r} has image_row {number_of[wrong][:20]!r}"
         expected = f"{len(row_of):,} images need the rows 0 to {len(row_of) - 1}, each once"
         raise DataError(f"{message}; {expected} — number them without gaps, or leave others out of the features")
     return row_of

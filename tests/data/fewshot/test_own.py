@@ -166,9 +166,9 @@ def test_table_with_columns_of_other_names(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"image": "a.png"}, ["'a.png'", "2 times"]),
-        ({"image": " "}, ["line 3", "'image' is blank"]),
-        ({"label": ""}, ["line 3", "'label' is blank"]),
-        ({"split": "later"}, ["row 2", "'later'", "train"]),
+        ({"image": " "}, ["line 3", "no usable image"]),
+        ({"label": ""}, ["line 3", "no usable label"]),
+        ({"split": "later"}, ["b.png", "'later'", "train"]),
         ({"label": "ant", "classname": "bug"}, ["class 0", "'ant'", "'bug'"]),
     ],
 )

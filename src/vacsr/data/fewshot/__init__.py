@@ -30,9 +30,8 @@ def load_classes(spec: str, *, whole: bool = False) -> FewshotSource:
     """The photos with classes that a SPEC names.
 
     ``coop:ROOT,set=NAME`` is one of the data sets of the few-shot papers, laid out as CoOp asks; ``folder:DIR`` has a
-    folder per class, ``csv:FILE`` a row per photo, and ``scenes:`` is drawn. Photos are opened when they are used;
-    :meth:`LabelledPhotos.check_files` looks for all of them. ``whole`` is for data that is only tested: a folder or
-    table without splits is then not shared out, all its photos are the test.
+    folder per class, ``csv:FILE`` a row per photo, and ``scenes:`` is drawn. With ``whole``, all photos of a folder or
+    table without splits are the test.
     """
     parsed = parse_class_spec(spec)
     source: FewshotSource = parsed.format.load(parsed, whole)

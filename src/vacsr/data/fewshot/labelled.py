@@ -19,16 +19,12 @@ from vacsr.errors import DataError, ShapeMismatch, UsageError
 
 @dataclass(frozen=True, eq=False)
 class LabelledPhotos:
-    """N photos, each of one of C classes. A class without a photo may exist: a test need not show them all."""
+    """N photos, each of one of C classes. A class may have no photo: a test need not show them all."""
 
-    photos: Photos
-    """[N]"""
-    labels: Tensor
-    """[N] int64, 0 to C - 1."""
-    classes: tuple[str, ...]
-    """[C] names for people and prompts, as their source writes them; two classes may share one."""
-    name: str
-    """Data set and split, for messages."""
+    photos: Photos  # [N]
+    labels: Tensor  # [N] int64, 0 to C - 1
+    classes: tuple[str, ...]  # [C] names for people and prompts, as their source writes them; two may be the same
+    name: str  # data set and split, for messages
 
     def __post_init__(self) -> None:
         if list(self.labels.shape) != [len(self.photos)] or self.labels.dtype != torch.int64:
@@ -47,7 +43,7 @@ class LabelledPhotos:
         return len(self.photos)
 
     def ids(self) -> list[str]:
-        """[N] what draws and index files call the photos: paths inside the data set, wherever that lies."""
+        """[N] paths inside the data set; draws and index files name photos by these."""
         if isinstance(self.photos, StoredPhotos):
             return [item.id for item in self.photos.items]
         return [self.photos.name(row) for row in range(len(self))]
@@ -65,9 +61,8 @@ class LabelledPhotos:
         new = torch.full((count,), -1, dtype=torch.int64)
         new[chosen] = torch.arange(len(chosen))
         labels = new.to(self.labels.device)[self.labels]
-        kept = self.take(labels >= 0)
         return LabelledPhotos(
-            photos=kept.photos,
+            photos=self.take(labels >= 0).photos,
             labels=labels[labels >= 0],
             classes=tuple(self.classes[number] for number in chosen),
             name=f"{self.name}, {len(chosen)} of {count} classes" if len(chosen) < count else self.name,
@@ -93,17 +88,14 @@ class LabelledPhotos:
 class FewshotSource:
     """What a SPEC names: two or more classes, the same in all splits, and photos to test.
 
-    Every class has a photo to learn from, or in a data set for tests only, one to test.
+    Every class has a photo to train on, or in a data set for tests only, one to test.
     """
 
-    train: LabelledPhotos
-    """Where shots are drawn; without rows where the data set is for tests only."""
-    val: LabelledPhotos | None
-    """None where the data set has none; draws then keep some of ``train`` apart."""
+    train: LabelledPhotos  # where shots are drawn; empty where the data set is for tests only
+    val: LabelledPhotos | None  # None where the data set has none: shots for validation then come from train
     test: LabelledPhotos
     name: str
-    template: str
-    """How a class becomes a sentence, ``a photo of a {}.``"""
+    template: str  # how a class becomes a sentence, "a photo of a {}."
 
     def __post_init__(self) -> None:
         classes = self.test.classes
@@ -123,11 +115,9 @@ class FewshotSource:
 class Entry(NamedTuple):
     """One photo, as a split file lists it."""
 
-    path: str
-    """Inside the folder of photos, with slashes."""
+    path: str  # inside the folder of photos, with slashes
     label: int
-    name: str
-    """Of the class."""
+    name: str  # of the class
 
 
 class Splits(NamedTuple):
@@ -136,12 +126,11 @@ class Splits(NamedTuple):
     train: Sequence[Entry]
     val: Sequence[Entry]
     test: Sequence[Entry]
-    classes: tuple[str, ...] | None = None
-    """The names, where they are known apart from the photos."""
+    classes: tuple[str, ...] | None = None  # the names, where they are known apart from the photos
 
 
 def as_entries(listed: Sequence[Any], *, source: str) -> list[Entry]:
-    """``[[path, label, class name], …]`` of a file. ``source`` is for messages."""
+    """The entries of ``[[path, label, class name], …]``."""
     entries = []
     for number, item in enumerate(listed):
         path, label, name = item if isinstance(item, list | tuple) and len(item) == 3 else ("", "", "")
@@ -186,7 +175,7 @@ def class_names(entries: Sequence[Entry], *, source: str) -> tuple[str, ...]:
 
 
 def base_and_new(classes: int) -> tuple[range, range]:
-    """Labels of base classes, seen in training, and of new ones: the first half, larger by one if odd, and the rest.
+    """Labels of base and of new classes: the first half, larger by one if the number is odd, and the rest.
 
     >>> base_and_new(5)
     (range(0, 3), range(3, 5))

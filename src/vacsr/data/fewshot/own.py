@@ -23,17 +23,10 @@ from vacsr.data.pairs import check_unique
 from vacsr.data.tables import read_rows
 from vacsr.errors import DataError, UsageError
 
-SPLIT_NAMES: Mapping[str, str] = {
-    "train": "train",
-    "val": "val",
-    "dev": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-}
-"""What a split may be called, in letters of any size, and what it is."""
+_VAL_NAMES = ("val", "dev", "valid", "validation")
+SPLIT_NAMES: Mapping[str, str] = {"train": "train", **dict.fromkeys(_VAL_NAMES, "val"), "test": "test"}
+"""What a split may be called, in upper or lower case, and what it is."""
 _SHARES = ("val", "test", "seed")
-_COLUMNS = ("image", "label", "split", "classname")  # of which the last two may be missing
 
 
 class Shares(Config):
@@ -54,9 +47,9 @@ class Shares(Config):
 def load_class_folder(spec: Spec, whole: bool = False) -> FewshotSource:
     """``folder:DIR[,template=…]``: the name of a folder is its class, in sorted order; folders in it are read too.
 
-    Where all folders of ``DIR`` are named train, val (or dev, valid, validation) and test, in letters of any size,
-    classes are one level down; labels are over the classes of all of them. Otherwise photos are shared out; the
-    options ``val``, ``test`` and ``seed`` say how. With ``whole`` they all test.
+    Where all folders of ``DIR`` are named train, val (or dev, valid, validation) and test, in upper or lower case,
+    classes are one level down; labels are over the classes of all of them. Otherwise photos are shared out by the
+    options ``val``, ``test`` and ``seed``; with ``whole`` they all test.
     """
     root = spec.location
     first = subfolders(root) if root.is_dir() else []
@@ -77,7 +70,7 @@ def load_class_folder(spec: Spec, whole: bool = False) -> FewshotSource:
 
 
 def _split_folders(root: Path, names: Sequence[str]) -> dict[str, str]:
-    """Which split each folder is; none where they are classes. A mixture would make a class of a split."""
+    """The split of each folder, or nothing where the folders are classes."""
     parts = {name: SPLIT_NAMES[name.casefold()] for name in names if name.casefold() in SPLIT_NAMES}
     odd = [name for name in names if name not in parts]
     if odd and {"train", "test"} & set(parts.values()):
@@ -104,42 +97,40 @@ def load_class_table(spec: Spec, whole: bool = False) -> FewshotSource:
     photos are shared out, or with ``whole`` all test. Each image is in one row.
     """
     file = spec.location
-    rows = _read(file, spec)
-    check_unique([row["image"] for row in rows], kind="image")
-    labels = _numbered([row["label"] for row in rows])
+    columns = _read_columns(file, spec)
+    images, names = columns["image"], columns["label"]
+    check_unique(images, kind="image")
+    labels = _numbered(names)
     photos: dict[str, list[Entry]] = {}
-    for number, row in enumerate(rows, start=1):
-        split = SPLIT_NAMES.get(row.get("split", "train").casefold())
-        if split is None:
-            message = f"{file}, row {number}: split {row['split']!r} is unknown"
+    optional = columns.get("classname", names), columns.get("split", ("train",) * len(images))
+    for image, name, classname, split in zip(images, names, *optional, strict=True):
+        part = SPLIT_NAMES.get(split.casefold())
+        if part is None:
+            message = f"{file}: {image} has the unknown split {split!r}"
             raise DataError(f"{message} — write one of: {', '.join(SPLIT_NAMES)}")
-        entry = Entry(row["image"], labels[row["label"]], row.get("classname", row["label"]))
-        photos.setdefault(split, []).append(entry)
-    root, splits = spec.path_option("root") or file.parent, _arrange(photos, spec, whole=whole)
-    return build_source(root, splits, name=file.stem, template=_template(spec))
+        photos.setdefault(part, []).append(Entry(image, labels[name], classname))
+    root = spec.path_option("root") or file.parent
+    return build_source(root, _arrange(photos, spec, whole=whole), name=file.stem, template=_template(spec))
 
 
 def _template(spec: Spec) -> str:
     return check_template(spec.option("template") or PLAIN)
 
 
-def _read(file: Path, spec: Spec) -> list[dict[str, str]]:
-    """The columns that count, under our names, without a blank cell."""
-    rows, places = read_rows(file)
-    if not rows:
+def _read_columns(file: Path, spec: Spec) -> dict[str, tuple[str, ...]]:
+    """``image`` and ``label``, and ``split`` and ``classname`` where the table has them."""
+    table = read_rows(file)
+    if not table.rows:
         raise DataError(f"{file} has no rows — write one per photo")
-    columns = {name: spec.option(name) or name for name in _COLUMNS}
-    wanted = [name for name in _COLUMNS if name in _COLUMNS[:2] or name in spec.options or columns[name] in rows[0]]
-    lost = next((name for name in wanted if columns[name] not in rows[0]), None)
-    if lost is not None:
-        message = f"{file} has no column {columns[lost]!r}; it has {', '.join(rows[0])}"
-        raise DataError(f"{message} — name yours in the spec: {spec},{lost}=COLUMN")
-    cells = [{name: str(row[columns[name]]).strip() for name in wanted} for row in rows]
-    for cell, place in zip(cells, places, strict=True):
-        blank = next((columns[name] for name in wanted if not cell[name]), None)
-        if blank is not None:
-            raise DataError(f"{place}: {blank!r} is blank — fill it in or leave the row out")
-    return cells
+    columns = {}
+    for name in ("image", "label", "split", "classname"):
+        values = table.column(spec.option(name) or name)
+        if values is not None:
+            columns[name] = tuple(value.strip() for value in values)
+        elif name in ("image", "label") or name in spec.options:
+            message = f"{file} has no column {spec.option(name) or name!r}; it has {', '.join(table.rows[0])}"
+            raise DataError(f"{message} — name yours in the spec: {spec},{name}=COLUMN")
+    return columns
 
 
 def _numbered(labels: Sequence[str]) -> dict[str, int]:
@@ -156,8 +147,7 @@ def _numbered(labels: Sequence[str]) -> dict[str, int]:
 def _arrange(photos: Mapping[str, Sequence[Entry]], spec: Spec, *, whole: bool) -> Splits:
     """Splits from what is in ``train``, ``val`` and ``test``; ``train`` alone is shared out, or with ``whole`` tests.
 
-    Where there is no test the validation photos are the test, as is custom with ImageNet. Without training photos the
-    source is for tests only.
+    Without a test split, the validation photos are the test, as is custom with ImageNet.
     """
     shares, given = spec.fill(Shares), any(name in spec.options for name in _SHARES)
     if set(photos) == {"train"}:

@@ -1,16 +1,14 @@
 """K photos of each class, drawn by seed, or as a file lists them.
 
-Draws run over all classes; base and new classes are chosen from them later. Where a class has fewer than K photos it
-gives what it has (the public code repeats photos there). The public code draws from a global generator over files in
-the order of the disk; here each name gets a hash of (seed, purpose, class, name), and the hashes are sorted. So a
-draw depends on nothing else, a draw of four is the start of the draw of sixteen, and a photo that is added to a class
-changes at most one that was drawn from it.
+Draws run over all classes; base and new classes are chosen from them later. A class with fewer than K photos gives all
+of them (the public code repeats photos). The public code draws from a global generator over files in the order of the
+disk; here photos are sorted by a hash of (seed, purpose, class, name). So a draw depends on nothing else, a draw of
+four is the start of the draw of sixteen, and adding a photo to a class changes at most one that was drawn from it.
 
-Draws in files: ``.json``, ``{"train": [[path, label, class name], …], "val": […]}``, with the hash of the draw where we
+Draws in files: ``.json``, ``{"train": [[path, label, class name], …], "val": […]}``, with the hash of the draw if we
 wrote it; ``.txt``, one path per line, all to train on; ``.pkl``, CoOp's cached draws, ``shot_16-seed_1.pkl``. A pickle
-may run any code when it is read; these hold dicts, lists, texts, numbers and one class of record, so that is all this
-reader knows, and a file that asks for anything else is refused before it gets it. Dassl need not be installed. Paths
-are those inside the data set; a path of another machine does too, if it ends in one of them.
+can run any code when it is read, so this reader knows only dicts, lists, texts, numbers and Dassl's record, and refuses
+everything else. Dassl need not be installed. Paths are those inside the data set, or end in one of them.
 """
 
 from __future__ import annotations
@@ -31,10 +29,8 @@ from vacsr.data.fewshot.labelled import Entry, FewshotSource, LabelledPhotos, as
 from vacsr.errors import DataError, UsageError
 from vacsr.files import read_json, read_lines, reading, write_json
 
-VAL_SHOTS = 4
-"""The most validation photos per class, as in CoOp."""
-MAX_BYTES = 64 << 20
-"""A draw of 16 of each ImageNet class takes about 3 MB."""
+VAL_SHOTS = 4  # the most validation photos per class, as in CoOp
+MAX_BYTES = 64 << 20  # a draw of 16 of each ImageNet class takes about 3 MB
 _RECORD = ("dassl.data.datasets.base_dataset", "Datum")
 _FIELDS = ("_impath", "_label", "_classname")
 
@@ -42,35 +38,31 @@ _FIELDS = ("_impath", "_label", "_classname")
 class Shots(NamedTuple):
     """Which photos of a source were drawn."""
 
-    train: Tensor
-    """[S] int64 rows of ``source.train``, by class."""
-    val: Tensor
-    """[V] int64 rows of ``source.val``, or of ``source.train`` where the source has none. See :func:`take_shots`."""
-    hash: str
-    """Of names and labels: two runs with the same one saw the same photos, wherever these lay."""
+    train: Tensor  # [S] int64 rows of source.train, by class
+    val: Tensor  # [V] int64 rows of source.val, or of source.train where the source has none; see take_shots
+    hash: str  # of names and labels: two runs with the same one saw the same photos
 
 
 def draw_shots(source: FewshotSource, *, shots: int, seed: int) -> Shots:
     """``shots`` photos per class to train on and min(shots, 4) to validate on, without replacement.
 
-    Validation photos come from ``source.val``; where there is none, from the rest of ``source.train``, and a class
-    whose photos are all drawn already has none.
+    Validation photos come from ``source.val``, or from what is left of ``source.train`` where there is none.
     """
     if shots < 1:
         raise UsageError(f"{shots} shots were asked for, expected 1 or more — write shots: 16")
     if not len(source.train):
         raise UsageError(f"{source.name} is for tests only, it has no photos to draw — draw shots from another set")
     ranked = _ranked(source.train, seed=seed, purpose="train")
-    rest = [rows[shots:] for rows in ranked]
-    from_train = val_split(source) is source.train
-    held_out = rest if from_train else _ranked(val_split(source), seed=seed, purpose="val")
+    held_out = [rows[shots:] for rows in ranked]
+    if val_split(source) is not source.train:
+        held_out = _ranked(val_split(source), seed=seed, purpose="val")
     train = [row for rows in ranked for row in rows[:shots]]
     val = [row for rows in held_out for row in rows[: min(shots, VAL_SHOTS)]]
     return shots_of(source, train=train, val=val)
 
 
 def take_shots(source: FewshotSource, shots: Shots) -> tuple[LabelledPhotos, LabelledPhotos]:
-    """The photos to train and to validate on; a file that is missing is named before training starts."""
+    """The photos to train and to validate on; missing files are an error before training starts."""
     train, val = source.train.take(shots.train), val_split(source).take(shots.val)
     train.check_files()
     val.check_files()
@@ -78,7 +70,7 @@ def take_shots(source: FewshotSource, shots: Shots) -> tuple[LabelledPhotos, Lab
 
 
 def shots_of(source: FewshotSource, *, train: Iterable[int], val: Iterable[int]) -> Shots:
-    """A draw from row numbers that someone else chose, with its hash."""
+    """A draw from row numbers, with its hash."""
     rows = torch.tensor(list(train), dtype=torch.int64)
     held_out = torch.tensor(list(val), dtype=torch.int64)
     if val_split(source) is source.train and set(rows.tolist()) & set(held_out.tolist()):
@@ -136,13 +128,8 @@ def rows_by_label(labels: Sequence[int]) -> Mapping[int, list[int]]:
 
 def save_shots(path: str | Path, shots: Shots, *, source: FewshotSource) -> None:
     """Write a draw as JSON that :func:`load_shots` reads back and checks."""
-    value = {
-        "source": source.name,
-        "hash": shots.hash,
-        "train": entries_of(source.train, shots.train),
-        "val": entries_of(val_split(source), shots.val),
-    }
-    write_json(Path(path), value)
+    train, val = entries_of(source.train, shots.train), entries_of(val_split(source), shots.val)
+    write_json(Path(path), {"source": source.name, "hash": shots.hash, "train": train, "val": val})
 
 
 def load_shots(path: str | Path, source: FewshotSource) -> Shots:
@@ -183,69 +170,62 @@ def _shots_of_entries(value: dict[str, Any], source: FewshotSource, *, file: Pat
 
 
 def _find_rows(paths: Sequence[str], photos: LabelledPhotos, file: Path) -> list[int]:
-    """The rows of photos whose ids are the longest ends of the paths, whatever comes before these."""
-    rows: dict[str, int] = {}
+    """The rows of photos whose ids are the longest ends of the paths."""
+
+    def plain(path: str) -> str:
+        return posixpath.normpath(path.replace("\\", "/"))
+
+    row_of: dict[str, int] = {}
     for row, name in enumerate(photos.ids()):
-        rows.setdefault(_plain(name), row)
-    found = []
+        row_of.setdefault(plain(name), row)
+    rows = []
     for path in paths:
-        rest = _plain(path)
-        while rest and rest not in rows:
-            rest = rest.partition("/")[2]
-        if not rest:
+        end = plain(path)
+        while end and end not in row_of:
+            end = end.partition("/")[2]
+        if not end:
             message = f"{file}: {path} is not in {photos.name}"
             raise DataError(f"{message} — use a draw of this data set, with paths that end as its own do")
-        found.append(rows[rest])
-    return found
-
-
-def _plain(path: str) -> str:
-    """With slashes, without ``./``."""
-    return posixpath.normpath(path.replace("\\", "/"))
+        rows.append(row_of[end])
+    return rows
 
 
 def _check_classes(entries: Sequence[Entry], photos: LabelledPhotos, rows: Sequence[int], *, file: Path) -> None:
-    """What the file says of each photo is what the data set says; underscores, spaces and case do not matter."""
+    """The file gives each photo the class that the data set gives it, but for underscores and case."""
+
+    def words(name: str) -> str:
+        return name.replace("_", " ").casefold()
+
     for entry, row in zip(entries, rows, strict=True):
         label = int(photos.labels[row])
         name = photos.classes[label]
-        if entry.label != label or _words(entry.name) != _words(name):
+        if entry.label != label or words(entry.name) != words(name):
             message = f"{file} calls {entry.path} class {entry.label} ({entry.name!r})"
             raise DataError(f"{message}, in the data set it is {label} ({name!r}) — use a draw of the same split file")
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ").casefold()
-
-
-class _Refused(Exception):
-    """The pickle asks for what a draw has no need of."""
-
-
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Dassl's record, as plain fields and nothing that runs; all else that a pickle could name is refused."""
+        """Dassl's record as plain fields; every other class or function is refused."""
         if (module, name) != _RECORD:
-            raise _Refused(f"it asks for {module}.{name}")
+            message = f"not a published draw: it asks for {module}.{name}, expected lists of {'.'.join(_RECORD)} alone"
+            raise DataError(f"{message} — do not open it with pickle, use a draw from a source you trust")
         return SimpleNamespace
 
 
 def _read_pickle(path: Path) -> dict[str, Any]:
-    """The splits of a published draw (``train``, and mostly ``val``), paths as they were where it was written."""
+    """The splits of a published draw (``train``, and mostly ``val``), with the paths of its writer."""
     with reading(path, limit=MAX_BYTES):
         data = path.read_bytes()
     try:
         value = _Reader(io.BytesIO(data)).load()
-        if not isinstance(value, dict):
-            raise _Refused("it is no dict")
         return {
             part: [[vars(record)[name] for name in _FIELDS] for record in value[part]]
             for part in ("train", "val")
             if part in value
         }
-    except _Refused as reason:
-        message = f"{path} is not a published draw: {reason}; expected lists of {'.'.join(_RECORD)} alone"
-        raise DataError(f"{message} — do not open it with pickle, use a draw from a source you trust") from None
+    except DataError as error:
+        raise DataError(f"{path} is {error}") from None
     except MemoryError:
         raise
     except Exception as error:  # broken bytes, and other shapes, meet the unpickler in many ways
