@@ -52,7 +52,7 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones(scheme: str) -> None:
         ("features", "photos:DIR"),
         ("a/b.safetensors", "write features:a/b.safetensors"),
         ("B.CSV", "write csv:B.CSV"),
-        (".", "folder:. for photos with texts beside them, or photos:. for"),
+        (".", "write folder:. for photos with texts beside them, or photos:. to"),
         ("feature:x", "did you mean 'features'?"),
         ("features:", "write features:FILE"),
         ("features:x,caption=y", "did you mean 'captions'?"),

@@ -1,7 +1,4 @@
-"""Pairs of images and captions, by name: ``load_pairs("features:FILE,captions=FILE", split="train")``.
-
-Or images alone: ``load_images("photos:DIR")``.
-"""
+"""Pairs of images and captions, by SPEC: ``load_pairs("csv:FILE", split="train")``, ``load_images("photos:DIR")``."""
 
 from __future__ import annotations
 
@@ -37,20 +34,17 @@ def load_pairs(
     """Load the pairs that a SPEC names; ``captions`` and ``split`` add to its options or replace them.
 
     Features (:class:`PairSet`): ``features:FILE[,captions=FILE][,text=FILE]`` reads cached embeddings, ``synthetic:``
-    generates a small world of them. Photos (:class:`PhotoSet`): ``coco:ROOT``, ``flickr8k:ROOT``, ``csv:FILE``,
-    ``jsonl:FILE``, ``folder:DIR``, ``shards:PATTERN``, and ``scenes:``, which are drawn; each is told of in the module
-    that loads it. ``split`` None or "all" gives everything. ``photos:DIR`` has no captions and is refused, see
-    :func:`load_images`.
+    generates them. Photos (:class:`PhotoSet`): ``coco:ROOT``, ``flickr8k:ROOT``, ``csv:FILE``, ``jsonl:FILE``,
+    ``folder:DIR``, ``shards:PATTERN``, and ``scenes:``, which are drawn. ``split`` None or "all" gives everything.
+    ``photos:DIR`` has no captions and is refused, see :func:`load_images`.
 
-    ``on_error``: photos that are absent and captions without text are an error that counts them, or with "skip" are
-    left out with a warning and listed in ``PhotoSet.skipped``. What a photo's file holds shows when it is decoded, see
-    :func:`check_photos`. Features know no such problems.
+    ``on_error``: missing photos and blank captions are an error, or with "skip" are left out with a warning and listed
+    in ``PhotoSet.skipped``. Photos are decoded later; :func:`check_photos` finds those that cannot be.
 
     >>> load_pairs("synthetic:images=40,seed=1", split="train").describe()
     'train: 40 images (64 dims), 200 captions (48 dims), 5 per image, backbone synthetic:seed=1'
     """
-    given = {"captions": None if captions is None else str(captions), "split": split}
-    parsed = parse_spec(spec).with_options(given)
+    parsed = parse_spec(spec).with_options({"captions": str(captions) if captions else None, "split": split})
     check_captioned(spec)
     pairs: PairSet | PhotoSet = parsed.format.load(parsed, on_error)
     return pairs
@@ -61,17 +55,12 @@ def check_captioned(spec: str) -> None:
     parsed = parse_spec(spec)
     if not parsed.format.captioned:
         message = f"{spec} are photos without captions, and captions are needed here"
-        action = f"write them beside the photos (a.jpg, a.txt), then folder:{parsed.path}"
-        raise UsageError(
-            f"{message} — {action}; photos: is for an index: vacsr index add INDEX --run RUN --pairs {spec}"
-        )
+        action = f"write them beside the photos (a.jpg, a.txt), then folder:{parsed.path}; to index photos alone"
+        raise UsageError(f"{message} — {action}: vacsr index add INDEX --run RUN --pairs {spec}")
 
 
 def load_images(spec: str, *, split: str | None = None, on_error: OnError = "fail") -> PairSet | PhotoSet:
-    """Load the images that a SPEC names, for those who need no captions: an index, a page.
-
-    All that :func:`load_pairs` knows, with its captions; and ``photos:DIR``, or just ``DIR``, which has none.
-    """
+    """Load the images that a SPEC names, with captions if it has any: also ``photos:DIR``, or just ``DIR``."""
     parsed = parse_spec(images_spec(spec)).with_options({"split": split})
     pairs: PairSet | PhotoSet = parsed.format.load(parsed, on_error)
     return pairs

@@ -1,8 +1,8 @@
 """Data formats and SPEC strings, ``scheme:path,key=value,key=value``: how a recipe or a command names a data set.
 
-A format is one file with a loader under ``@register(...)``, and one line that imports the file in
-:mod:`vacsr.data`. Everything else reads the entry: the parser, usage messages, and the absolute paths that an index
-stores. :data:`FORMATS` holds the formats of pairs, :data:`CLASS_FORMATS` those of photos with classes.
+A format is one file with a loader under ``@register(...)``, and one line that imports the file in :mod:`vacsr.data`.
+The parser, usage messages and the absolute paths of an index all read this entry. :data:`FORMATS` holds the formats of
+pairs, :data:`CLASS_FORMATS` those of photos with classes.
 """
 
 from __future__ import annotations
@@ -33,24 +33,20 @@ class Format:
     scheme: str
     load: Callable[..., Any]
     """(Spec, OnError) -> PairSet | PhotoSet; in :data:`CLASS_FORMATS`, (Spec, whole: bool) -> FewshotSource."""
-    path: str = ""
-    """What the path names (FILE, DIR, …), "" where there is none."""
+    path: str = ""  # what the path names (FILE, DIR, …), "" where there is none
     options: tuple[str, ...] = ()
-    path_options: tuple[str, ...] = ()
-    """Options that name files or folders; an index stores them as absolute paths."""
-    suffix: str = ""
-    """Of its files, to recognize a path that is given without a scheme."""
+    path_options: tuple[str, ...] = ()  # name files or folders; an index stores them as absolute paths
+    suffix: str = ""  # of its files, to recognize a path that is given without a scheme
     captioned: bool = True
 
     def all_options(self) -> tuple[str, ...]:
         """Plain options, then paths, then ``split``."""
-        last = [name for name in self.options if name == "split"]
-        return (*(name for name in self.options if name != "split"), *self.path_options, *last)
+        return tuple(sorted((*self.options, *self.path_options), key=lambda name: name == "split"))
 
     def usage(self) -> str:
         """How to write it, ``csv:FILE[,root=…][,split=…]``."""
         options = "".join(f"[,{name}=…]" for name in self.all_options())
-        return f"{self.scheme}:{self.path}{options}" if self.path else f"{self.scheme}:{options.replace('[,', '[', 1)}"
+        return f"{self.scheme}:{self.path}{options if self.path else options.replace('[,', '[', 1)}"
 
 
 FORMATS: dict[str, Format] = {}
@@ -81,7 +77,7 @@ def register(
 
 @dataclass(frozen=True)
 class Spec:
-    """A parsed SPEC; ``str(spec)`` writes it again."""
+    """A parsed SPEC; ``str(spec)`` gives the text."""
 
     format: Format = field(repr=False)
     path: str = ""
@@ -180,10 +176,9 @@ def usage(formats: Mapping[str, Format] = FORMATS) -> str:
 
 
 def _with_scheme(path: str, formats: Mapping[str, Format]) -> str:
-    """How to write a bare path, by its suffix and by what is there."""
+    """The SPEC that a bare path probably means."""
     if os.path.isdir(path) and formats is FORMATS:
-        both = f"folder:{path} for photos with texts beside them, or photos:{path} for photos to index and search"
-        return f" — write {both}"
+        return f" — write folder:{path} for photos with texts beside them, or photos:{path} to index and search photos"
     suffix = os.path.splitext(path)[1].lower()
     scheme = next((name for name, entry in formats.items() if suffix and entry.suffix == suffix), None)
     return f" — write {scheme}:{path}" if scheme else f", and no folder has this name — write one of: {usage(formats)}"

@@ -1,13 +1,13 @@
 """Label noise: captions permuted among images; seeded, saved and hashed, so that every method meets the same noise.
 
-Noise that others published is a list of M whole numbers, one per caption, as ``.npy``, ``.json`` or ``.txt``. It is
-read as NCR and its successors write it (``t2i_index``; BiCro and DECL alike): entry j belongs to **caption** j of the
-training split and is the row of the **image** that caption j is paired with. Each image then occurs as often as it has
-captions. Captions and images must be in the order of the file's authors; usually image i has the captions 5i to 5i + 4.
+Noise that others published is a list of M whole numbers, one per caption, as ``.npy``, ``.json`` or ``.txt``, in the
+convention of NCR (``t2i_index``), BiCro and DECL: entry j is the row of the **image** that **caption** j of the
+training split is paired with. Each image occurs as often as it has captions. Captions and images must be in the order of the
+file's authors; usually image i has the captions 5i to 5i + 4.
 
 A permutation of 0 … M - 1, as such a file is where each image has one caption, is read as **slots**: caption j sits in
-slot ``entry[j]`` and takes that slot's image. A file that lists the other way round (entry k is the caption put at
-position k) is the inverse: save ``numpy.argsort`` of it.
+slot ``entry[j]`` and takes that slot's image. If entry k is the caption at position k instead, save its
+``numpy.argsort``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from vacsr.files import load_json, read_npy, read_tensors, read_text, write_tens
 
 P = TypeVar("P", bound=LabelledPairs)
 PROTOCOL = "permute-captions"
-FROM_FILE = "file"
-"""The protocol of noise that someone else drew."""
+FROM_FILE = "file"  # the protocol of noise that someone else drew
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +41,10 @@ class CaptionNoise:
     ``permutation[j]``, so its image is ``assignment[j] == caption_image[permutation[j]]``.
     """
 
-    assignment: Tensor
-    """[M] int64, the image row of each caption after the noise."""
-    permutation: Tensor
-    """[M] int64, the slot of each caption; captions that were not chosen keep theirs."""
-    ratio: float
-    """Share of captions chosen; of noise from a file, the share that changed."""
-    seed: int | None
-    """None of noise from a file."""
+    assignment: Tensor  # [M] int64, the image row of each caption after the noise
+    permutation: Tensor  # [M] int64, the slot of each caption; captions that were not chosen keep theirs
+    ratio: float  # share of captions chosen; of noise from a file, the share that changed
+    seed: int | None  # None of noise from a file
     protocol: str = PROTOCOL
 
     @property
@@ -97,15 +92,22 @@ def permute_captions(caption_image: Tensor, *, ratio: float, seed: int) -> Capti
 def derange_captions(caption_image: Tensor, *, ratio: float, seed: int) -> CaptionNoise:
     """As :func:`permute_captions`, but every chosen caption ends at another image: exactly ``int(ratio * M)`` change.
 
-    No image may hold more than half of the chosen captions, or some could not leave it; where the draw would give one
-    more, later captions of the draw are chosen instead. ``caption_image`` [M] int64.
+    No image may hold more than half of the chosen captions, or some could not leave it; instead of more, later captions
+    of the draw are chosen. ``caption_image`` [M] int64.
 
     >>> derange_captions(torch.arange(100) // 5, ratio=0.2, seed=0).changed_share
     0.2
     """
     generator, count = _generator(ratio, seed), len(caption_image)
     images, wanted = caption_image.cpu().long(), int(ratio * count)
-    chosen = _at_most(images, torch.randperm(count, generator=generator), wanted=wanted, each=wanted // 2)
+    taken: Counter[int] = Counter()
+    rows: list[int] = []
+    order = torch.randperm(count, generator=generator)
+    for row, image in zip(order.tolist(), images[order].tolist(), strict=True):
+        if len(rows) < wanted and taken[image] < wanted // 2:
+            taken[image] += 1
+            rows.append(row)
+    chosen = torch.tensor(rows, dtype=torch.int64)
     if len(chosen) < wanted:
         message = f"{wanted:,} captions cannot all change their image: {count:,} captions lie too close together"
         raise DataError(f"{message} — lower the noise ratio, or use permute-captions")
@@ -139,19 +141,6 @@ def _generator(ratio: float, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _at_most(images: Tensor, order: Tensor, *, wanted: int, each: int) -> Tensor:
-    """The first ``wanted`` captions of the order, of no image more than ``each``. [M], [M] -> [≤ wanted]"""
-    taken: Counter[int] = Counter()
-    chosen: list[int] = []
-    for row, image in zip(order.tolist(), images[order].tolist(), strict=True):
-        if len(chosen) == wanted:
-            break
-        if taken[image] < each:
-            taken[image] += 1
-            chosen.append(row)
-    return torch.tensor(chosen, dtype=torch.int64)
-
-
 def _moved(
     caption_image: Tensor, chosen: Tensor, slots: Tensor, *, ratio: float, seed: int, protocol: str
 ) -> CaptionNoise:
@@ -174,10 +163,9 @@ def apply_noise(pairs: P, noise: CaptionNoise) -> P:
 
 
 def load_noise(path: str | Path, *, caption_image: Tensor | None = None) -> CaptionNoise:
-    """Read what :meth:`CaptionNoise.save` wrote, or a list that others published.
+    """Read what :meth:`CaptionNoise.save` wrote (``.safetensors``), or a list that others published, see above.
 
-    Ours (``.safetensors``) must hold the permutation that was hashed. Others' (``.npy``, ``.json``, ``.txt``) need
-    ``caption_image`` [M] of the pairs they are for; see above for how they are read.
+    A published list (``.npy``, ``.json``, ``.txt``) needs ``caption_image`` [M] of the pairs that it is for.
     """
     file = Path(path)
     if file.suffix.lower() != ".safetensors":
@@ -199,7 +187,6 @@ def load_noise(path: str | Path, *, caption_image: Tensor | None = None) -> Capt
 
 
 def _read_published(path: Path, caption_image: Tensor | None) -> CaptionNoise:
-    """The noise that a published list means for captions of these images [M]."""
     if path.suffix.lower() not in (".npy", ".json", ".txt"):
         raise DataError(f"{path} is not a noise file — give .safetensors, .npy, .json, .txt")
     if caption_image is None:

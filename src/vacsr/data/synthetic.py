@@ -1,9 +1,8 @@
 """A generated world of embeddings whose true similarities are known, for the demo and for tests.
 
 An image has a few attributes (a dog, red, on a beach, at night). A caption names two to four attributes of its image,
-and so is often true of other images too: a false negative under the official labels, which know its own image only.
-Features are a fixed random non-linear map of the attributes, plus noise. The maps depend on the seed alone; train, dev
-and test share them and draw different images.
+and so is often true of other images: a false negative, since the labels know its own image only. Features are a fixed
+random non-linear map of the attributes, plus noise. The maps depend on the seed alone; all splits share them.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ GROUPS = {
     "place": Group(("on a beach", "in a village", "in a forest", "on a hill", "by a lake"), 1, 2),
     "moment": Group(("at night", "at sunset", "in the rain", "in the snow", "in the fog"), 1, 1),
 }
-ATTRIBUTES = tuple(name for group in GROUPS.values() for name in group.names)
-"""The 24 attributes, in the order of the columns."""
+ATTRIBUTES = tuple(name for group in GROUPS.values() for name in group.names)  # 24, in the order of the columns
 
 
 class WorldOptions(Config):
@@ -83,10 +81,8 @@ class SyntheticWorld(NamedTuple):
     """Pairs, and the truth behind them."""
 
     pairs: PairSet
-    present: Tensor
-    """[N, 24] bool, the attributes of each image."""
-    mentioned: Tensor
-    """[M, 24] bool, the attributes that each caption names."""
+    present: Tensor  # [N, 24] bool, the attributes of each image
+    mentioned: Tensor  # [M, 24] bool, the attributes that each caption names
 
 
 def synthetic_world(options: SyntheticOptions | None = None, *, split: str | None = None) -> SyntheticWorld:
@@ -144,31 +140,20 @@ def enumerate_words(words: Sequence[str]) -> str:
 
 def _draw(options: SyntheticOptions, split: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Features of the images and captions of one split, and what is present and mentioned."""
-    generator = _stream(options.seed, split)
-    present = _draw_present(options.sizes()[split], generator=generator)
-    mentioned = _draw_mentioned(present.repeat_interleave(options.per_image, dim=0), generator=generator)
+    generator, count = _stream(options.seed, split), options.sizes()[split]
+    parts = []
+    for group in GROUPS.values():
+        wanted = torch.randint(group.low, group.high + 1, (count, 1), generator=generator)
+        parts.append(_first(torch.rand(count, len(group.names), generator=generator), wanted))
+    present = torch.cat(parts, dim=1)
+    owned = present.repeat_interleave(options.per_image, dim=0)
+    wanted = torch.randint(2, 5, (len(owned), 1), generator=generator)
+    mentioned = _first(torch.where(owned, torch.rand(owned.shape, generator=generator), 2.0), wanted)
     images = _embed(present, dims=IMAGE_DIMS, generator=_stream(options.seed, "image map"))
     texts = _embed(mentioned, dims=TEXT_DIMS, generator=_stream(options.seed, "text map"))
     images = images + options.noise * torch.randn(images.shape, generator=generator)
     texts = texts + options.noise * torch.randn(texts.shape, generator=generator)
     return images, texts, present, mentioned
-
-
-def _draw_present(count: int, *, generator: torch.Generator) -> Tensor:
-    """Attributes of ``count`` images, group by group. [count, 24] bool"""
-    parts = []
-    for group in GROUPS.values():
-        wanted = torch.randint(group.low, group.high + 1, (count, 1), generator=generator)
-        keys = torch.rand(count, len(group.names), generator=generator)
-        parts.append(_first(keys, wanted))
-    return torch.cat(parts, dim=1)
-
-
-def _draw_mentioned(present: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Two to four of the present attributes. [M, 24] -> [M, 24] bool"""
-    wanted = torch.randint(2, 5, (len(present), 1), generator=generator)
-    keys = torch.rand(present.shape, generator=generator)
-    return _first(torch.where(present, keys, 2.0), wanted)
 
 
 def _first(keys: Tensor, wanted: Tensor) -> Tensor:

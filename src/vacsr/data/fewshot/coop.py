@@ -1,12 +1,12 @@
-"""The 15 data sets of the few-shot papers, in the files and folders that CoOp's data instructions ask for.
+"""The 15 data sets of the few-shot papers, in the files and folders of CoOp's data instructions.
 
-Most have ``split_zhou_*.json``: ``{"train": [[path, label, class name], …], "val": …, "test": …}``, names already as
-prompts want them (EuroSAT's are rewritten there, SUN397's words turned round).
+Most have ``split_zhou_*.json``: ``{"train": [[path, label, class name], …], "val": …, "test": …}``, with class names
+ready for prompts.
 
-ImageNet and the four sets that shift it are folders named by WordNet ids, which ``classnames.txt`` names. Labels are
-positions in the sorted list of folders. ImageNet-A and -R hold 200 folders and are 200-way over these; the folders of
-ImageNet-V2 are the labels themselves. The public code trains and selects on files in the order of the disk and uses
-ImageNet's ``val`` both to validate and to test; here files are sorted, and ``val`` is the test alone.
+ImageNet and the four sets that shift it are folders named by WordNet ids, which ``classnames.txt`` translates. Labels
+are positions in the sorted list of folders. ImageNet-A and -R are 200-way over their 200 folders; the folders of
+ImageNet-V2 are the labels themselves. The public code takes files in the order of the disk and uses ImageNet's ``val``
+both to validate and to test; here files are sorted, and ``val`` is the test alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from vacsr.files import read_json, read_lines
 CLASSNAMES, VARIANTS = "classnames.txt", "variants.txt"
 IMAGE_LISTS = {part: f"images_variant_{part}.txt" for part in ("train", "val", "test")}
 PLAIN = "a photo of a {}."
-"""Where a data set asks for nothing else."""
-
 _TEMPLATES = {
     "oxford_pets": "a photo of a {}, a type of pet.",
     "oxford_flowers": "a photo of a {}, a type of flower.",
@@ -41,11 +39,7 @@ _TEMPLATES = {
 
 
 def check_template(template: str) -> str:
-    """The template, if it has one place for the name and no other braces.
-
-    >>> check_template("a drawing of a {}.")
-    'a drawing of a {}.'
-    """
+    """The template, if it has one ``{}`` for the class name and no other braces."""
     rest = template.replace("{}", "", 1)
     if "{}" not in template or "{" in rest or "}" in rest:
         message = f"template {template!r} needs one {{}} where the class name goes, and no other braces"
@@ -54,13 +48,11 @@ def check_template(template: str) -> str:
 
 
 class Layout(NamedTuple):
-    """Where a data set lies under the root."""
+    """Where a data set is under the root."""
 
     folder: str
-    photos: str
-    """The folder in it that paths of photos start from, "" for itself."""
-    needs: tuple[str, ...]
-    """What must be in the folder; names of folders end in a slash."""
+    photos: str  # the folder in it that paths of photos start from, "" for itself
+    needs: tuple[str, ...]  # what must be in the folder; names of folders end in a slash
     read: Callable[[Path], Splits]
 
 
@@ -81,12 +73,8 @@ def read_imagenet(folder: Path) -> Splits:
         message = f"{images}: train and val hold other classes ({len(differ):,} differ), {differ[0]} is in {where} only"
         raise DataError(f"{message} — labels are positions in the list of folders: make both lists the same")
     classes = _named(train, folder / CLASSNAMES)
-    return Splits(
-        _entries(images, [f"train/{name}" for name in train], classes),
-        (),
-        _entries(images, [f"val/{name}" for name in test], classes),
-        classes,
-    )
+    train, test = ([f"{part}/{name}" for name in names] for part, names in (("train", train), ("val", test)))
+    return Splits(_entries(images, train, classes), (), _entries(images, test, classes), classes)
 
 
 def read_shifted(folder: Path, *, photos: str) -> Splits:
@@ -149,10 +137,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "imagenet_a": _shifted("imagenet-adversarial", "imagenet-a"),
     "imagenet_r": _shifted("imagenet-rendition", "imagenet-r"),
 }
-SHIFT_SETS = ("imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r")
-"""For tests only: ImageNet's classes seen otherwise."""
+SHIFT_SETS = ("imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r")  # for tests only
 COOP_SETS = tuple(name for name in LAYOUTS if name not in SHIFT_SETS)
-"""The 11 that are trained on."""
 
 
 @register("coop", path="ROOT", options=("set", "template"), formats=CLASS_FORMATS)
@@ -160,8 +146,8 @@ def load_coop(spec: Spec, _whole: bool = False) -> FewshotSource:
     """``coop:ROOT,set=NAME[,template=…]``: a data set under the folder that holds them all."""
     name = spec.option("set")
     if name is None or name not in LAYOUTS:
-        given = "names no data set" if name is None else f"has no data set {name!r}{did_you_mean(name, LAYOUTS)}"
-        raise UsageError(f"{spec} {given} — write coop:{spec.path},set=NAME with one of: {', '.join(LAYOUTS)}")
+        problem = "names no data set" if name is None else f"has no data set {name!r}{did_you_mean(name, LAYOUTS)}"
+        raise UsageError(f"{spec} {problem} — write coop:{spec.path},set=NAME with one of: {', '.join(LAYOUTS)}")
     root, layout = spec.location, LAYOUTS[name]
     folder = root / layout.folder
     if not all(_there(folder, need) for need in layout.needs):
@@ -175,13 +161,13 @@ def _there(folder: Path, need: str) -> bool:
 
 
 def _incomplete(name: str, root: Path, layout: Layout) -> DataError:
-    """Which files are expected where, which are there, and what to type next."""
+    """Lists the expected files, and which of them are missing."""
     folder = root / layout.folder
     listed = [f"  {'found' if _there(folder, need) else 'MISSING':7} {folder}/{need}" for need in layout.needs]
-    act = "put what is missing there (CoOp's DATASETS.md says where it comes from), or correct the path"
+    action = "put what is missing there (CoOp's DATASETS.md says where it comes from), or correct the path"
     if root.name == layout.folder and any(_there(root, need) for need in layout.needs):
-        act = f"ROOT is the folder above: write coop:{root.parent},set={name}"
-    return DataError(f"{root} does not hold the data set {name}; expected\n" + "\n".join(listed) + f"\n — {act}")
+        action = f"ROOT is the folder above: write coop:{root.parent},set={name}"
+    return DataError(f"{root} does not hold the data set {name}; expected\n" + "\n".join(listed) + f"\n — {action}")
 
 
 def read_classnames(file: Path) -> dict[str, str]:
@@ -195,7 +181,7 @@ def read_classnames(file: Path) -> dict[str, str]:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """The class folders, sorted; photos that were never sorted into such folders are refused."""
+    """The class folders, sorted; at least one."""
     folders = subfolders(folder)
     if not folders:
         raise missing(folder, expected="one folder per class (n01440764, …)")

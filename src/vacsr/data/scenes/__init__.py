@@ -2,10 +2,10 @@
 
 A scene is a background and a few things with shape, colour, size and position (:mod:`.objects`). A caption states facts
 (:mod:`.facts`) that are all true of its own scene, and often of others. Its grade for a scene is the share of its facts
-that hold there, each fact weighing the same. It is labelled as its own image's only, so every false negative is known.
+that hold there. The labels know its own image only, so every false negative is known.
 
 A scene depends on the seed, its split and its position in it alone: a larger world begins with the smaller one, and
-more captions per image leave the first ones as they are.
+more captions per image do not change the first ones.
 """
 
 from __future__ import annotations
@@ -57,10 +57,8 @@ class SceneWorld(NamedTuple):
     """Photos and captions, and the truth behind them."""
 
     pairs: PhotoSet
-    scenes: tuple[Scene, ...]
-    """[N], in the order of the photos."""
-    statements: tuple[Statement, ...]
-    """[M], in the order of the captions."""
+    scenes: tuple[Scene, ...]  # [N], in the order of the photos
+    statements: tuple[Statement, ...]  # [M], in the order of the captions
 
 
 def scene_world(options: SceneOptions | None = None, *, split: str | None = None) -> SceneWorld:

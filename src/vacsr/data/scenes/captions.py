@@ -1,13 +1,11 @@
-"""Captions: a claim is drawn from a scene, so it is true there, taken apart into facts, and put into words.
+"""Captions: a claim that is true of a scene is drawn from it, split into facts, and worded in one of many ways.
 
-The same claim can be worded in many ways; every wording means the same.
-
-How a claim comes apart decides how partly true scenes are graded:
+The facts of a claim decide how partly true scenes are graded:
 
 - the background is one fact;
-- of a thing, its shape is one fact, each property said of it one more ("a star", "a red star", "a large star"), and
-  where there are several properties, that one thing has them all. So a blue star earns something where a red one was
-  asked for, and a large blue star beside a small red one earns all but the last;
+- the shape of a thing is one fact, each property one more ("a star", "a red star", "a large star"), and of several
+  properties, that one thing has them all. So a blue star earns something where a red one was asked for, and a large
+  blue star beside a small red one earns all but the last;
 - "two stars" adds to "a star" that there are at least two, and that there are no more;
 - a relation is one fact between the shapes, and one more between the things as described.
 """
@@ -17,17 +15,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from vacsr.data.scenes.facts import SIDES, WAYS, AtLeast, Exactly, Fact, IsBackground, Kind, Related, SceneTable
 from vacsr.data.scenes.objects import Scene, Thing, draw_weighted, subject_of
 from vacsr.data.synthetic import enumerate_words
 
 _PLANS = {"place": 2, "number": 2, "one": 37, "two": 24, "three": 9, "relation": 26}
-"""What a caption is about, and how often: the background, how much there is, one to three things, two in relation."""
+"""What a caption is about, and how often: the background, a number, one to three things, two in relation."""
 _BACKGROUND = {"number": 0.6, "one": 0.6, "two": 0.4, "three": 0.25, "relation": 0.35}
 """How often such a caption says the background too."""
 _THINGS = {"one": 1, "two": 2, "three": 3}
-
 _SAYS_COLOUR = 0.9  # how often a caption of a subject does
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 NOUNS: Mapping[str, tuple[str, ...]] = {
@@ -85,10 +83,8 @@ class Mention:
     """Things, as a caption speaks of them."""
 
     kind: Kind
-    number: int | None = None
-    """None is "a star": one or more."""
-    exact: bool = True
-    """Is ``number`` all there are ("two stars"), or a lower bound ("at least two stars")?"""
+    number: int | None = None  # None is "a star": one or more
+    exact: bool = True  # "two stars", not "at least two stars"
 
 
 @dataclass(frozen=True)
@@ -96,13 +92,12 @@ class Claim:
     """All that a caption says."""
 
     mentions: tuple[Mention, ...] = ()
-    way: str | None = None
-    """How the first of two mentions stands to the second, one of WAYS."""
+    way: str | None = None  # how the first of two mentions stands to the second, one of WAYS
     background: str | None = None
 
 
 def facts_of(claim: Claim) -> tuple[Fact, ...]:
-    """Take a claim apart.
+    """The facts that a claim states.
 
     >>> star = Mention(Kind("star", colour="red"), number=2)
     >>> for fact in facts_of(Claim((star,), background="beach")):
@@ -160,10 +155,7 @@ def draw_claim(scene: Scene, table: SceneTable, rng: random.Random) -> Claim:
 
 
 def draw_subject_claim(scene: Scene, _table: SceneTable, rng: random.Random) -> Claim:
-    """Something true of the subject: what it is, and mostly its colour.
-
-    Nothing is said of the background: it is what towers learn first, and for long the only thing.
-    """
+    """Something true of the subject: what it is, and mostly its colour. Never the background: towers learn it first."""
     subject = subject_of(scene)
     colour = subject.colour if rng.random() < _SAYS_COLOUR else None
     return Claim((Mention(Kind(subject.shape, colour)),))
@@ -171,11 +163,10 @@ def draw_subject_claim(scene: Scene, _table: SceneTable, rng: random.Random) -> 
 
 def _related(scene: Scene, table: SceneTable) -> list[tuple[Thing, str, Thing]]:
     """Who is left of or above whom, among things that words can tell apart."""
+    pairs = product(enumerate(scene.things), enumerate(scene.things), WAYS)
     return [
         (one, way, other)
-        for row, one in enumerate(scene.things)
-        for column, other in enumerate(scene.things)
-        for way in WAYS
+        for (row, one), (column, other), way in pairs
         if table.related[way][0, row, column] and (one.shape, one.colour) != (other.shape, other.colour)
     ]
 
@@ -189,7 +180,7 @@ def _draw_things(scene: Scene, wanted: int, rng: random.Random) -> list[Thing]:
 
 
 def _draw_kinds(things: Sequence[Thing], rng: random.Random) -> list[Kind]:
-    """Describe each by its shape and some properties; one thing alone more fully, things of one shape by colour."""
+    """Each by its shape and some properties; a single thing more fully, things of one shape by colour."""
     shapes = [thing.shape for thing in things]
     colour_often, size_often = (0.85, 0.4) if len(things) == 1 else (0.45, 0.2)
     kinds = []
@@ -201,7 +192,7 @@ def _draw_kinds(things: Sequence[Thing], rng: random.Random) -> list[Kind]:
 
 
 def _maybe_placed(kind: Kind, table: SceneTable, rng: random.Random) -> Kind:
-    """Sometimes add on which side such a thing is, and sometimes leave out what it is."""
+    """Sometimes add a side, and sometimes leave out the shape."""
     if kind.colour is not None and rng.random() < 0.05:
         return Kind(colour=kind.colour)
     sides = [side for side in SIDES if table.count(replace(kind, side=side))[0]]
@@ -232,12 +223,12 @@ def say(claim: Claim, rng: random.Random) -> str:
     nouns = {shape: rng.choice(NOUNS[shape]) for shape in shapes}  # one word a shape: no "house and cottage"
     phrases = [mention_words(mention, nouns, rng=rng) for mention in claim.mentions]
     body = enumerate_words(phrases) if claim.way is None else _relation_words(phrases, claim.way, rng)
+    return _framed(body, claim=claim, rng=rng)
+
+
+def _framed(body: str, *, claim: Claim, rng: random.Random) -> str:
+    """Add the background and an opening. The background comes first if the body ends in a side."""
     placed = any(mention.kind.side for mention in claim.mentions)
-    return _framed(body, claim=claim, placed=placed, rng=rng)
-
-
-def _framed(body: str, *, claim: Claim, placed: bool, rng: random.Random) -> str:
-    """Add the background and an opening. A body that ends in a side keeps the background away from it."""
     verb = "there are" if (claim.mentions[0].number or 1) > 1 else "there is"
     openings = [opening for opening in (*_OPENINGS, verb) if not (opening.endswith("with") and " with " in body)]
     opening = rng.choice(openings) if rng.random() < 0.3 else ""
@@ -250,7 +241,7 @@ def _framed(body: str, *, claim: Claim, placed: bool, rng: random.Random) -> str
 
 
 def _relation_words(phrases: Sequence[str], way: str, rng: random.Random) -> str:
-    """A stands so to B, said from either end."""
+    """The relation of A to B, from either end."""
     first, second = phrases
     luck = rng.random()
     if luck < 0.4:
@@ -283,8 +274,7 @@ def _quantified(mention: Mention, noun: str, rng: random.Random) -> str:
         return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"  # no silent h and no long u among the words
     several = noun if noun.endswith("fish") else f"{noun}s"
     if not mention.exact:
-        bound = rng.choice((f"at least {NUMBERS[number]}", f"{NUMBERS[number]} or more"))
-        return f"{bound} {several}"
+        return f"{rng.choice((f'at least {NUMBERS[number]}', f'{NUMBERS[number]} or more'))} {several}"
     if number == 1:
         return f"{rng.choice(('just one', 'only one', 'a single'))} {noun}"
     return f"{NUMBERS[number]} {several}"

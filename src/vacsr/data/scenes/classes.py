@@ -1,9 +1,8 @@
-"""The generated picture world as a set of labelled photos, for few-shot recognition without a download.
+"""Drawn scenes as labelled photos, for few-shot recognition without a download.
 
 ``scenes:classes=24[,train=40][,test=50][,size=64][,seed=0][,domain=plain]``. A photo depends on the seed, its split,
-its class and its number among the class's photos alone: more photos leave the first as they are, and another domain
-shows the same scenes, made otherwise. Rows go through all classes once, then again, so that fewer photos of each are
-the first rows of more.
+its class and its number in the class alone: more photos do not change the first ones, and another domain shows the same
+scenes. Rows go through all classes once, then again, so that fewer photos of each are the first rows of more.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ from vacsr.data.photos import ArrayPhotos
 from vacsr.data.scenes.objects import COLOURS, SHAPES, Scene, draw_subject_scene, stream
 from vacsr.data.scenes.render import Domain, SceneRenderer, Size, shifted
 
-TEMPLATE = "a picture of a {}."
-"""CLIP's "a photo of a {}." in words that the captions of scenes have; without the class, four words as there."""
+TEMPLATE = "a picture of a {}."  # CLIP's "a photo of a {}." in words that the captions of scenes have
 
 
 def scene_class_list(count: int, *, seed: int) -> tuple[str, ...]:
     """So many classes, each a colour and a shape, in the order of their labels.
 
-    The seed shuffles colours and shapes; labels then walk down both lists at once, each from its top again after its
-    end, and one colour further whenever both end together. As many of either are used as half of the labels can
-    show. So the second half, the "new" classes, has no colour and no shape that the first half has not, and no pair of
-    them that it has. From 20 classes on, fewer are the first of more.
+    The seed shuffles colours and shapes; labels walk through both lists in parallel, again and again, one colour
+    further whenever both end together. So the second half, the "new" classes, has new pairs of the colours and shapes
+    of the first half. From 20 classes on, fewer are the first of more.
 
     >>> scene_class_list(4, seed=0)
     ('green star', 'red fish', 'red star', 'green fish')
@@ -62,11 +59,6 @@ class ClassOptions(Config):
     """Of classes and scenes."""
     domain: Domain = "plain"
 
-    @property
-    def name(self) -> str:
-        """For messages and tables."""
-        return "scenes" if self.domain == "plain" else f"scenes-{self.domain}"
-
     def class_list(self) -> tuple[str, ...]:
         """By label."""
         return scene_class_list(self.classes, seed=self.seed)
@@ -80,13 +72,11 @@ def scene_classes(spec: Spec, _whole: bool = False) -> FewshotSource:
 
 @lru_cache(maxsize=8)
 def class_source(options: ClassOptions) -> FewshotSource:
-    """Draw and paint the world. Validation shots come out of the training photos.
-
-    Kept, as the cells of a table ask for the same few worlds; what comes back is not to be written to.
-    """
-    renderer = SceneRenderer(options.size)
-    train, test = (_labelled(options, split, renderer=renderer) for split in ("train", "test"))
-    return FewshotSource(train=train, val=None, test=test, name=options.name, template=TEMPLATE)
+    """Draw and paint the world; do not write to it: it is cached, since the cells of a table share a few worlds."""
+    renderer, name = SceneRenderer(options.size), "scenes" + f"-{options.domain}" * (options.domain != "plain")
+    train = _labelled(options, "train", options.train, renderer=renderer, name=name)
+    test = _labelled(options, "test", options.test, renderer=renderer, name=name)
+    return FewshotSource(train=train, val=None, test=test, name=name, template=TEMPLATE)
 
 
 def photo_scene(options: ClassOptions, split: str, *, label: int, number: int) -> Scene:
@@ -96,19 +86,16 @@ def photo_scene(options: ClassOptions, split: str, *, label: int, number: int) -
     return draw_subject_scene(stream(options.seed, f"classes/{split}/{name}/{number}"), shape=shape, colour=colour)
 
 
-def _labelled(options: ClassOptions, split: str, *, renderer: SceneRenderer) -> LabelledPhotos:
+def _labelled(
+    options: ClassOptions, split: str, per_class: int, *, renderer: SceneRenderer, name: str
+) -> LabelledPhotos:
     """The photos of one split, the first of every class, then the second."""
-    classes, per_class = options.class_list(), {"train": options.train, "test": options.test}[split]
-    pixels, names = [], []
+    classes, pixels, ids = options.class_list(), [], []
     for number in range(per_class):
-        for label, name in enumerate(classes):
+        for label, class_name in enumerate(classes):
             picture = renderer.render(photo_scene(options, split, label=label, number=number))
-            rng = stream(options.seed, f"classes/{split}/{name}/{number}/{options.domain}")
+            rng = stream(options.seed, f"classes/{split}/{class_name}/{number}/{options.domain}")
             pixels.append(shifted(picture, options.domain, rng=rng))
-            names.append(f"{split}/{name}/{number:03d}")
-    return LabelledPhotos(
-        photos=ArrayPhotos(np.stack(pixels), tuple(names)),
-        labels=torch.arange(len(classes)).repeat(per_class),
-        classes=classes,
-        name=f"{options.name} {split}",
-    )
+            ids.append(f"{split}/{class_name}/{number:03d}")
+    photos, labels = ArrayPhotos(np.stack(pixels), tuple(ids)), torch.arange(len(classes)).repeat(per_class)
+    return LabelledPhotos(photos, labels, classes, name=f"{name} {split}")

@@ -1,7 +1,7 @@
-"""What can be said of a scene, one fact at a time, when it is true, and the exact grade of every image–caption pair.
+"""Facts of scenes, when they are true, and the exact grade of every image–caption pair.
 
-Descriptions are existential: "a star" means that some star is there, whatever else is. "Left of" and its like compare
-centres: further left by a clear gap, and more to the left than up or down.
+Descriptions are existential: "a star" means that there is some star. "Left of" and "above" compare centres: further
+left by a clear gap, and more to the left than up or down.
 """
 
 from __future__ import annotations
@@ -21,17 +21,11 @@ from vacsr.errors import ShapeMismatch
 Mask = npt.NDArray[np.bool_]
 
 SIDES = ("left", "right", "top", "bottom")
-WAYS = ("left of", "above")
-"""Relations; "right of" and "below" are these, said from the other end."""
-NEAR_EDGE = 0.36
-"""A centre nearer to an edge than this is on that side of the picture."""
-GAP = 0.12
-"""Centres that differ by less than this are neither left of nor above one another."""
-
-HARD_FROM = 0.5
-"""An unlabelled pair of at least this grade, but below 1, is a hard negative."""
-EASY_BELOW = 0.25
-"""A pair below this grade is an easy negative."""
+WAYS = ("left of", "above")  # "right of" and "below" are these, said from the other end
+NEAR_EDGE = 0.36  # a centre nearer to an edge than this is on that side of the picture
+GAP = 0.12  # centres that differ by less are neither left of nor above one another
+HARD_FROM = 0.5  # an unlabelled pair of at least this grade, but below 1, is a hard negative
+EASY_BELOW = 0.25  # a pair below this grade is an easy negative
 _TRUE_FROM = 1 - 1e-6  # a grade this close to 1 is 1
 _BLOCK = 1 << 24  # pairs whose facts are summed at a time
 
@@ -43,8 +37,7 @@ class Kind:
     shape: str | None = None
     colour: str | None = None
     size: str | None = None
-    side: str | None = None
-    """Where in the picture, one of SIDES."""
+    side: str | None = None  # where in the picture, one of SIDES
 
 
 @dataclass(frozen=True)
@@ -84,11 +77,10 @@ Fact = IsBackground | AtLeast | Exactly | Related
 
 @dataclass(frozen=True)
 class Statement:
-    """What one caption says: its words, and the facts they come to. It is true where every fact holds."""
+    """The words of a caption and its facts. It is true where every fact holds."""
 
     text: str
-    facts: tuple[Fact, ...]
-    """Unlike one another, at least one; each has the same weight in the grade."""
+    facts: tuple[Fact, ...]  # one or more, no duplicates; each has the same weight in the grade
 
 
 class SceneTable:
@@ -150,16 +142,12 @@ class SceneTable:
 
 
 class PairKinds(NamedTuple):
-    """Masks [N, M] bool; no pair is of two kinds. Pairs between easy and hard are of none."""
+    """Masks [N, M] bool, disjoint. Pairs between easy and hard are in none."""
 
-    positives: Tensor
-    """Labelled: the caption was drawn from the image."""
-    false_negatives: Tensor
-    """Wholly true, but without a label."""
-    hard: Tensor
-    """Half true or more, but not wholly."""
-    easy: Tensor
-    """Hardly true."""
+    positives: Tensor  # labelled: the caption was drawn from the image
+    false_negatives: Tensor  # wholly true, but without a label
+    hard: Tensor  # half true or more, but not wholly
+    easy: Tensor  # hardly true
 
 
 def pair_kinds(grades: Tensor, caption_image: Tensor) -> PairKinds:

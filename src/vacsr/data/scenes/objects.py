@@ -1,11 +1,11 @@
 """What a scene is, and how one is drawn: a background, and a few things with a shape, colour, size and position.
 
-The draw leans on habit, as photos do: fish and boats are common on a beach, trees are often green, stars hang high. So
-some captions fit many scenes and others fit one. A scene is a pure function of the generator it is drawn from.
+Some combinations are likelier, as in photos: fish and boats are common on a beach, trees are often green, stars hang
+high. So some captions fit many scenes and others fit one. A scene is a pure function of its generator.
 
-Scenes with a subject have one thing larger than all others, as in a photo of something, and captions that name it. The
-classes of few-shot recognition are shown so. Such pictures and captions teach a small CLIP to name things within some
-hundred steps; captions of ordinary scenes speak of everything at once, and teach backgrounds first and for long.
+Scenes with a subject have one thing larger than all others, as in a photo of something, and captions that name it; they
+show the classes of few-shot recognition. A small CLIP learns to name things from them within some hundred steps, while
+from ordinary scenes it learns backgrounds first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from typing import NamedTuple, TypeVar
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink")
 SIZES = ("small", "medium", "large")
-VARIANTS = 5
-"""Pictures of each background."""
+VARIANTS = 5  # pictures of each background
 RADIUS: Mapping[str, float] = {"small": 0.085, "medium": 0.122, "large": 0.17, "huge": 0.25}
-"""Half the extent of a thing, in widths of the picture. Ordinary scenes have nothing huge: only subjects are."""
-MOST = 6
-"""Things in a scene at most."""
+"""Half the extent of a thing, in widths of the picture. Only subjects are huge."""
+MOST = 6  # things in a scene
 
 _T = TypeVar("_T")
 _SUBJECT_SIZES = {"large": 1, "huge": 2}  # and how often
@@ -53,8 +51,7 @@ class _Habits(NamedTuple):
     colour: str
     tilts: bool
     mirrors: bool
-    heights: tuple[float, float]
-    """0 is the top and 1 the bottom."""
+    heights: tuple[float, float]  # 0 is the top and 1 the bottom
 
 
 _HABITS: Mapping[str, _Habits] = {
@@ -79,12 +76,9 @@ class Thing:
     shape: str
     colour: str
     size: str
-    x: float
-    """Of its centre: 0 is the left edge, 1 the right one."""
-    y: float
-    """0 is the top edge, 1 the bottom one."""
-    tilt: int = 0
-    """Degrees, clockwise."""
+    x: float  # of its centre, 0 at the left edge and 1 at the right
+    y: float  # 0 at the top edge and 1 at the bottom
+    tilt: int = 0  # degrees, clockwise
     mirrored: bool = False
 
     @property
@@ -98,17 +92,12 @@ class Scene:
     """A background and what is on it."""
 
     background: str
-    variant: int
-    """Which picture of the background."""
+    variant: int  # which picture of the background
     things: tuple[Thing, ...]
 
 
-class Look(NamedTuple):
-    """A thing before it has a position."""
-
-    shape: str
-    colour: str
-    size: str
+Look = tuple[str, str, str]
+"""Shape, colour and size of a thing that has no position yet."""
 
 
 def stream(seed: int, purpose: str) -> random.Random:
@@ -136,16 +125,13 @@ def draw_scene(rng: random.Random) -> Scene:
 
 
 def draw_subject_scene(rng: random.Random, *, shape: str | None = None, colour: str | None = None) -> Scene:
-    """A subject anywhere on any background, beside up to three small things of other shapes.
-
-    Whatever is not given is drawn evenly, without the habits of ordinary scenes.
-    """
+    """A subject anywhere on any background, beside up to three small things of other shapes; all drawn evenly."""
     shape = rng.choice(SHAPES) if shape is None else shape
     colour = rng.choice(COLOURS) if colour is None else colour
-    subject = Look(shape, colour, draw_weighted(_SUBJECT_SIZES, rng))
+    subject = (shape, colour, draw_weighted(_SUBJECT_SIZES, rng))
     background, variant = rng.choice(BACKGROUNDS), rng.randrange(VARIANTS)
     rest = [other for other in SHAPES if other != shape]
-    others = [Look(rng.choice(rest), rng.choice(COLOURS), "small") for _ in range(draw_weighted(_OTHERS, rng))]
+    others = [(rng.choice(rest), rng.choice(COLOURS), "small") for _ in range(draw_weighted(_OTHERS, rng))]
     return Scene(background, variant, _placed([subject, *others], rng))
 
 
@@ -158,12 +144,11 @@ def _draw_group(background: str, rng: random.Random) -> list[Look]:
     """One to three things of one shape, mostly alike."""
     usual = _COMPANIONS[background]
     shape = draw_weighted({shape: _LIKES if shape in usual else 1.0 for shape in SHAPES}, rng)
-    first = Look(shape, _draw_colour(shape, rng), rng.choice(SIZES))
-    group = [first]
+    colour, size = _draw_colour(shape, rng), rng.choice(SIZES)
+    group = [(shape, colour, size)]
     for _ in range(draw_weighted({0: 68, 1: 20, 2: 12}, rng)):
-        colour = first.colour if rng.random() < 0.75 else _draw_colour(shape, rng)
-        size = first.size if rng.random() < 0.7 else rng.choice(SIZES)
-        group.append(Look(shape, colour, size))
+        other_colour = colour if rng.random() < 0.75 else _draw_colour(shape, rng)
+        group.append((shape, other_colour, size if rng.random() < 0.7 else rng.choice(SIZES)))
     return group
 
 
@@ -172,24 +157,20 @@ def _draw_colour(shape: str, rng: random.Random) -> str:
 
 
 def _placed(looks: Sequence[Look], rng: random.Random) -> tuple[Thing, ...]:
-    """Give each a position where it covers no other, the largest first; one that finds no room is left out."""
+    """Give each a position where it covers no other, the largest first; one without room is left out."""
     placed: list[Thing] = []
-    for look in sorted(looks, key=lambda look: -RADIUS[look.size]):
-        _, tilts, mirrors, heights = _HABITS[look.shape]
+    for shape, colour, size in sorted(looks, key=lambda look: -RADIUS[look[2]]):
+        _, tilts, mirrors, heights = _HABITS[shape]
         tilt = rng.choice(_TILTS) if tilts else 0
         mirrored = mirrors and rng.random() < 0.5
         if rng.random() > _HABIT:
             heights = (0.0, 1.0)
-        low, high = RADIUS[look.size] + _MARGIN, 1 - RADIUS[look.size] - _MARGIN  # inside the picture
+        low, high = RADIUS[size] + _MARGIN, 1 - RADIUS[size] - _MARGIN  # inside the picture
         for _ in range(_TRIES):
             x = round(rng.uniform(low, high), 3)
             y = round(rng.uniform(max(low, heights[0]), min(high, heights[1])), 3)
-            thing = Thing(*look, x, y, tilt, mirrored)
-            if all(_apart(thing, other) for other in placed):
-                placed.append(thing)
+            reach = [_SPACING * (RADIUS[size] + other.radius) for other in placed]
+            if all(math.dist((x, y), (other.x, other.y)) >= far for other, far in zip(placed, reach, strict=True)):
+                placed.append(Thing(shape, colour, size, x, y, tilt, mirrored))
                 break
     return tuple(placed)
-
-
-def _apart(one: Thing, other: Thing) -> bool:
-    return math.dist((one.x, one.y), (other.x, other.y)) >= _SPACING * (one.radius + other.radius)

@@ -25,10 +25,8 @@ Size = Annotated[int, Field(ge=16, le=1024)]
 """Pixels along an edge: enough to see something, and few enough for the memory."""
 _FINE_UP_TO = 160  # pixels up to which a picture is painted four times as large, and three times beyond
 
-Pixels = npt.NDArray[np.uint8]
-"""[S, S, 3]"""
-Levels = npt.NDArray[np.float64]
-"""[S, S, 3] or [S, S], black 0 and white 1."""
+Pixels = npt.NDArray[np.uint8]  # [S, S, 3]
+Levels = npt.NDArray[np.float64]  # [S, S, 3] or [S, S], black 0 and white 1
 
 Domain = Literal["plain", "palette", "outline", "texture", "blur"]
 _LUMA = np.array((0.299, 0.587, 0.114), dtype=np.float64)
@@ -48,9 +46,9 @@ def render_scene(scene: Scene, size: int) -> Pixels:
 
 
 class SceneRenderer:
-    """Paints scenes of one size. What it has painted once, a background or a kind of thing, it keeps.
+    """Paints scenes of one size, with a cache of backgrounds and things.
 
-    Everything is painted several times as large as asked for and then averaged, so edges are smooth.
+    Everything is painted several times larger and then averaged, so edges are smooth.
     """
 
     def __init__(self, size: int) -> None:
@@ -104,8 +102,8 @@ def _outline(levels: Levels, rng: random.Random) -> Levels:
 def _texture(levels: Levels, rng: random.Random) -> Levels:
     """A coarse cloth: threads in two directions at an angle of their own, worn in blotches."""
     turn, threads = rng.uniform(0, math.pi), rng.uniform(11, 16)
-    places = (np.arange(len(levels), dtype=np.float64) + 0.5) / len(levels)
-    y, x = np.meshgrid(places, places, indexing="ij")
+    centres = (np.arange(len(levels), dtype=np.float64) + 0.5) / len(levels)
+    y, x = np.meshgrid(centres, centres, indexing="ij")
     along, across = x * math.cos(turn) + y * math.sin(turn), y * math.cos(turn) - x * math.sin(turn)
     phases = [rng.uniform(0, 2 * math.pi) for _ in range(2)]
     weave = sum(np.sin(2 * math.pi * threads * way + phase) for way, phase in zip((along, across), phases, strict=True))
@@ -133,8 +131,5 @@ def _blurred(levels: Levels, deviation: float) -> Levels:
 
 
 _SHIFTS: Mapping[str, Callable[[Levels, random.Random], Levels]] = {
-    "palette": _palette,
-    "outline": _outline,
-    "texture": _texture,
-    "blur": _blur,
+    shift.__name__[1:]: shift for shift in (_palette, _outline, _texture, _blur)
 }

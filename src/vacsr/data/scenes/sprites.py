@@ -13,8 +13,8 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
 Colour = tuple[int, int, int]
-Points = npt.NDArray[np.float64]
-"""[P, 2], the corners of a closed polygon."""
+Array = npt.NDArray[np.float64]
+Points = Array  # [P, 2], the corners of a closed polygon
 
 PALETTE: Mapping[str, Colour] = {
     "red": (226, 56, 62),
@@ -65,13 +65,9 @@ def draw_sprite(
 
 def _grown(outline: Image.Image, *, by: float) -> Image.Image:
     """A mask grown by some pixels, its corners rounded: blurred by as much, an edge keeps 16% that far out."""
-    edge = 0.16 * 255
-    return outline.filter(ImageFilter.GaussianBlur(by)).point([_ramp((level - edge) / 12) for level in range(256)])
-
-
-def _ramp(height: float) -> int:
-    """From -1 to 1 onto the levels of a mask."""
-    return round(255 * min(1.0, max(0.0, (height + 1) / 2)))
+    heights = [(level - 0.16 * 255) / 12 for level in range(256)]
+    ramp = [round(255 * min(1.0, max(0.0, (height + 1) / 2))) for height in heights]
+    return outline.filter(ImageFilter.GaussianBlur(by)).point(ramp)
 
 
 def _turned(points: Points, tilt: int, mirrored: bool) -> Points:
@@ -82,7 +78,6 @@ def _turned(points: Points, tilt: int, mirrored: bool) -> Points:
 
 
 def _paint(paint: str, colour: Colour) -> Colour:
-    """The colour of a part."""
     if paint in _OWN_PAINT:
         return _OWN_PAINT[paint]
     other, share = _TONES[paint]
@@ -92,8 +87,7 @@ def _paint(paint: str, colour: Colour) -> Colour:
 
 def _lit(image: Image.Image, radius: float) -> Image.Image:
     """Brighter above, darker below; the white around stays white as far as it can."""
-    rows = np.arange(image.height)
-    height = np.clip((rows - image.height / 2) / (2 * radius) + 0.5, 0, 1)
+    height = np.clip((np.arange(image.height) - image.height / 2) / (2 * radius) + 0.5, 0, 1)
     top, bottom = _LIGHT_FROM_ABOVE
     light = top + (bottom - top) * height
     pixels = np.asarray(image, dtype=np.float32)
@@ -103,7 +97,7 @@ def _lit(image: Image.Image, radius: float) -> Image.Image:
 
 
 def _assemble(image: Image.Image, rim: Image.Image, *, canvas: int) -> Image.Image:
-    """The cut-out over its shadow, which falls a little down."""
+    """The cut-out over its shadow, which lies a little lower."""
     soft = rim.filter(ImageFilter.GaussianBlur(0.014 * canvas))
     shadow = Image.new("L", rim.size)
     shadow.paste(soft, (0, round(0.012 * canvas)))
@@ -120,14 +114,16 @@ def _polygon(*corners: tuple[float, float]) -> Points:
     return np.array(corners, dtype=np.float64)
 
 
+def _curve(x: Array, y: Array) -> Points:
+    return np.stack([x, y], axis=1)
+
+
 def _ellipse(x: float, y: float, width: float, height: float | None = None, *, turn: float = 0.0) -> Points:
     """Half axes ``width`` and ``height``, turned by ``turn`` degrees."""
     angle, lean = np.linspace(0, 2 * math.pi, 48, endpoint=False), math.radians(turn)
     across, down = width * np.cos(angle), (width if height is None else height) * np.sin(angle)
-    return np.stack(
-        [x + across * math.cos(lean) - down * math.sin(lean), y + across * math.sin(lean) + down * math.cos(lean)],
-        axis=1,
-    )
+    cos, sin = math.cos(lean), math.sin(lean)
+    return _curve(x + across * cos - down * sin, y + across * sin + down * cos)
 
 
 def _soft(points: Points, *, cut: float = 0.2, rounds: int = 3) -> Points:
@@ -142,47 +138,41 @@ def _soft(points: Points, *, cut: float = 0.2, rounds: int = 3) -> Points:
 def _lens(left: float, right: float) -> Points:
     """A band of a ball, between two meridians given by where they cross the middle."""
     angle = np.linspace(-math.pi / 2, math.pi / 2, 24)
-    sides = [np.stack([at * np.cos(angle), 0.92 * np.sin(angle)], axis=1) for at in (left, right)]
+    sides = [_curve(at * np.cos(angle), 0.92 * np.sin(angle)) for at in (left, right)]
     return np.concatenate([sides[0], sides[1][::-1]])
 
 
 def _bowl(radius: float, start: float, end: float, *, lift: float) -> Points:
     """Between an arc of a circle from ``start`` to ``end`` degrees and the same arc, its middle moved by ``lift``."""
-    angle = np.radians(np.linspace(start, end, 32))
-    arcs = [
-        np.stack([radius * np.cos(angle), radius * np.sin(angle) + by * np.sin(np.linspace(0, math.pi, 32))], axis=1)
-        for by in (0.0, lift)
-    ]
+    angle, bow = np.radians(np.linspace(start, end, 32)), np.sin(np.linspace(0, math.pi, 32))
+    arcs = [_curve(radius * np.cos(angle), radius * np.sin(angle) + by * bow) for by in (0.0, lift)]
     return np.concatenate([arcs[0], arcs[1][::-1]])
 
 
 def _star(outer: float, inner: float) -> Points:
     angle = np.radians(np.arange(10) * 36 - 90)
     radius = np.where(np.arange(10) % 2 == 0, outer, inner)
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle) + 0.06], axis=1)
+    return _curve(radius * np.cos(angle), radius * np.sin(angle) + 0.06)
 
 
 def _heart() -> Points:
     angle = np.linspace(0, 2 * math.pi, 72, endpoint=False)
     x = 16 * np.sin(angle) ** 3
     y = -(13 * np.cos(angle) - 5 * np.cos(2 * angle) - 2 * np.cos(3 * angle) - np.cos(4 * angle))
-    return np.stack([x / 17, y / 16.5 - 0.06], axis=1)
+    return _curve(x / 17, y / 16.5 - 0.06)
 
 
 def _crescent() -> Points:
     """Thick enough to cover the middle of its box."""
-    angle = np.radians(np.linspace(48, 312, 60))
-    outer = np.stack([0.18 + 0.95 * np.cos(angle), 0.95 * np.sin(angle)], axis=1)
-    tip = 0.95 * math.sin(math.radians(48))
-    edge = 0.18 + 0.95 * math.cos(math.radians(48))
-    inner_angle = np.linspace(-math.pi / 2, math.pi / 2, 48)
-    inner = np.stack([edge - 0.68 * np.cos(inner_angle), tip * np.sin(inner_angle)], axis=1)
-    return np.concatenate([outer, inner])
+    outer, inner = np.radians(np.linspace(48, 312, 60)), np.linspace(-math.pi / 2, math.pi / 2, 48)
+    tip, edge = 0.95 * math.sin(math.radians(48)), 0.18 + 0.95 * math.cos(math.radians(48))
+    sides = [(0.18 + 0.95 * np.cos(outer), 0.95 * np.sin(outer)), (edge - 0.68 * np.cos(inner), tip * np.sin(inner))]
+    return np.concatenate([_curve(*side) for side in sides])
 
 
 def _dome() -> Points:
     angle = np.linspace(math.pi, 2 * math.pi, 40)
-    return np.stack([0.96 * np.cos(angle), 0.24 + 1.14 * np.sin(angle)], axis=1)
+    return _curve(0.96 * np.cos(angle), 0.24 + 1.14 * np.sin(angle))
 
 
 def _tier(foot: float, half: float, top: float) -> Points:
