@@ -1,9 +1,9 @@
 """From an encoded photo to upright RGB pixels. Whatever the file holds, the result is a photo or a DataError.
 
-A small prepared JPEG can keep Pillow busy for minutes, by EXIF blocks that name each other or by thousands of scans. So
-Pillow is given only the segments of a JPEG that its pixels need, and the orientation of a photo is read from the first
-directory of its EXIF data alone. What Pillow parses in Python byte by byte is refused: a PNG of very many chunks, and a
-BMP with run-length encoding. On other formats it takes time in proportion to the bytes and pixels of the file.
+A small prepared JPEG can keep Pillow busy for minutes, by nested EXIF blocks or thousands of scans. So Pillow is given
+only the segments of a JPEG that its pixels need, and the orientation is read from the first EXIF directory alone. What
+Pillow parses in Python byte by byte is refused: a PNG of very many chunks, and a BMP with run-length encoding. Other
+formats take Pillow time in proportion to the bytes and pixels of the file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,10 @@ from PIL import Image, UnidentifiedImageError
 
 from vacsr.errors import DataError
 
-MAX_PIXELS = 178_956_970
-"""Pillow's own limit; a header may ask for more than the memory holds."""
-PHOTO_BYTES = 3 * MAX_PIXELS
-"""The largest file of a photo: every pixel of the largest photo, uncompressed."""
-MAX_SEGMENTS = 4096
-"""Of a JPEG before its first scan, and chunks of a PNG besides its pixels."""
-MAX_SCANS = 100
-"""Passes of a progressive JPEG over the whole picture; encoders write about ten."""
+MAX_PIXELS = 178_956_970  # Pillow's own limit
+PHOTO_BYTES = 3 * MAX_PIXELS  # the largest file of a photo: every pixel of the largest photo, uncompressed
+MAX_SEGMENTS = 4096  # of a JPEG before its first scan, and chunks of a PNG besides its pixels
+MAX_SCANS = 100  # passes of a progressive JPEG over the whole picture; encoders write about ten
 # Formats of photos. Pillow knows others, of which some start programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 _MARKER = re.compile(rb"\xff+([^\x00\x01\xd0-\xd8\xff])")  # of a JPEG, less those without a length
@@ -77,7 +73,7 @@ def decode_photo(
             _check_chunks(data)
         image = Image.open(io.BytesIO(needed), formats=_known_formats(formats))
         if image.format == "BMP" and image.info.get("compression") in (1, 2):
-            raise _TooLarge("a BMP with run-length encoding")
+            raise _TooComplex("a BMP with run-length encoding")
         if image.width * image.height > max_pixels:
             raise Image.DecompressionBombError
         if side > 0:
@@ -152,7 +148,7 @@ def _check_chunks(data: bytes) -> None:
         chunks += data[at + 4 : at + 8] not in (b"IDAT", b"fdAT")
         at += 12 + int.from_bytes(data[at : at + 4], "big")
     if chunks > MAX_SEGMENTS:
-        raise _TooLarge(f"more than {MAX_SEGMENTS:,} chunks")
+        raise _TooComplex(f"more than {MAX_SEGMENTS:,} chunks")
 
 
 def _exif_of(image: Image.Image) -> bytes:
@@ -181,8 +177,7 @@ def _exif_orientation(exif: bytes) -> int:
 
 
 def _turned(photo: Image.Image, orientation: int) -> Image.Image:
-    turn = _UPRIGHT.get(orientation)
-    return photo if turn is None else photo.transpose(turn)
+    return photo.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else photo
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

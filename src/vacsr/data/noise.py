@@ -2,8 +2,8 @@
 
 Noise that others published is a list of M whole numbers, one per caption, as ``.npy``, ``.json`` or ``.txt``, in the
 convention of NCR (``t2i_index``), BiCro and DECL: entry j is the row of the **image** that **caption** j of the
-training split is paired with. Each image occurs as often as it has captions. Captions and images must be in the order of the
-file's authors; usually image i has the captions 5i to 5i + 4.
+training split is paired with. Each image occurs as often as it has captions. Captions and images must be in the order
+of the file's authors; usually image i has the captions 5i to 5i + 4.
 
 A permutation of 0 … M - 1, as such a file is where each image has one caption, is read as **slots**: caption j sits in
 slot ``entry[j]`` and takes that slot's image. If entry k is the caption at position k instead, save its

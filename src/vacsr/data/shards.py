@@ -41,21 +41,16 @@ class _Sample(NamedTuple):
     key: str
     photo: TarPhoto | None
     facts: dict[str, Any]  # the .json, or nothing
-    lines: list[str]  # the .txt
+    captions: list[str]
 
-    def captions(self) -> list[str]:
-        captions = self.facts.get("captions")
-        if captions is None:
-            single = self.facts.get("caption")
-            return self.lines or ([single] if isinstance(single, str) else [])
-        if not isinstance(captions, list) or not all(isinstance(text, str) for text in captions):
-            raise DataError(f'sample {self.key!r}: "captions" is not a list of texts — write ["…", "…"]')
-        return captions
+    @property
+    def image_id(self) -> str:
+        return str(self.facts.get("id", self.key))
 
     def caption_ids(self) -> list[str]:
-        count, ids = len(self.captions()), self.facts.get("caption_ids")
+        count, ids = len(self.captions), self.facts.get("caption_ids")
         if ids is None:
-            return [f"{self.facts.get('id', self.key)}#{index}" for index in range(count)]
+            return [f"{self.image_id}#{index}" for index in range(count)]
         if not isinstance(ids, list) or len(ids) != count:
             raise DataError(f'sample {self.key!r}: "caption_ids" does not fit its {count} captions — give one each')
         return [str(name) for name in ids]
@@ -72,8 +67,8 @@ def load_shards(spec: Spec, on_error: OnError) -> PhotoSet:
     splits = [sample.facts.get("split") for sample in whole]
     table = table_of(
         spec.path,
-        [str(sample.facts.get("id", sample.key)) for sample in whole],
-        [sample.captions() for sample in whole],
+        [sample.image_id for sample in whole],
+        [sample.captions for sample in whole],
         caption_ids=[sample.caption_ids() for sample in whole],
         splits=[str(name) for name in splits] if all(isinstance(name, str) for name in splits) else None,
     )
@@ -136,8 +131,14 @@ def _sample(key: str, members: dict[str, tarfile.TarInfo], *, tar: tarfile.TarFi
     facts = load_json(_text(tar, members["json"], name=name), source=f"{name}.json") if "json" in members else {}
     if not isinstance(facts, dict):
         raise DataError(f'{name}.json is not an object — write {{"captions": […], "id": …}}')
-    lines = _text(tar, members["txt"], name=name).split("\n") if "txt" in members else []
-    return _Sample(key, photo, facts, [line.removesuffix("\r") for line in lines if line.strip()])
+    captions, single = facts.get("captions"), facts.get("caption")
+    if captions is None:
+        lines = _text(tar, members["txt"], name=name).split("\n") if "txt" in members else []
+        captions = [line.removesuffix("\r") for line in lines if line.strip()]
+        captions = captions or ([single] if isinstance(single, str) else [])
+    if not isinstance(captions, list) or not all(isinstance(text, str) for text in captions):
+        raise DataError(f'sample {key!r}: "captions" is not a list of texts — write ["…", "…"]')
+    return _Sample(key, photo, facts, captions)
 
 
 def _text(tar: tarfile.TarFile, member: tarfile.TarInfo, *, name: str) -> str:

@@ -25,7 +25,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.files import read_json, read_lines
 
 CLASSNAMES, VARIANTS = "classnames.txt", "variants.txt"
-IMAGE_LISTS = {part: f"images_variant_{part}.txt" for part in ("train", "val", "test")}
+IMAGE_LISTS = tuple(f"images_variant_{part}.txt" for part in ("train", "val", "test"))
 PLAIN = "a photo of a {}."
 _TEMPLATES = {
     "oxford_pets": "a photo of a {}, a type of pet.",
@@ -63,25 +63,25 @@ def read_split(folder: Path, *, file: str) -> Splits:
     return Splits(train, val, test)
 
 
-def read_imagenet(folder: Path) -> Splits:
-    """``images/train`` and ``images/val``, which is the test."""
-    images = folder / "images"
-    train, test = class_folders(images / "train"), class_folders(images / "val")
-    differ = sorted(set(train) ^ set(test))
+def read_imagenet(folder: Path, *, photos: str, parts: tuple[str, ...] = ("",)) -> Splits:
+    """Photos in ``photos/part/nXXXXXXXX``: the last part is the test, the first of two to train on."""
+    root, names = folder / photos, read_classnames(folder / CLASSNAMES)
+    ids = {part: subfolders(root / part) for part in parts}
+    for part, listed in ids.items():
+        if not listed:
+            raise missing(root / part, expected="one folder per class (n01440764, …)")
+    differ = sorted(set(ids[parts[0]]) ^ set(ids[parts[-1]]))
     if differ:
-        where = "train" if differ[0] in train else "val"
-        message = f"{images}: train and val hold other classes ({len(differ):,} differ), {differ[0]} is in {where} only"
+        where = next(part for part in parts if differ[0] in ids[part])
+        message = f"{root}: the parts have different classes ({len(differ):,} differ), {differ[0]} is in {where} only"
         raise DataError(f"{message} — labels are positions in the list of folders: make both lists the same")
-    classes = _named(train, folder / CLASSNAMES)
-    train, test = ([f"{part}/{name}" for name in names] for part, names in (("train", train), ("val", test)))
-    return Splits(_entries(images, train, classes), (), _entries(images, test, classes), classes)
-
-
-def read_shifted(folder: Path, *, photos: str) -> Splits:
-    """Test photos in ``photos/nXXXXXXXX``, labels over the folders that are there."""
-    folders = class_folders(folder / photos)
-    classes = _named(folders, folder / CLASSNAMES)
-    return Splits((), (), _entries(folder / photos, folders, classes), classes)
+    unnamed = [name for name in ids[parts[0]] if name not in names]
+    if unnamed:
+        message = f"{folder / CLASSNAMES} does not name {len(unnamed):,} of the folders, first {unnamed[0]}"
+        raise DataError(f"{message} — use the file of CoOp's data instructions, or move other folders away")
+    classes = tuple(names[name] for name in ids[parts[0]])
+    entries = [_entries(root, [f"{part}/{name}".lstrip("/") for name in ids[part]], classes) for part in parts]
+    return Splits(entries[0] if len(parts) == 2 else (), (), entries[-1], classes)
 
 
 def read_numbered(folder: Path, *, photos: str) -> Splits:
@@ -100,15 +100,16 @@ def read_aircraft(folder: Path) -> Splits:
     """FGVC-Aircraft: labels are lines of ``variants.txt``; its lists have lines ``image variant``, without ``.jpg``."""
     classes = tuple(line.strip() for line in read_lines(folder / VARIANTS))
     labels = {name: label for label, name in enumerate(classes)}
-    parts: dict[str, list[Entry]] = {part: [] for part in IMAGE_LISTS}
-    for part, file in IMAGE_LISTS.items():
-        for number, line in enumerate(read_lines(folder / file), start=1):
-            image, _, name = line.strip().partition(" ")
-            if name not in labels:
-                message = f"{folder / file}, line {number}: variant {name!r} is not in {VARIANTS}"
-                raise DataError(f"{message} — copy both files again, or write lines of: 0034309 707-320")
-            parts[part].append(Entry(f"{image}.jpg", labels[name], name))
-    return Splits(parts["train"], parts["val"], parts["test"], classes)
+
+    def entry(file: str, line: str) -> Entry:
+        image, _, name = line.strip().partition(" ")
+        if name not in labels:
+            message = f"{folder / file}: variant {name!r} of {image} is not in {VARIANTS}"
+            raise DataError(f"{message} — copy both files again, or write lines of: 0034309 707-320")
+        return Entry(f"{image}.jpg", labels[name], name)
+
+    train, val, test = ([entry(file, line) for line in read_lines(folder / file)] for file in IMAGE_LISTS)
+    return Splits(train, val, test, classes)
 
 
 def _zhou(folder: str, photos: str, name: str, *, needs: tuple[str, ...] = ()) -> Layout:
@@ -116,18 +117,23 @@ def _zhou(folder: str, photos: str, name: str, *, needs: tuple[str, ...] = ()) -
     return Layout(folder, photos, (*(needs or (f"{photos}/",)), file), partial(read_split, file=file))
 
 
-def _shifted(folder: str, photos: str, *, read: Callable[..., Splits] = read_shifted) -> Layout:
+def _shifted(folder: str, photos: str, *, read: Callable[..., Splits] = read_imagenet) -> Layout:
     return Layout(folder, photos, (f"{photos}/", CLASSNAMES), partial(read, photos=photos))
 
 
 LAYOUTS: Mapping[str, Layout] = {
-    "imagenet": Layout("imagenet", "images", ("images/train/", "images/val/", CLASSNAMES), read_imagenet),
+    "imagenet": Layout(
+        "imagenet",
+        "images",
+        ("images/train/", "images/val/", CLASSNAMES),
+        partial(read_imagenet, photos="images", parts=("train", "val")),
+    ),
     "caltech101": _zhou("caltech-101", "101_ObjectCategories", "Caltech101"),
     "oxford_pets": _zhou("oxford_pets", "images", "OxfordPets"),
     "stanford_cars": _zhou("stanford_cars", "", "StanfordCars", needs=("cars_train/", "cars_test/")),
     "oxford_flowers": _zhou("oxford_flowers", "jpg", "OxfordFlowers"),
     "food101": _zhou("food-101", "images", "Food101"),
-    "fgvc_aircraft": Layout("fgvc_aircraft", "images", ("images/", VARIANTS, *IMAGE_LISTS.values()), read_aircraft),
+    "fgvc_aircraft": Layout("fgvc_aircraft", "images", ("images/", VARIANTS, *IMAGE_LISTS), read_aircraft),
     "sun397": _zhou("sun397", "SUN397", "SUN397"),
     "dtd": _zhou("dtd", "images", "DescribableTextures"),
     "eurosat": _zhou("eurosat", "2750", "EuroSAT"),
@@ -178,23 +184,6 @@ def read_classnames(file: Path) -> dict[str, str]:
         message = f"{file} has an id twice, or one without a class name"
         raise DataError(f"{message} — write one line per class: n01440764 tench")
     return names
-
-
-def class_folders(folder: Path) -> list[str]:
-    """The class folders, sorted; at least one."""
-    folders = subfolders(folder)
-    if not folders:
-        raise missing(folder, expected="one folder per class (n01440764, …)")
-    return folders
-
-
-def _named(folders: list[str], file: Path) -> tuple[str, ...]:
-    names = read_classnames(file)
-    lost = [name for name in folders if name not in names]
-    if lost:
-        message = f"{file} does not name {len(lost):,} of {len(folders):,} folders, first {lost[0]}"
-        raise DataError(f"{message} — use the file of CoOp's data instructions, or move other folders away")
-    return tuple(names[name] for name in folders)
 
 
 def _entries(root: Path, folders: list[str], classes: tuple[str, ...]) -> list[Entry]:
