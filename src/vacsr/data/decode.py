@@ -68,9 +68,7 @@ def decode_photo(
         return f"{name} cannot be read as a photo ({reason}) — {action}" + (f", or {otherwise}" if otherwise else "")
 
     try:
-        needed, turn = _needed_of_jpeg(data) if data.startswith(b"\xff\xd8") else (data, 0)
-        if data.startswith(b"\x89PNG"):
-            _check_chunks(data)
+        needed, turn = _needed(data)
         image = Image.open(io.BytesIO(needed), formats=_known_formats(formats))
         if image.format == "BMP" and image.info.get("compression") in (1, 2):
             raise _TooComplex("a BMP with run-length encoding")
@@ -110,6 +108,13 @@ def _known_formats(formats: tuple[str, ...]) -> tuple[str, ...]:
     """Those that this Pillow was built with."""
     built = set(Image.registered_extensions().values())
     return tuple(name for name in formats if name in built)
+
+
+def _needed(data: bytes) -> tuple[bytes, int]:
+    """What Pillow needs of a file to decode it in bounded time, and the orientation of a JPEG, 0 for other formats."""
+    if data.startswith(b"\x89PNG"):
+        _check_chunks(data)
+    return _needed_of_jpeg(data) if data.startswith(b"\xff\xd8") else (data, 0)
 
 
 def _needed_of_jpeg(data: bytes) -> tuple[bytes, int]:
