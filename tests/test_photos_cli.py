@@ -350,7 +350,7 @@ def test_a_recipe_that_cannot_run(
 @pytest.mark.parametrize(
     ("image", "text", "code", "words"),
     [
-        ("nowhere.jpg", "a dog", 4, "nowhere.jpg does not exist — check the path"),
+        ("nowhere.jpg", "a dog", 4, "nowhere.jpg — check the path"),
         ("FOLDER", "a dog", 4, "FOLDER is a folder"),
         ("torn.jpg", "a dog", 4, "torn.jpg cannot be read as a photo"),
         ("bomb.png", "a dog", 4, "make it smaller"),
