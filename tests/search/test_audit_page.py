@@ -102,7 +102,7 @@ def test_one_image_has_nothing_to_compare_with(write: Command, tmp_path: Path) -
     assert {row["better_image"] + row["better_caption"] for row in read_csv(tmp_path / "wrong.csv")} == {""}
 
 
-@pytest.mark.parametrize("start", ["=HYPERLINK(0)", "+", "-", "@", "\t", "\r"])
+@pytest.mark.parametrize("start", ["=HYPERLINK(0)", "+", "\r"])
 def test_ids_and_captions_are_no_formulas_and_end_no_line(start: str, write: Command, tmp_path: Path) -> None:
     images, ids = tuple(f"{start}{n}\rx" for n in range(40)), tuple(f"{start}c{n}\rx" for n in range(120))
     words = tuple(f"{start}1+1 \ud83d {n}" for n in range(120))  # half a character
@@ -198,20 +198,6 @@ def test_a_bad_file_stops_the_audit_or_is_left_out(vacsr: Command, models: dict[
     assert "2.png" in answer.err
     assert {row["image"] for row in read_csv(out / "wrong.csv")} == {"0.png", "1.png", "3.png"}
     assert "captions.csv, train" in (out / "index.html").read_text(encoding="utf-8")
-
-
-def test_photos_that_are_not_there_stop_the_page_or_are_left_out(
-    vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path
-) -> None:
-    spec = own_photos(tmp_path)
-    (tmp_path / "1.png").unlink()
-    names = load_pairs(features, split="train").image_ids[:4]
-    lines = ["image,image_id,caption", *(f"{n}.png,{name},x" for n, name in enumerate(names))]
-    (tmp_path / "captions.csv").write_text("\n".join(lines))
-    ask = ("audit", models["features"], "--pairs", features, "--photos", spec, "--out", tmp_path / "audit", *CPU)
-    assert vacsr(*ask).refused(4, "1.png", "--skip")
-    answer = vacsr(*ask, "--skip")
-    assert (answer.code, "1.png" in answer.err) == (0, True), answer.err
 
 
 @pytest.mark.parametrize(("more", "captions"), [("", 120), (",split=dev", 30), ("--split all", 180)])

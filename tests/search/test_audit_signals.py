@@ -14,11 +14,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
-from vacsr.data import load_pairs
-from vacsr.methods.mixtures import clean_by_gaussians, rescaled
-from vacsr.scoring import PairScorer
-
 
 def load() -> Any:
     path = Path(__file__).resolve().parents[2] / "benchmarks/_audit_signals.py"
@@ -48,27 +43,6 @@ def test_precision_along_the_recall(drawn: list[tuple[int, bool]]) -> None:
     for recall in (1, 50, 100):
         k = next(k for k in range(len(ranked)) if 100 * sum(ranked[: k + 1]) >= recall * total)
         assert found["precision_at_recall"][str(recall)] == pytest.approx(100 * precision[k])
-
-
-def test_the_best_other_image_is_neither_this_one_nor_the_captions_own() -> None:
-    agreement, owner = torch.rand(5, 9, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 5
-    rows, cols = (torch.arange(5).unsqueeze(1) != owner).nonzero().unbind(1)
-    best = SIGNALS.other_images(agreement, owner, rows, cols)
-    for value, row, col in zip(best.tolist(), rows.tolist(), cols.tolist(), strict=True):
-        assert value == max(float(agreement[i, col]) for i in range(5) if i not in (row, int(owner[col])))
-
-
-def test_wrong_pairs_of_equal_chance_go_by_their_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as float32 tells, every pair of the worse Gaussian is wrong for sure."""
-    pairs = load_pairs("synthetic:images=20,per_image=2", split="train")
-    plan, small = TrainConfig(epochs=1, batch_size=20, device="cpu"), BackboneConfig(head=HeadConfig(dim=8))
-    scorer = PairScorer(fit("infonce", pairs, plan, backbone=small, progress=False).model, device="cpu")
-    loss = torch.cat([torch.linspace(0, 0.1, 30), torch.linspace(9, 10, 10)])
-    loss = loss[torch.randperm(40, generator=torch.Generator().manual_seed(0))]
-    assert int((1.0 - clean_by_gaussians(rescaled(loss)).float() == 1.0).sum()) == 10
-    monkeypatch.setattr(SIGNALS, "batch_losses", lambda *_: loss)
-    suspects = SIGNALS.wrong_signals(scorer, pairs, name="infonce")["infonce loss GMM"]
-    assert suspects.argsort(descending=True)[:10].tolist() == loss.argsort(descending=True)[:10].tolist()
 
 
 def test_the_loss_of_an_unlabelled_pair_leaves_both_images_out() -> None:

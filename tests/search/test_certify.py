@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
-from math import ceil, floor
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest
+from scipy.stats import binomtest
 
 from vacsr.search.certify import (
     Bounds,
@@ -99,28 +98,13 @@ def alike(rng: np.random.Generator, images: int, *, risk: float) -> Outcomes:
     return Outcomes(np.where(sure, 0.9, 0.5), wrong, image, np.arange(len(image)))
 
 
-def by_design_effect(found: Outcomes, *, risk: float, level: float) -> bool:
-    """An approximate rule to compare with: counts shrunk by the correlation that all queries show, then binomial."""
-    rest = found.wrong - (1 - found.value)
-    sums, squares, counts = (np.bincount(found.image, part) for part in (rest, rest**2, np.ones(len(rest))))
-    alike = np.sum(sums**2 - squares) / np.sum(counts * (counts - 1)) / (squares.sum() / counts.sum())
-    given = found.value >= 0.9
-    company = np.bincount(found.image[given])
-    shrink = 1 + max(0.0, alike) * (np.sum(company**2) / company.sum() - 1)
-    return bool(binom.cdf(ceil(found.wrong[given].sum() / shrink), floor(given.sum() / shrink), risk) <= level)
-
-
 def test_queries_that_fail_together_are_not_taken_for_many() -> None:
     """The risk is just above the bound: passing is the error that δ limits. 600 draws."""
     rng, level, draws = np.random.default_rng(0), 0.1, 600
     trial = [Trial(0.9, Bounds(-0.5, 4.5, np.sqrt(0.3 * 25 * 0.09)))]
-    passed, fooled = 0, 0
-    for _ in range(draws):
-        found = alike(rng, 300, risk=0.101)
-        passed += certify(found, trial, risk=0.1, level=level, generator=rng) is not None
-        fooled += by_design_effect(found, risk=0.1, level=level)
+    bad = [certify(alike(rng, 300, risk=0.101), trial, risk=0.1, level=level, generator=rng) for _ in range(draws)]
+    passed = sum(one is not None for one in bad)
     assert passed <= draws * level + 2 * np.sqrt(draws * level * (1 - level))
-    assert fooled > 1.5 * draws * level  # so this world tells a valid rule from one that is not
     good = [certify(alike(rng, 300, risk=0.02), trial, risk=0.1, level=level, generator=rng) for _ in range(50)]
     assert sum(one is not None for one in good) > 40  # it is not kept by silence
 
@@ -175,19 +159,6 @@ def test_an_image_with_more_queries_than_any_that_chose_counts_as_so_many() -> N
     np.testing.assert_allclose(losses, [(2 - 0.1 * 9) * 2 / 10, 1 - 0.2, -0.1, (4 - 0.4) * 2 / 4])
 
 
-def test_what_a_loss_can_be_is_fixed_beforehand() -> None:
-    """Rare images with forty captions, all wrong, where five were expected, count as five."""
-    rng, bounds = np.random.default_rng(2), Bounds(-0.5, 4.5, 1.5)
-    for draw in range(60):
-        heavy = rng.random(120) < 0.02
-        bad = heavy | (rng.random(120) < 0.05)
-        image = np.repeat(np.arange(120), np.where(heavy, 40, 5))
-        found = Outcomes(np.ones(len(image)), bad[image], image, np.arange(len(image)))
-        kept = certify(found, [Trial(0.5, bounds)], risk=0.1, level=0.1, generator=np.random.default_rng(draw))
-        losses = np.where(bad, 4.5, -0.5)[np.random.default_rng(draw).permutation(120)]
-        assert (kept is not None) == mean_is_negative(losses, bounds, level=0.1)
-
-
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_next_to_nothing_certifies_nothing(count: int) -> None:
     for wrong in (np.zeros(count, dtype=bool), np.ones(count, dtype=bool)):
@@ -234,7 +205,6 @@ def test_the_interval_is_wilsons_for_as_many_trials_as_images_are_worth() -> Non
     ("check", "words"),
     [
         (RiskCheck(100, 0, 0, 50), "nothing was answered"),
-        (RiskCheck(100, 50, 4, 50, (0.032, 0.188)), "; held: 8.0% wrong (95% interval 3.2% to 18.8%), 50.0% answered."),
         (RiskCheck(100, 50, 5, 50, (0.04, 0.2)), "; held: 10.0% wrong"),
         (RiskCheck(100, 50, 4, 49, (0.032, 0.188)), "over fewer images (49) than certified it (50)."),
         (RiskCheck(100, 50, 6, 50, (0.06, 0.24)), "did NOT hold, which chance may explain: 12.0% wrong"),

@@ -21,8 +21,7 @@ from vacsr.data.photos import ArrayPhotos, Photos
 from vacsr.errors import DataError
 from vacsr.scoring import PairScorer
 from vacsr.search import VectorIndex, embedding_provenance, open_index
-from vacsr.search.fill import Filled, absolute_spec, fill_index
-from vacsr.search.local import ExactIndex
+from vacsr.search.fill import Filled, fill_index
 
 Command = Callable[..., Any]
 """The fixture `vacsr` of conftest.py."""
@@ -132,18 +131,6 @@ def test_an_id_that_another_process_adds_meanwhile_is_checked_under_the_lock(
     assert reopened(tmp_path).metadata([name]) == {name: {"source": "two"}}
     assert len(index) == 11
     assert fill_index(index, scorer, few, source="one", replace=True).replaced == 11
-
-
-def test_the_index_is_closed_after_an_error(
-    vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, closed = f"exact:{tmp_path / 'i'}", list[ExactIndex]()
-    add = ("index", "add", spec, "--run", models["features"], *CPU, "--pairs")
-    assert vacsr(*add, features).code == 0
-    monkeypatch.setattr(ExactIndex, "close", lambda self: closed.append(self))
-    assert vacsr(*add, features.replace("images=40", "images=41")).refused(4, "--replace")
-    assert vacsr("index", "rm", spec, "none").refused(4, "none of these ids")
-    assert len(closed) == 2
 
 
 def draw_photos(folder: Path, **colours: int) -> None:
@@ -256,25 +243,6 @@ def test_each_kind_of_photos_has_a_fingerprint_that_changes_with_it(tmp_path: Pa
         os.utime(tmp_path / name, ns=(5, 5))
     assert (files.fingerprint(0) == before[0], kinds[2].fingerprint(0) == before[1]) == (False, False)
     assert files.fingerprint(1) == ""
-
-
-@pytest.mark.parametrize(
-    ("spec", "split", "noted"),
-    [
-        ("folder:./photos/", "dev", "folder:{here}/photos,split=dev"),
-        ("features:a,text=t,captions=c", "all", "features:{here}/a,captions={here}/c,text={here}/t"),
-        ("coco:/c,split=val,captions=5,images=i", None, "coco:/c,captions=5,images={here}/i,split=val"),
-        ("csv:p.csv,root=../r", "test", "csv:{here}/p.csv,root={up}/r,split=test"),
-    ],
-)
-def test_a_noted_source_means_the_same_in_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, split: str | None, noted: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    absolute = absolute_spec(spec, split=split)
-    assert absolute == noted.format(here=tmp_path, up=tmp_path.parent)
-    monkeypatch.chdir("/")
-    assert absolute_spec(absolute) == absolute
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_made(

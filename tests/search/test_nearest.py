@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from vacsr.search import nearest
 from vacsr.search.nearest import nearest_rows
 
 
@@ -105,20 +104,3 @@ def test_rising_rows_and_tiny_numbers() -> None:
     assert search(rising, -torch.ones(1, 3), 3, block=10) == [[0, 1, 2]]
     tiny = torch.arange(1.0, 40.0).unsqueeze(1) * 2.0**-100
     assert search(tiny, torch.full((1, 1), 2.0**-49), 5) == [[38, 37, 36, 35, 34]]  # some scores are equal in float32
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_products_are_off_by_less_than_the_slack(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    vectors, generator = near_ties(400, 96, seed=1, spread=3), torch.Generator().manual_seed(2)
-    asked = torch.randint(-(2**20), 2**20, (3, 96), generator=generator).float()
-    plain, off = nearest._products, list[float]()
-
-    def products(block: Tensor, unit: Tensor) -> nearest.Floats:
-        found = plain(block, unit)
-        true = block.double().numpy() @ torch.nn.functional.normalize(asked.double(), dim=1).numpy().T
-        off.append(float(np.abs(found - true.T).max()) / float(block.float().norm(dim=1).max()))
-        return found
-
-    monkeypatch.setattr(nearest, "_products", products)
-    assert search(vectors.to(dtype), asked, 9) == by_integers(vectors, asked, 9)
-    assert max(off) < (2.0**-10 if dtype == torch.float16 else 104 * 2.0**-24)

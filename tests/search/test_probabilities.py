@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from vacsr.errors import DataError
 from vacsr.search import probabilities
 from vacsr.search.certify import RiskCheck, check_threshold, countable_level
 from vacsr.search.probabilities import (
@@ -18,7 +15,6 @@ from vacsr.search.probabilities import (
     expected_calibration_error,
     fit_answer_rule,
     fit_grades,
-    fit_isotonic,
     fit_logistic,
     signals,
 )
@@ -81,28 +77,6 @@ def test_calibration_error_by_a_plain_loop() -> None:
     assert expected_calibration_error(chance, match) == pytest.approx(expected)
 
 
-def minimax(values: np.ndarray, weights: np.ndarray) -> list[float]:
-    """The closed form: at each position the largest, over starts, of the smallest, over ends, of weighted means."""
-    count = len(values)
-
-    def mean(a: int, b: int) -> float:
-        return float(np.average(values[a : b + 1], weights=weights[a : b + 1]))
-
-    return [max(min(mean(a, b) for b in range(i, count)) for a in range(i + 1)) for i in range(count)]
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=40))
-def test_isotonic_is_the_pooled_group_means_and_keeps_the_mean(items: list[tuple[int, bool]]) -> None:
-    x, y = np.array([a for a, _ in items], dtype=float), np.array([b for _, b in items], dtype=float)
-    points = sorted(set(x.tolist()))
-    means = np.array([y[x == point].mean() for point in points])
-    sizes = np.array([(x == point).sum() for point in points], dtype=float)
-    fit = fit_isotonic(x, y)
-    np.testing.assert_allclose(fit.apply(points), minimax(means, sizes), atol=1e-9)
-    assert fit.apply(x).mean() == pytest.approx(y.mean())
-
-
 # ---------------------------------------------------------------------------------------------------------- confidence
 
 
@@ -151,14 +125,6 @@ def test_where_nothing_is_good_enough_nothing_is_answered() -> None:
     counted = check(rule, lists)
     assert (rule.threshold, counted[:4], counted.held(0.02)) == (None, (200, 0, 0, 200), True)
     assert np.isnan(counted.risk)
-
-
-@pytest.mark.parametrize("choosing", [5, 25])
-def test_too_few_queries_are_refused(choosing: int) -> None:
-    lists = world(np.random.default_rng(0), 30, per_image=1, shared=0.0)
-    generator = np.random.default_rng(0)
-    with pytest.raises(DataError, match=r"30 queries of 30 images are too few .* 60 images or more"):
-        fit_answer_rule(lists, np.arange(30) < choosing, risk=0.1, confidence=0.9, generator=generator)
 
 
 def test_a_rule_says_what_it_rests_on() -> None:

@@ -14,12 +14,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import uvicorn
 from prometheus_client import CollectorRegistry
-from uvicorn.server import ServerState
 
 from vacsr.serve import ServiceSettings
-from vacsr.serve.limits import LimitedProtocol, Limits
+from vacsr.serve.limits import Limits
 
 Start = Callable[..., Any]
 HOST = "Host: localhost"
@@ -285,45 +283,6 @@ def test_who_does_not_read_is_cut_off(live: Start, caplog: pytest.LogCaptureFixt
         link.close()
     logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
     assert not [record for record in caplog.records if record.exc_info]
-
-
-class Wire:
-    """As much of a transport as a protocol sees."""
-
-    def __init__(self) -> None:
-        self.closing, self.aborted = False, asyncio.Event()
-        self.abort = self.aborted.set
-
-    def get_extra_info(self, _name: str) -> None: ...
-
-    def close(self) -> None: ...
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-
-@pytest.mark.parametrize("way", ["closed", "paused", "resumed", "idle"])
-def test_a_connection_ends_though_the_client_reads_nothing(way: str) -> None:
-    async def go() -> bool:
-        kind = type("Limited", (LimitedProtocol,), {"settings": ServiceSettings(write_seconds=0.05)})
-        wire = Wire()
-        protocol = kind(uvicorn.Config(lambda: None, log_config=None), ServerState(), {})
-        protocol.connection_made(wire)
-        wire.closing = way == "closed"
-        if way in ("paused", "resumed"):
-            protocol.pause_writing()
-        if way == "resumed":
-            protocol.resume_writing()
-        try:
-            async with asyncio.timeout(10 if way in ("closed", "paused") else 0.3):
-                await wire.aborted.wait()
-        except TimeoutError:
-            return False
-        finally:
-            protocol.connection_lost(None)
-        return True
-
-    assert asyncio.run(go()) is (way in ("closed", "paused"))
 
 
 def answered(app: Any, send: Any) -> tuple[list[Any], CollectorRegistry]:

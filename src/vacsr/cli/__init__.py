@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from vacsr import __version__
 from vacsr.cli import audit, bench, compare, embed, evaluate, index, search, serve, train
-from vacsr.cli.failures import stdout_errors
-from vacsr.errors import VacsrError
+from vacsr.errors import EnvironmentProblem, VacsrError
 
 __all__ = ["app", "main"]
 
@@ -56,12 +57,22 @@ def _show_warning(message: Warning | str, *_where: object, **_more: object) -> N
 def main() -> None:
     """Entry point: a VacsrError becomes one message and its exit code, a warning one line, Ctrl-C becomes 130."""
     try:
-        with warnings.catch_warnings(), stdout_errors():
+        with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             app()
     except VacsrError as error:
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(error)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise  # of another file than stdout
+        sys.stdout = io.StringIO()  # Python would flush again when it exits, and complain
+        message = f"cannot write everything to stdout: {error.strerror or error}"
+        _fail(EnvironmentProblem(f"{message} — redirect it to a disk with free space, then run it again"))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _fail(error: VacsrError) -> NoReturn:
+    Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: ", end="")
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)

@@ -50,8 +50,9 @@ def add(
     """Embed images or captions into an index, making it if need be. The same command goes on after a stop."""
     from vacsr.data import PhotoSet, images_spec, load_images, load_pairs
     from vacsr.data.photos import check_photos, without
+    from vacsr.progress import PhotoProgress
     from vacsr.scoring import PairScorer
-    from vacsr.search.fill import FillProgress, absolute_spec, fill_index
+    from vacsr.search.fill import absolute_spec, fill_index
     from vacsr.search.index import embedding_provenance, open_index
 
     if yes and not prune:
@@ -68,14 +69,14 @@ def add(
     )  # fmt: skip
     started = time.perf_counter()
     with closing(opened):
-        with FillProgress(total=len(data.caption_ids if texts else data.image_ids), kind=kind) as bar:
+        with PhotoProgress(kind, show=True) as bar:
             done = fill_index(
                 opened, scorer, data,
-                source=source, texts=texts, batch=batch, replace=replace, prune=prune, sure=yes,
-                workers=workers, committed=bar.committed,
+                source=source, texts=texts, batch=batch, replace=replace, prune=prune, sure=yes, workers=workers,
+                committed=lambda done: bar(done.added + done.replaced + done.skipped, done.of),
             )  # fmt: skip
         total = len(opened)
-    rate = done.embedded / max(time.perf_counter() - started, 1e-9)
+    rate = (done.added + done.replaced) / max(time.perf_counter() - started, 1e-9)
     counts = f"added {done.added:,}, replaced {done.replaced:,}, left {done.skipped:,} that were there"
     counts += f", removed {done.removed:,} that are gone" if prune else ""
     typer.echo(f"{counts}; {rate:,.0f} {kind}/s; {total:,} in the index", err=True)
@@ -91,8 +92,7 @@ def rm(
     from vacsr.search.index import open_index
 
     with closing(open_index(name)) as opened:
-        known = opened.known(ids)
-        absent = [identity for identity, there in zip(ids, known, strict=True) if not there]
+        absent = [name for name, known in zip(ids, opened.known(ids), strict=True) if not known]
         if len(absent) == len(ids):
             raise DataError(f"{name} holds none of these ids, first {absent[0]!r} — nothing was removed; check the ids")
         removed = opened.delete(ids)
@@ -121,10 +121,8 @@ def info(
 
 def _shown(value: Any) -> str:
     """For a person: numbers with commas, one item of a list per line."""
-    if value is None:
-        return "elsewhere"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"\n{'':<11}".join(value) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return f"\n{'':<11}".join(value)
+    return "elsewhere" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -55,8 +55,6 @@ def search(
 
     if (text is None) == (image is None):
         raise UsageError('search takes either --text or --image — e.g. --text "a dog on a beach"')
-    if text is not None and not text.strip():
-        raise UsageError('--text is blank — give words, e.g. --text "a dog on a beach"')
     if json is not None:
         folder = Path(index.partition(":")[2])
         check_output("--json", json, inputs=[*run_files(run), folder, *([] if image is None else [image])])
@@ -65,10 +63,7 @@ def search(
         if not searcher.scorer.model.has_towers:
             message = "the model reads cached features, so it can embed neither words nor photos"
             raise UsageError(f"{message} — train one with towers, or use Searcher.search_texts(features) in Python")
-        if text is not None:
-            (result,) = searcher.search_texts([text], k=k, policy=policy)
-        else:
-            (result,) = searcher.search_images([str(image)], k=k, policy=policy)
+        result = searcher.search(text=text, image=image, k=k, policy=policy)
     if json is not None:
         write_json(json, result.to_dict())
     _show(result, _guarantee(searcher) if result.promised else "")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from vacsr.cli.failures import memory_errors
 from vacsr.cli.options import OutRun, Overrides, Recipe, Resume
-from vacsr.errors import UsageError
+from vacsr.errors import EnvironmentProblem, UsageError
 
 _LESS_MEMORY = "try --set train.tile=auto, backbone.checkpointing=true or a smaller train.batch_size"
 _LESS_FEWSHOT_MEMORY = (
@@ -29,7 +30,7 @@ def train(recipe: Recipe, overrides: Overrides = None, out: OutRun = None, resum
 
     folder = out or Path("runs") / recipe.stem
     plan = read_recipe(recipe, overrides or [])
-    with memory_errors(_LESS_MEMORY):
+    with _memory_errors(_LESS_MEMORY):
         run = run_recipe(plan, folder, resume=resume)
     if run.interrupted:
         _stopped("train", folder, run.state.step)
@@ -57,7 +58,7 @@ def fewshot(
         raise UsageError("--resume continues training, --evaluate-only does not train — leave one out")
     folder = out or Path("runs") / recipe.stem
     plan = read_fewshot(recipe, overrides or [])
-    with memory_errors(_LESS_FEWSHOT_MEMORY):
+    with _memory_errors(_LESS_FEWSHOT_MEMORY):
         if evaluate_only:
             typer.echo(fewshot_table(evaluate_fewshot(plan, folder)))
             return
@@ -72,3 +73,20 @@ def _stopped(command: str, folder: Path, step: int) -> NoReturn:
     again = f"vacsr {command} {folder / 'config.yaml'} --out {folder} --resume"
     typer.echo(f"stopped after step {step}; continue with: {again}", err=True)
     raise typer.Exit(130)
+
+
+@contextmanager
+def _memory_errors(advice: str) -> Iterator[None]:
+    """Turn "out of memory", on a GPU or a CPU, into an :class:`EnvironmentProblem` that ends in ``advice``."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        import torch
+
+        if isinstance(error, torch.OutOfMemoryError):
+            message = str(error).split(". ")[0]
+        elif isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error):
+            message = "out of memory"  # torch has no class of its own for it on a CPU
+        else:
+            raise
+        raise EnvironmentProblem(f"{message} — {advice}") from error

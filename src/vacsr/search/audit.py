@@ -41,24 +41,19 @@ class Known(NamedTuple):
     score: float
     grade: float
     uncertainty: float | None
-    agreement: float
-    """Cosine with the image and its other captions."""
+    agreement: float  # cosine with the image and its other captions
 
 
 class WrongPair(NamedTuple):
     """A labelled pair that the model doubts."""
 
-    row: int
-    """Of its image."""
-    col: int
-    """Of its caption."""
+    row: int  # of its image
+    col: int  # of its caption
     suspicion: float
     known: Known
-    better_row: int | None
-    """The image that this caption fits best among the others; None if there is no other."""
+    better_row: int | None  # the image that this caption fits best among the others; None if there is no other
     better_image: Known | None
-    better_col: int | None
-    """The caption without a label that fits this image best; None if there is none."""
+    better_col: int | None  # the caption without a label that fits this image best; None if there is none
     better_caption: Known | None
 
 
@@ -68,10 +63,8 @@ class MissingMatch(NamedTuple):
     row: int
     col: int
     known: Known
-    own_row: int
-    """The image that this caption is labelled with."""
-    own: Known
-    """The model's view of that labelled pair."""
+    own_row: int  # the image that this caption is labelled with
+    own: Known  # the model's view of that labelled pair
 
 
 class AuditReport(NamedTuple):
@@ -79,12 +72,9 @@ class AuditReport(NamedTuple):
 
     wrong: tuple[WrongPair, ...]
     missing: tuple[MissingMatch, ...]
-    labelled: int
-    """Pairs that were checked."""
-    min_grade: float
-    """The least grade of a missing match."""
-    usual_grade: float
-    """What three of four labelled pairs reach, which is the default least grade."""
+    labelled: int  # pairs that were checked
+    min_grade: float  # the least grade of a missing match
+    usual_grade: float  # what three of four labelled pairs reach, which is the default least grade
 
     def __repr__(self) -> str:
         lists = f"{len(self.wrong):,} suspected wrong pairs, {len(self.missing):,} suspected missing matches"
@@ -140,11 +130,11 @@ def audit(
         raise UsageError(f"{message} — try top=200, and leave min_grade out")
     scorer = model if isinstance(model, PairScorer) else PairScorer(model, device=device)
     scores, owner = scorer.score_set(pairs), pairs.caption_image.to(scorer.device)
-    found = signals(scores, owner, progress=progress)
-    usual = float(found.grade.sort().values[len(owner) // 4])
+    every = signals(scores, owner, progress=progress)
+    usual = float(every.grade.sort().values[len(owner) // 4])
     least = usual if min_grade is None else min_grade
-    missing = _find_missing(scores, owner, found, top=top, min_grade=least)
-    return AuditReport(_find_wrong(scores, owner, found, top=top), missing, len(owner), least, usual)
+    missing = _find_missing(scores, owner, every, top=top, min_grade=least)
+    return AuditReport(_find_wrong(scores, owner, every, top=top), missing, len(owner), least, usual)
 
 
 @torch.inference_mode()
@@ -159,35 +149,35 @@ def signals(scores: PairScores, owner: Tensor, *, captions: int = _EACH, progres
     return Signals(own, suspicion(own, near.image_agreement), grade, near)
 
 
-def _find_wrong(scores: PairScores, owner: Tensor, found: Signals, *, top: int) -> tuple[WrongPair, ...]:
-    cols = found.suspicion.argsort(descending=True, stable=True)[:top]
-    rows, rivals = owner[cols], found.near.image[cols]
-    captions, agreement = found.near.caption[rows, 0], found.near.caption_agreement[rows, 0]
-    own = _known(scores, rows, cols, found.own[cols])
-    images = _known(scores, rivals.clamp_min(0), cols, found.near.image_agreement[cols])
+def _find_wrong(scores: PairScores, owner: Tensor, every: Signals, *, top: int) -> tuple[WrongPair, ...]:
+    cols = every.suspicion.argsort(descending=True, stable=True)[:top]
+    rows, rivals = owner[cols], every.near.image[cols]
+    captions, agreement = every.near.caption[rows, 0], every.near.caption_agreement[rows, 0]
+    own = _known(scores, rows, cols, every.own[cols])
+    images = _known(scores, rivals.clamp_min(0), cols, every.near.image_agreement[cols])
     others = _known(scores, rows, captions, agreement)
     wrong = []
     for n, (row, col, rival) in enumerate(zip(rows.tolist(), cols.tolist(), rivals.tolist(), strict=True)):
         image = (rival, images[n]) if rival >= 0 else (None, None)
         caption = (int(captions[n]), others[n]) if agreement[n].isfinite() else (None, None)
-        wrong.append(WrongPair(row, col, float(found.suspicion[col]), own[n], *image, *caption))
+        wrong.append(WrongPair(row, col, float(every.suspicion[col]), own[n], *image, *caption))
     return tuple(wrong)
 
 
 def _find_missing(
-    scores: PairScores, owner: Tensor, found: Signals, *, top: int, min_grade: float
+    scores: PairScores, owner: Tensor, every: Signals, *, top: int, min_grade: float
 ) -> tuple[MissingMatch, ...]:
     """By falling agreement, those that the model grades high enough; more are graded until there are enough."""
-    agreement, each = found.near.caption_agreement.flatten(), found.near.caption.shape[1]
+    agreement, each = every.near.caption_agreement.flatten(), every.near.caption.shape[1]
     order = agreement.argsort(descending=True, stable=True)
     order = order[agreement[order].isfinite()]
     missing: list[MissingMatch] = []
     for some in torch.split(order, max(top, 1024)):
-        rows, cols = some // each, found.near.caption.flatten()[some]
+        rows, cols = some // each, every.near.caption.flatten()[some]
         known = _known(scores, rows, cols, agreement[some])
-        own = _known(scores, owner[cols], cols, found.own[cols])
-        every = zip(rows.tolist(), cols.tolist(), known, owner[cols].tolist(), own, strict=True)
-        missing += [MissingMatch(*one) for one in every if one[2].grade >= min_grade]
+        own = _known(scores, owner[cols], cols, every.own[cols])
+        columns = zip(rows.tolist(), cols.tolist(), known, owner[cols].tolist(), own, strict=True)
+        missing += [MissingMatch(*one) for one in columns if one[2].grade >= min_grade]
         if len(missing) >= top:
             break
     return tuple(missing[:top])

@@ -48,22 +48,17 @@ _CHOOSE = 0.25  # share of the images that choose; the others certify, which nee
 class DirectionCalibration(Config):
     """Of text → image (``t2i``) or image → text (``i2t``)."""
 
-    gallery: int
-    """Items that were searched."""
-    candidates: int = Field(ge=2)
-    """Nearest by cosine that the method scores."""
-    depth: int = Field(ge=1)
-    """Best by score whose σ is computed."""
+    gallery: int  # items that were searched
+    candidates: int = Field(ge=2)  # nearest by cosine that the method scores
+    depth: int = Field(ge=1)  # best by score whose σ is computed
     queries: int
     grades: GradeCalibration
     ece_own: float
     ece_temperature: float
     ece_isotonic: float
-    r1: float
-    """Share of right first answers, on the part of the split that did not choose."""
+    r1: float  # share of right first answers, on the part of the split that did not choose
     answer: AnswerRule
-    also_floor: float
-    """From this score on a candidate is "probably also a match": half of the labelled matches reach it."""
+    also_floor: float  # the score of "probably also a match": half of the labelled matches reach it
 
     def same_size(self, size: int) -> bool:
         """Does the guarantee of ``answer`` hold for an index of this size?"""
@@ -71,17 +66,14 @@ class DirectionCalibration(Config):
 
 
 class Calibration(Config):
-    """Everything that is fitted, and to what."""
+    """What is fitted, and to which data."""
 
     schema_version: int = 3
-    model: str
-    """The model's digest."""
-    data: str
-    """A digest of the ids and labels of the pairs."""
+    model: str  # the model's digest
+    data: str  # a digest of the ids and labels of the pairs
     pairs: str
     split: str
-    selected_on: str = ""
-    """The split of these data by which training chose the epoch; if it is ``split``, the model has seen it."""
+    selected_on: str = ""  # the split of these data by which training chose the epoch
     seed: int
     t2i: DirectionCalibration
     i2t: DirectionCalibration
@@ -95,12 +87,9 @@ class Calibration(Config):
 class CalibrateSettings:
     """Which risk is guaranteed, and for which searches."""
 
-    risk: float = 0.1
-    """The share of wrong first answers among those given, counted over as many images as certified it …"""
-    confidence: float = 0.9
-    """… stays below it with this probability."""
-    gallery: int | None = None
-    """Images in a gallery; None for all of the split in one."""
+    risk: float = 0.1  # bound on the share of wrong answers, counted over as many images as certified it
+    confidence: float = 0.9  # probability that the bound holds
+    gallery: int | None = None  # images in a gallery; None for all of the split in one
     candidates: int = CANDIDATES
     depth: int = DEPTH
     seed: int = 0
@@ -119,8 +108,7 @@ class DirectionCheck(NamedTuple):
 
     gallery: int
     answers: RiskCheck
-    absent: RiskCheck
-    """The same queries without their matches in the lists: whatever is answered is wrong."""
+    absent: RiskCheck  # the same queries without their matches in the lists: whatever is answered is wrong
     r1: float
     ece_own: float
     ece: float
@@ -267,11 +255,11 @@ def labelled_candidates(
     item, score, cosine, sigma = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
     for queries, items in parts:
         near = stable_topk((asked.mean[queries] @ held.mean[items].T).cpu(), width)
-        found = rescore(scores, queries, items[near.index], direction=direction, candidates=width, depth=depth)
-        item.append(items[near.index].gather(1, found.order))
-        score.append(found.score)
-        cosine.append(near.score.gather(1, found.order))
-        sigma += [] if found.sigma is None else [found.sigma]
+        ranked = rescore(scores, queries, items[near.index], direction=direction, candidates=width, depth=depth)
+        item.append(items[near.index].gather(1, ranked.order))
+        score.append(ranked.score)
+        cosine.append(near.score.gather(1, ranked.order))
+        sigma += [] if ranked.sigma is None else [ranked.sigma]
     query, answers = torch.cat([queries for queries, _ in parts]), torch.cat(item)
     image = query if direction == "i2t" else owner[query]
     right = (owner[answers] if direction == "i2t" else answers) == image[:, None]

@@ -39,8 +39,7 @@ class CalibratedRun(NamedTuple):
 
     calibration: Calibration
     path: Path
-    checks: dict[Direction, DirectionCheck]
-    """Empty without a check."""
+    checks: dict[Direction, DirectionCheck]  # empty without a check
     check_split: str = ""
 
     def to_markdown(self) -> str:

@@ -1,24 +1,14 @@
 """A threshold that keeps the risk of wrong answers below a bound, with high probability; and a count that checks it.
 
-The queries are split in two, no image in both parts. One part chooses how confidence is measured, which thresholds are
-tried and in which order. The other certifies: thresholds are tested in that order until one fails; the last that passed
-counts. As the order was fixed beforehand, the chance that a threshold with too high a risk passes is at most δ
-(fixed-sequence testing; "learn then test").
+One part of the images chooses thresholds and their order. The others certify them in that order until one fails
+(fixed-sequence testing): a threshold with too high a risk passes with a chance of at most δ. Queries of one image fail
+together, so an image is one observation: its wrong answers less α times its answers. The risk is below α exactly if the
+mean of that is negative.
 
-Queries of one image, its captions and their repeats in other galleries, fail together. So an image is one observation:
-its wrong answers less α times its answers, repeats averaged. The risk is below α exactly if the mean of that is
-negative, which is tested by betting, without a model of how queries of an image depend on each other. A bet needs to
-know beforehand how large a loss can be: an image with more queries than any that chose counts as that many.
-
-Images are taken as independent. Those in one gallery are not quite, for they are each other's wrong candidates, in
-either part: galleries are drawn from all images, since a part may be smaller than one gallery.
-
-**The test.** A gambler starts with a capital of 1 and stakes a part of it on each value before it is seen: a negative
-value wins, a positive one loses, in proportion. If the mean is zero or more, no strategy gains on average, so the
-capital reaches 1/δ with a chance of at most δ (Ville's inequality; Waudby-Smith and Ramdas 2024). The stake only
-decides the power. The number of values is known, so the stake is the one that would hedge a bet on "the sum ends low
-enough" if values were normal: it looks at the capital that is still missing and at the values that are left (the idea
-of Voráček and Orabona's STaR-bets). That comes close to the test that knows the distribution.
+The test is a bet. A gambler stakes a part of a capital of 1 on each value before it is seen: negative values win. If
+the mean is zero or more, the capital reaches 1/δ with a chance of at most δ (Ville's inequality; Waudby-Smith and
+Ramdas 2024). The stake only decides the power: it hedges a bet on "the sum ends low enough" as if values were normal
+(Voráček and Orabona's STaR-bets). Images are taken as independent; those of one gallery are not quite.
 """
 
 from __future__ import annotations
@@ -191,10 +181,8 @@ class RiskCheck(NamedTuple):
     queries: int
     answered: int
     wrong: int
-    images: int
-    """Whose queries they are."""
-    interval: tuple[float, float] = (0.0, 1.0)
-    """Of the true risk, with 95% confidence; approximate."""
+    images: int  # whose queries they are
+    interval: tuple[float, float] = (0.0, 1.0)  # of the true risk, with 95% confidence; approximate
 
     @property
     def coverage(self) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ from vacsr.data.archives import StoredPhotos
 from vacsr.data.formats import parse_spec
 from vacsr.data.photos import content_fingerprint
 from vacsr.errors import DataError, UsageError
-from vacsr.progress import Bars
 from vacsr.scoring import PairScorer
 from vacsr.search.index import Metadata, VectorIndex
 
@@ -30,7 +28,6 @@ ORIGIN = ("source", "from", "mark")
 _LOOKUP = 4096  # ids whose metadata are in memory at a time
 _MAX_PRUNED = 0.5  # share of a source's items that are pruned without a question
 _PHOTOS = {"cpu": 32, "cuda": 256}  # through the tower at a time
-_LINE_S = 30.0  # between two lines where there is no terminal for a bar
 _SPLIT = re.compile(r"(?:,|(?<=:))split=[^,=]*$")
 
 
@@ -39,16 +36,9 @@ class Filled(NamedTuple):
 
     added: int = 0
     replaced: int = 0
-    skipped: int = 0
-    """In the index already, unchanged."""
+    skipped: int = 0  # in the index already, unchanged
     of: int = 0
-    removed: int = 0
-    """From the index, since the data set no longer has them."""
-
-    @property
-    def embedded(self) -> int:
-        """What took time."""
-        return self.added + self.replaced
+    removed: int = 0  # from the index, since the data set no longer has them
 
 
 def fill_index(
@@ -232,22 +222,3 @@ def source_key(source: str) -> str:
     '4f2cba51e731'
     """
     return hashlib.blake2b(source.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest() if source else ""
-
-
-class FillProgress(Bars):
-    """A bar with images or texts per second; without a terminal, a line now and then."""
-
-    def __init__(self, *, total: int, kind: str = "images") -> None:
-        super().__init__()
-        self.kind = kind
-        self.task = self.bar.add_task(kind, total=total, note="")
-        self.started = self.printed = time.monotonic()
-
-    def committed(self, done: Filled) -> None:
-        """Call after a batch is stored."""
-        now = time.monotonic()
-        rate = f"{done.embedded / max(now - self.started, 1e-9):,.0f} {self.kind}/s"
-        self.bar.update(self.task, completed=done.embedded + done.skipped, note=rate)
-        if self.bar.disable and now - self.printed >= _LINE_S:
-            self.printed = now
-            self.say(f"{done.embedded + done.skipped:,} of {done.of:,} {self.kind}, {rate}")

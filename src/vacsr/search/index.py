@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
 
 class AddResult(NamedTuple):
-    """Counts of one call: new ids, and ids whose vectors and metadata were replaced."""
+    """Counts of one call."""
 
     added: int
     replaced: int
@@ -70,14 +70,10 @@ class IndexInfo(NamedTuple):
     dim: int
     dtype: str
     provenance: str
-    dead: int
-    """Deleted vectors that still take space."""
-    parts: int
-    """Files of vectors."""
-    bytes: int | None
-    """On this machine's disk; None where it is stored elsewhere."""
-    holds: str
-    """Images, texts, or "" if unknown."""
+    dead: int  # deleted vectors that still take space
+    parts: int  # files of vectors
+    bytes: int | None  # on this machine's disk; None if it is stored elsewhere
+    holds: str  # images, texts, or "" if unknown
     exact: bool
     sources: tuple[str, ...]
 

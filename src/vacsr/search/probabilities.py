@@ -85,10 +85,8 @@ def fit_logistic(signals: Array, labels: Array, *, ridge: float = 1.0) -> Logist
 class Isotonic(Config):
     """Corners of a rising line; linear between two of them, flat beyond the ends."""
 
-    x: tuple[float, ...]
-    """[B], rising."""
-    y: tuple[float, ...]
-    """[B], never falling."""
+    x: tuple[float, ...]  # [B], rising
+    y: tuple[float, ...]  # [B], never falling
 
     def apply(self, values: Values) -> Array:
         """The line at each value. [N] -> [N]
@@ -120,8 +118,7 @@ class GradeCalibration(Config):
     """What turns a score into a probability. Both ways are stored; ``kind`` did better on held-out pairs."""
 
     kind: Kind
-    temperature: Logistic
-    """sigmoid(score / T + b). The offset is there because few of the candidates match."""
+    temperature: Logistic  # sigmoid(score / T + b); b, because few of the candidates match
     isotonic: Isotonic
 
     def apply(self, score: Values, kind: Kind | None = None) -> Array:
@@ -192,27 +189,17 @@ class AnswerRule(Config):
 
     measure: str
     signals: tuple[str, ...]
-    logistic: Logistic
-    """The signals as the probability that the first answer is right."""
-    spread: float
-    """Of the scores of candidates."""
+    logistic: Logistic  # the signals as the probability that the first answer is right
+    spread: float  # of the scores of candidates
     cosine_spread: float
-    threshold: float | None
-    """Answer from this confidence on; None where no threshold could be certified, so nothing is answered."""
-    risk: float
-    """α: counted over as many images as certified it, the share of wrong answers among those given stays below it …"""
-    confidence: float
-    """… with this probability."""
-    level: float
-    """δ of the test behind it: the chance that the true risk at the threshold is not below α."""
-    certified: int
-    """Queries that certified, with their repeats in other galleries."""
-    images: int
-    """Of so many images."""
-    answered: int
-    """Of these queries, how many were answered at the threshold."""
-    wrong: int
-    """Of these, how many wrongly."""
+    threshold: float | None  # answer from this confidence on; never if None: no threshold could be certified
+    risk: float  # α, the bound on the share of wrong answers, counted over as many images as certified it
+    confidence: float  # probability that the bound holds
+    level: float  # δ of the test behind it: the chance that the true risk at the threshold is not below α
+    certified: int  # queries that certified, with their repeats in other galleries
+    images: int  # of these queries
+    answered: int  # queries that are answered at the threshold
+    wrong: int  # wrong answers among them
 
     def confidence_of(self, score: Array, cosine: Array, sigma: Array | None) -> Array:
         """The probability that the first answer is right. [Q, m], [Q, m], [Q, d] -> [Q]"""
@@ -263,9 +250,9 @@ def fit_answer_rule(
     )  # fmt: skip
     outcomes = rule.outcomes(rest)
     threshold = certify(outcomes, trials, risk=risk, level=level, generator=generator)
-    counts = check_threshold(outcomes, threshold)
-    found = {"images": counts.images, "answered": counts.answered, "wrong": counts.wrong}
-    return rule.model_copy(update={"threshold": threshold, **found})
+    check = check_threshold(outcomes, threshold)
+    counts = {"images": check.images, "answered": check.answered, "wrong": check.wrong}
+    return rule.model_copy(update={"threshold": threshold, **counts})
 
 
 def _cross_fit(columns: Array, right: Mask, fold: NDArray[np.int64]) -> Array:

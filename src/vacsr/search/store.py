@@ -62,20 +62,15 @@ class State(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
-    id: str
-    """Drawn when the index is created, so that another index in the same folder is not taken for it."""
+    id: str  # drawn when the index is created, so that another index in the same folder is not taken for it
     dim: int = Field(ge=1, le=1 << 24)
     dtype: VectorType
     provenance: str
-    generation: int = Field(default=0, ge=0)
-    """Grows by one with every change."""
+    generation: int = Field(default=0, ge=0)  # grows by one with every change
     rows: int = Field(default=0, ge=0, lt=1 << 32)
-    max_norm: float = Field(default=0.0, ge=0)
-    """Of any stored vector: bounds the rounding of products."""
-    deleted: bytes = b""
-    """A bit per row; empty if none is deleted."""
-    sources: Annotated[SkipValidation[list[str]], BeforeValidator(_read_sources)] = []
-    """SPECs, stored as JSON. They may hold lone surrogates, which pydantic refuses."""
+    max_norm: float = Field(default=0.0, ge=0)  # of any stored vector: bounds the rounding of products
+    deleted: bytes = b""  # a bit per row; empty if none is deleted
+    sources: Annotated[SkipValidation[list[str]], BeforeValidator(_read_sources)] = []  # may hold lone surrogates
 
     @model_validator(mode="after")
     def _check_deleted(self) -> Self:

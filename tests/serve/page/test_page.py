@@ -10,8 +10,6 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
-import pytest
-
 from vacsr.search.policies import POLICIES
 from vacsr.serve.app import page_html, page_policy
 from vacsr.serve.schemas import HitAnswer, Info, ScoreAnswer, SearchAnswer
@@ -100,33 +98,3 @@ def test_it_reads_fields_that_the_service_sends() -> None:
         assert used <= known, name
     offered = [known["value"] for tag, known in TAGS if tag == "input" and known.get("name") == "policy"]
     assert offered == list(POLICIES)
-
-
-def luminance(colour: str) -> float:
-    """As WCAG defines it."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
-def test_colours_can_be_told_apart(place: int) -> None:
-    blocks = re.findall(r":root \{(.*?)\}", STYLE[1], re.DOTALL)
-    colour = dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[place]))
-
-    def contrast(one: str, two: str) -> float:
-        dark, light = sorted((luminance(colour[one]), luminance(colour[two])))
-        return (light + 0.05) / (dark + 0.05)
-
-    words = [(ink, ground) for ink in ("ink", "soft", "accent") for ground in ("paper", "sheet", "fine")]
-    words += [("on-accent", "accent"), ("sheet", "also"), ("sheet", "good")]
-    assert {pair: round(contrast(*pair), 2) for pair in words if contrast(*pair) < 4.5} == {}
-    marks = [
-        ("edge", "sheet"),
-        ("edge", "paper"),
-        ("accent", "fine"),
-        ("warn", "sheet"),
-        ("bad", "sheet"),
-        ("also", "paper"),
-    ]
-    assert {pair: round(contrast(*pair), 2) for pair in marks if contrast(*pair) < 3} == {}

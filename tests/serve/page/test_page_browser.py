@@ -46,19 +46,6 @@ def test_words_find_photos_and_every_policy_shows_its_hits(live: Start, searcher
     assert tab.complaints() == []
 
 
-def test_marks_say_probably_also_a_match(live: Start, searcher: Any, tab: Any) -> None:
-    part = searcher.calibration.t2i
-    easy = part.model_copy(update={"also_floor": -1e9})
-    searcher.calibration = searcher.calibration.model_copy(update={"t2i": easy})
-    tab.open(live(searcher).port)
-    tab.ask()
-    marks = tab.js("[...document.querySelectorAll('.hit .mark')].map(mark => mark.textContent)")
-    assert len(marks) >= 7
-    assert set(marks) == {"Probably also a match"}
-    assert tab.js("document.querySelectorAll('.hit.also').length") == len(marks)
-    assert not tab.js("document.querySelector('.hit').classList.contains('also')")
-
-
 @pytest.mark.parametrize("searcher", [1.1], indirect=True)
 def test_an_abstention_is_shown_as_one(live: Start, searcher: Any, tab: Any) -> None:
     tab.open(live(searcher).port)
@@ -134,18 +121,6 @@ def test_a_screen_reader_is_told(live: Start, searcher: Any, tab: Any) -> None:
     assert tab.text("#status").startswith(f"10 hits for “{QUERY}”.")
 
 
-def test_an_index_of_texts_begins_with_the_image(live: Start, world: Any, tab: Any) -> None:
-    tab.open(live(world.texts).port)
-    order = []
-    for _ in range(6):
-        tab.press("Tab")
-        order.append(tab.focus())
-    assert order == ["A", "file", "text", "BUTTON", "score", "k"]
-    told = tab.reads()
-    assert ("searchbox", "Or words, to find similar texts") in told
-    assert ("button", "Choose an image") in told, told
-
-
 def as_file(picture: Callable[..., bytes], folder: Path) -> Path:
     file = folder / "mine.png"
     file.write_bytes(picture())
@@ -213,22 +188,6 @@ def test_an_image_alone_finds_similar_ones_by_cosine(
     tab.js("at('text').value = ''; at('text').dispatchEvent(new Event('input')); at('remove').click()")
     assert tab.js(f"[{HITS}, at('status').textContent, at('policies').hidden]") == [0, "", False]
     assert tab.violations() == []
-    assert tab.complaints() == []
-
-
-def test_words_find_similar_texts_in_an_index_of_texts(
-    live: Start, world: Any, tab: Any, picture: Callable[..., bytes], tmp_path: Path
-) -> None:
-    tab.open(live(world.texts).port)
-    tab.ask("a red boat")
-    assert tab.text("#status") == "10 texts similar to “a red boat”, by cosine."
-    wanted = world.texts.search_texts(["a red boat"], k=10)[0]
-    assert sorted(tab.ids()) == sorted(hit.id for hit in wanted.hits)
-    tab.js("at('found').replaceChildren()")
-    tab.choose("#file", as_file(picture, tmp_path))
-    tab.until(f"{DONE} && {HITS} == 10")
-    assert tab.text(".own h2") == "Your words with this image"
-    assert tab.text("#status") == "10 hits for the image."
     assert tab.complaints() == []
 
 

@@ -30,34 +30,6 @@ def test_a_file_that_is_no_image_is_refused(live: Start, world: Any, tab: Any, t
     tab.until("at('trouble-text').textContent.includes('no image')")
 
 
-def test_an_image_that_the_browser_cannot_read_is_told_what_is_taken(live: Start, world: Any, tab: Any) -> None:
-    tab.open(live(world.texts).port)
-    for kind in ("image/heic", "image/tiff", "image/svg+xml"):
-        tab.js(f"attach(new File(['x'], 'a', {{type: '{kind}'}})); 0")
-        tab.until(f"at('trouble-text').textContent.includes('{kind}')")
-        assert "AVIF are taken" in tab.text("#trouble")
-
-
-def test_a_fault_of_the_page_does_not_leave_it_waiting(live: Start, tab: Any) -> None:
-    tab.open(live().port)
-    tab.js("show = () => { throw new Error('a fault'); }; at('text').value = 'a dog'; 0")
-    assert tab.js("search().catch((error) => error.message)") == "a fault"
-    assert tab.js("[at('results').classList.contains('busy'), state.running]") == [False, None]
-
-
-def test_shares_near_the_ends_keep_a_digit(live: Start, tab: Any) -> None:
-    tab.open(live().port)
-    said = {0: "0%", 1: "100%", 0.5: "50%", 0.996: "99.6%", 0.004: "0.4%", 0.99996: "99.996%", 1e-9: "< 0.0001%"}
-    assert tab.js(f"{list(said)}.map(percent)") == list(said.values())
-
-
-def test_blank_words_ask_nothing(live: Start, tab: Any) -> None:
-    tab.open(live().port)
-    tab.ask("  ")
-    assert tab.text("#status") == "Type some words to search with, or choose an image."
-    assert tab.complaints() == []
-
-
 def test_a_token_is_asked_for_and_kept_in_memory_only(live: Start, tab: Any) -> None:
     service = live(token="open-sesame")
     tab.open(service.port)
