@@ -81,7 +81,6 @@ class AuditReport(NamedTuple):
         return f"AuditReport({lists}, {self.labelled:,} labelled pairs)"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return {name: _plain(value) for name, value in self._asdict().items()}
 
 

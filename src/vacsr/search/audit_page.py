@@ -106,12 +106,10 @@ def _missing_lines(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[l
 
 
 def _image(pairs: PairSet | PhotoSet, row: int | None) -> str:
-    """An image's id, empty if there is no image."""
     return "" if row is None else _cell(pairs.image_ids[row])
 
 
 def _caption(pairs: PairSet | PhotoSet, col: int | None) -> list[str]:
-    """A caption's id and words, empty if there is none or they are unknown."""
     if col is None:
         return ["", ""]
     return [_cell(pairs.caption_ids[col]), "" if pairs.captions is None else _cell(pairs.captions[col])]

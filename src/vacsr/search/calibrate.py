@@ -79,7 +79,6 @@ class Calibration(Config):
     i2t: DirectionCalibration
 
     def of(self, direction: Direction) -> DirectionCalibration:
-        """One of the two."""
         return self.t2i if direction == "t2i" else self.i2t
 
 
@@ -177,7 +176,6 @@ def choosing(candidates: Candidates, generator: np.random.Generator) -> Mask:
 
 
 def check_direction(scorer: PairScorer, candidates: Candidates, fitted: DirectionCalibration) -> DirectionCheck:
-    """Count on lists that nothing was fitted to."""
     rule, score, right = fitted.answer, candidates.score[:, : fitted.depth], candidates.right[:, : fitted.depth]
     labels = right.ravel().astype(np.float64)
     return DirectionCheck(

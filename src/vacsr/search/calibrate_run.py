@@ -43,7 +43,6 @@ class CalibratedRun(NamedTuple):
     check_split: str = ""
 
     def to_markdown(self) -> str:
-        """A table of the fit; with a check another one, and whether the guarantee held."""
         rule = self.calibration.t2i.answer
         bound = f"at most {100 * rule.risk:.4g}% of the answers are wrong, with {100 * rule.confidence:.4g}% confidence"
         head = ["", "gallery", "confidence by", "answered", "wrong", "R@1, held out", "ECE", "temperature", "isotonic"]
@@ -105,7 +104,6 @@ def calibrate_run(
 
 
 def calibration_path(run: Path) -> Path:
-    """Where a run or model folder stores its calibration."""
     return model_folder(run) / "search.json"
 
 

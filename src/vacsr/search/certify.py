@@ -186,7 +186,6 @@ class RiskCheck(NamedTuple):
 
     @property
     def coverage(self) -> float:
-        """Share that is answered."""
         return self.answered / self.queries
 
     @property

@@ -129,7 +129,7 @@ def _find_gone(index: VectorIndex, ids: Sequence[str], *, source: str, sure: boo
 
 
 def _image_metadata(pairs: PairSet | PhotoSet, source: str) -> Iterator[Metadata]:
-    """Of each image: its captions, and where it comes from."""
+    """Of each image: its captions, where it comes from, and its fingerprint as "mark", "" if unknown."""
     captions: dict[int, list[str]] = {}
     for row, words in zip(pairs.caption_image.tolist(), pairs.captions or (), strict=False):
         captions.setdefault(row, []).append(words)
@@ -140,7 +140,7 @@ def _image_metadata(pairs: PairSet | PhotoSet, source: str) -> Iterator[Metadata
             origin, mark = pairs.photos.name(row), pairs.photos.fingerprint(row)
             if isinstance(pairs.photos, StoredPhotos):
                 origin = os.path.abspath(origin)  # the same file in any working directory
-        yield _metadata(origin, {"captions": captions.get(row, [])}, source, mark)
+        yield {"source": origin, "captions": captions.get(row, []), "from": source_key(source), "mark": mark}
 
 
 def _text_metadata(pairs: PairSet | PhotoSet, source: str) -> Iterator[Metadata]:
@@ -151,16 +151,10 @@ def _text_metadata(pairs: PairSet | PhotoSet, source: str) -> Iterator[Metadata]
         if isinstance(pairs, PairSet):
             mark = f"{mark} {_features_fingerprint(pairs.texts[row])}"
         content = {"text": words[row], "image": pairs.image_ids[image]}
-        yield _metadata(without_split(source), content, source, mark)
-
-
-def _metadata(origin: str, content: Mapping[str, object], source: str, mark: str) -> Metadata:
-    """``mark``: the fingerprint, which changes when the item does; "" if unknown."""
-    return {"source": origin, **content, "from": source_key(source), "mark": mark}
+        yield {"source": without_split(source), **content, "from": source_key(source), "mark": mark}
 
 
 def _features_fingerprint(features: Tensor) -> str:
-    """Of one image or text [D]."""
     return content_fingerprint(features.cpu().contiguous().numpy().tobytes())
 
 

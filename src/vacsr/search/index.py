@@ -172,12 +172,10 @@ class VectorIndex(ABC):
         return self._search(_checked_rows(queries, names, dim=self.dim, dtype=torch.float32), k)
 
     def known(self, ids: Sequence[str]) -> list[bool]:
-        """Which of these ids exist. [N]"""
         stored = self.metadata(ids)
         return [name in stored for name in ids]
 
     def info(self) -> IndexInfo:
-        """Size and contents."""
         return IndexInfo(
             kind=self.kind, where=self.where, vectors=len(self), dim=self.dim, dtype=self.dtype,
             provenance=self.provenance, dead=0, parts=1, bytes=None, holds=held_kind(self.provenance),

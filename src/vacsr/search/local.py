@@ -44,7 +44,6 @@ class ExactIndex(VectorIndex):
 
     @classmethod
     def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
-        """Open the folder. If it holds no index and ``dim`` is given, create one."""
         folder = Path(where).expanduser()
         if dim is not None and store.current_number(folder) is None:
             _prepare_folder(folder)
@@ -75,7 +74,6 @@ class ExactIndex(VectorIndex):
         return {name: now.metadata(row) for name, row in now.find(ids).items()}
 
     def records(self) -> Iterator[tuple[str, Metadata]]:
-        """Id and metadata of everything, oldest first."""
         return self._snapshot.records()
 
     def info(self) -> IndexInfo:
@@ -103,7 +101,6 @@ class ExactIndex(VectorIndex):
         return AddResult(len(ids) - len(existing), len(existing))
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete those that exist, and return how many did. On the disk when it returns."""
         with self._writing() as before:
             existing = before.find(ids)
             if existing:
@@ -111,7 +108,6 @@ class ExactIndex(VectorIndex):
         return len(existing)
 
     def note_source(self, spec: str) -> None:
-        """Remember a SPEC, once. On the disk when it returns."""
         if spec in self.sources:
             return
         with self._writing() as before:

@@ -41,7 +41,6 @@ class MilvusName(NamedTuple):
 
     @property
     def remote(self) -> bool:
-        """On a server."""
         return "://" in self.uri
 
     @classmethod
@@ -78,7 +77,6 @@ class MilvusIndex(VectorIndex):
 
     @classmethod
     def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
-        """Connect. Where there is no collection and ``dim`` is given, create it."""
         if dtype == "float16":
             raise UsageError("Milvus stores float32, not float16 — leave it out, or use exact:FOLDER")
         return cls(MilvusName.parse(where), dim=dim, provenance=provenance or "")
@@ -128,7 +126,6 @@ class MilvusIndex(VectorIndex):
         return super().info()._replace(bytes=None if self.name.remote else size)
 
     def close(self) -> None:
-        """Close the connection, or the file."""
         self._client.close()
 
     def _add(self, ids: list[str], vectors: Tensor, metadata: list[str], check: Check | None) -> AddResult:
@@ -166,14 +163,12 @@ class MilvusIndex(VectorIndex):
         )
 
     def _stored(self, ids: Sequence[str], fields: list[str]) -> Iterator[Any]:
-        """Rows of those that exist."""
         keys = [_key(name) for name in dict.fromkeys(ids)]
         for start in range(0, len(keys), _LOOKUP):
             some = keys[start : start + _LOOKUP]
             yield from self._call("get", self.name.collection, ids=some, output_fields=fields)
 
     def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
-        """A call of Milvus' client, with its errors as ours."""
         with _milvus_errors(self.name):
             return getattr(self._client, verb)(*arguments, **options)
 

@@ -65,8 +65,6 @@ class Policy:
 
 
 class ByScore(Policy):
-    """By score."""
-
     name, label, meaning = "score", "By score", "The model's own order. It always answers."
 
     def apply(self, scored: Scored) -> Ranked:
@@ -113,7 +111,6 @@ def offered(calibration: DirectionCalibration | None) -> list[str]:
 
 
 def choose_policy(name: str, calibration: DirectionCalibration | None) -> Policy:
-    """A policy by its name."""
     if name in RETIRED:
         raise UsageError(f"policy '{name}' was removed: {RETIRED[name]} — use one of {', '.join(POLICIES)}")
     if name not in POLICIES:

@@ -175,7 +175,6 @@ class Candidates(NamedTuple):
     gallery: int  # items that were searched
 
     def take(self, rows: Mask) -> Candidates:
-        """Some queries. [Q]"""
         parts: dict[str, Any] = {n: part[rows] for n, part in self._asdict().items() if isinstance(part, np.ndarray)}
         return self._replace(**parts)
 
@@ -209,7 +208,6 @@ class AnswerRule(Config):
         return self.logistic.apply(_stack(columns, self.signals))
 
     def outcomes(self, candidates: Candidates) -> Outcomes:
-        """Whether first answers are wrong, with their confidence."""
         return candidates.outcomes(self.confidence_of(candidates.score, candidates.cosine, candidates.sigma))
 
 

@@ -99,7 +99,6 @@ class Results(_Result):
         return self.direction in ("t2i", "i2t")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return self.model_dump()
 
 
@@ -133,7 +132,6 @@ class Searcher:
 
     @property
     def fitted(self) -> DirectionCalibration | None:
-        """The calibration of this direction."""
         return None if self.calibration is None else self.calibration.of(self.direction)
 
     def search(
@@ -187,7 +185,6 @@ class Searcher:
         return [self._scored(hits, rescored, row) for row in range(count)]
 
     def _scored(self, hits: Hits, rescored: Rescored, row: int) -> Scored:
-        """The candidates of one query."""
         order, score = rescored.order[row], _floats(rescored.score[row])
         cosine = _floats(hits.scores[row].cpu()[order])
         sigma = None if rescored.sigma is None else _floats(rescored.sigma[row])
@@ -213,17 +210,11 @@ class Searcher:
         note = self._note(policy, size)
         certified = fitted is not None and policy.rule == fitted.answer and policy.rule.threshold is not None
         return Results(
-            direction=self.direction,
-            policy=policy.name,
+            direction=self.direction, policy=policy.name, answered=ranked.answered, reason=ranked.reason,
             hits=tuple(_hit(scored, position, rank, also=position in also) for rank, position in enumerate(order, 1)),
-            answered=ranked.answered,
-            reason=ranked.reason,
-            confidence=scored.confidence,
-            promised=ranked.answered and not note and certified,
-            note=note,
-            calibrated=fitted is not None,
-            index_size=size,
-        )
+            confidence=scored.confidence, promised=ranked.answered and not note and certified, note=note,
+            calibrated=fitted is not None, index_size=size,
+        )  # fmt: skip
 
     def _note(self, policy: Policy, size: int) -> str:
         """What of the calibration does not hold for this index; empty if all does."""
@@ -243,15 +234,10 @@ class Searcher:
 def _hit(scored: Scored, position: int, rank: int, *, also: bool) -> Hit:
     sigma = scored.sigma if scored.sigma is not None and position < len(scored.sigma) else None
     return Hit(
-        rank=rank,
-        id=scored.ids[position],
-        cosine=float(scored.cosine[position]),
-        score=float(scored.score[position]),
-        grade=float(scored.grade[position]),
-        uncertainty=None if sigma is None else float(sigma[position]),
-        probably_also=also,
-        metadata=scored.metadata[position],
-    )
+        rank=rank, id=scored.ids[position], metadata=scored.metadata[position], cosine=float(scored.cosine[position]),
+        score=float(scored.score[position]), grade=float(scored.grade[position]),
+        uncertainty=None if sigma is None else float(sigma[position]), probably_also=also,
+    )  # fmt: skip
 
 
 def _similar(hits: Hits, way: Way, *, size: int) -> list[Results]:
@@ -264,11 +250,9 @@ def _similar(hits: Hits, way: Way, *, size: int) -> list[Results]:
     }  # fmt: skip
     ungraded: dict[str, Any] = {"score": None, "grade": None, "uncertainty": None, "probably_also": False}
     results = []
-    for names, cosines, metadata in zip(hits.ids, hits.scores.tolist(), hits.metadata, strict=True):
-        items = enumerate(zip(names, cosines, metadata, strict=True), 1)
-        listed = (
-            Hit(rank=rank, id=name, cosine=cosine, metadata=item, **ungraded) for rank, (name, cosine, item) in items
-        )
+    for row in zip(hits.ids, hits.scores.tolist(), hits.metadata, strict=True):
+        items = enumerate(zip(*row, strict=True), 1)
+        listed = (Hit(rank=rank, id=name, cosine=cos, metadata=item, **ungraded) for rank, (name, cos, item) in items)
         results.append(Results(hits=tuple(listed), **common))
     return results
 

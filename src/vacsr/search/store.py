@@ -80,7 +80,6 @@ class State(BaseModel):
 
     @property
     def vector_bytes(self) -> int:
-        """Of all rows together."""
         return self.rows * self.dim * DTYPES[self.dtype].itemsize
 
 
@@ -95,7 +94,6 @@ class Database:
         weakref.finalize(self, self._connection.close)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        """All rows of a SELECT."""
         with self._lock, storage_errors(self.path):
             return self._connection.execute(sql, values).fetchall()
 
@@ -129,7 +127,6 @@ class Snapshot:
         return self.state.rows - int(self.deleted.sum())
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
-        """Rows of those that exist."""
         keys: list[bytes] = [stored_id(name) for name in ids]
         rows: dict[str, int] = {}
         for start in range(0, len(keys), _LOOKUP):
@@ -139,11 +136,9 @@ class Snapshot:
         return rows
 
     def name(self, row: int) -> str:
-        """The id of a row."""
         return self._name(self._item(row)[0])
 
     def metadata(self, row: int) -> Metadata:
-        """The metadata of a row."""
         return self._metadata(self._item(row)[1])
 
     def vector(self, row: int) -> Tensor:

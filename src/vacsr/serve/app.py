@@ -110,7 +110,6 @@ class Service:
         return answer
 
     async def score(self, request: schemas.ScoreRequest) -> dict[str, Any]:
-        """Every text with every image."""
         limits, count = self.settings, len(request.ids) + len(request.images)
         if not request.texts or not count:
             raise Problem(422, "nothing_to_score", "give texts, and images or ids")
@@ -125,7 +124,6 @@ class Service:
         return table
 
     def info(self) -> dict[str, Any]:
-        """What may be asked."""
         fitted = self.searcher.fitted
         return {
             "version": __version__,

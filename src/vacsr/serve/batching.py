@@ -50,7 +50,6 @@ class Batcher(Generic[Item, Outcome]):
         self._closing = False
 
     def __len__(self) -> int:
-        """Jobs that wait."""
         return len(self._waiting)
 
     async def submit(self, job: Item) -> Outcome:
@@ -84,7 +83,6 @@ class Batcher(Generic[Item, Outcome]):
         return True
 
     def _signal(self) -> None:
-        """Tell the collector about a change of the queue."""
         full = sum(self._weigh(job) for job, _ in self._waiting) >= self._size
         for event, true in ((self._arrived, bool(self._waiting)), (self._full, full)):
             event.set() if true or self._closing else event.clear()
@@ -198,7 +196,6 @@ class Worker:
         return search(queries, k=first.k, policy=first.policy)
 
     def _score(self, job: ScoreJob) -> dict[str, Any]:
-        """Rows are texts, columns images."""
         scores = self._searcher.scorer.score_all(list(job.images), list(job.texts))
         shape = (len(job.texts), len(job.images))
         cols, rows = (index.flatten() for index in torch.meshgrid(*map(torch.arange, shape), indexing="ij"))

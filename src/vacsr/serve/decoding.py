@@ -96,7 +96,6 @@ def resize_for_model(photo: Image.Image, transform: PhotoTransform) -> Image.Ima
 
 
 def from_base64(text: str) -> bytes:
-    """The bytes of an image in JSON."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

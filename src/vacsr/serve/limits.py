@@ -174,7 +174,6 @@ class Limits:
             raise
 
     async def _check(self, scope: Scope, headers: Headers, *, unlimited: bool) -> None:
-        """What can be refused by its head."""
         if scope.get("http_version", "1.1") not in ("1.0", "1.1"):
             raise Problem(505, "bad_http", "the service speaks HTTP/1.1")
         if self.settings.hosts is not None and _host_name(headers.get("host", "")) not in self.settings.hosts:

@@ -140,7 +140,7 @@ class HitAnswer(Hit):
 
 
 class SearchAnswer(Results):
-    """Hits, best first, and whether the first is vouched for."""
+    """Hits, best first, and whether the first is guaranteed."""
 
     hits: tuple[HitAnswer, ...]
     """As many as were asked for, or as the index holds."""

@@ -103,7 +103,7 @@ def test_an_index_of_another_model_is_named(live: Start, world: Any, tab: Any, t
     shutil.rmtree(tmp_path / "index")
     open_index(spec, dim=8, provenance="images:of another model", create=True).add(["b"], torch.eye(8)[:1])
     tab.ask()
-    assert tab.text("#trouble p").startswith("Stale index: the index was made anew with another model")
+    assert tab.text("#trouble p").startswith("Stale index: the index was rebuilt with another model")
     assert "start the service again" in tab.text("#trouble p")
     assert tab.js(HITS) == 0
 
