@@ -14,21 +14,13 @@ def audit(
     run: RunFolder,
     pairs: Annotated[str, typer.Option(metavar="SPEC", help="The data to check; see docs/data.md.")],
     out: Annotated[Path, typer.Option(help="Folder for wrong.csv, missing.csv and index.html.")],
-    split: Annotated[
-        str | None,
-        typer.Option(help="Only this split, or all; default: the SPEC's, else train, or all if there is no train."),
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Default: the SPEC's, else train, else all.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Suspects of each kind.")] = 200,
     min_grade: Annotated[
         float | None,
-        typer.Option(
-            min=0.0, max=1.0, help="Lowest grade of a missing match; default: what 3 of 4 labelled pairs reach."
-        ),
+        typer.Option(min=0.0, max=1.0, help="Of a missing match; default: what 3 of 4 labelled pairs reach."),
     ] = None,
-    photos: Annotated[
-        str | None,
-        typer.Option(metavar="DIR|SPEC", help="Pictures for the page, by image id, if the data are embeddings."),
-    ] = None,
+    photos: Annotated[str | None, typer.Option(metavar="DIR|SPEC", help="Pictures for a page of embeddings.")] = None,
     skip: Skip = False,
     device: Device = "auto",
 ) -> None:

@@ -26,10 +26,7 @@ def doctor() -> None:
 
 def bench(
     what: Annotated[BenchName, typer.Argument(help="What to time.", show_default=False)],
-    size: Annotated[
-        BenchSize | None,
-        typer.Option(help="coco has the size of COCO's test set; default: coco on a GPU, except for metrics."),
-    ] = None,
+    size: Annotated[BenchSize | None, typer.Option(help="Default: coco on a GPU, except for metrics.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the numbers as JSON.")] = None,
     figure: Annotated[Path | None, typer.Option("--figure", help="Also plot them, as SVG.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="torch's threads on a CPU; default: torch's own.")] = None,

@@ -26,35 +26,17 @@ def demo(
 
 TableFile = Annotated[Path, typer.Argument(help="A table, e.g. tables/retrieval.yaml.", metavar="TABLE.yaml")]
 Layers = Annotated[
-    list[Path] | None,
-    typer.Option("--with", metavar="FILE", help="Lay a file's fields over the table's, e.g. tables/parts/coco.yaml."),
+    list[Path] | None, typer.Option("--with", metavar="FILE", help="Fields over the table's: tables/parts/coco.yaml.")
 ]
 Seeds = Annotated[str | None, typer.Option(metavar="N,N", help="Comma-separated, instead of the table's; e.g. 0,1,2.")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the table; default runs/TABLE.")]
-Runs = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of run folders, which tables may share; default --out.")
-]
+Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of runs that tables share; default --out.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Worker processes; several may share a GPU.")]
-Rows = Annotated[
-    list[str] | None, typer.Option(metavar="ROW", help="Run only these rows; repeatable. All finished are shown.")
-]
-Against = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ROW",
-        help="Also print every row's difference from this one, in standard errors too; on stderr unless as md.",
-    ),
-]
-Fresh = Annotated[
-    bool,
-    typer.Option(
-        "--fresh", help="Delete runs of another recipe, and unfinished ones of other data, and start them again."
-    ),
-]
+Rows = Annotated[list[str] | None, typer.Option(metavar="ROW", help="Run only these rows, show all that are finished.")]
+Against = Annotated[str | None, typer.Option(metavar="ROW", help="Also print every row's difference from this one.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start runs of another recipe or of other data again.")]
 OnlyCollect = Annotated[bool, typer.Option("--only-collect", help="Run nothing; take what is finished.")]
-Stored = Annotated[
-    Path | None, typer.Option("--from", metavar="FILE", help="Draw the table from a results.json, without runs.")
-]
+Stored = Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Draw a results.json, without runs.")]
 Page = Annotated[bool, typer.Option("--page", help="Also write page.html: plots, and photos with answers.")]
 Format = Annotated[str, typer.Option("--format", help="What is printed: md, csv, latex or html.")]
 

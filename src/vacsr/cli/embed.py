@@ -13,17 +13,12 @@ from vacsr.cli.options import Device, Skip, Workers
 
 def embed(
     backbone: Annotated[str, typer.Option(metavar="SPEC", help="clip:ID_OR_FOLDER or towers:IMAGE,TEXT.")],
-    pairs: Annotated[
-        str, typer.Option(metavar="SPEC", help="Photos and captions: folder:DIR, csv:FILE, flickr8k:DIR, coco:DIR, …")
-    ],
+    pairs: Annotated[str, typer.Option(metavar="SPEC", help="Photos and captions, e.g. folder:DIR or csv:FILE.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The .safetensors file to write.")],
     split: Annotated[str | None, typer.Option(help="Only this split; default: all, with each image's split.")] = None,
-    pooling: Annotated[
-        Pooling, typer.Option(help="From tokens to one vector: class token, mean, or auto, as the towers were trained.")
-    ] = "auto",
+    pooling: Annotated[Pooling, typer.Option(help="Tokens to one vector; auto: as the towers were trained.")] = "auto",
     overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A=B", help="Change a field of the backbone, e.g. --set resize=center."),
+        list[str] | None, typer.Option("--set", metavar="A=B", help="Change the backbone, e.g. --set resize=center.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Write float32 instead of float16.")] = False,
     skip: Skip = False,

@@ -13,53 +13,28 @@ from vacsr.errors import UsageError
 
 
 def evaluate(
-    run: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUN", help="A run folder or a model folder; none with --scores.", show_default=False),
-    ] = None,
-    pairs: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Data such as features:FILE,captions=FILE; default: the run's.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(metavar="S", help="Split to report; default: test, or all if there is no test split.")
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run or model folder; not with --scores.")] = None,
+    pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="See docs/data.md; default: the run's.")] = None,
+    split: Annotated[str | None, typer.Option(metavar="S", help="Default: test, or all if there is no test.")] = None,
     protocol: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="P",
-            help="flickr (one gallery, the data's labels), or, for COCO's test images by COCO's ids: coco-1k, coco-5k, "
-            "cxc, eccv. Repeatable; default: the run's, or flickr.",
-        ),
+        list[str] | None, typer.Option(metavar="P", help="flickr, or on COCO coco-1k, coco-5k, cxc, eccv. Repeatable.")
     ] = None,
-    judgments: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Human grades; repeatable. Default: the run's.")
-    ] = None,
+    judgments: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Human grades; repeatable.")] = None,
     json: JsonFile = None,
     pessimistic: Annotated[
-        bool | None,
-        typer.Option("--pessimistic/--stable", help="Order of equal scores: wrong items first, or index order."),
+        bool | None, typer.Option("--pessimistic/--stable", help="Equal scores: wrong items first, or in index order.")
     ] = None,
     bins: Annotated[Bins | None, typer.Option(help="Uncertainty bins of equal count, or of equal width.")] = None,
     scores: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Instead of RUN: a score matrix, one row per image, one column per caption; .npy or .safetensors.",
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Instead of RUN: images × captions, .npy or .safetensors.")
     ] = None,
     ids: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="With --scores: JSON with the lists images, captions and caption_image, all ids."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="With --scores: JSON with images, captions and caption_image.")
     ] = None,
-    uncertainty: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --scores: the uncertainty of every pair, a file of the same shape."),
-    ] = None,
+    uncertainty: Annotated[Path | None, typer.Option(metavar="FILE", help="With --scores: of every pair.")] = None,
     posthoc: Annotated[
         PostHocOrNone | None,
-        typer.Option(help="Uncertainty for a cosine method: fitted to the run's training data, or 1 − cosine."),
+        typer.Option(help="For a cosine method: fitted to the run's training data, or 1 − cosine."),
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -111,14 +86,8 @@ def _check_kind(
 def score(
     run: RunFolder,
     image: Annotated[str, typer.Option(help="Path of a photo; an image id if the model reads embeddings.")],
-    text: Annotated[
-        list[str],
-        typer.Option(help="Any words; a caption id or its exact words if the model reads embeddings. Repeatable."),
-    ],
-    pairs: Annotated[
-        str | None,
-        typer.Option(metavar="SPEC", help="Data in which image and text are ids; default for embeddings: the run's."),
-    ] = None,
+    text: Annotated[list[str], typer.Option(help="Words; of embeddings, a caption or its id. Repeatable.")],
+    pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Data with the ids; default: the run's.")] = None,
     device: Device = "auto",
 ) -> None:
     """Grade image-text pairs: score, grade in 0–1 and uncertainty, as tab-separated lines.

@@ -13,36 +13,21 @@ from vacsr.choices import VectorType
 from vacsr.cli.options import Device, IndexName, Skip, Workers
 from vacsr.errors import DataError, UsageError
 
-index = typer.Typer(
-    help="Fill an index with a data set's images or captions, remove some, look at it.", no_args_is_help=True
-)
+index = typer.Typer(help="Fill an index with images or captions, remove some, look at it.", no_args_is_help=True)
 
 
 @index.command()
 def add(
     name: IndexName,
     run: Annotated[Path, typer.Option(help="A run folder or a model folder: its model embeds the images or captions.")],
-    pairs: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR|SPEC", help="A folder of photos, or folder:DIR, csv:FILE, features:FILE, …; see docs/data.md."
-        ),
-    ],
+    pairs: Annotated[str, typer.Option(metavar="DIR|SPEC", help="A folder of photos, or a SPEC; see docs/data.md.")],
     split: Annotated[str | None, typer.Option(help="Only this split; default: all.")] = None,
     texts: Annotated[bool, typer.Option("--texts", help="The captions instead of the images.")] = False,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Images or captions that are embedded, then stored for good, at a time.")
-    ] = 1024,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Embed everything again; default: only what is new or has changed.")
-    ] = False,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Then remove what came from this SPEC and is not in it any more.")
-    ] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Items that are embedded and stored at a time.")] = 1024,
+    replace: Annotated[bool, typer.Option("--replace", help="Embed also what has not changed.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Then remove what is no longer in this SPEC.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Prune even if that is more than half.")] = False,
-    dtype: Annotated[
-        VectorType | None, typer.Option(help="Of a new exact index: float32, or float16, which takes half the room.")
-    ] = None,
+    dtype: Annotated[VectorType | None, typer.Option(help="Of a new exact index; float16 takes half the room.")] = None,
     skip: Skip = False,
     workers: Workers = 0,
     device: Device = "auto",
@@ -84,10 +69,7 @@ def add(
 
 
 @index.command()
-def rm(
-    name: IndexName,
-    ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Of what to remove.")],
-) -> None:
+def rm(name: IndexName, ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Of what to remove.")]) -> None:
     """Remove images or captions from an index by their ids."""
     from vacsr.search.index import open_index
 
@@ -102,10 +84,7 @@ def rm(
 
 
 @index.command()
-def info(
-    name: IndexName,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-) -> None:
+def info(name: IndexName, json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Say what an index holds: how many vectors, of which dimension, from which model and which data."""
     from vacsr.files import json_text
     from vacsr.search.index import open_index

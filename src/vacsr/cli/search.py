@@ -17,24 +17,16 @@ if TYPE_CHECKING:
 
     from vacsr.search.searcher import Results, Searcher
 
+_MEANINGS = " ".join(f"{name}: {policy.meaning}" for name, policy in POLICIES.items())
+
 
 def search(
     run: RunFolder,
     index: Index,
-    text: Annotated[
-        str | None, typer.Option(metavar="WORDS", help="Finds images; in an index of texts, similar texts.")
-    ] = None,
-    image: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Finds texts; in an index of images, similar images.")
-    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="WORDS", help="Finds images, or similar texts.")] = None,
+    image: Annotated[Path | None, typer.Option(metavar="FILE", help="Finds texts, or similar images.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many hits.")] = 10,
-    policy: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(POLICIES),
-            help=" ".join(f"{name}: {policy.meaning}" for name, policy in POLICIES.items()),
-        ),
-    ] = "score",
+    policy: Annotated[str, typer.Option(metavar="|".join(POLICIES), help=_MEANINGS)] = "score",
     json: JsonFile = None,
     device: Device = "auto",
 ) -> None:
@@ -111,18 +103,12 @@ def calibrate(
     run: RunFolder,
     pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Labelled pairs; default: the run's.")] = None,
     split: Annotated[str, typer.Option(metavar="S", help="Split to fit to; not the one trained on.")] = "dev",
-    check: Annotated[
-        str | None, typer.Option(metavar="S", help="Another split, on which to check the guarantees.")
-    ] = None,
+    check: Annotated[str | None, typer.Option(metavar="S", help="Another split, to check the guarantees on.")] = None,
     risk: Annotated[float, typer.Option(help="Largest share of wrong answers among those that abstain gives.")] = 0.1,
     confidence: Annotated[float, typer.Option(help="Probability that the share stays below it, 0.5 to 0.9999.")] = 0.9,
-    gallery: Annotated[
-        int | None, typer.Option(metavar="N", help="Images per simulated index; default: the whole split.")
-    ] = None,
+    gallery: Annotated[int | None, typer.Option(metavar="N", help="Images per index; default: the split.")] = None,
     candidates: Annotated[int, typer.Option(help="Nearest by cosine that the method scores.")] = 200,
-    seed: Annotated[
-        int, typer.Option(help="Of random galleries. Fix it first: choosing the best of several voids the guarantee.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of galleries. Choosing the best of several voids the guarantee.")] = 0,
     skip: Skip = False,
     device: Device = "auto",
 ) -> None:

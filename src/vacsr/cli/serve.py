@@ -17,25 +17,14 @@ def serve(
     run: RunFolder,
     index: Index,
     photos: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DIR|SPEC",
-            help="Photos to show with hits, e.g. folder:DIR. Repeatable; default: what the index was "
-            "filled from, where that can be read.",
-        ),
+        list[str] | None, typer.Option(metavar="DIR|SPEC", help="To show; default: what the index was filled from.")
     ] = None,
     no_photos: Annotated[bool, typer.Option("--no-photos", help="Show ids, captions and numbers, no photos.")] = False,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; the default is reached from this machine only.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address; the default is reached from this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(envvar="VACSR_TOKEN", show_envvar=True, help="Asked for as Authorization: Bearer TOKEN."),
-    ] = None,
+    token: Annotated[str | None, typer.Option(envvar="VACSR_TOKEN", help="Authorization: Bearer TOKEN.")] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A=B", help="Change a limit, e.g. --set max_k=50. Repeatable; see docs/cli.md."),
+        list[str] | None, typer.Option("--set", metavar="A=B", help="Change a limit, e.g. --set max_k=50. Repeatable.")
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -55,9 +44,9 @@ def serve(
         raise UsageError(f"{where}, so nothing would be asked for — give a token, or: unset VACSR_TOKEN")
     if photos and no_photos:
         raise UsageError("--photos and --no-photos are both given — leave one out")
-    given = {"token": token, **parse_overrides(overrides or [])}
-    settings = parse(ServiceSettings, given)
-    if "hosts" not in given or settings.hosts is not None:
+    fields = {"token": token, **parse_overrides(overrides or [])}
+    settings = parse(ServiceSettings, fields)
+    if "hosts" not in fields or settings.hosts is not None:
         settings = settings.model_copy(update={"hosts": default_hosts(host, more=settings.hosts)})
     with bind(host, port) as listening, closing(open_index(index)) as opened:
         searcher = Searcher.from_pretrained(run, opened, device=device)

@@ -43,9 +43,7 @@ def fewshot(
     overrides: Overrides = None,
     out: OutRun = None,
     resume: Resume = False,
-    evaluate_only: Annotated[
-        bool, typer.Option("--evaluate-only", help="Test the trained model in the folder again; do not train.")
-    ] = False,
+    evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Only test the trained model again.")] = False,
 ) -> None:
     """Learn classes from a few photos each, then test, e.g. recipes/scenes-base2novel.yaml.
 
