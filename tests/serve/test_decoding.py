@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import pickle
 import struct
 import time
@@ -45,10 +46,17 @@ def test_a_problem_comes_back_whole_from_its_process() -> None:
     assert vars(pickle.loads(pickle.dumps(problem))) == vars(problem)
 
 
+def _png() -> bytes:
+    encoded = io.BytesIO()
+    Image.radial_gradient("L").save(encoded, "PNG")
+    return encoded.getvalue()
+
+
+PNG, CHUNK = _png(), b"\0\0\0\0teXt" + struct.pack(">I", zlib.crc32(b"teXt"))
 RLE_BMP = struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 66, 0, 0, 54, 40, 2**25, 1, 1, 8, 1, 12, 0, 0, 0, 0)
 COSTLY = {
-    "a run-length encoded BMP": RLE_BMP + bytes(12),
-    "empty chunks": b"\x89PNG\r\n\x1a\n" + (b"\0\0\0\0teXt" + struct.pack(">I", zlib.crc32(b"teXt"))) * 200_000,
+    "a run-length encoded BMP": RLE_BMP + b"\1\1" * 2**22,
+    "empty chunks": PNG[:33] + CHUNK * 500_000 + PNG[33:],
 }
 
 
