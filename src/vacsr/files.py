@@ -206,6 +206,15 @@ def reading(path: Path, *, limit: int = TABLE_BYTES, action: str = "write or cop
         raise DataError(f"{path} cannot be read ({error}) — {action}") from error
 
 
+def csv_cell(text: str) -> str:
+    """Text of others for a CSV file: never a formula to a spreadsheet, nor the end of a line.
+
+    >>> csv_cell("=1+1"), csv_cell("one\\rtwo"), {csv_cell(start)[0] for start in "=+-@\\t\\r\\n"}
+    ("'=1+1", 'one two', {"'"})
+    """
+    return (f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text).replace("\r", " ")
+
+
 class BoundedReader(io.BufferedReader):
     """A file of any size, of which one read gives at most ``limit`` bytes, whatever its headers ask for."""
 

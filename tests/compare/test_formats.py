@@ -104,6 +104,17 @@ def test_csv_has_the_full_numbers() -> None:
     assert rows[2]["R|SUM_% std"] == rows[2]["σ error"] == ""
 
 
+def test_names_in_a_csv_are_no_formulas() -> None:
+    evil = "=HYPERLINK(0)"
+    columns, rows = (RSUM.model_copy(update={"name": evil}),), (RunRecord(evil, evil, 0, {"test": {"rsum": -1.0}}),)
+    published = (Published(name=evil, setting=evil, values={"test.rsum": 1.0}, source="theirs"),)
+    table = ComparisonTable("", columns, (evil,), (evil,), rows, published=published)
+    lines = list(csv.reader(io.StringIO(to_csv(table))))
+    assert len(lines) == 3
+    assert {cell[:2] for line in lines for cell in line if "HYPERLINK" in cell} == {"'="}
+    assert lines[-1][4] == "-1.0"
+
+
 def test_what_rounds_to_zero_has_no_minus() -> None:
     """In full, as CSV has it, -0.004 is no zero; what others printed may be -0.0."""
     values = (RunRecord("a", "clean", 0, {"test": {"error": -0.004}}),)

@@ -72,7 +72,7 @@ def test_images_and_captions_go_in_as_the_scorer_embeds_them(
         assert (first["text"], first["image"]) == (words[0], pairs.image_ids[int(pairs.caption_image[0])])
     else:
         assert first["captions"] == [text for text, row in zip(words, pairs.caption_image, strict=True) if row == 0]
-        assert first["source"] == (source if model == "features" else pairs.photos.name(0))  # type: ignore[union-attr]
+        assert first["source"] == source
     other = add[:-1] if texts else (*add, "--texts")
     assert vacsr(*other).refused(4, f"holds {kind}, these are")
 
@@ -115,6 +115,15 @@ def test_an_id_from_another_source_is_refused_unless_replaced(
     assert fill_index(index, scorer, few, source="one").skipped == fill_index(index, scorer, few).skipped == 30
     assert fill_index(index, scorer, few, source="two", replace=True).replaced == 30
     assert {item["source"] for _, item in index.records()} == {"two"}
+
+
+def test_drawn_photos_of_another_seed_are_refused(
+    vacsr: Command, models: dict[str, Path], scenes: str, tmp_path: Path
+) -> None:
+    add = ("index", "add", f"exact:{tmp_path / 'i'}", "--run", models["towers"], *CPU, "--pairs")
+    assert vacsr(*add, f"{scenes},split=dev").code == vacsr(*add, scenes).code == 0
+    assert vacsr(*add, f"{scenes},seed=5").refused(4, "--replace")
+    assert vacsr(*add, f"{scenes},seed=5", "--replace").code == 0
 
 
 def test_an_id_that_another_process_adds_meanwhile_is_checked_under_the_lock(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,15 @@ def test_search_by_text(vacsr: Command, towers: Path, tmp_path: Path) -> None:
     assert vacsr("search", towers, *words, "--policy", "abstain").refused(2, "vacsr calibrate")
     assert vacsr("search", towers, *words, "--policy", "lcb").refused(2, "'lcb' was removed", "use one of score")
     assert "|".join(POLICIES) in vacsr("search", "--help").out
+
+
+def test_a_hit_is_one_line_whatever_its_id(vacsr: Command, towers: Path) -> None:
+    index, name = open_index(f"exact:{towers / 'images'}"), "a\nb\x1b[2J\x9bc"
+    with closing(index):
+        index.delete([known for known, _ in index.records()])
+        index.add([name], torch.ones(1, 8))
+    answer = vacsr("search", towers, "--index", f"exact:{towers / 'images'}", "--text", "a dog", *CPU)
+    assert answer.out.splitlines()[1].split()[:4] == ["1", "a", "b", "[2J"]
 
 
 def test_an_abstention_is_said_plainly(vacsr: Command, towers: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vacsr.choices import Bins, PostHocOrNone
-from vacsr.cli.options import Device, JsonFile, RunFolder
+from vacsr.cli.options import Device, JsonFile, RunFolder, one_line
 from vacsr.errors import UsageError
 
 
@@ -111,4 +111,4 @@ def score(
     for row, words in enumerate(text):
         uncertainty = "–" if sigma is None else f"{sigma[row]:.4f}"
         cells = (image, words, f"{score[row]:.4f}", f"{grade[row]:.4g}", uncertainty)
-        typer.echo("\t".join(" ".join(cell.split()) for cell in cells))  # tabs and line breaks would end a cell
+        typer.echo("\t".join(map(one_line, cells)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -23,3 +24,12 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="A
 Skip = Annotated[bool, typer.Option("--skip", help="Skip what cannot be read instead of stopping.")]
 Workers = Annotated[int, typer.Option(min=0, help="Threads that decode photos; 0: one per core.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def one_line(text: str) -> str:
+    """Text of others for a table: without tabs, line breaks and what a terminal would act on.
+
+    >>> one_line("a\\n dog\\x1b[2J")
+    'a dog [2J'
+    """
+    return re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", text).strip()

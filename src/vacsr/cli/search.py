@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vacsr.cli.options import Device, Index, JsonFile, RunFolder, Skip
+from vacsr.cli.options import Device, Index, JsonFile, RunFolder, Skip, one_line
 from vacsr.errors import UsageError
 from vacsr.search.policies import POLICIES
 
@@ -95,7 +95,7 @@ def _table(result: Results) -> Table:
         shown = ("–" if value is None else f"{value:.3f}" for value in values)
         remarks = ["probably also a match"] if hit.probably_also else []
         remarks += [hit.metadata["text"]] if isinstance(hit.metadata.get("text"), str) else []
-        table.add_row(str(hit.rank), escape(hit.id), *shown, escape(": ".join(remarks)))
+        table.add_row(str(hit.rank), escape(one_line(hit.id)), *shown, escape(one_line(": ".join(remarks))))
     return table
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vacsr.compare.results import Column, ComparisonTable, Printed, Published, Summary, write_table_json
-from vacsr.files import write_text
+from vacsr.files import csv_cell, write_text
 
 _ABSENT = "–"
 _BETTER, _WORSE = "†", "‡"
@@ -149,16 +149,16 @@ def to_csv(table: ComparisonTable) -> str:
     """All settings in one sheet: mean and standard deviation of each column in full, and whose the figures are."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    figures = [name for column in table.columns for name in (column.head, f"{column.head} std")]
+    figures = [csv_cell(name) for column in table.columns for name in (column.head, f"{column.head} std")]
     writer.writerow(["setting", "method", "whose", "seeds", *figures])
     for setting in table.settings:
         for entry in table.published_rows(setting):
             found = [None if c.published else entry.printed(c.key) for c in table.columns]
             values = [part for one in found for part in (None if one is None else one.whole, None)]
-            writer.writerow([setting, entry.name, "published", "", *values])
+            writer.writerow([csv_cell(setting), csv_cell(entry.name), "published", "", *values])
         for row in table.shown_rows(setting):
             numbers = [part for column in table.columns for part in _numbers(table, setting, row, column)]
-            writer.writerow([setting, row, "ours", table.seeds(setting, row), *numbers])
+            writer.writerow([csv_cell(setting), csv_cell(row), "ours", table.seeds(setting, row), *numbers])
     return text.getvalue()
 
 

@@ -14,7 +14,7 @@ from vacsr.data.archives import file_photos
 from vacsr.data.formats import OnError
 from vacsr.data.photos import Photos
 from vacsr.errors import DataError, UsageError
-from vacsr.files import write_text
+from vacsr.files import csv_cell, write_text
 from vacsr.pages.examples import Picture, photo_uri
 from vacsr.pages.render import render
 from vacsr.search.audit import AuditReport, Known
@@ -25,7 +25,6 @@ Pictures = dict[str, tuple[Photos, int]]
 _SIDE = 144  # of a picture in the page, in pixels
 _SHOWN = 100  # suspects of each kind on the page; the CSV files hold all
 _SIBLINGS = 5  # captions shown of an image
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _KNOWN = ("score", "grade", "uncertainty", "agreement")
 _WRONG_HEAD = (
     "rank", "suspicion", "image", "caption_id", "caption", *_KNOWN,
@@ -106,22 +105,13 @@ def _missing_lines(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[l
 
 
 def _image(pairs: PairSet | PhotoSet, row: int | None) -> str:
-    return "" if row is None else _cell(pairs.image_ids[row])
+    return "" if row is None else csv_cell(pairs.image_ids[row])
 
 
 def _caption(pairs: PairSet | PhotoSet, col: int | None) -> list[str]:
     if col is None:
         return ["", ""]
-    return [_cell(pairs.caption_ids[col]), "" if pairs.captions is None else _cell(pairs.captions[col])]
-
-
-def _cell(text: str) -> str:
-    """Text of others: never a formula to a spreadsheet, nor the end of a line.
-
-    >>> _cell("=1+1"), _cell("one\\rtwo")
-    ("'=1+1", 'one two')
-    """
-    return (f"'{text}" if text.startswith(_FORMULA) else text).replace("\r", " ")
+    return [csv_cell(pairs.caption_ids[col]), "" if pairs.captions is None else csv_cell(pairs.captions[col])]
 
 
 def _values(known: Known) -> list[str]:

@@ -134,12 +134,13 @@ def _image_metadata(pairs: PairSet | PhotoSet, source: str) -> Iterator[Metadata
     for row, words in zip(pairs.caption_image.tolist(), pairs.captions or (), strict=False):
         captions.setdefault(row, []).append(words)
     for row in range(len(pairs.image_ids)):
+        origin = without_split(source)
         if isinstance(pairs, PairSet):
-            origin, mark = without_split(source), _features_fingerprint(pairs.images[row])
+            mark = _features_fingerprint(pairs.images[row])
         else:
-            origin, mark = pairs.photos.name(row), pairs.photos.fingerprint(row)
+            mark = pairs.photos.fingerprint(row)
             if isinstance(pairs.photos, StoredPhotos):
-                origin = os.path.abspath(origin)  # the same file in any working directory
+                origin = os.path.abspath(pairs.photos.name(row))  # the same file in any working directory
         yield {"source": origin, "captions": captions.get(row, []), "from": source_key(source), "mark": mark}
 
 
