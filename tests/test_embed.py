@@ -85,7 +85,7 @@ def reference(spec: str, pairs: PhotoSet, *, mean: bool = False) -> tuple[torch.
 def test_features_are_those_of_the_towers(
     clip: str, photos: str, tmp_path: Path, pooling: Literal["auto", "cls", "mean"]
 ) -> None:
-    found = embed(clip, photos, tmp_path / "f.safetensors", pooling=pooling, dtype=torch.float32)
+    result = embed(clip, photos, tmp_path / "f.safetensors", pooling=pooling, dtype=torch.float32)
     data = load_pairs(photos)
     assert isinstance(data, PhotoSet)
     image, text = reference(clip, data, mean=pooling == "mean")
@@ -93,7 +93,7 @@ def test_features_are_those_of_the_towers(
     torch.testing.assert_close(tensors["image"], image, atol=1e-5, rtol=0)
     torch.testing.assert_close(tensors["text"], text, atol=1e-5, rtol=0)
     assert tensors["image"].dtype == torch.float32
-    assert (found.images, found.captions, found.skipped) == (12, 24, ())
+    assert (result.images, result.captions, result.skipped) == (12, 24, ())
     assert metadata["backbone"] == "clip:small-clip"
     assert metadata["preprocessing"].startswith("32 whole bicubic")
     assert len(metadata["revision"]) == 12
@@ -281,13 +281,13 @@ def test_photos_that_cannot_be_read(clip: str, photos: str, tmp_path: Path) -> N
         embed(clip, photos, out)
     assert not out.exists()
     assert not (tmp_path / "f-captions.jsonl").exists()
-    with pytest.warns(UserWarning, match="1 left out") as told:
-        found = embed(clip, photos, out, on_error="skip")
-    assert len({str(one.message) for one in told if "left out" in str(one.message)}) == 1, "told as one"
-    assert [line.partition(":")[0] for line in found.skipped] == ["dev/07.png"]
-    new = load_pairs(found.spec)
+    with pytest.warns(UserWarning, match="1 left out") as warned:
+        result = embed(clip, photos, out, on_error="skip")
+    assert len({str(one.message) for one in warned if "left out" in str(one.message)}) == 1, "one warning"
+    assert [line.partition(":")[0] for line in result.skipped] == ["dev/07.png"]
+    new = load_pairs(result.spec)
     assert (len(new.image_ids), "dev/07.png" in new.image_ids) == (11, False)
-    assert load_pairs(found.spec, split="dev").image_ids == ("dev/06.png", "dev/08.png")
+    assert load_pairs(result.spec, split="dev").image_ids == ("dev/06.png", "dev/08.png")
 
 
 CLIP = embedding_config("clip:CLIP")

@@ -230,15 +230,6 @@ def test_a_second_process_learns_who_holds_the_lock(remove: bool, killed: bool, 
     assert path.exists() != remove
 
 
-def test_a_holder_on_another_machine_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    path.write_text("pid 77 on elsewhere\n")
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(FolderInUse, match=r"\(pid 77 on elsewhere\)"), lock_file(path, **ACTIONS):
-            pass
-
-
 @pytest.mark.parametrize("code", [errno.ENOTSUP, errno.ENOLCK, errno.EIO])
 def test_a_file_system_without_locks(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a lock is not required it is not needed; a failing disk is an error all the same."""
@@ -280,8 +271,8 @@ def test_tensors_round_trip_bit_by_bit(tmp_path: Path) -> None:
     }  # fmt: skip
     for metadata in ({"backbone": "tiny:"}, {}):
         write_tensors(target, tensors, metadata=metadata or None)
-        read, found = read_tensors(target)
-        assert (found, set(read)) == (metadata, set(tensors))
+        read, stored = read_tensors(target)
+        assert (stored, set(read)) == (metadata, set(tensors))
         for name, tensor in tensors.items():
             assert read[name].dtype == tensor.dtype
             assert torch.equal(read[name], tensor), name

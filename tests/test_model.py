@@ -33,9 +33,9 @@ both_kinds = pytest.mark.parametrize("kind", ["tiny", "clip"])
 
 @pytest.fixture(scope="module")
 def pairs() -> PhotoSet:
-    found = load_pairs("scenes:images=8,held_out=2,per_image=2,size=32", split="train")
-    assert isinstance(found, PhotoSet)
-    return found
+    pairs = load_pairs("scenes:images=8,held_out=2,per_image=2,size=32", split="train")
+    assert isinstance(pairs, PhotoSet)
+    return pairs
 
 
 def config(kind: str, clip: Path, **fields: Any) -> BackboneConfig:
@@ -162,10 +162,8 @@ def test_the_original_weights_are_not_needed(pairs: PhotoSet, clip_checkpoint: P
     expected = PairScorer(model, device="cpu").score_all([pairs.photos.open(0)], ["a red thing"]).score
     model.save_pretrained(tmp_path / "model")
     shutil.rmtree(folder)
-    found = PairScorer.from_pretrained(tmp_path / "model", device="cpu").score_all(
-        [pairs.photos.open(0)], ["a red thing"]
-    )
-    assert torch.equal(found.score, expected)
+    scorer = PairScorer.from_pretrained(tmp_path / "model", device="cpu")
+    assert torch.equal(scorer.score_all([pairs.photos.open(0)], ["a red thing"]).score, expected)
     for path in (tmp_path / "model" / "backbone").rglob("*"):
         if path.is_file():
             assert str(tmp_path) not in path.read_text(encoding="utf-8"), path
@@ -359,10 +357,10 @@ def test_photos_are_blended_as_the_tower_sees_them(pairs: PhotoSet) -> None:
     photos, _ = inputs(model, pairs)
     noise, _ = model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(4))
     own = [0.25, 1.0, 0.5, 0.75]
-    found = towers(model).encode_images(photos, noise, partners(own, torch.arange(4).flip(0)))
+    tokens = towers(model).encode_images(photos, noise, partners(own, torch.arange(4).flip(0)))
     seen = towers(model).transform.normalize(photos)
     by_hand = torch.stack([own[n] * seen[n] + (1 - own[n]) * seen[3 - n] for n in range(4)])
-    torch.testing.assert_close(found.values, towers(model).image(by_hand))
+    torch.testing.assert_close(tokens.values, towers(model).image(by_hand))
 
 
 def test_a_partner_from_elsewhere_is_cropped_as_it_is_there(pairs: PhotoSet) -> None:
@@ -370,9 +368,9 @@ def test_a_partner_from_elsewhere_is_cropped_as_it_is_there(pairs: PhotoSet) -> 
     model = build("pcmepp", config("tiny", Path()), fit=pairs)
     photos, _ = inputs(model, pairs)
     whole_noise = RowNoise(0, torch.tensor(3), torch.arange(4), Stream.IMAGE)
-    own, places = [0.25, 1.0, 0.5, 0.75], torch.arange(4)
-    whole = towers(model).encode_images(photos, whole_noise, partners(own, places.flip(0)))
-    half_noise = RowNoise(0, torch.tensor(3), places[2:], Stream.IMAGE)
-    brought = partners(own[2:], places.flip(0)[2:], photos.flip(0)[2:])
+    own, rows = [0.25, 1.0, 0.5, 0.75], torch.arange(4)
+    whole = towers(model).encode_images(photos, whole_noise, partners(own, rows.flip(0)))
+    half_noise = RowNoise(0, torch.tensor(3), rows[2:], Stream.IMAGE)
+    brought = partners(own[2:], rows.flip(0)[2:], photos.flip(0)[2:])
     half = towers(model).encode_images(photos[2:], half_noise, brought)
     torch.testing.assert_close(half.values, whole.values[2:])

@@ -147,13 +147,6 @@ def test_no_two_kinds_of_draw_share_a_stream() -> None:
     ], "another number would change the draws of every run"  # fmt: skip
 
 
-def test_streams_keep_their_numbers() -> None:
-    """A changed number would change every draw of a resumed run."""
-    rows = RowNoise(1, torch.tensor(2), torch.tensor([0]), Stream.TEXT).other(Stream.SECOND_NETWORK).other(Stream.CROP)
-    words = python_words(seed=1, stream=4 + 64 * 16 + 16, step=2, positions=[0], lanes=2)
-    assert rows.uniform(2)[0].tolist() == [unit(word >> 41) for word in words]
-
-
 @pytest.mark.slow
 def test_streams_compile_without_a_graph_break() -> None:
     def draws(step: Tensor) -> tuple[Tensor, Tensor]:

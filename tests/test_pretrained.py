@@ -151,14 +151,14 @@ def test_towers_words_pooling_and_heads_are_taken_over(trained: tuple[Path, Matc
     other = load_pairs("scenes:images=4,held_out=2,size=32,seed=9", split="train")
     second = MatchingModel.build(method_config("vacsr"), backbone(start=str(folder)), seed=5, fit=other)
     taken = {name: tensor for name, tensor in first.state_dict().items() if not name.startswith("method.")}
-    found = second.state_dict()
+    state = second.state_dict()
     assert len(taken) > 20
     for name, tensor in taken.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+        torch.testing.assert_close(state[name], tensor, rtol=0, atol=0)
     words = ["a red star above a boat", "zebra"]
     assert second.backbone.tokenize(words).equal(first.backbone.tokenize(words))
     fresh = MatchingModel.build(method_config("vacsr"), backbone(), seed=5, fit=load_pairs(WORLD, split="train"))
-    assert [name for name in found if name.startswith("method.")] == [
+    assert [name for name in state if name.startswith("method.")] == [
         name for name in fresh.state_dict() if name.startswith("method.")
     ]
 
@@ -174,7 +174,7 @@ def test_a_saved_model_no_longer_needs_its_start(trained: tuple[Path, MatchingMo
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"head": HeadConfig(kind="linear", dim=12)}, "backbone.head is"),
         ({"spec": "clip:vit-b32"}, "backbone.spec is 'clip:vit-b32', but"),
@@ -182,9 +182,9 @@ def test_a_saved_model_no_longer_needs_its_start(trained: tuple[Path, MatchingMo
         ({"pooling": "mean"}, "backbone.pooling is 'mean'"),
     ],
 )
-def test_other_towers_are_refused(trained: tuple[Path, MatchingModel], change: dict[str, Any], said: str) -> None:
+def test_other_towers_are_refused(trained: tuple[Path, MatchingModel], change: dict[str, Any], message: str) -> None:
     """Other augmentation is not."""
     config = backbone(start=str(trained[0])).model_copy(update={"augment": AugmentConfig(flip=0.0)})
     assert MatchingModel.build(method_config("vacsr"), config).config.augment.flip == 0.0
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         MatchingModel.build(method_config("vacsr"), config.model_copy(update=change))

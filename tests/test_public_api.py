@@ -90,8 +90,8 @@ def test_the_promised_search(tmp_path: Path) -> None:
     fill_index(index, vacsr.PairScorer(model, device="cpu"), photos, source="scenes:")
     index.close()
     searcher = vacsr.Searcher(model, vacsr.open_index(spec))
-    found = searcher.search(text=photos.captions[0], k=3)
-    assert found.to_dict() == searcher.search_texts([photos.captions[0]], k=3)[0].to_dict()
+    results = searcher.search(text=photos.captions[0], k=3)
+    assert results.to_dict() == searcher.search_texts([photos.captions[0]], k=3)[0].to_dict()
     assert searcher.search(image=photos.photos.open(2), k=1).hits[0].id == photos.image_ids[2]
     for query in ({}, {"text": "a", "image": "b.jpg"}):
         with pytest.raises(UsageError, match="give one of them"):

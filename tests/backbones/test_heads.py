@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from vacsr.backbones.base import Tokens
-from vacsr.backbones.heads import GeneralizedPooling, ProjectionHead, build_pooling, rank_codes
+from vacsr.backbones.heads import GeneralizedPooling, ProjectionHead, build_pooling
 from vacsr.config import HeadConfig
 from vacsr.noise import RowNoise, Stream, seeded
 
@@ -126,10 +126,6 @@ def test_gpo_is_the_loop_in_value_and_gradient(scattered: bool) -> None:
     ours, theirs = (torch.autograd.grad(out.square().sum(), leaves) for out in (pooled, expected))
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
-
-
-def test_codes_are_sines_of_the_rank() -> None:
-    torch.testing.assert_close(rank_codes(300), plain_codes(300), atol=3e-5, rtol=0)
 
 
 @pytest.mark.slow

@@ -91,8 +91,8 @@ def test_warm_up_trains_on_the_smallest_losses() -> None:
     v, t = both_networks(2, 10)
     method, whole = (Bicro(BicroConfig(warmup_keep=share), dim=8) for share in (0.3, 1.0))
     loss = torch.tensor([[5.0, 1.0, 4.0, 0.5, 3.0, 9.0, 2.0, 8.0, 7.0, 6.0], list(range(10))])
-    kept = [row.nonzero().squeeze(1).tolist() for row in method.warmup_weights(loss)]
-    assert kept == [[1, 3, 6], [0, 1, 2]]
+    chosen = [row.nonzero().squeeze(1).tolist() for row in method.warmup_weights(loss)]
+    assert chosen == [[1, 3, 6], [0, 1, 2]]
     few, all_of_them = (m.loss(Embedding(v), Embedding(t), block(range(10))).total for m in (method, whole))
     assert 0 < float(few) < 0.3 * float(all_of_them)
 

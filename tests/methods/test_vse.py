@@ -19,8 +19,8 @@ def reference(v: Embedding, t: Embedding, ids: list[int], *, margin: float, ever
         others = [j for j, other in enumerate(ids) if other != own]
         for costs in ([margin + score[i, j] - score[i, i] for j in others],
                       [margin + score[j, i] - score[i, i] for j in others]):  # fmt: skip
-            kept = [cost.clamp_min(0.0) for cost in costs]
-            total = total + (sum(kept) if every else max(kept, default=0.0))
+            hinges = [cost.clamp_min(0.0) for cost in costs]
+            total = total + (sum(hinges) if every else max(hinges, default=0.0))
     return total
 
 

@@ -63,9 +63,7 @@ class _HubTower(Tower):
         return None if self.output == "hidden" else self.final_norm()
 
     def finish(self, tokens: Tensor) -> Tensor:
-        return self._projected(tokens if self.norm is None else self.norm(tokens))
-
-    def _projected(self, tokens: Tensor) -> Tensor:
+        tokens = tokens if self.norm is None else self.norm(tokens)
         return self._head()(tokens) if self.output == "projected" else tokens
 
     def _encode(self, **inputs: Any) -> Tensor:
@@ -73,12 +71,12 @@ class _HubTower(Tower):
         norm = self.final_norm()
         if norm is None or self.model.config.model_type == "clip_vision_model":  # applies its norm to one token only
             return self.finish(self.model(**inputs).last_hidden_state)
-        if self.output != "hidden":
-            return self._projected(self.model(**inputs).last_hidden_state)
-        normed: list[Tensor] = []
-        with norm.register_forward_pre_hook(lambda _norm, args: normed.append(args[0])):
+        if self.output == "norm":
+            return self.model(**inputs).last_hidden_state  # type: ignore[no-any-return]
+        before_norm: list[Tensor] = []
+        with norm.register_forward_pre_hook(lambda _norm, args: before_norm.append(args[0])):
             self.model(**inputs)
-        return normed[-1]
+        return self.finish(before_norm[-1])
 
     def unused(self) -> list[nn.Parameter]:
         """A final norm that the output skips, and a head inside the model (SigLIP) that it does not reach."""
@@ -177,14 +175,13 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     """
     if source.assets is not None:
         saved = read_assets(source.assets)
-        described = saved["image"], saved["text"]
-        sides = _fresh([hub.read_config(one["config"]) for one in described], [one["projection"] for one in described])
+        sides = [_fresh(**saved[side]) for side in ("image", "text")]
         return _backbone(config, sides, saved["tokenizer"], saved["transform"], saved["name"])
     checkpoints, patch = _checkpoints(config)
     offline = patch > 0 and config.weights == "random"
     standard = {"model_type": "clip", "vision_config": {"patch_size": patch}}
     configs = [hub.read_config(standard)] if offline else [hub.load_config(one) for one in checkpoints]
-    vision, text = _sides(config, checkpoints, configs)
+    vision = _check_sides(config, checkpoints, configs)
     settings = {} if offline else hub.processor_settings(checkpoints[0])
     clip = len(checkpoints) == 1
     statistics = _STATISTICS[configs[0].model_type] if clip else (IMAGENET_MEAN, IMAGENET_STD)
@@ -192,15 +189,13 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     fresh = config.weights == "random"
     if fresh:
         vision.image_size = transform.size
-    if fresh and clip:
-        width = configs[0].projection_dim if configs[0].model_type == "clip" else 0
-        sides = _fresh((vision, text), (width, width))
-    else:
-        pairs = zip(checkpoints, configs, strict=True)
-        models = [hub.fresh_model(one) if fresh else hub.load_model(name, one) for name, one in pairs]
-        image = models[0].half("vision_model", "visual_projection")
-        image = image._replace(model=hub.with_size(image.model, transform.size))
-        sides = [image, models[-1].half("text_model", "text_projection")]
+    pairs = zip(checkpoints, configs, strict=True)
+    models = [hub.fresh_model(one) if fresh else hub.load_model(name, one) for name, one in pairs]
+    image = models[0].half("vision_model", "visual_projection")
+    sides = [
+        image._replace(model=hub.with_size(image.model, transform.size)),
+        models[-1].half("text_model", "text_projection"),
+    ]
     tokenizer = _tokenizer("" if offline else checkpoints[-1], config, text=sides[1].model)
     name = f"{config.spec.partition(':')[0]}:{','.join(map(hub.short_name, checkpoints))}"
     return _backbone(config, sides, tokenizer, transform, name)
@@ -228,8 +223,8 @@ def _checkpoints(config: BackboneConfig) -> tuple[list[str], int]:
     return names, 0
 
 
-def _sides(config: BackboneConfig, checkpoints: Sequence[str], configs: Sequence[Any]) -> tuple[Any, Any]:
-    """The configurations of the image tower and of the text tower, where they can be such."""
+def _check_sides(config: BackboneConfig, checkpoints: Sequence[str], configs: Sequence[Any]) -> Any:
+    """The configuration of the image tower, after a check that both can be towers."""
     kind = configs[0].model_type
     if config.spec.startswith("clip:") and kind not in _STATISTICS:
         message = f"{checkpoints[0]} is of type {kind!r}, clip: takes CLIP and SigLIP"
@@ -243,7 +238,7 @@ def _sides(config: BackboneConfig, checkpoints: Sequence[str], configs: Sequence
         if getattr(whole, "is_encoder_decoder", False) or not hasattr(side, "hidden_size"):
             message = f"{name} ({whole.model_type}) is not an encoder with tokens of one width"
             raise UsageError(f"{message} — give an encoder alone, a transformer such as ViT or BERT")
-    return vision, text
+    return vision
 
 
 def _transform(
@@ -263,16 +258,11 @@ def _transform(
     return transform
 
 
-def _fresh(configs: Sequence[Any], projected: Sequence[int]) -> list[hub.Loaded]:
-    """Models with random weights and CLIP's maps into its shared space; none where its width is 0."""
-    loaded = [hub.fresh_model(config) for config in configs]
-    for number, width in enumerate(projected):
-        if width:
-            dim = configs[number].hidden_size
-            layer = nn.Linear(dim, width, bias=False)
-            nn.init.normal_(layer.weight, std=dim**-0.5)
-            loaded[number] = loaded[number]._replace(projection=layer)
-    return loaded
+def _fresh(config: Mapping[str, Any], projection: int) -> hub.Loaded:
+    """What :meth:`_HubTower.architecture` described, with random weights; no map into a shared space where it is 0."""
+    loaded = hub.fresh_model(hub.read_config(config))
+    layer = nn.Linear(loaded.model.config.hidden_size, projection, bias=False) if projection else None
+    return loaded._replace(projection=layer)
 
 
 def _tokenizer(source: str, config: BackboneConfig, *, text: Any) -> Tokenizer:
