@@ -23,8 +23,8 @@ from PIL import Image
 from torch import Tensor
 
 from vacsr.compare import Table, compare
-from vacsr.compare.examples import ExamplePlan, examples_of, load_material
-from vacsr.compare.results import ComparisonTable, look_up
+from vacsr.compare.examples import examples_of, load_material
+from vacsr.compare.results import ComparisonTable, GalleryConfig, look_up
 from vacsr.config.io import load_yaml, merge, parse
 from vacsr.data import parse_spec
 from vacsr.data.scenes import SceneWorld, load_scenes, pair_kinds, render_scene, scene_grades
@@ -141,14 +141,14 @@ def examine(result: ComparisonTable, pairs: str) -> Demo:
     """Scores and uncertainties by kind of pair, and some queries with their answers, on the test split."""
     world = load_scenes(parse_spec(pairs).with_options({"split": SPLIT}))
     grades, owners = scene_grades(world), world.pairs.caption_image
-    rows, photos = (OURS, *(name for name in result.rows if name != OURS)), f"{pairs},size={_SCENE_SIDE}"
-    plan = ExamplePlan(SETTING, rows, photos, SPLIT, captions=6, images=4)
-    material = load_material(result.values, plan, device="cpu")
+    rows = (OURS, *(name for name in result.rows if name != OURS))
+    gallery = GalleryConfig(setting=SETTING, rows=rows, photos=f"{pairs},size={_SCENE_SIDE}")
+    material = load_material(result.values, gallery, split=SPLIT, device="cpu")
     assert material is not None, "the models were just trained"
     masks = pair_kinds(grades, owners)
     kinds = {name: values_by_kind(material.scores[name], masks, pairs=_DRAWN) for name in result.rows}
     facts = truth_facts(exact_truth(grades, owners))
-    return Demo(result, world, facts, kinds, examples_of(material, plan))
+    return Demo(result, world, facts, kinds, examples_of(material, SETTING, captions=6, images=4))
 
 
 def _metric_rows(result: ComparisonTable) -> list[Row]:

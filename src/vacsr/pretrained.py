@@ -69,13 +69,7 @@ class SavedModel(NamedTuple):
 
     def check_start(self, config: BackboneConfig) -> None:
         """Training can start from this model only with the same towers, inputs and heads."""
-        saved = parse(BackboneConfig, self.config["backbone"])
-        free = {"start", "weights", "augment", "variance_block", "checkpointing"}
-        for name in BackboneConfig.model_fields:
-            new, old = getattr(config, name), getattr(saved, name)
-            if new != old and name not in free:
-                message = f"backbone.{name} is {new!r}, but {old!r} in {self.folder}, which training starts from"
-                raise UsageError(f"{message} — set it the same, or start from another model")
+        check_start(config, parse(BackboneConfig, self.config["backbone"]), folder=self.folder)
 
     def load_start(self, model: nn.Module) -> None:
         """Load everything but the method into a model of the same shape. One saved network serves for two."""
@@ -88,6 +82,16 @@ class SavedModel(NamedTuple):
                 message = f"{self.folder} has {shape} as {name}, this model needs {list(tensor.shape)}"
                 raise DataError(f"{message} — start from a model with the same backbone, pooling and head")
         model.load_state_dict({name: saved[name] for name in state}, strict=False)
+
+
+def check_start(config: BackboneConfig, saved: BackboneConfig, *, folder: str | Path) -> None:
+    """Refuse a backbone that differs from that of the model in ``folder``, which training starts from."""
+    free = {"start", "weights", "augment", "variance_block", "checkpointing"}
+    for name in BackboneConfig.model_fields:
+        new, old = getattr(config, name), getattr(saved, name)
+        if new != old and name not in free:
+            message = f"backbone.{name} is {new!r}, but {old!r} in {folder}, which training starts from"
+            raise UsageError(f"{message} — set it the same, or start from another model")
 
 
 def write_model_folder(

@@ -11,9 +11,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vacsr.backbones import scheme_of
 from vacsr.compare.table import Table
-from vacsr.config import BackboneConfig, Recipe
+from vacsr.config import Recipe
 from vacsr.config.io import dump_yaml, read_yaml, recipe_from
 from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import ConfigError, DataError, OtherRun, UsageError
@@ -25,14 +24,11 @@ from vacsr.evaluate.truth import scene_truth
 from vacsr.fewshot import check_fewshot, fewshot_from, run_fewshot
 from vacsr.fewshot.config import FewshotRecipe
 from vacsr.files import write_json, write_text
-from vacsr.methods import build_method
 from vacsr.methods.base import Likelihood
+from vacsr.pretrained import check_start
 from vacsr.scoring import PairScorer
 from vacsr.train.checkpoint import NO_EFFECT, check_folder, clear_folder, first_difference, holds_run, run_lock
 from vacsr.train.run import check_recipe, report_sets, run_recipe
-
-# In these a cell may differ from the model it starts from.
-_FREE = ("start", "weights", "augment", "variance_block", "checkpointing")
 
 
 class Cell(NamedTuple):
@@ -108,21 +104,14 @@ def run_cell(cell: Cell, *, progress: bool, fresh: bool = False) -> None:
     with run_lock(cell.folder):
         if fresh and cell.outdated() is not None:
             clear_folder(cell.folder)
-        if not _filled(cell, progress=progress, fresh=fresh):
+        try:
+            _fill(cell, progress=progress)
+        except OtherRun as error:
+            if not fresh:
+                hint = "restore the data of that run, or add --fresh to start the cell again"
+                raise OtherRun(f"{str(error).partition(' — ')[0]} — {hint}") from error
             clear_folder(cell.folder)
             _fill(cell, progress=progress)
-
-
-def _filled(cell: Cell, *, progress: bool, fresh: bool) -> bool:
-    """False where a checkpoint of other data is in the way and may be deleted."""
-    try:
-        _fill(cell, progress=progress)
-    except OtherRun as error:
-        if not fresh:
-            hint = "restore the data of that run, or add --fresh to start the cell again"
-            raise OtherRun(f"{str(error).partition(' — ')[0]} — {hint}") from error
-        return False
-    return True
 
 
 def _fill(cell: Cell, *, progress: bool) -> None:
@@ -170,8 +159,8 @@ def read_report(cell: Cell) -> dict[str, Any]:
         if "protocol" in result:
             report[f"{result['split']}/{result['protocol']}"] = result
     for name in cell.measures:
-        for split, found in _json(cell.folder / f"{name}.json").items():
-            report[split] = {**report.get(split, {}), name: found}
+        for split, measured in _json(cell.folder / f"{name}.json").items():
+            report[split] = {**report.get(split, {}), name: measured}
     if cell.task == "fewshot":
         report |= {**joint_metrics(report), "trainable": raw["trainable"]}
     return report
@@ -180,19 +169,15 @@ def read_report(cell: Cell) -> dict[str, Any]:
 def read_history(cell: Cell) -> tuple[Any, ...]:
     """The rows of metrics.jsonl; none where nothing was logged."""
     path = cell.folder / "metrics.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return tuple(json.loads(line) for line in lines if line.strip())
-    except ValueError as error:
-        message = f"{path} is not whole ({error})"
-        raise DataError(f"{message} — delete its folder and run the same command again") from error
+    return tuple(_json(path, lines=True)) if path.is_file() else ()
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path, *, lines: bool = False) -> Any:
+    text = path.read_text(encoding="utf-8")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return [json.loads(line) for line in text.splitlines() if line.strip()] if lines else json.loads(text)
     except ValueError as error:
-        message = f"{path} is not whole JSON ({error}) — delete its folder and run the same command again"
+        message = f"{path} is not complete JSON ({error}) — delete its folder and run the same command again"
         raise DataError(message) from error
 
 
@@ -213,45 +198,40 @@ def run_tolerance(folder: Path, recipe: Recipe) -> dict[str, dict[str, Any]]:
             continue
         labelled = torch.arange(len(pairs.image_ids))[:, None] == pairs.caption_image.cpu()
         score = scorer.score_set(pairs).score.detach().cpu()
-        found = loss_tolerance(score, labelled, missed, **likelihood._asdict())
-        result[pairs.split] = {**tolerance_summary(found, missed), "scale": likelihood.scale}
+        tolerance = loss_tolerance(score, labelled, missed, **likelihood._asdict())
+        result[pairs.split] = {**tolerance_summary(tolerance, missed), "scale": likelihood.scale}
     return result
 
 
 def judged_false_negatives(pairs: LabelledPairs, judgments: Sequence[Judgments]) -> Tensor | None:
     """Pairs across images that experts find fitting, of the judged-test half; None where no pair was judged. [I, T]"""
-    images = {name: row for row, name in enumerate(pairs.image_ids)}
-    captions = {name: row for row, name in enumerate(pairs.caption_ids)}
-    missed = torch.zeros(len(images), len(captions), dtype=torch.bool)
-    known = False
+    missed = torch.zeros(len(pairs.image_ids), len(pairs.caption_ids), dtype=torch.bool)
+    known = 0
     for judged in (part.subset("judged-test") for part in judgments if part.kind == "expert"):
-        for number, (image, caption) in enumerate(zip(judged.image_ids, judged.caption_ids, strict=True)):
-            if image in images and caption in captions:
-                known = True
-                if not judged.same_image[number] and judged.grades[number] >= MATCH["expert"]:
-                    missed[images[image], captions[caption]] = True
+        part, rows, cols = judged.within(pairs)
+        fits = torch.from_numpy(~part.same_image & (part.grades >= MATCH["expert"]))
+        missed[rows[fits], cols[fits]] = True
+        known += len(part)
     return missed if known else None
 
 
 def check_cells(table: Table, asked: Sequence[Cell]) -> None:
     """Refuse cells whose recipe alone shows that they cannot finish; the message names row and setting."""
-    if asked and table.start is not None:
+    start = None if table.start is None else recipe_from(table.start.recipe)
+    if asked and start is not None:
         try:
-            check_recipe(recipe_from(table.start.recipe))
+            check_recipe(start)
         except UsageError as error:
             raise UsageError(f"what the cells start from cannot be trained: {error}") from error
     refused: dict[str, tuple[str, UsageError]] = {}
-    seen: set[tuple[str, str]] = set()
-    for cell in asked:
-        if (cell.row, cell.setting) in seen:  # seeds are alike
-            continue
-        seen.add((cell.row, cell.setting))
+    for cell in {(cell.row, cell.setting): cell for cell in asked}.values():  # seeds are alike
         try:
             if isinstance(cell.recipe, FewshotRecipe):
                 check_fewshot(cell.recipe)
             else:
                 check_recipe(cell.recipe, timed=cell.task == "efficiency")
-            check_started(table, cell.recipe)
+                if table.start is not None and start is not None and cell.recipe.backbone.start == table.start.folder:
+                    check_start(cell.recipe.backbone, start.backbone, folder=table.start.folder)
         except UsageError as error:
             refused.setdefault(cell.row, (cell.setting, error))
     if refused:
@@ -270,44 +250,11 @@ def _refusal(refused: dict[str, tuple[str, UsageError]], *, all_of_them: bool) -
 
 def start_cell(table: Table, missing: Sequence[Cell]) -> Cell | None:
     """What must be trained before ``missing`` can be; None where nothing is, or where it is finished already."""
-    if table.start is None:
+    if table.start is None or all(cell.recipe.backbone.start != table.start.folder for cell in missing):
         return None
     folder, recipe = Path(table.start.folder).expanduser(), recipe_from(table.start.recipe)
-    found = Cell("start", "first", recipe.train.seed, recipe, folder)
-    needed = any(cell.recipe.backbone.start == table.start.folder for cell in missing)
-    return found if needed and not found.reported() else None
-
-
-def check_started(table: Table, recipe: Recipe | FewshotRecipe) -> None:
-    """Refuse a cell that the table's own start, once trained, would not fit."""
-    if table.start is None or recipe.backbone.start != table.start.folder:
-        return
-    start, where = recipe_from(table.start.recipe), f"{table.start.folder}, which it starts from,"
-    if isinstance(recipe, FewshotRecipe):
-        _check_prompted(recipe, start, where)
-        return
-    theirs = start.backbone
-    for name in BackboneConfig.model_fields:
-        own, other = getattr(recipe.backbone, name), getattr(theirs, name)
-        if name not in _FREE and own != other:
-            message = f"backbone.{name} is {own!r}, {where} has {other!r}"
-            raise UsageError(f"{message} — set it the same, or start from another model")
-
-
-def _check_prompted(recipe: FewshotRecipe, start: Recipe, where: str) -> None:
-    """Few-shot methods need one network with towers, and one token of each that represents it."""
-    own, theirs = recipe.backbone.spec, start.backbone
-    if scheme_of(theirs.spec).cached:
-        raise UsageError(f"{where} reads cached features — start from a run with clip: or tiny: towers")
-    if own not in (BackboneConfig().spec, theirs.spec):
-        raise UsageError(f"backbone.spec is {own!r}, {where} has {theirs.spec!r} — leave backbone.spec out")
-    if theirs.pooling == "gpo":
-        message = f"{where} pools with gpo, which reads no single token that prompts could change"
-        raise UsageError(f"{message} — train it with backbone.pooling=cls or mean")
-    with torch.random.fork_rng(devices=[]):
-        networks = build_method(start.method, dim=theirs.head.dim).networks
-    if networks > 1:
-        raise UsageError(f"{where} has two networks — start from a method with one, such as infonce")
+    start = Cell("start", "first", recipe.train.seed, recipe, folder)
+    return None if start.reported() else start
 
 
 def refuse_other_start(start: Cell) -> None:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vacsr.compare.results import RunRecord
+from vacsr.compare.results import GalleryConfig, RunRecord
 from vacsr.config.io import read_recipe
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.scenes import EASY_BELOW
 from vacsr.errors import UsageError
-from vacsr.evaluate.agreement import Judgments, read_judgments
+from vacsr.evaluate.agreement import MATCH, Judgments, Kind
+from vacsr.evaluate.report import config_judgments
 from vacsr.evaluate.truth import Truth, scene_truth
 from vacsr.pages.examples import Answer, Examples, Interval, Known, Picture, Query, RowAnswers, photo_uri
 from vacsr.scoring import PairScorer, PairScores
+from vacsr.scoring.topk import Direction
 from vacsr.train.data import read_split
 
-Direction = Literal["i2t", "t2i"]
 Pairs = PairSet | PhotoSet
 INTERVALS = 8
 SAMPLE = 40_000
@@ -30,20 +31,7 @@ SIDE = 176
 """Of a picture in the file, in pixels."""
 _ANSWERS = 5
 _EXACT = (0, 1, 2, 4, 7, 12)  # unlabelled matches of the captions asked, where the truth is known
-_MATCH = {"expert": 3.0, "crowd": 0.5}  # grades from which a judged pair matches: of 1 to 4, or the share of "yes"
-_PARTLY = {"expert": 2.0, "crowd": 0.25}
-
-
-class ExamplePlan(NamedTuple):
-    """What to show of some runs; the first row is also shown by intervals of its grade."""
-
-    setting: str
-    rows: Sequence[str]
-    photos: str = ""
-    """SPEC of the photos where runs read cached features or small photos, such as `flickr8k:DIR`."""
-    split: str = "test"
-    captions: int = 5
-    images: int = 3
+_PARTLY = {"expert": 2.0, "crowd": 0.25}  # grades from which a judged pair is partly right
 
 
 class Verdicts(NamedTuple):
@@ -65,64 +53,57 @@ class Material(NamedTuple):
     scores: Mapping[str, PairScores]
 
 
-def make_examples(runs: Sequence[RunRecord], plan: ExamplePlan, *, device: str = "auto") -> Examples | None:
-    """Queries with answers, and pairs by grade; None where no run of the plan still has its model."""
-    material = load_material(runs, plan, device=device)
-    return None if material is None else examples_of(material, plan)
+def make_examples(runs: Sequence[RunRecord], gallery: GalleryConfig) -> Examples | None:
+    """Queries with answers, and pairs by grade; None where no run of the gallery still has its model."""
+    material = load_material(runs, gallery)
+    return None if material is None else examples_of(material, gallery.setting)
 
 
-def examples_of(material: Material, plan: ExamplePlan) -> Examples:
-    """The same from loaded runs."""
-    shown = _Shown(material)
-    rows = tuple(material.scores)
-    return Examples(
-        plan.setting,
-        plan.split,
-        rows,
-        material.verdicts.known,
-        tuple(shown.query(direction, index) for direction, index in choose_queries(material, plan)),
-        tuple(shown.intervals(rows[0], generator=torch.Generator().manual_seed(0))),
-        SAMPLE,
-    )
-
-
-def load_material(runs: Sequence[RunRecord], plan: ExamplePlan, *, device: str = "auto") -> Material | None:
+def load_material(
+    runs: Sequence[RunRecord], gallery: GalleryConfig, *, split: str = "test", device: str = "auto"
+) -> Material | None:
     """The first seed of every row that still has its model; None where none has."""
     folders: dict[str, Path] = {}
     for run in sorted(runs, key=lambda run: run.seed, reverse=True):
-        if run.setting == plan.setting and run.folder and (run.folder / "model" / "config.json").is_file():
+        if run.setting == gallery.setting and run.folder and (run.folder / "model" / "config.json").is_file():
             folders[run.row] = run.folder
-    folders = {row: folders[row] for row in plan.rows if row in folders}
+    folders = {row: folders[row] for row in gallery.rows if row in folders}
     if not folders:
         return None
     recipes = {row: read_recipe(folder / "config.yaml") for row, folder in folders.items()}
-    pairs = {row: read_split(recipe.data, plan.split) for row, recipe in recipes.items()}
-    first = next(iter(pairs.values()))
+    pairs = {row: read_split(recipe.data, split) for row, recipe in recipes.items()}
+    recipe, first = next(iter(recipes.values())), next(iter(pairs.values()))
     for row, other in pairs.items():
         if (other.image_ids, other.caption_ids) != (first.image_ids, first.caption_ids):
             message = f"'{row}' and '{next(iter(pairs))}' were run on other images or captions"
             raise UsageError(f"{message} — show rows of the same data beside each other")
+    photos = next((one for one in pairs.values() if isinstance(one, PhotoSet)), None)
+    if gallery.photos:
+        named = load_pairs(gallery.photos, split=split)
+        if not isinstance(named, PhotoSet):
+            raise UsageError(f"{gallery.photos} are features, expected photos — give e.g. flickr8k:DIR")
+        photos = named
+    truth = scene_truth(recipe.data.pairs, first)
+    verdicts = judged_verdicts(first, config_judgments(recipe.evaluate)) if truth is None else exact_verdicts(truth)
     scores = {
         row: PairScorer.from_pretrained(folder, device=device).score_set(pairs[row]) for row, folder in folders.items()
     }
-    recipe = next(iter(recipes.values()))
-    truth = scene_truth(recipe.data.pairs, first)
-    if truth is None:
-        judgments = [read_judgments(Path(path).expanduser()) for path in recipe.evaluate.judgments]
-        verdicts = judged_verdicts(first, judgments)
-    else:
-        verdicts = exact_verdicts(truth)
-    return Material(first, verdicts, _photos(pairs.values(), plan), scores)
+    return Material(first, verdicts, photos, scores)
 
 
-def _photos(sets: Iterable[Pairs], plan: ExamplePlan) -> PhotoSet | None:
-    """The photos that the plan names, or else those that a run itself reads."""
-    if not plan.photos:
-        return next((pairs for pairs in sets if isinstance(pairs, PhotoSet)), None)
-    named = load_pairs(plan.photos, split=plan.split)
-    if isinstance(named, PhotoSet):
-        return named
-    raise UsageError(f"{plan.photos} are features, expected photos — give e.g. flickr8k:DIR")
+def examples_of(material: Material, setting: str, *, captions: int = 5, images: int = 3) -> Examples:
+    """Queries by captions and images with the answers of every row, and pairs by interval of the first row's grade."""
+    shown, rows = _Shown(material), tuple(material.scores)
+    queries = choose_queries(material, captions=captions, images=images)
+    return Examples(
+        setting,
+        material.pairs.split,
+        rows,
+        material.verdicts.known,
+        tuple(shown.query(direction, index) for direction, index in queries),
+        tuple(shown.intervals(rows[0], generator=torch.Generator().manual_seed(0))),
+        SAMPLE,
+    )
 
 
 def exact_verdicts(truth: Truth) -> Verdicts:
@@ -141,13 +122,11 @@ def exact_verdicts(truth: Truth) -> Verdicts:
 
 def judged_verdicts(pairs: Pairs, judgments: Sequence[Judgments]) -> Verdicts:
     """For data of which people judged some pairs: labels first, then experts, then the crowd."""
-    images = {name: row for row, name in enumerate(pairs.image_ids)}
-    captions = {name: col for col, name in enumerate(pairs.caption_ids)}
     known: dict[tuple[int, int], tuple[str, str]] = {}
     for judged in sorted(judgments, key=lambda one: one.kind):  # experts come last and overwrite the crowd
-        for image, caption, grade in zip(judged.image_ids, judged.caption_ids, judged.grades, strict=True):
-            if image in images and caption in captions:
-                known[images[image], captions[caption]] = _judgment(judged.kind, float(grade))
+        part, rows, cols = judged.within(pairs)
+        for row, col, grade in zip(rows.tolist(), cols.tolist(), part.grades.tolist(), strict=True):
+            known[row, col] = _judgment(part.kind, grade)
     kind: Known = "judged" if known else "labels"
     known |= {(row, col): ("official", "labelled match") for col, row in enumerate(pairs.caption_image.tolist())}
     unlabelled = [pair for pair, (kind, _) in known.items() if kind == "unlabelled"]
@@ -155,30 +134,28 @@ def judged_verdicts(pairs: Pairs, judgments: Sequence[Judgments]) -> Verdicts:
     return Verdicts(kind, lambda row, col: known.get((row, col), ("unknown", "no label")), matches)
 
 
-def _judgment(kind: str, grade: float) -> tuple[str, str]:
+def _judgment(kind: Kind, grade: float) -> tuple[str, str]:
     badge = f"experts: {grade:.1f} of 4" if kind == "expert" else f"{grade:.0%} say yes"
-    if grade >= _MATCH[kind]:
+    if grade >= MATCH[kind]:
         return "unlabelled", badge
     return "partly" if grade >= _PARTLY[kind] else "wrong", badge
 
 
-def choose_queries(material: Material, plan: ExamplePlan) -> list[tuple[Direction, int]]:
+def choose_queries(material: Material, *, captions: int, images: int) -> list[tuple[Direction, int]]:
     """Captions, then images, by how many unlabelled matches are known; where none is, evenly over the split."""
     pairs, known = material.pairs, material.verdicts.unlabelled
-    images, captions = len(pairs.image_ids), len(pairs.caption_ids)
-    by_image = torch.bincount(known[:, 0], minlength=images).tolist()
-    by_caption = torch.bincount(known[:, 1], minlength=captions).tolist()
-    rows, owners = list(range(images)), pairs.caption_image.tolist()
+    by_image = torch.bincount(known[:, 0], minlength=len(pairs.image_ids)).tolist()
+    by_caption = torch.bincount(known[:, 1], minlength=len(pairs.caption_ids)).tolist()
+    every_row, owners = list(range(len(pairs.image_ids))), pairs.caption_image.tolist()
+    rows = _evenly(every_row, images)
     if material.verdicts.known == "exact":
-        cols = choose(by_caption, _EXACT[: plan.captions], groups=owners)
-        chosen = _evenly(rows, plan.images)
+        cols = choose(by_caption, _EXACT[:captions], groups=owners)
     elif len(known):
-        cols = choose(by_caption, _falling(max(by_caption), plan.captions), groups=owners)
-        chosen = choose(by_image, _falling(max(by_image), plan.images), groups=rows)
+        cols = choose(by_caption, _falling(max(by_caption), captions), groups=owners)
+        rows = choose(by_image, _falling(max(by_image), images), groups=every_row)
     else:
-        first = [owners.index(row) for row in dict.fromkeys(owners)]
-        cols, chosen = _evenly(first, plan.captions), _evenly(rows, plan.images)
-    return [*(("t2i", col) for col in cols), *(("i2t", row) for row in chosen)]
+        cols = _evenly([owners.index(row) for row in dict.fromkeys(owners)], captions)
+    return [*(("t2i", col) for col in cols), *(("i2t", row) for row in rows)]
 
 
 def choose(counts: Sequence[int], targets: Sequence[int], *, groups: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""A comparison table as Markdown, CSV and LaTeX. HTML is drawn from the same :func:`grid`, by whoever renders pages."""
+"""A comparison table as Markdown, CSV and LaTeX. HTML is made of the same :func:`setting_table`, by :mod:`.page`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ import io
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from vacsr.compare.results import Column, ComparisonTable, Printed, Published, Summary, write_table_json
-from vacsr.files import csv_cell, write_text
+from vacsr.compare.results import (
+    RECORDS,
+    RESULTS,
+    Column,
+    ComparisonTable,
+    Published,
+    Summary,
+    table_to_json,
+    write_records,
+)
+from vacsr.evaluate.report import markdown_table
+from vacsr.files import csv_cell, write_json, write_text
+from vacsr.pages.render import Cell, Row, SettingTable
 
 _ABSENT = "–"
 _BETTER, _WORSE = "†", "‡"
@@ -35,79 +45,41 @@ _LATEX = {
 }  # fmt: skip
 
 
-class Shown(NamedTuple):
-    """A figure as it is read."""
-
-    mean: str
-    spread: str = ""
-    bold: bool = False
-    mark: str = ""
-    """† or ‡: differs from the best baseline."""
-
-    @property
-    def rest(self) -> str:
-        """What follows the mean."""
-        return (f" ± {self.spread}" if self.spread else "") + self.mark
-
-
-class Line(NamedTuple):
-    """A row as it is read."""
-
-    name: str
-    seeds: str
-    cells: list[Shown]
-
-
-class Grid(NamedTuple):
-    """One setting's table as it is read."""
-
-    setting: str
-    head: list[str]
-    lines: list[Line]
-    notes: list[str]
-
-
-def grid(table: ComparisonTable, setting: str) -> Grid:
+def setting_table(table: ComparisonTable, setting: str) -> SettingTable:
     """The rows of one setting: what others published first, then ours; the best mean of ours in bold."""
-    rows, columns = table.shown_rows(setting), table.columns_of(setting)
+    rows, columns, theirs = table.shown_rows(setting), table.columns_of(setting), table.published_rows(setting)
     best = {column: table.leading(setting, column) for column in columns}
-    theirs = table.published_rows(setting)
-    lines = [_published_line(entry, columns) for entry in theirs]
+    lines = []
+    for entry in theirs:
+        cells = [_printed(None if column.published else entry.printed(column.key), column) for column in columns]
+        lines.append(Row(f"{entry.name} (published)", [Cell(_ABSENT), *cells]))
     for row in rows:
-        cells = [_shown(table, setting, row, column, bold=row in best[column]) for column in columns]
-        lines.append(Line(row, str(table.seeds(setting, row)), cells))
+        cells = [_cell(table, setting, row, column, best=row in best[column]) for column in columns]
+        lines.append(Row(row, [Cell(str(table.seeds(setting, row))), *cells]))
     head = ["method", "seeds", *(column.head for column in columns)]
-    return Grid(setting, head, lines, _notes(table, setting, lines, theirs))
+    return SettingTable(setting, f"{table.title}, {setting}", head, lines, _notes(table, setting, lines, theirs))
 
 
-def _shown(table: ComparisonTable, setting: str, row: str, column: Column, *, bold: bool) -> Shown:
+def _cell(table: ComparisonTable, setting: str, row: str, column: Column, *, best: bool) -> Cell:
     if column.published:
         return _printed(table.beside(setting, row, column.key), column)
-    found = table.summary(setting, row, column.key)
-    if found is None:
-        return Shown(_ABSENT)
-    spread = f"{found.std:.{column.digits}f}" if found.seeds > 1 else ""
-    return Shown(f"{found.mean:z.{column.digits}f}", spread, bold, _mark(table, setting, row, column))
+    summary = table.summary(setting, row, column.key)
+    if summary is None:
+        return Cell(_ABSENT)
+    tested, mark = table.difference(setting, row, column.key), ""
+    if tested is not None and tested.clear and column.best != "none":
+        mark = _BETTER if (tested.difference > 0) == (column.best == "high") else _WORSE
+    spread = f"{summary.std:.{column.digits}f}" if summary.seeds > 1 else ""
+    return Cell(f"{summary.mean:z.{column.digits}f}", best, spread, mark)
 
 
-def _mark(table: ComparisonTable, setting: str, row: str, column: Column) -> str:
-    tested = table.difference(setting, row, column.key)
-    if tested is None or not tested.clear or column.best == "none":
-        return ""
-    return _BETTER if (tested.difference > 0) == (column.best == "high") else _WORSE
+def _printed(ends: tuple[float, float] | None, column: Column) -> Cell:
+    """What others printed: a number, or a range."""
+    return Cell(_ABSENT if ends is None else "–".join(dict.fromkeys(f"{end:z.{column.digits}f}" for end in ends)))
 
 
-def _published_line(entry: Published, columns: tuple[Column, ...]) -> Line:
-    shown = [_printed(None if column.published else entry.printed(column.key), column) for column in columns]
-    return Line(f"{entry.name} (published)", _ABSENT, shown)
-
-
-def _printed(found: Printed | None, column: Column) -> Shown:
-    return Shown(_ABSENT if found is None else found.text(column.digits))
-
-
-def _notes(table: ComparisonTable, setting: str, lines: list[Line], theirs: list[Published]) -> list[str]:
-    """Marks and bold explained, and where others' figures stand."""
+def _notes(table: ComparisonTable, setting: str, lines: list[Row], theirs: list[Published]) -> list[str]:
+    """What marks and bold mean, and the sources of others' numbers."""
     notes = [_LEGEND] if any(cell.mark for line in lines for cell in line.cells) else []
     seeds = {table.seeds(setting, row) for row in table.shown_rows(setting)}
     if len(seeds) > 1 and any(column.best != "none" for column in table.columns_of(setting)):
@@ -116,84 +88,83 @@ def _notes(table: ComparisonTable, setting: str, lines: list[Line], theirs: list
     quoted = [
         entry
         for entry in table.published
-        if entry.beside and entry.setting in ("", setting) and any(entry.number(key) is not None for key in keys)
+        if entry.beside and entry.setting in ("", setting) and any(entry.printed(key) for key in keys)
     ]
     notes += [f"Published: {source}." for source in _sources(theirs)]
     return notes + [f"Published, on other data than ours: {source}." for source in _sources(quoted)]
 
 
 def _sources(entries: list[Published]) -> list[str]:
-    """Each source once, with all that is to be said of its figures."""
-    found: dict[str, list[str]] = {}
+    """Each source once, with the notes on its numbers."""
+    notes: dict[str, dict[str, None]] = {}
     for entry in entries:
-        said = found.setdefault(entry.source, [])
-        said += [entry.note] if entry.note and entry.note not in said else []
-    return [f"{source} ({'; '.join(said)})" if said else source for source, said in found.items()]
+        notes.setdefault(entry.source, {}).update({entry.note: None} if entry.note else {})
+    return [f"{source} ({'; '.join(texts)})" if texts else source for source, texts in notes.items()]
 
 
 def to_markdown(table: ComparisonTable) -> str:
-    """One table a setting; best mean of each column in bold."""
+    """One table per setting; the best mean of each column in bold."""
     parts = [f"# {table.title}", *([table.note] if table.note else [])]
     for setting in table.settings:
-        shown = grid(table, setting)
-        lines = [shown.head, ["---"] * len(shown.head)]
-        for line in shown.lines:
-            cells = [f"**{cell.mean}**{cell.rest}" if cell.bold else cell.mean + cell.rest for cell in line.cells]
-            lines.append([line.name, line.seeds, *cells])
-        body = "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines)
-        parts += [f"## {setting}\n\n{body}", *shown.notes]
+        shown = setting_table(table, setting)
+        rows = []
+        for row in shown.rows:
+            cells = [(f"**{cell.text}**" if cell.best else cell.text) + cell.rest for cell in row.cells]
+            rows.append([row.name, *cells])
+        parts += [f"## {setting}\n\n{markdown_table(shown.head, rows)}", *shown.notes]
     return "\n\n".join(parts) + "\n"
 
 
 def to_csv(table: ComparisonTable) -> str:
-    """All settings in one sheet: mean and standard deviation of each column in full, and whose the figures are."""
+    """All settings in one sheet: mean and standard deviation of each column in full, and whose the numbers are."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    figures = [csv_cell(name) for column in table.columns for name in (column.head, f"{column.head} std")]
-    writer.writerow(["setting", "method", "whose", "seeds", *figures])
+    names = [csv_cell(name) for column in table.columns for name in (column.head, f"{column.head} std")]
+    writer.writerow(["setting", "method", "whose", "seeds", *names])
     for setting in table.settings:
         for entry in table.published_rows(setting):
-            found = [None if c.published else entry.printed(c.key) for c in table.columns]
-            values = [part for one in found for part in (None if one is None else one.whole, None)]
-            writer.writerow([csv_cell(setting), csv_cell(entry.name), "published", "", *values])
+            printed = [None if column.published else entry.printed(column.key) for column in table.columns]
+            numbers = [number for ends in printed for number in (_whole(ends), None)]
+            writer.writerow([csv_cell(setting), csv_cell(entry.name), "published", "", *numbers])
         for row in table.shown_rows(setting):
-            numbers = [part for column in table.columns for part in _numbers(table, setting, row, column)]
+            numbers = [number for column in table.columns for number in _numbers(table, setting, row, column)]
             writer.writerow([csv_cell(setting), csv_cell(row), "ours", table.seeds(setting, row), *numbers])
     return text.getvalue()
 
 
 def _numbers(table: ComparisonTable, setting: str, row: str, column: Column) -> tuple[float | str | None, float | None]:
     if column.published:
-        printed = table.beside(setting, row, column.key)
-        return None if printed is None else printed.whole, None
-    found = table.summary(setting, row, column.key)
-    return (None, None) if found is None else (found.mean, found.std if found.seeds > 1 else None)
+        return _whole(table.beside(setting, row, column.key)), None
+    summary = table.summary(setting, row, column.key)
+    return (None, None) if summary is None else (summary.mean, summary.std if summary.seeds > 1 else None)
+
+
+def _whole(ends: tuple[float, float] | None) -> float | str | None:
+    """All that was printed: a number, or both ends of a range."""
+    if ends is None:
+        return None
+    low, high = (end + 0.0 for end in ends)  # -0.0 becomes 0.0
+    return low if low == high else f"{low}–{high}"
 
 
 def to_latex(table: ComparisonTable) -> str:
-    """One `table` a setting in booktabs' style; it needs \\usepackage{booktabs}."""
+    """One `table` per setting in booktabs' style; it needs \\usepackage{booktabs}."""
     return "\n".join(_latex_table(table, setting) for setting in table.settings)
 
 
 def _latex_table(table: ComparisonTable, setting: str) -> str:
-    shown = grid(table, setting)
-    lines = [" & ".join(map(latex, shown.head)), r"\midrule"]
-    for line in shown.lines:
-        cells = [_latex_cell(cell) for cell in line.cells]
-        lines.append(" & ".join([latex(line.name), latex(line.seeds), *cells]))
-    body = "\n".join(line if line.startswith(r"\midrule") else rf"{line} \\" for line in lines)
-    told = [f"{table.title}, {setting}.", *([table.note] if table.note else []), *shown.notes]
-    caption = " ".join(map(latex, told))
-    places = "lr" + "r" * (len(shown.head) - 2)
-    return (
-        f"\\begin{{table}}[t]\n\\centering\n\\caption{{{caption}}}\n"
-        f"\\begin{{tabular}}{{{places}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
-    )
+    shown = setting_table(table, setting)
+    rows = [[latex(row.name), *map(_latex_cell, row.cells)] for row in shown.rows]
+    head, *body = (rf"{' & '.join(cells)} \\" for cells in ([latex(text) for text in shown.head], *rows))
+    caption = " ".join(latex(text) for text in (f"{table.title}, {setting}.", table.note, *shown.notes) if text)
+    begin = [r"\begin{table}[t]", r"\centering", rf"\caption{{{caption}}}"]
+    begin += [rf"\begin{{tabular}}{{l{'r' * (len(shown.head) - 1)}}}", r"\toprule", head, r"\midrule"]
+    return "\n".join([*begin, *body, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
-def _latex_cell(cell: Shown) -> str:
-    mean = latex(cell.mean.replace("-", "−"))  # a minus, not a hyphen
-    return (rf"\textbf{{{mean}}}" if cell.bold else mean) + latex(cell.rest)
+def _latex_cell(cell: Cell) -> str:
+    number = latex(cell.text.replace("-", "−"))  # a minus, not a hyphen
+    return (rf"\textbf{{{number}}}" if cell.best else number) + latex(cell.rest)
 
 
 def latex(text: str) -> str:
@@ -207,20 +178,16 @@ def latex(text: str) -> str:
 
 def differences_to_markdown(table: ComparisonTable, against: str) -> str:
     """Every row's mean minus that of ``against``, and how many standard errors that is (Welch)."""
-    parts = [_differences(table, setting, against) for setting in table.settings]
-    return "\n\n".join([f"# {table.title}: difference from {against} (standard errors)", *parts]) + "\n"
-
-
-def _differences(table: ComparisonTable, setting: str, against: str) -> str:
-    columns = [column for column in table.columns_of(setting) if not column.published]
-    head = ["method", *(column.head for column in columns)]
-    lines = [head, ["---"] * len(head)]
-    for row in table.rows:
-        pairs = [(table.summary(setting, row, c.key), table.summary(setting, against, c.key)) for c in columns]
-        if row != against and any(ours and theirs for ours, theirs in pairs):
-            lines.append([row, *(_difference(*pair, column) for pair, column in zip(pairs, columns, strict=True))])
-    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"## {setting}\n\n{body}"
+    parts = [f"# {table.title}: difference from {against} (standard errors)"]
+    for setting in table.settings:
+        columns = [column for column in table.columns_of(setting) if not column.published]
+        rows = []
+        for row in table.rows:
+            pairs = [(table.summary(setting, row, c.key), table.summary(setting, against, c.key)) for c in columns]
+            if row != against and any(ours and theirs for ours, theirs in pairs):
+                rows.append([row, *(_difference(*pair, column) for pair, column in zip(pairs, columns, strict=True))])
+        parts.append(f"## {setting}\n\n{markdown_table(['method', *(column.head for column in columns)], rows)}")
+    return "\n\n".join(parts) + "\n"
 
 
 def _difference(ours: Summary | None, theirs: Summary | None, column: Column) -> str:
@@ -252,4 +219,6 @@ def write_results(table: ComparisonTable, out: Path) -> None:
     """The table in every format, results.json, and records.json where a page was asked for."""
     for name, form in FORMATS.items():
         write_text(out / FILES[name], form(table))
-    write_table_json(table, out)
+    write_json(out / RESULTS, table_to_json(table))
+    if table.records is not None:
+        write_records(out / RECORDS, table.records)

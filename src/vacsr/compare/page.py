@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from vacsr.compare.examples import ExamplePlan, make_examples
-from vacsr.compare.formats import Shown, grid, signed, write_results
+from vacsr.compare.examples import make_examples
+from vacsr.compare.formats import setting_table, signed, write_results
 from vacsr.compare.results import Column, ComparisonTable, Difference, Summary
 from vacsr.files import write_text
 from vacsr.pages.curves import MOST
@@ -24,9 +24,8 @@ def write_pages(table: ComparisonTable, out: Path) -> None:
     write_results(table, out)
     write_text(out / "table.html", to_html(table))
     if table.records is not None:
-        asked = table.page.gallery
-        plan = None if asked is None else ExamplePlan(asked.setting, asked.rows, asked.photos)
-        examples = None if plan is None else make_examples(table.records, plan)
+        gallery = table.page.gallery
+        examples = None if gallery is None else make_examples(table.records, gallery)
         write_text(out / PAGE, comparison_page(page_data(table, examples=examples)))
 
 
@@ -47,7 +46,7 @@ def page_data(table: ComparisonTable, *, examples: Examples | None = None, split
         title=table.title,
         lead=_lead(table),
         note=table.note,
-        tables=[setting_table(table, setting, tested=True) for setting in table.settings],
+        tables=[_with_differences(table, setting) for setting in table.settings],
         runs=runs,
         rows=drawn,
         settings=[name for name in table.settings if any(run.setting == name for run in runs)],
@@ -74,22 +73,10 @@ def _lead(table: ComparisonTable) -> str:
     return f"{counted(runs, 'run')} under one protocol: {', '.join(parts)}, {each} each{gaps}."
 
 
-def setting_table(table: ComparisonTable, setting: str, *, tested: bool = False) -> SettingTable:
-    """One setting's table, with the ``tested`` differences where asked for."""
-    shown = grid(table, setting)
-    rows = [Row(line.name, [Cell(line.seeds), *map(_cell, line.cells)]) for line in shown.lines]
-    differences = list(_differences(table, setting)) if tested else []
-    return SettingTable(setting, f"{table.title}, {setting}", shown.head, rows, shown.notes, differences)
-
-
-def _cell(shown: Shown) -> Cell:
-    """In wide tables a spread is set below its mean, a mark alone is not."""
-    return Cell(shown.mean, shown.bold, shown.rest) if shown.spread else Cell(shown.mean + shown.mark, shown.bold)
-
-
-def _differences(table: ComparisonTable, setting: str) -> Iterator[Row]:
-    """Row by row, in the order of the columns."""
+def _with_differences(table: ComparisonTable, setting: str) -> SettingTable:
+    """One setting's table, and below it the tested differences by row and column."""
     columns = [column for column in table.columns_of(setting) if not column.published]
+    rows = []
     for row in table.rows:
         for column in columns:
             tested = table.difference(setting, row, column.key)
@@ -98,7 +85,8 @@ def _differences(table: ComparisonTable, setting: str) -> Iterator[Row]:
                 difference, low, high = (signed(v, digits) for v in (tested.difference, tested.low, tested.high))
                 p = "<0.001" if tested.p < 0.001 else f"{tested.p:.3f}"
                 texts = (column.head, tested.against, difference, f"{low} to {high}", p)
-                yield Row(row, [Cell(text) for text in texts])
+                rows.append(Row(row, [Cell(text) for text in texts]))
+    return setting_table(table, setting)._replace(differences=rows)
 
 
 def _digits(tested: Difference, least: int) -> int:
@@ -150,7 +138,7 @@ def _points(table: ComparisonTable, setting: str, column: Column, paper: Column 
             printed = table.beside(setting, row, paper.key)
             point = point._replace(
                 alike=None if alike is None else _mean_and_std(alike),
-                paper=None if printed is None else printed.middle,
+                paper=None if printed is None else sum(printed) / 2,
             )
         yield point
 

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from vacsr.config import Config
 from vacsr.config.io import merge, parse
-from vacsr.errors import DataError
-from vacsr.files import write_json, write_text
+from vacsr.errors import ConfigError, DataError
+from vacsr.files import load_json, read_json, read_text, write_text
 
 SCHEMA = 2
 RESULTS, RECORDS = "results.json", "records.json"
@@ -55,34 +55,6 @@ class Sweep(Config):
     """Whether this is the method's default."""
 
 
-class Printed(NamedTuple):
-    """A number as others printed it."""
-
-    low: float
-    high: float
-    """The same, unless they printed a range."""
-
-    @property
-    def middle(self) -> float:
-        """Where it is drawn."""
-        return (self.low + self.high) / 2
-
-    @property
-    def whole(self) -> float | str:
-        """All that was printed: a number, or both ends."""
-        low, high = self.low + 0.0, self.high + 0.0  # -0.0 becomes 0.0
-        return low if low == high else f"{low}–{high}"
-
-    def text(self, digits: int) -> str:
-        """For a table.
-
-        >>> Printed(40.7, 40.7).text(1), Printed(40.2, 40.3).text(1)
-        ('40.7', '40.2–40.3')
-        """
-        ends = dict.fromkeys(f"{end:z.{digits}f}" for end in self)
-        return "–".join(ends)
-
-
 class Published(Config):
     """Numbers that others printed; shown as theirs, never bold, never tested."""
 
@@ -100,20 +72,18 @@ class Published(Config):
     """Our row that the numbers are shown beside, in columns marked `published`; empty gives them their own row."""
     data: str = ""
     """Prefix of data.pairs for which they may have their own row among ours, such as `coco:`."""
+    backbone: str = Field(default="", exclude=True)
+    """Pattern of backbone.spec, such as `clip:*32`, for which they may have their own row; empty for any."""
     note: str = ""
     """What differs, printed below the table."""
 
-    def number(self, key: str) -> float | None:
-        """What was printed under a column's key; `mean` is of both directions where these were printed."""
-        if key in self.values or ".mean." not in key:
-            return self.values.get(key)
-        both = [self.values.get(key.replace(".mean.", f".{direction}.")) for direction in ("i2t", "t2i")]
-        return None if None in both else statistics.fmean(v for v in both if v is not None)
-
-    def printed(self, key: str) -> Printed | None:
-        """The number, or the range, that was printed under a column's key."""
-        value = self.number(key)
-        return None if value is None else Printed(value, self.upper.get(key, value))
+    def printed(self, key: str) -> tuple[float, float] | None:
+        """The range that was printed under a column's key, or a number twice; `mean` is that of both directions."""
+        value = self.values.get(key)
+        if key not in self.values and ".mean." in key:
+            both = [self.values.get(key.replace(".mean.", f".{direction}.")) for direction in ("i2t", "t2i")]
+            value = None if None in both else statistics.fmean(one for one in both if one is not None)
+        return None if value is None else (value, self.upper.get(key, value))
 
 
 class GalleryConfig(Config):
@@ -290,8 +260,8 @@ class ComparisonTable:
                 return one
         return None
 
-    def beside(self, setting: str, row: str, key: str) -> Printed | None:
-        """What others published for our row."""
+    def beside(self, setting: str, row: str, key: str) -> tuple[float, float] | None:
+        """What others published for our row: both ends of a range, or a number twice."""
         printed = [e.printed(key) for e in self.published if e.beside == row and e.setting in ("", setting)]
         return next((one for one in printed if one is not None), None)
 
@@ -299,7 +269,7 @@ class ComparisonTable:
         """Published numbers with their own row."""
         keys = [column.key for column in self.columns_of(setting) if not column.published]
         rows = [entry for entry in self.published if not entry.beside and entry.setting in ("", setting)]
-        return [entry for entry in rows if any(entry.number(key) is not None for key in keys)]
+        return [entry for entry in rows if any(entry.printed(key) for key in keys)]
 
 
 def table_to_json(table: ComparisonTable) -> dict[str, Any]:
@@ -342,14 +312,12 @@ def _summaries(table: ComparisonTable, keys: Sequence[str]) -> dict[str, Any]:
 
 def read_results(path: Path) -> ComparisonTable:
     """A results.json."""
+    raw = read_json(path)
+    if raw.get("schema") != SCHEMA:
+        raise DataError(f"{path} has schema {raw.get('schema')!r}, expected {SCHEMA} — use the vacsr that wrote it")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if raw["schema"] != SCHEMA:
-            raise DataError(f"{path} has schema {raw['schema']!r}, expected {SCHEMA} — use the vacsr that wrote it")
         return _table_from_json(raw)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror} — give a results.json of vacsr compare") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError, ConfigError) as error:
         raise DataError(f"{path} does not hold results of a comparison ({error!r}) — give a results.json") from error
 
 
@@ -401,11 +369,9 @@ def write_records(path: Path, records: Sequence[RunRecord]) -> None:
 def read_records(path: Path) -> tuple[RunRecord, ...]:
     """What :func:`write_records` wrote, without the folders of the models."""
     try:
-        return tuple(RunRecord(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror} — vacsr compare --page writes it") from error
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path} does not hold records of runs ({error}) — write it again with --page") from error
+        return tuple(RunRecord(**entry) for entry in load_json(read_text(path), source=path))
+    except (DataError, TypeError) as error:
+        raise DataError(f"{path} does not hold records of runs ({error}) — vacsr compare --page writes it") from error
 
 
 def _short(value: Any) -> Any:
@@ -416,10 +382,3 @@ def _short(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_short(item) for item in value]
     return value
-
-
-def write_table_json(table: ComparisonTable, out: Path) -> None:
-    """results.json, and records.json where a page was asked for."""
-    write_json(out / RESULTS, table_to_json(table))
-    if table.records is not None:
-        write_records(out / RECORDS, table.records)

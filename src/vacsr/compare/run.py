@@ -22,7 +22,7 @@ from vacsr.compare.cells import (
 from vacsr.compare.differences import tested_photos, tested_queries
 from vacsr.compare.page import write_pages
 from vacsr.compare.results import RECORDS, ComparisonTable, RunRecord, look_up, read_records, read_results
-from vacsr.compare.table import Table, placed, read_table
+from vacsr.compare.table import Table, read_table
 from vacsr.compare.workers import run_cells
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import averaged_metrics
@@ -134,7 +134,7 @@ def collect(table: Table, done: Sequence[Cell]) -> ComparisonTable:
         settings=tuple(settings),
         values=tuple(values),
         baselines=table.baselines(),
-        published=tuple(placed(table.published, data=table.data_spec(), backbone=table.backbone_spec)),
+        published=tuple(table.published_here()),
         sweeps=tuple((row.name, point) for row in table.rows for point in row.sweep),
         note=table.note,
         page=table.page,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -20,30 +20,8 @@ from vacsr.fewshot import layered_fewshot
 from vacsr.fewshot.config import FewshotRecipe
 
 _LISTS = ("rows", "settings", "columns")
-_ROW_FIELD = {"rows": "name", "published": "beside"}  # which field names the row
-# Files of the table itself.
+# Files that a table writes beside its cells' folders.
 _WRITTEN = ("table.md", "table.csv", "table.tex", "table.html", "page.html", "results.json", "records.json")
-
-
-class TablePublished(Published):
-    """Published figures as a table file has them: with the towers that they are of."""
-
-    backbone: str = ""
-    """Pattern of backbone.spec, such as `clip:*32`, for which a row of theirs may stand among ours; empty for any."""
-
-
-def placed(entries: Iterable[TablePublished], *, data: str, backbone: Callable[[str], str]) -> Iterator[Published]:
-    """With their data and towers, published figures have rows of their own; elsewhere only those beside ours stay.
-
-    ``backbone`` gives the spec of a setting's towers, or the table's for an empty name.
-    """
-    for entry in entries:
-        bound = bool(entry.data or entry.backbone)
-        towers = not entry.backbone or fnmatchcase(backbone(entry.setting).lower(), entry.backbone.lower())
-        same = bound and towers and data.startswith(entry.data)
-        if same or entry.beside or not bound:
-            found = Published(**entry.model_dump(exclude={"backbone"}))
-            yield found.model_copy(update={"beside": ""}) if same else found
 
 
 class Variant(Config):
@@ -54,14 +32,21 @@ class Variant(Config):
     set: dict[str, Any] = Field(default_factory=dict)
     """Recipe fields; `method: {name: vacsr, preset: paper}` and so on."""
     seeds: tuple[int, ...] | None = None
-    """Other seeds than the table's; a setting's come before a row's."""
+    """Instead of the table's; a setting's come before a row's."""
+
+    @field_validator("name")
+    @classmethod
+    def _folder(cls, name: str) -> str:
+        if "/" in name or name in ("", ".", "..") or name.lower() in _WRITTEN:
+            raise ValueError(f"'{name}' cannot be the name of a cell's folder — choose a plain word")
+        return name
 
 
 class TableRow(Variant):
     """A row, and what it is to the others."""
 
     baseline: bool | None = None
-    """Others are tested against the best of these; unless given, every method but vacsr is one."""
+    """Whether others are tested against it, if it is the best of these; by default true of every method but vacsr."""
     against: str = ""
     """A row that this one is tested against instead, such as the one it is a variant of."""
     sweep: tuple[Sweep, ...] = ()
@@ -88,9 +73,9 @@ class Table(Config):
     title: str
     """What is compared."""
     about: str = ""
-    """Data and towers that the figures come from, told after the title."""
+    """Data and towers that the numbers come from, shown after the title."""
     note: str = ""
-    """What a reader should know, told below the title."""
+    """What a reader should know, shown below the title."""
     task: Literal["train", "efficiency", "fewshot"] = "train"
     """A cell trains and reports, measures the time and memory of its steps, or learns classes from a few photos."""
     start: StartConfig | None = None
@@ -101,18 +86,18 @@ class Table(Config):
     """Of which a step's time is the mean, where the task is efficiency."""
     base: dict[str, Any] = Field(default_factory=dict)
     """Recipe fields that all cells share."""
-    rows: tuple[TableRow, ...]
+    rows: Annotated[tuple[TableRow, ...], Field(min_length=1)]
     """Methods, or variants of one."""
-    settings: tuple[Variant, ...] = (Variant(name="clean"),)
-    """Each makes a table of its own."""
+    settings: Annotated[tuple[Variant, ...], Field(min_length=1)] = (Variant(name="clean"),)
+    """One table each."""
     average: str = ""
     """The name of one more table, the mean over all settings, where the task is fewshot; empty for none."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
     """One run each."""
     columns: tuple[Column, ...] = ()
-    """Figures of the reports."""
-    published: tuple[TablePublished, ...] = ()
-    """Figures of others, told apart from ours."""
+    """Metrics of the reports."""
+    published: tuple[Published, ...] = ()
+    """Numbers of others, marked as theirs."""
     page: PageConfig = PageConfig()
     """For --page."""
     draws: Annotated[int, Field(ge=100)] = 10_000
@@ -126,8 +111,17 @@ class Table(Config):
             raise ValueError(f"measures are taken of trained pairs, the task is {self.task} — leave measures out")
         if self.task != "fewshot" and self.average:
             raise ValueError(f"an average over settings is of fewshot tables, the task is {self.task} — leave it out")
+        for kind, variants in (("row", self.rows), ("setting", self.settings)):
+            names = [variant.name for variant in variants]
+            if len(set(names)) < len(names):
+                name = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"two {kind}s named '{name}' would share their folders — rename one")
         if self.average in [setting.name for setting in self.settings]:
             raise ValueError(f"the average is called '{self.average}', as one of the settings — rename one")
+        for one, two in combinations(self.columns, 2):
+            together = not one.settings or not two.settings or set(one.settings) & set(two.settings)
+            if (one.key, one.published) == (two.key, two.published) and together:
+                raise ValueError(f"two columns have the key '{one.key}' — take one out")
         return self
 
     def recipe(self, row: TableRow, setting: Variant, *, seed: int) -> Recipe | FewshotRecipe:
@@ -136,15 +130,13 @@ class Table(Config):
         In a text `{seed}` stands for the seed, and `{setting}` for the setting's name.
         """
         drawn = {"seed": seed} if self.task == "fewshot" else {"noise": {"seed": seed}}
-        layers = (self.base, self._started(), row.set, setting.set, self.overrides)
+        start = {} if self.start is None else {"backbone": {"start": self.start.folder}}
+        layers = (self.base, start, row.set, setting.set, self.overrides)
         names = {"seed": str(seed), "setting": setting.name}
         return self._layered(*(_filled(layer, names) for layer in layers), {"train": {"seed": seed}, "data": drawn})
 
     def _layered(self, *layers: Mapping[str, Any]) -> Recipe | FewshotRecipe:
         return layered_fewshot(*layers) if self.task == "fewshot" else layered_recipe(*layers)
-
-    def _started(self) -> dict[str, Any]:
-        return {} if self.start is None else {"backbone": {"start": self.start.folder}}
 
     def baselines(self) -> tuple[str, ...]:
         """Rows that the others are tested against."""
@@ -164,6 +156,16 @@ class Table(Config):
         """The towers of all cells, or of those of one setting."""
         changes = next((one.set for one in self.settings if one.name == setting), {})
         return self._layered(self.base, changes, self.overrides).backbone.spec
+
+    def published_here(self) -> Iterator[Published]:
+        """Published numbers: their own row on the same data and towers; elsewhere only those beside our rows stay."""
+        data = self.data_spec()
+        for entry in self.published:
+            bound = bool(entry.data or entry.backbone)
+            pattern, spec = entry.backbone.lower(), self.backbone_spec(entry.setting).lower()
+            same = bound and data.startswith(entry.data) and (not pattern or fnmatchcase(spec, pattern))
+            if same or entry.beside or not bound:
+                yield entry.model_copy(update={"backbone": "", "beside": "" if same else entry.beside})
 
     def heading(self) -> str:
         """Title and data."""
@@ -200,18 +202,21 @@ def read_table(path: Path, overrides: Sequence[str] = (), *, layers: Sequence[Pa
         raw = _lay(raw, read_yaml(layer), layer)
     if raw["base"].get("task") == "fewshot":
         raw.setdefault("task", "fewshot")
-    changes, where = parse_overrides(overrides), " with ".join(map(str, (path, *layers)))
-    with _named_in(where):
-        table = parse(Table, {**raw, "overrides": changes})
-    check_table(table, where)
-    if "page" in read_yaml(path):  # what a page that was taken over misses is left out
-        check_page(table, where)
+    dropped = raw.pop("drop", ())
+    with _named_in(" with ".join(map(str, (path, *layers)))):
+        table = _without(parse(Table, {**raw, "overrides": parse_overrides(overrides)}), dropped)
+        table.data_spec()  # an error that all cells share is not one of the first row
+        for row in table.rows:
+            for setting in table.settings:
+                with _named_in(f"row '{row.name}' in setting '{setting.name}'"):
+                    table.recipe(row, setting, seed=table.seeds[0])
+        _check_names(table, page="page" in read_yaml(path))  # what a page that was taken over misses is left out
     return table
 
 
 @contextmanager
 def _named_in(where: str) -> Iterator[None]:
-    """Say of what is wrong which file it is about, or which file asks for it."""
+    """Say which file or row an error is about."""
     try:
         yield
     except ConfigError as error:
@@ -243,23 +248,26 @@ def _refuse_recipe(fields: Mapping[str, Any], path: Path) -> None:
 
 def _lay(below: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """One file's fields over others."""
-    result = {key: value for key, value in {**below, **fields}.items() if key not in ("recipe", "drop")}
+    result = {key: value for key, value in {**below, **fields}.items() if key != "recipe"}
     layers = _recipe(fields["recipe"], path) if "recipe" in fields else [below.get("base") or {}]
     result["base"] = reduce(merge, [*layers, fields.get("base") or {}])
-    if isinstance(fields.get("start"), Mapping):
-        result["start"] = _start(fields["start"], path)
+    start = fields.get("start")
+    if isinstance(start, Mapping) and isinstance(start.get("recipe"), str):
+        result["start"] = {**start, "recipe": reduce(merge, _recipe(start["recipe"], path))}
     for kind in _LISTS:
         if isinstance(fields.get(kind), list):
             result[kind] = [_named(item, below.get(kind) or (), kind, path) for item in fields[kind]]
     if isinstance(fields.get("published"), list):
         result["published"] = [entry for item in fields["published"] for entry in _published(item, path)]
-    return _without(result, fields["drop"], path) if "drop" in fields else result
-
-
-def _start(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """With the fields of its recipe in place of the recipe's name."""
-    name = fields.get("recipe")
-    return {**fields, "recipe": reduce(merge, _recipe(name, path)) if isinstance(name, str) else name}
+    if "drop" in fields:
+        names = fields["drop"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UsageError(f"{path}: drop is {names!r:.60}, expected names of rows — write drop: [ROW]")
+        result["drop"] = [*below.get("drop", ()), *names]
+        if isinstance(result.get("rows"), list):
+            named = [(row.get("name") if isinstance(row, Mapping) else None, row) for row in result["rows"]]
+            result["rows"] = [row for name, row in named if name not in names]
+    return result
 
 
 def _recipe(name: Any, path: Path) -> list[dict[str, Any]]:
@@ -271,7 +279,7 @@ def _recipe(name: Any, path: Path) -> list[dict[str, Any]]:
 
 
 def _named(item: Any, below: Sequence[Mapping[str, Any]], kind: str, path: Path) -> Any:
-    """An entry as it stands, or the one that its name stands for, with changes where it has any."""
+    """An entry as it is, or the one below that it names, with its changes."""
     changes = dict(item) if isinstance(item, Mapping) else {}
     name = item if isinstance(item, str) else changes.pop("like", None)
     if name is None:
@@ -283,42 +291,8 @@ def _named(item: Any, below: Sequence[Mapping[str, Any]], kind: str, path: Path)
     raise UsageError(f"{path}: {kind} names '{name}', which is not among those it extends ({known}) — write it out")
 
 
-def _without(raw: dict[str, Any], names: Any, path: Path) -> dict[str, Any]:
-    """The table but for these rows, and for what speaks of them: page, tests against them, what stands beside them.
-
-    A file may be laid over several tables, so a row that is not there is no slip.
-    """
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{path}: drop is {names!r:.60}, expected names of rows — write drop: [ROW]")
-
-    def kept(items: Any, key: str) -> Any:
-        if not isinstance(items, list):
-            return items
-        return [item for item in items if (item.get(key) if isinstance(item, Mapping) else item) not in names]
-
-    result = {**raw, **{kind: kept(raw[kind], key) for kind, key in _ROW_FIELD.items() if kind in raw}}
-    if isinstance(result.get("rows"), list):
-        result["rows"] = [_untested(row, names) for row in result["rows"]]
-    if isinstance(raw.get("page"), Mapping):
-        page = dict(raw["page"])
-        if "drawn" in page:
-            page["drawn"] = kept(page["drawn"], "name")
-        if isinstance(page.get("gallery"), Mapping):
-            left = kept(page["gallery"].get("rows"), "name")
-            page["gallery"] = {**page["gallery"], "rows": left} if left else None
-        result["page"] = page
-    return result
-
-
-def _untested(row: Any, names: Sequence[str]) -> Any:
-    """A row that was tested against one of these is tested against the best baseline."""
-    if not isinstance(row, Mapping) or row.get("against") not in names:
-        return row
-    return {key: value for key, value in row.items() if key != "against"}
-
-
 def _published(item: Any, path: Path) -> list[Any]:
-    """An entry as it stands, or all entries of a group: `published.yaml#ablation`.
+    """An entry as it is, or all entries of a group: `published.yaml#ablation`.
 
     Where a group lists ``settings``, an entry has values for each of them, and ``notes`` by setting.
     """
@@ -339,83 +313,41 @@ def _published(item: Any, path: Path) -> list[Any]:
         raise UsageError(f"{name}, group '{group}': an entry's values are not one for each of its keys") from error
 
 
-def _by_setting(entry: Mapping[str, Any], settings: Sequence[str]) -> list[dict[str, Any]]:
+def _by_setting(entry: Mapping[str, Any], settings: Sequence[str]) -> Iterator[dict[str, Any]]:
     """One entry for each setting."""
     rest = {key: value for key, value in entry.items() if key not in ("values", "notes")}
     notes = {setting: {"note": note} for setting, note in entry.get("notes", {}).items()}
-    found = zip(settings, entry["values"], strict=True)
-    return [{**rest, **notes.get(setting, {}), "setting": setting, "values": values} for setting, values in found]
+    for setting, values in zip(settings, entry["values"], strict=True):
+        yield {**rest, **notes.get(setting, {}), "setting": setting, "values": values}
 
 
-def check_table(table: Table, where: str) -> None:
-    """Refuse a table that could not be run or shown; ``where`` names the file it was read from."""
-    for kind in ("rows", "settings", "seeds"):
-        if not getattr(table, kind):
-            raise UsageError(f"{where} has no {kind}, so that nothing could be shown — give at least one")
-    _check_names(table.rows, "row", where)
-    _check_names(table.settings, "setting", where)
-    _check_columns(table.columns, where)
-    rows = [row.name for row in table.rows]
-    lost = next((row for row in table.rows if row.against and row.against not in rows), None)
-    if lost is not None:
-        raise UsageError(f"{where}: '{lost.name}' is against '{lost.against}', which is no row — name one of them")
-    for entry in table.published:
-        if entry.beside and entry.beside not in rows:
-            message = f"{where}: no row '{entry.beside}' that '{entry.name}' could stand beside"
-            raise UsageError(f"{message} — name a row, or leave beside: out")
-    _check_recipes(table, where)
+def _without(table: Table, dropped: Iterable[str]) -> Table:
+    """Without what refers to dropped rows: numbers published beside them, tests against them, parts of the page."""
+    gone = set(dropped) - {row.name for row in table.rows}
+    gallery = table.page.gallery
+    if gallery is not None:
+        asked = tuple(name for name in gallery.rows if name not in gone)
+        gallery = gallery.model_copy(update={"rows": asked}) if asked else None
+    drawn = tuple(name for name in table.page.drawn if name not in gone)
+    rows = [row.model_copy(update={"against": ""}) if row.against in gone else row for row in table.rows]
+    return table.model_copy(
+        update={
+            "rows": tuple(rows),
+            "published": tuple(entry for entry in table.published if entry.beside not in gone),
+            "page": PageConfig(drawn=drawn, gallery=gallery),
+        }
+    )
 
 
-def _check_names(variants: Sequence[Variant], kind: str, where: str) -> None:
-    """Names become folders, so they are told apart and can be one."""
-    names = [variant.name for variant in variants]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{where} has two {kind}s named '{twice}', which would share their folders — rename one")
-    slash = next((name for name in names if "/" in name or name in ("", ".", "..")), None)
-    if slash is not None:
-        raise UsageError(f"{where}: the {kind} '{slash}' becomes a folder's name — leave out '/' and give it a word")
-    taken = next((name for name in names if name.lower() in _WRITTEN), None)
-    if taken is not None:
-        message = f"{where}: the {kind} '{taken}' becomes a folder's name, and a file of the table is called so"
-        raise UsageError(f"{message} — rename it")
-
-
-def _check_columns(columns: Sequence[Column], where: str) -> None:
-    """A figure stands once in a table; beside ours may stand what others published."""
-    for one, two in combinations(columns, 2):
-        together = not one.settings or not two.settings or set(one.settings) & set(two.settings)
-        if (one.key, one.published) == (two.key, two.published) and together:
-            raise UsageError(f"{where} has two columns of the key '{one.key}' — take one out")
-
-
-def _check_recipes(table: Table, where: str) -> None:
-    """Every cell has a recipe; what does not fit is told with its row, unless all rows have it."""
-    for row in table.rows:
-        for setting in table.settings:
-            try:
-                table.recipe(row, setting, seed=table.seeds[0])
-            except ConfigError as error:
-                blamed = "" if _shared(table, setting, error) else f", row '{row.name}' in setting '{setting.name}'"
-                raise ConfigError(f"{where}{blamed}: {error}") from error
-
-
-def _shared(table: Table, setting: Variant, error: ConfigError) -> bool:
-    """The same is wrong without any row or setting."""
-    bare = Variant(name=setting.name)
-    try:
-        table.recipe(TableRow(name="base"), bare, seed=table.seeds[0])
-    except ConfigError as other:
-        return str(other) == str(error)
-    return False
-
-
-def check_page(table: Table, where: str) -> None:
-    """The page shows rows and settings that are there; a slip would leave a part of it out."""
-    asked, known = table.page.gallery, {"row": table.rows, "setting": table.settings}
-    named = [("row", name) for name in (*table.page.drawn, *(asked.rows if asked else ()))]
-    named += [("setting", asked.setting)] if asked else []
-    for kind, name in named:
-        names = [variant.name for variant in known[kind]]
-        if name not in names:
-            raise UsageError(f"{where}: page names the {kind} '{name}' — choose from: {', '.join(names)}")
+def _check_names(table: Table, *, page: bool) -> None:
+    """Refuse names of rows and settings that do not exist; a slip would leave a part of the table or page out."""
+    known = {"row": [row.name for row in table.rows], "setting": [setting.name for setting in table.settings]}
+    named = [(f"row '{row.name}' is against", "row", row.against) for row in table.rows if row.against]
+    named += [(f"published '{one.name}' is beside", "row", one.beside) for one in table.published if one.beside]
+    gallery = table.page.gallery if page else None
+    drawn = table.page.drawn if page else ()
+    named += [("page shows", "row", name) for name in (*drawn, *(gallery.rows if gallery else ()))]
+    named += [("page shows", "setting", gallery.setting)] if gallery else []
+    for what, kind, name in named:
+        if name not in known[kind]:
+            raise ConfigError(f"{what} the {kind} '{name}', which is missing — choose from: {', '.join(known[kind])}")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.stats import kendalltau, rankdata
+from torch import Tensor
 
 from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import DataError
@@ -61,6 +62,16 @@ class Judgments:
         index = np.asarray(rows, dtype=np.int64)
         image_ids, caption_ids = (tuple(ids[row] for row in rows) for ids in (self.image_ids, self.caption_ids))
         return Judgments(self.kind, image_ids, caption_ids, self.ratings[index], self.same_image[index])
+
+    def within(self, pairs: LabelledPairs) -> tuple[Judgments, Tensor, Tensor]:
+        """The judged pairs that ``pairs`` holds, and their rows and columns there. -> N', [N'], [N'] int64"""
+        images = {name: row for row, name in enumerate(pairs.image_ids)}
+        captions = {name: col for col, name in enumerate(pairs.caption_ids)}
+        ids = enumerate(zip(self.image_ids, self.caption_ids, strict=True))
+        known = self.take([row for row, (image, caption) in ids if image in images and caption in captions])
+        rows = torch.tensor([images[name] for name in known.image_ids], dtype=torch.int64)
+        cols = torch.tensor([captions[name] for name in known.caption_ids], dtype=torch.int64)
+        return known, rows, cols
 
 
 def judged_split(image_name: str) -> Split:
@@ -156,17 +167,11 @@ def judged_result(
     scores: Scores, pairs: LabelledPairs, judgments: Sequence[Judgments], *, split: Split
 ) -> dict[str, Any]:
     """Agreement with human grades over the judged pairs that are in ``pairs``; empty where there are none."""
-    images = {name: row for row, name in enumerate(pairs.image_ids)}
-    captions = {name: row for row, name in enumerate(pairs.caption_ids)}
     result: dict[str, Any] = {}
     for judged in judgments:
-        part = judged.subset(split)
-        known = [i for i in range(len(part)) if part.image_ids[i] in images and part.caption_ids[i] in captions]
-        if not known:
+        part, rows, cols = judged.subset(split).within(pairs)
+        if not len(part):
             continue
-        part = part.take(known)
-        rows = torch.tensor([images[name] for name in part.image_ids])
-        cols = torch.tensor([captions[name] for name in part.caption_ids])
         score, sigma = scores.score_of(rows, cols), scores.uncertainty(rows, cols)
         result |= grade_agreement(score, part)
         if part.kind == "expert":

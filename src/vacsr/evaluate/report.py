@@ -69,7 +69,8 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, align:
     | a | 1 |
     """
     rules = ["---", *[align] * (len(head) - 1)] if isinstance(align, str) else align
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rules, *rows))
+    lines = ([cell.replace("|", r"\|") for cell in cells] for cells in (head, rules, *rows))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def evaluate_retrieval(

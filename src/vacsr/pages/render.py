@@ -23,8 +23,15 @@ class Cell(NamedTuple):
     text: str
     best: bool = False
     """Set in bold."""
-    rest: str = ""
-    """Spread and marks: behind the number, in wide tables below it."""
+    spread: str = ""
+    """Standard deviation: behind the number, in wide tables below it."""
+    mark: str = ""
+    """† or ‡: differs from the best baseline."""
+
+    @property
+    def rest(self) -> str:
+        """What follows the number."""
+        return (f" ± {self.spread}" if self.spread else "") + self.mark
 
 
 class Row(NamedTuple):
