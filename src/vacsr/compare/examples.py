@@ -10,14 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vacsr.compare.results import GalleryConfig, RunRecord
+from vacsr.compare.results import GalleryConfig
 from vacsr.config.io import read_recipe
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.scenes import EASY_BELOW
 from vacsr.errors import UsageError
-from vacsr.evaluate.agreement import MATCH, Judgments, Kind
+from vacsr.evaluate.agreement import MATCH, Judgments
 from vacsr.evaluate.report import config_judgments
 from vacsr.evaluate.truth import Truth, scene_truth
+from vacsr.pages.curves import RunRecord
 from vacsr.pages.examples import Answer, Examples, Interval, Known, Picture, Query, RowAnswers, photo_uri
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.scoring.topk import Direction
@@ -51,12 +52,6 @@ class Material(NamedTuple):
     verdicts: Verdicts
     photos: PhotoSet | None
     scores: Mapping[str, PairScores]
-
-
-def make_examples(runs: Sequence[RunRecord], gallery: GalleryConfig) -> Examples | None:
-    """Queries with answers, and pairs by grade; None where no run of the gallery still has its model."""
-    material = load_material(runs, gallery)
-    return None if material is None else examples_of(material, gallery.setting)
 
 
 def load_material(
@@ -126,19 +121,14 @@ def judged_verdicts(pairs: Pairs, judgments: Sequence[Judgments]) -> Verdicts:
     for judged in sorted(judgments, key=lambda one: one.kind):  # experts come last and overwrite the crowd
         part, rows, cols = judged.within(pairs)
         for row, col, grade in zip(rows.tolist(), cols.tolist(), part.grades.tolist(), strict=True):
-            known[row, col] = _judgment(part.kind, grade)
+            badge = f"experts: {grade:.1f} of 4" if part.kind == "expert" else f"{grade:.0%} say yes"
+            partly = "partly" if grade >= _PARTLY[part.kind] else "wrong"
+            known[row, col] = ("unlabelled" if grade >= MATCH[part.kind] else partly, badge)
     kind: Known = "judged" if known else "labels"
     known |= {(row, col): ("official", "labelled match") for col, row in enumerate(pairs.caption_image.tolist())}
     unlabelled = [pair for pair, (kind, _) in known.items() if kind == "unlabelled"]
     matches = torch.tensor(unlabelled, dtype=torch.int64).reshape(-1, 2)
     return Verdicts(kind, lambda row, col: known.get((row, col), ("unknown", "no label")), matches)
-
-
-def _judgment(kind: Kind, grade: float) -> tuple[str, str]:
-    badge = f"experts: {grade:.1f} of 4" if kind == "expert" else f"{grade:.0%} say yes"
-    if grade >= MATCH[kind]:
-        return "unlabelled", badge
-    return "partly" if grade >= _PARTLY[kind] else "wrong", badge
 
 
 def choose_queries(material: Material, *, captions: int, images: int) -> list[tuple[Direction, int]]:
@@ -252,7 +242,7 @@ class _Shown:
         rows, cols = sample_pairs(self.material.pairs, SAMPLE, generator=generator)
         grades = scores.at(rows, cols).grade.cpu()
         edges = interval_edges(grades)
-        numbers = interval_of(grades, edges)
+        numbers = torch.bucketize(grades.to(edges.dtype), edges[1:-1], right=True)  # on an edge: the upper interval
         for number, (low, high) in enumerate(pairwise(edges.tolist())):
             inside = (numbers == number).nonzero().flatten()
             if not len(inside):
@@ -273,15 +263,6 @@ def interval_edges(grades: Tensor) -> Tensor:
     """
     low, high = float(grades.min()), float(grades.max())
     return torch.linspace(low, high, 2 if low == high else INTERVALS + 1, dtype=torch.float64)
-
-
-def interval_of(grades: Tensor, edges: Tensor) -> Tensor:
-    """The interval of each grade; one on an edge is in the upper. [P], [E] -> [P] int64
-
-    >>> interval_of(torch.tensor([0.0, 0.124, 0.125, 1.0]), torch.linspace(0, 1, 9)).tolist()
-    [0, 0, 1, 7]
-    """
-    return torch.bucketize(grades.to(edges.dtype), edges[1:-1], right=True)
 
 
 def sample_pairs(pairs: Pairs, number: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from vacsr.compare.examples import make_examples
+from vacsr.compare.examples import examples_of, load_material
 from vacsr.compare.formats import setting_table, signed, write_results
 from vacsr.compare.results import Column, ComparisonTable, Difference, Summary
 from vacsr.files import write_text
@@ -25,7 +25,8 @@ def write_pages(table: ComparisonTable, out: Path) -> None:
     write_text(out / "table.html", to_html(table))
     if table.records is not None:
         gallery = table.page.gallery
-        examples = None if gallery is None else make_examples(table.records, gallery)
+        material = None if gallery is None else load_material(table.records, gallery)
+        examples = None if gallery is None or material is None else examples_of(material, gallery.setting)
         write_text(out / PAGE, comparison_page(page_data(table, examples=examples)))
 
 

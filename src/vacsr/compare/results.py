@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from vacsr.config import Config
-from vacsr.config.io import merge, parse
-from vacsr.errors import ConfigError, DataError
+from vacsr.config.io import merge
+from vacsr.errors import DataError
 from vacsr.files import load_json, read_json, read_text, write_text
+from vacsr.pages.curves import RunRecord
 
 SCHEMA = 2
 RESULTS, RECORDS = "results.json", "records.json"
@@ -106,20 +107,6 @@ class PageConfig(Config):
     """Queries and answers, where the models still exist."""
 
 
-class RunRecord(NamedTuple):
-    """One finished run of a comparison."""
-
-    row: str
-    setting: str
-    seed: int
-    report: Mapping[str, Any]
-    """Its results by split (`test`) and by split and protocol (`test/eccv`), with the keys of the evaluation JSON."""
-    history: Sequence[Mapping[str, Any]] = ()
-    """The rows of metrics.jsonl: loss terms with their step, and `dev_rsum` at the end of an epoch."""
-    folder: Path | None = None
-    """The run folder, where the model still exists."""
-
-
 class Summary(NamedTuple):
     """Mean and spread over seeds."""
 
@@ -170,13 +157,6 @@ def look_up(report: Mapping[str, Any], key: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def summarize(values: Sequence[float]) -> Summary | None:
-    """Mean and sample standard deviation (0 for a single value)."""
-    if not values:
-        return None
-    return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
-
-
 @dataclass(frozen=True, repr=False)
 class ComparisonTable:
     """Rows × settings × columns, and all that a page shows of them."""
@@ -215,9 +195,12 @@ class ComparisonTable:
         return FORMATS["md"](self)
 
     def summary(self, setting: str, row: str, key: str) -> Summary | None:
-        """One metric over its seeds."""
-        values = [look_up(run.report, key) for run in self.values if run.setting == setting and run.row == row]
-        return summarize([value for value in values if value is not None])
+        """Mean and sample standard deviation (0 for one seed) of a metric over its seeds."""
+        runs = [look_up(run.report, key) for run in self.values if run.setting == setting and run.row == row]
+        values = [value for value in runs if value is not None]
+        if not values:
+            return None
+        return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
 
     def columns_of(self, setting: str) -> tuple[Column, ...]:
         """The columns of one setting's table."""
@@ -275,6 +258,13 @@ class ComparisonTable:
 def table_to_json(table: ComparisonTable) -> dict[str, Any]:
     """Every value of every seed, the summaries, what was tested, and what others published."""
     keys = [column.key for column in table.columns if not column.published]
+    summaries = {
+        setting: {
+            row: {key: one._asdict() for key in keys if (one := table.summary(setting, row, key))}
+            for row in table.shown_rows(setting)
+        }
+        for setting in table.settings
+    }
     return {
         "schema": SCHEMA,
         "title": table.title,
@@ -286,7 +276,7 @@ def table_to_json(table: ComparisonTable) -> dict[str, Any]:
         "sweeps": [{"row": row, **sweep.model_dump(mode="json")} for row, sweep in table.sweeps],
         "published": [entry.model_dump(mode="json") for entry in table.published],
         "comparisons": [one._asdict() for one in table.differences],
-        "summaries": _summaries(table, keys),
+        "summaries": summaries,
         "cells": [
             {
                 "setting": run.setting,
@@ -299,46 +289,16 @@ def table_to_json(table: ComparisonTable) -> dict[str, Any]:
     }
 
 
-def _summaries(table: ComparisonTable, keys: Sequence[str]) -> dict[str, Any]:
-    """Setting → row → key → mean, std and seeds."""
-    return {
-        setting: {
-            row: {key: one._asdict() for key in keys if (one := table.summary(setting, row, key))}
-            for row in table.shown_rows(setting)
-        }
-        for setting in table.settings
-    }
-
-
-def read_results(path: Path) -> ComparisonTable:
-    """A results.json."""
+def read_results(path: Path) -> tuple[tuple[RunRecord, ...], tuple[Difference, ...]]:
+    """The values and tested differences of a results.json."""
     raw = read_json(path)
     if raw.get("schema") != SCHEMA:
         raise DataError(f"{path} has schema {raw.get('schema')!r}, expected {SCHEMA} — use the vacsr that wrote it")
     try:
-        return _table_from_json(raw)
-    except (KeyError, TypeError, ConfigError) as error:
+        runs = [(run["row"], run["setting"], int(run["seed"]), _nested(run["values"])) for run in raw["cells"]]
+        return tuple(RunRecord(*run) for run in runs), tuple(Difference(**one) for one in raw["comparisons"])
+    except (KeyError, TypeError) as error:
         raise DataError(f"{path} does not hold results of a comparison ({error!r}) — give a results.json") from error
-
-
-def _table_from_json(raw: Mapping[str, Any]) -> ComparisonTable:
-    return ComparisonTable(
-        title=raw["title"],
-        note=raw["note"],
-        columns=tuple(parse(Column, column) for column in raw["columns"]),
-        rows=tuple(raw["rows"]),
-        settings=tuple(raw["settings"]),
-        values=tuple(
-            RunRecord(cell["row"], cell["setting"], int(cell["seed"]), _nested(cell["values"])) for cell in raw["cells"]
-        ),
-        baselines=tuple(raw["baselines"]),
-        differences=tuple(Difference(**one) for one in raw["comparisons"]),
-        published=tuple(parse(Published, entry) for entry in raw["published"]),
-        sweeps=tuple(
-            (entry["row"], parse(Sweep, {key: value for key, value in entry.items() if key != "row"}))
-            for entry in raw["sweeps"]
-        ),
-    )
 
 
 def _nested(values: Mapping[str, float | None]) -> dict[str, Any]:

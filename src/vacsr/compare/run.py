@@ -21,12 +21,13 @@ from vacsr.compare.cells import (
 )
 from vacsr.compare.differences import tested_photos, tested_queries
 from vacsr.compare.page import write_pages
-from vacsr.compare.results import RECORDS, ComparisonTable, RunRecord, look_up, read_records, read_results
+from vacsr.compare.results import RECORDS, ComparisonTable, look_up, read_records, read_results
 from vacsr.compare.table import Table, read_table
 from vacsr.compare.workers import run_cells
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import averaged_metrics
 from vacsr.files import make_folder
+from vacsr.pages.curves import RunRecord
 from vacsr.train.checkpoint import check_writable
 from vacsr.train.distributed import ranks
 
@@ -81,7 +82,7 @@ def compare(
     if only_collect and not done:
         raise DataError(f"no cell of the table is finished in {runs or out} — run it: leave --only-collect out")
     result = collect(table, done)
-    _tell_of_empty(result)
+    _warn_of_empty(result)
     write_pages(replace(result, records=run_records(done)) if page else result, out)
     if failures:
         raise failures[0]
@@ -101,23 +102,23 @@ def _check_call(table: Table, rows: Sequence[str], *, jobs: int) -> None:
 
 
 def _refuse_outdated(missing: Sequence[Cell]) -> None:
-    found = [(cell, reason) for cell in missing if (reason := cell.outdated()) is not None]
-    if found:
-        cell, reason = found[0]
-        more = f" (and {len(found) - 1} more like it)" if len(found) > 1 else ""
+    outdated = [(cell, reason) for cell in missing if (reason := cell.outdated()) is not None]
+    if outdated:
+        cell, reason = outdated[0]
+        more = f" (and {len(outdated) - 1} more like it)" if len(outdated) > 1 else ""
         raise UsageError(
             f"{cell.folder} holds a run of another recipe: {reason}{more} — choose another --out, "
             "or add --fresh to start those cells again"
         )
 
 
-def _tell_of_empty(result: ComparisonTable) -> None:
-    """A key with a slip looks like a figure that no method has."""
+def _warn_of_empty(result: ComparisonTable) -> None:
+    """A misspelt key looks like a metric that no method has."""
     ours = [column for column in result.columns if not column.published]
     empty = [column for column in ours if all(look_up(v.report, column.key) is None for v in result.values)]
     if empty and result.values:
         named = ", ".join(f"{column.name} ({column.key})" if column.name else column.key for column in empty)
-        warnings.warn(f"no run has a figure for: {named} — should one? compare the key with report.json", stacklevel=3)
+        warnings.warn(f"no run has a number for: {named} — compare the key with report.json", stacklevel=3)
 
 
 def collect(table: Table, done: Sequence[Cell]) -> ComparisonTable:
@@ -163,15 +164,15 @@ def redraw(table: Table, stored: Path, out: Path | None = None, *, page: bool = 
     With ``out`` it is written there, and with ``page`` also what a page is drawn from, the records.json beside the
     results.
     """
-    found = read_results(stored)
+    runs, differences = read_results(stored)
     fresh = collect(table, ())
-    values = tuple(v for v in found.values if v.row in fresh.rows and v.setting in fresh.settings)
+    values = tuple(run for run in runs if run.row in fresh.rows and run.setting in fresh.settings)
     if not values:
         raise DataError(f"{stored} has no cell of this table's rows and settings — give the results of the same table")
     if page and out is None:
-        raise UsageError("a page is drawn from stored results, and nobody says where to — add --out")
+        raise UsageError("a page needs a folder — add --out")
     records = read_records(stored.with_name(RECORDS)) if page else None
-    result = replace(fresh, values=values, differences=found.differences, records=records)
+    result = replace(fresh, values=values, differences=differences, records=records)
     if out is not None:
         write_pages(result, out)
     return result

@@ -140,12 +140,9 @@ class Table(Config):
 
     def baselines(self) -> tuple[str, ...]:
         """Rows that the others are tested against."""
-        return tuple(row.name for row in self.rows if self._is_baseline(row))
-
-    def _is_baseline(self, row: TableRow) -> bool:
-        if row.baseline is not None:
-            return row.baseline
-        return self._layered(self.base, row.set, self.overrides).method.name != "vacsr"
+        methods = {row.name: self._layered(self.base, row.set, self.overrides).method.name for row in self.rows}
+        marked = {row.name: methods[row.name] != "vacsr" if row.baseline is None else row.baseline for row in self.rows}
+        return tuple(name for name, baseline in marked.items() if baseline)
 
     def data_spec(self) -> str:
         """Where the pairs, or the photos with classes, of all cells come from."""
@@ -303,22 +300,18 @@ def _published(item: Any, path: Path) -> list[Any]:
         groups = read_yaml(path.parent / name)
     if group not in groups:
         raise UsageError(f"{path}: {name} has no group '{group}' — choose one of: {', '.join(groups)}")
-    shared = dict(groups[group])
-    entries, keys, settings = shared.pop("entries"), shared.pop("keys"), shared.pop("settings", None)
+    shared, entries = dict(groups[group]), []
     try:
-        if settings is not None:
-            entries = [one for entry in entries for one in _by_setting(entry, settings)]
-        return [{**shared, **entry, "values": dict(zip(keys, entry["values"], strict=True))} for entry in entries]
-    except ValueError as error:
+        keys, settings = shared.pop("keys"), shared.pop("settings", None)
+        for entry in shared.pop("entries"):
+            notes, rows = entry.pop("notes", {}), entry.pop("values")
+            for setting, values in [(None, rows)] if settings is None else zip(settings, rows, strict=True):
+                named = {} if setting is None else {"setting": setting}
+                named |= {"note": notes[setting]} if setting in notes else {}
+                entries.append({**shared, **entry, **named, "values": dict(zip(keys, values, strict=True))})
+        return entries
+    except (KeyError, ValueError) as error:
         raise UsageError(f"{name}, group '{group}': an entry's values are not one for each of its keys") from error
-
-
-def _by_setting(entry: Mapping[str, Any], settings: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """One entry for each setting."""
-    rest = {key: value for key, value in entry.items() if key not in ("values", "notes")}
-    notes = {setting: {"note": note} for setting, note in entry.get("notes", {}).items()}
-    for setting, values in zip(settings, entry["values"], strict=True):
-        yield {**rest, **notes.get(setting, {}), "setting": setting, "values": values}
 
 
 def _without(table: Table, dropped: Iterable[str]) -> Table:

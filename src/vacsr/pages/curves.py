@@ -1,20 +1,21 @@
 """The plots of a comparison, from the reports of its runs: uncertainty, scores and training.
 
-To add a plot, write a function like :func:`dev_by_epoch` and name it in :data:`SIGMA_PLOTS` or :data:`TRAINING_PLOTS`;
-its caption belongs in templates/comparison.html, under the same key.
+To add a plot, write a function like :func:`dev_by_epoch` and add it to :data:`SIGMA_PLOTS` or :data:`TRAINING_PLOTS`
+with its title and caption.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
 from vacsr.pages.plots import Array, Histogram, Line, histogram_plot, line_plot, value_range
 
-DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}
+DIRECTION_NAMES = {"i2t": "image to text", "t2i": "text to image"}
 MOST = 8
 """Rows in a plot, unless more are asked for."""
 _FIXED = ("vacsr", "infonce", "sigmoid")  # methods that always have the same colour
@@ -22,22 +23,18 @@ _HUES = tuple(f"hue-{number}" for number in range(1, 9))
 _SMOOTH = 40  # points of a loss curve
 
 
-class Run(Protocol):
-    """What a plot reads of a finished run."""
+class RunRecord(NamedTuple):
+    """One finished run of a comparison."""
 
-    @property
-    def row(self) -> str: ...
-    @property
-    def setting(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def report(self) -> Mapping[str, Any]:
-        """Results by split, with the keys of the evaluation JSON."""
-
-    @property
-    def history(self) -> Sequence[Mapping[str, Any]]:
-        """Rows of metrics.jsonl."""
+    row: str
+    setting: str
+    seed: int
+    report: Mapping[str, Any]
+    """Its results by split (`test`) and by split and protocol (`test/eccv`), with the keys of the evaluation JSON."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """The rows of metrics.jsonl: loss terms with their step, and `dev_rsum` at the end of an epoch."""
+    folder: Path | None = None
+    """The run folder, where the model still exists."""
 
 
 class Plot(NamedTuple):
@@ -85,7 +82,7 @@ class RowStyle(NamedTuple):
     dashed: bool = False
 
 
-def entry(run: Run, split: str, *keys: str) -> Any:
+def entry(run: RunRecord, split: str, *keys: str) -> Any:
     """A part of a run's report; None where it has no such part."""
     value: Any = run.report.get(split)
     for key in keys:
@@ -131,13 +128,13 @@ def row_styles(rows: Sequence[str]) -> dict[str, RowStyle]:
 class Curves(NamedTuple):
     """The runs of one setting, and the rows to draw of them."""
 
-    runs: Sequence[Run]
+    runs: Sequence[RunRecord]
     setting: str
     styles: Mapping[str, RowStyle]
     """Of the rows to draw."""
     split: str
 
-    def seeds(self, row: str) -> list[Run]:
+    def seeds(self, row: str) -> list[RunRecord]:
         """The runs of a row, by seed."""
         runs = [run for run in self.runs if (run.row, run.setting) == (row, self.setting)]
         return sorted(runs, key=lambda run: run.seed)
@@ -201,7 +198,7 @@ def accuracy_by_sigma(curves: Curves, direction: str) -> Lines:
     for row, curve in curves.means("uncertainty", f"bins_{direction}", "r1"):
         correlation = f"r = {curves.mean(row, 'uncertainty', f'corr_r1_{direction}'):z.2f}"
         lines.append((row, curves.line(row, curve, scale=100, extra=correlation)))
-    title = f"R@1 by the uncertainty of the best answer, {DIRECTIONS[direction]}, {curves.setting}"
+    title = f"R@1 by the uncertainty of the best answer, {DIRECTION_NAMES[direction]}, {curves.setting}"
     return Lines(lines, title, "equal groups of queries, from low σ to high σ", "R@1, percent", numbered=True)
 
 
@@ -213,7 +210,7 @@ def risk_by_coverage(curves: Curves, direction: str) -> Lines:
         if row in coverage and len(coverage[row].mean) == len(curve.mean):
             area = f"area {curves.mean(row, 'uncertainty', f'aurc_{direction}'):.1f}"
             lines.append((row, curves.line(row, curve, x=coverage[row].mean, extra=area)))
-    title = f"Errors among the most certain answers, {DIRECTIONS[direction]}, {curves.setting}"
+    title = f"Errors among the most certain answers, {DIRECTION_NAMES[direction]}, {curves.setting}"
     x_label = "queries answered, lowest σ first (percent)"
     return Lines(lines, title, x_label, "best answer is not a labelled match, percent")
 
@@ -223,7 +220,7 @@ def sigma_by_rank(curves: Curves, direction: str) -> Lines:
     means = {kind: list(curves.means("uncertainty", f"topk_{direction}", kind)) for kind in ("binned", "raw")}
     kinds = ("binned", "raw") if len(means["binned"]) <= 3 else ("binned",)
     lines = [(row, curves.line(row, curve, extra=kind)) for kind in kinds for row, curve in means[kind]]
-    title = f"Correlation of σ with mAP@R, {DIRECTIONS[direction]}, {curves.setting}"
+    title = f"Correlation of σ with mAP@R, {DIRECTION_NAMES[direction]}, {curves.setting}"
     top = max(0.1, value_range([line for _, line in lines])[1])
     return Lines(
         lines, title, "K: σ is the mean over the first K answers", "Pearson's r with mAP@R", numbered=True,
@@ -258,15 +255,20 @@ def loss_by_step(curves: Curves) -> Lines:
     return Lines(lines, f"Training loss by step, {curves.setting}", "step", "loss, percent of its first value")
 
 
-SIGMA_PLOTS: tuple[tuple[str, str, Callable[[Curves, str], Lines]], ...] = (
-    ("accuracy", "σ and R@1", accuracy_by_sigma),
-    ("risk", "Most certain answers only", risk_by_coverage),
-    ("ranks", "σ of the first K and mAP@R", sigma_by_rank),
+SIGMA_PLOTS: tuple[tuple[Callable[[Curves, str], Lines], str, str], ...] = (
+    (accuracy_by_sigma, "σ and R@1", "If σ is informative, the line falls. r is the correlation over the groups."),
+    (
+        risk_by_coverage,
+        "Most certain answers only",
+        "On the right all queries are answered; an informative σ makes the line fall to the left. The area is that "
+        "below the line.",
+    ),
+    (sigma_by_rank, "σ of the first K and mAP@R", "Near −1: a low σ of the first answers predicts a good ranking."),
 )
-"""Key of the caption, title, and function; one plot per direction."""
-TRAINING_PLOTS: tuple[tuple[str, str, Callable[[Curves], Lines]], ...] = (
-    ("dev", "Dev RSUM", dev_by_epoch),
-    ("loss", "Loss", loss_by_step),
+"""Function, title and caption; one plot per direction."""
+TRAINING_PLOTS: tuple[tuple[Callable[[Curves], Lines], str, str], ...] = (
+    (dev_by_epoch, "Dev RSUM", "The y axis need not begin at 0."),
+    (loss_by_step, "Loss", "First seed. The losses differ in kind."),
 )
 
 
@@ -274,23 +276,24 @@ def sigma_plots(curves: Curves) -> PlotGroup:
     """What σ says of R@1 and mAP@R, and what is gained by answering only where σ is low."""
     rows = [row for row in curves.styles if not curves.without_sigma(row)]
     drawn = [
-        (f"{title}, {name}", caption, plot(curves, direction))
-        for caption, title, plot in SIGMA_PLOTS
-        for direction, name in DIRECTIONS.items()
+        (plot(curves, direction), f"{title}, {name}", caption)
+        for plot, title, caption in SIGMA_PLOTS
+        for direction, name in DIRECTION_NAMES.items()
     ]
-    tables = tuple(table for direction in DIRECTIONS if (table := _rank_table(curves, direction)).rows)
+    tables = tuple(table for direction in DIRECTION_NAMES if (table := _rank_table(curves, direction)).rows)
     return _group(curves, rows, drawn)._replace(tables=tables)
 
 
 def training_plots(curves: Curves) -> PlotGroup:
     """Dev RSUM and loss."""
-    return _group(curves, list(curves.styles), [(title, key, plot(curves)) for key, title, plot in TRAINING_PLOTS])
+    drawn = [(plot(curves), title, caption) for plot, title, caption in TRAINING_PLOTS]
+    return _group(curves, list(curves.styles), drawn)
 
 
-def _group(curves: Curves, rows: Sequence[str], drawn: Sequence[tuple[str, str, Lines]]) -> PlotGroup:
+def _group(curves: Curves, rows: Sequence[str], drawn: Sequence[tuple[Lines, str, str]]) -> PlotGroup:
     ran = [row for row in rows if curves.seeds(row)]
     plots = []
-    for title, caption, plot in drawn:
+    for plot, title, caption in drawn:
         if plot.lines:
             shown = {row for row, _ in plot.lines}
             plots.append(Plot(title, plot.draw(), caption, tuple(row for row in ran if row not in shown)))
@@ -320,10 +323,10 @@ def _rank_table(curves: Curves, direction: str) -> RankTable:
     ]
     order = list(curves.styles)
     rows = sorted(means, key=lambda one: order.index(one[0]))
-    return RankTable(DIRECTIONS[direction], tuple((f"{row}, {kind}", values) for row, kind, values in rows))
+    return RankTable(DIRECTION_NAMES[direction], tuple((f"{row}, {kind}", values) for row, kind, values in rows))
 
 
-def _score_histogram(run: Run, split: str, kind: str) -> Markup | None:
+def _score_histogram(run: RunRecord, split: str, kind: str) -> Markup | None:
     stored = entry(run, split, "scores", kind)
     if not isinstance(stored, Mapping):
         return None
@@ -355,7 +358,7 @@ def _rounded(value: float, digits: int) -> str:
     return f"{value:z.{digits}f}"
 
 
-def _logged(run: Run, key: str, position: str) -> tuple[list[float], list[float]]:
+def _logged(run: RunRecord, key: str, position: str) -> tuple[list[float], list[float]]:
     """Where and what was logged under a key."""
     rows = [row for row in run.history if isinstance(row.get(key), int | float) and row.get(position) is not None]
     return [float(row[position]) for row in rows], [float(row[key]) for row in rows]

@@ -101,7 +101,8 @@ def line_plot(
             axes.margins(x=0)
         else:
             axes.set_xticks(ticks, tick_labels)
-            axes.set_xlim(*_padded(min(ticks), max(ticks)))
+            room = 0.0 if max(ticks) > min(ticks) else 0.5
+            axes.set_xlim(min(ticks) - room, max(ticks) + room)
         axes.yaxis.set_major_formatter(_number)
         if tick_labels is None:
             axes.xaxis.set_major_formatter(_number)
@@ -157,10 +158,6 @@ def _with_zero(lines: Sequence[Line]) -> tuple[float, float]:
 
 def _band(line: Line) -> Array:
     return np.zeros_like(line.y) if line.std is None else np.nan_to_num(line.std)
-
-
-def _padded(low: float, high: float) -> tuple[float, float]:
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _style(title: str) -> Any:
@@ -267,10 +264,8 @@ def _svg(figure: Figure, label: str) -> Markup:
     body = re.sub(r" ?font-family: [^;\"]*;| transform=\"rotate\(-0 [^\"]*\"", "", body)
     body = re.sub(r"\s*\n\s*", "\n", body).replace("xlink:href", "href")
     names = {colour: name for name, colour in reversed(palette().items())}
-    body = re.sub(r"#[0-9a-f]{6}\b(?=[;\"])", lambda found: _variable(found[0], names), body)
+    body = re.sub(
+        r"#[0-9a-f]{6}\b(?=[;\"])", lambda match: f"var(--{names[match[0]]})" if match[0] in names else match[0], body
+    )
     size = f"{figure.get_figwidth() * 72:g} {figure.get_figheight() * 72:g}"
     return Markup(f'<svg viewBox="0 0 {size}" role="img" aria-label="{escape(label)}">{body}')
-
-
-def _variable(colour: str, names: dict[str, str]) -> str:
-    return f"var(--{names[colour]})" if colour in names else colour

@@ -11,7 +11,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vacsr.pages.curves import Curves, Plot, PlotGroup, Run, row_styles, score_plots, sigma_plots, training_plots
+from vacsr.pages.curves import Curves, Plot, PlotGroup, RunRecord, row_styles, score_plots, sigma_plots, training_plots
 from vacsr.pages.examples import Examples
 from vacsr.pages.plots import Line, line_plot
 from vacsr.pages.sweeps import Sweeps, sweep_plots
@@ -61,7 +61,7 @@ class Comparison(NamedTuple):
     """How much was run, in a sentence."""
     note: str
     tables: Sequence[SettingTable]
-    runs: Sequence[Run]
+    runs: Sequence[RunRecord]
     rows: Sequence[str]
     """In the plots."""
     settings: Sequence[str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -43,9 +42,8 @@ class Sweeps(NamedTuple):
 
 def sweep_plots(sweeps: Sweeps) -> Iterator[Plot]:
     """Ours per parameter; where the paper has points, ours by its metric and the paper's, over axes of equal length."""
-    by_name = sorted(sweeps.points, key=lambda point: (list(_names(sweeps)).index(point.name), point.value))
-    for name, group in groupby(by_name, key=lambda point: point.name):
-        points = list(group)
+    for name in dict.fromkeys(point.name for point in sweeps.points):
+        points = sorted((point for point in sweeps.points if point.name == name), key=lambda point: point.value)
         ours = _sweep_line(sweeps.metric, [(point.mean, point.std) for point in points])
         paper = _optional_values([point.paper for point in points])
         yield Plot(name, _sweep_plot(ours, points), f"Ours: {sweeps.metric}.")
@@ -62,10 +60,6 @@ def sweep_plots(sweeps: Sweeps) -> Iterator[Plot]:
             yield Plot(f"{name}, the paper's metric", picture, f"Ours: {sweeps.alike_metric}.")
         caption = f"The paper's own: {sweeps.paper_metric}. Only these points are printed."
         yield Plot(f"{name}, paper", _sweep_plot(theirs, points, least=least, label="as printed"), caption)
-
-
-def _names(sweeps: Sweeps) -> dict[str, None]:
-    return dict.fromkeys(point.name for point in sweeps.points)
 
 
 def _sweep_line(name: str, values: Sequence[tuple[float, float | None]]) -> Line:
