@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from vacsr.compare import Cell
-from vacsr.compare.results import RunRecord
 from vacsr.compare.run import run_records
 from vacsr.config.io import recipe_from
+from vacsr.pages.curves import RunRecord
 from vacsr.train.run import run_recipe
 
 FEATURES = {"data": {"pairs": "synthetic:images=40,held_out=24"}, "backbone": {"head": {"dim": 16}}}

@@ -15,13 +15,13 @@ from vacsr.compare.results import (
     ComparisonTable,
     Difference,
     Published,
-    RunRecord,
     Sweep,
     read_results,
     table_to_json,
 )
 from vacsr.errors import DataError
 from vacsr.files import json_text
+from vacsr.pages.curves import RunRecord
 
 RSUM, ERROR = Column(key="test.rsum", name="R|SUM_%"), Column(key="test.error", name="σ error", best="low", digits=2)
 PAPER = Column(key="test.theirs", name="paper: RSUM", published=True)
@@ -171,7 +171,8 @@ def test_the_same_table_comes_back_from_its_data(tmp_path: Path) -> None:
     )
     path = tmp_path / "results.json"
     path.write_text(json_text(table_to_json(full)), encoding="utf-8")
-    again = read_results(path)
+    values, differences = read_results(path)
+    again = replace(full, values=values, differences=differences)
     for name, form in FORMATS.items():
         assert form(again) == form(full), name
     assert table_to_json(again) == table_to_json(full)
@@ -185,7 +186,7 @@ def test_the_same_table_comes_back_from_its_data(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=r"results.json .* — "):
+    with pytest.raises(DataError, match=r"results.json.* — "):
         read_results(path)
-    with pytest.raises(DataError, match=r"cannot read .*absent\.json"):
+    with pytest.raises(DataError, match=r"absent\.json"):
         read_results(tmp_path / "absent.json")

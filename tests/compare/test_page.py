@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vacsr.compare.page import page_data, setting_table, sweeps_of, to_html, write_pages
+from vacsr.compare.page import page_data, sweeps_of, to_html, write_pages
 from vacsr.compare.results import (
     Column,
     ComparisonTable,
@@ -19,9 +19,9 @@ from vacsr.compare.results import (
     GalleryConfig,
     PageConfig,
     Published,
-    RunRecord,
     Sweep,
 )
+from vacsr.pages.curves import RunRecord
 from vacsr.pages.render import comparison_page
 
 RSUM = Column(key="test.rsum", name="R<SUM>")
@@ -54,7 +54,7 @@ def compared(setting: str, row: str, key: str, *numbers: float) -> Difference:
 
 
 def lines(table: ComparisonTable, setting: str) -> list[list[str]]:
-    rows = setting_table(table, setting, tested=True).differences
+    (rows,) = [one.differences for one in page_data(table).tables if one.setting == setting]
     return [[row.name, *(cell.text for cell in row.cells)] for row in rows]
 
 

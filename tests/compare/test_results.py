@@ -9,15 +9,14 @@ from vacsr.compare.formats import differences_to_markdown, to_markdown
 from vacsr.compare.results import (
     Column,
     ComparisonTable,
-    RunRecord,
     look_up,
     read_records,
-    summarize,
     table_to_json,
     write_records,
 )
 from vacsr.config.io import parse
 from vacsr.errors import ConfigError, DataError
+from vacsr.pages.curves import RunRecord
 
 RSUM = {("a", 0): 300.0, ("a", 1): 310.0, ("b", 0): 320.0, ("b", 1): 280.0, ("c", 0): 100.0}
 ERROR = {("a", 0): 5.0, ("a", 1): 6.0, ("b", 0): 4.0, ("b", 1): 4.5}
@@ -30,16 +29,6 @@ def table(*columns: Column) -> ComparisonTable:
         report = {"test": {"rsum": value, "uncertainty": None if error is None else {"aurc": error}}}
         values.append(RunRecord(row, "clean", seed, report))
     return ComparisonTable("Small", columns, ("a", "b", "c", "d"), ("clean", "noisy"), tuple(values))
-
-
-def test_mean_and_sample_deviation() -> None:
-    found = summarize([1.0, 2.0, 4.0])
-    assert found is not None
-    assert found.mean == pytest.approx(7 / 3)
-    assert found.std == pytest.approx(statistics.stdev([1.0, 2.0, 4.0]))
-    assert found.seeds == 3
-    assert summarize([5.0]) == (5.0, 0.0, 1)
-    assert summarize([]) is None
 
 
 def test_look_up_follows_dots() -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vacsr.objective import reconstruction_error
+from vacsr.pages.curves import RunRecord
 from vacsr.pages.examples import (
     Answer,
     Examples,
@@ -74,14 +75,6 @@ class Page(HTMLParser):
         return [attributes.get("id") for attributes in self.all("section")]
 
 
-class Run(NamedTuple):
-    row: str
-    setting: str
-    seed: int
-    report: dict[str, Any]
-    history: Sequence[dict[str, Any]] = ()
-
-
 def report(*, sigma: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"rsum": 1.0, "uncertainty": None}
     found["scores"] = {"score": {"edges": [0.0, 1.0], "positive": [1], "negative": [9]}}
@@ -91,12 +84,12 @@ def report(*, sigma: bool) -> dict[str, Any]:
 
 
 HISTORY = ({"epoch": 1, "dev_rsum": 100.0}, {"epoch": 2, "dev_rsum": 200.0})
-RUNS = [Run(row, where, 0, {"test": report(sigma=row == "vacsr")}, HISTORY)
+RUNS = [RunRecord(row, where, 0, {"test": report(sigma=row == "vacsr")}, HISTORY)
         for row in ("vacsr", "infonce") for where in ("clean", "noisy")]  # fmt: skip
 
 
 def setting_table(setting: str = "clean", **fields: Any) -> SettingTable:
-    rows = [Row("vacsr", [Cell("1"), Cell("300.1", best=True, rest=" ± 0.1")]), Row("infonce", [Cell("1"), Cell("–")])]
+    rows = [Row("vacsr", [Cell("1"), Cell("300.1", best=True, spread="0.1")]), Row("infonce", [Cell("1"), Cell("–")])]
     return SettingTable(setting, f"c, {setting}", ["method", "seeds", "RSUM"], rows, **fields)
 
 
@@ -133,7 +126,7 @@ def test_every_section_with_data_is_there_and_linked() -> None:
 
 
 def test_sections_without_data_are_left_out_and_named() -> None:
-    bare = [Run("infonce", "clean", 0, {"test": {"rsum": 1.0, "uncertainty": None}})]
+    bare = [RunRecord("infonce", "clean", 0, {"test": {"rsum": 1.0, "uncertainty": None}})]
     for runs in (bare, []):
         assert Page(comparison_page(comparison(runs=runs))).sections() == ["tables", "model"]
     whole = comparison_page(comparison(runs=bare, examples_wanted=True, left_out=3, not_run=["pcme"]))
@@ -167,7 +160,7 @@ HOSTILE = st.text(alphabet="<>&\"' ab=/é", min_size=1, max_size=12).filter(str.
 @settings(deadline=None, max_examples=15)
 @given(HOSTILE)
 def test_hostile_text_stays_text(word: str) -> None:
-    table = SettingTable(word, word, [word, word], [Row(word, [Cell(word, best=True, rest=word)])], [word])
+    table = SettingTable(word, word, [word, word], [Row(word, [Cell(word, best=True, spread=word)])], [word])
     given = comparison(
         title=word, lead=word, note=word, tables=[table], runs=[], not_run=[word], examples=examples(word)
     )
@@ -195,7 +188,7 @@ def test_a_table_names_rows_columns_and_the_best() -> None:
     ],
 )  # fmt: skip
 def test_wide_tables_are_set_narrow_and_long_ones_may_break(columns: int, rows: int, rest: str, style: str) -> None:
-    body = [Row("a", [Cell("1", rest=rest)] * (columns - 1))] * rows
+    body = [Row("a", [Cell("1", spread=rest)] * (columns - 1))] * rows
     assert f'<div class="{style}"' in tables_html([SettingTable("s", "c", ["x"] * columns, body)])
 
 
