@@ -135,53 +135,16 @@ def test_an_interval_against_a_plain_bootstrap(table: Table, tmp_path: Path) -> 
     assert one.high == pytest.approx(high, abs=close)
 
 
-def test_only_the_same_queries_are_paired(table: Table, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seeds", "tested"), [((1,), set()), ((0, 1), {"variant"})])
+def test_only_rows_of_the_same_queries_are_paired(
+    table: Table, tmp_path: Path, seeds: tuple[int, ...], tested: set[str]
+) -> None:
+    """One seed of `ours` and `variant` on other queries, or all: then what varies `ours` still has a partner."""
     done = list(list_cells(table, tmp_path / "out"))
     for cell in done:
-        fill(cell, outcomes(cell, "others" if cell.row == "ours" and cell.seed == 1 else "same"))
-    assert collect(table, done).differences == ()
-
-
-def test_rows_on_other_data_are_not_paired(table: Table, tmp_path: Path) -> None:
-    """As many queries, but others: `ours` has no partner left, and what varies it has."""
-    done = list(list_cells(table, tmp_path / "out"))
-    for cell in done:
-        fill(cell, outcomes(cell, "others" if cell.row in ("ours", "variant") else "same"))
-    assert {row for row, _ in named(collect(table, done).differences)} == {"variant"}
-
-
-def test_tests_over_several_data_stand_side_by_side(table: Table, tmp_path: Path) -> None:
-    """Each with as many queries as its own data have."""
-    changed = {"rows": [{**row, "against": "sigmoid" if row["name"] == "infonce" else ""} for row in TABLE["rows"]]}
-    changed["rows"][3]["against"] = "ours"
-    path = tmp_path / "other.yaml"
-    path.write_text(yaml.safe_dump({**TABLE, **changed}), encoding="utf-8")
-    done = list(list_cells(read_table(path), tmp_path / "out"))
-    for cell in done:
-        given = outcomes(cell, "few" if cell.row in ("ours", "variant") else "same")
-        if cell.row in ("ours", "variant"):
-            cut = [{name: tensor[:9] for name, tensor in one.t2i.items()} for one in given]
-            given = [replace(one, t2i=t2i, caption_image=OWNERS[:9]) for one, t2i in zip(given, cut, strict=True)]
-        fill(cell, given)
-    found = named(collect(read_table(path), done).differences)
-    assert {(one.row, one.against) for one in found.values()} == {("infonce", "sigmoid"), ("variant", "ours")}
-
-
-def test_without_outcomes_of_every_seed_nothing_is_tested(table: Table, tmp_path: Path) -> None:
-    done = list(list_cells(table, tmp_path / "out"))
-    for cell in done:
-        fill(cell, outcomes(cell))
-        if (cell.row, cell.seed) == ("ours", 1):
-            (cell.folder / "outcomes.safetensors").unlink()
-    with pytest.warns(UserWarning, match="no such file") as told:
-        assert named(collect(table, done).differences) == {}, "neither ours nor what varies it"
-    (message,) = [str(one.message) for one in told]
-    folder = tmp_path / "out/clean/ours/seed-1"
-    assert (
-        f"row 'ours' gets no † or ‡, and no row does against it, where its queries are lost: no such file: {folder}"
-        in message
-    )
-    assert message.endswith(f"delete {folder} and run the table")
+        other = cell.row in ("ours", "variant") and cell.seed in seeds
+        fill(cell, outcomes(cell, "others" if other else "same"))
+    assert {row for row, _ in named(collect(table, done).differences)} == tested
 
 
 def test_each_row_without_outcomes_is_told_of_once(table: Table, tmp_path: Path) -> None:
@@ -197,9 +160,15 @@ def test_each_row_without_outcomes_is_told_of_once(table: Table, tmp_path: Path)
         found = named(collect(table, done).differences)
     assert {row for row, _ in found} == {"ours"}
     (message,) = [str(one.message) for one in told]
-    assert "'variant'" in message
+    assert "row 'variant' gets no † or ‡" in message
     assert "seed-0/outcomes.safetensors is not" in message
     assert "(and 1 more)" in message
+    assert message.endswith(f"delete {tmp_path / 'out/clean/variant/seed-0'} and run the table")
+    for cell in done:
+        if (cell.row, cell.seed) == ("ours", 1):
+            (cell.folder / "outcomes.safetensors").unlink()
+    with pytest.warns(UserWarning, match="no such file"):
+        assert collect(table, done).differences == (), "outcomes of every seed are needed"
 
 
 def test_nothing_is_told_where_no_figure_could_be_tested(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from vacsr.compare import Cell, compare, list_cells, read_table
+from vacsr.compare import Cell, compare, read_table
 from vacsr.compare.workers import _Pool, run_cells
 from vacsr.config.io import recipe_from
 from vacsr.errors import EnvironmentProblem
@@ -242,12 +242,3 @@ def test_the_longest_cells_go_first() -> None:
 
 def test_nothing_to_do_starts_no_worker() -> None:
     assert list(run_cells([], jobs=4, console=Console(stderr=True), fresh=False)) == []
-
-
-def test_cells_can_be_sent(tmp_path: Path) -> None:
-    import pickle
-
-    file = tmp_path / "table.yaml"
-    file.write_text(yaml.safe_dump(TABLE), encoding="utf-8")
-    (first, *_) = list_cells(read_table(file), tmp_path)
-    assert pickle.loads(pickle.dumps(first)) == first

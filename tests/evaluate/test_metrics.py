@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torchmetrics.functional.retrieval import retrieval_hit_rate, retrieval_r_precision
 
 from vacsr.evaluate.metrics import (
     METRICS,
@@ -45,20 +44,6 @@ def test_metrics_equal_their_definitions(levels: int, density: float, plain_metr
     assert list(result) == [*METRICS, "median_rank"]
     assert result["median_rank"] == np.median([one["median_rank"] for one in asked])
     assert result["map_at_r"] == pytest.approx(100 * np.mean([one["map_at_r"] for one in asked]))
-
-
-def test_torchmetrics_agrees() -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.rand(40, 60, generator=generator)
-    relevance = torch.rand(40, 60, generator=generator) < 0.1
-    relevance[:, 3] = True
-    ranks = ranks_of(scores, relevance)
-    pairs = list(zip(scores, relevance, strict=True))
-    for k in (1, 5, 10):
-        hits = torch.stack([retrieval_hit_rate(s, r, top_k=k) for s, r in pairs])
-        torch.testing.assert_close(hits_at(ranks, k), hits.double())
-    precisions = torch.stack([retrieval_r_precision(s, r) for s, r in pairs])
-    torch.testing.assert_close(r_precisions(ranks), precisions.double(), rtol=1e-6, atol=0)
 
 
 def test_an_absent_relevant_item_is_never_retrieved_but_counted() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -95,34 +94,6 @@ def test_the_checksum_tells_other_queries_apart(score: Tensor, found: Outcomes) 
 def alone(values: np.ndarray, first: int = 0) -> Part:
     """Every query an image of its own."""
     return Part(values.reshape(len(values), -1), first + np.arange(len(values)))
-
-
-def plain_bootstrap(parts: list[Part], *, draws: int, generator: np.random.Generator) -> list[float]:
-    """Image by image, draw by draw; of one comparison."""
-    images = sorted({image for part in parts for image in part.image.tolist()})
-    by_image = [{image: part.values[part.image == image, 0].tolist() for image in images} for part in parts]
-    totals = []
-    for _ in range(draws):
-        chosen = [images[int(generator.integers(len(images)))] for _ in images]
-        drawn = [[value for image in chosen for value in values[image]] for values in by_image]
-        totals.append(sum(statistics.fmean(values) for values in drawn))
-    return totals
-
-
-def test_against_a_plain_bootstrap() -> None:
-    generator = np.random.default_rng(3)
-    captions = np.repeat(np.arange(30), 3)
-    shared = generator.normal(0.2, 1.0, 30)
-    parts = [alone(shared + generator.normal(0.2, 0.3, 30)), Part((shared[captions] - 0.3)[:, None], captions)]
-    slow = np.array(plain_bootstrap(parts, draws=3000, generator=np.random.default_rng(5)))
-    (found,) = paired_bootstrap(parts, draws=40_000, seed=1)
-    assert found.difference == pytest.approx(sum(part.values.mean() for part in parts))
-    low, high = np.quantile(slow, [0.025, 0.975])
-    spread = slow.std()
-    assert found.low == pytest.approx(low, abs=0.15 * spread)  # 3,000 draws know a quantile about as well as this
-    assert found.high == pytest.approx(high, abs=0.15 * spread)
-    share = min((slow <= 0).mean(), (slow >= 0).mean())
-    assert found.p == pytest.approx(2 * share, abs=0.04)
 
 
 def test_a_draw_is_a_mean_of_the_drawn_images_queries() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn import functional
 
 from vacsr.evaluate.tolerance import Tolerance, loss_tolerance, tolerance_summary
@@ -27,6 +23,7 @@ def test_contrastive_against_autograd(seed: int) -> None:
     """The paper's definition: gradients of −log softmax with one positive beside all unlabelled captions."""
     score, labelled, missed = example(seed)
     found = loss_tolerance(score, labelled, missed, kind="softmax", scale=1 / 0.3)
+    assert bool((found.r >= 0).all()), "a softmax never pushes harder than it pulls"
     for image in range(4):
         values = []
         for positive in labelled[image].nonzero().flatten().tolist():
@@ -49,26 +46,6 @@ def test_sigmoid_against_autograd(seed: int) -> None:
         assert row.grad is not None
         pull = row.grad[labelled[image]].abs().mean()
         assert float(found.r[image]) == pytest.approx(float(pull - row.grad[missed[image]].sum().abs()))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 10_000), st.floats(0.05, 5.0))
-def test_contrastive_is_the_sum_of_the_true_negatives(seed: int, temperature: float) -> None:
-    """The printed formula; never below 0, and without false negatives the whole pull."""
-    score, labelled, missed = example(seed)
-    found = loss_tolerance(score, labelled, missed, kind="softmax", scale=1 / temperature)
-    assert bool((found.r >= -1e-12).all())
-    for image in range(4):
-        others = [j for j in range(7) if not labelled[image, j]]
-        values = []
-        for positive in range(7):
-            if labelled[image, positive]:
-                total = sum(math.exp(score[image, j] / temperature) for j in [positive, *others])
-                right = sum(math.exp(score[image, j] / temperature) for j in others if not missed[image, j])
-                values.append(right / total / temperature)
-        assert float(found.r[image]) == pytest.approx(sum(values) / len(values), rel=1e-9, abs=1e-12)
-    none = loss_tolerance(score, labelled, torch.zeros_like(missed), kind="softmax", scale=1 / temperature)
-    torch.testing.assert_close(none.r, none.pull)
 
 
 def test_large_scores_stay_finite() -> None:

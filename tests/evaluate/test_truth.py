@@ -19,9 +19,7 @@ from vacsr.evaluate import protocols
 from vacsr.evaluate.truth import (
     exact_metrics,
     exact_truth,
-    false_negatives_above,
     scene_truth,
-    spread,
     truth_facts,
     values_by_kind,
 )
@@ -118,22 +116,6 @@ def test_values_by_kind_are_those_of_the_kind(method: str, grades: Tensor) -> No
         assert (values[name].uncertainty is None) == (sigma is None) == (method == "sigmoid")
         if sigma is not None:
             torch.testing.assert_close(values[name].uncertainty, sigma)
-
-
-def test_false_negatives_above_counts_the_comparisons() -> None:
-    generator = torch.Generator().manual_seed(0)
-    sizes = {"positives": 7, "false_negatives": 11, "hard": 13}
-    values = {name: torch.randint(0, 9, (size,), generator=generator).float() for name, size in sizes.items()}
-    expected = {name: above(values["false_negatives"], values[name]) for name in ("positives", "hard")}
-    assert false_negatives_above(values) == pytest.approx(expected)
-    assert np.isnan(false_negatives_above({**values, "hard": torch.empty(0)})["hard"])
-
-
-def test_a_spread_is_numpys() -> None:
-    values = torch.randn(101, generator=torch.Generator().manual_seed(1)).double()
-    expected = [values.mean().item(), *np.quantile(values.numpy(), (0.25, 0.5, 0.75))]
-    assert list(spread(values).values()) == pytest.approx(expected)
-    assert np.isnan(list(spread(torch.empty(0)).values())).all()
 
 
 @pytest.mark.parametrize("split", ["test", "all"])

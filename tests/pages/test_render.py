@@ -26,7 +26,6 @@ from vacsr.pages.examples import (
     Picture,
     Query,
     RowAnswers,
-    data_uri,
     photo_uri,
 )
 from vacsr.pages.render import (
@@ -209,12 +208,6 @@ def test_a_dot_is_placed_among_the_answers_of_its_own_row() -> None:
     assert "2 images without a label" in whole
 
 
-def test_photos_are_shown_where_there_are_any_and_captions_elsewhere() -> None:
-    page = Page(comparison_page(comparison(examples=examples("a cat"))))
-    assert [image["alt"] for image in page.all("img")] == ["a cat"]
-    assert page.words.count("id a cat") == 5  # answers and one interval, by caption and id
-
-
 def intervals(*ends: float) -> Examples:
     found = tuple(Interval(low, high, 1, None) for low, high in pairwise(ends))
     return examples()._replace(intervals=found)
@@ -256,16 +249,6 @@ def test_gradients_are_those_of_the_loss(position: int, label: float, kind: Any,
     assert spoken in gradient_plots()[position].picture
     if kind == "plain":
         assert float(gradient.abs().max()) < 0.15  # as the page says
-
-
-def test_a_picture_is_data_and_stays_what_it_was() -> None:
-    pixels = np.zeros((40, 40, 3), dtype=np.uint8)
-    pixels[:, :20] = (200, 30, 60)
-    head, _, body = data_uri(pixels).partition(",")
-    assert head in ("data:image/webp;base64", "data:image/png;base64")
-    back = np.asarray(Image.open(io.BytesIO(base64.b64decode(body))).convert("RGB")).astype(int)
-    assert back.shape == pixels.shape
-    assert np.abs(back - pixels)[:, 5:15].max() < 20
 
 
 @pytest.mark.parametrize(
