@@ -155,10 +155,11 @@ def _metric_rows(result: ComparisonTable) -> list[Row]:
     """One row per metric, one cell per method; the best is bold where two methods or more have it."""
     rows = []
     for column in result.columns:
-        found = {name: result.summary(SETTING, name, column.key) for name in result.rows}
-        values = {name: one.mean for name, one in found.items() if one is not None and one.mean == one.mean}
-        best = result.leading(SETTING, column) if len(values) > 1 else []
-        cells = [Cell(f"{values[name]:z.{column.digits}f}" if name in values else "–", name in best) for name in found]
+        summaries = {name: result.summary(SETTING, name, column.key) for name in result.rows}
+        means = {name: one.mean for name, one in summaries.items() if one is not None and one.mean == one.mean}
+        best = result.leading(SETTING, column) if len(means) > 1 else []
+        texts = {name: f"{means[name]:z.{column.digits}f}" if name in means else "–" for name in result.rows}
+        cells = [Cell(text, name in best) for name, text in texts.items()]
         rows.append(Row(f"{column.head} {'↑' if column.best == 'high' else '↓'}", cells))
     return rows
 

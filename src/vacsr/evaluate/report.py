@@ -108,7 +108,11 @@ def evaluate_scores(
     """Report each protocol on given scores; the options are those of :func:`evaluate_retrieval`."""
     if fits_in_memory(pairs):
         _ = scores.score  # asked for once, it is kept: blocks are then views
-    shared = _sections(scores, pairs, judgments=judgments, truth=truth)
+    judged = {key: judged_result(scores, pairs, judgments, split=split) for key, split in JUDGED.items()}
+    shared: dict[str, Any] = {key: section for key, section in judged.items() if section}  # of every protocol
+    if truth is not None:
+        shared["exact"] = exact_metrics(scores, truth)
+    shared["scores"] = score_histograms(scores, pairs)
     missed = shared.get("judgments", {}).pop("auroc_false_negative", None)
     cache: dict[Direction, Tensor] = {}
     results: list[dict[str, Any]] = []
@@ -162,18 +166,6 @@ def evaluate_files(
 def config_judgments(config: EvaluateConfig) -> list[Judgments]:
     """The human grades that the config names."""
     return [read_judgments(Path(path).expanduser()) for path in config.judgments]
-
-
-def _sections(
-    scores: Scores, pairs: LabelledPairs, *, judgments: Sequence[Judgments], truth: Truth | None
-) -> dict[str, Any]:
-    """What does not depend on the protocol: human grades, exact grades, and how scores are distributed."""
-    judged = {key: judged_result(scores, pairs, judgments, split=split) for key, split in JUDGED.items()}
-    result: dict[str, Any] = {key: section for key, section in judged.items() if section}
-    if truth is not None:
-        result["exact"] = exact_metrics(scores, truth)
-    result["scores"] = score_histograms(scores, pairs)
-    return result
 
 
 def dev_rsum(scores: Scores, pairs: LabelledPairs) -> float:

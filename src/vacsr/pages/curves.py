@@ -348,14 +348,11 @@ def _stats(stats: Mapping[str, Any]) -> str:
     """
     known = {key: float(stats[key]) for key in ("mean", "median", "std") if stats.get(key) is not None}
     digits = 3 if max(map(abs, known.values()), default=0.0) < 10 else 2
-    return " · ".join(f"{key} {_rounded(value, digits)}" for key, value in known.items())
-
-
-def _rounded(value: float, digits: int) -> str:
-    least = 10.0**-digits
-    if 0 < abs(value) < least / 2:
-        return f"<{least:g}" if value > 0 else f">-{least:g}"
-    return f"{value:z.{digits}f}"
+    least, texts = 10.0**-digits, []
+    for key, value in known.items():
+        small = f"<{least:g}" if value > 0 else f">-{least:g}"
+        texts.append(f"{key} {small if 0 < abs(value) < least / 2 else f'{value:z.{digits}f}'}")
+    return " · ".join(texts)
 
 
 def _logged(run: RunRecord, key: str, position: str) -> tuple[list[float], list[float]]:
