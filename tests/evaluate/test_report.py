@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,43 +21,37 @@ from vacsr.evaluate.metrics import METRICS, best_ranks
 from vacsr.evaluate.report import dev_rsum, evaluate_retrieval
 from vacsr.evaluate.significance import contributions, is_query_mean
 from vacsr.evaluate.truth import exact_metrics, exact_truth
-from vacsr.methods.base import Embedding
-from vacsr.scoring import PairScores
-from vacsr.scoring.folded import BlockScorer
 
 IMAGES, EACH = 30, 3
 
 
 class MatrixScorer:
-    """Scores and uncertainties are entries of given matrices; embeddings are row numbers."""
+    """A scorer and its scores: entries of given matrices. Passes over the scores are counted until they are kept."""
 
     def __init__(self, score: Tensor, sigma: Tensor | None = None) -> None:
-        self.score, self.sigma, self.computed = score, sigma, 0
-        self.model = SimpleNamespace(method=SimpleNamespace(grade=torch.sigmoid))
-        scorer = self
+        self.matrix, self.sigma, self.computed, self.kept = score, sigma, 0, False
 
-        class Blocks(BlockScorer):
-            """The walk of the real one over the matrix."""
+    def score_set(self, pairs: PairSet) -> MatrixScorer:
+        return self
 
-            limits = None
+    def blocks(self) -> Iterator[Tensor]:
+        self.computed += not self.kept
+        yield from self.matrix.split(7)
 
-            def __init__(self) -> None: ...
+    @property
+    def score(self) -> Tensor:
+        self.computed += not self.kept
+        self.kept = True
+        return self.matrix
 
-            def block(self, v: Embedding, t: Embedding) -> Tensor:
-                scorer.computed += 1
-                return score[v.mean[:, 0].long()][:, t.mean[:, 0].long()]
+    def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
+        return self.matrix[rows, cols]
 
-            def aligned(self, v: Embedding, t: Embedding) -> Tensor:
-                return score[v.mean[:, 0].long(), t.mean[:, 0].long()]
+    def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
+        return None if self.sigma is None else self.sigma[rows, cols]
 
-        self.engine, self.device = Blocks(), torch.device("cpu")
-
-    def score_set(self, pairs: PairSet) -> PairScores:
-        rows, cols = (torch.arange(float(n)).unsqueeze(1) for n in self.score.shape)
-        return PairScores(self, Embedding(rows), Embedding(cols))  # type: ignore[arg-type]
-
-    def pair_uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
-        return None if self.sigma is None else self.sigma[v.mean[:, 0].long(), t.mean[:, 0].long()]
+    def grade(self, score: Tensor) -> Tensor:
+        return score.sigmoid()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +79,7 @@ def sigma(score: Tensor) -> Tensor:
 
 
 def evaluate(scorer: MatrixScorer, pairs: PairSet, **options: Any) -> dict[str, Any]:
-    (result,) = evaluate_retrieval(scorer, pairs, **options).results  # type: ignore[arg-type]
+    (result,) = evaluate_retrieval(scorer, pairs, **options).results
     return result
 
 
@@ -190,7 +184,7 @@ def test_judged_pairs_are_looked_up_by_their_names(
 
 
 def test_markdown_and_json(pairs: PairSet, score: Tensor, sigma: Tensor, judged: list[Judgments]) -> None:
-    report = evaluate_retrieval(MatrixScorer(score, sigma), pairs, judgments=judged)  # type: ignore[arg-type]
+    report = evaluate_retrieval(MatrixScorer(score, sigma), pairs, judgments=judged)
     (result,) = report.results
     assert report.to_dict() == {"schema": 1, "results": [result]}
     head, rule, row = report.to_markdown().splitlines()
@@ -198,15 +192,15 @@ def test_markdown_and_json(pairs: PairSet, score: Tensor, sigma: Tensor, judged:
     assert f"| {result['rsum']:.1f} | {result['i2t']['map_at_r']:.1f} / {result['t2i']['map_at_r']:.1f} |" in row
     assert f"{result['uncertainty']['corr_r1_i2t']:.2f} / " in row
     assert row.endswith(f"| {result['judgments']['expert_tau_c']:.1f} | {result['judgments']['crowd_tau_b']:.1f} |")
-    plain = evaluate_retrieval(MatrixScorer(score), pairs).to_markdown()  # type: ignore[arg-type]
+    plain = evaluate_retrieval(MatrixScorer(score), pairs).to_markdown()
     assert plain.splitlines()[2].endswith("| – / – | – | – |")
 
 
 def test_a_metric_is_one_line(pairs: PairSet, score: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new entry of METRICS is reported, shown, stored and tested for significance."""
-    before = evaluate_retrieval(MatrixScorer(score), pairs)  # type: ignore[arg-type]
+    before = evaluate_retrieval(MatrixScorer(score), pairs)
     monkeypatch.setitem(METRICS, "first_rank", lambda ranks: 1 / best_ranks(ranks))
-    report = evaluate_retrieval(MatrixScorer(score), pairs)  # type: ignore[arg-type]
+    report = evaluate_retrieval(MatrixScorer(score), pairs)
     (result,) = report.results
     i2t, t2i = result["i2t"]["first_rank"], result["t2i"]["first_rank"]
     assert "| first_rank i2t/t2i |" in report.to_markdown()
