@@ -22,6 +22,7 @@ from vacsr.data.pairs import Provenance
 from vacsr.evaluate.report import evaluate_retrieval
 
 SPEC = "synthetic:images=20,held_out=15,per_image=2"
+Patch = pytest.MonkeyPatch
 Command = Callable[..., Any]
 """The fixture `vacsr`: words in, exit code and output out."""
 
@@ -36,7 +37,7 @@ def run(trained: Callable[[str], Path]) -> Path:
     return trained("features")
 
 
-def test_train(vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train(vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     answer = vacsr("train", recipe, "--set", "train.epochs=2", "--set", "method.name=sigmoid")
     assert answer.code == 0, answer.err
@@ -96,7 +97,7 @@ class Features:
         return f"features:{file},captions={captions}"
 
 
-def test_broken_data_are_refused_before_anything_is_written(
+def test_broken_data_are_refused_and_nothing_is_written(
     vacsr: Command, recipe: Path, run: Path, tmp_path: Path
 ) -> None:
     def train(data: Features) -> Any:
@@ -129,9 +130,7 @@ def test_a_folder_without_a_model(vacsr: Command, run: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["features", "photos"])
-def test_evaluate_says_the_same_as_the_run(
-    vacsr: Command, trained: Callable[[str], Path], tmp_path: Path, kind: str
-) -> None:
+def test_evaluate_repeats_the_report(vacsr: Command, trained: Callable[[str], Path], tmp_path: Path, kind: str) -> None:
     run, file = trained(kind), tmp_path / "new" / "out.json"
     stored = json.loads((run / "report.json").read_text(encoding="utf-8"))["results"]
     for split, expected in zip(("dev", "test"), stored, strict=True):
@@ -172,7 +171,7 @@ def with_config(run: Path, folder: Path, **evaluate: Any) -> Path:
 
 
 def test_evaluate_takes_the_settings_of_the_run(
-    vacsr: Command, run: Path, tmp_path: Path, judgments: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    vacsr: Command, run: Path, tmp_path: Path, judgments: tuple[Path, Path], monkeypatch: Patch
 ) -> None:
     expert, crowd = judgments
     own = with_config(run, tmp_path / "own", judgments=[str(expert)], ties="pessimistic", bins="equal")
@@ -280,7 +279,7 @@ def test_score_of_an_unknown_name(vacsr: Command, run: Path) -> None:
     assert vacsr("score", run, "--image", "test-0003").code == 2
 
 
-def test_a_missing_extra(vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra(vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     answer = vacsr("train", recipe, "--out", tmp_path / "run", "--set", "train.trackers=[wandb]")
     assert (answer.code, answer.out) == (3, "")
@@ -297,7 +296,7 @@ def test_no_gpu(vacsr: Command, run: Path) -> None:
     assert "use device=cpu" in answer.err
 
 
-def test_memory_that_runs_out(vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out(vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -306,7 +305,7 @@ def test_memory_that_runs_out(vacsr: Command, recipe: Path, tmp_path: Path, monk
     assert answer.refused(3, "CUDA out of memory — try --set train.tile=auto", "train.batch_size")
 
 
-def test_ctrl_c_outside_training(vacsr: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_outside_training(vacsr: Command, run: Path, monkeypatch: Patch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 

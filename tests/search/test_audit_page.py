@@ -13,17 +13,19 @@ import pytest
 from PIL import Image
 
 from vacsr.data import PairSet, PhotoSet, load_pairs
-from vacsr.errors import DataError, UsageError
+from vacsr.errors import DataError
 from vacsr.scoring import PairScorer
 from vacsr.search.audit import AuditReport, audit
 from vacsr.search.audit_page import pictures_in, write_audit
 
+Models = dict[str, Path]
+Patch = pytest.MonkeyPatch
 Command = Callable[..., Any]
 CPU = ("--device", "cpu")
 
 
 @pytest.fixture
-def write(models: dict[str, Path], features: str, tmp_path: Path) -> Callable[..., tuple[PairSet, AuditReport, str]]:
+def write(models: Models, features: str, tmp_path: Path) -> Callable[..., tuple[PairSet, AuditReport, str]]:
     """Audit features with some fields changed, write the files, and return the page."""
 
     def written(images: slice = slice(None), *, title: str = "x", **fields: Any) -> tuple[PairSet, AuditReport, str]:
@@ -53,9 +55,7 @@ def own_photos(folder: Path, *, split: str = "") -> str:
     return f"csv:{folder / 'captions.csv'}"
 
 
-def test_the_command_writes_lists_and_a_page(
-    vacsr: Command, models: dict[str, Path], scenes: str, tmp_path: Path
-) -> None:
+def test_the_command_writes_lists_and_a_page(vacsr: Command, models: Models, scenes: str, tmp_path: Path) -> None:
     out = tmp_path / "new" / "audit"
     answer = vacsr("audit", models["towers"], "--pairs", scenes, "--out", out, "--top", 4, "--min-grade", 0, *CPU)
     assert answer.code == 0, answer.err
@@ -122,9 +122,7 @@ def test_ids_and_captions_are_no_formulas_and_end_no_line(start: str, write: Com
     assert r"\ud83d" in page
 
 
-def test_one_unreadable_photo_does_not_cost_the_page(
-    models: dict[str, Path], scenes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_photo_is_left_out(models: Models, scenes: str, tmp_path: Path, monkeypatch: Patch) -> None:
     pairs = load_pairs(scenes, split="train")
     assert isinstance(pairs, PhotoSet)
     report = audit(PairScorer.from_pretrained(models["towers"], device="cpu"), pairs, top=4, min_grade=0.0)
@@ -142,9 +140,7 @@ def test_one_unreadable_photo_does_not_cost_the_page(
     assert "data:image/" in page  # the others
 
 
-def test_photos_of_embeddings_are_taken_from_a_folder(
-    vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path
-) -> None:
+def test_photos_come_from_a_folder(vacsr: Command, models: Models, features: str, tmp_path: Path) -> None:
     pairs = load_pairs(features, split="train")
     for row, name in enumerate(pairs.image_ids[1:], 1):
         path = tmp_path / "photos" / ("" if row % 2 else "deep") / name
@@ -170,9 +166,7 @@ def test_a_photo_is_found_inside_the_folder_only(tmp_path: Path) -> None:
     assert paths == {name: str(path) for name, path in expected.items()}
 
 
-def test_a_grade_that_nothing_reaches_is_noted(
-    vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path
-) -> None:
+def test_a_grade_that_nothing_reaches(vacsr: Command, models: Models, features: str, tmp_path: Path) -> None:
     ask = ("audit", models["features"], "--pairs", features, "--out", tmp_path / "o", "--top", 3, *CPU)
     answer = vacsr(*ask, "--min-grade", 1)
     assert (answer.code, answer.out.splitlines()[1].split("\t")[1]) == (0, "0")
@@ -180,7 +174,7 @@ def test_a_grade_that_nothing_reaches_is_noted(
     assert "three of four" not in vacsr(*ask).err
 
 
-def test_what_is_refused(vacsr: Command, models: dict[str, Path], features: str, scenes: str, tmp_path: Path) -> None:
+def test_what_is_refused(vacsr: Command, models: Models, features: str, scenes: str, tmp_path: Path) -> None:
     ask = ("audit", models["features"], "--out", tmp_path / "o", *CPU, "--pairs")
     assert vacsr(*ask, features, "--photos", features).refused(2, "--photos", "embeddings")
     assert vacsr(*ask, features, "--photos", tmp_path).refused(4, "--photos", "none of the data's images")
@@ -188,7 +182,7 @@ def test_what_is_refused(vacsr: Command, models: dict[str, Path], features: str,
     assert not (tmp_path / "o").exists()
 
 
-def test_a_bad_file_stops_the_audit_or_is_left_out(vacsr: Command, models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_bad_file_stops_the_audit_or_is_left_out(vacsr: Command, models: Models, tmp_path: Path) -> None:
     spec, out = own_photos(tmp_path, split="train"), tmp_path / "audit"
     ask = ("audit", models["towers"], "--pairs", spec, "--out", out, "--min-grade", 0, *CPU)
     assert vacsr(*ask).refused(4, "2.png", "--skip")
@@ -201,24 +195,7 @@ def test_a_bad_file_stops_the_audit_or_is_left_out(vacsr: Command, models: dict[
 
 
 @pytest.mark.parametrize(("more", "captions"), [("", 120), (",split=dev", 30), ("--split all", 180)])
-def test_the_split_is_the_option_or_that_of_the_spec_or_train(
-    vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path, more: str, captions: int
-) -> None:
+def test_the_split(vacsr: Command, models: Models, features: str, tmp_path: Path, more: str, captions: int) -> None:
     spec, options = (features, more.split()) if more.startswith("--") else (features + more, [])
     answer = vacsr("audit", models["features"], "--out", tmp_path / "audit", *CPU, "--pairs", spec, *options)
     assert answer.out.splitlines()[2].split("\t")[1] == str(captions)
-
-
-def test_calibrate_leaves_bad_files_out_too(
-    vacsr: Command, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, ...]] = []
-
-    def calibrate(_scorer: PairScorer, data: Any, *_: object, **__: object) -> None:
-        seen.append(data.image_ids)
-        raise UsageError("enough — it was read")
-
-    monkeypatch.setattr("vacsr.search.calibrate_run.calibrate", calibrate)
-    ask = ("calibrate", models["towers"], "--pairs", own_photos(tmp_path, split="dev"), *CPU)
-    assert vacsr(*ask, "--skip").refused(2, "enough", "2.png")
-    assert seen == [("0.png", "1.png", "3.png")]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import normalize
 
 
 def load() -> Any:
@@ -43,20 +40,3 @@ def test_precision_along_the_recall(drawn: list[tuple[int, bool]]) -> None:
     for recall in (1, 50, 100):
         k = next(k for k in range(len(ranked)) if 100 * sum(ranked[: k + 1]) >= recall * total)
         assert found["precision_at_recall"][str(recall)] == pytest.approx(100 * precision[k])
-
-
-def test_the_loss_of_an_unlabelled_pair_leaves_both_images_out() -> None:
-    generator = torch.Generator().manual_seed(1)
-    v, t = (normalize(torch.randn(n, 6, generator=generator), dim=1) for n in (4, 10))
-    owner = torch.arange(10) % 4
-    scores = SimpleNamespace(images=SimpleNamespace(mean=v), texts=SimpleNamespace(mean=t))
-    scorer = SimpleNamespace(model=SimpleNamespace(method=SimpleNamespace(log_scale=torch.tensor(1.5))))
-    rows, cols = (torch.arange(4).unsqueeze(1) != owner).nonzero().unbind(1)
-    losses = SIGNALS.candidate_losses(scorer, scores, owner, rows, cols, rounds=1)  # 127 others: all ten are drawn
-    logit = (math.exp(1.5) * v @ t.T).double()
-    for value, i, j in zip(losses.tolist(), rows.tolist(), cols.tolist(), strict=True):
-        own = float(logit[i, j])
-        texts = [float(logit[i, c]) for c in range(10) if int(owner[c]) != i]
-        images = [float(logit[owner[c], j]) for c in range(10) if owner[c] != owner[j]]
-        to_texts, to_images = (math.log(math.exp(own) + sum(map(math.exp, side))) for side in (texts, images))
-        assert value == pytest.approx(0.5 * (to_texts + to_images) - own, abs=1e-4)

@@ -121,9 +121,7 @@ def test_the_split_that_chose_the_epoch_is_noted(vacsr: Command, run: Path, sele
     assert json.loads((run / "model" / "search.json").read_text())["selected_on"] == noted
 
 
-def test_what_was_stored_stays_where_the_check_fails(
-    vacsr: Command, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_check_stores_nothing(vacsr: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise DataError("a photo cannot be read — repair it")
 

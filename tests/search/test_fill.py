@@ -23,6 +23,8 @@ from vacsr.scoring import PairScorer
 from vacsr.search import VectorIndex, embedding_provenance, open_index
 from vacsr.search.fill import Filled, fill_index
 
+Models = dict[str, Path]
+Patch = pytest.MonkeyPatch
 Command = Callable[..., Any]
 """The fixture `vacsr` of conftest.py."""
 CPU = ("--device", "cpu")
@@ -46,8 +48,8 @@ def reopened(tmp_path: Path) -> VectorIndex:
 @pytest.mark.parametrize("texts", [False, True])
 @pytest.mark.parametrize(("model", "batch"), [("features", 7), ("towers", 1), ("towers", 3), ("towers", 100)])
 def test_images_and_captions_go_in_as_the_scorer_embeds_them(
-    vacsr: Command, models: dict[str, Path], features: str, scenes: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, model: str, batch: int, texts: bool,
+    vacsr: Command, models: Models, features: str, scenes: str, tmp_path: Path,
+    monkeypatch: Patch, model: str, batch: int, texts: bool,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("vacsr.search.fill._PHOTOS", {"cpu": 2})
     spec, source, kind = (
@@ -77,9 +79,7 @@ def test_images_and_captions_go_in_as_the_scorer_embeds_them(
     assert vacsr(*other).refused(4, f"holds {kind}, these are")
 
 
-def test_the_same_command_leaves_what_is_there(
-    vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path
-) -> None:
+def test_the_same_command_leaves_what_is_there(vacsr: Command, models: Models, features: str, tmp_path: Path) -> None:
     add = ("index", "add", f"exact:{tmp_path / 'i'}", "--run", models["features"], "--pairs", features, *CPU)
     assert vacsr(*add, "--split", "train", "--dtype", "float16").code == 0
     assert len(reopened(tmp_path)) == 40
@@ -105,9 +105,7 @@ def test_a_stop_costs_one_batch(scorer: PairScorer, few: PairSet, index: VectorI
     assert fill_index(index, scorer, few, batch=4) == Filled(added=18, skipped=12, of=30)
 
 
-def test_an_id_from_another_source_is_refused_unless_replaced(
-    scorer: PairScorer, few: PairSet, index: VectorIndex
-) -> None:
+def test_an_id_from_another_source_is_refused(scorer: PairScorer, few: PairSet, index: VectorIndex) -> None:
     index.add(few.image_ids[:1], torch.ones(1, 16))  # from nobody knows where
     assert fill_index(index, scorer, few, source="one").skipped == 1
     with pytest.raises(DataError, match=f"'{few.image_ids[1]}' is in the index from 'one'.* 'two'.*--replace"):
@@ -117,18 +115,14 @@ def test_an_id_from_another_source_is_refused_unless_replaced(
     assert {item["source"] for _, item in index.records()} == {"two"}
 
 
-def test_drawn_photos_of_another_seed_are_refused(
-    vacsr: Command, models: dict[str, Path], scenes: str, tmp_path: Path
-) -> None:
+def test_drawn_photos_of_another_seed(vacsr: Command, models: Models, scenes: str, tmp_path: Path) -> None:
     add = ("index", "add", f"exact:{tmp_path / 'i'}", "--run", models["towers"], *CPU, "--pairs")
     assert vacsr(*add, f"{scenes},split=dev").code == vacsr(*add, scenes).code == 0
     assert vacsr(*add, f"{scenes},seed=5").refused(4, "--replace")
     assert vacsr(*add, f"{scenes},seed=5", "--replace").code == 0
 
 
-def test_an_id_that_another_process_adds_meanwhile_is_checked_under_the_lock(
-    scorer: PairScorer, few: PairSet, index: VectorIndex, tmp_path: Path
-) -> None:
+def test_ids_are_checked_under_the_lock(scorer: PairScorer, few: PairSet, index: VectorIndex, tmp_path: Path) -> None:
     other, name = reopened(tmp_path), few.image_ids[15]
 
     def meanwhile(done: Filled) -> None:
@@ -150,9 +144,7 @@ def draw_photos(folder: Path, **colours: int) -> None:
         (folder / f"{name}.txt").write_text(f"a square named {name}", encoding="utf-8")
 
 
-def test_changed_photos_are_embedded_again_and_absent_ones_go_when_asked(
-    vacsr: Command, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_photos_and_pruning(vacsr: Command, models: Models, tmp_path: Path, monkeypatch: Patch) -> None:
     photos, spec = tmp_path / "photos", f"exact:{tmp_path / 'i'}"
     draw_photos(photos, a=0, b=60, c=120, d=250)
     add = ("index", "add", spec, "--run", models["towers"], *CPU, "--pairs")
@@ -177,9 +169,7 @@ def test_changed_photos_are_embedded_again_and_absent_ones_go_when_asked(
     assert reopened(tmp_path).sources == (f"folder:{photos}",)
 
 
-def test_pruning_keeps_other_sources_and_refuses_what_looks_like_a_mistake(
-    vacsr: Command, models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_pruning_keeps_other_sources(vacsr: Command, models: Models, tmp_path: Path) -> None:
     photos, other = tmp_path / "photos", tmp_path / "other"
     draw_photos(photos, a=0, b=60, c=120)
     draw_photos(other, x=9)
@@ -213,9 +203,7 @@ def test_a_split_is_pruned_alone_or_with_all(scorer: PairScorer, few: PairSet, i
     assert all(index.known([*kept.image_ids, *parts[2].image_ids]))
 
 
-def test_changed_features_and_captions_are_embedded_again(
-    scorer: PairScorer, few: PairSet, index: VectorIndex, tmp_path: Path
-) -> None:
+def test_changed_features_and_captions(scorer: PairScorer, few: PairSet, index: VectorIndex, tmp_path: Path) -> None:
     texts = open_index(f"exact:{tmp_path / 't'}", dim=16, create=True)
     fill_index(index, scorer, few, source="csv:/a.csv")
     fill_index(texts, scorer, few, source="csv:/a.csv", texts=True)
@@ -254,9 +242,7 @@ def test_each_kind_of_photos_has_a_fingerprint_that_changes_with_it(tmp_path: Pa
     assert files.fingerprint(1) == ""
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_made(
-    vacsr: Command, models: dict[str, Path], features: str, scenes: str, tmp_path: Path
-) -> None:
+def test_what_does_not_fit(vacsr: Command, models: Models, features: str, scenes: str, tmp_path: Path) -> None:
     spec = f"exact:{tmp_path / 'i'}"
 
     def add(model: str, pairs: str) -> Any:
@@ -272,7 +258,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_made(
     assert add("other", features).refused(4, "another model, or other weights")
 
 
-def test_rm_and_info(vacsr: Command, models: dict[str, Path], features: str, tmp_path: Path) -> None:
+def test_rm_and_info(vacsr: Command, models: Models, features: str, tmp_path: Path) -> None:
     spec, source = f"exact:{tmp_path / 'i'}", f"{features},split=train"
     vacsr("index", "add", spec, "--run", models["features"], "--pairs", source, *CPU)
     first = load_pairs(source).image_ids[0]

@@ -20,7 +20,6 @@ from torch import Tensor
 from vacsr.errors import DataError, DiskFull, EnvironmentProblem, UsageError
 from vacsr.search import local, open_index
 from vacsr.search.local import ExactIndex
-from vacsr.search.store import Database
 
 DIM = 4
 ONES = torch.ones(1, DIM)
@@ -139,9 +138,6 @@ def test_folders_that_cannot_become_an_index(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"cat\.jpg"):
             made(folder)
     assert files(tmp_path / "photos") == ["cat.jpg"]
-
-
-# ------------------------------------------------------------------------------------------------------ prepared files
 
 
 def filled(folder: Path) -> tuple[Path, Path]:
@@ -283,9 +279,6 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     assert (tmp_path / "outside").read_bytes() == b"mine"
 
 
-# ------------------------------------------------------------------------------------------------ writers and readers
-
-
 @pytest.mark.parametrize("change", [{}, {"dim": DIM + 1}, {"provenance": "images:two"}])
 def test_a_new_index_in_the_same_folder_is_not_taken_for_the_old_one(tmp_path: Path, change: dict[str, Any]) -> None:
     opened = made(tmp_path / "i", provenance="images:one")
@@ -353,21 +346,6 @@ def test_a_reader_keeps_its_generation_until_it_refreshes(tmp_path: Path) -> Non
         len(reader)
 
 
-def test_a_search_reads_nothing_until_it_is_accessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index, reads, plain = made(tmp_path / "i"), list[tuple[Any, ...]](), Database.query
-    index.add(names(40), torch.arange(40.0).unsqueeze(1).expand(-1, DIM), [{"n": n} for n in range(40)])
-
-    def query(self: Database, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        reads.append(tuple(values))
-        return plain(self, sql, values)
-
-    monkeypatch.setattr(Database, "query", query)
-    hits = index.search(torch.ones(2, DIM), 30)
-    assert reads == []
-    assert (hits.ids[1][1], hits.metadata[0][2]) == ("image 38", {"n": 37})
-    assert reads == [(38,), (37,)]
-
-
 def test_two_writers_take_turns_and_lose_nothing(tmp_path: Path) -> None:
     indexes = [made(tmp_path / "i"), made(tmp_path / "i")]
 
@@ -382,18 +360,6 @@ def test_two_writers_take_turns_and_lose_nothing(tmp_path: Path) -> None:
         thread.join()
     expected = sorted(["both", *(f"{number} {step}" for number in range(2) for step in range(12))])
     assert sorted(made(tmp_path / "i").search(ONES, 99).ids[0]) == expected
-
-
-def test_what_exists_is_checked_under_the_lock(tmp_path: Path) -> None:
-    index, other = made(tmp_path / "i"), made(tmp_path / "i")
-    other.add(["a"], ONES)
-    other.patience = 0.05
-
-    def delete(_: object) -> None:
-        with pytest.raises(EnvironmentProblem):
-            other.delete(["a"])
-
-    assert index.add(["a"], ONES, check=delete) == (0, 1)
 
 
 @pytest.mark.parametrize("where", ["vectors", "items"])

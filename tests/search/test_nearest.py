@@ -75,18 +75,6 @@ def test_lengths_at_the_ends_of_float16(dtype: torch.dtype, length: float) -> No
     assert search((vectors * scale).to(dtype), torch.zeros(1, 40), 4) == [[0, 1, 2, 3]]
 
 
-def test_real_numbers_agree_with_a_full_product() -> None:
-    generator = torch.Generator().manual_seed(3)
-    vectors = torch.nn.functional.normalize(torch.randn(3000, 64, generator=generator), dim=1)
-    queries = torch.randn(70, 64, generator=generator)
-    scores = queries.double() @ vectors.double().T
-    order = scores.argsort(dim=1, descending=True)[:, :50]
-    none = np.zeros(3000, dtype=bool)
-    rows, values = nearest_rows(vectors, queries, 50, deleted=none, max_norm=1.01, block_scores=64 * 700)
-    assert rows.tolist() == order.tolist()
-    assert torch.equal(torch.from_numpy(values), scores.gather(1, order).float())
-
-
 def test_equal_vectors_have_equal_scores_in_any_block() -> None:
     generator = torch.Generator().manual_seed(5)
     vectors = torch.randn(1, 51, generator=generator).expand(141, -1).contiguous()

@@ -41,9 +41,7 @@ def test_score_keeps_the_order() -> None:
         (0.5, float("nan"), False, "nan%, the risk bound needs 50%"),
     ],
 )
-def test_abstain_answers_or_says_why_not(
-    threshold: float | None, confidence: float | None, answered: bool, why: str
-) -> None:
+def test_abstain(threshold: float | None, confidence: float | None, answered: bool, why: str) -> None:
     ranked = Abstain(rule(threshold)).apply(scored(confidence))
     assert ranked.answered is answered
     assert why in ranked.reason

@@ -19,8 +19,6 @@ from vacsr.search.probabilities import (
     signals,
 )
 
-# -------------------------------------------------------------------------------------------------------------- grades
-
 
 def test_logistic_is_the_penalised_maximum() -> None:
     rng = np.random.default_rng(0)
@@ -75,9 +73,6 @@ def test_calibration_error_by_a_plain_loop() -> None:
     parts = np.array_split(sorted(range(103), key=lambda i: chance[i]), 15)
     expected = sum(len(part) / 103 * abs(chance[part].mean() - match[part].mean()) for part in parts)
     assert expected_calibration_error(chance, match) == pytest.approx(expected)
-
-
-# ---------------------------------------------------------------------------------------------------------- confidence
 
 
 def world(rng: np.random.Generator, images: int, *, per_image: int, shared: float, hard: float = 0.0) -> Candidates:

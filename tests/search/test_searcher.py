@@ -121,7 +121,7 @@ def test_more_hits_than_candidates_follow_by_cosine_then_score(scorer: PairScore
 
 
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])
-def test_searches_see_the_lists_that_calibration_saw(
+def test_confidence_is_that_of_the_calibration(
     direction: Direction, scorer: PairScorer, pairs: PairSet, calibration: Calibration
 ) -> None:
     """So the confidence of a query is the same in both, which is what the guarantee rests on."""
@@ -139,7 +139,7 @@ def test_searches_see_the_lists_that_calibration_saw(
 
 
 @pytest.mark.parametrize(("count", "promised"), [(120, True), (96, True), (95, False), (10, False)])
-def test_a_guarantee_is_for_the_size_it_was_fitted_at(
+def test_a_guarantee_is_for_its_size(
     count: int, promised: bool, scorer: PairScorer, pairs: PairSet, calibration: Calibration
 ) -> None:
     searcher = Searcher(scorer, images(scorer, pairs.subset(range(count))), with_threshold(calibration, 0.0))
@@ -151,9 +151,7 @@ def test_a_guarantee_is_for_the_size_it_was_fitted_at(
     assert not result.promised
 
 
-def test_what_is_not_answered_or_certified_is_not_promised(
-    scorer: PairScorer, pairs: PairSet, calibration: Calibration
-) -> None:
+def test_what_is_not_certified_is_not_promised(scorer: PairScorer, pairs: PairSet, calibration: Calibration) -> None:
     shelf, one = images(scorer, pairs), pairs.texts[:1]
     for threshold in (None, 2.0):
         searcher = Searcher(scorer, shelf, with_threshold(calibration, threshold))
@@ -171,9 +169,7 @@ def test_what_is_not_answered_or_certified_is_not_promised(
     assert (len(result.hits), result.answered, result.confidence) == (1, False, None), "nothing to compare with"
 
 
-def test_what_scores_at_least_the_floor_is_probably_also_a_match(
-    scorer: PairScorer, pairs: PairSet, calibration: Calibration
-) -> None:
+def test_what_is_probably_also_a_match(scorer: PairScorer, pairs: PairSet, calibration: Calibration) -> None:
     shelf = images(scorer, pairs)
     for policy in ("score", "abstain"):
         (result,) = Searcher(scorer, shelf, with_t2i(calibration, also_floor=-1e9)).search_texts(
@@ -210,7 +206,7 @@ def test_a_policy_of_ones_own(scorer: PairScorer, pairs: PairSet) -> None:
 
 
 @pytest.mark.parametrize("way", ["i2i", "t2t"])
-def test_its_own_kind_is_found_by_cosine_alone(
+def test_its_own_kind_is_found_by_cosine(
     way: str, scorer: PairScorer, pairs: PairSet, calibration: Calibration
 ) -> None:
     shelf = (images if way == "i2i" else texts)(scorer, pairs)
@@ -279,8 +275,7 @@ def test_what_cannot_be_searched_is_refused(scorer: PairScorer, pairs: PairSet) 
         Searcher(scorer, Shelf([], torch.empty(0, 16), "")).search_texts(pairs.texts[:1])
 
 
-# -------------------------------------------------------------------------------------------------------- vacsr search
-
+Models = dict[str, Path]
 Command = Callable[..., Any]
 """The fixture `vacsr` of conftest.py."""
 SCENES = "scenes:images=40,held_out=120,per_image=2,size=32"
@@ -383,9 +378,7 @@ def test_search_by_image_and_similar_ones(vacsr: Command, towers: Path, tmp_path
     assert vacsr(*similar, "--policy", "abstain").refused(2, "search with an image")
 
 
-def test_searches_that_are_refused(
-    vacsr: Command, towers: Path, models: dict[str, Path], features: str, tmp_path: Path
-) -> None:
+def test_refused_searches(vacsr: Command, towers: Path, models: Models, features: str, tmp_path: Path) -> None:
     query = ("search", towers, "--index", f"exact:{towers / 'images'}", *CPU)
     assert vacsr(*query).refused(2, "--text")
     assert vacsr(*query, "--text", "a", "--image", "b.png").refused(2, "either")

@@ -91,11 +91,7 @@ def test_policies_that_do_not_apply_are_refused(client: TestClient, image_client
 
 def test_score_is_the_scorers(client: TestClient, world: Any, picture: Picture) -> None:
     texts, data = ["a red circle", "two blue squares", "ünï \N{DOG}"], picture()
-    body = {
-        "texts": texts,
-        "ids": list(world.photos.image_ids[:2]),
-        "images": [base64.b64encode(data).decode()],
-    }
+    body = {"texts": texts, "ids": list(world.photos.image_ids[:2]), "images": [base64.b64encode(data).decode()]}
     answer = client.post("/score", json=body)
     assert answer.status_code == 200, answer.text
     ScoreAnswer.model_validate(answer.json())

@@ -26,9 +26,7 @@ from vacsr.serve.schemas import Problem
 @pytest.mark.parametrize(
     ("error", "code"), [(TimeoutError(), "costly_image"), (EnvironmentProblem("it died"), "bad_image")]
 )
-def test_a_decoder_that_hangs_or_dies_is_the_images_fault(
-    error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decoder_that_hangs_or_dies(error: Exception, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_args: object, seconds: float) -> Future[Image.Image]:
         future = Future[Image.Image]()
         future.set_exception(error)
@@ -54,10 +52,7 @@ def _png() -> bytes:
 
 PNG, CHUNK = _png(), b"\0\0\0\0teXt" + struct.pack(">I", zlib.crc32(b"teXt"))
 RLE_BMP = struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 66, 0, 0, 54, 40, 2**25, 1, 1, 8, 1, 12, 0, 0, 0, 0)
-COSTLY = {
-    "a run-length encoded BMP": RLE_BMP + b"\1\1" * 2**22,
-    "empty chunks": PNG[:33] + CHUNK * 500_000 + PNG[33:],
-}
+COSTLY = {"a run-length encoded BMP": RLE_BMP + b"\1\1" * 2**22, "empty chunks": PNG[:33] + CHUNK * 500_000 + PNG[33:]}
 
 
 @pytest.mark.parametrize("name", COSTLY)

@@ -101,9 +101,7 @@ def test_one_that_is_empty_for_a_moment_asks_to_come_back(served: Served) -> Non
         until(lambda: served.ids() == {"c"})
 
 
-def test_photos_are_found_again_when_the_index_has_changed(
-    served: Served, world: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_photos_are_found_again_after_a_change(served: Served, world: Any, caplog: pytest.LogCaptureFixture) -> None:
     names, calls = world.photos.image_ids, []
 
     def photos() -> list[Any]:
@@ -142,9 +140,7 @@ def test_one_that_is_gone_for_a_while_answers_as_before(served: Served, caplog: 
         assert served.metric("reopened_total") == 0
 
 
-def test_one_that_is_cut_off_in_place_does_not_kill_the_service(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_is_cut_off_in_place(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     with served.start() as client:
         assert served.ids() == {"a", "b"}
         (vectors,) = served.folder.glob("vectors-*")

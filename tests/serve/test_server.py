@@ -23,12 +23,13 @@ from vacsr.errors import EnvironmentProblem, UsageError
 from vacsr.search import open_index
 from vacsr.serve import bind
 
+Patch = pytest.MonkeyPatch
 Command = Callable[..., Any]
 QUERY = b'{"text": "a dog"}'
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def run(monkeypatch: Patch) -> list[Any]:
     """Instead of running a server, keep what it would have run with."""
     kept: list[Any] = []
     monkeypatch.setattr("vacsr.serve.run_server", lambda app, _socket, limits: kept.append((app, limits)))
@@ -55,9 +56,7 @@ def test_it_starts_on_loopback_with_the_settings_given(serve: Command, world: An
     assert "127.0.0.1" in limits.hosts
 
 
-def test_photos_are_those_that_the_index_was_filled_from(
-    serve: Command, world: Any, run: list[Any], tmp_path: Path
-) -> None:
+def test_photos_of_the_indexs_sources(serve: Command, world: Any, run: list[Any], tmp_path: Path) -> None:
     def shows(said: str, *more: object, index: str = world.index) -> bool:
         answer = serve(*more, index=index)
         assert answer.code == 0, answer.err
@@ -79,9 +78,7 @@ def test_photos_are_those_that_the_index_was_filled_from(
     assert serve("--photos", "scenes:", "--no-photos").refused(2, "leave one out")
 
 
-def test_the_token_comes_from_the_option_or_the_environment(
-    serve: Command, run: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_token_of_the_option_or_the_environment(serve: Command, run: list[Any], monkeypatch: Patch) -> None:
     """An empty one is a mistake, and elsewhere than on loopback it is missed."""
     assert "; no token is asked for;" in serve().err
     assert "set VACSR_TOKEN" in serve("--host", "0.0.0.0").err
@@ -132,7 +129,7 @@ def test_addresses_that_cannot_be_had() -> None:
             assert six.family == socket.AF_INET6
 
 
-def test_without_the_extra_it_says_what_to_install(serve: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_what_to_install(serve: Command, monkeypatch: Patch) -> None:
     real = builtins.__import__
 
     def absent(name: str, *args: Any, **named: Any) -> Any:

@@ -59,8 +59,8 @@ def evaluate(
     }
     settings = {name: value for name, value in fields.items() if value}
     if json is not None:
-        given = [path for path in (scores, ids, uncertainty, *(judgments or ())) if path is not None]
-        check_output("--json", json, inputs=[*given, *(run_files(run) if run else ()), *spec_files(pairs)])
+        inputs = [path for path in (scores, ids, uncertainty, *(judgments or ())) if path is not None]
+        check_output("--json", json, inputs=[*inputs, *(run_files(run) if run else ()), *spec_files(pairs)])
     if scores is not None and ids is not None:
         config = parse(EvaluateConfig, settings)
         report = evaluate_files(scores, ids, uncertainty=uncertainty, pairs=pairs, split=split, config=config)

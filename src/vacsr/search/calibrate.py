@@ -36,10 +36,7 @@ CANDIDATES = 200
 DEPTH = 20
 """Best by score whose uncertainty is computed; beyond the first ranks its sign flips (the paper's appendix H)."""
 SMALLER, LARGER = 0.2, 0.02
-"""An index smaller or larger than the galleries of the fit by these shares counts as of the same size.
-
-Fewer items are fewer chances to be wrong. More are more; a few are allowed since images differ in their captions.
-"""
+"""An index counts as of the size of the fit if it is smaller or larger by these shares: fewer items err less often."""
 _DRAWS = 5  # of galleries smaller than the split
 _CONFIDENCE = (0.5, 0.9999)  # below it says nothing, above the approximation behind a count does not reach
 _CHOOSE = 0.25  # share of the images that choose; the others certify, which needs more
@@ -208,9 +205,6 @@ def _own_grades(scorer: PairScorer, score: Array) -> Array:
     with torch.inference_mode():
         grade = scorer.model.method.grade(torch.from_numpy(score.ravel().copy()).float().to(scorer.device))
     return np.asarray(grade.double().cpu().numpy(), dtype=np.float64)
-
-
-# ---------------------------------------------------------------------------------------------------------- candidates
 
 
 def search_lists(

@@ -54,8 +54,8 @@ class CalibratedRun(NamedTuple):
             lines += ["", f"**{self.check_split}**", "", markdown_table(head, rows, align="---:"), ""]
         for direction, check in self.checks.items():
             rule, name = self.calibration.of(direction).answer, _ARROWS[direction]
-            kept = verdict(check.answers, risk=rule.risk, confidence=rule.confidence, images=rule.images)
-            lines.append(f"{name}, galleries of {check.gallery:,}: {kept}")
+            result = verdict(check.answers, risk=rule.risk, confidence=rule.confidence, images=rule.images)
+            lines.append(f"{name}, galleries of {check.gallery:,}: {result}")
         return "\n".join(lines)
 
 
@@ -123,9 +123,6 @@ def load_calibration(run: Path, *, model: str) -> Calibration | None:
     if calibration.model != model:
         raise DataError(f"{path} was fitted to other weights than those beside it — {action}")
     return calibration
-
-
-# ------------------------------------------------------------------------------------------------------------- leakage
 
 
 def _enclosing_run(folder: Path) -> Path:

@@ -172,9 +172,6 @@ def stake(held: float, bounds: Bounds, *, left: int, level: float) -> float:
     return min(hedge, held / bounds.highest, (aim - held) / -bounds.lowest)
 
 
-# --------------------------------------------------------------------------------------------------------------- checks
-
-
 class RiskCheck(NamedTuple):
     """What a threshold answers of other queries, and how often wrongly."""
 

@@ -78,10 +78,9 @@ def fill_index(
         for name, item in stored.items():
             _check_source(name, item, metadata[name])
 
-    for some, embedded in zip(batches, vectors, strict=True):
-        names = [ids[row] for row in some]
-        items = [metadata[name] for name in names]
-        result = index.add(names, embedded, items, check=None if replace else check)
+    for part, embedded in zip(batches, vectors, strict=True):
+        names = [ids[row] for row in part]
+        result = index.add(names, embedded, [metadata[name] for name in names], check=None if replace else check)
         done = done._replace(added=done.added + result.added, replaced=done.replaced + result.replaced)
         if committed is not None:
             committed(done)
@@ -95,11 +94,9 @@ def _find_changed(index: VectorIndex, metadata: Mapping[str, Metadata]) -> list[
         stored = index.metadata([ids[row] for row in some])
         for row in some:
             before, new = stored.get(ids[row]), metadata[ids[row]]
-            if before is None:
-                changed.append(row)
-                continue
-            _check_source(ids[row], before, new)
-            if before.get("mark") and new["mark"] and before["mark"] != new["mark"]:
+            if before is not None:
+                _check_source(ids[row], before, new)
+            if before is None or (before.get("mark") and new["mark"] and before["mark"] != new["mark"]):
                 changed.append(row)
     return changed
 
@@ -123,9 +120,6 @@ def _find_gone(index: VectorIndex, ids: Sequence[str], *, source: str, sure: boo
         action = "check the SPEC, or add --yes to remove them"
         raise UsageError(f"{message}, first {gone[0]!r}, and nothing was changed — {action}")
     return gone
-
-
-# --------------------------------------------------------------------------------------------------------------- items
 
 
 def _image_metadata(pairs: PairSet | PhotoSet, source: str) -> Iterator[Metadata]:
@@ -185,9 +179,6 @@ def _embed_texts(scorer: PairScorer, pairs: PairSet | PhotoSet, batches: Sequenc
 
 def _cut(rows: Sequence[int], size: int) -> list[Sequence[int]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-# ------------------------------------------------------------------------------------------------------------- sources
 
 
 def absolute_spec(spec: str, *, split: str | None = None) -> str:

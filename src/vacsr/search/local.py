@@ -153,9 +153,6 @@ def writer_lock(folder: Path, *, patience: float) -> AbstractContextManager[None
     )
 
 
-# ----------------------------------------------------------------------------------------- files, with the lock held
-
-
 def _prepare_folder(folder: Path) -> None:
     """Make the folder of a new index. One with other things in it is refused."""
     if folder.exists() and not folder.is_dir():

@@ -36,8 +36,7 @@ class MilvusName(NamedTuple):
 
     uri: str
     collection: str = "vacsr"
-    kind: str = "FLAT"
-    """Of a new collection: FLAT is exact; AUTOINDEX, HNSW or IVF_FLAT for sizes at which that is too slow."""
+    kind: str = "FLAT"  # of a new collection: FLAT is exact; AUTOINDEX, HNSW and IVF_FLAT are faster at large sizes
 
     @property
     def remote(self) -> bool:

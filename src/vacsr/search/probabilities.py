@@ -79,9 +79,6 @@ def fit_logistic(signals: Array, labels: Array, *, ridge: float = 1.0) -> Logist
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- grades
-
-
 class Isotonic(Config):
     """Corners of a rising line; linear between two of them, flat beyond the ends."""
 
@@ -158,9 +155,6 @@ def expected_calibration_error(chance: Values, match: Values, *, bins: int = 15)
     check_length(p, y)
     parts = [part for part in np.array_split(p.argsort(kind="stable"), bins) if len(part)]
     return float(sum(abs(p[part].sum() - y[part].sum()) for part in parts) / len(p))
-
-
-# ---------------------------------------------------------------------------------------------------------- confidence
 
 
 class Candidates(NamedTuple):

@@ -180,9 +180,6 @@ class Snapshot:
             raise damaged(self.database.path, f"metadata: {error}") from error
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
 def open_snapshot(folder: Path, before: Snapshot | None = None) -> Snapshot:
     """The present state: ``before`` itself if nothing has changed. Another index than that is an error."""
     missing: FileNotFoundError | None = None
@@ -242,9 +239,6 @@ def _map_vectors(database: Database, state: State) -> Snapshot:
     if state.deleted:
         deleted = np.unpackbits(np.frombuffer(state.deleted, dtype=np.uint8), count=state.rows).astype(bool)
     return Snapshot(database, state, mapping, deleted)
-
-
-# --------------------------------------------------------------------------------------------------------------- access
 
 
 def _connect(path: Path) -> sqlite3.Connection:

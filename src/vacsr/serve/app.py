@@ -176,8 +176,8 @@ def create_app(
     )  # fmt: skip
     app.state.service = service
     app.add_middleware(Limits, settings=limits, registry=service.registry)
-    app.add_exception_handler(HTTPException, _no_such_path)
-    app.add_exception_handler(RequestValidationError, _bad_parameter)
+    for kind in (HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _refuse)
     _add_queries(app, service)
     _add_state(app, service)
     return app
@@ -201,11 +201,11 @@ def _add_queries(app: FastAPI, service: Service) -> None:
         if _media_type(request) in schemas.IMAGE_TYPES:
             return _as_json(await service.search(request.state.body, k=k, policy=policy))
         asked = _parse(schemas.SearchRequest, request, "JSON, or an image")
-        given = asked.model_fields_set
-        if len(given & {"text", "image"}) != 1:
+        fields = asked.model_fields_set
+        if len(fields & {"text", "image"}) != 1:
             raise Problem(422, "bad_query", "a search has either a text or an image")
-        query = asked.text if "text" in given else from_base64(asked.image)
-        k, policy = asked.k if "k" in given else k, asked.policy if "policy" in given else policy
+        query = asked.text if "text" in fields else from_base64(asked.image)
+        k, policy = asked.k if "k" in fields else k, asked.policy if "policy" in fields else policy
         return _as_json(await service.search(query, k=k, policy=policy))
 
     @app.post("/score", response_model=schemas.ScoreAnswer, responses=errors, openapi_extra=schemas.score_body(limits))
@@ -301,14 +301,12 @@ def _parse(kind: type[Body], request: Request, wanted: str) -> Body:
         raise Problem(422, "bad_field", f"{where}: {first['msg']}") from error
 
 
-async def _no_such_path(_request: Request, error: Exception) -> Response:
+async def _refuse(_request: Request, error: Exception) -> Response:
+    """Answer what FastAPI refuses in our form: a path or method, or a parameter."""
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return Problem(422, "bad_field", f"{first['loc'][-1]}: {first['msg']}").response()
     assert isinstance(error, HTTPException)
     messages = {404: "there is no such path", 405: "this path takes another method"}
     message = messages.get(error.status_code, "the request cannot be read")
     return Problem(error.status_code, "no_such_path", message, {**(error.headers or {})}).response()
-
-
-async def _bad_parameter(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]  # of k, policy or id
-    return Problem(422, "bad_field", f"{first['loc'][-1]}: {first['msg']}").response()

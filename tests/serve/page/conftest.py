@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import queue
@@ -98,13 +97,6 @@ class Tab:
         """With all that it remembers."""
         self._browser.send("Target.disposeBrowserContext", browserContextId=self._context)
 
-    def look(self, width: int, *, dark: bool = False, still: bool = False) -> None:
-        """How wide the window is, and what the person prefers."""
-        self._do("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
-        prefers = {"color-scheme": "dark" if dark else "light", "reduced-motion": "reduce" if still else ""}
-        features = [{"name": f"prefers-{name}", "value": value} for name, value in prefers.items()]
-        self._do("Emulation.setEmulatedMedia", features=features)
-
     def open(self, port: int) -> None:
         """Go to a service's page, until it is ready for a question or for a token."""
         self._do("Page.navigate", url=f"http://127.0.0.1:{port}/")
@@ -165,11 +157,6 @@ class Tab:
         """A file, as a person does in the file dialog."""
         found = self._do("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
         self._do("DOM.setFileInputFiles", files=[str(file)], objectId=found["result"]["objectId"])
-
-    def shot(self, path: Path) -> None:
-        """The whole page as a picture."""
-        taken = self._do("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(taken["data"]))
 
     def reads(self) -> list[tuple[str, str]]:
         """Role and name of everything that a screen reader is told of."""

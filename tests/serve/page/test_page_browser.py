@@ -104,23 +104,6 @@ def test_the_keyboard_is_enough(live: Start, searcher: Any, tab: Any) -> None:
     assert tab.js("!at('promise').hidden")
 
 
-def test_a_screen_reader_is_told(live: Start, searcher: Any, tab: Any) -> None:
-    tab.open(live(searcher).port)
-    tab.ask()
-    told = tab.reads()
-    roles = [role for role, _ in told]
-    assert [roles.count(role) for role in ("banner", "main", "search", "contentinfo", "status", "heading")] == [1] * 6
-    assert ("searchbox", "What is to be seen?") in told
-    assert [name for role, name in told if role == "region"] == ["Hits"]
-    assert roles.count("radio") == 2
-    assert roles.count("listitem") >= 10
-    nameless = [
-        role for role, name in told if role in ("button", "radio", "searchbox", "combobox", "image") and not name
-    ]
-    assert nameless == []
-    assert tab.text("#status").startswith(f"10 hits for “{QUERY}”.")
-
-
 def as_file(picture: Callable[..., bytes], folder: Path) -> Path:
     file = folder / "mine.png"
     file.write_bytes(picture())
@@ -149,19 +132,7 @@ def test_an_image_finds_texts_chosen_dropped_or_pasted(
     assert tab.complaints() == []
 
 
-def test_an_image_beside_words_is_graded_with_them(
-    live: Start, searcher: Any, tab: Any, picture: Callable[..., bytes], tmp_path: Path
-) -> None:
-    tab.open(live(searcher).port)
-    tab.choose("#file", as_file(picture, tmp_path))
-    tab.until(f"at('preview').naturalWidth == 40 && {DONE} && {HITS} == 10")
-    tab.ask()
-    assert tab.text(".own h2") == "Your image with these words"
-    assert "By score it would come" in tab.text(".own")
-    assert tab.js(HITS) == 10
-
-
-def test_an_image_alone_finds_similar_ones_by_cosine(
+def test_an_image_finds_similar_ones_by_cosine(
     live: Start, world: Any, searcher: Any, tab: Any, tmp_path: Path
 ) -> None:
     mine = tmp_path / "mine.png"
@@ -206,16 +177,3 @@ def test_without_a_calibration_only_the_score_can_be_chosen(live: Start, tab: An
     assert "vacsr calibrate" in tab.text("#unfitted")
     tab.ask()
     assert "not calibrated" in tab.text(".legend")
-
-
-@pytest.mark.parametrize("width", [320, 360, 768, 1280])
-def test_nothing_sticks_out(live: Start, searcher: Any, tab: Any, width: int) -> None:
-    tab.open(live(searcher).port)
-    tab.look(width, dark=True, still=True)
-    tab.ask()
-    tab.pick("abstain")
-    assert tab.js("document.documentElement.scrollWidth") <= width
-    small = "[...document.querySelectorAll('button, select, .policy, .button')].filter(n => n.offsetHeight)"
-    assert tab.js(f"Math.min(...{small}.map(node => node.getBoundingClientRect().height))") >= 36
-    assert tab.js("getComputedStyle(at('bar')).animationName") == "none"
-    assert tab.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 27)"

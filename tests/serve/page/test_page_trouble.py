@@ -64,9 +64,7 @@ def test_a_service_that_is_gone_is_named_and_tried_again(live: Start, tab: Any) 
     assert not any("exception" in words.lower() for words in tab.complaints())
 
 
-def test_a_busy_service_is_named_and_tried_again(
-    live: Start, world: Any, tab: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_service_is_tried_again(live: Start, world: Any, tab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     go, search = threading.Event(), world.searcher.search_texts
 
     def slow(*args: Any, **named: Any) -> Any:
@@ -86,26 +84,6 @@ def test_a_busy_service_is_named_and_tried_again(
         wait_for(tab, 200)
     tab.js("at('again').click()")
     tab.until(f"{HITS} == 10 && at('trouble').hidden")
-
-
-def test_an_index_of_another_model_is_named(live: Start, world: Any, tab: Any, tmp_path: Path) -> None:
-    import shutil
-
-    import torch
-
-    from vacsr.search import open_index
-    from vacsr.search.searcher import Searcher
-
-    spec = f"exact:{tmp_path / 'index'}"
-    index = open_index(spec, dim=8, create=True)
-    index.add(["a"], torch.eye(8)[:1])
-    tab.open(live(Searcher(world.searcher.scorer, index), refresh_seconds=0).port)
-    shutil.rmtree(tmp_path / "index")
-    open_index(spec, dim=8, provenance="images:of another model", create=True).add(["b"], torch.eye(8)[:1])
-    tab.ask()
-    assert tab.text("#trouble p").startswith("Stale index: the index was rebuilt with another model")
-    assert "start the service again" in tab.text("#trouble p")
-    assert tab.js(HITS) == 0
 
 
 def wait_for(tab: Any, status: int) -> None:
