@@ -14,7 +14,6 @@ from vacsr.distributions import (
     kl_to_standard_normal,
     mixture_kl_bound,
     relaxed_one_hot,
-    ste_sigmoid,
 )
 
 PROPERTY = settings(max_examples=30, deadline=None, derandomize=True)
@@ -23,15 +22,6 @@ sizes = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 5), st.in
 
 def random(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def test_ste_sigmoid_is_a_sigmoid_with_slope_one() -> None:
-    logit = torch.linspace(-30, 30, 101, requires_grad=True)
-    out = ste_sigmoid(logit)
-    assert torch.equal(out, torch.sigmoid(logit))
-    upstream = torch.linspace(-2, 5, 101)
-    (grad,) = torch.autograd.grad(out, logit, upstream)
-    assert torch.equal(grad, upstream)
 
 
 @pytest.mark.parametrize("hard", [False, True])

@@ -145,7 +145,7 @@ def test_data_without_splits_and_captions_of_any_kind(clip: str, tmp_path: Path)
     assert torch.equal(new.caption_image, old.caption_image)
 
 
-def test_splits_of_other_names_are_told_of(clip: str, tmp_path: Path) -> None:
+def test_splits_of_other_names_are_reported(clip: str, tmp_path: Path) -> None:
     rows = ["image,caption,split"]
     for number, split in enumerate(("train", "train", "fold-3")):
         photo(tmp_path / f"{number}.png", number)
@@ -158,7 +158,7 @@ def test_splits_of_other_names_are_told_of(clip: str, tmp_path: Path) -> None:
     assert len(load_pairs(spec).image_ids) == 3
 
 
-def test_features_of_other_towers_are_told_apart(clip: str, photos: str, tmp_path: Path) -> None:
+def test_features_of_other_towers_are_refused(clip: str, photos: str, tmp_path: Path) -> None:
     same = embed(clip, photos, tmp_path / "f.safetensors", pooling="mean").spec
     origin = load_pairs(embed(clip, photos, tmp_path / "g.safetensors").spec).provenance
     origin.check(load_pairs(same).provenance)

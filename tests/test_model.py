@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,13 +168,6 @@ def test_the_original_weights_are_not_needed(pairs: PhotoSet, clip_checkpoint: P
             assert str(tmp_path) not in path.read_text(encoding="utf-8"), path
 
 
-def test_a_loaded_model_saved_again_is_the_same(pairs: PhotoSet, tmp_path: Path) -> None:
-    trained(pairs, config("tiny", Path())).save_pretrained(tmp_path / "one")
-    MatchingModel.from_pretrained(tmp_path / "one").save_pretrained(tmp_path / "two")
-    for name in ("model.safetensors", "config.json", "backbone/backbone.json"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
-
-
 @pytest.mark.parametrize("harm", ["changed", "missing", "empty"])
 @both_kinds
 def test_every_asset_is_guarded(pairs: PhotoSet, clip_checkpoint: Path, tmp_path: Path, kind: str, harm: str) -> None:
@@ -195,14 +187,6 @@ def test_every_asset_is_guarded(pairs: PhotoSet, clip_checkpoint: Path, tmp_path
         assert str(path) in str(caught.value)
         path.write_bytes(whole)
     MatchingModel.from_pretrained(tmp_path)
-
-
-def test_assets_cannot_be_struck_from_the_list(pairs: PhotoSet, tmp_path: Path) -> None:
-    build("sigmoid", config("tiny", Path()), fit=pairs).save_pretrained(tmp_path)
-    described = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps({**described, "assets": {}}), encoding="utf-8")
-    with pytest.raises(DataError, match="were not saved together"):
-        MatchingModel.from_pretrained(tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------------- variances

@@ -102,7 +102,10 @@ def write_model_folder(
     described = {"schema": SCHEMA, **config}
     files = {"README.md": card.encode()} if card else {}
     if backbone is not None:
-        assets = asset_files(backbone)
+        with tempfile.TemporaryDirectory() as name:
+            backbone.save_assets(Path(name))
+            written = sorted(path for path in Path(name).rglob("*") if path.is_file())
+            assets = {path.relative_to(name).as_posix(): path.read_bytes() for path in written}
         described["assets"] = {name: hashlib.sha256(content).hexdigest() for name, content in assets.items()}
         files |= {f"{ASSETS}/{name}": content for name, content in assets.items()}
     names = ("model.safetensors", "config.json", *files)
@@ -111,11 +114,3 @@ def write_model_folder(
         config_path.write_text(json_text(described), encoding="utf-8")
         for path, content in zip(paths, files.values(), strict=True):
             path.write_bytes(content)
-
-
-def asset_files(backbone: Backbone) -> dict[str, bytes]:
-    """The files that rebuild the towers, by their names in the assets folder."""
-    with tempfile.TemporaryDirectory() as name:
-        backbone.save_assets(Path(name))
-        files = sorted(path for path in Path(name).rglob("*") if path.is_file())
-        return {path.relative_to(name).as_posix(): path.read_bytes() for path in files}

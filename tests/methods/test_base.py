@@ -81,6 +81,7 @@ PAPERS = {
     "daa": "weight=1000.0 temperature=0.01 base.samples=5 base.scale=15.0 base.shift=15.0 base.vib_weight=1e-5 "
     "base.vib_reduction=sum",
     "ncr": "margin=0.2 warmup=0.35 noisy_from=0.5 threshold=0.5 base=10.0",
+    "npc": "scale=100.0 refresh=false rescale=false look_ahead=0.02",
     "bicro": "warmup=0.35 warmup_keep=0.3 noisy_from=0.5 mixture=beta discard=false",
 }
 

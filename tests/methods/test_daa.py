@@ -14,7 +14,7 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.errors import UsageError
 from vacsr.methods import Daa, Embedding, Vse
-from vacsr.methods.daa import DaaConfig, captions_by_image, rank_agreement
+from vacsr.methods.daa import DaaConfig, rank_agreement
 from vacsr.methods.vse import VseConfig
 from vacsr.model import MatchingModel
 
@@ -88,11 +88,6 @@ def test_relevance_is_the_mean_cosine_with_the_images_captions() -> None:
         assert torch.equal(method.words.relevance(batch), relevance)
     method.to("meta")
     assert {buffer.device.type for buffer in method.buffers()} == {"meta"}
-
-
-def test_captions_by_image_in_order() -> None:
-    rows = captions_by_image(torch.tensor([2, 0, 2, 2, 0]))
-    assert rows.tolist() == [[1, 4, -1], [-1, -1, -1], [0, 2, 3]], "an image without captions has none"
 
 
 def test_the_loss_is_the_bases_and_both_directions_of_disagreement() -> None:

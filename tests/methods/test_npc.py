@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vacsr.config.io import method_config
 from vacsr.methods import Embedding, Npc
 from vacsr.methods.base import Neighbours, SetEmbeddings, TrainingView
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
@@ -122,10 +121,7 @@ def test_weights_stay_1_and_the_bank_silent_before_there_is_a_bank() -> None:
     assert old.by_image.grad.tolist() == [1.5, 1.5]
 
 
-def test_the_papers_preset_starts_at_clips_scale_and_fits_raw_losses() -> None:
-    config = method_config("npc-paper")
-    assert isinstance(config, NpcConfig)
-    assert (config.scale, config.rescale) == (100.0, False)
+def test_the_mixture_is_fitted_to_rescaled_or_raw_losses() -> None:
     view, clean = world(2), []
     for rescale in (True, False):
         method = Npc(NpcConfig(warmup=0.2, rescale=rescale), dim=8)

@@ -123,7 +123,9 @@ class WordTable(nn.Module):
         self.register_buffer("words", words, persistent=False)
         self.register_buffer("weights", functional.normalize(weights, dim=1), persistent=False)
         self.register_buffer("caption_image", caption_image.clone(), persistent=False)
-        self.register_buffer("image_captions", captions_by_image(caption_image), persistent=False)
+        by_image = torch.split(caption_image.argsort(stable=True), caption_image.bincount().tolist())
+        padded = pad_sequence(list(by_image), batch_first=True, padding_value=-1)
+        self.register_buffer("image_captions", padded, persistent=False)
 
     def relevance(self, captions: Tensor) -> Tensor:
         """Mean cosine of the captions of row i's image with caption j. [B] rows of the training set -> [B, B]
@@ -138,9 +140,3 @@ class WordTable(nn.Module):
         matched = dense.T[self.words[rows].flatten(1)]  # [B, P·L, B]
         with torch.autocast(dense.device.type, enabled=False):  # cosines are small, and their order is what counts
             return torch.bmm(share.flatten(1).unsqueeze(1), matched).squeeze(1)
-
-
-def captions_by_image(caption_image: Tensor) -> Tensor:
-    """The captions of every image, in order, −1 after the last. [M] -> [N, P]"""
-    by_image = torch.split(caption_image.argsort(stable=True), caption_image.bincount().tolist())
-    return pad_sequence(list(by_image), batch_first=True, padding_value=-1)
