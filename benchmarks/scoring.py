@@ -87,8 +87,8 @@ def ways(edge: int) -> Iterator[tuple[str, str, str, Callable[[Problem], Prepare
     for decoder in (LINEAR, WIDE):
         yield both, decoder, "bf16", partial(topk, dtype=torch.bfloat16), ""
     default = partial(topk, dtype=torch.float32)
-    yield "default topk(10), texts of images", WIDE, "fp16, fp32", partial(default, direction="i2t"), ""
-    yield "default topk(10), images of texts", WIDE, "fp16, fp32", partial(default, direction="t2i"), ""
+    yield "default topk(10), texts of images", WIDE, "fp16, fp32", partial(default, directions=["i2t"]), ""
+    yield "default topk(10), images of texts", WIDE, "fp16, fp32", partial(default, directions=["t2i"]), ""
     yield "default topk_both(10)", WIDE, "fp16, fp32", default, ""
     for decoder in (LINEAR, WIDE):
         yield full, decoder, "fp8", partial(matrix, engine=KernelScorer, dtype=FP8), ""
@@ -145,8 +145,9 @@ def rankings(problem: Problem) -> dict[str, Any]:
         return Sides(engine.block(images, t), engine.block(v, texts).T)
 
     def best(engine: Engine) -> Sides:
-        texts_of = engine.topk(images, t, k=TOP, direction="i2t")
-        return Sides(texts_of.index, engine.topk(v, texts, k=TOP, direction="t2i").index)
+        (texts_of,) = engine.topk(images, t, k=TOP, directions=["i2t"])
+        (images_of,) = engine.topk(v, texts, k=TOP, directions=["t2i"])
+        return Sides(texts_of.index, images_of.index)
 
     exact = {"fp32": scores(BlockScorer(method))}
     result: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from vacsr.scoring import Direction, Engine, PairScorer, PairScores, choose_engi
 from vacsr.scoring.cascade import MARGIN, Cascade, candidate_scores, prefiltered_topk, surely_best
 from vacsr.scoring.folded import FP8, BlockScorer, half_dtype
 from vacsr.scoring.kernel import KernelScorer
-from vacsr.scoring.topk import TopK, best_of, stable_topk
+from vacsr.scoring.topk import DIRECTIONS, TopK, best_of, stable_topk
 
 from ..interpreter import GPU, interpreted, run_interpreted
 from .models import IMAGES, TEXTS, exact, inputs, method, model, sorted_topk, units
@@ -68,11 +68,9 @@ def with_large_cosine(dim: int) -> Vacsr:
     return made
 
 
-def best(engine: Engine, v: Tensor, t: Tensor, way: str, k: int = 3) -> list[TopK]:
+def best(engine: Engine, v: Tensor, t: Tensor, way: Any, k: int = 3) -> list[TopK]:
     """Of images, of texts or of both."""
-    if way == "both":
-        return list(engine.topk_both(Embedding(v), Embedding(t), k=k))
-    return [engine.topk(Embedding(v), Embedding(t), k=k, direction=way)]  # type: ignore[arg-type]
+    return engine.topk(Embedding(v), Embedding(t), k=k, directions=DIRECTIONS if way == "both" else [way])
 
 
 def ways(scores: Tensor, way: str) -> list[Tensor]:

@@ -121,5 +121,5 @@ def test_the_adapter_is_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     method, calls, fold = build("vacsr"), [], VariationalAdapter.fold
     monkeypatch.setattr(VariationalAdapter, "fold", lambda self: calls.append(1) or fold(self))
     engine = choose_engine(method, device=torch.device("cpu"))
-    engine.topk_both(unit(5), unit(7), k=3)
+    engine.topk(unit(5), unit(7), k=3)
     assert len(calls) == 1

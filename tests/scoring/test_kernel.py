@@ -28,7 +28,7 @@ from vacsr.scoring import Precision, choose_engine, kernel
 from vacsr.scoring.cascade import Cascade
 from vacsr.scoring.folded import FP8, BlockScorer, Engine
 from vacsr.scoring.kernel import DTYPES, SMALL, KernelScorer, Tile, choose_tile, decoder_width, shared_bytes
-from vacsr.scoring.topk import stable_topk
+from vacsr.scoring.topk import DIRECTIONS, stable_topk
 
 from ..interpreter import GPU, INTERPRETED, compiled_for_hopper, interpreted, run_interpreted
 from .models import exact, method, spread_error, units
@@ -160,12 +160,12 @@ def test_interpreted_vectors_of_zeros_and_no_vectors(dtype: torch.dtype) -> None
 @pytest.mark.parametrize("texts", [3, 30])
 def test_interpreted_topk_of_both_directions(texts: int) -> None:
     v, t, scorer = unit(11, seed=1), unit(texts, seed=2), KernelScorer(method(20), dtype=HALF, rows=4)
-    scores, both = scorer.block(v, t), scorer.topk_both(v, t, k=5)
-    for one, matrix, direction in ((both.texts, scores, "i2t"), (both.images, scores.T, "t2i")):
-        other = stable_topk(matrix, 5)
-        assert torch.equal(one.index, other.index)
+    scores, both = scorer.block(v, t), scorer.topk(v, t, k=5)
+    for one, matrix, direction in zip(both, (scores, scores.T), DIRECTIONS, strict=True):
+        other, (alone,) = stable_topk(matrix, 5), scorer.topk(v, t, k=5, directions=[direction])
         assert torch.equal(one.score, other.score)
-        assert torch.equal(scorer.topk(v, t, k=5, direction=direction).index, other.index)
+        assert torch.equal(one.index, other.index)
+        assert torch.equal(alone.index, other.index)
 
 
 @interpreted
@@ -322,9 +322,9 @@ def test_gpu_topk() -> None:
     made = method(1024, hidden=1024, width=16, device="cuda")
     v, t = (Embedding(units(n, 1024, seed=n, device="cuda")) for n in (700, 3000))
     scorer = KernelScorer(made)
-    scores, both = scorer.block(v, t), scorer.topk_both(v, t, k=10)
-    assert torch.equal(both.texts.index, stable_topk(scores, 10).index)
-    assert torch.equal(both.images.index, stable_topk(scores.T, 10).index)
+    scores, (texts, images) = scorer.block(v, t), scorer.topk(v, t, k=10)
+    assert torch.equal(texts.index, stable_topk(scores, 10).index)
+    assert torch.equal(images.index, stable_topk(scores.T, 10).index)
 
 
 @pytest.mark.gpu

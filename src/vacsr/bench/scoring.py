@@ -7,7 +7,7 @@ precisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.scoring import BlockScorer, Direction, Engine, choose_engine
 from vacsr.scoring.folded import FP8
 from vacsr.scoring.kernel import KernelScorer, available
-from vacsr.scoring.topk import stable_topk
+from vacsr.scoring.topk import DIRECTIONS, stable_topk
 from vacsr.train.step import matmul_precision
 
 
@@ -218,9 +218,9 @@ def matrix(problem: Problem, engine: type[BlockScorer] | type[KernelScorer], dty
 
 def topk(
     problem: Problem, dtype: torch.dtype = torch.float32, *, engine: Engine | None = None,
-    direction: Direction | None = None,
+    directions: Sequence[Direction] = DIRECTIONS,
 ) -> Prepared:  # fmt: skip
     """The top-10 of one side, or of both in one pass, without the matrix; by the engine that `PairScorer` takes."""
-    chosen = engine or choose_engine(problem.method, device=problem.device, dtype=dtype)
-    rank = chosen.topk_both if direction is None else partial(chosen.topk, direction=direction)
-    return Prepared(lambda: rank(problem.v, problem.t, k=10), operations=problem.operations)
+    engine = engine or choose_engine(problem.method, device=problem.device, dtype=dtype)
+    rank = partial(engine.topk, problem.v, problem.t, k=10, directions=directions)
+    return Prepared(rank, operations=problem.operations)

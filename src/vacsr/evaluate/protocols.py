@@ -89,7 +89,7 @@ class Gallery:
 
     def topk(self, scores: Scores, k: int, *, direction: Direction) -> TopK:
         """The best k answers to each query, by (−score, index); indices are rows of the data. -> [Q, min(k, items)]"""
-        top = blocks_topk(self.blocks(scores), k, direction=direction)
+        (top,) = blocks_topk(self.blocks(scores), k, directions=[direction])
         items = self.captions if direction == "i2t" else self.images
         return TopK(top.score, items.to(top.index.device)[top.index])
 

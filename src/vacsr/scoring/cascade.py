@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -15,7 +15,7 @@ from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method, take
 from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
 from vacsr.scoring.kernel import KernelScorer, available, fits
-from vacsr.scoring.topk import BothTopK, Direction, TopK, best_of, joined, stable_topk
+from vacsr.scoring.topk import DIRECTIONS, Direction, TopK, best_of, joined, stable_topk
 
 Precision = torch.dtype | Literal["auto"]
 """Of the large products: ``torch.float32``, ``torch.bfloat16``, on a GPU also float16 and float8, or ``"auto"``."""
@@ -72,28 +72,14 @@ class Cascade(Engine):
         return self.fine.aligned(v, t)
 
     @torch.inference_mode()
-    def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction) -> TopK:
-        queries, items = (v, t) if direction == "i2t" else (t, v)
-        count = self._candidates(v, t, k=k, items=len(items.mean))
-        if not count:
-            return self.fine.topk(v, t, k=k, direction=direction)
-        return self._ranked(self.coarse.topk(v, t, k=count, direction=direction), queries, items, k=k)
-
-    @torch.inference_mode()
-    def topk_both(self, v: Embedding, t: Embedding, *, k: int) -> BothTopK:
-        count = self._candidates(v, t, k=k, items=min(len(v.mean), len(t.mean)))
-        if not count:
-            return self.fine.topk_both(v, t, k=k)
-        texts, images = self.coarse.topk_both(v, t, k=count)
-        return BothTopK(self._ranked(texts, v, t, k=k), self._ranked(images, t, v, k=k))
-
-    def _candidates(self, v: Embedding, t: Embedding, *, k: int, items: int) -> int:
-        """Of each query; 0 where the fine engine ranks alone."""
-        if not self.exact:
-            return 3 * k
+    def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
+        sides = [(v, t) if direction == "i2t" else (t, v) for direction in directions]
+        count = k + max(k, self.spare) if self.exact else 3 * k
         operations = 2.0 * len(v.mean) * len(t.mean) * self.coarse.packed.trunk.numel()
-        count = k + max(k, self.spare)
-        return count if operations >= self.worthwhile and count < items else 0
+        if self.exact and (operations < self.worthwhile or count >= min(len(items.mean) for _, items in sides)):
+            return self.fine.topk(v, t, k=k, directions=directions)
+        tops = self.coarse.topk(v, t, k=count, directions=directions)
+        return [self._ranked(top, queries, items, k=k) for top, (queries, items) in zip(tops, sides, strict=True)]
 
     def _ranked(self, candidates: TopK, queries: Embedding, items: Embedding, *, k: int) -> TopK:
         """[Q, m] -> [Q, min(k, m)]. v⊙t is symmetric, so queries may be texts."""
@@ -103,7 +89,7 @@ class Cascade(Engine):
             return best
         unsure = (~surely_best(candidates.score, fine, k=k)).nonzero().flatten()  # the only wait for the GPU
         if len(unsure):
-            again = self.fine.topk(take(queries, unsure), items, k=k, direction="i2t")
+            (again,) = self.fine.topk(take(queries, unsure), items, k=k, directions=["i2t"])
             best.score[unsure], best.index[unsure] = again
         return best
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from vacsr.adapter import FoldedAdapter
 from vacsr.methods.base import Embedding, Method, take
-from vacsr.scoring.topk import BLOCK_PAIRS, BothTopK, Direction, TopK, block_rows, blocks_topk, topk_both
+from vacsr.scoring.topk import BLOCK_PAIRS, DIRECTIONS, Direction, TopK, block_rows, blocks_topk
 
 FP8 = torch.float8_e4m3fn
 _SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
@@ -51,13 +51,12 @@ class Engine(ABC):
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of pairs (n, n). [N, d], [N, d] -> [N]"""
 
-    def topk(self, v: Embedding, t: Embedding, *, k: int, direction: Direction) -> TopK:
-        """Best texts of each image, or images of each text, by (−score, index). [I, min(k, T)] or [T, min(k, I)]"""
-        return blocks_topk(self.stream(v, t), k, direction=direction)
+    def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
+        """Best texts of each image, and images of each text, by (−score, index), in one pass over the pairs.
 
-    def topk_both(self, v: Embedding, t: Embedding, *, k: int) -> BothTopK:
-        """Both directions in one pass. [I, min(k, T)], [T, min(k, I)]"""
-        return topk_both(self.stream(v, t), k)
+        For i2t [I, min(k, T)], for t2i [T, min(k, I)].
+        """
+        return blocks_topk(self.stream(v, t), k, directions=directions)
 
 
 class BlockScorer(Engine):

@@ -12,7 +12,7 @@ deviation of the scores, is 3e-3 to 6e-3 in bfloat16, an eighth of that in float
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from vacsr.adapter import FoldedAdapter
 from vacsr.errors import EnvironmentProblem, UsageError
 from vacsr.methods.base import Embedding, Method, take
 from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
-from vacsr.scoring.topk import BLOCK_PAIRS, BothTopK, block_rows
+from vacsr.scoring.topk import BLOCK_PAIRS, DIRECTIONS, Direction, TopK, block_rows
 
 DTYPES = (torch.bfloat16, torch.float16, FP8)
 _FEW = 64  # fewer texts than this scale the weights, also where scores are streamed
@@ -232,11 +232,10 @@ class KernelScorer(Engine):
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         return self.plain.aligned(v, t)  # in torch; float8 scores these pairs in half precision
 
-    def topk_both(self, v: Embedding, t: Embedding, *, k: int) -> BothTopK:
-        if len(t.mean) < len(v.mean):
-            images, texts = super().topk_both(t, v, k=k)
-            return BothTopK(texts, images)
-        return super().topk_both(v, t, k=k)
+    def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
+        if len(directions) == 2 and len(t.mean) < len(v.mean):
+            return super().topk(t, v, k=k, directions=directions)[::-1]
+        return super().topk(v, t, k=k, directions=directions)
 
     @torch.inference_mode()
     def _pack_texts(self, texts: Tensor) -> PackedTexts:

@@ -19,7 +19,7 @@ from vacsr.errors import DataError, EnvironmentProblem, ShapeMismatch, UsageErro
 from vacsr.methods.base import Embedding, take
 from vacsr.model import MatchingModel
 from vacsr.scoring.cascade import Precision, choose_engine, prefiltered_topk
-from vacsr.scoring.topk import DIRECTIONS, BothTopK, Direction, TopK, blocks_topk, topk_both
+from vacsr.scoring.topk import DIRECTIONS, BothTopK, Direction, TopK, blocks_topk
 
 Features = Tensor | npt.NDArray[Any]
 """Raw features [N, D] of float16, float32 or float64; scored in float32."""
@@ -92,12 +92,11 @@ class PairScores:
         """
         if k < 1 or direction not in DIRECTIONS:
             raise UsageError(f"k={k}, direction={direction!r}: ask for topk(10), direction='i2t' or 't2i'")
-        engine, sides = self.scorer.engine, (self.images, self.texts)
-        if prefilter is not None and prefilter < len(sides[direction == "i2t"].mean):
-            return prefiltered_topk(engine, *sides, k=k, candidates=prefilter, direction=direction)
-        if self._matrix is not None and engine.exact:
-            return blocks_topk(self.blocks(), k, direction=direction)
-        return engine.topk(*sides, k=k, direction=direction)
+        items = self.texts if direction == "i2t" else self.images
+        if prefilter is not None and prefilter < len(items.mean):
+            engine = self.scorer.engine
+            return prefiltered_topk(engine, self.images, self.texts, k=k, candidates=prefilter, direction=direction)
+        return self._topk(k, [direction])[0]
 
     def topk_both(self, k: int) -> BothTopK:
         """Best texts of each image and best images of each text, in one pass over all pairs; else as ``topk``.
@@ -106,9 +105,12 @@ class PairScores:
         """
         if k < 1:
             raise UsageError(f"k is {k}, expected 1 or more — ask for topk_both(10)")
+        return BothTopK(*self._topk(k, DIRECTIONS))
+
+    def _topk(self, k: int, directions: Sequence[Direction]) -> list[TopK]:
         if self._matrix is not None and self.scorer.engine.exact:
-            return topk_both(self.blocks(), k)
-        return self.scorer.engine.topk_both(self.images, self.texts, k=k)
+            return blocks_topk(self.blocks(), k, directions=directions)
+        return self.scorer.engine.topk(self.images, self.texts, k=k, directions=directions)
 
     @torch.inference_mode()
     def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:

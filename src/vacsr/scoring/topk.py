@@ -6,7 +6,7 @@ values open, but no two of these integers are equal, so it returns the stable an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -84,49 +84,38 @@ def stable_topk(scores: Tensor, k: int) -> TopK:
     return best_of(scores, torch.arange(scores.shape[1], device=scores.device), k=k)
 
 
-def blocks_topk(blocks: Iterable[Tensor], k: int, *, direction: Direction) -> TopK:
-    """Top-k of every row or column of a matrix that comes in row blocks, at least one.
+def blocks_topk(blocks: Iterable[Tensor], k: int, *, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
+    """Top-k of every row (i2t) and of every column (t2i) of a matrix that comes in row blocks, in one pass.
 
-    [b, T] each -> [I, min(k, T)] for i2t, [T, min(k, I)] for t2i
+    [b, T] each, at least one -> for i2t [I, min(k, T)], for t2i [T, min(k, I)]
     """
-    if direction == "i2t":
-        return joined([stable_topk(block, k) for block in blocks])
-    best, first, blocks = None, 0, iter(blocks)
+    rows: list[Tensor] = []
+    best, first, blocks = torch.empty(0), 0, iter(blocks)
     for block in blocks:
         if block.dtype == torch.float64:  # scores that somebody else made: they are in memory as a whole
-            whole = [block, *blocks]
-            columns = zip(*(torch.split(part, _COLUMNS, dim=1) for part in whole), strict=True)
-            return joined([stable_topk(torch.cat(parts).T, k) for parts in columns])
-        best, first = _merged(best, _score_keys(block), k=k, first=first), first + len(block)
-    assert best is not None, "no blocks"
-    return from_keys(best)
-
-
-def topk_both(blocks: Iterable[Tensor], k: int) -> BothTopK:
-    """Top-k of every row and of every column in one pass. [b, T] float32 each -> [I, min(k, T)], [T, min(k, I)]"""
-    rows: list[Tensor] = []
-    best, first = None, 0
-    for block in blocks:
+            return _float64_topk([block, *blocks], k, directions=directions)
         keys = _score_keys(block)
-        column = torch.arange(block.shape[1], device=block.device)
-        rows.append((keys | (_LOW - column)).topk(min(k, block.shape[1]), dim=1).values)
-        best, first = _merged(best, keys, k=k, first=first), first + len(block)
-    assert best is not None, "no blocks"
-    return BothTopK(from_keys(torch.cat(rows)), from_keys(best))
+        if "i2t" in directions:
+            column = torch.arange(block.shape[1], device=block.device)
+            rows.append((keys | (_LOW - column)).topk(min(k, block.shape[1]), dim=1).values)
+        if "t2i" in directions:
+            row = torch.arange(first, first + len(block), device=block.device)
+            keys = (keys | (_LOW - row).unsqueeze(1)).T  # [T, b]
+            keys = torch.cat((best, keys), dim=1) if first else keys.contiguous()
+            best = keys.topk(min(k, keys.shape[1]), dim=1).values
+        first += len(block)
+    return [from_keys(torch.cat(rows) if direction == "i2t" else best) for direction in directions]
+
+
+def _float64_topk(blocks: list[Tensor], k: int, *, directions: Sequence[Direction]) -> list[TopK]:
+    columns = zip(*(torch.split(block, _COLUMNS, dim=1) for block in blocks), strict=True)
+    queries = {"i2t": iter(blocks), "t2i": (torch.cat(parts).T for parts in columns)}
+    return [joined([stable_topk(part, k) for part in queries[direction]]) for direction in directions]
 
 
 def joined(parts: list[TopK]) -> TopK:
     """Of consecutive queries."""
     return TopK(torch.cat([part.score for part in parts]), torch.cat([part.index for part in parts]))
-
-
-def _merged(best: Tensor | None, scores: Tensor, *, k: int, first: int) -> Tensor:
-    """Keys of the best of each column so far, [T, k], and of a block that starts at row ``first``. [b, T] -> [T, k]"""
-    row = torch.arange(first, first + len(scores), device=scores.device)
-    keys = (scores | (_LOW - row).unsqueeze(1)).T
-    if best is not None:
-        keys = torch.cat((best, keys), dim=1)
-    return keys.contiguous().topk(min(k, keys.shape[1]), dim=1).values
 
 
 def block_rows(rows: int, texts: int, *, pairs: int = BLOCK_PAIRS) -> int:
