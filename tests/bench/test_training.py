@@ -1,3 +1,5 @@
+"""What a recipe's steps cost: parameters, times and memory."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -5,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from vacsr.bench.training import count_parameters, inference_step, measure_recipe, random_photos, step_cost
+from vacsr.bench.training import count_parameters, inference_step, measure_recipe, step_cost
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config, recipe_from
 from vacsr.data import load_pairs
@@ -71,10 +73,3 @@ def test_inference_embeds_and_scores_all_pairs_of_the_batch(monkeypatch: pytest.
     monkeypatch.setattr("vacsr.bench.training.BlockScorer.block", block)
     inference_step(task, 16, precision="fp32")()
     assert seen == [((16, 8), (16, 8), True, False)]
-
-
-def test_random_photos_are_the_same_every_time() -> None:
-    first, second = random_photos(2, words=5), random_photos(2, words=5)
-    assert first.captions == second.captions
-    assert {len(caption.split()) for caption in first.captions} == {5}
-    assert len(first.image_ids) == 4

@@ -150,8 +150,11 @@ def test_towers_whose_pooling_comes_before_the_head_work_and_gpo_is_refused() ->
     sigma: Any = scorer.score_set(photos).uncertainty(every, every)
     one = scorer.score_pairs([photos.photos.open(5)], [photos.captions[5]])  # type: ignore[union-attr,index]
     assert float(one.uncertainty) == pytest.approx(float(sigma[5]), rel=1e-3)
+    pooled = towers("gpo", photos)
     with pytest.raises(UsageError, match=r"backbone\.pooling=mean"):
-        PostHocUncertainty.fit(towers("gpo", photos), photos, device="cpu")
+        PostHocUncertainty.fit(pooled, photos, device="cpu")
+    scores = CosineDistanceScorer(pooled, device="cpu").score_set(photos)
+    torch.testing.assert_close(scores.uncertainty(every, every), 1 - scores.score[every, every])
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -322,12 +325,3 @@ def test_it_is_one_minus_the_mean_cosine_of_the_networks(name: str, unseen: Pair
             cosines.append(functional.cosine_similarity(v, t).item())
         assert len(cosines) == (2 if name in ("ncr", "bicro") else 1)
         assert value == pytest.approx(1 - sum(cosines) / len(cosines), abs=1e-5)
-
-
-def test_pooling_after_the_head_is_no_hindrance() -> None:
-    photos = load_pairs("scenes:images=6,held_out=2,per_image=2,size=32", split="train")
-    scores = CosineDistanceScorer(towers("gpo", photos), device="cpu").score_set(photos)
-    every = torch.arange(len(photos.image_ids))
-    found = scores.uncertainty(every, every)
-    assert found is not None
-    torch.testing.assert_close(found, 1 - scores.score[every, every])
