@@ -1,10 +1,15 @@
-"""Triton kernels. Import a module of this package only where it runs: everything else works without Triton."""
+"""Triton kernels as operators of torch. Import a module of this package only where it runs: Triton is optional.
+
+They are ``torch.library.custom_op``, not ``triton_op``: torch.compile would trace through a triton_op, which neither
+Triton's interpreter nor Hopper's TMA descriptors, which need a tensor's address, can follow. Opaque operators run
+eagerly, under torch.compile, in CUDA graphs and in the interpreter (TRITON_INTERPRET=1). Triton launches on the current
+GPU, whichever the tensors are on, hence ``torch.cuda.device_of``.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -16,8 +21,3 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def available(device: torch.device) -> bool:
     """Can the kernels run on tensors of this device?"""
     return TRITON and (device.type == "cuda" or (INTERPRETED and device.type == "cpu"))
-
-
-def current(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches kernels on the current GPU, whichever the tensors are on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -5,8 +5,7 @@ A step of the recurrence needs the one before, and a library call launches sever
 direction and item is one program that keeps the weights in registers from end to end. Sorting is replaced by counting:
 the rank of a value is how many others are larger, L² comparisons that need no exchange of data.
 
-The operators have their own gradients. They run eagerly, under `torch.compile`, in CUDA graphs and in Triton's
-interpreter (TRITON_INTERPRET=1). :mod:`vacsr.backbones.heads` does the same with torch.
+:mod:`vacsr.backbones.heads` does the same with torch.
 """
 
 from typing import Any
@@ -15,8 +14,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-
-from vacsr import kernels
 
 _TILE = (32, 64)  # tokens × channels of one program: 16 values per thread, few idle rows at 257 tokens
 
@@ -262,7 +259,6 @@ def weights_gradient(ranked, counts, d_out, d_weights, L, D, ROWS: tl.constexpr,
     tl.store(d_weights + item * L + row, tl.sum(total, axis=1), mask=row < L)
 
 
-# custom_op, not triton_op: torch.compile would trace through a triton_op, which Triton's interpreter cannot follow.
 @torch.library.custom_op("vacsr::bigru", mutates_args=())
 def _bigru(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """gates [2, L, 3H] = W_ih·x + b_ih of each direction (r, z, n); lengths [B]; weight [2, 3H, H] and bias [2, 3H] are
@@ -273,7 +269,7 @@ def _bigru(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tupl
     hidden, saved = _states(gates, lengths, weight)
     length, width = hidden.shape[1:]
     turned = weight.transpose(1, 2).contiguous()
-    with kernels.current(gates.device):
+    with torch.cuda.device_of(gates):
         gru_forward[(len(hidden),)](
             gates.contiguous(), turned, bias.contiguous(), _chains(lengths, length), hidden, saved, length,
             H=width, num_warps=1,
@@ -299,7 +295,7 @@ def _bigru_backward(
     """-> gradients of gates [2, L, 3H], weight [2, 3H, H] and bias [2, 3H]."""
     length, width = hidden.shape[1:]
     parts = torch.zeros_like(saved)
-    with kernels.current(hidden.device):
+    with torch.cuda.device_of(hidden):
         gru_backward[(len(hidden),)](
             weight.contiguous(), _chains(lengths, length), hidden, saved, d_hidden.contiguous(), parts, length,
             H=width, num_warps=1,
@@ -344,7 +340,7 @@ def _ranked_sum(values: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tensor, 
         return out.zero_(), rank, ranked
     down, across, tile = _tiles(length, channels)
     keys = values.new_empty((items, down * _TILE[0], across * _TILE[1]), dtype=torch.float32)
-    with kernels.current(values.device):
+    with torch.cuda.device_of(values):
         order_keys[down, across, items](values, mask, keys, length, channels, *keys.shape[1:], **tile)
         rank_values[down, across, items](
             values, mask, keys, rank, ranked, length, channels, *keys.shape[1:], UNROLL=4, **tile
@@ -377,7 +373,7 @@ def _ranked_sum_backward(
         return d_values, d_weights.zero_()
     weights, d_out, counts = weights.contiguous(), d_out.contiguous(), mask.sum(1, dtype=torch.int32)
     down, across, tile = _tiles(length, channels)
-    with kernels.current(ranked.device):
+    with torch.cuda.device_of(ranked):
         values_gradient[down, across, items](rank, weights, d_out, d_values, length, channels, **tile)
         weights_gradient[down, items](ranked, counts, d_out, d_weights, length, channels, **tile)
     return d_values, d_weights

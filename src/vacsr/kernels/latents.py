@@ -9,7 +9,7 @@ L_σ needs the decoded logit, which comes after z. But it is linear in the error
 sum plus another, and a pair keeps just these two sums of its variances.
 
 A program has one pair and all D numbers of it: a sum over D needs no second pass, and every number of the heads is
-fetched from memory once. A kernel is compiled at its first call, or interpreted if TRITON_INTERPRET=1.
+fetched from memory once.
 """
 
 from typing import Any
@@ -268,7 +268,6 @@ def sizes(heads: Tensor, weights: Tensor, *, bounded: bool, squash: bool) -> dic
     }  # fmt: skip
 
 
-# custom_op, not triton_op: torch.compile would trace through a triton_op, which Triton's interpreter cannot follow.
 @torch.library.custom_op("vacsr::pair_latents", mutates_args=())
 def _forward(
     heads: Tensor, weights: Tensor, sigma_weights: Tensor, keys: Tensor, clamp: float, bounded: bool, squash: bool
@@ -276,7 +275,7 @@ def _forward(
     out: tuple[Tensor, Tensor, Tensor, Tensor] = _outputs(heads, weights)
     if len(heads):
         inputs = [x.contiguous() for x in (heads, weights, sigma_weights, keys)]
-        with kernels.current(heads.device):
+        with torch.cuda.device_of(heads):
             draw_latents[(len(heads),)](*inputs, *out, clamp, **sizes(heads, weights, bounded=bounded, squash=squash))
     return out
 
@@ -296,7 +295,7 @@ def _backward(
     out: tuple[Tensor, Tensor, Tensor] = _gradients(heads, weights)
     if len(heads):
         inputs = heads, weights, sigma_weights, keys, d_z, d_kl, d_inverse, d_log_variance
-        with kernels.current(heads.device):
+        with torch.cuda.device_of(heads):
             latents_gradient[(len(heads),)](
                 *(x.contiguous() for x in inputs), *out, clamp, **sizes(heads, weights, bounded=bounded, squash=squash)
             )

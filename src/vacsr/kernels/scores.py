@@ -1,10 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 """Kernels and operators of the scorer (:mod:`vacsr.scoring.kernel`).
 
-The operators are ``torch.library.custom_op`` rather than ``triton_op``: on Hopper the kernel reads through TMA
-descriptors, which need a tensor's address and so cannot be traced. As opaque operators they run eagerly, under
-``torch.compile``, in CUDA graphs and in Triton's interpreter (TRITON_INTERPRET=1, set before Triton is imported). The
-caller pads all sizes to whole tiles with zeros, so the inner loop masks nothing.
+The caller pads all sizes to whole tiles with zeros, so the inner loop masks nothing.
 """
 
 from collections.abc import Sequence
@@ -16,8 +13,6 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources as OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from vacsr import kernels
-
 _COUNTS = ["images", "T", "tiles", "group"]  # they change from block to block: not worth a compilation each
 
 
@@ -27,7 +22,7 @@ def scale_trunk(trunk: Tensor, images: Tensor, dtype: torch.dtype, tile: Sequenc
     weights: Tensor = _scaled(trunk, images, dtype, tile)
     _, hidden, depth, *_ = tile
     (height, width), rows, cols, run = trunk.shape, min(32, hidden), min(64, depth), 8
-    with kernels.current(trunk.device):
+    with torch.cuda.device_of(trunk):
         scale_kernel[height // rows, width // cols, -(-len(images) // run)](
             trunk, images, weights, len(images), H=height, D=width, RUN=run, ROWS=rows, COLS=cols
         )
@@ -54,7 +49,7 @@ def score_pairs(
     sources: tuple[object, object] = texts, weights.view(-1, dim)
     if tma:
         sources = tuple(map(TensorDescriptor.from_tensor, sources, ([rows, depth], [hidden, depth])))
-    with kernels.current(out.device):
+    with torch.cuda.device_of(out):
         score_kernel[(tiles * -(-images // run),)](
             *sources, edge, decoder, last, gain, out, *out.shape, tiles, group, constant, slope or 0.0,
             H=height, D=dim, WIDE=decoder.shape[1] if decoder.ndim == 2 else 0, RESIDUAL=slope is not None,
