@@ -317,19 +317,18 @@ def test_compiled_for_hopper_noise_stays_in_registers(name: str, components: int
 
 @pytest.mark.gpu
 @GPU
-@pytest.mark.parametrize(("components", "latent"), [(2, 512), (2, 1024), (1, 65), (3, 768), (4, 100)])
-def test_latents_on_a_gpu(components: int, latent: int) -> None:
-    inputs = make_inputs(300, components, latent, device="cuda")
-    check(inputs, make_noise(300, device="cuda"), DEFAULT, within=2e-5)
-
-
-@pytest.mark.gpu
-@GPU
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_latents_in_half_precision_on_a_gpu(dtype: torch.dtype) -> None:
-    inputs = make_inputs(300, 2, 512, device="cuda", dtype=dtype)
-    rounding = torch.finfo(dtype).eps
-    check(inputs, make_noise(300, device="cuda"), DEFAULT, within=rounding)
+@pytest.mark.parametrize(
+    ("components", "latent", "dtype"),
+    [
+        *((*shape, torch.float32) for shape in [(2, 512), (2, 1024), (1, 65), (3, 768), (4, 100)]),
+        (2, 512, torch.bfloat16),
+        (2, 512, torch.float16),
+    ],
+)
+def test_latents_on_a_gpu(components: int, latent: int, dtype: torch.dtype) -> None:
+    inputs = make_inputs(300, components, latent, device="cuda", dtype=dtype)
+    within = 2e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+    check(inputs, make_noise(300, device="cuda"), DEFAULT, within=within)
 
 
 @pytest.mark.gpu

@@ -257,12 +257,11 @@ class PostHocScorer(PairScorer):
         posterior = self.posthoc.image if side == "image" else self.posthoc.text
         with _inputs_of(layer) as inputs:
             mean = super()._embed(batches, side=side).mean
-        log_var, start = torch.empty_like(mean), 0
+        log_var = [mean[:0]]
         for x in (chunk for part in inputs for chunk in torch.split(part, _CHUNK)):
             length = layer(x).double().norm(dim=1, keepdim=True).clamp(min=1e-12)
-            log_var[start : start + len(x)] = (posterior.variance(x) / length.square()).log()
-            start += len(x)
-        return Embedding(mean, log_var)
+            log_var.append((posterior.variance(x) / length.square()).log().to(mean))
+        return Embedding(mean, torch.cat(log_var))
 
     def pair_uncertainty(self, v: Embedding, t: Embedding) -> Tensor:
         return cosine_variance(v, t).sqrt()
@@ -286,9 +285,9 @@ class CosineDistanceScorer(PairScorer):
 
 def check_posthoc(method: Method, backbone: BackboneConfig, *, kind: PostHoc) -> None:
     """Raise where it would not be sound: no cosines, or for Laplace two networks or more than a norm after a head."""
-    name, (device, *_) = type(method).__name__, [*(p.device for p in method.parameters()), torch.device("cpu")]
-    shape = 2, 3, backbone.head.dim * method.networks
-    v, t = functional.normalize(torch.randn(shape, generator=torch.Generator().manual_seed(0)), dim=-1).to(device)
+    name, device = type(method).__name__, next(method.parameters(), torch.empty(0)).device
+    random = torch.randn(2, 3, backbone.head.dim * method.networks, generator=torch.Generator().manual_seed(0))
+    v, t = functional.normalize(random, dim=-1).to(device)
     with torch.no_grad():
         scores = method.score(*(Embedding(x, torch.zeros_like(x)) for x in (v, t)))
     if not torch.allclose(scores.float(), v @ t.T, atol=1e-5):
