@@ -311,7 +311,7 @@ def test_as_many_candidates_as_items_are_exact(direction: Direction) -> None:
 @both_ways
 def test_equal_scores_go_by_index(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = scores_of("vacsr")
-    monkeypatch.setattr(scores.scorer.engine, "block", lambda v, t: torch.zeros(len(v.mean), len(t.mean)))
+    monkeypatch.setattr(scores.scorer.engine, "aligned", lambda v, t: torch.zeros(len(v.mean)))
     expected = [sorted(nearest)[:3] for nearest in sorted_topk(matrices(scores, direction)[1], 7)]
     assert scores.topk(3, direction=direction, prefilter=7).index.tolist() == expected
 

@@ -203,10 +203,10 @@ def test_named_pairs_are_the_matrix_entries(raw: dict[str, Any]) -> None:
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(scorer: PairScorer) -> None:
-    with pytest.raises(DataError, match="no image id 'im-d' among 3 — did you mean 'im-"):
+    with pytest.raises(DataError, match=r"no image id 'im-d' among 3 .did you mean 'im-"):
         scorer.score_named(pair_set(), "im-d", ["v"])
     for pairs in (pair_set(), replace(pair_set(), captions=None)):
-        with pytest.raises(DataError, match="no caption id '%%' among 5 — the first is 'v'"):
+        with pytest.raises(DataError, match=r"no caption id '%%' among 5 — .* such as 'v'"):
             scorer.score_named(pairs, "im-a", ["%%"])
 
 

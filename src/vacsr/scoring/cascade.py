@@ -132,9 +132,9 @@ def prefiltered_topk(
     for start in range(0, max(1, len(queries.mean)), batch):
         some = take(queries, slice(start, start + batch))
         index = stable_topk(some.mean.float() @ items.mean.float().T, candidates).index
-        if index.device.type == "cuda" and engine.folded is not None:  # v⊙t is symmetric
+        if engine.folded is not None:  # v⊙t is symmetric
             scores = candidate_scores(engine, some, items, index)
-        else:  # one product per query, which is as fast on a CPU
+        else:
             scores = torch.empty(index.shape, device=index.device)
             for row, chosen in enumerate(index):
                 sides = take(some, slice(row, row + 1)), take(items, chosen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vacsr.backbones.images import PhotoReader, Reader, TowerInputs, tower_inputs
+from vacsr.config.base import did_you_mean
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.photos import ListedPhotos, Picture
 from vacsr.errors import DataError, EnvironmentProblem, ShapeMismatch, UsageError
@@ -259,11 +259,10 @@ class PairScorer:
 
 
 def _index(name: str, names: Sequence[str], what: str) -> int:
-    """The position of a name; one that is not there is answered with the nearest."""
+    """The position of a name."""
     if name not in names:
-        close = difflib.get_close_matches(name, names[:20000], n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"the first is '{names[0]}'"
-        raise DataError(f"no {what} '{name}' among {len(names)} — {hint}")
+        message = f"no {what} '{name}' among {len(names)}{did_you_mean(name, names[:20000])}"
+        raise DataError(f"{message} — give a name that the data have, such as '{names[0]}'")
     return names.index(name)
 
 
