@@ -94,13 +94,6 @@ def adapter_flops(adapter: VariationalAdapter, pairs: int) -> float:
     return 3 * 2.0 * pairs * sum(p.numel() for p in adapter.parameters() if p.ndim == 2)
 
 
-def copy_rate() -> float:
-    """Bytes per second read and written by a copy of 1 GiB."""
-    source = torch.zeros(2**28, device="cuda")
-    out = torch.empty_like(source)
-    return 2e3 * source.nbytes / medians({"copy": lambda: out.copy_(source)}, device=source.device, rounds=9)["copy"]
-
-
 def product_rate(precision: str) -> float:
     """FLOP/s of one product of 8192 × 8192 matrices."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32

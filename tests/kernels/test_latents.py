@@ -333,17 +333,6 @@ def test_latents_on_a_gpu(components: int, latent: int, dtype: torch.dtype) -> N
 
 @pytest.mark.gpu
 @GPU
-def test_noise_on_a_gpu_is_that_of_the_contract() -> None:
-    pairs, latent = 4096, 512
-    noise = make_noise(pairs, device="cuda")
-    one = torch.tensor([[1.0, 0.0]], device="cuda").expand(pairs, 2)
-    inputs = Inputs(torch.zeros(pairs, 4 * latent, device="cuda"), one, one)
-    expected = noise.normal(2 * latent)[0, :, :latent]
-    torch.testing.assert_close(by_kernel(inputs, noise, DEFAULT).z, expected, atol=2e-5, rtol=0)
-
-
-@pytest.mark.gpu
-@GPU
 @every_case
 @pytest.mark.parametrize("strips", [False, True])
 def test_loss_on_a_gpu_is_that_of_torch(case: tuple[Fields, Fields], strips: bool) -> None:

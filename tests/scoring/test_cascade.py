@@ -256,7 +256,7 @@ def test_interpreted_float8_through_pair_scores_and_of_nothing() -> None:
 @pytest.mark.gpu
 @GPU
 def test_gpu_near_ties_and_large_decoders() -> None:
-    """What float16 cannot order or hold; 1,000 texts of which 300 lie within its rounding, d as in test_gpu_topk."""
+    """What float16 cannot order or hold; 1,000 texts of which 300 lie within its rounding, d as in test_gpu_scores."""
     for made in (method(1024, hidden=1024, width=16, device="cuda"), with_large_decoder(1024, device="cuda")):
         v = units(300, 1024, seed=1, device="cuda")
         t = torch.cat([units(700, 1024, seed=2, device="cuda"), near(300, 1024, device="cuda")])

@@ -317,18 +317,6 @@ def test_gpu_scores(case: Case) -> None:
 
 @pytest.mark.gpu
 @GPU
-def test_gpu_topk() -> None:
-    """Shapes of the first case above, so that nothing is compiled for it alone."""
-    made = method(1024, hidden=1024, width=16, device="cuda")
-    v, t = (Embedding(units(n, 1024, seed=n, device="cuda")) for n in (700, 3000))
-    scorer = KernelScorer(made)
-    scores, (texts, images) = scorer.block(v, t), scorer.topk(v, t, k=10)
-    assert torch.equal(texts.index, stable_topk(scores, 10).index)
-    assert torch.equal(images.index, stable_topk(scores.T, 10).index)
-
-
-@pytest.mark.gpu
-@GPU
 def test_gpu_operators_in_a_cuda_graph() -> None:
     scorer = KernelScorer(method(256, hidden=256, width=16, device="cuda"), dtype=HALF)
     v, t = units(40, 256, seed=1, device="cuda"), units(500, 256, seed=2, device="cuda")
