@@ -47,7 +47,7 @@ _WARM_UP, _GROUPS = 3, 5  # a graphed step is captured after three
 Row = dict[str, Any]
 
 
-def held() -> int:
+def held_bytes() -> int:
     """Bytes that earlier rows have left behind, such as workspaces, and that count for no row."""
     gc.collect()
     torch.cuda.synchronize()
@@ -107,9 +107,9 @@ def built(args: argparse.Namespace, method: str, *, tile: int | str, mode: str, 
     """Model, photos and step."""
     head = HeadConfig(kind="linear", dim=args.dim, init="xavier")
     backbone = BackboneConfig(spec=args.backbone, weights="random", head=head, context=args.context)
-    given = {"batch_size": args.batch, "precision": precision, "optimizer": args.optimizer, "tile": tile}
+    settings = {"batch_size": args.batch, "precision": precision, "optimizer": args.optimizer, "tile": tile}
     towers = TowersConfig(freeze_image=0, ramp=False)
-    config = TrainConfig.model_validate({**given, "towers": towers, **MODES[mode]})
+    config = TrainConfig.model_validate({**settings, "towers": towers, **MODES[mode]})
     photos, reading = random_photos(args.batch, words=args.words), DataConfig(cache_gb=64)
     chosen: Any = {"name": method.removesuffix(FUSED)}
     if chosen["name"] == "vacsr":
@@ -124,7 +124,7 @@ def timed(args: argparse.Namespace) -> Iterator[Row]:
     first = next((number for number, (method, _) in enumerate(runs) if "vacsr" in method), None)
     for precision, mode in itertools.product(args.precision, args.modes):
         for number, (method, tile) in enumerate(runs):
-            started, before = time.perf_counter(), held()
+            started, before = time.perf_counter(), held_bytes()
             trainer = built(args, method, tile=tile, mode=mode, precision=precision)
             known = {"way": method, "tile": tile, "mode": mode, "precision": precision}
             with matmul_precision(precision):
@@ -172,11 +172,11 @@ def ratios(rows: list[Row]) -> Iterator[str]:
         named = f"{precision}, {mode}: {step} of {method}" + (f" in tiles of {tile}" if tile else "")
         plain = known.get((precision, mode, step, "sigmoid", 0))
         if step == "training" and method.startswith("vacsr") and plain is not None:
-            added, own = row["ms"] - plain["ms"], products[precision]
+            added, work = row["ms"] - plain["ms"], products[precision]
             more = row["peak_gib"] / plain["peak_gib"] - 1
             yield (
-                f"- {named} adds {added:.2f} ms to sigmoid's {plain['ms']:.2f}: {added / own['ms']:.2f} × its "
-                f"{own['gflop']:.0f} GFLOP at {own['tflops']:.0f} TFLOP/s ({own['ms']:.2f} ms); memory {more:+.1%}"
+                f"- {named} adds {added:.2f} ms to sigmoid's {plain['ms']:.2f}: {added / work['ms']:.2f} × its "
+                f"{work['gflop']:.0f} GFLOP at {work['tflops']:.0f} TFLOP/s ({work['ms']:.2f} ms); memory {more:+.1%}"
             )
         other = known.get((precision, mode, step, "pcmepp", 0))
         if step == "inference" and method == "vacsr" and other is not None:

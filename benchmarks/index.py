@@ -66,8 +66,8 @@ def drawn(count: int, dim: int, *, clusters: int, seed: int) -> Tensor:
     out = torch.empty(count, dim)
     for start in range(0, count, CHUNK):
         rows = min(CHUNK, count - start)
-        own = centres[torch.randint(clusters, (rows,), generator=generator)]
-        out[start : start + rows] = own + torch.randn(rows, dim, generator=generator) / 4
+        centre = centres[torch.randint(clusters, (rows,), generator=generator)]
+        out[start : start + rows] = centre + torch.randn(rows, dim, generator=generator) / 4
     return torch.nn.functional.normalize(out, dim=1)
 
 

@@ -100,18 +100,18 @@ def records(name: str, run: Path, data: Data) -> Iterator[dict[str, Any]]:
     logits = adapter.mixing_logits  # argmax takes the component of the largest α
     alpha = None if logits is None else logits.detach().softmax(-1).tolist()
     head = {"name": name, "seed": run_section(run, "train").get("seed"), "images": len(data.pairs.image_ids)}
-    kept: dict[tuple[str, str], PairScores] = {}
+    scores: dict[tuple[str, str], PairScores] = {}
     for title, reading in READINGS.items():
         switches = {"decode": reading.decode, "uncertainty": reading.uncertainty}
         adapter.config = adapter.config.model_copy(update=switches)
         key = (reading.decode, reading.uncertainty)
-        if key not in kept:
-            kept[key] = PairScorer(model).score_set(data.pairs)
+        if key not in scores:
+            scores[key] = PairScorer(model).score_set(data.pairs)
         (result,) = evaluate_scores(
-            kept[key], data.pairs, judgments=data.judgments, ties=reading.ties, bins=reading.bins
+            scores[key], data.pairs, judgments=data.judgments, ties=reading.ties, bins=reading.bins
         ).results
         values = {metric: at(result, path) for metric, path in METRICS.items()}
-        reach = log_var_range(kept[key], adapter)
+        reach = log_var_range(scores[key], adapter)
         yield {**head, "alpha": alpha, "log_var": reach, "reading": title, "figures": values}
 
 

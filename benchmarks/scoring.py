@@ -185,8 +185,8 @@ def differences(scores: Sides, reference: Sides) -> dict[str, float]:
     for pair in zip(scores.texts[:, ::step], reference.texts[:, ::step], strict=True):
         signs = [torch.sign(x.unsqueeze(1) - x.unsqueeze(0)) for x in pair]
         taus.append(float((signs[0] * signs[1]).sum()) / max(1, len(pair[0]) * (len(pair[0]) - 1)))
-    kept = overlaps(tops(scores), tops(reference))
-    return {**kept, "tau": statistics.fmean(taus), "rms_over_std": relative_error(scores.texts, reference.texts)}
+    shares = overlaps(tops(scores), tops(reference))
+    return {**shares, "tau": statistics.fmean(taus), "rms_over_std": relative_error(scores.texts, reference.texts)}
 
 
 def tables(result: dict[str, Any]) -> str:

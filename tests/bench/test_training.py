@@ -62,9 +62,9 @@ def test_every_step_is_run_and_timed() -> None:
 
 
 def test_inference_embeds_and_scores_all_pairs_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = recipe("pcmepp")
-    pairs = load_pairs(given.data.pairs, split="train")
-    task = retrieval_task(given.method, pairs, given.train, backbone=given.backbone, reading=given.data)
+    settings = recipe("pcmepp")
+    pairs = load_pairs(settings.data.pairs, split="train")
+    task = retrieval_task(settings.method, pairs, settings.train, backbone=settings.backbone, reading=settings.data)
     seen = []
 
     def block(_: Any, v: Any, t: Any) -> None:

@@ -124,14 +124,14 @@ def by_torch(inputs: Inputs, noise: PairNoise, reading: Reading) -> Latents:
 def check(inputs: Inputs, noise: PairNoise, reading: Reading, *, within: float) -> None:
     """All outputs and gradients, relative to the largest entry of each."""
     copies = Inputs(*(x.detach().clone().requires_grad_() for x in inputs))
-    found, expected = by_kernel(inputs, noise, reading), by_torch(copies, noise, reading)
-    assert found.z.dtype == inputs.heads.dtype
-    assert {x.dtype for x in found[1:]} == {torch.float32}
+    outputs, expected = by_kernel(inputs, noise, reading), by_torch(copies, noise, reading)
+    assert outputs.z.dtype == inputs.heads.dtype
+    assert {x.dtype for x in outputs[1:]} == {torch.float32}
     torch.manual_seed(0)
-    pushes = [torch.randn_like(x) for x in found]
-    ours = torch.autograd.grad(found, inputs, pushes)
+    pushes = [torch.randn_like(x) for x in outputs]
+    ours = torch.autograd.grad(outputs, inputs, pushes)
     theirs = torch.autograd.grad(expected, copies, [push.double() for push in pushes])
-    for one, other in zip([*found, *ours], [*expected, *theirs], strict=True):
+    for one, other in zip([*outputs, *ours], [*expected, *theirs], strict=True):
         assert one.shape == other.shape
         assert float((one - other).detach().abs().max()) <= within * max(1.0, float(other.detach().abs().max()))
 
@@ -144,8 +144,8 @@ def test_interpreted_noise_is_that_of_the_contract(components: int, latent: int)
     expected = noise.normal(components * latent).view(2, components, latent)
     for k in range(components):
         one = functional.one_hot(torch.full((2,), k), components).float()
-        found = by_kernel(Inputs(torch.zeros(2, 2 * components * latent), one, one), noise, DEFAULT)
-        torch.testing.assert_close(found.z, expected[:, k], atol=3e-6, rtol=0)
+        outputs = by_kernel(Inputs(torch.zeros(2, 2 * components * latent), one, one), noise, DEFAULT)
+        torch.testing.assert_close(outputs.z, expected[:, k], atol=3e-6, rtol=0)
 
 
 @interpreted
@@ -179,9 +179,9 @@ def test_interpreted_half_precision_and_no_pairs() -> None:
     """The interpreter cuts where hardware rounds to bfloat16."""
     check(make_inputs(2, 2, 20, dtype=torch.bfloat16), make_noise(2), DEFAULT, within=2.0**-7)
     inputs = make_inputs(0, 2, 9)
-    found = by_kernel(inputs, make_noise(0), DEFAULT)
-    assert found.z.shape == (0, 9)
-    assert torch.autograd.grad(found.z.sum(), inputs.heads)[0].shape == (0, 36)
+    outputs = by_kernel(inputs, make_noise(0), DEFAULT)
+    assert outputs.z.shape == (0, 9)
+    assert torch.autograd.grad(outputs.z.sum(), inputs.heads)[0].shape == (0, 36)
 
 
 @interpreted
@@ -190,12 +190,12 @@ def test_interpreted_bad_numbers_stay_with_their_pair() -> None:
     expected = by_kernel(inputs, make_noise(3), DEFAULT)
     with torch.no_grad():
         inputs.heads[1, 4], inputs.heads[1, 30] = torch.nan, torch.inf
-    found = by_kernel(inputs, make_noise(3), DEFAULT)
-    assert bool(found.z[1, 4].isnan())
-    assert bool(found.kl[1, 0].isnan())
-    gradient = torch.autograd.grad([x.sum() for x in found], inputs.heads)[0]
+    outputs = by_kernel(inputs, make_noise(3), DEFAULT)
+    assert bool(outputs.z[1, 4].isnan())
+    assert bool(outputs.kl[1, 0].isnan())
+    gradient = torch.autograd.grad([x.sum() for x in outputs], inputs.heads)[0]
     for row in (0, 2):
-        assert all(torch.equal(one[row], other[row]) for one, other in zip(found, expected, strict=True))
+        assert all(torch.equal(one[row], other[row]) for one, other in zip(outputs, expected, strict=True))
         assert bool(gradient[row].isfinite().all())
     assert gradient[1, 30] == 0, "clamped"
 
@@ -353,14 +353,14 @@ def test_half_precision_is_as_far_from_float32_as_torchs_own(strips: bool, compi
     loss: PairLoss = StripLoss(ours.loss, ours, 16) if strips else ours.loss
     loss = compile_pairs(loss) if compiled else loss
     with torch.autocast("cuda", torch.bfloat16):
-        found = run(ours, loss, count=32, device="cuda")
+        outputs = run(ours, loss, count=32, device="cuda")
         plain = run(theirs, theirs.loss, count=32, device="cuda")
 
     def distance(result: Result) -> float:
         pairs = [(x, y) for x, y in zip(result.grads, exact.grads, strict=True) if x is not None and y is not None]
         return max(float((x - y).norm() / y.norm().clamp_min(1e-6)) for x, y in pairs)
 
-    assert distance(found) <= max(2.0 * distance(plain), 0.03)
+    assert distance(outputs) <= max(2.0 * distance(plain), 0.03)
 
 
 @pytest.mark.gpu
@@ -390,7 +390,7 @@ def test_the_kernels_never_wait_for_the_device() -> None:
     inputs, noise = make_inputs(8, 2, 64, device="cuda"), make_noise(8, device="cuda")
 
     def once() -> None:
-        found = by_kernel(inputs, noise, DEFAULT)
-        torch.autograd.grad(found, inputs, [torch.ones_like(x) for x in found])
+        outputs = by_kernel(inputs, noise, DEFAULT)
+        torch.autograd.grad(outputs, inputs, [torch.ones_like(x) for x in outputs])
 
     without_waiting(once)

@@ -182,28 +182,28 @@ def method_of(likelihood: Likelihood) -> InfoNCE | Sigmoid:
     return Sigmoid(SigmoidConfig(scale=likelihood.scale, bias=likelihood.bias), dim=8)
 
 
-def slow_curvature(own: Tensor, other: Tensor, likelihood: Likelihood) -> Tensor:
-    """The method's own loss, differentiated twice by its cosines, row by row."""
-    rows, cols = len(own), len(other)
+def slow_curvature(outputs: Tensor, other: Tensor, likelihood: Likelihood) -> Tensor:
+    """The method's outputs loss, differentiated twice by its cosines, row by row."""
+    rows, cols = len(outputs), len(other)
     block = batch_block(torch.arange(rows), seed=0, step=0)
 
     def loss(cosine: Tensor) -> Tensor:  # summed over rows; t = I makes the method's v·t the cosines themselves
         return rows * method_of(likelihood).loss(Embedding(cosine), Embedding(torch.eye(cols)), block).total
 
-    cosine = functional.normalize(own, dim=1) @ other.T
+    cosine = functional.normalize(outputs, dim=1) @ other.T
     second = torch.autograd.functional.hessian(loss, cosine)
-    total = torch.zeros(own.shape[1], own.shape[1], dtype=torch.float64)
+    total = torch.zeros(outputs.shape[1], outputs.shape[1], dtype=torch.float64)
     for i in range(rows):
-        first = torch.autograd.functional.jacobian(lambda f: other @ functional.normalize(f, dim=0), own[i])
+        first = torch.autograd.functional.jacobian(lambda f: other @ functional.normalize(f, dim=0), outputs[i])
         total += first.T @ second[i, :, i, :].double() @ first
     return total
 
 
 @pytest.mark.parametrize("likelihood", [Likelihood("softmax", 6.0), Likelihood("logistic", 5.0, -1.0)], ids=str)
 def test_the_curvature_is_that_of_the_method_s_loss(likelihood: Likelihood) -> None:
-    own, other = 3.0 * random(5, 4, seed=1), functional.normalize(random(5, 4, seed=2), dim=1)
-    found = output_curvature(own, other, likelihood)
-    torch.testing.assert_close(found, slow_curvature(own, other, likelihood), rtol=1e-4, atol=1e-5)
+    outputs, other = 3.0 * random(5, 4, seed=1), functional.normalize(random(5, 4, seed=2), dim=1)
+    curvature = output_curvature(outputs, other, likelihood)
+    torch.testing.assert_close(curvature, slow_curvature(outputs, other, likelihood), rtol=1e-4, atol=1e-5)
 
 
 def small_pairs(images: int, *, per_image: int = 3, seed: int = 5) -> PairSet:
@@ -216,7 +216,7 @@ def small_pairs(images: int, *, per_image: int = 3, seed: int = 5) -> PairSet:
 @pytest.mark.parametrize("name", ["infonce", "sigmoid"])
 def test_factors_are_sums_over_training_rows(name: str) -> None:
     model, pairs = linear_model(name), small_pairs(5, per_image=2)
-    found = PostHocUncertainty.fit(model, pairs, batch_size=4, seed=1, device="cpu")
+    posthoc = PostHocUncertainty.fit(model, pairs, batch_size=4, seed=1, device="cpu")
     order = torch.randperm(10, generator=torch.Generator().manual_seed(1)).tolist()
     images = model.image_head(pairs.images).detach().double()
     texts = model.text_head(pairs.texts).detach().double()
@@ -229,8 +229,8 @@ def test_factors_are_sums_over_training_rows(name: str) -> None:
             x = torch.cat([pairs.texts[n].double(), torch.ones(1)])
             inputs += torch.outer(x, x)
         outputs += slow_curvature(texts[captions], functional.normalize(images[rows], dim=1), likelihood)
-    torch.testing.assert_close(found.text.inputs, inputs / 10**0.5, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found.text.outputs, outputs / 10**0.5, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(posthoc.text.inputs, inputs / 10**0.5, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(posthoc.text.outputs, outputs / 10**0.5, rtol=1e-3, atol=1e-5)
 
 
 def random_factors(inputs: int = 4, outputs: int = 3) -> tuple[Tensor, Tensor]:
@@ -240,12 +240,12 @@ def random_factors(inputs: int = 4, outputs: int = 3) -> tuple[Tensor, Tensor]:
 
 def test_the_variance_of_an_output_is_that_of_the_whole_weight_covariance() -> None:
     (inputs, outputs), x = random_factors(), random(3, 4, seed=3)
-    found = LayerPosterior(inputs, outputs, 0.25).variance(x)
+    variance = LayerPosterior(inputs, outputs, 0.25).variance(x)
     precision = torch.kron(inputs + 0.5 * torch.eye(5), outputs + 0.5 * torch.eye(3))
     for n in range(3):
         first = torch.kron(with_one(x)[n][None], torch.eye(3, dtype=torch.float64))  # outputs by weights
         expected = (first @ torch.linalg.inv(precision) @ first.T).diagonal()
-        torch.testing.assert_close(found[n], expected)
+        torch.testing.assert_close(variance[n], expected)
 
 
 def test_the_precision_maximises_the_evidence() -> None:
@@ -257,11 +257,11 @@ def test_the_precision_maximises_the_evidence() -> None:
         whole = torch.kron(inputs + eye * torch.eye(5), outputs + eye * torch.eye(3))
         return float(15 * torch.tensor(precision).log() - precision * size - torch.linalg.slogdet(whole).logabsdet)
 
-    found = likeliest_precision(inputs, outputs, layer=layer)
-    assert 1e-8 < found < 1e12
+    precision = likeliest_precision(inputs, outputs, layer=layer)
+    assert 1e-8 < precision < 1e12
     tried = (10.0 ** torch.linspace(-4, 6, 500)).tolist()
-    assert evidence(found) == pytest.approx(max(map(evidence, tried)), abs=1e-2)
-    assert found < likeliest_precision(inputs, outputs, layer=nn.Linear(4, 3).apply(_halve))
+    assert evidence(precision) == pytest.approx(max(map(evidence, tried)), abs=1e-2)
+    assert precision < likeliest_precision(inputs, outputs, layer=nn.Linear(4, 3).apply(_halve))
 
 
 def _halve(layer: nn.Module) -> None:
@@ -289,10 +289,10 @@ def test_a_hinge_gets_the_softmax_that_fits_its_labels_in_both_directions() -> N
     scales = [likelihood.scale for likelihood in fitted]
     assert {likelihood.kind for likelihood in fitted} == {"softmax"}
     assert scales[0] == pytest.approx(scales[1])
-    own = torch.arange(20)
+    labels = torch.arange(20)
 
     def best(matrices: list[Tensor]) -> float:
-        losses = [float(sum(functional.cross_entropy(s * c, own) for c in matrices)) for s in range(1, 300)]
+        losses = [float(sum(functional.cross_entropy(s * c, labels) for c in matrices)) for s in range(1, 300)]
         return 1.0 + losses.index(min(losses))
 
     both, rows, columns = best([cosine, cosine.T]), best([cosine]), best([cosine.T])
@@ -314,10 +314,10 @@ def test_it_is_one_minus_the_mean_cosine_of_the_networks(name: str, unseen: Pair
     model = model_of(name, unseen)
     scorer, plain = CosineDistanceScorer(model, device="cpu"), PairScorer(model, device="cpu")
     rows, cols = torch.tensor([3, 0, 24]), torch.tensor([1, 5, 49])
-    found = scorer.score_set(unseen).uncertainty(rows, cols)
-    assert found is not None
+    sigma = scorer.score_set(unseen).uncertainty(rows, cols)
+    assert sigma is not None
     assert plain.score_set(unseen).uncertainty(rows, cols) is None
-    for value, i, j in zip(found.tolist(), rows.tolist(), cols.tolist(), strict=True):
+    for value, i, j in zip(sigma.tolist(), rows.tolist(), cols.tolist(), strict=True):
         cosines = []
         for network in model.networks:
             v = network.image_head(network.backbone.encode_images(unseen.images[i : i + 1]).values.squeeze(1))

@@ -211,8 +211,8 @@ def step_cost(
         step()
     seconds = seconds_per_step(step, device=device, steps=steps)
     peak = torch.cuda.max_memory_allocated(device) if gpu else process_bytes("VmHWM")
-    held = 0 if gpu else before
-    peak_gib = None if peak is None or held is None else max(0, peak - held) / GIB
+    baseline = 0 if gpu else before
+    peak_gib = None if peak is None or baseline is None else max(0, peak - baseline) / GIB
     return {"ms": 1e3 * seconds, "images_per_s": batch / seconds, "peak_gib": peak_gib}
 
 

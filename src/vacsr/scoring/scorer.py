@@ -240,8 +240,8 @@ class PairScorer:
         cols = []
         for text in texts:
             same = [col for col, words in enumerate(pairs.captions or ()) if words == text]
-            own = [col for col in same if int(pairs.caption_image[col]) == row]
-            cols.append((own or same)[0] if same else _index(text, pairs.caption_ids, "caption id"))
+            of_image = [col for col in same if int(pairs.caption_image[col]) == row]
+            cols.append((of_image or same)[0] if same else _index(text, pairs.caption_ids, "caption id"))
         if isinstance(pairs, PhotoSet):
             return self.score_all([pairs.photos.open(row)], [pairs.captions[col] for col in cols])
         return self.score_all(pairs.images[row : row + 1], pairs.texts[cols])
