@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 """GPO pooling's two slow parts: the recurrence over ranks, and the weighted sum of sorted values.
 
 A step of the recurrence needs the one before, and a library call launches several kernels for each. Here every

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 """All between the matrix product of the adapter's heads and its decoder, as one kernel forward and one backward.
 
 Written with torch it is a dozen passes over [pairs, K, D] float32 numbers, and noise that has to be stored. Here a

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 """Kernels and operators of the scorer (:mod:`vacsr.scoring.kernel`).
 
 The caller pads all sizes to whole tiles with zeros, so the inner loop masks nothing.
