@@ -228,31 +228,6 @@ def test_score_prints_a_table(vacsr: Command, run: Path) -> None:
     assert vacsr("score", run, "--image", "test-0003", "--text", words[6]).code == 0
 
 
-def test_score_prints_one_line_a_pair_whatever_the_words(vacsr: Command, run: Path, tmp_path: Path) -> None:
-    data = Features(tmp_path)
-    words = "a\tdog\nand\r\na cat\u2028here"
-    data.entries[3]["captions"][1] = words
-    data.entries[4]["image"] = "i\t4"
-    spec = data.write()
-    for image, printed in (("i3", "i3"), ("i\t4", "i 4")):
-        answer = vacsr("score", run, "--pairs", spec, "--image", image, "--text", words)
-        assert (answer.code, answer.err) == (0, "")
-        head, line = (line.split("\t") for line in answer.out.splitlines())
-        assert line[:2] == [printed, "a dog and a cat here"]
-        assert len(line) == len(head) == 5
-
-
-def test_score_takes_the_images_own_of_equal_captions(vacsr: Command, run: Path, tmp_path: Path) -> None:
-    data = Features(tmp_path)  # every image has the captions "one" and "two"
-    data.entries[0]["captions"] = ["three", "four"]
-    spec = data.write()
-    for image, caption in (("i5", "i5#1"), ("i0", "i1#1")):  # its own, else the first
-        done = vacsr("score", run, "--pairs", spec, "--image", image, "--text", "two", "--text", caption)
-        assert (done.code, done.err) == (0, "")
-        _, by_words, by_id = (line.split("\t") for line in done.out.splitlines())
-        assert by_words[2:] == by_id[2:]
-
-
 def test_a_warning_is_one_plain_line(recipe: Path, tmp_path: Path) -> None:
     data = Features(tmp_path)
     np.save(tmp_path / "image.npy", data.images.numpy())

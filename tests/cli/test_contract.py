@@ -43,8 +43,6 @@ Command = Callable[..., Any]
 
 @pytest.fixture
 def command(vacsr: Command) -> Command:
-    """A command that must succeed."""
-
     def run(*argv: object) -> None:
         answer = vacsr(*argv)
         assert answer.code == 0, answer.err

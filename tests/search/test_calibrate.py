@@ -29,7 +29,6 @@ from vacsr.search.probabilities import Candidates
 
 
 def lists(score: np.ndarray, right: np.ndarray, *, depth: int) -> Candidates:
-    """One query per image."""
     rows = np.arange(len(score))
     return Candidates(score, score / 10, score[:, :depth] / 5, right, rows, rows, gallery=50)
 

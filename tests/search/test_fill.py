@@ -137,7 +137,6 @@ def test_ids_are_checked_under_the_lock(scorer: PairScorer, few: PairSet, index:
 
 
 def draw_photos(folder: Path, **colours: int) -> None:
-    """Plain squares, with a caption each."""
     folder.mkdir(exist_ok=True)
     for name, grey in colours.items():
         Image.new("RGB", (40, 40), (grey, grey // 2, 255 - grey)).save(folder / f"{name}.png")

@@ -59,8 +59,6 @@ for line in sys.stdin:
 
 
 class Ended(NamedTuple):
-    """What a command had said when it ended."""
-
     stored: list[str]
     code: int
 

@@ -75,17 +75,6 @@ def test_lengths_at_the_ends_of_float16(dtype: torch.dtype, length: float) -> No
     assert search((vectors * scale).to(dtype), torch.zeros(1, 40), 4) == [[0, 1, 2, 3]]
 
 
-def test_equal_vectors_have_equal_scores_in_any_block() -> None:
-    generator = torch.Generator().manual_seed(5)
-    vectors = torch.randn(1, 51, generator=generator).expand(141, -1).contiguous()
-    none = np.zeros(141, dtype=bool)
-    rows, scores = nearest_rows(
-        vectors, torch.randn(2, 51, generator=generator), 20, deleted=none, max_norm=99.0, block_scores=20
-    )
-    assert rows.tolist() == [list(range(20))] * 2
-    assert all(len(set(row)) == 1 for row in scores.tolist())
-
-
 def test_rising_rows_and_tiny_numbers() -> None:
     rising = torch.arange(500.0).unsqueeze(1).expand(-1, 3).contiguous()
     assert search(rising, torch.ones(2, 3), 4, block=20) == [[499, 498, 497, 496]] * 2

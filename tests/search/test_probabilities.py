@@ -93,10 +93,10 @@ def check(rule: AnswerRule, candidates: Candidates) -> RiskCheck:
     return check_threshold(rule.outcomes(candidates), rule.threshold)
 
 
-@pytest.mark.parametrize("per_image", [1, 5])
-def test_the_guarantee_is_kept_as_often_as_it_says(per_image: int) -> None:
+def test_the_guarantee_is_kept_as_often_as_it_says() -> None:
     """40 fits. The true risk is measured on 20,000 queries, and a count made on as many images as certified."""
-    rng, fits, images = np.random.default_rng(per_image), 40, 900 // per_image + 120
+    per_image, fits, images = 5, 40, 300
+    rng = np.random.default_rng(per_image)
     fresh = world(rng, 20_000 // per_image, per_image=per_image, shared=0.5, hard=-1.0)
     above, broken, answering = 0, 0, 0
     for _ in range(fits):

@@ -79,7 +79,6 @@ def opened(world: World) -> Iterator[Opened]:
 
 @pytest.fixture(scope="session")
 def client(world: World) -> Iterator[TestClient]:
-    """Of a service as it comes."""
     with TestClient(create_app(world.searcher, photos=lambda: [world.photos])) as made:
         yield made
 
@@ -93,8 +92,6 @@ def image_client(world: World) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="session")
 def picture() -> Callable[..., bytes]:
-    """Makes an encoded image."""
-
     def encoded(width: int = 40, height: int = 30, *, kind: str = "PNG") -> bytes:
         kept = io.BytesIO()
         Image.new("RGB", (width, height), (200, 30, 40)).save(kept, kind)
@@ -111,7 +108,6 @@ class Live(NamedTuple):
     thread: threading.Thread
 
     def connect(self) -> socket.socket:
-        """A bare connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
     def ask(self, head: str, body: bytes = b"") -> bytes:
@@ -122,7 +118,6 @@ class Live(NamedTuple):
 
     @staticmethod
     def rest(link: socket.socket) -> bytes:
-        """All that comes until the service closes."""
         parts = []
         while part := link.recv(65536):
             parts.append(part)
@@ -131,7 +126,6 @@ class Live(NamedTuple):
 
 @pytest.fixture
 def live(world: World) -> Iterator[Callable[..., Live]]:
-    """Starts services on free ports; stops them in the end."""
     import uvicorn
 
     from vacsr.serve.server import bind, server_config

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -65,14 +64,6 @@ def test_search_by_image_is_the_searchers(
             assert (hit["id"], hit["cosine"]) == (wanted.id, pytest.approx(wanted.cosine, abs=1e-5))
             assert (hit["score"] is None) == (hit["grade"] is None) == (direction == "i2i")
             assert hit["photo"] is None if direction == "i2t" else client.get(f"/{hit['photo']}").status_code == 200
-
-
-def test_a_text_finds_similar_texts_by_cosine_alone(image_client: TestClient, world: Any) -> None:
-    words = world.photos.captions[5]
-    found, expected = image_client.post("/search", json={"text": words}).json(), world.texts.search_texts([words])[0]
-    assert (found["direction"], found["promised"], found["confidence"]) == ("t2t", False, None)
-    assert [hit["id"] for hit in found["hits"]] == [hit.id for hit in expected.hits]
-    assert {hit["grade"] for hit in found["hits"]} == {None}
 
 
 def test_policies_that_do_not_apply_are_refused(client: TestClient, image_client: TestClient, picture: Picture) -> None:
@@ -162,22 +153,6 @@ def test_health_and_info(client: TestClient, world: Any) -> None:
     assert (head.status_code, head.content, client.head("/info").status_code) == (200, b"", 405)
     said = Info.model_validate(client.get("/info").json())
     assert (said.index_size, said.direction, said.photos) == (len(world.searcher.index), "t2i", True)
-
-
-def test_only_the_worker_asks_for_the_size(opened: Opened, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, asked, inner = opened(), set[str](), type(world.searcher.index).__len__
-
-    def size(index: Any) -> int:
-        asked.add(threading.current_thread().name)
-        return inner(index)
-
-    monkeypatch.setattr(type(world.searcher.index), "__len__", size)
-    assert client.get("/info").json()["index_size"] == inner(world.searcher.index)
-    assert "vacsr_index_vectors" in client.get("/metrics").text
-    assert not asked
-    assert client.post("/search", json={"text": "a dog"}).status_code == 200
-    assert asked
-    assert all(name.startswith("vacsr-model") for name in asked)
 
 
 def test_metrics_count_what_happened(opened: Opened, world: Any) -> None:

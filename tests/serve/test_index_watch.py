@@ -29,7 +29,6 @@ class Served:
         self.fill(["a", "b"])
 
     def fill(self, names: list[str], provenance: str = "") -> None:
-        """A new index, in place of any that was there."""
         shutil.rmtree(self.folder, ignore_errors=True)
         model = embedding_provenance(self._world.searcher.scorer.model)
         made = open_index(f"exact:{self.folder}", dim=8, provenance=provenance or model, create=True)

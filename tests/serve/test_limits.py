@@ -31,7 +31,6 @@ def status(answer: bytes) -> int:
 
 
 def clean(answer: bytes, wanted: int) -> bool:
-    """One answer, in our form."""
     assert status(answer) == wanted, answer[:300]
     head, _, body = answer.partition(b"\r\n\r\n")
     assert set(json.loads(body)["error"]) == {"code", "message"}
@@ -116,7 +115,6 @@ def test_slow_clients_get_408_and_are_not_in_the_way(live: Start) -> None:
 
 
 def _drip(service: Any) -> None:
-    """Send a head byte by byte until the service closes."""
     with service.connect() as link, suppress(OSError):
         while True:
             link.sendall(b"a")
@@ -194,7 +192,6 @@ class Slow:
         return self._inner(*args, **named)
 
     def ask(self, service: Any, times: int = 1) -> None:
-        """In the background, until it is worked on."""
         for _ in range(times):
             self._threads.append(threading.Thread(target=lambda: self.answers.append(search(service))))
             self._threads[-1].start()

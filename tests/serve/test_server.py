@@ -38,8 +38,6 @@ def run(monkeypatch: Patch) -> list[Any]:
 
 @pytest.fixture
 def serve(vacsr: Command, world: Any) -> Command:
-    """The command on a free port."""
-
     def started(*more: object, index: str = world.index) -> Any:
         return vacsr("serve", world.model, "--index", index, "--port", 0, "--device", "cpu", *more)
 
@@ -165,7 +163,6 @@ def running(world: Any, *more: str, before: str = "pass") -> Iterator[tuple[subp
 
 
 def end(process: subprocess.Popen[str], by: signal.Signals = signal.SIGTERM) -> None:
-    """It ends well, and says nothing of it."""
     process.send_signal(by)
     _, said = process.communicate(timeout=3 + 5 + 20)  # deadline, grace, and some for a busy machine
     assert process.returncode == 0, said

@@ -56,7 +56,6 @@ class Browser:
         self._came.put(None)
 
     def send(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """A command's result; events that come before it are kept."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": params}
         os.write(self._write, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0")
@@ -69,15 +68,12 @@ class Browser:
             self.events.append(came)
 
     def close(self) -> None:
-        """End it."""
         self.send("Browser.close")
         self._process.wait(PATIENCE)
         os.close(self._write)
 
 
 class Tab:
-    """One page, with hands and eyes."""
-
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self._context = browser.send("Target.createBrowserContext")["browserContextId"]
@@ -94,7 +90,6 @@ class Tab:
         return self._browser.send(method, self._session, **params)
 
     def close(self) -> None:
-        """With all that it remembers."""
         self._browser.send("Target.disposeBrowserContext", browserContextId=self._context)
 
     def open(self, port: int) -> None:
@@ -110,38 +105,31 @@ class Tab:
         self.until("!['', 'Searching …'].includes(at('status').textContent) || !at('trouble').hidden")
 
     def pick(self, policy: str) -> None:
-        """Another policy, and its answer."""
         self.js("at('found').replaceChildren()")
         self.js(f"document.querySelector('input[value={policy}]').click()")
         self.until("at('results').getAttribute('aria-busy') == 'false' && at('found').childElementCount")
 
     def ids(self) -> list[str]:
-        """Of the hits."""
         return list(self.js("[...document.querySelectorAll('.hit .id span')].map(span => span.textContent)"))
 
     def focus(self) -> str:
-        """What has it, by id, else by value, else by tag."""
         return str(self.js("(node => node.id || node.value || node.tagName)(document.activeElement)"))
 
     def js(self, expression: str) -> Any:
-        """The value of an expression in the page."""
         found = self._do("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, f"{expression}: {found['exceptionDetails']}"
         return found["result"].get("value")
 
     def until(self, expression: str) -> None:
-        """Wait for something to hold."""
         end = time.monotonic() + PATIENCE
         while not self.js(f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"):
             assert time.monotonic() < end, f"{expression} did not come: {self.js('document.body.innerText')}"
             time.sleep(0.05)
 
     def text(self, selector: str) -> str:
-        """What is to be read there."""
         return str(self.js(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """One key."""
         code = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "ArrowRight": 39, "ArrowDown": 40}[key]
         letters = {"Enter": "\r", " ": " "}.get(key, "")
         known = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": code}
@@ -150,29 +138,19 @@ class Tab:
         self._do("Input.dispatchKeyEvent", type="keyUp", **known)
 
     def write(self, text: str) -> None:
-        """Into what has the focus."""
         self._do("Input.insertText", text=text)
 
     def choose(self, selector: str, file: Path) -> None:
-        """A file, as a person does in the file dialog."""
         found = self._do("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
         self._do("DOM.setFileInputFiles", files=[str(file)], objectId=found["result"]["objectId"])
 
-    def reads(self) -> list[tuple[str, str]]:
-        """Role and name of everything that a screen reader is told of."""
-        nodes = self._do("Accessibility.getFullAXTree")["nodes"]
-        told = [node for node in nodes if not node["ignored"]]
-        return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in told]
-
     def violations(self) -> list[str]:
-        """Of the content security policy."""
         self.js("0")
         logged = [event["params"]["entry"] for event in self._browser.events if event["method"] == "Log.entryAdded"]
         blocked = [entry["text"] for entry in logged if entry["source"] == "security"]
         return [*self.js("refused"), *blocked]
 
     def complaints(self) -> list[str]:
-        """Errors of the console and of the script, warnings too."""
         self.js("0")
         found = []
         for event in self._browser.events:

@@ -22,14 +22,11 @@ assert SCRIPT is not None
 
 
 class Reader(HTMLParser):
-    """Tags with their attributes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str]]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep it."""
         self.tags.append((tag, {name: value or "" for name, value in attrs}))
 
 
