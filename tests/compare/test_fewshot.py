@@ -18,7 +18,7 @@ from vacsr.compare.formats import FILES
 from vacsr.errors import OtherRun, UsageError
 from vacsr.evaluate.fewshot import averaged_metrics, harmonic_mean, joint_metrics
 from vacsr.fewshot.config import FewshotRecipe
-from vacsr.fewshot.task import FewshotTask
+from vacsr.fewshot.model import FewshotTask
 from vacsr.files import read_tensors, write_tensors
 from vacsr.train.checkpoint import FILE
 

@@ -20,8 +20,7 @@ from vacsr.data.photos import ArrayPhotos
 from vacsr.fewshot.config import FewshotTrainConfig
 from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch
 from vacsr.fewshot.methods.base import ZeroshotConfig, cross_entropy
-from vacsr.fewshot.model import FewshotModel
-from vacsr.fewshot.task import FewshotTask
+from vacsr.fewshot.model import FewshotModel, FewshotTask
 from vacsr.objective import LossTerms
 from vacsr.train import run_recipe
 from vacsr.train.trainer import Trainer

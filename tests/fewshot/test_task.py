@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from vacsr.errors import NonFiniteLoss, UsageError
 from vacsr.fewshot.config import FewshotTrainConfig
-from vacsr.fewshot.model import FewshotModel
-from vacsr.fewshot.task import learning_rate
+from vacsr.fewshot.model import FewshotModel, learning_rate
 from vacsr.files import read_tensors
 from vacsr.train.trainer import Trainer
 

@@ -270,7 +270,7 @@ def test_noisy_labels_take_the_photo_of_the_new_image(pairs: PhotoSet) -> None:
             method_config("sigmoid"), swapped, train_config(), backbone=TINY, reading=DataConfig(cache_gb=cache)
         )
         (batch,) = task.loader.batches([torch.tensor([0, 1, 2, 3, 28, 29, 30, 31])])
-        seen.append(task.loader.batch_images(batch))
+        seen.append(task.loader.images_of(batch.captions, batch.photos))
     assert torch.equal(seen[0], seen[1])
     last = task.model.backbone.transform.pixels(pairs.photos.open(15))
     assert torch.equal(seen[0][0], last)

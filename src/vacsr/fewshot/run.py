@@ -19,8 +19,7 @@ from vacsr.evaluate.fewshot import fewshot_result, harmonic_mean
 from vacsr.fewshot.config import FewshotRecipe, read_fewshot
 from vacsr.fewshot.data import FewshotSets, load_sets
 from vacsr.fewshot.methods.clip import check_matched
-from vacsr.fewshot.model import FewshotModel, load_fewshot
-from vacsr.fewshot.task import FewshotTask
+from vacsr.fewshot.model import FewshotModel, FewshotTask, load_fewshot
 from vacsr.files import read_json, write_json, write_tensors, write_text
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import choose_device

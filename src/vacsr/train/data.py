@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vacsr.backbones.augment import Mixture, Partners, draw_mixture, mixed_labels
 from vacsr.backbones.images import DecodedPhotos, Progress, Reader, tower_inputs
-from vacsr.config import DataConfig, MixConfig, TrainConfig
+from vacsr.config import DataConfig, MixConfig
 from vacsr.config.io import parse
 from vacsr.data import PairSet, PhotoSet, load_pairs, parse_spec
 from vacsr.data.formats import OnError
@@ -109,19 +109,6 @@ def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Iterator[Te
         yield order[start : start + batch]
 
 
-def check_batches(pairs: PairSet | PhotoSet, config: TrainConfig) -> None:
-    """Refuse data that do not fill one optimiser step, or that have one image only."""
-    if len(pairs) < config.batch_size * config.accumulate:
-        raise DataError(
-            f"{len(pairs)} captions do not fill a step of {config.accumulate} × {config.batch_size} — "
-            f"set train.batch_size={max(2, len(pairs) // (2 * config.accumulate))} or give more data"
-        )
-    if bool((pairs.caption_image == pairs.caption_image[0]).all()):
-        image = pairs.image_ids[int(pairs.caption_image[0])]
-        message = f"all {len(pairs)} training captions are of one image ('{image}'), so no pair can be a mismatch"
-        raise DataError(f"{message} — give captions of at least two images")
-
-
 class Batch(NamedTuple):
     """Caption rows of a step, the same on all ranks, and this rank's photos where they are not on the device."""
 
@@ -188,16 +175,10 @@ class PairLoader:
             rows, positions = torch.unique(wanted, return_inverse=True)
             yield rows.tolist(), kinds, positions
 
-    def batch_images(self, batch: Batch) -> Tensor:
-        """This rank's images of a batch, from the batch or from the device. -> [R, ...]"""
-        if batch.photos is not None:
-            return batch.photos
-        return self.images_of(batch.captions[self.world.rows(len(batch.captions))])
-
-    def images_of(self, captions: Tensor) -> Tensor:
-        """The images of some captions, where they are on the device. [R] -> [R, ...]"""
-        assert self.images is not None, "images are on the device or come with the batch"
-        return self.images[self.caption_image[captions]]
+    def images_of(self, captions: Tensor, photos: Tensor | None) -> Tensor:
+        """The images of this rank's captions, from the batch or from the device. [R], [R, ...] -> [R, ...]"""
+        assert photos is not None or self.images is not None, "images are on the device or come with the batch"
+        return self.images[self.caption_image[captions]] if photos is None else photos  # type: ignore[index]
 
     def all_images(self, blocks: list[range]) -> Iterator[Tensor]:
         """Blocks of image rows, on the device."""

@@ -18,7 +18,7 @@ from vacsr.backbones.base import Tokens
 from vacsr.backbones.images import TowerInputs, tower_inputs
 from vacsr.config import BackboneConfig, DataConfig, MethodConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
-from vacsr.errors import UsageError
+from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.report import dev_rsum
 from vacsr.methods.base import Embedding, Method, Neighbours, SetEmbeddings, TrainingView
 from vacsr.model import MatchingModel, Network
@@ -28,7 +28,7 @@ from vacsr.scoring import PairScorer
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
 from vacsr.train.callbacks import Callback, FreezeTowers
 from vacsr.train.checkpoint import describe_recipe
-from vacsr.train.data import Batch, Mixer, PairLoader, batch_order, build_loader, check_batches
+from vacsr.train.data import Batch, Mixer, PairLoader, batch_order, build_loader
 from vacsr.train.distributed import gather_rows, join_world, sum_over_ranks, take_device
 from vacsr.train.optim import build_optimizer, lr_factor
 from vacsr.train.trainer import Task
@@ -43,16 +43,9 @@ class RetrievalTask(Task):
     metric = "dev_rsum"
 
     def __init__(
-        self,
-        model: MatchingModel,
-        loader: PairLoader,
-        config: TrainConfig,
-        *,
-        pairs: PairSet | PhotoSet,
-        dev: PairSet | PhotoSet | None = None,
-        dev_inputs: TowerInputs | None = None,
-        description: dict[str, Any],
-    ) -> None:
+        self, model: MatchingModel, loader: PairLoader, config: TrainConfig, *, pairs: PairSet | PhotoSet,
+        dev: PairSet | PhotoSet | None = None, dev_inputs: TowerInputs | None = None, description: dict[str, Any],
+    ) -> None:  # fmt: skip
         self.model: MatchingModel = model
         self.loader, self.config, self.pairs, self.description = loader, config, pairs, description
         self.dev, self.dev_inputs = dev, dev_inputs
@@ -103,22 +96,20 @@ class RetrievalTask(Task):
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Before an epoch's first batch the method may look at the whole training set."""
-        config = self.config
         self.epoch.fill_(epoch)
         if start == 0:
-            view = TrainingView(
-                epoch=epoch, epochs=config.epochs, seed=config.seed, batch_size=config.batch_size,
-                caption_image=self.loader.caption_image, embed=self.embed_training_set,
-            )  # fmt: skip
-            self.model.method.start_epoch(view)
-        return self.loader.batches(islice(self._order(epoch), start, self.steps_per_epoch))
+            epochs, seed, size = self.config.epochs, self.config.seed, self.config.batch_size
+            labels, embed = self.loader.caption_image, self.embed_training_set
+            self.model.method.start_epoch(TrainingView(epoch, epochs, seed, size, labels, embed))
+        return self.loader.batches(islice(self.order(epoch), start, self.steps_per_epoch))
 
-    def _order(self, epoch: int) -> Iterator[Tensor]:
+    def order(self, epoch: int) -> Iterator[Tensor]:
+        """The caption rows of each batch of an epoch."""
         return batch_order(len(self.pairs), batch=self.config.batch_size, seed=self.config.seed, epoch=epoch)
 
     def batch_ids(self, step: int) -> list[str]:
         epoch, number = divmod(step, self.steps_per_epoch)
-        return [self.pairs.caption_ids[row] for row in next(islice(self._order(epoch), number, None)).tolist()]
+        return [self.pairs.caption_ids[row] for row in next(islice(self.order(epoch), number, None)).tolist()]
 
     def loss(self, batch: Batch, step: Tensor) -> LossTerms:
         model, captions = self.model, batch.captions
@@ -133,7 +124,7 @@ class RetrievalTask(Task):
                 t = model.embed_texts(self.loader.texts[captions[rows]], text_noise)
             block = batch_block(image, seed=self.seed, step=step, captions=captions, epoch=self.epoch)
             block, partners = (block, None) if self.mixer is None else self.mixer(block, image)
-            v = model.embed_images(self.loader.batch_images(batch), image_noise, partners)
+            v = model.embed_images(self.loader.images_of(captions[rows], batch.photos), image_noise, partners)
             if self.stream is not None:
                 torch.cuda.current_stream().wait_stream(self.stream)
             v, t = _float(v), self._gathered(_float(t))
@@ -175,12 +166,10 @@ class RetrievalTask(Task):
         """Every image and caption without augmentation; ranks share the work and all get the result."""
         model, loader = self.model, self.loader
         model.eval()
-        try:
-            with model.plain_blocks():
-                v = self._embed_share(len(self.pairs.image_ids), loader.all_images, model.embed_images)
-                t = self._embed_share(len(loader.texts), loader.all_texts, model.embed_texts)
-        finally:
-            model.train()
+        with model.plain_blocks():
+            v = self._embed_share(len(self.pairs.image_ids), loader.all_images, model.embed_images)
+            t = self._embed_share(len(loader.texts), loader.all_texts, model.embed_texts)
+        model.train()
         return SetEmbeddings(v, t)
 
     def _embed_share(
@@ -238,7 +227,7 @@ class LookAhead:
         """Images of the captions [B], and tokens of this rank's pairs; photos are None if all are on the device."""
         rows = captions[self.world.rows(len(captions))]
         with torch.autocast(captions.device.type, torch.bfloat16, enabled=self.half):
-            images = self.model.backbone.encode_images(self.loader.images_of(rows) if photos is None else photos)
+            images = self.model.backbone.encode_images(self.loader.images_of(rows, photos))
             texts = self.model.backbone.encode_texts(self.loader.texts[rows])
         return self.loader.caption_image[captions], images, texts
 
@@ -285,7 +274,14 @@ def retrieval_task(
     progress: bool = False,
 ) -> RetrievalTask:
     """Build model and dataloader on the right device; photos are decoded here where they fit into memory."""
-    check_batches(pairs, config)
+    if len(pairs) < config.batch_size * config.accumulate:
+        message = f"{len(pairs)} captions do not fill a step of {config.accumulate} × {config.batch_size}"
+        size = max(2, len(pairs) // (2 * config.accumulate))
+        raise DataError(f"{message} — set train.batch_size={size} or give more data")
+    if bool((pairs.caption_image == pairs.caption_image[0]).all()):
+        image = pairs.image_ids[int(pairs.caption_image[0])]
+        message = f"all {len(pairs)} training captions are of one image ('{image}'), so no pair can be a mismatch"
+        raise DataError(f"{message} — give captions of at least two images")
     device = take_device(config.device)
     world = join_world(device)
     world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
@@ -314,13 +310,13 @@ def retrieval_task(
 
 def describe_data(pairs: PairSet | PhotoSet) -> dict[str, str]:
     """Digests of features or photos with their labels, and of the words of the captions, which a method may read."""
-    words = hashlib.sha256(json.dumps(pairs.captions).encode())
+    captions = hashlib.sha256(json.dumps(pairs.captions).encode()).hexdigest()
     if isinstance(pairs, PhotoSet):
-        return {"photos": pairs.digest(), "captions": words.hexdigest()}
+        return {"photos": pairs.digest(), "captions": captions}
     data = hashlib.sha256()
     for tensor in (pairs.images, pairs.texts, pairs.caption_image):
         data.update(tensor.contiguous().numpy().tobytes())
-    return {"features": data.hexdigest(), "captions": words.hexdigest()}
+    return {"features": data.hexdigest(), "captions": captions}
 
 
 def is_graphed(config: TrainConfig, device: torch.device, *, ranks: int = 1) -> bool:

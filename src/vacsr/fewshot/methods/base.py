@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -26,17 +26,13 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class PublishedPlan:
-    """The recipe fields that a method's paper and public configuration set; what `preset: paper` starts from.
-
-    For other fields the defaults hold: those of the frame that the public code of most methods shares.
-    """
+    """The recipe fields that a method's paper and public configuration set; what `preset: paper` starts from."""
 
     train: Fields = field(default_factory=dict)  # training fields for any data set, base-to-novel
     train_on: dict[str, Fields] = field(default_factory=dict)  # training fields by data set, on top of these
     method_on: dict[str, Fields] = field(default_factory=dict)  # method fields by data set, on top of the defaults
     domain_method: Fields = field(default_factory=dict)  # method fields for domain shift, on top of these
-    domain_train: Fields = field(default_factory=dict)
-    """Training fields for domain shift, of ImageNet only: its few epochs would leave a small set with a few steps."""
+    domain_train: Fields = field(default_factory=dict)  # training fields for domain shift, on ImageNet only
 
     def fields(self, dataset: str = "", protocol: str = "base-to-novel") -> dict[str, Fields]:
         """Method and training fields; a data set that the paper does not name gets those of most.
@@ -83,17 +79,14 @@ class ShotBatch(NamedTuple):
 class FewshotMethod(nn.Module):
     """A frozen CLIP and what a method adds to it or unfreezes in it. Parameters with a gradient learn and are saved.
 
-    By default the loss is the cross-entropy of scaled cosines, so most methods only say how they edit the towers:
-    :meth:`image_edits` and :meth:`text_edits`.
+    By default the loss is the cross-entropy of scaled cosines, so most methods only override :meth:`image_edits` and
+    :meth:`text_edits`.
     """
 
     task: ClassVar[Task] = "fewshot"
-    second_view: ClassVar[bool] = False
-    """The loss takes another view of every photo."""
+    second_view: ClassVar[bool] = False  # the loss takes another view of every photo
     trains: ClassVar[bool] = True
-    """Whether there is anything to train."""
     plan: ClassVar[PublishedPlan] = PublishedPlan()
-    """What `preset: paper` of a recipe starts from."""
     config: MethodConfig
 
     def __init__(self, clip: ClipModel, config: Any, *, classes: ClassSet, generator: torch.Generator) -> None:
@@ -226,11 +219,9 @@ class Zeroshot(FewshotMethod):
     trains = False
 
 
-@contextmanager
-def drawn_from(generator: torch.Generator) -> Iterator[None]:
+def drawn_from(generator: torch.Generator) -> AbstractContextManager[None]:
     """Inside, modules initialise themselves from ``generator``; torch's global generator is left as it was."""
-    with seeded(int(torch.randint(2**62, (), generator=generator))):
-        yield
+    return seeded(int(torch.randint(2**62, (), generator=generator)))
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> LossTerms:

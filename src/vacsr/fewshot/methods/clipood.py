@@ -54,7 +54,7 @@ class RunningMean(nn.Module):
             self.register_buffer(f"mean_{number}", tensor.detach().clone())
 
     def means(self) -> list[Tensor]:
-        """As many as the tensors, in their order."""
+        """In the order of the tensors."""
         return [buffer for name, buffer in self.named_buffers() if name != "weight"]
 
     @torch.no_grad()

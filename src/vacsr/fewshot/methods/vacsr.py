@@ -6,7 +6,7 @@ the adapter some blocks of both towers learn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -140,21 +140,18 @@ class FewshotVacsr(FewshotMethod):
             return torch.cat([checkpoint(self.clip.text, chunk, use_reentrant=False) for chunk in chunks])
         return torch.cat([self.clip.text(chunk) for chunk in chunks])
 
-    @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
-        return self._of_pairs(self.adapter.logit, self.image_features(pixels), prepared)
+        return self.predict(pixels, prepared)[0]
 
     @torch.no_grad()
     def predict(self, pixels: Tensor, prepared: Tensor) -> tuple[Tensor, Tensor | None]:
-        """With one pass of the image tower."""
-        images = self.image_features(pixels)
-        logits = self._of_pairs(self.adapter.logit, images, prepared)
-        return logits, self._of_pairs(self.adapter.uncertainty, images, prepared)
-
-    def _of_pairs(self, function: Callable[[Tensor, Tensor], Tensor], images: Tensor, texts: Tensor) -> Tensor:
-        """A number for every pair, some photos at a time. [B, d], [C, d] -> [B, C]"""
-        chunks = torch.split(images, max(1, self.test_pairs // len(texts)))
-        return torch.cat([function(chunk.unsqueeze(1), texts.unsqueeze(0)) for chunk in chunks])
+        """Some photos at a time."""
+        chunks = torch.split(self.image_features(pixels).unsqueeze(1), max(1, self.test_pairs // len(prepared)))
+        logits, sigma = (
+            torch.cat([of_pairs(chunk, prepared.unsqueeze(0)) for chunk in chunks])
+            for of_pairs in (self.adapter.logit, self.adapter.uncertainty)
+        )
+        return logits, sigma
 
     def weights(self) -> Mapping[str, Tensor]:
         """What learns, and a and b also where they do not."""
@@ -171,12 +168,7 @@ class FewshotVacsr(FewshotMethod):
 
 
 def centred_bias(scores: Tensor, *, share: Tensor) -> Tensor:
-    """The b at which sigmoid(scores + b) has the mean ``share``, by bisection. [...], 0-d -> 0-d
-
-    >>> scores = torch.tensor([3.0, 5.0])
-    >>> round(float(centred_bias(scores, share=torch.tensor(0.5))), 4)
-    -4.0
-    """
+    """The b at which sigmoid(scores + b) has the mean ``share``, by bisection. [...], 0-d -> 0-d"""
     scores = scores.double()
     logit = torch.logit(share.double(), eps=1e-6)
     low, high = logit - scores.max(), logit - scores.min()  # at these all probabilities are below or above the share
@@ -194,7 +186,7 @@ def chosen_blocks(setting: str | tuple[int, ...], depth: int, *, field: str) -> 
     ([10, 11], [0, 1])
     """
     if isinstance(setting, tuple):
-        if any(number >= depth for number in setting):
+        if max(setting, default=0) >= depth:
             raise UsageError(
                 f"{field}={list(setting)}: the tower has blocks 0 to {depth - 1} — name these, or 'last 2'"
             )
