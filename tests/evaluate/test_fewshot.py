@@ -89,9 +89,11 @@ def test_selective_accuracy_by_a_plain_sort() -> None:
     logits, labels = drawn(4)
     got = answers(logits, labels)
     sigma = torch.rand(300, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    found = selective(sigma, got.correct, coverages=(0.1, 0.333, 1.0))
+    found = selective(
+        sigma, got.correct, coverages=(0.1, 0.333, 0.55, 1.0)
+    )  # 0.55 · 300 is a little more than 165 in floats
     ranked = [bool(got.correct[row]) for row in sorted(range(300), key=lambda row: float(sigma[row]))]
-    expected = [100 * sum(ranked[:count]) / count for count in (30, 100, 300)]
+    expected = [100 * sum(ranked[:count]) / count for count in (30, 100, 165, 300)]
     assert found["accuracy"] == pytest.approx(expected)
     risks = [1 - sum(ranked[:count]) / count for count in range(1, 301)]
     assert found["aurc"] == pytest.approx(100 * sum(risks) / 300)

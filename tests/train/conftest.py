@@ -32,6 +32,16 @@ BASE: dict[str, Any] = {
     "backbone": {"head": {"dim": 8}},
     "train": {"epochs": 3, "batch_size": 8, "log_every": 1, "checkpoint_every": 3, "device": "cpu"},
 }
+NPC = {"name": "npc", "warmup": 0.25, "threshold": 0.6, "look_ahead": 0.1}
+NPC_ON_PHOTOS: dict[str, Any] = {
+    "data.pairs": "scenes:images=16,held_out=6,per_image=2,size=32",
+    "data.noise.ratio": 0.5,
+    "backbone.spec": "tiny:width=16,depth=1,text_depth=1,heads=2,size=32",
+    "method": NPC,
+    "train.epochs": 4,
+    "train.towers": {"image_lr": 0.5, "text_lr": 0.5, "freeze_image": 1},
+    "train.checkpoint_every": 5,
+}
 
 
 @pytest.fixture(scope="session")
@@ -258,9 +268,3 @@ class References:
 @pytest.fixture(scope="session")
 def reference(launch: Launcher, recipes: Recipes, tmp_path_factory: pytest.TempPathFactory) -> References:
     return References(launch, recipes, tmp_path_factory.mktemp("references"))
-
-
-@pytest.fixture(scope="session")
-def outcome() -> type[Outcome]:
-    """Outcome, for test files that cannot import this one."""
-    return Outcome

@@ -23,7 +23,6 @@ import vacsr.files
 import vacsr.train.trainer
 from vacsr.cli import main
 from vacsr.config.io import read_yaml, recipe_from
-from vacsr.objective import batch_block
 from vacsr.train.callbacks import JsonlTracker
 from vacsr.train.data import Batch, batch_order, training_data
 from vacsr.train.distributed import sum_gradients
@@ -115,17 +114,6 @@ def gradients() -> None:
     torch.save({"values": values, "grad": named}, Path(JOB["result"]) / f"rank-{task.world.rank}.pt")
 
 
-def noise() -> None:
-    """What this rank draws for its rows of a batch of 8."""
-    task, step = trainer().task, torch.tensor(5)
-    rows = task.world.rows(8)
-    block = batch_block(torch.arange(8), seed=task.seed, step=step, rows=rows)
-    image, text = task.model.dropout_noise(seed=task.seed, step=step, rows=torch.arange(8)[rows])
-    drawn = {"gumbel": block.noise.gumbel(2), "normal": block.noise.normal(6)}
-    drawn |= {"image dropout": image.uniform(8), "text dropout": text.uniform(8)}
-    torch.save(drawn, Path(JOB["result"]) / f"rank-{task.world.rank}.pt")
-
-
 def twice() -> None:
     """Two whole runs, one after the other."""
     for number in range(2):
@@ -148,7 +136,7 @@ def run() -> None:
         sys.argv = ["vacsr", *JOB["argv"]]
         main()
     else:
-        {"gradients": gradients, "noise": noise, "twice": twice}[JOB["task"]]()
+        {"gradients": gradients, "twice": twice}[JOB["task"]]()
 
 
 if __name__ == "__main__" and JOB:

@@ -1,39 +1,22 @@
-"""Methods that mix, sample or study: one process and two ranks, whole and resumed."""
+"""Mixed images and labels, and losses that stay one graph for the compiler."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from vacsr.config import BackboneConfig, HeadConfig, MixConfig, TrainConfig
-from vacsr.config.io import method_config
-from vacsr.data import PairSet, load_pairs
+from vacsr.config import MixConfig
+from vacsr.data import PairSet
 from vacsr.errors import UsageError
 from vacsr.objective import PairBlock
-from vacsr.train import fit
 from vacsr.train.data import Batch, Mixer, PairLoader, batch_order
 from vacsr.train.distributed import World
-from vacsr.train.retrieval import retrieval_task
-from vacsr.train.step import TrainStep
 from vacsr.train.trainer import Trainer
 
-BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
-PLAIN: dict[str, Any] = {"data.dev": "", "evaluate.splits": ["test"]}
-METHODS = ["vse", "pcme", "pcmepp", "daa"]
-
-
-@pytest.fixture(scope="module")
-def pairs() -> PairSet:
-    return load_pairs("synthetic:images=20,per_image=2", split="train")
-
-
-def make(pairs: PairSet, method: Any) -> Trainer:
-    config = TrainConfig(batch_size=8, device="cpu", epochs=2)
-    return Trainer(retrieval_task(method_config(method), pairs, config, backbone=BACKBONE), config)
+from .conftest import make
 
 
 def seen(trainer: Trainer, rows: Tensor, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, PairBlock]:
@@ -90,40 +73,8 @@ def test_ranks_that_decode_their_own_photos_cannot_mix(pairs: PairSet) -> None:
     Mixer(MixConfig(), trainer.task.model, PairLoader(None, pairs.texts, pairs.caption_image))
 
 
-@pytest.mark.parametrize("method", ["pcme", "pcmepp", "daa"])
-def test_two_ranks_have_the_loss_terms_and_gradients_of_one(
-    launch: Any, recipes: Any, tmp_path: Path, method: str
-) -> None:
-    fields = {"method.name": method} | ({"method.mix": {"share": 0.6}} if method == "pcmepp" else {})
-    file = recipes.file(PLAIN | fields)
-    launch.assert_same_gradients(file, file, tmp_path, within=1e-5)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_resumed_it_ends_with_the_same_weights(
-    pairs: PairSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    config = TrainConfig(batch_size=8, epochs=3, device="cpu", checkpoint_every=2)
-    original = TrainStep.__call__
-
-    def breaking(self: TrainStep, batch: Batch, step: int, **more: Any) -> Tensor:
-        if step == 9:
-            raise RuntimeError("pulled the plug")
-        return original(self, batch, step, **more)
-
-    monkeypatch.setattr(TrainStep, "__call__", breaking)
-    with pytest.raises(RuntimeError, match="plug"):
-        fit(method, pairs, config, backbone=BACKBONE, out=tmp_path, progress=False)
-    monkeypatch.undo()
-    resumed = fit(method, pairs, config, backbone=BACKBONE, out=tmp_path, resume=True, progress=False)
-    whole = fit(method, pairs, config, backbone=BACKBONE, progress=False)
-    assert resumed.state.step == whole.state.step == 15
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], tensor), name
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["vse", "pcme", "pcmepp", "daa"])
 def test_the_loss_is_one_graph_for_the_compiler(pairs: PairSet, method: str) -> None:
     """Nothing in it waits for a number or leaves the graph, which a captured step could not repeat."""
     trainer = make(pairs, method)

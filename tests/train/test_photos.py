@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.config import DataConfig, HeadConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import UsageError
@@ -21,31 +20,17 @@ from vacsr.train import fit
 from vacsr.train.callbacks import Callback, Row
 from vacsr.train.data import Batch, batch_order
 from vacsr.train.retrieval import retrieval_task
-from vacsr.train.step import TrainStep
 from vacsr.train.trainer import Trainer
 
-TINY = BackboneConfig(spec="tiny:width=16,depth=2,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
+from .conftest import TINY, make
+
 UNFROZEN = {"image_lr": 0.5, "text_lr": 0.5, "freeze_image": 0}
 
 
-@pytest.fixture(scope="module")
-def pairs() -> PhotoSet:
-    return load_pairs("scenes:images=16,held_out=6,per_image=2,size=32", split="train")
-
-
-@pytest.fixture(scope="module")
-def dev() -> PhotoSet:
-    return load_pairs("scenes:images=16,held_out=6,per_image=2,size=32", split="dev")
-
-
 def train_config(**fields: Any) -> TrainConfig:
-    towers = TowersConfig(**fields.pop("towers", UNFROZEN))
-    return TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 1, "log_every": 1, "towers": towers, **fields})
-
-
-def make(pairs: PhotoSet, *, method: str = "vacsr", backbone: BackboneConfig = TINY, **fields: Any) -> Trainer:
-    config = train_config(**fields)
-    return Trainer(retrieval_task(method_config(method), pairs, config, backbone=backbone), config)
+    return TrainConfig.model_validate(
+        {"batch_size": 8, "device": "cpu", "epochs": 1, "log_every": 1, "towers": UNFROZEN, **fields}
+    )
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
@@ -58,18 +43,18 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     return {name.split(".")[1] if name.startswith("backbone.") else name.split(".")[0] for name in changed}
 
 
-def first_batch(pairs: PhotoSet) -> Batch:
-    return Batch(next(batch_order(len(pairs), batch=8, seed=0, epoch=0)))
+def first_batch(photos: PhotoSet) -> Batch:
+    return Batch(next(batch_order(len(photos), batch=8, seed=0, epoch=0)))
 
 
 OTHERS = {"image_head", "text_head", "image_pool", "text_pool", "method"}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamp"])
-def test_a_frozen_tower_does_not_move_until_it_is_unfrozen(pairs: PhotoSet, optimizer: str) -> None:
+def test_a_frozen_tower_does_not_move_until_it_is_unfrozen(photos: PhotoSet, optimizer: str) -> None:
     """Weight decay would move it too, were its gradient zero instead of absent."""
     plan = {"image_lr": 0.5, "text_lr": 0.5, "freeze_image": 2, "freeze_text": 1}
-    trainer = make(pairs, epochs=4, towers=plan, optimizer=optimizer, weight_decay=0.5, select="last")
+    trainer = make(photos, epochs=4, towers=plan, optimizer=optimizer, weight_decay=0.5, select="last")
     seen: list[set[str]] = []
     before = weights(trainer)
 
@@ -84,13 +69,13 @@ def test_a_frozen_tower_does_not_move_until_it_is_unfrozen(pairs: PhotoSet, opti
 
 
 @pytest.mark.parametrize("tower", ["image", "text"])
-def test_a_tower_with_rate_0_never_moves_and_has_no_gradient(pairs: PhotoSet, tower: str) -> None:
-    trainer = make(pairs, epochs=2, towers={**UNFROZEN, f"{tower}_lr": 0.0}, weight_decay=0.5)
+def test_a_tower_with_rate_0_never_moves_and_has_no_gradient(photos: PhotoSet, tower: str) -> None:
+    trainer = make(photos, epochs=2, towers={**UNFROZEN, f"{tower}_lr": 0.0}, weight_decay=0.5)
     before = weights(trainer)
     groups = {group["name"] for group in trainer.step.optimizer.param_groups}
     assert not any(name.startswith(tower) for name in groups)
     trainer.callbacks[0].on_epoch_start(trainer, 0)
-    trainer.step.run(first_batch(pairs), torch.tensor(0), last=False)
+    trainer.step.run(first_batch(photos), torch.tensor(0), last=False)
     sides = {"image": trainer.task.model.backbone.image, "text": trainer.task.model.backbone.text}
     assert all(parameter.grad is None for parameter in sides[tower].parameters())
     other = sides["text" if tower == "image" else "image"]
@@ -100,8 +85,8 @@ def test_a_tower_with_rate_0_never_moves_and_has_no_gradient(pairs: PhotoSet, to
     assert moved(before, weights(trainer)) == OTHERS | {"image", "text"} - {tower}
 
 
-def test_a_frozen_tower_costs_no_backward_pass(pairs: PhotoSet) -> None:
-    trainer = make(pairs, towers={**UNFROZEN, "freeze_image": 1})
+def test_a_frozen_tower_costs_no_backward_pass(photos: PhotoSet) -> None:
+    trainer = make(photos, towers={**UNFROZEN, "freeze_image": 1})
     trainer.callbacks[0].on_epoch_start(trainer, 0)
     images = trainer.task.model.embed_images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).mean
     tokens = trainer.task.model.backbone.encode_images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
@@ -110,13 +95,13 @@ def test_a_frozen_tower_costs_no_backward_pass(pairs: PhotoSet) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.25, 0.01])
-def test_the_loss_scale_is_in_the_gradient_and_not_in_the_log(pairs: PhotoSet, scale: float) -> None:
-    plain, scaled = make(pairs, clip_norm=0.0), make(pairs, clip_norm=0.0)
+def test_the_loss_scale_is_in_the_gradient_and_not_in_the_log(photos: PhotoSet, scale: float) -> None:
+    plain, scaled = (make(photos, towers=UNFROZEN, clip_norm=0.0) for _ in range(2))
     for trainer in (plain, scaled):
         trainer.step.optimizer = torch.optim.SGD(trainer.step.params, lr=1.0)
     scaled.step.loss_scale.fill_(scale)
     before = weights(plain)
-    values = [trainer.step(first_batch(pairs), 0) for trainer in (plain, scaled)]
+    values = [trainer.step(first_batch(photos), 0) for trainer in (plain, scaled)]
     assert torch.equal(values[0][:-1], values[1][:-1])
     assert float(values[1][-1]) == pytest.approx(scale * float(values[0][-1]), rel=1e-5)
     one, other = weights(plain), weights(scaled)
@@ -124,8 +109,8 @@ def test_the_loss_scale_is_in_the_gradient_and_not_in_the_log(pairs: PhotoSet, s
         torch.testing.assert_close(other[name] - start, scale * (one[name] - start), rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_the_loss_warms_up_in_the_epoch_that_unfreezes(pairs: PhotoSet) -> None:
-    trainer = make(pairs, epochs=3, towers={**UNFROZEN, "freeze_image": 1})
+def test_the_loss_warms_up_in_the_epoch_that_unfreezes(photos: PhotoSet) -> None:
+    trainer = make(photos, epochs=3, towers={**UNFROZEN, "freeze_image": 1})
     scales: list[float] = []
 
     class Watch(Callback):
@@ -138,13 +123,13 @@ def test_the_loss_warms_up_in_the_epoch_that_unfreezes(pairs: PhotoSet) -> None:
 
 
 @pytest.mark.parametrize("depths", [(2, 1), (3, 2)])
-def test_every_block_has_the_rate_of_the_formula(pairs: PhotoSet, depths: tuple[int, int]) -> None:
+def test_every_block_has_the_rate_of_the_formula(photos: PhotoSet, depths: tuple[int, int]) -> None:
     """lr · tower's rate · 0.7^(L−ℓ) for block ℓ = 0 … L−1, lr · tower's rate for stem, embeddings and norms."""
     backbone = TINY.model_copy(
         update={"spec": f"tiny:width=16,depth={depths[0]},text_depth={depths[1]},heads=2,size=32"}
     )
     towers = {"image_lr": 0.01, "text_lr": 0.1, "layer_decay": 0.7}
-    trainer = make(pairs, backbone=backbone, lr=5e-4, towers=towers, weight_decay=0.3, warmup_steps=10)
+    trainer = make(photos, backbone=backbone, epochs=1, lr=5e-4, towers=towers, weight_decay=0.3, warmup_steps=10)
     trainer.run(progress=False)
     step = 3  # the last of the epoch: four of ten steps of warm-up are done
     rate = {id(p): group for group in trainer.step.optimizer.param_groups for p in group["params"]}
@@ -165,12 +150,12 @@ def test_every_block_has_the_rate_of_the_formula(pairs: PhotoSet, depths: tuple[
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("size", [0, 48])
-def test_streamed_photos_are_the_same_run(pairs: PhotoSet, dev: PhotoSet, accumulate: int, size: int) -> None:
+def test_streamed_photos_are_the_same_run(photos: PhotoSet, dev_photos: PhotoSet, accumulate: int, size: int) -> None:
     """Weights, metrics and dev RSUM, bit for bit."""
     runs = [
         fit(
-            "vacsr", pairs, train_config(epochs=2, accumulate=accumulate), dev=dev, backbone=TINY, progress=False,
-            data=DataConfig(cache_gb=cache, photo_size=size, workers=workers),
+            "vacsr", photos, train_config(epochs=2, accumulate=accumulate), dev=dev_photos, backbone=TINY,
+            data=DataConfig(cache_gb=cache, photo_size=size, workers=workers), progress=False,
         )
         for cache, workers in ((1.0, 1), (0.0, 1), (0.0, 4))
     ]  # fmt: skip
@@ -181,89 +166,50 @@ def test_streamed_photos_are_the_same_run(pairs: PhotoSet, dev: PhotoSet, accumu
             assert {**row, "steps_per_second": 0} == {**expected, "steps_per_second": 0}
 
 
-def test_augmentation_is_in_training_and_only_there(pairs: PhotoSet) -> None:
+def test_augmentation_is_in_training_and_only_there(photos: PhotoSet) -> None:
     """Two steps draw differently, the same step draws the same, and without augmentation all are equal."""
-    trainer = make(pairs, method="sigmoid", backbone=TINY.model_copy(update={"head": HeadConfig(dim=8, dropout=0.0)}))
-    batch = first_batch(pairs)
+    trainer = make(photos, method="sigmoid", backbone=TINY.model_copy(update={"head": HeadConfig(dim=8, dropout=0.0)}))
+    batch = first_batch(photos)
     losses = [float(trainer.task.loss(batch, torch.tensor(step)).total.detach()) for step in (0, 1, 0)]
     assert losses[0] == losses[2] != losses[1]
     off = TINY.augment.model_copy(update={"crop": (1.0, 1.0), "flip": 0.0, "image_tokens": 0.0, "text_tokens": 0.0})
     plain = TINY.model_copy(update={"augment": off, "head": HeadConfig(dim=8, dropout=0.0)})
-    still = make(pairs, method="sigmoid", backbone=plain)
+    still = make(photos, method="sigmoid", backbone=plain)
     fixed = [float(still.task.loss(batch, torch.tensor(step)).total.detach()) for step in (0, 1)]
     assert fixed[0] == fixed[1]
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [4, 8, 12, 16]), (2, [8, 16]), (3, [12, 16]), (0, [])])
 def test_checkpoints_at_epoch_ends(
-    pairs: PhotoSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, expected: list[int]
+    photos: PhotoSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, expected: list[int]
 ) -> None:
     saved: list[int] = []
     monkeypatch.setattr("vacsr.train.trainer.save_checkpoint", lambda *_, state, **__: saved.append(state.step))
     config = train_config(epochs=4, checkpoint_epochs=every, checkpoint_every=0)
-    fit("sigmoid", pairs, config, backbone=TINY, out=tmp_path / "run", progress=False)
+    fit("sigmoid", photos, config, backbone=TINY, out=tmp_path / "run", progress=False)
     assert saved == expected
 
 
-def interrupted_at(monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
-    """Ctrl-C while the step of this number (from 1) is at work."""
-    original = TrainStep.__call__
-
-    def interrupting(self: TrainStep, batch: Batch, step: int) -> Tensor:
-        if step + 1 == stop:
-            signal.raise_signal(signal.SIGINT)
-        return original(self, batch, step)
-
-    monkeypatch.setattr(TrainStep, "__call__", interrupting)
-
-
-@pytest.mark.parametrize("stop", [2, 4])
-def test_ctrl_c_is_saved_where_epoch_ends_are_not(
-    pairs: PhotoSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
-) -> None:
-    """Step 4 is the last of its epoch, which would leave no checkpoint of its own."""
-    config = train_config(epochs=3, checkpoint_epochs=0, checkpoint_every=0, select="last")
-    whole = fit("sigmoid", pairs, config, backbone=TINY, progress=False)
-    with monkeypatch.context() as patched:
-        interrupted_at(patched, stop)
-        run = fit("sigmoid", pairs, config, backbone=TINY, out=tmp_path, progress=False)
-    assert run.interrupted
-    assert run.state.step == stop
-    again = fit("sigmoid", pairs, config, backbone=TINY, out=tmp_path, resume=True, progress=False)
-    assert again.history[0]["step"] == stop, "what was done is not done again"
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(again.model.state_dict()[name], tensor), name
-
-
 @pytest.mark.parametrize(("number", "images"), [(0, 6), (1, 1), (3, 3), (5, 5), (6, 6), (9, 6)])
-def test_the_first_dev_images_choose(pairs: PhotoSet, dev: PhotoSet, number: int, images: int) -> None:
+def test_the_first_dev_images_choose(photos: PhotoSet, dev_photos: PhotoSet, number: int, images: int) -> None:
     config = train_config(dev_images=number)
-    task = retrieval_task(method_config("sigmoid"), pairs, config, backbone=TINY, dev=dev)
-    assert task.dev.image_ids == dev.image_ids[:images]
-    first = dev.subset(range(images))
+    task = retrieval_task(method_config("sigmoid"), photos, config, backbone=TINY, dev=dev_photos)
+    assert task.dev.image_ids == dev_photos.image_ids[:images]
+    first = dev_photos.subset(range(images))
     assert task.evaluate() == {"dev_rsum": dev_rsum(PairScorer(task.model, device="cpu").score_set(first), first)}
 
 
-def test_bf16_on_photos(pairs: PhotoSet) -> None:
-    """Close to float32 and not equal; gradients reach both towers."""
-    exact, low = make(pairs, method="sigmoid"), make(pairs, method="sigmoid", precision="bf16")
-    values = [trainer.step.run(first_batch(pairs), torch.tensor(0), last=False) for trainer in (exact, low)]
-    assert values[0][0] != values[1][0]
-    torch.testing.assert_close(values[1][0], values[0][0], rtol=2e-2, atol=0)
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in low.task.model.backbone.parameters())
-
-
-def test_kinds_that_do_not_fit_are_usage_errors(pairs: PhotoSet) -> None:
+def test_kinds_that_do_not_fit_are_usage_errors(photos: PhotoSet) -> None:
     features = load_pairs("synthetic:images=10,per_image=2", split="train")
     with pytest.raises(UsageError, match=r"'features:' takes cached embeddings, these data are photos — "):
-        fit("sigmoid", pairs, train_config(), progress=False)
+        fit("sigmoid", photos, train_config(), progress=False)
     with pytest.raises(UsageError, match=r"reads photos, these data are cached features — "):
         fit("sigmoid", features, train_config(), backbone=TINY, progress=False)
 
 
-def test_noisy_labels_take_the_photo_of_the_new_image(pairs: PhotoSet) -> None:
+def test_noisy_labels_take_the_photo_of_the_new_image(photos: PhotoSet) -> None:
     """A caption that was moved meets the photo it was moved to, streamed or kept."""
-    swapped = replace(pairs, caption_image=pairs.caption_image.flip(0))
+    swapped = replace(photos, caption_image=photos.caption_image.flip(0))
     seen: list[Tensor] = []
     for cache in (1.0, 0.0):
         task = retrieval_task(
@@ -272,5 +218,5 @@ def test_noisy_labels_take_the_photo_of_the_new_image(pairs: PhotoSet) -> None:
         (batch,) = task.loader.batches([torch.tensor([0, 1, 2, 3, 28, 29, 30, 31])])
         seen.append(task.loader.images_of(batch.captions, batch.photos))
     assert torch.equal(seen[0], seen[1])
-    last = task.model.backbone.transform.pixels(pairs.photos.open(15))
+    last = task.model.backbone.transform.pixels(photos.photos.open(15))
     assert torch.equal(seen[0][0], last)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
+from vacsr.config import DataConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import apply_noise, make_noise
@@ -24,34 +24,15 @@ from vacsr.train.data import Batch
 from vacsr.train.retrieval import retrieval_task
 from vacsr.train.trainer import Trainer
 
-PCMES = [("pcmepp", seed) for seed in range(4)]
+from .conftest import FEATURES, NPC, assert_same_weights, make
+
 METHODS = ["ncr", "bicro", "npc"]
-TWO = ["ncr", "bicro"]
-BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
-TINY = BackboneConfig(spec="tiny:width=16,depth=2,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
-
-
-@pytest.fixture(scope="module")
-def pairs() -> PairSet:
-    return load_pairs("synthetic:images=30,held_out=8,per_image=2", split="train")
-
-
-@pytest.fixture(scope="module")
-def photos() -> PhotoSet:
-    return load_pairs("scenes:images=16,held_out=6,per_image=2,size=32", split="train")
-
-
-def make(pairs: PairSet | PhotoSet, method: Any, **fields: Any) -> Trainer:
-    config = TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 4, "log_every": 1, **fields})
-    chosen = method_config(method) if isinstance(method, str | dict) else method
-    backbone = BACKBONE if isinstance(pairs, PairSet) else TINY
-    return Trainer(retrieval_task(chosen, pairs, config, backbone=backbone), config)
 
 
 # ------------------------------------------------------------------------------------------------- two networks
 
 
-@pytest.mark.parametrize("method", TWO)
+@pytest.mark.parametrize("method", ["ncr", "bicro"])
 def test_a_score_is_the_mean_of_both_networks_cosines(pairs: PairSet, method: str) -> None:
     run = make(pairs, method, epochs=2).run(progress=False)
     first, second = run.model.networks
@@ -60,8 +41,8 @@ def test_a_score_is_the_mean_of_both_networks_cosines(pairs: PairSet, method: st
         v, t = network.embed_images(pairs.images).mean, network.embed_texts(pairs.texts).mean
         apart.append((v @ t.T).detach())
     assert float((apart[0] - apart[1]).abs().max()) > 0.05, "two networks"
-    found = PairScorer(run.model, device="cpu").score_set(pairs).score
-    torch.testing.assert_close(found, (apart[0] + apart[1]) / 2, atol=1e-5, rtol=0)
+    scores = PairScorer(run.model, device="cpu").score_set(pairs).score
+    torch.testing.assert_close(scores, (apart[0] + apart[1]) / 2, atol=1e-5, rtol=0)
 
 
 def test_runs_of_neighbouring_seeds_share_no_weights(pairs: PairSet) -> None:
@@ -80,7 +61,8 @@ def test_runs_of_neighbouring_seeds_share_no_weights(pairs: PairSet) -> None:
 def test_a_variance_head_begins_with_draws_of_its_own(pairs: PairSet) -> None:
     """And leaves those of the heads as they are without it."""
     plain, *begun = [
-        dict(make(pairs, name, seed=n).task.model.named_parameters()) for name, n in (("infonce", 0), *PCMES)
+        dict(make(pairs, name, seed=seed).task.model.named_parameters())
+        for name, seed in (("infonce", 0), *(("pcmepp", seed) for seed in range(4)))
     ]
     first = begun[0]
     assert all(torch.equal(first[name], value) for name, value in plain.items() if name in first)
@@ -130,10 +112,9 @@ def test_both_networks_learn_freeze_and_draw_apart(photos: PhotoSet) -> None:
 
 
 def test_two_networks_start_from_one(pairs: PairSet, tmp_path: Path) -> None:
-    fit("infonce", pairs, TrainConfig(epochs=1, batch_size=8, device="cpu"), backbone=BACKBONE,
-        progress=False).model.save_pretrained(tmp_path)  # fmt: skip
+    make(pairs, "infonce", epochs=1).run(progress=False).model.save_pretrained(tmp_path)
     model = MatchingModel.build(
-        method_config("ncr"), BACKBONE.model_copy(update={"start": str(tmp_path)}), image_dim=64, text_dim=48
+        method_config("ncr"), FEATURES.model_copy(update={"start": str(tmp_path)}), image_dim=64, text_dim=48
     )
     assert torch.equal(model.second.image_head.last.weight, model.image_head.last.weight)
 
@@ -170,17 +151,13 @@ def test_nothing_is_called_noisy_before_there_is_anything_to_judge_by(pairs: Pai
 @pytest.mark.parametrize("kind", ["features", "photos", "streamed"])
 def test_the_set_is_embedded_as_a_scorer_would(pairs: PairSet, photos: PhotoSet, kind: str) -> None:
     data = pairs if kind == "features" else photos
-    trainer = make(data, "ncr")
-    if kind == "streamed":
-        reading = DataConfig(cache_gb=0.0)
-        config = TrainConfig(batch_size=8, device="cpu")
-        trainer = Trainer(retrieval_task(method_config("ncr"), photos, config, backbone=TINY, reading=reading), config)
-    found = trainer.task.embed_training_set()
+    trainer = make(data, "ncr", reading=DataConfig(cache_gb=0.0 if kind == "streamed" else 4.0))
+    embedded = trainer.task.embed_training_set()
     assert trainer.task.model.training
     expected = PairScorer(trainer.task.model, device="cpu").score_set(data)
     close = 1e-6 if kind != "streamed" else 2e-2  # JPEGs and the like are read quicker for training
-    torch.testing.assert_close(found.images, expected.images.mean, atol=close, rtol=0)
-    torch.testing.assert_close(found.texts, expected.texts.mean, atol=1e-6, rtol=0)
+    torch.testing.assert_close(embedded.images, expected.images.mean, atol=close, rtol=0)
+    torch.testing.assert_close(embedded.texts, expected.texts.mean, atol=1e-6, rtol=0)
 
 
 class Diary(Method):
@@ -203,57 +180,29 @@ class Diary(Method):
 
 
 def test_checkpoints_hold_the_training_state_of_a_method(pairs: PairSet, tmp_path: Path) -> None:
-    config = TrainConfig(epochs=3, batch_size=8, device="cpu", checkpoint_every=5, log_every=1)
-    whole = fit(Diary(), pairs, config, backbone=BACKBONE, progress=False)
+    config = TrainConfig(epochs=3, batch_size=8, device="cpu", checkpoint_every=3, log_every=1)
+    whole = fit(Diary(), pairs, config, backbone=FEATURES, progress=False)
     assert whole.model.method.seen == [0, 1, 2]  # type: ignore[attr-defined]
 
     class Stop(Exception):
         pass
 
-    trainer = Trainer(retrieval_task(Diary(), pairs, config, backbone=BACKBONE), config, tmp_path / "run")
+    trainer = Trainer(retrieval_task(Diary(), pairs, config, backbone=FEATURES), config, tmp_path / "run")
     original = trainer.step.run
 
     def breaks(*args: Any, **fields: Any) -> Tensor:
-        if trainer.state.step == 12:  # of 7 steps an epoch: in the second
+        if trainer.state.step == 8:  # of 5 steps an epoch: in the second
             raise Stop
         return original(*args, **fields)
 
     trainer.step.run = breaks  # type: ignore[method-assign]
     with pytest.raises(Stop):
         trainer.run(progress=False)
-    resumed = fit(Diary(), pairs, config, backbone=BACKBONE, out=tmp_path / "run", resume=True, progress=False)
+    resumed = fit(Diary(), pairs, config, backbone=FEATURES, out=tmp_path / "run", resume=True, progress=False)
     assert resumed.state.step == whole.state.step
     diary = resumed.model.method
     assert diary.seen == [2], "not in the middle of the second epoch"  # type: ignore[attr-defined]
     assert diary.page.item() == 3  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_killed_after_warm_up_resumes_exactly(
-    launch: Any, reference: Any, outcome: Any, tmp_path: Path, method: str
-) -> None:
-    changes = {"method.name": method, "method.warmup": 0.35, "data.noise.ratio": 0.5, "train.checkpoint_every": 2}
-    file, expected = reference(changes)
-    done = launch("train", file, "--out", tmp_path / "run", "--resume", kill=("after step", 12))
-    assert done.code == -signal.SIGKILL, done
-    assert launch("train", file, "--out", tmp_path / "run", "--resume").code == 0
-    assert outcome.of(tmp_path / "run").same(expected)
-
-
-@pytest.mark.parametrize("method", ["ncr", "npc"])
-def test_two_ranks_are_one_run(launch: Any, reference: Any, outcome: Any, tmp_path: Path, method: str) -> None:
-    changes = {
-        "method.name": method,
-        "method.warmup": 0.35,
-        "data.dev": "",
-        "evaluate.splits": ["test"],
-        "data.noise.ratio": 0.5,
-    }
-    file, expected = reference(changes)
-    first, second = launch.ranks([["train", file, "--out", tmp_path / f"rank-{rank}"] for rank in (0, 1)])
-    assert (first.code, second.code) == (0, 0), (first.err, second.err)
-    for name, tensor in outcome.of(tmp_path / "rank-0").weights.items():
-        torch.testing.assert_close(tensor, expected.weights[name], rtol=0, atol=1e-4, msg=name)
 
 
 def auroc(score: Tensor, good: Tensor) -> float:
@@ -267,19 +216,13 @@ def test_half_of_the_captions_are_wrong_and_found_out(method: str, least: float)
     clean = load_pairs("synthetic:images=300,held_out=8,per_image=2,noise=0.1", split="train")
     noisy = apply_noise(clean, make_noise("derange-captions", clean.caption_image, ratio=0.5, seed=0))
     config = TrainConfig(epochs=8, batch_size=50, device="cpu", lr=3e-3)
-    backbone = BackboneConfig(head=HeadConfig(dim=32))
+    backbone = FEATURES.model_copy(update={"head": HeadConfig(dim=32)})
     run = fit({"name": method, "warmup": 0.5}, noisy, config, backbone=backbone, progress=False)
-    good = _own_image(clean, noisy)
+    good = (clean.texts == noisy.texts).all(dim=1) & (clean.caption_image == noisy.caption_image)
     assert 0.45 < float(good.float().mean()) < 0.55
     ledger: Tensor = run.model.method.clean  # type: ignore[attr-defined]
-    for found in ledger.reshape(-1, len(good)):
-        assert auroc(found, good) > least
-
-
-def _own_image(clean: Any, noisy: PairSet) -> Tensor:
-    """Which rows of the noisy set still pair a caption with its image."""
-    same_words = (clean.texts == noisy.texts).all(dim=1)
-    return same_words & (clean.caption_image == noisy.caption_image)
+    for clean_probability in ledger.reshape(-1, len(good)):
+        assert auroc(clean_probability, good) > least
 
 
 # --------------------------------------------------------------------------------------------------- look ahead
@@ -289,7 +232,7 @@ def test_weights_come_from_a_trial_step_that_leaves_no_trace(pairs: PairSet) -> 
     """The same by hand: copy the model, step down the gradient of the heads, compare the neighbours' losses."""
     trainer = make(pairs, {"name": "npc", "look_ahead": 0.05})
     model, data, captions = trainer.task.model, trainer.task.loader, torch.arange(3, 11)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(6)
     method: Any = model.method
     method.by_image.copy_(torch.randint(len(pairs), (len(pairs),), generator=generator))
     method.by_text.copy_(torch.randint(len(pairs), (len(pairs),), generator=generator))
@@ -335,21 +278,59 @@ def test_the_banks_loss_is_trained_on(pairs: PairSet) -> None:
     assert not torch.allclose(grads[0], grads[1])
 
 
-# ------------------------------------------------------------------------------------------------------- graphs
+# ------------------------------------------------------------------------------------------------ streamed photos
+
+
+@pytest.fixture(scope="module")
+def noisy_photos(photos: PhotoSet) -> PhotoSet:
+    return apply_noise(photos, make_noise("derange-captions", photos.caption_image, ratio=0.5, seed=0))
+
+
+def npc_trainers(photos: PhotoSet, device: str) -> tuple[Trainer, Trainer]:
+    """In memory and streamed: four epochs of four steps, the first to warm up; crops and flips from 40 pixels."""
+    towers = {"image_lr": 0.5, "text_lr": 0.5, "freeze_image": 1}
+    both = [
+        make(photos, NPC, reading=DataConfig(cache_gb=cache, photo_size=40, workers=2), device=device, epochs=4,
+             towers=towers, lr=3e-3)
+        for cache in (1.0, 0.0)
+    ]  # fmt: skip
+    assert [trainer.task.loader.reader is None for trainer in both] == [True, False]
+    return both[0], both[1]
+
+
+def test_streamed_neighbours_train_the_same_weights(noisy_photos: PhotoSet) -> None:
+    kept, streamed = npc_trainers(noisy_photos, "cpu")
+    batches: list[Batch] = []
+    original = streamed.task.batches
+
+    def watched(epoch: int, start: int) -> Iterator[Batch]:
+        for batch in original(epoch, start):
+            batches.append(batch)
+            yield batch
+
+    streamed.task.batches = watched  # type: ignore[method-assign]
+    one, other = kept.run(progress=False), streamed.run(progress=False)
+    assert_same_weights(one.model, other.model)
+    rows = [[{**row, "steps_per_second": 0} for row in run.history] for run in (one, other)]
+    assert rows[0] == rows[1]
+    assert torch.equal(one.model.method.weight, other.model.method.weight)
+    assert bool((other.model.method.weight < 1).any()), "the neighbours made a difference"
+    apart = [
+        {row for captions, _ in batch.near for row in captions.tolist()} - set(batch.captions.tolist())
+        for batch in batches
+        if batch.near
+    ]
+    assert len(apart) == 16
+    assert sum(map(bool, apart[4:])) >= 2, "neighbours of other batches"
+    assert not any(apart[:4]), "while it warms up, each pair is its own neighbour"
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("compile_", [False, "auto"])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_captured_step_trains_like_an_eager_one(method: str, compile_: Any) -> None:
-    """Long enough to pass through all stages with one captured graph."""
-    clean = load_pairs("synthetic:images=100", split="train")
-    noisy = apply_noise(clean, make_noise("permute-captions", clean.caption_image, ratio=0.5, seed=0))
-    weights = []
-    for graph in (False, True):
-        config = TrainConfig(epochs=4, batch_size=64, device="cuda", cuda_graph=graph, compile=compile_ and graph)
-        run = fit({"name": method, "warmup": 0.25}, noisy, config, backbone=BACKBONE, progress=False)
-        weights.append(run.model.cpu().state_dict())
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, rtol=5e-3, atol=5e-3, msg=name)
+def test_streamed_neighbours_train_the_same_on_a_gpu(noisy_photos: PhotoSet) -> None:
+    """A GPU's sums differ in their last digits; the first epochs must agree, with neighbours in use from the second."""
+    one, other = (
+        [row["loss"] for row in trainer.run(progress=False).history if "loss" in row]
+        for trainer in npc_trainers(noisy_photos, "cuda")
+    )
+    assert len(one) == 16
+    assert one[:8] == pytest.approx(other[:8], rel=1e-3)

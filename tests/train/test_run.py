@@ -59,13 +59,6 @@ def test_noise_is_in_the_training_labels_only() -> None:
     assert torch.equal(noisy.dev.caption_image, clean.dev.caption_image)
 
 
-def test_a_share_of_the_training_images_as_dev() -> None:
-    data = training_data(DataConfig(pairs="synthetic:images=20,per_image=2", dev_share=0.25))
-    assert (len(data.train.image_ids), len(data.dev.image_ids)) == (15, 5)
-    assert not set(data.train.image_ids) & set(data.dev.image_ids)
-    assert all(name.startswith("train") for name in data.dev.image_ids)
-
-
 @pytest.fixture
 def without_splits(tmp_path: Path) -> str:
     pairs = load_pairs("synthetic:images=20,per_image=2", split="train")
@@ -75,6 +68,7 @@ def without_splits(tmp_path: Path) -> str:
 
 
 def test_data_without_splits(recipes: Any, without_splits: str, tmp_path: Path) -> None:
+    """Without a dev split, or with a share of the training images, which is then reported as dev."""
     data = {"data.pairs": without_splits, "data.train": "all", "method.name": "sigmoid"}
     with pytest.raises(DataError, match="split 'dev' was asked for"):
         run_recipe(recipes.recipe(data), tmp_path / "run", progress=False)
@@ -82,23 +76,11 @@ def test_data_without_splits(recipes: Any, without_splits: str, tmp_path: Path) 
     done = run_recipe(recipes.recipe({**data, "data.dev": ""}), tmp_path / "run", progress=False)
     assert done.state.best is None
     assert done.report.results == (), "neither dev nor test is there to report"
-    shared = run_recipe(recipes.recipe({**data, "data.dev_share": 0.3}), tmp_path / "share", progress=False)
-    assert shared.state.best is not None
-
-
-def test_the_report_has_the_splits_that_exist(recipes: Any, tmp_path: Path) -> None:
-    recipe = recipes.recipe({"method.name": "sigmoid", "evaluate.splits": ["dev", "val", "test"]})
-    found = run_recipe(recipe, tmp_path / "run", progress=False).report
-    assert [result["split"] for result in found.results] == ["dev", "test"]
-
-
-def test_held_out_images_are_reported_as_dev(recipes: Any, without_splits: str, tmp_path: Path) -> None:
-    changes = {"method.name": "sigmoid", "data.pairs": without_splits, "data.train": "all", "data.dev_share": 0.3}
-    recipe = recipes.recipe(changes)
-    found = run_recipe(recipe, tmp_path / "run", progress=False)
-    data = training_data(recipe.data)
-    assert found.report.results[0]["rsum"] == pytest.approx(found.state.best)
-    assert not set(data.train.image_ids) & set(data.dev.image_ids)
+    recipe = recipes.recipe({**data, "data.dev_share": 0.3})
+    shared = run_recipe(recipe, tmp_path / "share", progress=False)
+    assert shared.report.results[0]["rsum"] == pytest.approx(shared.state.best)
+    split = training_data(recipe.data)
+    assert not set(split.train.image_ids) & set(split.dev.image_ids)
 
 
 def test_broken_data_of_the_report_are_found_before_training(recipes: Any, tmp_path: Path) -> None:
@@ -135,25 +117,26 @@ def killed(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_changed_report_does_not_train_again(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_recipe(recipes.recipe({"method.name": "sigmoid"}), tmp_path, progress=False)
-    monkeypatch.setattr(TrainStep, "__call__", lambda *_: pytest.fail("trains"))
-    recipe = recipes.recipe({"method.name": "sigmoid", "evaluate.splits": ["test"]})
-    done = run_recipe(recipe, tmp_path, resume=True, progress=False)
-    assert [result["split"] for result in done.report.results] == ["test"]
-    assert recipe_from(read_yaml(tmp_path / "config.yaml")) == recipe
-
-
-def test_an_old_report_never_stands_beside_a_new_config(
-    recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_recipe(recipes.recipe({"method.name": "sigmoid"}), tmp_path, progress=False)
-
-    monkeypatch.setattr("vacsr.train.run.evaluate_retrieval", killed)
-    recipe = recipes.recipe({"method.name": "sigmoid", "evaluate.splits": ["test"]})
-    with pytest.raises(KeyboardInterrupt):
-        run_recipe(recipe, tmp_path, resume=True, progress=False)
+def test_a_changed_report_does_not_train_again(recipes: Any, tmp_path: Path) -> None:
+    """It has those of the splits that exist, and an old report is never beside a new config."""
+    fields = {"method.name": "sigmoid", "evaluate.splits": ["dev", "val", "test"]}
+    first = run_recipe(recipes.recipe(fields), tmp_path, progress=False).report
+    assert [result["split"] for result in first.results] == ["dev", "test"]
+    for result, outcomes in zip(first.results, read_outcomes(tmp_path / "outcomes.safetensors"), strict=True):
+        assert (outcomes.protocol, outcomes.split) == (result["protocol"], result["split"])
+        assert result["t2i"]["r5"] == pytest.approx(100 * float(outcomes.t2i["r5"].mean()))
+    recipe = recipes.recipe({**fields, "evaluate.splits": ["test"]})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("vacsr.train.run.evaluate_retrieval", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(recipe, tmp_path, resume=True, progress=False)
     assert not (tmp_path / "report.json").exists()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TrainStep, "__call__", lambda *_: pytest.fail("trains"))
+        done = run_recipe(recipe, tmp_path, resume=True, progress=False)
+    assert [result["split"] for result in done.report.results] == ["test"]
+    assert [outcomes.split for outcomes in read_outcomes(tmp_path / "outcomes.safetensors")] == ["test"]
+    assert recipe_from(read_yaml(tmp_path / "config.yaml")) == recipe
 
 
 def with_captions(folder: Path, splits: list[str], *, broken: int | None = None) -> str:
@@ -175,10 +158,7 @@ def test_a_missing_dev_split_says_how_to_do_without(tmp_path: Path) -> None:
         training_data(DataConfig(pairs=spec))
     assert training_data(recipe_from({"data": {"pairs": spec}}, ["data.dev="]).data).dev is None
     assert training_data(recipe_from({"data": {"pairs": spec}}, ["data.dev_share=0.2"]).data).dev is not None
-
-
-def test_a_broken_dev_split_is_not_a_missing_one(tmp_path: Path) -> None:
-    spec = with_captions(tmp_path, ["train"] * 6 + ["dev"] * 4, broken=9)
+    spec = with_captions(tmp_path, ["train"] * 6 + ["dev"] * 4, broken=9)  # broken is not missing
     with pytest.raises(DataError, match="'i9'") as caught:
         training_data(DataConfig(pairs=spec))
     assert "dev_share" not in str(caught.value)
@@ -198,24 +178,21 @@ def test_what_never_got_far_may_be_started_again(recipes: Any, tmp_path: Path) -
     assert not (tmp_path / "noise.safetensors").exists(), "it was the other recipe's"
 
 
-@pytest.mark.parametrize("gone", ["checkpoint/state.safetensors", "report.json", "config.yaml"])
-def test_a_run_is_a_checkpoint_or_a_report(recipes: Any, tmp_path: Path, gone: str) -> None:
-    recipe = recipes.recipe({"method.name": "sigmoid"})
+def test_a_run_is_a_checkpoint_or_a_report(recipes: Any, tmp_path: Path) -> None:
+    recipe = recipes.recipe({"method.name": "sigmoid", "train.epochs": 1})
     run_recipe(recipe, tmp_path, progress=False)
-    (tmp_path / gone).unlink()
-    with pytest.raises(UsageError, match="--resume"):
-        run_recipe(recipe, tmp_path, progress=False)
+    for name in ("config.yaml", "checkpoint/state.safetensors", "report.json"):
+        with pytest.raises(UsageError, match="--resume"):
+            run_recipe(recipe, tmp_path, progress=False)
+        (tmp_path / name).unlink()
+    assert run_recipe(recipe, tmp_path, progress=False).report is not None
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_file_in_the_way(recipes: Any, tmp_path: Path, resume: bool) -> None:
+def test_a_folder_that_cannot_be_written(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(UsageError, match="choose another --out"):
-            run_recipe(recipes.recipe(), out, resume=resume, progress=False)
-
-
-def test_a_folder_that_may_not_be_written(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+            run_recipe(recipes.recipe(), out, resume=True, progress=False)
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(EnvironmentProblem, match="choose another --out"):
         run_recipe(recipes.recipe(), tmp_path / "deep" / "run", progress=False)
@@ -276,29 +253,15 @@ def test_part_of_a_split_was_trained_on(recipes: Any, tmp_path: Path) -> None:
     spec = with_captions(tmp_path, ["train"] * 10 + ["test"] * 20)
     changes = {"method.name": "sigmoid", "train.epochs": 1, "data.pairs": spec, "data.train": "all"}
     recipe = recipes.recipe({**changes, "data.dev_share": 0.3})
-    kept = set(training_data(recipe.data).train.image_ids)
-    count = sum(f"i{number}" in kept for number in range(10, 30))
+    rows = set(training_data(recipe.data).train.image_ids)
+    count = sum(f"i{number}" in rows for number in range(10, 30))
     assert 0 < count < 20
     (message,) = flattered(recipe, tmp_path / "run")
     assert f"{count} of the 20 images of 'test'" in message
-
-
-def test_a_dev_split_that_is_the_training_split(recipes: Any, tmp_path: Path) -> None:
     changes = {"method.name": "sigmoid", "train.epochs": 1, "data.dev": "train", "evaluate.splits": ["test"]}
-    (message,) = flattered(recipes.recipe(changes), tmp_path / "run")
+    (message,) = flattered(recipes.recipe(changes), tmp_path / "dev")
     assert "29 of the 29 images of 'train'" in message
     assert message.endswith("set data.dev_share=0.1")
-
-
-def test_outcomes_stand_beside_the_report(recipes: Any, tmp_path: Path) -> None:
-    recipe = recipes.recipe({"method.name": "sigmoid", "train.epochs": 1})
-    report = run_recipe(recipe, tmp_path, progress=False).report
-    for result, found in zip(report.results, read_outcomes(tmp_path / "outcomes.safetensors"), strict=True):
-        assert (found.protocol, found.split) == (result["protocol"], result["split"])
-        assert result["t2i"]["r5"] == pytest.approx(100 * float(found.t2i["r5"].mean()))
-    fewer = recipes.recipe({"method.name": "sigmoid", "train.epochs": 1, "evaluate.splits": ["test"]})
-    run_recipe(fewer, tmp_path, resume=True, progress=False)
-    assert [found.split for found in read_outcomes(tmp_path / "outcomes.safetensors")] == ["test"]
 
 
 def test_a_protocol_is_reported_where_it_fits(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,9 +356,8 @@ def test_steps_that_are_only_timed_need_no_data_and_no_report() -> None:
 
 def test_a_graph_and_accumulation_need_other_plans_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    recipe = recipe_from({"method": "infonce", "train": {"accumulate": 2, "cuda_graph": True}})
     with pytest.raises(UsageError, match="accumulate=1"):
-        check_recipe(recipe)
+        check_recipe(recipe_from({"method": "infonce", "train": {"accumulate": 2, "cuda_graph": True}}))
 
 
 LONG = {"method.name": "infonce", "train.epochs": 100_000, "train.checkpoint_every": 5}
@@ -451,22 +413,12 @@ def test_who_holds_it_may_ask_again_but_no_other_thread(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
-def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
-    for there in (False, True):
-        (tmp_path / "deep").mkdir(exist_ok=True) if there else None
-        with pytest.raises(UsageError), run_lock(tmp_path / "deep" / "er" / "run"):
-            raise UsageError("no")
-        assert [path.name for path in tmp_path.rglob("*")] == ["deep"] * there
-
-
 def test_other_ranks_leave_the_lock_to_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    with run_lock(tmp_path / "run"):
-        assert not (tmp_path / "run").exists()
-    monkeypatch.setenv("RANK", "0")
-    with run_lock(tmp_path / "run"):
-        assert (tmp_path / "run" / LOCK).exists()
+    for rank, locked in (("1", False), ("0", True)):
+        monkeypatch.setenv("RANK", rank)
+        with run_lock(tmp_path / "run"):
+            assert (tmp_path / "run" / LOCK).exists() == locked
 
 
 def test_clearing_keeps_the_lock_and_what_a_link_points_to(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vacsr.config import BackboneConfig, HeadConfig, TowersConfig, TrainConfig
-from vacsr.config.io import method_config
-from vacsr.data import PairSet, load_pairs
+from vacsr.config import TrainConfig
+from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import NonFiniteLoss
 from vacsr.files import read_tensors
 from vacsr.methods.base import Embedding
@@ -20,21 +19,9 @@ from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.objective import LossTerms, PairBlock
 from vacsr.train import fit
 from vacsr.train.data import Batch, batch_order
-from vacsr.train.retrieval import retrieval_task
 from vacsr.train.trainer import Trainer
 
-BACKBONE = BackboneConfig(head=HeadConfig(dim=8))
-
-
-@pytest.fixture(scope="module")
-def pairs() -> PairSet:
-    return load_pairs("synthetic:images=20,per_image=2", split="train")
-
-
-def make(pairs: PairSet, method: Any = "vacsr", **fields: Any) -> Trainer:
-    config = TrainConfig(**{"batch_size": 8, "device": "cpu", "epochs": 2, "log_every": 1, **fields})
-    chosen = method_config(method) if isinstance(method, str) else method
-    return Trainer(retrieval_task(chosen, pairs, config, backbone=BACKBONE), config)
+from .conftest import FEATURES, TINY, make
 
 
 def batches(pairs: PairSet) -> list[Tensor]:
@@ -99,7 +86,7 @@ def test_an_optimiser_step_never_crosses_an_epoch(pairs: PairSet) -> None:
 
 
 def test_the_logged_parts_add_up(pairs: PairSet) -> None:
-    run = fit("vacsr", pairs, TrainConfig(batch_size=8, epochs=1, device="cpu", log_every=1), backbone=BACKBONE)
+    run = fit("vacsr", pairs, TrainConfig(batch_size=8, epochs=1, device="cpu", log_every=1), backbone=FEATURES)
     row = run.history[0]
     parts = {"recon": 1.0, "kl": 5e-4, "sigma_pos": 1.0, "sigma_neg": 1.0, "cosine": 0.3}
     assert {"step", "epoch", "lr", "loss", "grad_norm", *parts} == row.keys()
@@ -111,7 +98,7 @@ def test_bf16_stays_close_on_a_cpu(pairs: PairSet, method: str) -> None:
     runs = {
         precision: fit(
             method, pairs, TrainConfig(batch_size=8, epochs=2, device="cpu", log_every=1, precision=precision),
-            backbone=BACKBONE, progress=False,
+            backbone=FEATURES, progress=False,
         )
         for precision in ("fp32", "bf16")
     }  # fmt: skip
@@ -136,6 +123,8 @@ class Breaking(Sigmoid):
         terms = super().loss(v, t, pairs)
         if int(pairs.noise.step) != self.at:
             return terms
+        if self.what == "total":
+            return LossTerms(terms.total * torch.nan, terms.parts)
         zero = (self.affine[0] * 0.0).abs().sqrt()  # 0, but its derivative is 0/0
         if self.what == "gradient":
             return LossTerms(terms.total + zero, terms.parts)
@@ -144,36 +133,26 @@ class Breaking(Sigmoid):
         return LossTerms(broken, parts)
 
 
-@pytest.mark.parametrize(("what", "term"), [("value", "extra"), ("part", "extra"), ("gradient", "grad_norm")])
+@pytest.mark.parametrize(
+    ("what", "term"), [("value", "extra"), ("part", "extra"), ("gradient", "grad_norm"), ("total", "loss")]
+)
 def test_a_broken_number_stops_the_run_and_names_the_place(
     pairs: PairSet, tmp_path: Path, what: str, term: str
 ) -> None:
     trackers = ("jsonl", "csv")
     config = TrainConfig(batch_size=8, epochs=4, device="cpu", checkpoint_every=2, log_every=1, trackers=trackers)
     with pytest.raises(NonFiniteLoss) as caught:
-        fit(Breaking(8, what), pairs, config, backbone=BACKBONE, out=tmp_path, progress=False)
+        fit(Breaking(8, what), pairs, config, backbone=FEATURES, out=tmp_path, progress=False)
     message, rows = str(caught.value), list(batch_order(len(pairs), batch=8, seed=0, epoch=1))[3]
     assert f"'{term}' is not finite at step 8 (epoch 2)" in message
     assert ", ".join(pairs.caption_ids[row] for row in rows.tolist()) in message
     assert str(tmp_path / "checkpoint") in message
-    rows_kept = (tmp_path / "metrics.csv").read_text(encoding="utf-8").splitlines()
-    assert len(rows_kept) == 1 + 8 + 1, "steps 0 to 7, an epoch's end"
+    table = (tmp_path / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    assert len(table) == 1 + 8 + 1, "steps 0 to 7, an epoch's end"
     assert caught.value.exit_code == 4
     tensors, metadata = read_tensors(tmp_path / "checkpoint" / "state.safetensors")
     assert '"step": 7' in metadata["state"] or '"step": 8' in metadata["state"]
     assert all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point())
-
-
-def test_the_total_alone_may_break(pairs: PairSet) -> None:
-    class Total(Breaking):
-        def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-            terms = super().loss(v, t, pairs)
-            return LossTerms(terms.total * torch.nan, terms.parts) if int(pairs.noise.step) == 1 else terms
-
-    trainer = make(pairs, Total(99, ""))
-    with pytest.raises(NonFiniteLoss, match="'loss' is not finite at step 1") as caught:
-        trainer.run(progress=False)
-    assert "checkpoint" not in str(caught.value), "there is none to go back to"
 
 
 @pytest.mark.parametrize("what", ["value", "gradient"])
@@ -190,14 +169,10 @@ def test_a_broken_gradient_does_not_reach_the_weights(pairs: PairSet, what: str)
 
 # ------------------------------------------------------------------------------------------------ a broken compiler
 
-TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32", head=HeadConfig(kind="linear", dim=8))
 
-
-def towers_trainer(*, checkpointing: bool = False, **train: Any) -> Trainer:
-    pairs = load_pairs("scenes:images=8,held_out=2,size=32", split="train")
-    config = TrainConfig(batch_size=8, device="cpu", optimizer="adamp", towers=TowersConfig(freeze_image=0), **train)
+def towers_trainer(photos: PhotoSet, *, checkpointing: bool = False, **train: Any) -> Trainer:
     backbone = TINY.model_copy(update={"checkpointing": checkpointing})
-    return Trainer(retrieval_task(method_config("vacsr"), pairs, config, backbone=backbone), config)
+    return make(photos, backbone=backbone, optimizer="adamp", towers={"freeze_image": 0}, **train)
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -217,24 +192,26 @@ def assert_same_steps(broken: Trainer, plain: Trainer, *, said: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, msg=name)
 
 
-def test_auto_goes_on_without_a_compiled_loss() -> None:
-    plain, broken = towers_trainer(), towers_trainer()
+def test_auto_goes_on_without_a_compiled_loss(photos: PhotoSet) -> None:
+    plain, broken = towers_trainer(photos), towers_trainer(photos)
     broken.step.falls_back = True
     broken.task.pair_loss = refuse  # type: ignore[assignment]
     said = r"torch.compile failed \(no compiler here\); training continues uncompiled"
     assert_same_steps(broken, plain, said=said)
 
 
-def test_blocks_that_cannot_be_compiled_are_recomputed_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_cannot_be_compiled_are_recomputed_without(
+    photos: PhotoSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, **options, backend=refuse))
-    plain, broken = (towers_trainer(checkpointing=True, compile=on) for on in (False, True))
+    plain, broken = (towers_trainer(photos, checkpointing=True, compile=on) for on in (False, True))
     broken.step.falls_back = True
     assert_same_steps(broken, plain, said="torch.compile failed")
 
 
-def test_what_was_asked_for_fails_loudly() -> None:
-    broken = towers_trainer()
+def test_what_was_asked_for_fails_loudly(photos: PhotoSet) -> None:
+    broken = towers_trainer(photos)
     broken.task.pair_loss = refuse  # type: ignore[attr-defined]
     with pytest.raises(torch._dynamo.exc.TorchDynamoException):
         broken.step(Batch(torch.arange(8)), 0)

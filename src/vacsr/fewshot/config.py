@@ -194,28 +194,21 @@ def fewshot_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -
 
 
 def layered_fewshot(*layers: Mapping[str, Any]) -> FewshotRecipe:
-    """A recipe from several parsed YAML mappings, later ones on top; below all of them the published plan."""
+    """A recipe from several parsed YAML mappings, later ones on top; below all of them the published plan.
+
+    The backbone is a CLIP where none is named; that of other recipes is cached features, which cannot be prompted.
+    """
     raw = merge_layers(*layers)
-    raw |= {"backbone": _backbone(raw.get("backbone", {})), "method": resolve_method(raw["method"], task="fewshot")}
-    return parse(FewshotRecipe, _with_plan(raw))
-
-
-def _with_plan(raw: dict[str, Any]) -> dict[str, Any]:
-    """With the published plan below the written fields, unless the recipe says `preset: none`."""
-    data, train = raw.get("data", {}), raw.get("train", {})
-    if raw.get("preset", "paper") != "paper" or not isinstance(data, Mapping) or not isinstance(train, Mapping):
-        return raw
-    dataset = dataset_of(str(data.get("spec", _DEFAULT.data.spec)))
-    protocol = str(data.get("protocol", _DEFAULT.data.protocol))
-    plan = method_entry(raw["method"]["name"], task="fewshot").method.plan.fields(dataset, protocol)
-    return {**raw, "method": merge(plan["method"], raw["method"]), "train": merge(plan["train"], train)}
-
-
-def _backbone(raw: Any) -> Any:
-    """The default of other recipes is cached features, which cannot be prompted; here it is a CLIP."""
-    if isinstance(raw, Mapping) and not raw.get("spec") and not raw.get("start"):
-        return {**raw, "spec": _DEFAULT.backbone.spec}
-    return raw
+    raw["method"] = resolve_method(raw["method"], task="fewshot")
+    backbone, data, train = (raw.get(name, {}) for name in ("backbone", "data", "train"))
+    if isinstance(backbone, Mapping) and not backbone.get("spec") and not backbone.get("start"):
+        raw["backbone"] = {**backbone, "spec": _DEFAULT.backbone.spec}
+    if raw.get("preset", "paper") == "paper" and isinstance(data, Mapping) and isinstance(train, Mapping):
+        dataset = dataset_of(str(data.get("spec", _DEFAULT.data.spec)))
+        protocol = str(data.get("protocol", _DEFAULT.data.protocol))
+        plan = method_entry(raw["method"]["name"], task="fewshot").method.plan.fields(dataset, protocol)
+        raw |= {"method": merge(plan["method"], raw["method"]), "train": merge(plan["train"], train)}
+    return parse(FewshotRecipe, raw)
 
 
 def dataset_of(spec: str) -> str:

@@ -112,13 +112,11 @@ def read_sentences(path: Path, names: Sequence[str]) -> tuple[tuple[str, ...], .
         return name.replace("_", " ").casefold().strip()
 
     by_name = {plain(name): sentences for name, sentences in read_json(path).items()}
-    found = []
     for name in names:
         sentences = by_name.get(plain(name))
         if not isinstance(sentences, list) or not sentences or not all(isinstance(one, str) for one in sentences):
             raise DataError(f"{path}: class {name!r} has no list of sentences — add it as {{class name: [sentences]}}")
-        found.append(tuple(sentences))
-    return tuple(found)
+    return tuple(tuple(by_name[plain(name)]) for name in names)
 
 
 def crop_box(

@@ -37,12 +37,9 @@ from vacsr.train.trainer import Task, Trainer
 class Predicted(NamedTuple):
     """Predictions for N photos over C classes, on the CPU."""
 
-    names: tuple[str, ...]
-    """[C] the classes, in the order of the columns."""
-    probabilities: Tensor
-    """[N, C] each row sums to 1."""
-    uncertainty: Tensor | None
-    """[N, C] σ of every pair of photo and class; None where the method has none."""
+    names: tuple[str, ...]  # [C] the classes, in the order of the columns
+    probabilities: Tensor  # [N, C] each row sums to 1
+    uncertainty: Tensor | None  # [N, C] σ of every pair of photo and class; None where the method has none
 
     def best(self) -> list[str]:
         """[N] the likeliest class of each photo."""
@@ -55,10 +52,8 @@ class FewshotModel:
 
     method: FewshotMethod
     classes: ClassSet
-    transform: PhotoTransform
-    """How photos are prepared: the shorter side resized to the tower's size, then the centre cropped."""
-    origin: dict[str, str]
-    """The CLIP below it: name, preprocessing and a hash of its weights and scale before training."""
+    transform: PhotoTransform  # the shorter side resized to the tower's size, then the centre cropped
+    origin: dict[str, str]  # the CLIP below it: name, preprocessing and a hash of its weights and scale before training
 
     @classmethod
     def build(
@@ -97,14 +92,9 @@ class FewshotModel:
         return Predicted(classes.names, probabilities, sigma)
 
     def evaluate(
-        self,
-        photos: LabelledPhotos,
-        classes: ClassSet,
-        *,
-        batch_size: int = 100,
-        workers: int = 0,
+        self, photos: LabelledPhotos, classes: ClassSet, *, batch_size: int = 100, workers: int = 0,
         progress: Progress | None = None,
-    ) -> Answers:
+    ) -> Answers:  # fmt: skip
         """Every photo against these classes, in float32, so that runs are comparable however they were trained."""
         reader = PhotoReader(photos.photos, self.transform, workers=workers)
         batches = [range(start, min(start + batch_size, len(photos))) for start in range(0, len(photos), batch_size)]
@@ -183,14 +173,9 @@ class FewshotTask(Task):
     """Trains a few-shot method on its shots. The final weights count: no epoch is chosen by a metric."""
 
     def __init__(
-        self,
-        model: FewshotModel,
-        shots: LabelledPhotos,
-        config: FewshotTrainConfig,
-        *,
-        label: str = "shots",
+        self, model: FewshotModel, shots: LabelledPhotos, config: FewshotTrainConfig, *, label: str = "shots",
         description: dict[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.fewshot, self.shots, self.config, self.label = model, shots, config, label
         self.model = self.method = model.method
         self.device, self.description = model.device, description or {}

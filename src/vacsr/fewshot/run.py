@@ -44,8 +44,8 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
     """Fill the run folder ``out``: config.yaml, shots.json, metrics.jsonl, checkpoint/, model/ and, last, report.json.
 
     Also answers.safetensors, the prediction for each test photo, and search.json where something was searched. Errors
-    are found before the first file is written, except in photos, which are decoded when they are used. A folder that
-    another process is filling is refused. The run's ``report`` is None where it was interrupted.
+    are found before the first file is written, except in photos, which are decoded when they are used. The run's
+    ``report`` is None where it was interrupted.
     """
     with run_lock(out):
         check_folder(out, resume=resume)
@@ -53,7 +53,12 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
         if recipe.search.candidates() and not len(sets.val):
             raise UsageError("a search needs validation shots, the draw has none — lower data.shots or take search out")
         model = _build(recipe, sets, device=device)
-        description = describe(recipe, sets, origin=model.origin)
+        description = describe_recipe(method=recipe.method, backbone=recipe.backbone, train=recipe.train) | {
+            "origin": model.origin,
+            "shots": [sets.shots.hash, sets.train.digest()],
+            "classes": sets.classes,
+            "search": recipe.search.model_dump(mode="json"),
+        }
         check_checkpoint(out / "checkpoint", description)
         trainer = _trainer(recipe, sets, model, out=out, description=description)
         for name in ("report.json", ANSWERS, *(() if resume else (SEARCH,))):
@@ -118,16 +123,6 @@ def _check_same_data(recipe: FewshotRecipe, out: Path) -> None:
         raise UsageError(f"{message} — give its own recipe: vacsr fewshot {file} --out {out} --evaluate-only")
 
 
-def describe(recipe: FewshotRecipe, sets: FewshotSets, *, origin: Mapping[str, str]) -> dict[str, Any]:
-    """What must be equal for a checkpoint to fit: method, backbone and its weights, plan, shots, classes and search."""
-    return describe_recipe(method=recipe.method, backbone=recipe.backbone, train=recipe.train) | {
-        "origin": dict(origin),
-        "shots": [sets.shots.hash, sets.train.digest()],
-        "classes": sets.classes,
-        "search": recipe.search.model_dump(mode="json"),
-    }
-
-
 def _build(recipe: FewshotRecipe, sets: FewshotSets, *, device: torch.device) -> FewshotModel:
     return FewshotModel.build(
         recipe.method, recipe.backbone, classes=sets.classes, seed=recipe.train.seed, device=device
@@ -152,14 +147,9 @@ def with_choice(recipe: FewshotRecipe, choice: Choice) -> FewshotRecipe:
 
 
 def search(
-    recipe: FewshotRecipe,
-    sets: FewshotSets,
-    *,
-    out: Path,
-    description: Mapping[str, Any],
-    device: torch.device,
+    recipe: FewshotRecipe, sets: FewshotSets, *, out: Path, description: Mapping[str, Any], device: torch.device,
     progress: bool,
-) -> Choice | None:
+) -> Choice | None:  # fmt: skip
     """Train every candidate on the shots, score it on the validation shots, return the best; among equals the first.
 
     The test sets are not read (paper, Appendix C.2). ``out/search.json`` is written after each candidate, so that an
@@ -211,18 +201,13 @@ def _report(
     }
     tensors: dict[str, Tensor] = {}
     for split, photos, classes in sets.tests:
+        size, workers, count = config.batch_size, recipe.train.workers, len(classes.names)
         with PhotoProgress(f"testing {split}", show=progress) as bar:
-            predicted = model.evaluate(
-                photos, classes, batch_size=config.batch_size, workers=recipe.train.workers, progress=bar
-            )
-        count = len(classes.names)
-        report["results"].append(
-            fewshot_result(split, predicted, classes=count, bins=config.bins, coverages=config.coverages)
-        )
-        columns = {"label": photos.labels, **predicted._asdict()}
-        tensors |= {
-            f"{split}.{name}": column for name, column in columns.items() if column is not None and name != "correct"
-        }
+            predicted = model.evaluate(photos, classes, batch_size=size, workers=workers, progress=bar)
+        result = fewshot_result(split, predicted, classes=count, bins=config.bins, coverages=config.coverages)
+        report["results"].append(result)
+        columns = {**predicted._asdict(), "correct": None, "label": photos.labels}
+        tensors |= {f"{split}.{name}": column for name, column in columns.items() if column is not None}
     accuracy = {result["split"]: result["accuracy"] for result in report["results"]}
     if {"base", "new"} <= accuracy.keys():
         report["hm"] = harmonic_mean(accuracy["base"], accuracy["new"])

@@ -153,11 +153,8 @@ def _require(module: str, extra: str) -> Any:
 
 
 TRACKERS: dict[str, Callable[[Path], Callback]] = {
-    "jsonl": JsonlTracker,
-    "csv": CsvTracker,
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-}
+    "jsonl": JsonlTracker, "csv": CsvTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker,
+}  # fmt: skip
 """By their names in a recipe. One whose extra is missing is refused when it is built, before a run writes anything."""
 
 

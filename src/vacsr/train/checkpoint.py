@@ -41,25 +41,17 @@ _LOCKED: ContextVar[frozenset[Path]] = ContextVar("run folders locked by this co
 class TrainState:
     """How far a run has come."""
 
-    step: int = 0
-    """Batches done."""
-    best: float | None = None
-    """Best dev metric so far."""
+    step: int = 0  # batches done
+    best: float | None = None  # dev metric so far
     best_step: int = 0
     best_weights: dict[str, Tensor] = field(default_factory=dict)
-    stopped: bool = False
-    """Ended early, by Ctrl-C."""
+    stopped: bool = False  # ended early, by Ctrl-C
 
 
 def save_checkpoint(
-    folder: Path,
-    groups: Mapping[str, Mapping[str, Tensor]],
-    optimizer: Optimizer,
-    *,
-    state: TrainState,
-    description: Mapping[str, Any],
-    device: torch.device,
-) -> None:
+    folder: Path, groups: Mapping[str, Mapping[str, Tensor]], optimizer: Optimizer,
+    *, state: TrainState, description: Mapping[str, Any], device: torch.device,
+) -> None:  # fmt: skip
     """Write ``folder/state.safetensors`` atomically: named groups of tensors, the optimiser and torch's generators."""
     for torn in folder.glob(f".{FILE}.*.tmp"):  # what a kill left behind
         torn.unlink(missing_ok=True)

@@ -35,8 +35,7 @@ class TrainingData(NamedTuple):
 
     train: PairSet | PhotoSet
     dev: PairSet | PhotoSet | None
-    noise: CaptionNoise | None = None
-    """What was done to the labels."""
+    noise: CaptionNoise | None = None  # what was done to the labels
 
 
 def training_data(config: DataConfig) -> TrainingData:
@@ -50,13 +49,13 @@ def training_data(config: DataConfig) -> TrainingData:
             dev = read_split(config, config.dev)
         except NoSuchSplit as error:
             raise DataError(f"{error}; to do without it, set data.dev= (none) or data.dev_share=0.1") from error
-    if config.noise.file:  # published labels, or drawn here
-        noise = load_noise(Path(config.noise.file).expanduser(), caption_image=train.caption_image)
-    elif config.noise.ratio > 0:
-        plan = config.noise
-        noise = make_noise(plan.protocol, train.caption_image, ratio=plan.ratio, seed=plan.seed)
-    else:
+    plan = config.noise
+    if not plan.file and plan.ratio == 0:
         return TrainingData(train, dev)
+    if plan.file:  # published labels
+        noise = load_noise(Path(plan.file).expanduser(), caption_image=train.caption_image)
+    else:
+        noise = make_noise(plan.protocol, train.caption_image, ratio=plan.ratio, seed=plan.seed)
     return TrainingData(apply_noise(train, noise), dev, noise)
 
 
@@ -126,11 +125,9 @@ class PairLoader:
     images: Tensor | None  # [N, D_image], or uint8 [N, 3, S, S]; None where they come with batches
     texts: Tensor  # [M, D_text], or int32 [M, L]
     caption_image: Tensor  # [M]
-    reader: Reader | None = None
-    """Where photos come from that are not on the device."""
+    reader: Reader | None = None  # of photos that are not on the device
     world: World = ALONE
-    looks: Method | None = None
-    """The method whose neighbours' photos are read along with a batch."""
+    looks: Method | None = None  # the method whose neighbours' photos are read along with a batch
 
     @property
     def device(self) -> torch.device:
@@ -194,14 +191,9 @@ class PairLoader:
 
 
 def build_loader(
-    model: MatchingModel,
-    pairs: PairSet | PhotoSet,
-    *,
-    config: DataConfig,
-    device: torch.device,
-    world: World = ALONE,
-    progress: Progress | None = None,
-) -> PairLoader:
+    model: MatchingModel, pairs: PairSet | PhotoSet, *, config: DataConfig, device: torch.device,
+    world: World = ALONE, progress: Progress | None = None,
+) -> PairLoader:  # fmt: skip
     """Features go to the device whole; so do photos that fit. The others stay where they are."""
     labels = pairs.caption_image.to(device)
     if isinstance(pairs, PairSet):

@@ -65,19 +65,14 @@ def ranks() -> int:
 
 def join_world(device: torch.device) -> World:
     """The process group of torchrun (nccl on CUDA, gloo otherwise), joined once per process, or a world of one."""
-    if ranks() == 1 and not dist.is_initialized():
-        return World()
     if not dist.is_initialized():
+        if ranks() == 1:
+            return ALONE
         if device.type == "cuda" and device.index is None:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # one GPU per rank
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        atexit.register(_leave_world)
+        atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
     return World(dist.get_rank(), dist.get_world_size())
-
-
-def _leave_world() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def gather_rows(x: Tensor, world: World) -> Tensor:

@@ -264,15 +264,9 @@ class _Heads(nn.Module):
 
 
 def retrieval_task(
-    method: MethodConfig | Method,
-    pairs: PairSet | PhotoSet,
-    config: TrainConfig,
-    *,
-    backbone: BackboneConfig,
-    dev: PairSet | PhotoSet | None = None,
-    reading: DataConfig | None = None,
-    progress: bool = False,
-) -> RetrievalTask:
+    method: MethodConfig | Method, pairs: PairSet | PhotoSet, config: TrainConfig, *, backbone: BackboneConfig,
+    dev: PairSet | PhotoSet | None = None, reading: DataConfig | None = None, progress: bool = False,
+) -> RetrievalTask:  # fmt: skip
     """Build model and dataloader on the right device; photos are decoded here where they fit into memory."""
     if len(pairs) < config.batch_size * config.accumulate:
         message = f"{len(pairs)} captions do not fill a step of {config.accumulate} × {config.batch_size}"
@@ -287,10 +281,10 @@ def retrieval_task(
     world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
     if dev is not None and 0 < config.dev_images < len(dev.image_ids):
         dev = dev.subset(range(config.dev_images))
-    dims = (pairs.images.shape[1], pairs.texts.shape[1]) if isinstance(pairs, PairSet) else (0, 0)
+    image_dim, text_dim = (pairs.images.shape[1], pairs.texts.shape[1]) if isinstance(pairs, PairSet) else (0, 0)
     model = MatchingModel.build(
         method, backbone,
-        image_dim=dims[0], text_dim=dims[1], provenance=pairs.provenance, seed=config.seed, fit=pairs,
+        image_dim=image_dim, text_dim=text_dim, provenance=pairs.provenance, seed=config.seed, fit=pairs,
     )  # fmt: skip
     model.method.fit(pairs.captions, pairs.caption_image)
     model.to(device).train()

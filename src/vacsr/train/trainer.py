@@ -32,24 +32,15 @@ class Task(ABC):
     model: nn.Module
     device: torch.device
     world: World = ALONE
-    label: str = "train"
-    """What the progress bar is called."""
-    steps_per_epoch: int
-    """Batches of an epoch: full optimiser steps only."""
-    metric: str = ""
-    """The metric of :meth:`evaluate` that chooses the best weights."""
-    eval_every: int = 0
-    """Epochs between evaluations; 0 for never."""
-    select_best: bool = False
-    """The best weights count, not the last."""
-    compiled: bool = False
-    """Steps use :meth:`compile`."""
-    falls_back: bool = False
-    """Where the compiler fails, steps continue without it."""
-    graphed: bool = False
-    """Steps are replayed as a CUDA graph."""
-    description: dict[str, Any]
-    """Named parts, as JSON can hold them, that must be equal for a checkpoint to fit."""
+    label: str = "train"  # of the progress bar
+    steps_per_epoch: int  # batches, of full optimiser steps only
+    metric: str = ""  # of evaluate(): chooses the best weights
+    eval_every: int = 0  # epochs between evaluations; 0 for never
+    select_best: bool = False  # the best weights count, not the last
+    compiled: bool = False  # steps use compile()
+    falls_back: bool = False  # where the compiler fails, steps continue without it
+    graphed: bool = False  # steps are replayed as a CUDA graph
+    description: dict[str, Any]  # named parts, as JSON can hold them, that must be equal for a checkpoint to fit
 
     @abstractmethod
     def build_optimizer(self) -> Optimizer:
@@ -116,13 +107,11 @@ class Task(ABC):
 class Run:
     """A finished (or interrupted) training run."""
 
-    model: Any
-    """What was trained: a :class:`vacsr.model.MatchingModel`, or a few-shot method."""
+    model: Any  # a MatchingModel, or a few-shot method
     state: TrainState
     history: list[Row]
     path: Path | None = None
-    report: Any = None
-    """Of a recipe that was trained to its end."""
+    report: Any = None  # of a recipe that was trained to its end
 
     def __repr__(self) -> str:
         method = type(getattr(self.model, "method", self.model)).__name__
@@ -158,6 +147,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         check_ranks_agree(self.task.description, self.task.world)
+        self.folder = None if self.out is None else self.out / "checkpoint"
         self.optimizer = self.task.build_optimizer()
         self.step = (GraphedStep if self.task.graphed else TrainStep)(self.task, self.optimizer, self.config)
         self.callbacks = [*self.task.callbacks(), *self.callbacks]
@@ -172,10 +162,10 @@ class Trainer:
 
     def resume(self) -> None:
         """Load the checkpoint in ``out``, if there is one; one of another run is refused."""
-        if self.out is None or not has_checkpoint(self._folder):
+        if self.folder is None or not has_checkpoint(self.folder):
             return
         self.state, groups = load_checkpoint(
-            self._folder, self.optimizer, description=self.task.description, device=self.task.device
+            self.folder, self.optimizer, description=self.task.description, device=self.task.device
         )
         self.task.load_state_dict(groups["model"])
         self.task.load_training_state(groups.get("training", {}))
@@ -257,8 +247,8 @@ class Trainer:
         ids = self.task.batch_ids(step)
         shown = ", ".join(ids[:_SHOWN]) + (f" … ({len(ids)} in all)" if len(ids) > _SHOWN else "")
         term = next((name for name in broken if name not in ("loss", "grad_norm")), broken[0])
-        saved = self.out is not None and has_checkpoint(self._folder)
-        where = f"; the last good checkpoint is in {self._folder}" if saved else ""
+        saved = self.folder is not None and has_checkpoint(self.folder)
+        where = f"; the last good checkpoint is in {self.folder}" if saved else ""
         half = " or set train.precision=fp32" if self.config.precision == "bf16" else ""
         return NonFiniteLoss(
             f"'{term}' is not finite at step {step} (epoch {step // self.task.steps_per_epoch + 1}); the batch held: "
@@ -294,24 +284,19 @@ class Trainer:
         requested = torch.tensor(float(interrupt.is_set()), device=self.task.device)
         return bool(sum_over_ranks(requested, self.task.world))
 
-    @property
-    def _folder(self) -> Path:
-        assert self.out is not None, "a run without files has no checkpoint"
-        return self.out / "checkpoint"
-
     def _checkpoint(self, *, due: bool, stop: bool) -> None:
         """Save where it is due or the run stops; pending values are read first, so that no broken state is saved."""
         if not due and not stop:
             return
         self._flush()
         self.state.stopped = stop
-        if self.out is None:
+        if self.folder is None:
             return
         if self.task.world.is_main:
             groups = {"model": self.task.state_dict(), "training": self.task.training_state()}
             groups |= {f"callback-{callback.name}": callback.state_dict() for callback in self.callbacks}
             save_checkpoint(
-                self._folder, groups, self.optimizer,
+                self.folder, groups, self.optimizer,
                 state=self.state, description=self.task.description, device=self.task.device,
             )  # fmt: skip
         barrier(self.task.world)

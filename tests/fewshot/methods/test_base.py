@@ -28,6 +28,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mma": {"template": ""},
     "vacsr": SMALL,
     "batch": {"name": "vacsr", "pairs": "batch", **SMALL},
+    "fixed": {"name": "vacsr", "adapter": {**SMALL["adapter"], "residual_learnable": False}},
 }
 NAMES = [*METHODS["fewshot"], "batch"]
 OWN_WORDS = ("coop", "cocoop", "maple", "coprompt")
@@ -120,7 +121,7 @@ def test_steps_learn_and_move_nothing_else(name: str) -> None:
     assert not all(torch.equal(method.get_parameter(name), before[name]) for name in learns)
 
 
-@pytest.mark.parametrize("name", LEARNS)
+@pytest.mark.parametrize("name", [*LEARNS, "fixed"])
 def test_weights_are_the_whole_method(name: str) -> None:
     method, other = built(name), built(name, seed=1)
     trained(method, steps=2)
@@ -180,6 +181,18 @@ def test_another_template_is_another_sentence(name: str) -> None:
     before, after = loss_and_logits(method, BASE), loss_and_logits(method, TEXTURE)
     assert not torch.equal(before[1], after[1])
     assert all(map(torch.equal, after, loss_and_logits(built(name), TEXTURE)))
+
+
+@pytest.mark.parametrize("name", LEARNS)
+def test_half_precision_stays_close_and_reaches_all_that_learns(name: str) -> None:
+    method = built(name)
+    exact = method.logits(batch().pixels, method.prepare(BASE))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough, loss = loss_and_logits(method, BASE)[1], method.loss(batch(), BASE).total
+    assert rough.dtype == loss.dtype == torch.float32
+    assert 0 < float((rough - exact).abs().max()) < 0.1 * float(exact.abs().max())
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in method.trainable().values())
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "zeroshot"])

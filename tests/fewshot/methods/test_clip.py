@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.backbones.edits import TowerEdits
-from vacsr.config import BackboneConfig
+from vacsr.config import BackboneConfig, MethodConfig
 from vacsr.config.io import method_config
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.fewshot.methods.clip import ClipModel
@@ -99,15 +99,6 @@ def test_too_long_prompts_are_cut_by_tokens_and_refused_by_text() -> None:
         clip.text(torch.cat((ids, ids[:, -1:]), dim=1))
 
 
-def test_half_precision_ends_at_the_features() -> None:
-    clip = small_clip(dtype=torch.float32)
-    pixels = photos(2, dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        low = clip.image(pixels)
-    assert low.dtype == torch.float32
-    torch.testing.assert_close(low.norm(dim=-1), torch.ones(2))
-
-
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_trained_run_gives_its_own_embeddings(tmp_path: Path, pooling: str) -> None:
     model = trained_tiny(tmp_path / "model", InfoNCEConfig(scale=20.0), pooling=pooling)
@@ -146,11 +137,10 @@ def test_inserted_tokens_count_in_a_mean(tmp_path: Path) -> None:
     assert not torch.allclose(ours, plain)
 
 
-def test_scales_of_other_methods(tmp_path: Path) -> None:
-    trained_tiny(tmp_path / "sigmoid", SigmoidConfig(scale=7.0))
-    trained_tiny(tmp_path / "vacsr", VacsrConfig())
-    scales = [ClipModel.from_config(BackboneConfig(start=str(tmp_path / name))).scale for name in ("sigmoid", "vacsr")]
-    assert scales == [7.0, 100.0]
+@pytest.mark.parametrize(("method", "scale"), [(SigmoidConfig(scale=7.0), 7.0), (VacsrConfig(), 100.0)])
+def test_scales_of_other_methods(tmp_path: Path, method: MethodConfig, scale: float) -> None:
+    trained_tiny(tmp_path, method)
+    assert ClipModel.from_config(BackboneConfig(start=str(tmp_path))).scale == scale
 
 
 def test_what_cannot_be_started_from(tmp_path: Path) -> None:

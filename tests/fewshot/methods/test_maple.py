@@ -168,18 +168,6 @@ def test_text_starts_as_the_words_it_replaces() -> None:
     assert first.abs().max() <= 24**-0.5
 
 
-def test_half_precision_of_the_towers() -> None:
-    method, pixels = build(Maple, small_clip(dtype=torch.float32)), photos(2, dtype=torch.float32)
-    exact = method.image_features(pixels)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        features = method.image_features(pixels)
-        rough = method.loss(ShotBatch(pixels, LABELS), CLASSES).total
-    assert features.dtype == rough.dtype == torch.float32
-    assert 0.99 < float((features * exact).sum(dim=1).min().detach()) < 1.0
-    rough.backward()
-    assert all(parameter.grad is not None for parameter in method.trainable().values())
-
-
 def test_the_context_gives_the_words_and_the_first_tokens() -> None:
     method = build(Maple, context="{odd} words", tokens=1)
     rows = prompt_rows(method.clip, CLASSES, "{odd} words")
@@ -234,21 +222,6 @@ def test_one_sentence_of_each_class_by_seed_and_step() -> None:
     assert len({draw[:2] for draw in draws}) == 8  # classes draw for themselves
     assert draws == [picked(0, step) for step in range(400)]
     assert draws != [picked(1, step) for step in range(400)]
-
-
-def test_the_loss_draws_by_seed_and_step() -> None:
-    clip = small_clip(image_blocks=1, text_blocks=1)
-    method, batch = build(Coprompt, clip), ShotBatch(photos(2), LABELS, photos(2, seed=1))
-
-    def parts(seed: int) -> list[tuple[float, float]]:
-        terms = [method.loss(batch._replace(seed=seed, step=step), DESCRIBED).parts for step in range(12)]
-        return [(float(part["text"]), float(part["ce"])) for part in terms]
-
-    first = parts(0)
-    assert len({text for text, _ in first}) == 3  # the heron's sentences
-    assert len({ce for _, ce in first}) == 1
-    assert parts(0) == first
-    assert parts(1) != first
 
 
 def test_more_sentences_than_are_encoded_at_a_time() -> None:

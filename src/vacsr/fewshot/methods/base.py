@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from vacsr.backbones.edits import TowerEdits
 from vacsr.config.base import MethodConfig, Task, register
@@ -222,6 +223,14 @@ class Zeroshot(FewshotMethod):
 def drawn_from(generator: torch.Generator) -> AbstractContextManager[None]:
     """Inside, modules initialise themselves from ``generator``; torch's global generator is left as it was."""
     return seeded(int(torch.randint(2**62, (), generator=generator)))
+
+
+def encode_chunks(encode: Callable[[Tensor], Tensor], inputs: Tensor, *, size: int) -> Tensor:
+    """Encode ``size`` rows at a time; with gradients, the backward pass computes each chunk again: less memory."""
+    chunks = torch.split(inputs, size)
+    if torch.is_grad_enabled() and len(chunks) > 1:
+        return torch.cat([checkpoint(encode, chunk, use_reentrant=False) for chunk in chunks])
+    return torch.cat([encode(chunk) for chunk in chunks])
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> LossTerms:

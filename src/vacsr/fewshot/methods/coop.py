@@ -14,12 +14,19 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vacsr.backbones.edits import TowerEdits, splice, word_table
 from vacsr.config.base import MethodConfig, register
 from vacsr.errors import UsageError
-from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, cross_entropy, drawn_from
+from vacsr.fewshot.methods.base import (
+    ClassSet,
+    FewshotMethod,
+    PublishedPlan,
+    ShotBatch,
+    cross_entropy,
+    drawn_from,
+    encode_chunks,
+)
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.objective import LossTerms
 
@@ -124,16 +131,12 @@ class Cocoop(Coop):
         """Every class's sentence with every photo's context. [B, 3, S, S], [C, L] -> [B, C]"""
         images = self.image_features(pixels)
         contexts = self.context + self.meta(images).unsqueeze(1)  # [B, n, W]
-        chunks = torch.split(torch.arange(len(images) * len(ids), device=ids.device), self.config.chunk)
-        if torch.is_grad_enabled() and len(chunks) > 1:
-            parts = [checkpoint(self._encode, contexts, ids, chunk, use_reentrant=False) for chunk in chunks]
-        else:
-            parts = [self._encode(contexts, ids, chunk) for chunk in chunks]
-        texts = torch.cat(parts).view(len(images), len(ids), self.clip.dim)
+
+        def encode(pairs: Tensor) -> Tensor:
+            """Pair p is photo p // C with class p % C. [P] -> [P, d]"""
+            return self.clip.text(ids[pairs % len(ids)], edits=TextPrompts([contexts[pairs // len(ids)]]))
+
+        pairs = torch.arange(len(images) * len(ids), device=ids.device)
+        texts = encode_chunks(encode, pairs, size=self.config.chunk).view(len(images), len(ids), self.clip.dim)
         with torch.autocast(images.device.type, enabled=False):
             return self.clip.scale * (images.unsqueeze(1) * texts).sum(dim=-1)
-
-    def _encode(self, contexts: Tensor, ids: Tensor, pairs: Tensor) -> Tensor:
-        """Pair p is photo p // C with class p % C. [B, n, W], [C, L], [P] -> [P, d]"""
-        photo, label = pairs // len(ids), pairs % len(ids)
-        return self.clip.text(ids[label], edits=TextPrompts([contexts[photo]]))

@@ -12,13 +12,11 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vacsr.adapter import AdapterConfig, VariationalAdapter
-from vacsr.backbones.towers import Tower
 from vacsr.config.base import MethodConfig, method_entry, register
 from vacsr.errors import UsageError
-from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from
+from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from, encode_chunks
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
 from vacsr.noise import PairNoise
@@ -94,9 +92,11 @@ class FewshotVacsr(FewshotMethod):
             if config.decoder_zero:
                 for parameter in self.adapter.decoder[-1].parameters():
                     nn.init.zeros_(parameter)
-        if config.tower_lr > 0:
-            _unfreeze(clip.backbone.image, config.image_blocks, field="image_blocks")
-            _unfreeze(clip.backbone.text, config.text_blocks, field="text_blocks")
+        for name, tower in (("image_blocks", clip.backbone.image), ("text_blocks", clip.backbone.text)):
+            blocks = tower.blocks()
+            chosen = chosen_blocks(getattr(config, name), len(blocks), field=name)
+            for number in chosen if config.tower_lr > 0 else ():
+                blocks[number].requires_grad_(True)
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """The objective over the pair matrix, whole or in strips of about ``pair_chunk`` pairs.
@@ -134,11 +134,7 @@ class FewshotVacsr(FewshotMethod):
 
     def _encode(self, ids: Tensor) -> Tensor:
         """[C, L] ids -> [C, d]"""
-        chunks = torch.split(ids, self.config.text_chunk or len(ids))
-        learns = torch.is_grad_enabled() and any(p.requires_grad for p in self.clip.backbone.text.parameters())
-        if learns and len(chunks) > 1:
-            return torch.cat([checkpoint(self.clip.text, chunk, use_reentrant=False) for chunk in chunks])
-        return torch.cat([self.clip.text(chunk) for chunk in chunks])
+        return encode_chunks(self.clip.text, ids, size=self.config.text_chunk or len(ids))
 
     def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
         return self.predict(pixels, prepared)[0]
@@ -194,9 +190,3 @@ def chosen_blocks(setting: str | tuple[int, ...], depth: int, *, field: str) -> 
     word, _, count = setting.partition(" ")
     number = min(int(count), depth) if count else {"all": depth, "none": 0}[word]
     return list(range(depth - number, depth)) if word == "last" else list(range(number))
-
-
-def _unfreeze(tower: Tower, setting: str | tuple[int, ...], *, field: str) -> None:
-    blocks: list[nn.Module] = tower.blocks()
-    for number in chosen_blocks(setting, len(blocks), field=field):
-        blocks[number].requires_grad_(True)
