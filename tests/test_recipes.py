@@ -1,13 +1,9 @@
-"""What a newcomer copies must work: the recipes, and the recipes and snippets of README.md and docs/."""
+"""What a newcomer copies must work: the recipes."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,17 +28,7 @@ SHARED = ROOT.parent / "shared"
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 FEWSHOT = [path for path in RECIPES if any(layer.get("task") == "fewshot" for layer in recipe_layers(path))]
 RETRIEVAL = [path for path in RECIPES if path not in FEWSHOT]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
 PARSER: Any = typer.main.get_command(app)
-
-
-def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:
-    """Fenced blocks of a page in these languages: language and text."""
-    fences = FENCE.findall(page.read_text(encoding="utf-8"))
-    return [(language, text) for language, text in fences if language in languages]
 
 
 def flatten(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -211,37 +197,3 @@ def test_the_flickr8k_recipe_has_the_settings_of_the_table() -> None:
     )
     free = {"data.pairs", "backbone.spec", "train.log_every", "train.checkpoint_epochs", "evaluate.judgments"}
     assert {field for field in ours if ours[field] != theirs[field]} <= free
-
-
-@pytest.mark.parametrize(("page", "text"), [(page.name, text) for page in PAGES for _, text in blocks(page, "yaml")])
-def test_a_recipe_shown_on_a_page_is_valid(page: str, text: str) -> None:
-    fields = yaml.safe_load(text)
-    base = fields.pop("base", None)
-    assert base is None or (ROOT / base).is_file()
-    assert isinstance(recipe_from(fields), Recipe)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    [
-        "docs/cli.md",
-        "docs/data.md",
-        pytest.param("docs/own-embeddings.md", marks=pytest.mark.long),
-        pytest.param("docs/own-photos.md", marks=pytest.mark.long),
-    ],
-)
-def test_snippets_run_in_order(page: str, tmp_path: Path) -> None:
-    """Every python and bash block of the page, one after the other in an empty folder."""
-    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    bash = shutil.which("bash")
-    if bash is None or shutil.which("vacsr", path=here) is None:
-        pytest.skip("needs bash and the installed command")
-    runners = {"python": [sys.executable, "-c"], "bash": [bash, "-euc"]}
-    snippets = blocks(ROOT / page, *runners)
-    assert snippets
-    for language, text in snippets:
-        env = {**os.environ, "PATH": here, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
-        command = [*runners[language], text]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, encoding="utf-8")
-        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
