@@ -377,15 +377,3 @@ def test_every_sweep_of_the_paper_is_there() -> None:
         for point in row.sweep:
             shown = method.adapter.components if point.name == "K" else getattr(method.objective, fields[point.name])
             assert shown == point.value, row.name
-
-
-def test_the_table_shown_in_the_docs(tmp_path: Path) -> None:
-    page = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
-    shown = page[page.index("extends: retrieval.yaml") :].partition("```")[0]
-    path = tmp_path / "table.yaml"
-    path.write_text(shown.replace("retrieval.yaml ", f"{ROOT}/tables/retrieval.yaml "), encoding="utf-8")
-    table = read_table(path)
-    assert [row.name for row in table.rows] == ["infonce", "ours", "no-kl"]
-    assert [(cell.row, cell.seed) for cell in list_cells(table, tmp_path) if cell.setting == "clean"] == [
-        ("infonce", 0), ("infonce", 1), ("infonce", 2), ("ours", 0), ("no-kl", 0), ("no-kl", 1), ("no-kl", 2),
-    ]  # fmt: skip
