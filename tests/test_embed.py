@@ -55,13 +55,9 @@ def photos(tmp_path: Path) -> str:
 
 
 def embed(spec: str, pairs: str, out: Path, **options: Any) -> Embedded:
-    config = embedding_config(spec, pooling=options.get("pooling", "auto"))
-    return embed_pairs(config, pairs, out, device="cpu", **options)
-
-
-def embed_parts(spec: str, pairs: str, out: Path, **options: Any) -> Embedded:
     """In three parts of photos and six of captions."""
-    return embed(spec, pairs, out, part_size=4, **options)
+    config = embedding_config(spec, pooling=options.get("pooling", "auto"))
+    return embed_pairs(config, pairs, out, device="cpu", part_size=4, **options)
 
 
 def reference(spec: str, pairs: PhotoSet, *, mean: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,15 +121,12 @@ def test_one_split_alone_also_val(clip: str, tmp_path: Path) -> None:
 
 def test_data_without_splits_and_captions_of_any_kind(clip: str, tmp_path: Path) -> None:
     """A table: captions out of order, ids of its own, a line break, a quote, half a surrogate."""
-    captions = ["line\nbreak", 'quote "', "half \ud83d", "日本語", "\u2028", "x" * 10_000]
-    captions[4] = "a\u2028b"
-    lines = []
-    for number in (2, 0, 1, 0, 2, 1):
+    captions = ["line\nbreak", 'quote "', "half \ud83d", "日本語", "a\u2028b", "x" * 10_000]
+    lines: list[dict[str, str]] = []
+    for number, text in zip((2, 0, 1, 0, 2, 1), captions, strict=True):
         photo(tmp_path / f"{number}.png", number)
-        text = captions[len(lines)]
-        lines.append(
-            {"image": f"{number}.png", "image_id": f"i{number}", "caption_id": f"c{len(lines)}", "caption": text}
-        )
+        ids = {"image": f"{number}.png", "image_id": f"i{number}", "caption_id": f"c{len(lines)}"}
+        lines.append({**ids, "caption": text})
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -168,19 +161,18 @@ def test_features_of_other_towers_are_refused(clip: str, photos: str, tmp_path: 
         origin.check(load_pairs(strange).provenance)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, stop: int | None = None) -> dict[str, int]:
-    """How often each tower is asked; Ctrl-C at the call of this number."""
-    calls = {"image": 0, "text": 0}
-    for kind in calls:
-        original = getattr(TowerBackbone, f"encode_{kind}s")
+def counted(monkeypatch: pytest.MonkeyPatch, stop: int | None = None) -> list[str]:
+    """The calls of the towers; Ctrl-C at the one of this number."""
+    calls: list[str] = []
+    for method in (TowerBackbone.encode_images, TowerBackbone.encode_texts):
 
-        def encode(self: TowerBackbone, x: torch.Tensor, kind: str = kind, original: Any = original) -> Any:
-            calls[kind] += 1
-            if sum(calls.values()) == stop:
+        def encode(self: TowerBackbone, x: torch.Tensor, original: Any = method) -> Any:
+            calls.append(original.__name__)
+            if len(calls) == stop:
                 raise KeyboardInterrupt
             return original(self, x)
 
-        monkeypatch.setattr(TowerBackbone, f"encode_{kind}s", encode)
+        monkeypatch.setattr(TowerBackbone, method.__name__, encode)
     return calls
 
 
@@ -189,15 +181,15 @@ def stopped(clip: str, photos: str, out: Path, *, at: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         counted(patched, at)
         with pytest.raises(KeyboardInterrupt):
-            embed_parts(clip, photos, out)
+            embed(clip, photos, out)
 
 
 def continued(clip: str, photos: str, out: Path, **options: Any) -> int:
     """How many parts are made."""
     with pytest.MonkeyPatch.context() as patched:
         calls = counted(patched)
-        embed_parts(clip, photos, out, **options)
-    return sum(calls.values())
+        embed(clip, photos, out, **options)
+    return len(calls)
 
 
 def same(one: Path, other: Path) -> bool:
@@ -215,7 +207,7 @@ def same(one: Path, other: Path) -> bool:
 @pytest.mark.parametrize("stop", [1, 3, 4, 9])
 def test_what_was_stopped_goes_on(clip: str, photos: str, tmp_path: Path, stop: int) -> None:
     whole, broken = tmp_path / "whole.safetensors", tmp_path / "broken.safetensors"
-    embed_parts(clip, photos, whole)
+    embed(clip, photos, whole)
     stopped(clip, photos, broken, at=stop)
     assert not broken.exists()
     assert len(list((tmp_path / "broken.safetensors.parts").glob("*"))) == stop - 1
@@ -239,14 +231,14 @@ def test_killed_and_run_again(clip: str, photos: str, tmp_path: Path, moment: in
     assert process.exitcode == -signal.SIGKILL
     assert len(list((tmp_path / "broken.safetensors.parts").glob("*.safetensors"))) == moment
     assert continued(clip, photos, broken) == 9 - moment
-    embed_parts(clip, photos, whole)
+    embed(clip, photos, whole)
     assert same(broken, whole)
 
 
 @pytest.mark.parametrize("harm", ["torn", "from another job", "short"])
 def test_a_part_that_does_not_fit_is_made_again(clip: str, photos: str, tmp_path: Path, harm: str) -> None:
     whole, broken = tmp_path / "whole.safetensors", tmp_path / "broken.safetensors"
-    embed_parts(clip, photos, whole)
+    embed(clip, photos, whole)
     stopped(clip, photos, broken, at=3)
     part = tmp_path / "broken.safetensors.parts" / "images-00000004.safetensors"
     (tensors, metadata), content = read_tensors(part), part.read_bytes()
@@ -256,7 +248,7 @@ def test_a_part_that_does_not_fit_is_made_again(clip: str, photos: str, tmp_path
         write_tensors(part, {"rows": tensors["rows"][:2].clone()}, metadata=metadata)
     else:
         write_tensors(part, tensors, metadata={"fingerprint": "another"})
-    embed_parts(clip, photos, broken)
+    embed(clip, photos, broken)
     assert same(broken, whole)
 
 

@@ -143,20 +143,14 @@ def array_photos(count: int, side: int = 20) -> ArrayPhotos:
     return ArrayPhotos(pixels, tuple(str(row) for row in range(count)))
 
 
-class Slow:
-    """Photos of which some take longer and one may be broken."""
-
-    def __init__(self, count: int, *, broken: int | None = None) -> None:
-        self.inner, self.broken = array_photos(count), broken
-
-    def __len__(self) -> int:
-        return len(self.inner)
+class Slow(ArrayPhotos):
+    """Photos of which some take longer and number 5 is broken."""
 
     def open(self, row: int, *, side: int = 0) -> Image.Image:
         time.sleep(0.003 * (row % 4 == 0))
-        if row == self.broken:
+        if row == 5:
             raise DataError(f"photo {row} cannot be read")
-        return self.inner.open(row, side=side)
+        return super().open(row, side=side)
 
 
 def readers() -> list[threading.Thread]:
@@ -166,10 +160,10 @@ def readers() -> list[threading.Thread]:
 @pytest.mark.parametrize("workers", [1, 5])
 @pytest.mark.parametrize("ahead", [0, 1, 7])
 def test_batches_come_in_order_and_a_broken_photo_ends_them(workers: int, ahead: int) -> None:
-    photos = Slow(12, broken=5)
+    photos = Slow(*vars(array_photos(12)).values())
     reader = PhotoReader(photos, TRANSFORM, workers=workers)
     batches = [[3, 1, 3], [0], [11, 10, 9, 8], [4]]
-    expected = [[TRANSFORM.pixels(photos.inner.open(row)) for row in rows] for rows in batches]
+    expected = [[TRANSFORM.pixels(photos.open(row)) for row in rows] for rows in batches]
     stream = reader.stream([*batches, [6, 5], [7]], ahead=ahead)
     for rows in expected:
         assert torch.equal(next(stream), torch.stack(rows))
@@ -187,9 +181,9 @@ def test_it_reads_ahead_and_no_further(ahead: int) -> None:
     def endless() -> Iterator[list[int]]:
         for row in range(40):
             taken.append(row)
-            yield [row % 12]
+            yield [row % 5]
 
-    stream = PhotoReader(Slow(12), TRANSFORM, workers=2).stream(endless(), ahead=ahead)
+    stream = PhotoReader(array_photos(5), TRANSFORM, workers=2).stream(endless(), ahead=ahead)
     assert taken == []
     for number in range(3):
         next(stream)
