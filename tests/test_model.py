@@ -110,6 +110,22 @@ def test_dropout_only_with_noise_and_never_the_same_on_both_sides() -> None:
     assert not torch.equal(image_noise.uniform(5), text_noise.uniform(5))
 
 
+def test_two_networks_drop_other_units() -> None:
+    model, (images, texts) = build("ncr").train(), features(7)
+    assert model.second is not None
+    model.second.load_state_dict(
+        {name: value for name, value in model.state_dict().items() if name in model.second.state_dict()}
+    )
+    for embed, inputs, noise in zip(
+        (model.embed_images, model.embed_texts), (images, texts),
+        model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(7)), strict=True,
+    ):  # fmt: skip
+        first, second = embed(inputs).mean.chunk(2, dim=1)
+        assert torch.equal(first, second), "with the same weights they agree"
+        first, second = embed(inputs, noise).mean.chunk(2, dim=1)
+        assert not torch.allclose(first, second)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["mlp", "linear", "tiny", "clip"])
 def test_groups_cover_every_trainable_parameter_once(

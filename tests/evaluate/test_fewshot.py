@@ -29,7 +29,8 @@ def drawn(seed: int, *, photos: int = 300, classes: int = 7) -> tuple[torch.Tens
 
 
 def test_accuracy_and_calibration_are_those_of_torchmetrics() -> None:
-    logits, labels = drawn(0)
+    logits, _ = drawn(0)  # labels as likely as they are said to be: else one bin would do
+    labels = torch.multinomial(logits.softmax(1), 1, generator=torch.Generator().manual_seed(1))[:, 0]
     result = fewshot_result("base", answers(logits, labels), classes=7)
     accuracy = multiclass_accuracy(logits, labels, num_classes=7, average="micro")
     ece = multiclass_calibration_error(logits.softmax(1), labels, num_classes=7, n_bins=15, norm="l1")
@@ -85,6 +86,10 @@ def test_calibration_by_a_plain_loop(given_answers: list[tuple[float, bool]], bi
     assert got == pytest.approx(total / len(given_answers), abs=1e-9)
 
 
+def test_an_edge_belongs_to_the_bin_below() -> None:
+    assert calibration_error([0.5, 1.0], [1, 0], bins=2) == 0.75
+
+
 def test_selective_accuracy_by_a_plain_sort() -> None:
     logits, labels = drawn(4)
     got = answers(logits, labels)
@@ -107,4 +112,7 @@ def test_a_result_has_curves_for_what_there_is() -> None:
     assert plain["selective"]["confidence"]["accuracy"][-1] == pytest.approx(plain["accuracy"])
     graded = fewshot_result("new", answers(logits, labels, uncertainty=logits.abs(), graded=True), classes=7)
     assert list(graded["selective"]) == ["confidence", "uncertainty"]
+    got = answers(logits, labels)
+    signals = {"confidence": -got.confidence, "uncertainty": logits.abs()[range(300), got.predicted].double()}
+    assert graded["selective"] == {name: selective(signal, got.correct) for name, signal in signals.items()}
     assert graded["ece_grade"] != graded["ece"]

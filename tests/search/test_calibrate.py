@@ -100,7 +100,10 @@ def test_a_fit_is_checked_in_galleries_of_its_size(scorer: PairScorer, pairs: Pa
     assert (fitted.t2i.gallery, fitted.i2t.gallery, fitted.pairs, fitted.selected_on) == (50, 250, "mine", "dev")
     assert fitted.data != calibrate(scorer, pairs.subset(range(1, 71)), settings).data
     checked = check_calibration(scorer, test, fitted)
-    first = search_lists(scorer, test, settings)["t2i"].right[:, 0]
+    searched = search_lists(scorer, test, settings)["t2i"]
+    assert searched.sigma is not None
+    assert (searched.score.shape, searched.sigma.shape) == ((250, 20), (250, 10))
+    first = searched.right[:, 0]
     assert (checked["t2i"].answers.queries, checked["t2i"].r1) == (250, pytest.approx(first.mean()))
     with pytest.raises(DataError, match="--gallery 30"):
         check_calibration(scorer, pairs.subset(range(30)), fitted)

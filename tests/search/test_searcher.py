@@ -25,6 +25,7 @@ from vacsr.search import Hits, Searcher, embedding_provenance, open_index
 from vacsr.search.calibrate import CalibrateSettings, Calibration, search_lists
 from vacsr.search.index import LazyList
 from vacsr.search.policies import NO_ANSWER, POLICIES, Abstain, Policy, Ranked, Scored
+from vacsr.search.probabilities import Logistic
 from vacsr.search.searcher import Results
 
 
@@ -130,6 +131,16 @@ def test_confidence_is_that_of_the_calibration(
     (many,) = ask(searcher, pairs, slice(1), k=50)
     assert many.confidence == pytest.approx(results[0].confidence)  # whatever k is
     assert [hit.id for hit in many.hits[:10]] == [hit.id for hit in hits]
+
+
+def test_a_confidence_is_from_the_depth_of_the_fit(
+    scorer: PairScorer, pairs: PairSet, calibration: Calibration
+) -> None:
+    by_sigma = Logistic(mean=(0.0,), scale=(1.0,), weight=(9.0,), bias=0.0)
+    answer = calibration.t2i.answer.model_copy(update={"signals": ("sigma5",), "logistic": by_sigma})
+    searcher = Searcher(scorer, images(scorer, pairs), with_t2i(calibration, depth=2, answer=answer))
+    few, many = (ask(searcher, pairs, slice(1), k=k)[0].confidence for k in (1, 10))
+    assert few == many
 
 
 @pytest.mark.parametrize(("count", "promised"), [(120, True), (96, True), (95, False), (10, False)])

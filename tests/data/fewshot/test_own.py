@@ -104,6 +104,25 @@ def test_fewer_split_folders(tmp_path: Path, draw: Draw) -> None:
     assert load_classes(f"folder:{tmp_path / 'd'}").test.classes == ("car", "val")
 
 
+@pytest.mark.parametrize(
+    ("count", "shares", "parts"),
+    [
+        (1, "test=0.3", (1, 0, 0)),
+        (2, "test=0.1", (1, 0, 1)),
+        (2, "test=0.75,val=0.1", (1, 0, 1)),
+        (3, "test=0.4,val=0.5", (1, 1, 1)),
+    ],
+)
+def test_a_small_class_keeps_a_photo_to_train_on_then_one_to_test(
+    tmp_path: Path, draw: Draw, count: int, shares: str, parts: tuple[int, int, int]
+) -> None:
+    fill(tmp_path, draw, ["small"], count=count)
+    fill(tmp_path, draw, ["large"], count=10)
+    source = load_classes(f"folder:{tmp_path},{shares}")
+    splits = (source.train, source.val, source.test)
+    assert tuple([name for _, name in listed(part)].count("small") for part in splits) == parts
+
+
 def test_whole_tests_all_photos_that_would_be_shared_out(tmp_path: Path, draw: Draw) -> None:
     root = fill(tmp_path / "plain", draw, ["cat", "dog"], count=5)
     source = load_classes(f"folder:{root}", whole=True)
