@@ -20,7 +20,13 @@ from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by a test ..._in_the_interpreter")
-GPU = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETED, reason="needs a CUDA GPU")
+_without_gpu = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETED, reason="needs a CUDA GPU")
+
+
+def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test only with ``-m gpu``, and only where there is a GPU."""
+    marked: Callable[..., None] = pytest.mark.gpu(_without_gpu(test))
+    return marked
 
 
 def run_interpreted(file: str, *, marks: str = "not slow and not gpu", only: str = "interpreted") -> None:

@@ -15,7 +15,7 @@ from vacsr import kernels
 from vacsr.backbones.base import Tokens
 from vacsr.backbones.heads import GeneralizedPooling
 
-from ..interpreter import GPU, captured, interpreted, run_interpreted, without_waiting
+from ..interpreter import captured, interpreted, on_gpu, run_interpreted, without_waiting
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 from vacsr.kernels import gpo
@@ -189,8 +189,7 @@ def test_where_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(kernels.available(device) for device in (cpu, cuda, meta))
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 @pytest.mark.parametrize(("items", "positions"), [(128, 257), (128, 50), (3, 1)])
 def test_states_equal_a_packed_gru(items: int, positions: int) -> None:
     lengths = torch.randint(1, positions + 1, (items,), generator=torch.Generator().manual_seed(0))
@@ -198,16 +197,14 @@ def test_states_equal_a_packed_gru(items: int, positions: int) -> None:
     _check_states(lengths.cuda(), positions=positions, tolerance=3e-5)
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SIZES)
 def test_sums_equal_sorting(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     _check_sum(*_draw(*shape, dtype=dtype, device="cuda"))
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_kernels_equal_eager_ones(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -218,8 +215,7 @@ def test_compiled_kernels_equal_eager_ones(dtype: torch.dtype) -> None:
         torch.testing.assert_close(one, other, atol=1e-3 * float(other.abs().max()), rtol=1e-2)
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 def test_a_graph_replays_with_changed_inputs() -> None:
     torch.manual_seed(0)
     pool = GeneralizedPooling().cuda()
@@ -234,8 +230,7 @@ def test_a_graph_replays_with_changed_inputs() -> None:
             torch.testing.assert_close(one, other, atol=1e-5 * float(other.abs().max()), rtol=1e-4)
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 def test_the_kernels_never_wait_for_the_device() -> None:
     pool, (values, mask, _) = GeneralizedPooling().cuda(), _draw(4, 50, 64, dtype=torch.float32, device="cuda")
     without_waiting(lambda: _gradients(pool, pool, values, mask))

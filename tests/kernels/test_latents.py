@@ -22,11 +22,11 @@ from vacsr.objective import ObjectiveConfig, VacsrObjective
 from vacsr.strips import PairLoss, StripLoss, compile_pairs
 
 from ..interpreter import (
-    GPU,
     INTERPRETED,
     captured,
     compiled_for_hopper,
     interpreted,
+    on_gpu,
     run_interpreted,
     without_waiting,
 )
@@ -315,8 +315,7 @@ def test_compiled_for_hopper_noise_stays_in_registers(name: str, components: int
 # -------------------------------------------------------------------------------------------------------- on a GPU
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 @pytest.mark.parametrize(
     ("components", "latent", "dtype"),
     [
@@ -331,8 +330,7 @@ def test_latents_on_a_gpu(components: int, latent: int, dtype: torch.dtype) -> N
     check(inputs, make_noise(300, device="cuda"), DEFAULT, within=within)
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 @every_case
 @pytest.mark.parametrize("strips", [False, True])
 def test_loss_on_a_gpu_is_that_of_torch(case: tuple[Fields, Fields], strips: bool) -> None:
@@ -342,8 +340,7 @@ def test_loss_on_a_gpu_is_that_of_torch(case: tuple[Fields, Fields], strips: boo
     assert_same(run(ours, loss, count=24, device="cuda"), expected, within=1e-4)
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("strips", [False, True])
 def test_half_precision_is_as_far_from_float32_as_torchs_own(strips: bool, compiled: bool) -> None:
@@ -363,8 +360,7 @@ def test_half_precision_is_as_far_from_float32_as_torchs_own(strips: bool, compi
     assert distance(outputs) <= max(2.0 * distance(plain), 0.03)
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 @pytest.mark.parametrize("strips", [False, True])
 def test_a_graph_draws_the_next_steps_noise(strips: bool) -> None:
     method = make(True, dim=64).cuda()
@@ -384,8 +380,7 @@ def test_a_graph_draws_the_next_steps_noise(strips: bool) -> None:
             torch.testing.assert_close(one, other, atol=1e-5 * max(1.0, float(other.abs().max())), rtol=1e-4)
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 def test_the_kernels_never_wait_for_the_device() -> None:
     inputs, noise = make_inputs(8, 2, 64, device="cuda"), make_noise(8, device="cuda")
 

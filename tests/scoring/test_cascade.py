@@ -24,7 +24,7 @@ from vacsr.scoring.folded import FP8, BlockScorer, half_dtype
 from vacsr.scoring.kernel import KernelScorer
 from vacsr.scoring.topk import DIRECTIONS, TopK, best_of, stable_topk
 
-from ..interpreter import GPU, interpreted, run_interpreted
+from ..interpreter import interpreted, on_gpu, run_interpreted
 from .models import IMAGES, TEXTS, exact, inputs, method, model, sorted_topk, units
 
 WAYS = ("i2t", "t2i", "both")
@@ -253,8 +253,7 @@ def test_interpreted_float8_through_pair_scores_and_of_nothing() -> None:
     assert best(engine, none, units(2, 20, seed=1), "t2i")[0].index.shape == (2, 0)
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 def test_gpu_near_ties_and_large_decoders() -> None:
     """What float16 cannot order or hold; 1,000 texts of which 300 lie within its rounding, d as in test_gpu_scores."""
     for made in (method(1024, hidden=1024, width=16, device="cuda"), with_large_decoder(1024, device="cuda")):

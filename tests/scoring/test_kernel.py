@@ -30,7 +30,7 @@ from vacsr.scoring.folded import FP8, BlockScorer, Engine
 from vacsr.scoring.kernel import DTYPES, SMALL, KernelScorer, Tile, choose_tile, decoder_width, shared_bytes
 from vacsr.scoring.topk import DIRECTIONS, stable_topk
 
-from ..interpreter import GPU, INTERPRETED, compiled_for_hopper, interpreted, run_interpreted
+from ..interpreter import INTERPRETED, compiled_for_hopper, interpreted, on_gpu, run_interpreted
 from .models import exact, method, spread_error, units
 
 CUDA = torch.device("cuda")
@@ -290,8 +290,7 @@ CASES = [
 ]
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_gpu_scores(case: Case) -> None:
     made = method(case.dim, hidden=case.hidden, width=case.width, residual=case.residual, device="cuda")
@@ -315,8 +314,7 @@ def test_gpu_scores(case: Case) -> None:
     assert torch.equal(scorer.block(Embedding(v), Embedding(t)).isnan(), hit)
 
 
-@pytest.mark.gpu
-@GPU
+@on_gpu
 def test_gpu_operators_in_a_cuda_graph() -> None:
     scorer = KernelScorer(method(256, hidden=256, width=16, device="cuda"), dtype=HALF)
     v, t = units(40, 256, seed=1, device="cuda"), units(500, 256, seed=2, device="cuda")
