@@ -46,7 +46,6 @@ def main() -> None:
     options.add_argument("--noise", type=Path, help="(a) and, with models trained under 20%% noise, (b)")
     options.add_argument("--clean", type=Path, action="append", default=[], help="(b)")
     options.add_argument("--scenes", type=Path, help="(c)")
-    options.add_argument("--skip-wrong", action="store_true", help="of --noise, (b) only")
     options.add_argument("--walk", action="store_true", help="time the walk over all pairs")
     options.add_argument("--seeds", default="0,1,2")
     options.add_argument("--threads", type=int, default=1)
@@ -68,7 +67,7 @@ def main() -> None:
 
 def noisy(args: argparse.Namespace) -> Iterator[Record]:
     """(a) Captions that the noise moved to another image. The analytic uncertainty takes longest, so it comes last."""
-    runs = [] if args.skip_wrong else [*noise_runs(args, OURS), *noise_runs(args, RIVAL)]
+    runs = [*noise_runs(args, OURS), *noise_runs(args, RIVAL)]
     for analytic in (False, True):
         for setting, seed, folder in runs:
             name = folder.parent.name.partition("-")[0]
