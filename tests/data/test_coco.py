@@ -105,6 +105,8 @@ def test_karpathys_splits(root: Path, photos_of: Load, refused: Refused) -> None
     assert everything.image_ids == tuple(str(picture.cocoid) for picture in PICTURES)
     assert reds(everything) == [0, 1, 2, 3, 4]
     refused(f"coco:{root}", "'val'", "dev (1 images)", split="val")
+    for option in ("0", "five", "-1", "2.5"):
+        refused(f"coco:{root},captions={option}", option, error=UsageError)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +116,6 @@ def test_the_first_five_captions(root: Path, photos_of: Load, option: str, count
     train = photos_of(f"coco:{root}{option}", split="train")
     assert train.caption_image.bincount().tolist() == counts
     assert train.caption_ids[: counts[0]] == tuple(str(200 + 7 * index) for index in range(counts[0]))
-
-
-@pytest.mark.parametrize("option", ["0", "five", "-1", "2.5"])
-def test_a_number_of_captions_that_is_none(root: Path, refused: Refused, option: str) -> None:
-    refused(f"coco:{root},captions={option}", option, error=UsageError)
 
 
 def test_annotation_ids_are_found_by_the_words(root: Path, photos_of: Load, refused: Refused) -> None:

@@ -72,12 +72,9 @@ def test_any_mode_becomes_rgb(mode: str) -> None:
     assert photo.getpixel((2, 2)) == colour
 
 
-def test_the_colour_that_a_png_calls_clear_is_white() -> None:
+def test_clear_colours_are_white_and_cmyk_is_converted() -> None:
     image = Image.new("RGB", (4, 4), (1, 2, 3))
     assert decode_photo(saved(image, "PNG", transparency=(1, 2, 3)), name="a").getpixel((0, 0)) == (255, 255, 255)
-
-
-def test_cmyk() -> None:
     cyan = decode_photo(saved(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), "JPEG"), name="a")
     assert cyan.mode == "RGB"
     assert np.abs(np.asarray(cyan, dtype=int)[8, 8] - (0, 255, 255)).max() < 6
@@ -108,7 +105,6 @@ def test_an_animation_shows_its_first_picture() -> None:
     ("size", "side", "expected"),
     [
         ((640, 480), 0, (640, 480)),
-        ((640, 480), 224, (320, 240)),
         ((640, 480), 240, (320, 240)),
         ((640, 480), 241, (640, 480)),
         ((645, 483), 224, (323, 242)),
@@ -134,10 +130,10 @@ def test_what_is_no_photo() -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_truncated_files(kind: str, share: float) -> None:
+def test_truncated_files(kind: str) -> None:
     data = saved(PHOTO, kind)
-    assert_refused(data[: int(share * len(data))], "copy it again")
+    for share in (0.1, 0.5, 0.9):
+        assert_refused(data[: int(share * len(data))], "copy it again")
 
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=20))
@@ -153,13 +149,10 @@ def test_any_bytes_give_a_photo_or_a_data_error(kind: int, changes: list[tuple[f
             assert " — " in str(error)  # noqa: PT017
 
 
-def test_only_the_caller_knows_what_else_can_be_done() -> None:
-    with pytest.raises(DataError, match=r"— copy it again$"):
-        decode_photo(b"", name="a")
-    with pytest.raises(DataError, match=r"— copy it again, or look away$"):
-        decode_photo(b"", name="a", otherwise="look away")
-    with pytest.raises(TooManyPixels, match=r"— make it smaller, or look away$"):
-        decode_photo(png_header(100_000, 100_000), name="a", otherwise="look away")
+def test_the_caller_says_what_else_can_be_done() -> None:
+    for data, action in ((b"", "copy it again"), (png_header(100_000, 100_000), "make it smaller")):
+        with pytest.raises(DataError, match=f"— {action}, or look away$"):
+            decode_photo(data, name="a", otherwise="look away")
 
 
 def test_a_bomb_is_refused_by_its_header() -> None:

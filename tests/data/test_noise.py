@@ -14,14 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vacsr.data.noise import (
-    CaptionNoise,
-    apply_noise,
-    derange_captions,
-    load_noise,
-    make_noise,
-    permute_captions,
-)
+from vacsr.data.noise import CaptionNoise, apply_noise, derange_captions, load_noise, make_noise, permute_captions
 from vacsr.data.pairs import PairSet
 from vacsr.errors import DataError, ShapeMismatch, UsageError, VacsrError
 from vacsr.files import read_tensors, write_tensors
@@ -67,12 +60,9 @@ def test_noise_stays_what_it_was(protocol: str, marks: list[str], tmp_path: Path
     assert torch.get_rng_state().equal(before)
     with pytest.raises(UsageError, match=f"'swap'.*{protocol}"):
         make_noise("swap", rows, ratio=0.5, seed=0)
-
-
-@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
-def test_a_ratio_that_is_none(ratio: float) -> None:
-    with pytest.raises(UsageError, match=f"{ratio}.* — "):
-        permute_captions(torch.arange(5), ratio=ratio, seed=0)
+    for ratio in (-0.1, 1.1, float("nan")):
+        with pytest.raises(UsageError, match=f"{ratio}.* — "):
+            make_noise(protocol, rows, ratio=ratio, seed=0)
 
 
 @given(ASSIGNMENTS, RATIOS, SEEDS)
@@ -93,22 +83,16 @@ def test_deranged_captions_all_change_their_image(rows: torch.Tensor, ratio: flo
     assert noise.permutation.equal(derange_captions(rows, ratio=ratio, seed=seed).permutation)
 
 
-def test_apply_noise_changes_labels_only(parts: dict[str, Any]) -> None:
+def test_noise_changes_the_labels_of_its_own_pairs(parts: dict[str, Any]) -> None:
     pairs = PairSet(**parts)
     noise = CaptionNoise(torch.tensor([1, 0, 0]), torch.tensor([1, 2, 0]), ratio=1.0, seed=0)
     noisy = apply_noise(pairs, noise)
-    assert noisy.caption_image.tolist() == [1, 0, 0]
+    assert (noisy.caption_image.tolist(), noisy.caption_ids) == ([1, 0, 0], pairs.caption_ids)
     assert torch.equal(noisy.texts, pairs.texts)
-    assert noisy.caption_ids == pairs.caption_ids
-
-
-def test_noise_of_other_pairs(parts: dict[str, Any]) -> None:
-    pairs = PairSet(**parts)
     with pytest.raises(ShapeMismatch, match="4 captions, the pairs have 3"):
         apply_noise(pairs, permute_captions(torch.arange(4), ratio=0.5, seed=0))
-    with pytest.raises(DataError, match="other labels") as caught:
+    with pytest.raises(DataError, match="other labels"):
         apply_noise(pairs, permute_captions(torch.tensor([1, 1, 1]), ratio=0.5, seed=0))
-    assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize(
@@ -132,8 +116,8 @@ def test_a_file_that_was_changed(
     path = tmp_path / "noise.safetensors"
     permute_captions(torch.arange(6), ratio=1, seed=0).save(path)
     stored, metadata = read_tensors(path)
-    kept = {name: value for name, value in {**metadata, **facts}.items() if value is not None}
-    write_tensors(path, {**stored, **tensors}, metadata=kept)
+    changed = {name: value for name, value in {**metadata, **facts}.items() if value is not None}
+    write_tensors(path, {**stored, **tensors}, metadata=changed)
     with pytest.raises(DataError, match=rf"noise\.safetensors .*{words}.* — "):
         load_noise(path)
 
@@ -149,24 +133,15 @@ def saved(path: Path, values: Any) -> Path:
     return path
 
 
-def published_like_ncr(ratio: float, seed: int) -> np.ndarray[Any, Any]:
-    """The image of each caption, some shuffled among themselves: what those who publish such files do."""
-    random = np.random.default_rng(seed)
-    index = np.arange(20) // 5
-    chosen = random.permutation(20)[: int(ratio * 20)]
-    index[chosen] = random.permutation(index[chosen])
-    return index
-
-
 @pytest.mark.parametrize("suffix", [".npy", ".json", ".txt"])
 def test_a_list_of_images(tmp_path: Path, suffix: str) -> None:
-    """Entry j is the image of caption j, as NCR pairs them."""
-    index = published_like_ncr(0.5, seed=1)
-    noise = load_noise(saved(tmp_path / f"index{suffix}", index.tolist()), caption_image=FIVE_EACH)
-    assert noise.assignment.tolist() == index.tolist()
+    """Entry j is the image of caption j, some of them shuffled, as NCR publishes them."""
+    images = [0, 3, 0, 0, 2, 1, 1, 1, 1, 0, 2, 2, 2, 2, 1, 3, 3, 0, 3, 3]
+    noise = load_noise(saved(tmp_path / f"index{suffix}", images), caption_image=FIVE_EACH)
+    assert noise.assignment.tolist() == images
     assert noise.original.equal(FIVE_EACH)
     assert (noise.protocol, noise.seed) == ("file", None)
-    assert noise.ratio == noise.changed_share == pytest.approx((index != np.arange(20) // 5).mean())
+    assert noise.ratio == noise.changed_share == pytest.approx(5 / 20)
 
 
 def test_a_list_of_slots(tmp_path: Path) -> None:
@@ -224,16 +199,11 @@ def test_lists_that_are_refused(
     assert all(word in str(caught.value) for word in (f"index{suffix}", *words, " — ")), str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("i.npy", b"junk"), ("i.json", b"{"), ("i.json", b'{"a": 1}'), ("i.txt", b"1 2 x")]
-)
-def test_files_that_are_no_list(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=name):
-        load_noise(tmp_path / name, caption_image=FIVE_EACH)
-
-
-def test_what_else_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_list(tmp_path: Path) -> None:
+    for name, content in (("a.npy", b"junk"), ("a.json", b"{"), ("b.json", b'{"a": 1}'), ("a.txt", b"1 2 x")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=name):
+            load_noise(tmp_path / name, caption_image=FIVE_EACH)
     path = saved(tmp_path / "i.npy", [1, 0])
     with pytest.raises(UsageError, match="caption_image="):
         load_noise(path)

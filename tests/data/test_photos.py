@@ -92,14 +92,10 @@ def test_photos_in_memory() -> None:
     assert photos.digest() != taken.digest()
 
 
-def test_a_subset_takes_its_photos(pairs: PhotoSet) -> None:
+def test_a_subset_takes_its_photos_and_the_digest_tells_every_part(pairs: PhotoSet) -> None:
     some = pairs.subset([4, 0])
     assert [Path(some.photos.name(row)).name for row in range(2)] == ["e.jpg", "a.jpg"]
-    assert some.captions == ("caption 0", "caption 1", "caption 8")
-    assert some.caption_image.tolist() == [1, 1, 0]
-
-
-def test_the_digest_tells_every_part(pairs: PhotoSet) -> None:
+    assert (some.captions, some.caption_image.tolist()) == (("caption 0", "caption 1", "caption 8"), [1, 1, 0])
     others = [
         pairs,
         pairs.subset([1, 0, 2, 3, 4]),
@@ -118,11 +114,12 @@ def picture(mode: str = "RGB", size: tuple[int, int] = (12, 9)) -> Image.Image:
     return Image.fromarray(noise, "RGBA").convert(mode)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"])
-def test_an_open_image_is_read_as_its_file(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P", "I;16"])
+def test_an_open_image_is_read_as_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Transparent is white, sixteen bits are scaled, not clipped."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     picture(mode).save(tmp_path / "a.png")
-    photos = ListedPhotos.of([tmp_path / "a.png", str(tmp_path / "a.png"), Image.open(tmp_path / "a.png")])
+    photos = ListedPhotos.of([tmp_path / "a.png", "~/a.png", Image.open(tmp_path / "a.png")])
     arrays = [np.asarray(photos.open(row)) for row in range(3)]
     assert {photos.open(row).mode for row in range(3)} == {"RGB"}
     assert (arrays[0] == arrays[1]).all()
@@ -139,13 +136,10 @@ def test_an_open_image_is_upright_as_its_file(tmp_path: Path, orientation: int) 
     assert (np.asarray(photos.open(0)) == np.asarray(photos.open(1))).all()
 
 
-def test_the_callers_image_is_left_as_it_is(tmp_path: Path) -> None:
-    mine = picture("RGBA")
-    before = np.asarray(mine).copy()
-    photo = ListedPhotos.of([mine]).open(0)
-    photo.paste((0, 0, 0), (0, 0, 5, 5))
-    assert (np.asarray(mine) == before).all()
-    assert mine.mode == "RGBA"
+def test_the_callers_image_is_left_as_it_is() -> None:
+    mine = picture("RGB")
+    ListedPhotos.of([mine]).open(0).paste((0, 0, 0), (0, 0, 5, 5))
+    assert (np.asarray(mine) == np.asarray(picture("RGB"))).all()
 
 
 def test_one_open_image_for_many_rows_and_threads(tmp_path: Path) -> None:
@@ -155,23 +149,15 @@ def test_one_open_image_for_many_rows_and_threads(tmp_path: Path) -> None:
     for _ in range(3):
         photos = ListedPhotos.of([Image.open(tmp_path / "a.jpg")] * 8)
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(photos.open, range(8)))
-        assert all((np.asarray(photo) == expected).all() for photo in found)
+            assert all((np.asarray(photo) == expected).all() for photo in pool.map(photos.open, range(8)))
 
 
-def test_a_broken_image_is_named() -> None:
+def test_pictures_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     picture(size=(64, 64)).save(buffer, "PNG")
     torn = Image.open(io.BytesIO(buffer.getvalue()[:200]))
-    photos = ListedPhotos.of([picture(), torn])
-    photos.open(0)
-    with pytest.raises(DataError, match="image 1 of the list cannot be read as a photo"):
-        photos.open(1)
-
-
-def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    photos = ListedPhotos.of([tmp_path / "none.jpg", tmp_path])
-    for row, name in enumerate(("none.jpg", tmp_path.name)):
+    photos = ListedPhotos.of([torn, tmp_path / "none.jpg", tmp_path])
+    for row, name in enumerate(("image 0 of the list cannot be read as a photo", "none.jpg", tmp_path.name)):
         with pytest.raises(DataError, match=name):
             photos.open(row)
 
@@ -183,9 +169,3 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_what_is_no_list_of_photos_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match="expected a list of paths or PIL images — pass"):
         ListedPhotos.of(given)
-
-
-def test_a_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    picture().save(tmp_path / "a.png")
-    assert ListedPhotos.of(["~/a.png"]).open(0).size == (12, 9)

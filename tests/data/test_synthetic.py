@@ -8,7 +8,7 @@ from vacsr.data.synthetic import ATTRIBUTES, GROUPS, SyntheticOptions, synthetic
 from vacsr.errors import NoSuchSplit, UsageError
 
 
-def test_images_and_captions_have_the_promised_attributes() -> None:
+def test_images_and_captions_have_their_attributes() -> None:
     world = synthetic_world(split="train")
     start = 0
     for group in GROUPS.values():
@@ -18,12 +18,7 @@ def test_images_and_captions_have_the_promised_attributes() -> None:
     assert start == len(ATTRIBUTES) == 24
     assert float(world.present.sum(dim=1).float().mean()) == pytest.approx(6, abs=0.2)
     assert set(world.mentioned.sum(dim=1).tolist()) == {2, 3, 4}
-
-
-def test_captions_say_what_they_mention() -> None:
-    world = synthetic_world(SyntheticOptions(images=100), split="train")
-    assert world.pairs.captions is not None
-    for text, row in zip(world.pairs.captions, world.mentioned.tolist(), strict=True):
+    for text, row in zip(world.pairs.captions or (), world.mentioned.tolist(), strict=True):
         assert {name for name in ATTRIBUTES if name in text} == {ATTRIBUTES[k] for k, said in enumerate(row) if said}
         assert "  " not in text
 
@@ -66,14 +61,9 @@ def test_the_features_hold_the_attributes() -> None:
     assert float(right) > 0.9
 
 
-@pytest.mark.parametrize(
-    "option", ["images=many", "noise=x", "images=0", "held_out=0", "per_image=-1", "noise=-1", "noise=nan"]
-)
+@pytest.mark.parametrize("option", ["images=many", "noise=x", "held_out=0", "per_image=-1", "noise=-1", "noise=nan"])
 def test_options_that_make_no_world(option: str) -> None:
     with pytest.raises(UsageError, match=f"synthetic:{option}: {option.partition('=')[0]}: .* — "):
         load_pairs(f"synthetic:{option}")
-
-
-def test_a_split_that_does_not_exist() -> None:
     with pytest.raises(NoSuchSplit, match=r"no split 'val'; it has train \(800 images\), dev \(200 images\)"):
         load_pairs("synthetic:", split="val")

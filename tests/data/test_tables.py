@@ -72,25 +72,17 @@ def test_captions_files_of_every_kind(tmp_path: Path) -> None:
         ("c.json", "[]", ("names no image",)),
         ("c.json", '[{"image": "a", "captions": ["x"]}, {"captions": ["x"]}]', ("entry 1", "image (None)")),
         ("c.json", '[{"image": " ", "captions": ["x"]}]', ("entry 0", "image (' ')")),
-        ("c.json", '[{"image": "a"}]', ("image 'a'", "no list of texts")),
         ("c.json", '[{"image": "a", "captions": [1]}]', ("image 'a'", "no list of texts")),
         ("c.json", '[{"image": "a", "captions": []}]', ("image 'a'", "no list of texts")),
         ("c.json", '[{"image": "a", "captions": ["x"]}, {"image": "a", "captions": ["x"]}]', ("image id 'a'",)),
-        (
-            "c.json",
-            '[{"image": 1, "split": "x", "captions": ["x"]}, {"image": 2, "captions": ["x"]}]',
-            ("split (None)",),
-        ),
         ("c.csv", "", ("no row at all", "columns image")),
         ("c.csv", "name,caption\na,x\n", ("columns image", "name, caption")),
         ("c.csv", "image,caption\na,x,y\n", ("line 2", "image, caption")),
-        ("c.csv", "image,caption\na\n", ("line 2", "image, caption")),
         ("c.csv", 'image,caption\na,"x"y\n', ("cannot be read",)),
         ("c.csv", "image,caption_id\na,x\nb,x\n", ("caption id 'x'", "2 times")),
         ("c.csv", "image,split\na,dev\na,test\n", ("line 3", "image 'a'", "'dev'", "'test'")),
         ("c.csv", "image,split\na,dev\nb,\n", ("line 3", "split ('')")),
-        ("c.csv", "image,image_row\na,zero\n", ("image 'a'", "'zero'", "0 to 0")),
-        ("c.csv", "image,image_row\na,-1\n", ("'-1'",)),
+        ("c.csv", "image,image_row\na,-1\n", ("'-1'", "0 to 0")),
         ("c.csv", "image,image_row\na,0\na,1\n", ("line 3", "image 'a'", "image_row '1'")),
         ("c.csv", "image,image_row\na,0\nb,0\n", ("image 'a'", "'0'", "each once")),
         ("c.csv", "image,image_row\na,0\nb,2\n", ("image 'b'", "'2'", "2 images", "without gaps")),
@@ -111,14 +103,11 @@ def test_files_that_cannot_be_read(tmp_path: Path, refused: Refused) -> None:
     refused(tmp_path / "absent.json", "no such file", "absent.json", load=read_captions)
     (tmp_path / "latin.csv").write_bytes("image\nß".encode("latin-1"))
     refused(tmp_path / "latin.csv", "latin.csv", "UTF-8", load=read_captions)
-
-
-@pytest.mark.parametrize(("column", "words"), [(",split", "no split 'dev'"), ("", "has no splits")])
-def test_a_missing_split_is_an_error_of_its_own(tmp_path: Path, column: str, words: str) -> None:
-    names = read_captions(written(tmp_path, "c.csv", f"image{column}\na{',train' if column else ''}\n"))
-    assert names.rows_of(None) == names.rows_of("all") == [0]
-    with pytest.raises(NoSuchSplit, match=words):
-        names.rows_of("dev")
+    for text, words in (("image,split\na,train\n", "no split 'dev'"), ("image\na\n", "has no splits")):
+        names = read_captions(written(tmp_path, "c.csv", text))
+        assert names.rows_of(None) == names.rows_of("all") == [0]
+        with pytest.raises(NoSuchSplit, match=words):
+            names.rows_of("dev")
 
 
 # Tables of photos
@@ -201,11 +190,9 @@ def test_problems_stop_the_reading_or_are_left_out(root: Path, photos_of: Load, 
         "b.png: no caption",
     ]
     refused(spec, "4 photos or captions", *lines, "data.on_error=skip")
-    with pytest.warns(
-        UserWarning, match=r"4 left out: .*lost\.png: no such file; a\.png#1: .*; b\.png#0: .* …"
-    ) as told:
+    with pytest.warns(UserWarning, match=r"4 left out: .*lost\.png: no such file; a\.png#1: .* …") as warned:
         pairs = photos_of(spec, on_error="skip")
-    assert len(told) == 1
+    assert len(warned) == 1
     assert (pairs.image_ids, pairs.caption_ids) == (("a.png", "deep/c.jpg"), ("a.png#0", "deep/c.jpg#0"))
     assert pairs.caption_image.tolist() == [0, 1]
     assert [line.rpartition("/")[2] for line in pairs.skipped] == lines
@@ -244,6 +231,12 @@ def test_a_folder(root: Path, photos_of: Load, refused: Refused) -> None:
     refused(f"folder:{root}", "has no splits", split="train")
 
 
+@pytest.mark.parametrize("scheme", ["folder", "photos"])
+def test_folders_without_photos(tmp_path: Path, refused: Refused, scheme: str) -> None:
+    refused(f"{scheme}:{tmp_path / 'absent'}", "is no folder", ".jpg .jpeg", load=load_images)
+    refused(f"{scheme}:{tmp_path}", "holds nothing", ".jpg", load=load_images)
+
+
 def test_a_folder_by_splits(tmp_path: Path, draw: Draw, photos_of: Load, refused: Refused) -> None:
     for name in ("train/x/a.png", "train/b.png", "val/a.png"):
         beside(draw(tmp_path / name), name)
@@ -265,29 +258,19 @@ def test_a_folder_with_gaps(root: Path, photos_of: Load, refused: Refused) -> No
     with pytest.warns(UserWarning, match="3 left out"):
         pairs = photos_of(f"folder:{root}", on_error="skip")
     assert (pairs.image_ids, len(pairs.skipped)) == (("a.png",), 3)
-    for name in ("b.png", "deep/c.jpg"):
-        beside(root / name, "one")
-    assert advice not in refused(f"folder:{root}", "lost.txt: no photo beside it")
-
-
-@pytest.mark.parametrize("scheme", ["folder", "photos"])
-def test_folders_without_photos(tmp_path: Path, refused: Refused, scheme: str) -> None:
-    refused(f"{scheme}:{tmp_path / 'absent'}", "is no folder", ".jpg .jpeg", load=load_images)
-    refused(f"{scheme}:{tmp_path}", "holds nothing", ".jpg", load=load_images)
 
 
 def test_two_photos_beside_one_text(tmp_path: Path, draw: Draw, photos_of: Load, refused: Refused) -> None:
     """Nothing says which of the two the text means."""
     beside(draw(tmp_path / "x.jpg"), "one")
     draw(tmp_path / "x.png")
-    draw(tmp_path / "x.webp")
     beside(draw(tmp_path / "deep" / "x.png"), "two")
     words = "x.png: its text x.txt belongs to x.jpg too"
-    refused(f"folder:{tmp_path}", "2 photos or captions", words, "x.webp: its text x.txt belongs to x.jpg too")
-    with pytest.warns(UserWarning, match="2 left out"):
+    refused(f"folder:{tmp_path}", "1 photos or captions", words)
+    with pytest.warns(UserWarning, match="1 left out"):
         pairs = photos_of(f"folder:{tmp_path}", on_error="skip")
     assert (pairs.image_ids, pairs.captions) == (("deep/x.png", "x.jpg"), ("two", "one"))
-    assert pairs.skipped[0] == f"{tmp_path}/{words}"
+    assert pairs.skipped == (f"{tmp_path}/{words}",)
 
 
 @pytest.fixture

@@ -38,60 +38,35 @@ def put(path: Path) -> None:
     Image.new("RGB", (4, 3), (200, 30, 10)).save(path, "JPEG")
 
 
-def write_zhou(place: Path, photos: str, file: str, *, paths: str, classes: Sequence[str], template: str) -> Truth:
+CLASSES = ["annual crop", "Baklava_pie", "cat"]
+ZHOU: Mapping[str, tuple[str, str, str, str]] = {  # folder, folder of photos, split file, template
+    "caltech101": ("caltech-101", "101_ObjectCategories", "Caltech101", PLAIN),
+    "oxford_pets": ("oxford_pets", "images", "OxfordPets", "a photo of a {}, a type of pet."),
+    "stanford_cars": ("stanford_cars", "", "StanfordCars", PLAIN),
+    "oxford_flowers": ("oxford_flowers", "jpg", "OxfordFlowers", "a photo of a {}, a type of flower."),
+    "food101": ("food-101", "images", "Food101", "a photo of {}, a type of food."),
+    "sun397": ("sun397", "SUN397", "SUN397", PLAIN),
+    "dtd": ("dtd", "images", "DescribableTextures", "{} texture."),
+    "eurosat": ("eurosat", "2750", "EuroSAT", "a centered satellite photo of {}."),
+    "ucf101": ("ucf101", "UCF-101-midframes", "UCF101", "a photo of a person doing {}."),
+}
+
+
+def write_zhou(root: Path, folder: str, photos: str, file: str, template: str) -> Truth:
     """A data set with a split file: per class 20 photos to train, 6 to validate, 3 to test, listed out of order."""
-    splits: dict[str, list[Listed]] = {}
+    place, splits = root / folder, dict[str, list[Listed]]()
     for split, count in (("train", 20), ("val", 6), ("test", 3)):
+        inside = f"{split}_" if photos else f"cars_{split}/"
         listed = [
-            (paths.format(split=split, name=name.replace(" ", ""), label=label, number=number), label, name)
+            (f"{inside}{label}{number:03}.jpg", label, name)
             for number in range(count)
-            for label, name in enumerate(classes)
+            for label, name in enumerate(CLASSES)
         ]
         splits[split] = listed[::-1]
         for path, _, _ in listed:
             put(place / photos / path)
-    (place / file).write_text(json.dumps(splits))
-    return Truth(splits["train"], splits["val"], splits["test"], list(classes), template)
-
-
-ZHOU: Mapping[str, tuple[str, str, str, str, Sequence[str], str]] = {
-    "caltech101": (
-        "caltech-101", "101_ObjectCategories", "split_zhou_Caltech101.json", "{name}/{split}_{number:04}.jpg",
-        ["face", "leopard", "accordion"], PLAIN,
-    ),
-    "oxford_pets": (
-        "oxford_pets", "images", "split_zhou_OxfordPets.json", "{name}_{split}{number}.jpg",
-        ["abyssinian", "american_bulldog", "beagle", "bengal", "birman"], "a photo of a {}, a type of pet.",
-    ),
-    "stanford_cars": (
-        "stanford_cars", "", "split_zhou_StanfordCars.json", "cars_{split}/{label}{number:05}.jpg",
-        ["2000 AM General Hummer SUV", "2012 Acura RL Sedan"], PLAIN,
-    ),
-    "oxford_flowers": (
-        "oxford_flowers", "jpg", "split_zhou_OxfordFlowers.json", "image_{split}{label}{number}.jpg",
-        ["pink primrose", "hard-leaved pocket orchid", "canterbury bells"], "a photo of a {}, a type of flower.",
-    ),
-    "food101": (
-        "food-101", "images", "split_zhou_Food101.json", "{name}/{split}{number}.jpg",
-        ["apple_pie", "baby_back_ribs", "baklava", "tacos"], "a photo of {}, a type of food.",
-    ),
-    "sun397": (
-        "sun397", "SUN397", "split_zhou_SUN397.json", "a/{name}/{split}_{number}.jpg",
-        ["abbey", "airplane cabin", "indoor athletic field"], PLAIN,
-    ),
-    "dtd": (
-        "dtd", "images", "split_zhou_DescribableTextures.json", "{name}/{name}_{split}{number}.jpg",
-        ["banded", "blotchy", "zigzagged"], "{} texture.",
-    ),
-    "eurosat": (
-        "eurosat", "2750", "split_zhou_EuroSAT.json", "C{label}/{split}_{number}.jpg",
-        ["Annual Crop Land", "Forest", "Sea or Lake"], "a centered satellite photo of {}.",
-    ),
-    "ucf101": (
-        "ucf101", "UCF-101-midframes", "split_zhou_UCF101.json", "{name}/v_{split}_g{number}.jpg",
-        ["Apply_Eye_Makeup", "Yo_Yo"], "a photo of a person doing {}.",
-    ),
-}  # fmt: skip
+    (place / f"split_zhou_{file}.json").write_text(json.dumps(splits))
+    return Truth(splits["train"], splits["val"], splits["test"], CLASSES, template)
 
 
 def write_aircraft(root: Path) -> Truth:
@@ -157,10 +132,7 @@ OTHERS: Mapping[str, Callable[[Path], Truth]] = {
 
 def write_set(root: Path, name: str) -> Truth:
     """One data set under ``root``."""
-    if name in OTHERS:
-        return OTHERS[name](root)
-    folder, photos, file, paths, classes, template = ZHOU[name]
-    return write_zhou(root / folder, photos, file, paths=paths, classes=classes, template=template)
+    return OTHERS[name](root) if name in OTHERS else write_zhou(root, *ZHOU[name])
 
 
 class World(NamedTuple):
@@ -205,9 +177,7 @@ def made() -> Callable[..., FewshotSource]:
     """A source without files, from counts of photos per class; ``order`` shuffles the files."""
 
     def split(name: str, counts: Sequence[int], order: int | None) -> LabelledPhotos:
-        rows = [
-            (f"{name}/{label}/{number}.jpg", label) for label, count in enumerate(counts) for number in range(count)
-        ]
+        rows = [(f"{name}/{label}/{number}.jpg", label) for label, size in enumerate(counts) for number in range(size)]
         if order is not None:
             rows = [rows[at] for at in np.random.default_rng(order).permutation(len(rows))]
         photos = ArrayPhotos(np.zeros((len(rows), 1, 1, 3), dtype=np.uint8), tuple(path for path, _ in rows))
@@ -215,9 +185,7 @@ def made() -> Callable[..., FewshotSource]:
         return LabelledPhotos(photos, labels, tuple(f"class {label}" for label in range(len(counts))), f"made/{name}")
 
     def source(train: Sequence[int], *, val: Sequence[int] | None = None, order: int | None = None) -> FewshotSource:
-        held_out = None if val is None else split("val", val, order)
-        return FewshotSource(
-            split("train", train, order), held_out, split("test", [1] * len(train), order), "made", PLAIN
-        )
+        parts = split("train", train, order), None if val is None else split("val", val, order)
+        return FewshotSource(*parts, split("test", [1] * len(train), order), "made", PLAIN)
 
     return source

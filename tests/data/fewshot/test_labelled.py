@@ -33,7 +33,7 @@ def test_only_relabels_in_the_order_given() -> None:
     assert "2 of 3" in kept.name
     assert photos([0, 1]).only([2]).labels.tolist() == []
     for classes in ([3], [-1], [0, 0]):
-        with pytest.raises(UsageError, match=r"pets/test.* — "):
+        with pytest.raises(UsageError, match=" — "):
             photos([0, 1]).only(classes)
 
 
@@ -59,9 +59,8 @@ def test_digest_depends_on_labels_names_and_photos_and_not_on_the_folder(tmp_pat
         (tmp_path / root).mkdir(exist_ok=True)
         (tmp_path / root / "x.jpg").write_bytes(b"." * size)
         (tmp_path / root / "y.jpg").write_bytes(b"..")
-        return LabelledPhotos(
-            file_photos(tmp_path / root, ["x.jpg", "y.jpg"]), torch.tensor(labels), classes, root
-        ).digest()
+        files = file_photos(tmp_path / root, ["x.jpg", "y.jpg"])
+        return LabelledPhotos(files, torch.tensor(labels), classes, root).digest()
 
     first = digest("one", [0, 1])
     assert first == digest("two", [0, 1])

@@ -65,13 +65,11 @@ def test_draw_is_the_order_of_hashes_and_not_of_files(made: Made, order: int | N
 
 def test_hash_depends_on_names_and_labels(made: Made) -> None:
     source = made([3, 3], val=[1, 1])
-    names = ("class 0", "other")
-    splits = {name: replace(getattr(source, name), classes=names) for name in ("train", "val", "test")}
+    splits = {part: replace(getattr(source, part), classes=("class 0", "other")) for part in ("train", "val", "test")}
     draws = [(source, 16), (replace(source, **splits), 16), (source, 2)]
     assert len({draw_shots(some, shots=shots, seed=1).hash for some, shots in draws}) == 3
-    for shots in (0, -1):
-        with pytest.raises(UsageError, match="1 or more"):
-            draw_shots(source, shots=shots, seed=1)
+    with pytest.raises(UsageError, match="1 or more"):
+        draw_shots(source, shots=0, seed=1)
 
 
 # Draws in files
@@ -149,8 +147,8 @@ def test_json_that_does_not_fit(tmp_path: Path, refuse: Refuse, value: Any, word
 
 def test_other_files_are_refused(tmp_path: Path, made: Made, refuse: Refuse) -> None:
     refuse(tmp_path / "index.npy", ".json, .pkl, .txt")
-    with (tmp_path / "shot.pkl").open("wb") as stream:
-        stream.truncate(65 << 20)
+    (tmp_path / "shot.pkl").touch()
+    os.truncate(tmp_path / "shot.pkl", 65 << 20)
     refuse(tmp_path / "shot.pkl", "limit")
     (tmp_path / "index.json").write_text(json.dumps({"train": entries("train", [0, 1]), "val": entries("train", [1])}))
     with pytest.raises(DataError, match="both trained and validated on"):
@@ -172,8 +170,7 @@ def datum() -> Iterator[Callable[..., Any]]:
     modules[MODULE].Datum = Datum  # type: ignore[attr-defined]
     sys.modules.update(modules)
     yield Datum
-    for name in modules:
-        sys.modules.pop(name, None)
+    without_dassl()
 
 
 def without_dassl() -> None:
@@ -181,7 +178,7 @@ def without_dassl() -> None:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("protocol", [2, 4, pickle.HIGHEST_PROTOCOL])
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 @pytest.mark.parametrize("name", ["food101", "imagenet"])  # ImageNet's have no val
 def test_published_pickle(tmp_path: Path, world: Any, datum: Callable[..., Any], protocol: int, name: str) -> None:
     source, truth = load_classes(f"coop:{world.root},set={name}"), world.truth[name]
