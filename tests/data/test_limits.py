@@ -114,13 +114,8 @@ def test_texts_and_headers_of_a_shard_are_bounded(tmp_path: Path, name: str) -> 
 
 
 def test_a_sparse_member_of_a_shard(tmp_path: Path) -> None:
-    header = tarfile.TarInfo("a.txt")
-    header.pax_headers = {
-        "GNU.sparse.major": "0",
-        "GNU.sparse.minor": "1",
-        "GNU.sparse.map": "0,0",
-        "GNU.sparse.size": str(9 << 30),
-    }
+    header, facts = tarfile.TarInfo("a.txt"), {"major": "0", "minor": "1", "map": "0,0", "size": str(9 << 30)}
+    header.pax_headers = {f"GNU.sparse.{name}": value for name, value in facts.items()}
     with pytest.raises(DataError, match="sparse"):
         load_pairs(tar_of(tmp_path / "a.tar", header))
 
@@ -140,12 +135,7 @@ DIGITS, DEEP = "9" * 5000, "[" * 100_000 + "]" * 100_000
         ("t.jsonl", f'{{"image": {DIGITS}, "caption": "a"}}', "jsonl:{}/t.jsonl"),
         ("t.jsonl", f'{{"image": {DEEP}}}', "jsonl:{}/t.jsonl"),
         ("captions.json", DEEP, "flickr8k:{}"),
-        ("captions.json", f'[{{"image": {DIGITS}}}]', "flickr8k:{}"),
-        (
-            "dataset_coco.json",
-            '{"images": [{"cocoid": 1e999, "filename": "a", "split": "val", "sentences": []}]}',
-            "coco:{}",
-        ),
+        ("dataset_coco.json", '{"images": [{"cocoid": 1e999, "filename": "a", "split": "val"}]}', "coco:{}"),
         ("Flickr8k.token.txt", f"a.jpg#{DIGITS}\tone", "flickr8k:{}"),
         ("c.csv", f"image,image_row\na,{DIGITS}", "features:{}/f.safetensors,captions={}/c.csv"),
     ],
@@ -178,7 +168,6 @@ SHAPE = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%s,), }\n"
     "data",
     [
         npy(SHAPE % b"1000000000000"),
-        npy(SHAPE % b"99999999999999999999, 9"),
         npy(SHAPE % b"4611686018427387904, 4"),
         npy(b"{", length=(1 << 32) - 1, version=2),
         npy(SHAPE % (b"9" * 9000)),
@@ -186,7 +175,7 @@ SHAPE = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%s,), }\n"
         b"PK\3\4" + bytes(100),
         b"",
     ],
-    ids=["terabytes", "too many digits", "overflow", "endless header", "long number", "nested", "a zip", "nothing"],
+    ids=["terabytes", "overflow", "endless header", "long number", "nested", "a zip", "nothing"],
 )
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_arrays_that_ask_for_more_than_the_file_holds(tmp_path: Path, data: bytes) -> None:

@@ -314,17 +314,17 @@ def test_photos_are_refused_where_captions_are_needed(album: Path, refused: Refu
     refused(str(album), f"folder:{album}", f"photos:{album}", error=UsageError)
 
 
-def with_a_dead_link(album: Path, _monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
-    """A link to a file is a photo, one to a folder is not followed."""
-    (album / "link.jpg").symlink_to(album / "a.jpg")
-    (album / "loop").symlink_to(album, target_is_directory=True)
+def test_problems_of_a_folder_are_reported(
+    album: Path, photos_of: Load, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead link, a name that no JSON file could hold, a closed folder (whose photos a pruned index would lose)."""
+    (album / "link.jpg").symlink_to(album / "a.jpg")  # a photo
+    (album / "loop").symlink_to(album, target_is_directory=True)  # not followed
     (album / "dead.jpg").symlink_to(album / "nowhere.jpg")
-    return "dead.jpg: no such file", 5
-
-
-def with_a_closed_folder(album: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
-    """A pruned index would lose its photos otherwise."""
-    scan = os.scandir
+    words, scan = ["dead.jpg: no such file", "trip: the folder cannot be read (Permission denied)"], os.scandir
+    if sys.platform not in ("darwin", "win32"):  # where names are text
+        (album / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"any")
+        words.append("b'caf\\xe9.jpg': the name is not UTF-8")
 
     def closed(path: Any) -> Iterator[os.DirEntry[str]]:
         if str(path).endswith("trip"):
@@ -332,28 +332,11 @@ def with_a_closed_folder(album: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", closed)
-    return "trip: the folder cannot be read (Permission denied)", 2
-
-
-def with_a_name_that_is_not_utf8(album: Path, _monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
-    """No JSON file could hold its id."""
-    if sys.platform in ("darwin", "win32"):
-        pytest.skip("names are text there")
-    with open(os.fsencode(album) + b"/caf\xe9.jpg", "wb") as file:
-        file.write(b"any")
-    return "b'caf\\xe9.jpg': the name is not UTF-8", 4
-
-
-@pytest.mark.parametrize("spoil", [with_a_dead_link, with_a_closed_folder, with_a_name_that_is_not_utf8])
-def test_problems_of_a_folder_are_reported(
-    album: Path, photos_of: Load, refused: Refused, monkeypatch: pytest.MonkeyPatch, spoil: Callable[..., Any]
-) -> None:
-    words, left = spoil(album, monkeypatch)
-    refused(f"photos:{album}", "1 photos", words, "--skip", load=load_images)
-    with pytest.warns(UserWarning, match="1 left out"):
+    refused(f"photos:{album}", f"{len(words)} photos", *words, "--skip", load=load_images)
+    with pytest.warns(UserWarning, match=f"{len(words)} left out"):
         pairs = photos_of(f"photos:{album}", on_error="skip")
-    assert len(pairs.image_ids) == left
-    assert all(name.encode() for name in (*pairs.image_ids, *pairs.skipped))
+    assert pairs.image_ids == ("a.jpg", "b.PNG", "link.jpg")
+    assert all(line.encode() for line in pairs.skipped)
 
 
 def test_kinds_that_cannot_be_decoded_are_reported(album: Path, photos_of: Load) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from vacsr.data.formats import parse_spec
 from vacsr.data.scenes import SceneOptions, SceneWorld, load_scenes, pair_kinds, scene_grades, scene_world
-from vacsr.data.scenes.objects import BACKGROUNDS, COLOURS, MOST, RADIUS, SHAPES, SIZES, draw_subject_scene, subject_of
+from vacsr.data.scenes.objects import COLOURS, RADIUS, SHAPES, draw_subject_scene, subject_of
 from vacsr.data.synthetic import SPLITS
 from vacsr.errors import NoSuchSplit, UsageError
 
@@ -86,26 +86,16 @@ def test_a_larger_world_begins_with_the_smaller_one() -> None:
     assert [large.statements[4 * row + index] for row in range(3) for index in range(2)] == list(small.statements)
 
 
-def test_the_world_is_varied_and_its_labels_miss_much() -> None:
-    world = scene_world(SceneOptions(images=1, held_out=500, size=16), split="test")
-    things = [thing for scene in world.scenes for thing in scene.things]
-    assert {scene.background for scene in world.scenes} == set(BACKGROUNDS)
-    assert {len(scene.things) for scene in world.scenes} == set(range(1, MOST + 1))
-    for name, words in (("shape", SHAPES), ("colour", COLOURS), ("size", SIZES)):
-        assert {getattr(thing, name) for thing in things} == set(words)
+def test_captions_of_an_image_differ_and_labels_miss_much() -> None:
+    world = scene_world(SceneOptions(images=1, held_out=300, size=16), split="test")
     meanings = [statement.facts for statement in world.statements]
     assert all(len(set(meanings[start : start + 5])) == 5 for start in range(0, len(meanings), 5))
     kinds = pair_kinds(scene_grades(world), world.pairs.caption_image)
-    true_of = (kinds.positives | kinds.false_negatives).sum(dim=0)
-    assert 2 <= int(true_of.median()) <= 5
-    assert 0.8 < int(kinds.false_negatives.sum()) / int(true_of.sum()) < 0.97
+    assert int(kinds.false_negatives.sum()) > 4 * int(kinds.positives.sum())
     assert 0.03 < float(kinds.hard.float().mean()) < 0.15
-    assert 0.5 < float(kinds.easy.float().mean()) < 0.9
 
 
-@given(
-    seed=st.integers(0, 2**40), shape=st.none() | st.sampled_from(SHAPES), colour=st.none() | st.sampled_from(COLOURS)
-)
+@given(st.integers(0, 2**40), st.none() | st.sampled_from(SHAPES), st.none() | st.sampled_from(COLOURS))
 def test_the_subject_is_what_was_asked_for_and_the_largest(seed: int, shape: str | None, colour: str | None) -> None:
     scene = draw_subject_scene(random.Random(seed), shape=shape, colour=colour)
     subject = subject_of(scene)
