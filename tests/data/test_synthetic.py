@@ -11,10 +11,10 @@ from vacsr.errors import NoSuchSplit, UsageError
 def test_images_and_captions_have_their_attributes() -> None:
     world = synthetic_world(split="train")
     start = 0
-    for group in GROUPS.values():
-        count = world.present[:, start : start + len(group.names)].sum(dim=1)
-        assert (int(count.min()), int(count.max())) == (group.low, group.high)
-        start += len(group.names)
+    for names, low, high in GROUPS.values():
+        count = world.present[:, start : start + len(names)].sum(dim=1)
+        assert (int(count.min()), int(count.max())) == (low, high)
+        start += len(names)
     assert start == len(ATTRIBUTES) == 24
     assert float(world.present.sum(dim=1).float().mean()) == pytest.approx(6, abs=0.2)
     assert set(world.mentioned.sum(dim=1).tolist()) == {2, 3, 4}

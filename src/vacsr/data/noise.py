@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -78,8 +77,6 @@ def permute_captions(caption_image: Tensor, *, ratio: float, seed: int) -> Capti
     ``caption_image`` [M] int64.
 
     >>> noise = permute_captions(torch.arange(100), ratio=0.2, seed=0)
-    >>> int((noise.permutation != torch.arange(100)).sum()) <= 20
-    True
     >>> noise.assignment.sort().values.equal(torch.arange(100))
     True
     """
@@ -122,10 +119,7 @@ def derange_captions(caption_image: Tensor, *, ratio: float, seed: int) -> Capti
     return _moved(images, chosen, slots, ratio=ratio, seed=seed, protocol="derange-captions")
 
 
-PROTOCOLS: Mapping[str, Callable[..., CaptionNoise]] = {
-    PROTOCOL: permute_captions,
-    "derange-captions": derange_captions,
-}
+PROTOCOLS = {PROTOCOL: permute_captions, "derange-captions": derange_captions}
 
 
 def make_noise(protocol: str, caption_image: Tensor, *, ratio: float, seed: int) -> CaptionNoise:

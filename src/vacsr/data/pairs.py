@@ -155,12 +155,7 @@ def _check_features(features: Tensor, ids: Sequence[str], *, kind: str) -> None:
 
 
 def check_unique(ids: Sequence[str], *, kind: str) -> None:
-    """Every id occurs once.
-
-    >>> check_unique(["a", "b", "a"], kind="image")
-    Traceback (most recent call last):
-    vacsr.errors.DataError: image id 'a' is given 2 times, expected once — give every image its own id
-    """
+    """Every id occurs once."""
     if len(set(ids)) < len(ids):
         name, times = Counter(ids).most_common(1)[0]
         raise DataError(f"{kind} id {name!r} is given {times:,} times, expected once — give every {kind} its own id")

@@ -84,11 +84,7 @@ class ListedPhotos:
 
     @classmethod
     def of(cls, pictures: Any) -> ListedPhotos:
-        """From a caller's argument; anything but a sequence of paths and images is refused.
-
-        >>> len(ListedPhotos.of(["a.jpg", "b.jpg"]))
-        2
-        """
+        """From a caller's argument; anything but a sequence of paths and images is refused."""
         listed = isinstance(pictures, Sequence) and not isinstance(pictures, str)
         if not listed or not all(isinstance(item, str | Path | Image.Image) for item in pictures):
             message = f"images are a {type(pictures).__name__}, expected a list of paths or PIL images"

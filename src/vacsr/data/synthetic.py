@@ -25,21 +25,14 @@ IMAGE_DIMS, TEXT_DIMS, HIDDEN = 64, 48, 96
 SPLITS = ("train", "dev", "test")
 
 
-class Group(NamedTuple):
-    """Attributes of one kind, and how many of them an image has at least and at most."""
-
-    names: tuple[str, ...]
-    low: int
-    high: int
-
-
+# Attributes of each kind, and how many of them an image has at least and at most.
 GROUPS = {
-    "colour": Group(("red", "blue", "green", "black", "white", "yellow"), 1, 2),
-    "object": Group(("dog", "cat", "horse", "car", "boat", "bicycle", "kite", "guitar"), 1, 3),
-    "place": Group(("on a beach", "in a village", "in a forest", "on a hill", "by a lake"), 1, 2),
-    "moment": Group(("at night", "at sunset", "in the rain", "in the snow", "in the fog"), 1, 1),
+    "colour": (("red", "blue", "green", "black", "white", "yellow"), 1, 2),
+    "object": (("dog", "cat", "horse", "car", "boat", "bicycle", "kite", "guitar"), 1, 3),
+    "place": (("on a beach", "in a village", "in a forest", "on a hill", "by a lake"), 1, 2),
+    "moment": (("at night", "at sunset", "in the rain", "in the snow", "in the fog"), 1, 1),
 }
-ATTRIBUTES = tuple(name for group in GROUPS.values() for name in group.names)  # 24, in the order of the columns
+ATTRIBUTES = tuple(name for names, _, _ in GROUPS.values() for name in names)  # 24, in the order of the columns
 
 
 class WorldOptions(Config):
@@ -63,7 +56,7 @@ class WorldOptions(Config):
         return {"train": self.images, "dev": held_out, "test": held_out}
 
     def splits(self, split: str | None, *, source: str) -> tuple[str, ...]:
-        """The splits that a name stands for; None or "all" for the three of them."""
+        """The named split, or all three for None and "all"."""
         if split is None or split == "all":
             return SPLITS
         check_split(split, self.sizes(), source=source)
@@ -86,12 +79,7 @@ class SyntheticWorld(NamedTuple):
 
 
 def synthetic_world(options: SyntheticOptions | None = None, *, split: str | None = None) -> SyntheticWorld:
-    """Generate one split; None or "all" for the three of them, one after the other.
-
-    >>> world = synthetic_world(SyntheticOptions(images=100), split="dev")
-    >>> world.pairs.describe()
-    'dev: 25 images (64 dims), 125 captions (48 dims), 5 per image, backbone synthetic:seed=0'
-    """
+    """Generate one split; None or "all" for the three of them, one after the other."""
     chosen = options or SyntheticOptions()
     parts = chosen.splits(split, source="synthetic:")
     images, texts, present, mentioned = (torch.cat(t) for t in zip(*(_draw(chosen, p) for p in parts), strict=True))
@@ -124,7 +112,7 @@ def caption_text(names: list[str]) -> str:
     >>> caption_text(["dog", "boat", "at night"]), caption_text(["blue", "white"]), caption_text(["by a lake"])
     ('a dog and a boat at night', 'something blue and white', 'a scene by a lake')
     """
-    said = {kind: [name for name in group.names if name in names] for kind, group in GROUPS.items()}
+    said = {kind: [name for name in known if name in names] for kind, (known, _, _) in GROUPS.items()}
     colour = " and ".join(said["colour"])
     things = [f"a {thing}" for thing in said["object"]]
     if things and colour:
@@ -142,9 +130,9 @@ def _draw(options: SyntheticOptions, split: str) -> tuple[Tensor, Tensor, Tensor
     """Features of the images and captions of one split, and what is present and mentioned."""
     generator, count = _stream(options.seed, split), options.sizes()[split]
     parts = []
-    for group in GROUPS.values():
-        wanted = torch.randint(group.low, group.high + 1, (count, 1), generator=generator)
-        parts.append(_first(torch.rand(count, len(group.names), generator=generator), wanted))
+    for names, low, high in GROUPS.values():
+        wanted = torch.randint(low, high + 1, (count, 1), generator=generator)
+        parts.append(_first(torch.rand(count, len(names), generator=generator), wanted))
     present = torch.cat(parts, dim=1)
     owned = present.repeat_interleave(options.per_image, dim=0)
     wanted = torch.randint(2, 5, (len(owned), 1), generator=generator)

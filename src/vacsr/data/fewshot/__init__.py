@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vacsr.data.fewshot import own  # noqa: F401, registers its formats
-from vacsr.data.fewshot.coop import COOP_SETS, SHIFT_SETS, check_template
-from vacsr.data.fewshot.labelled import FewshotSource, LabelledPhotos, base_and_new
+from vacsr.data.fewshot.coop import COOP_SETS, SHIFT_SETS
+from vacsr.data.fewshot.labelled import FewshotSource, LabelledPhotos, base_and_new, check_template
 from vacsr.data.fewshot.shots import Shots, draw_shots, load_shots, save_shots, take_shots
 from vacsr.data.formats import CLASS_FORMATS, Spec, parse_spec
 from vacsr.data.scenes import classes  # noqa: F401, registers its format

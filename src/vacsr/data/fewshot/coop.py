@@ -38,15 +38,6 @@ _TEMPLATES = {
 }
 
 
-def check_template(template: str) -> str:
-    """The template, if it has one ``{}`` for the class name and no other braces."""
-    rest = template.replace("{}", "", 1)
-    if "{}" not in template or "{" in rest or "}" in rest:
-        message = f"template {template!r} needs one {{}} where the class name goes, and no other braces"
-        raise UsageError(f"{message} — write template={PLAIN}")
-    return template
-
-
 class Layout(NamedTuple):
     """Where a data set is under the root."""
 
@@ -158,7 +149,7 @@ def load_coop(spec: Spec, _whole: bool = False) -> FewshotSource:
     folder = root / layout.folder
     if not all(_there(folder, need) for need in layout.needs):
         raise _incomplete(name, root, layout)
-    template = check_template(spec.option("template") or _TEMPLATES.get(name, PLAIN))
+    template = spec.option("template") or _TEMPLATES.get(name, PLAIN)
     return build_source(folder / layout.photos, layout.read(folder), name=name, template=template)
 
 

@@ -142,8 +142,18 @@ def as_entries(listed: Sequence[Any], *, source: str) -> list[Entry]:
     return entries
 
 
+def check_template(template: str) -> str:
+    """The template, if it has one ``{}`` for the class name and no other braces."""
+    rest = template.replace("{}", "", 1)
+    if "{}" not in template or "{" in rest or "}" in rest:
+        message = f"template {template!r} needs one {{}} where the class name goes, and no other braces"
+        raise UsageError(f"{message} — write template=a photo of a {{}}.")
+    return template
+
+
 def build_source(root: Path, splits: Splits, *, name: str, template: str) -> FewshotSource:
     """The source of photos under ``root``."""
+    check_template(template)
     classes = splits.classes or class_names([*splits.train, *splits.val, *splits.test], source=name)
 
     def split(part: str, entries: Sequence[Entry]) -> LabelledPhotos:
@@ -156,11 +166,7 @@ def build_source(root: Path, splits: Splits, *, name: str, template: str) -> Few
 
 
 def class_names(entries: Sequence[Entry], *, source: str) -> tuple[str, ...]:
-    """[C] the name of each label, if each has one and they count from 0 without a gap.
-
-    >>> class_names([Entry("a.jpg", 1, "cat"), Entry("b.jpg", 0, "dog")], source="pets")
-    ('dog', 'cat')
-    """
+    """[C] the name of each label, if each has one and they count from 0 without a gap."""
     names: dict[int, str] = {}
     for entry in entries:
         known = names.setdefault(entry.label, entry.name)

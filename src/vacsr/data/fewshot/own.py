@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from vacsr.config.base import Config
 from vacsr.data.captions import missing
-from vacsr.data.fewshot.coop import PLAIN, check_template, photos_in, subfolders
+from vacsr.data.fewshot.coop import PLAIN, photos_in, subfolders
 from vacsr.data.fewshot.labelled import Entry, FewshotSource, Splits, build_source
 from vacsr.data.fewshot.shots import rows_by_label, seeded_rows
 from vacsr.data.formats import CLASS_FORMATS, Spec, register
@@ -27,6 +27,7 @@ _VAL_NAMES = ("val", "dev", "valid", "validation")
 SPLIT_NAMES: Mapping[str, str] = {"train": "train", **dict.fromkeys(_VAL_NAMES, "val"), "test": "test"}
 """What a split may be called, in upper or lower case, and what it is."""
 _SHARES = ("val", "test", "seed")
+_TABLE = ("image", "label", "classname", "split", "template", *_SHARES)
 
 
 class Shares(Config):
@@ -65,8 +66,8 @@ def load_class_folder(spec: Spec, whole: bool = False) -> FewshotSource:
         ]
         for part, names in inside.items()
     }
-    splits = _arrange(photos, spec, whole=whole)._replace(classes=classes)
-    return build_source(root, splits, name=root.resolve().name, template=_template(spec))
+    splits, template = _arrange(photos, spec, whole=whole)._replace(classes=classes), spec.option("template") or PLAIN
+    return build_source(root, splits, name=root.resolve().name, template=template)
 
 
 def _split_folders(root: Path, names: Sequence[str]) -> dict[str, str]:
@@ -81,14 +82,7 @@ def _split_folders(root: Path, names: Sequence[str]) -> dict[str, str]:
     return {} if odd else parts
 
 
-@register(
-    "csv",
-    path="FILE",
-    options=("image", "label", "classname", "split", "template", *_SHARES),
-    path_options=("root",),
-    suffix=".csv",
-    formats=CLASS_FORMATS,
-)
+@register("csv", path="FILE", options=_TABLE, path_options=("root",), suffix=".csv", formats=CLASS_FORMATS)
 def load_class_table(spec: Spec, whole: bool = False) -> FewshotSource:
     """``csv:FILE[,root=DIR][,image=COLUMN][,label=COLUMN][,split=COLUMN][,classname=COLUMN][,template=…]``.
 
@@ -109,12 +103,8 @@ def load_class_table(spec: Spec, whole: bool = False) -> FewshotSource:
             message = f"{file}: {image} has the unknown split {split!r}"
             raise DataError(f"{message} — write one of: {', '.join(SPLIT_NAMES)}")
         photos.setdefault(part, []).append(Entry(image, labels[name], classname))
-    root = spec.path_option("root") or file.parent
-    return build_source(root, _arrange(photos, spec, whole=whole), name=file.stem, template=_template(spec))
-
-
-def _template(spec: Spec) -> str:
-    return check_template(spec.option("template") or PLAIN)
+    root, template = spec.path_option("root") or file.parent, spec.option("template") or PLAIN
+    return build_source(root, _arrange(photos, spec, whole=whole), name=file.stem, template=template)
 
 
 def _read_columns(file: Path, spec: Spec) -> dict[str, tuple[str, ...]]:

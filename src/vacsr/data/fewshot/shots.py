@@ -103,11 +103,7 @@ def _ranked(photos: LabelledPhotos, *, seed: int, purpose: str) -> list[list[int
 
 
 def seeded_rows(ids: Sequence[str], rows: Sequence[int], *, seed: int, purpose: str, class_name: str) -> list[int]:
-    """``rows`` of one class, in the order of their ids' hashes.
-
-    >>> seeded_rows(["a", "b", "c"], [0, 1, 2], seed=1, purpose="train", class_name="cat")
-    [2, 0, 1]
-    """
+    """``rows`` of one class, in the order of their ids' hashes."""
     head = hashlib.sha256(f"{seed}\0{purpose}\0{class_name}\0".encode(errors="surrogatepass"))
 
     def key(row: int) -> tuple[bytes, str, int]:

@@ -100,13 +100,8 @@ def facts_of(claim: Claim) -> tuple[Fact, ...]:
     """The facts that a claim states.
 
     >>> star = Mention(Kind("star", colour="red"), number=2)
-    >>> for fact in facts_of(Claim((star,), background="beach")):
-    ...     print(fact)
-    AtLeast(kind=Kind(shape='star', colour=None, size=None, side=None), count=1)
-    AtLeast(kind=Kind(shape='star', colour='red', size=None, side=None), count=1)
-    AtLeast(kind=Kind(shape='star', colour='red', size=None, side=None), count=2)
-    Exactly(kind=Kind(shape='star', colour='red', size=None, side=None), count=2)
-    IsBackground(name='beach')
+    >>> [type(fact).__name__ for fact in facts_of(Claim((star,), background="beach"))]
+    ['AtLeast', 'AtLeast', 'AtLeast', 'Exactly', 'IsBackground']
     """
     facts: list[Fact] = [fact for mention in claim.mentions for fact in _mention_facts(mention)]
     if claim.way is not None:
@@ -253,11 +248,7 @@ def _relation_words(phrases: Sequence[str], way: str, rng: random.Random) -> str
 
 
 def mention_words(mention: Mention, nouns: Mapping[str, str], *, rng: random.Random) -> str:
-    """A noun phrase; ``nouns`` has the word for each shape.
-
-    >>> mention_words(Mention(Kind("fish", colour="orange"), number=3), {"fish": "fish"}, rng=random.Random(0))
-    'three orange fish'
-    """
+    """A noun phrase; ``nouns`` has the word for each shape."""
     kind = mention.kind
     adjectives = [rng.choice(ADJECTIVES.get(word, (word,))) for word in (kind.size, kind.colour) if word]
     if kind.shape is None and mention.number is None and rng.random() < 0.5:

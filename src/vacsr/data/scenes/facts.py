@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -97,12 +97,13 @@ class SceneTable:
         most = max([1, *(len(scene.things) for scene in scenes)])
         nothing = Thing("", "", "", np.nan, np.nan)  # of no kind, and nowhere
         rows = [[*scene.things, *[nothing] * (most - len(scene.things))] for scene in scenes]
+
+        def column(name: str) -> npt.NDArray[Any]:
+            return np.array([[getattr(thing, name) for thing in row] for row in rows])
+
         self._exists = np.array([[thing is not nothing for thing in row] for row in rows])
-        self._said = {
-            name: np.array([[getattr(thing, name) for thing in row] for row in rows])
-            for name in ("shape", "colour", "size")
-        }
-        x, y = (np.array([[getattr(thing, axis) for thing in row] for row in rows]) for axis in "xy")
+        self._said = {name: column(name) for name in ("shape", "colour", "size")}
+        x, y = column("x"), column("y")
         distance = {"left": x, "right": 1 - x, "top": y, "bottom": 1 - y}
         self._side = {side: away < NEAR_EDGE for side, away in distance.items()}
         right, down = (at[:, None, :] - at[:, :, None] for at in (x, y))
@@ -151,12 +152,7 @@ class PairKinds(NamedTuple):
 
 
 def pair_kinds(grades: Tensor, caption_image: Tensor) -> PairKinds:
-    """Sort the pairs by their grades [N, M] and the image row of each caption [M].
-
-    >>> kinds = pair_kinds(torch.tensor([[1.0, 1.0], [0.5, 1.0], [0.0, 0.3]]), torch.tensor([0, 1]))
-    >>> kinds.false_negatives.nonzero().tolist(), kinds.hard.nonzero().tolist(), kinds.easy.nonzero().tolist()
-    ([[0, 1]], [[1, 0]], [[2, 0]])
-    """
+    """Sort the pairs by their grades [N, M] and the image row of each caption [M]."""
     if grades.ndim != 2 or caption_image.shape != grades.shape[1:]:
         shapes = f"grades are {list(grades.shape)} and caption_image is {list(caption_image.shape)}"
         raise ShapeMismatch(f"{shapes}, expected [N, M] and [M] — give one image row per caption")
