@@ -143,15 +143,7 @@ def photo_set(
         caption_image=table.caption_image[worded],
         captions=tuple(texts[row] for row in worded),
     ).subset(usable)
-    return PhotoSet(
-        photos=photos.take(usable),
-        image_ids=rest.image_ids,
-        captions=rest.captions or (),
-        caption_ids=rest.caption_ids,
-        caption_image=rest.caption_image,
-        split=split or "all",
-        skipped=(*dropped, *lines),
-    )
+    return PhotoSet(photos.take(usable), **rest.labels(), split=split or "all", skipped=(*dropped, *lines))
 
 
 def missing(root: Path, *, expected: str) -> DataError:

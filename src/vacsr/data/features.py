@@ -32,24 +32,21 @@ def load_features(spec: Spec, _on_error: OnError) -> PairSet:
     tensors, metadata = _read(spec.location, text=spec.path_option("text"))
     assignment = _check(tensors, source=spec.path)
     images, texts = tensors["image"], tensors["text"].flatten(0, -2)
-    if captions is None:
-        table = _numbered(assignment, images=len(images), source=spec.path)
-    else:
+    if captions is not None:
         table = read_captions(captions)
         _check_agreement(table, images, texts, assignment, source=spec.path)
+    elif assignment is not None:
+        names = [str(row) for row in range(len(images))]
+        captions_of = number_captions([names[row] for row in assignment.tolist()])
+        table = CaptionTable(spec.path, tuple(names), captions_of, assignment)
+    else:
+        action = "add captions=FILE (.json, .csv or .jsonl), or a tensor caption_image [M] with each caption's image"
+        raise DataError(f"nothing says which image each caption in {spec.path} belongs to — {action}")
     chosen = torch.zeros(len(images), dtype=torch.bool)
     chosen[table.rows_of(split)] = True
-    named = table.subset(chosen)
-    return PairSet(
-        images=images[chosen].float(),
-        texts=texts[chosen[table.caption_image]].float(),
-        image_ids=named.image_ids,
-        caption_ids=named.caption_ids,
-        caption_image=named.caption_image,
-        captions=named.captions,
-        split=split or "all",
-        provenance=Provenance.from_metadata(metadata),
-    )
+    features = images[chosen].float(), texts[chosen[table.caption_image]].float()
+    provenance = Provenance.from_metadata(metadata)
+    return PairSet(*features, **table.subset(chosen).labels(), split=split or "all", provenance=provenance)
 
 
 def write_features(
@@ -116,15 +113,6 @@ def _check(tensors: Mapping[str, Tensor], *, source: str) -> Tensor | None:
     if implied is not None and not torch.equal(rows, implied):
         raise DataError(f"caption_image in {source} contradicts the layout [N, C, D] of text — leave it out")
     return rows
-
-
-def _numbered(assignment: Tensor | None, *, images: int, source: str) -> CaptionTable:
-    """Ids by row number, where no captions file names them."""
-    if assignment is None:
-        action = "add captions=FILE (.json, .csv or .jsonl), or a tensor caption_image [M] with each caption's image"
-        raise DataError(f"nothing says which image each caption in {source} belongs to — {action}")
-    image_ids = tuple(str(row) for row in range(images))
-    return CaptionTable(source, image_ids, number_captions([str(row) for row in assignment.tolist()]), assignment)
 
 
 def _check_agreement(

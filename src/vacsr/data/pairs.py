@@ -43,6 +43,10 @@ class LabelledPairs:
             message = f"caption {blank[0]!r} has no text ({len(blank):,} such captions)"
             raise DataError(f"{message} — write a text for it or leave the caption out")
 
+    def labels(self) -> dict[str, Any]:
+        """Ids, assignment and texts, as arguments of another set."""
+        return {name: getattr(self, name) for name in ("image_ids", "caption_ids", "caption_image", "captions")}
+
     def taken(self, images: Tensor, captions: Tensor) -> dict[str, Any]:
         """The input fields of the image rows [K] and caption rows [J]."""
         raise NotImplementedError

@@ -17,6 +17,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from vacsr.config.base import Config
+from vacsr.data.captions import table_of
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.pairs import PairSet, check_split
 from vacsr.provenance import Provenance
@@ -85,16 +86,10 @@ def synthetic_world(options: SyntheticOptions | None = None, *, split: str | Non
     images, texts, present, mentioned = (torch.cat(t) for t in zip(*(_draw(chosen, p) for p in parts), strict=True))
     image_ids = tuple(f"{part}-{row:04d}" for part in parts for row in range(chosen.sizes()[part]))
     named = [[name for name, said in zip(ATTRIBUTES, row, strict=True) if said] for row in mentioned.tolist()]
-    pairs = PairSet(
-        images=images,
-        texts=texts,
-        image_ids=image_ids,
-        caption_ids=tuple(f"{image}#{index}" for image in image_ids for index in range(chosen.per_image)),
-        caption_image=torch.arange(len(image_ids)).repeat_interleave(chosen.per_image),
-        captions=tuple(caption_text(names) for names in named),
-        split=split or "all",
-        provenance=Provenance(backbone=f"synthetic:seed={chosen.seed}"),
-    )
+    words, per_image = [caption_text(names) for names in named], chosen.per_image
+    table = table_of("", image_ids, [words[start : start + per_image] for start in range(0, len(words), per_image)])
+    provenance = Provenance(backbone=f"synthetic:seed={chosen.seed}")
+    pairs = PairSet(images, texts, **table.labels(), split=split or "all", provenance=provenance)
     return SyntheticWorld(pairs, present, mentioned)
 
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from vacsr.data.captions import table_of
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.photos import ArrayPhotos, PhotoSet
 from vacsr.data.scenes.captions import Claim, draw_claim, draw_subject_claim, facts_of, say
@@ -72,23 +72,18 @@ def scene_world(options: SceneOptions | None = None, *, split: str | None = None
     draw, claim_of = (draw_subject_scene, draw_subject_claim) if chosen.subject else (draw_scene, draw_claim)
     image_ids: list[str] = []
     scenes: list[Scene] = []
-    statements: list[Statement] = []
+    said: list[list[Statement]] = []
     for part in chosen.splits(split, source="scenes:"):
         for row in range(chosen.sizes()[part]):
             image_ids.append(f"{part}-{row:04d}")
             scenes.append(draw(stream(chosen.seed, f"{part}/{row}/scene")))
             words = stream(chosen.seed, f"{part}/{row}/words")
-            statements += _draw_statements(scenes[-1], chosen.per_image, claim_of=claim_of, rng=words)
+            said.append(_draw_statements(scenes[-1], chosen.per_image, claim_of=claim_of, rng=words))
     renderer = SceneRenderer(chosen.size)
-    pairs = PhotoSet(
-        photos=ArrayPhotos(np.stack([renderer.render(scene) for scene in scenes]), tuple(image_ids)),
-        image_ids=tuple(image_ids),
-        captions=tuple(statement.text for statement in statements),
-        caption_ids=tuple(f"{image}#{index}" for image in image_ids for index in range(chosen.per_image)),
-        caption_image=torch.arange(len(image_ids)).repeat_interleave(chosen.per_image),
-        split=split or "all",
-    )
-    return SceneWorld(pairs, tuple(scenes), tuple(statements))
+    photos = ArrayPhotos(np.stack([renderer.render(scene) for scene in scenes]), tuple(image_ids))
+    table = table_of("scenes:", image_ids, [[statement.text for statement in some] for some in said])
+    pairs = PhotoSet(photos, **table.labels(), split=split or "all")
+    return SceneWorld(pairs, tuple(scenes), tuple(statement for some in said for statement in some))
 
 
 def scene_grades(world: SceneWorld) -> Tensor:

@@ -25,20 +25,18 @@ PALETTE: Mapping[str, Colour] = {
     "purple": (134, 78, 190),
     "pink": (250, 134, 198),
 }
-_OWN_PAINT: Mapping[str, Colour] = {
-    "wood": (122, 84, 58),
-    "ink": (40, 36, 52),
-    "cream": (252, 240, 216),
-    "glow": (255, 240, 176),
-    "white": (255, 255, 255),
-}
-_TONES: Mapping[str, tuple[Colour, float]] = {
-    "body": ((0, 0, 0), 0.0),
+_PAINTS: Mapping[str, tuple[Colour, float]] = {
+    "body": ((0, 0, 0), 0),
     "shade": ((40, 20, 60), 0.18),
     "dark": ((40, 20, 60), 0.28),
     "light": ((255, 255, 255), 0.2),
     "pale": ((255, 255, 255), 0.88),
     "shine": ((255, 255, 255), 0.62),
+    "wood": ((122, 84, 58), 1),
+    "ink": ((40, 36, 52), 1),
+    "cream": ((252, 240, 216), 1),
+    "glow": ((255, 240, 176), 1),
+    "white": ((255, 255, 255), 1),
 }
 """What is mixed into the thing's colour, and how much of it."""
 _REACH = 1.42  # half the sprite's edge, in radii: room for rim, tilt and shadow
@@ -78,9 +76,7 @@ def _turned(points: Points, tilt: int, mirrored: bool) -> Points:
 
 
 def _paint(paint: str, colour: Colour) -> Colour:
-    if paint in _OWN_PAINT:
-        return _OWN_PAINT[paint]
-    other, share = _TONES[paint]
+    other, share = _PAINTS[paint]
     red, green, blue = (round((1 - share) * own + share * mixed) for own, mixed in zip(colour, other, strict=True))
     return red, green, blue
 
