@@ -140,7 +140,7 @@ def test_only_its_own_results_are_overwritten(done: Done, tmp_path: Path) -> Non
         (tmp_path / name / name).mkdir() if name == "vacsr" else (tmp_path / name / name).write_text('{"title": "x"}')
         with pytest.raises(UsageError, match="--out"):
             run_demo(tmp_path / name)
-    with pytest.raises(EnvironmentProblem, match="--out"):
+    with pytest.raises(EnvironmentProblem):
         run_demo(tmp_path / TABLE / TABLE)
 
 

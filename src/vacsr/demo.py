@@ -28,7 +28,7 @@ from vacsr.compare.results import ComparisonTable, GalleryConfig, look_up
 from vacsr.config.io import load_yaml, merge, parse
 from vacsr.data import parse_spec
 from vacsr.data.scenes import SceneWorld, load_scenes, pair_kinds, render_scene, scene_grades
-from vacsr.errors import EnvironmentProblem, UsageError
+from vacsr.errors import UsageError
 from vacsr.evaluate.truth import (
     KindValues,
     exact_truth,
@@ -37,7 +37,7 @@ from vacsr.evaluate.truth import (
     truth_facts,
     values_by_kind,
 )
-from vacsr.files import atomic_path, write_json, write_text
+from vacsr.files import atomic_path, make_folder, write_json, write_text
 from vacsr.pages.curves import Curves, Plot, row_styles, sigma_plots
 from vacsr.pages.examples import Examples, Picture, Query, data_uri
 from vacsr.pages.plots import Histogram, histogram_plot
@@ -131,10 +131,7 @@ def claim_folder(out: Path) -> None:
     names = [name for name in (RESULTS, TABLE, PAGE, PICTURE, *METHODS) if (out / name).exists()]
     if names and not ours:
         raise UsageError(f"{out} already holds {names[0]}, which is not the demo's — choose another --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot make the folder {out} ({error.strerror}) — choose another --out") from error
+    make_folder(out)
 
 
 def examine(result: ComparisonTable, pairs: str) -> Demo:

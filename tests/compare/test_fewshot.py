@@ -176,9 +176,7 @@ def test_another_start_is_refused_or_trained_with_all_that_stands_on_it(whole: P
     compare(read_table(write(tmp_path, **small, seeds=[1])), out)
     table = read_table(write(tmp_path, begin=other, **small, seeds=[1, 2]))
     before = written(tmp_path)
-    with pytest.raises(
-        UsageError, match=r"start, which the cells start from, holds .*: train.lr was .* and is now 0.1"
-    ):
+    with pytest.raises(UsageError, match=r"start holds a run of another recipe: train.lr was .* and is now 0.1"):
         compare(table, out)
     assert written(tmp_path) == before
     compare(table, out, fresh=True)

@@ -257,16 +257,6 @@ def start_cell(table: Table, missing: Sequence[Cell]) -> Cell | None:
     return None if start.reported() else start
 
 
-def refuse_other_start(start: Cell) -> None:
-    """A folder with another run is only overwritten by --fresh."""
-    reason = start.outdated()
-    if reason is not None:
-        raise UsageError(
-            f"{start.folder}, which the cells start from, holds a run of another recipe: {reason} — move it away, "
-            "or add --fresh to train it again together with the cells that start from it"
-        )
-
-
 def train_start(start: Cell, every: Sequence[Cell], *, console: Console, fresh: bool) -> None:
     """Train it, on all cores. With ``fresh``, delete a run of another recipe and the cells that started from it."""
     if fresh and start.outdated() is not None:

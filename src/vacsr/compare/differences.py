@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from vacsr.evaluate.significance import (
 from vacsr.fewshot.config import FewshotRecipe
 from vacsr.fewshot.run import ANSWERS
 from vacsr.files import read_tensors
+from vacsr.pages.curves import follow
 from vacsr.scoring.topk import DIRECTIONS, Direction
 
 RunKey = tuple[str, str, int]
@@ -181,13 +182,12 @@ class _Answered(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """A run's metrics over all photos, and over those of each draw."""
+    """A run's metrics."""
 
     photos: tuple[tuple[str, str], ...]
     """Test sets and their checksums."""
-    plain: Metrics
-    each: Metrics
-    """[D] in place of every number."""
+    metrics: Metrics
+    """[1 + D] in place of every number: over all photos, and over those of each draw."""
 
 
 def tested_photos(table: Table, result: ComparisonTable, done: Sequence[Cell]) -> tuple[Difference, ...]:
@@ -239,17 +239,17 @@ def _draw(answered: Mapping[RunKey, Mapping[str, _Answered]], *, draws: int, see
     for key, sets in answered.items():
         for split, one in sets.items():
             groups.setdefault((split, one.photos), []).append((key, one.right))
-    each: dict[RunKey, Metrics] = {key: {} for key in answered}
+    metrics: dict[RunKey, Metrics] = {key: {} for key in answered}
     for (split, _), members in groups.items():
-        part = Part(np.stack([right for _, right in members], axis=1), np.arange(len(members[0][1])))
-        drawn = drawn_means([part], draws=draws, generator=np.random.default_rng([seed, split == "new"]))
-        for (key, _), accuracy in zip(members, drawn.T, strict=True):
-            each[key][split] = {"accuracy": accuracy}
+        right = np.stack([right for _, right in members], axis=1)
+        generator = np.random.default_rng([seed, split == "new"])
+        drawn = drawn_means([Part(right, np.arange(len(right)))], draws=draws, generator=generator)
+        for (key, _), accuracy in zip(members, np.vstack([right.mean(axis=0), drawn]).T, strict=True):
+            metrics[key][split] = {"accuracy": accuracy}
     runs = {}
     for key, sets in answered.items():
-        plain: Metrics = {split: {"accuracy": float(one.right.mean())} for split, one in sets.items()}
         photos = tuple((split, one.photos) for split, one in sets.items())
-        runs[key] = _Drawn(photos, plain | joint_metrics(plain), each[key] | joint_metrics(each[key]))
+        runs[key] = _Drawn(photos, metrics[key] | joint_metrics(metrics[key]))
     return runs
 
 
@@ -260,8 +260,7 @@ def _averages(runs: Mapping[RunKey, _Drawn], settings: Sequence[str], *, name: s
         known = [runs[setting, row, seed] for setting in settings if (setting, row, seed) in runs]
         if len(known) == len(settings):
             photos = tuple(one for run in known for one in run.photos)
-            plain, each = (averaged_metrics([getattr(run, kind) for run in known]) for kind in ("plain", "each"))
-            averages[name, row, seed] = _Drawn(photos, plain, each)
+            averages[name, row, seed] = _Drawn(photos, averaged_metrics([run.metrics for run in known]))
     return averages
 
 
@@ -269,8 +268,8 @@ def _compared(
     table: Table, result: ComparisonTable, runs: Mapping[RunKey, _Drawn], setting: str
 ) -> Iterator[Difference]:
     by_row: dict[str, list[_Drawn]] = {}
-    for (place, row, _), run in runs.items():
-        if place == setting:
+    for (name, row, _), run in runs.items():
+        if name == setting:
             by_row.setdefault(row, []).append(run)
     for column in tested_columns(result, setting):
         means = {row: _mean_of(result, setting, row, seeds, column.key) for row, seeds in by_row.items()}
@@ -278,23 +277,14 @@ def _compared(
             ours, theirs = means.get(row), means.get(against)
             if ours is None or theirs is None or len({run.photos for run in by_row[row] + by_row[against]}) > 1:
                 continue
-            yield Difference(setting, row, column.key, against, *interval(ours[0] - theirs[0], ours[1] - theirs[1]))
+            plain, *drawn = ours - theirs
+            yield Difference(setting, row, column.key, against, *interval(float(plain), np.array(drawn)))
 
 
-def _mean_of(
-    result: ComparisonTable, setting: str, row: str, runs: Sequence[_Drawn], key: str
-) -> tuple[float, Array] | None:
-    """A number over a row's seeds, and in each draw [D]; None where some seed lacks it."""
-    summary = result.summary(setting, row, key)
-    plain, each = [_at(run.plain, key) for run in runs], [_at(run.each, key) for run in runs]
-    if summary is None or len(runs) != summary.seeds or any(value is None for value in plain):
+def _mean_of(result: ComparisonTable, setting: str, row: str, runs: Sequence[_Drawn], key: str) -> Array | None:
+    """A number over a row's seeds: of all photos, and of each draw [1 + D]; None where some seed lacks it."""
+    summary, seeds = result.summary(setting, row, key), [follow(run.metrics, *key.split(".")) for run in runs]
+    if summary is None or len(runs) != summary.seeds or not all(isinstance(seed, np.ndarray) for seed in seeds):
         return None
-    mean = float(np.mean(plain))
-    return (mean, np.mean(each, axis=0)) if abs(mean - summary.mean) <= _AGREE * max(1.0, mean) else None
-
-
-def _at(metrics: Metrics, key: str) -> Any:
-    value: Any = metrics
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return None if isinstance(value, Mapping) else value
+    mean = np.mean(seeds, axis=0)
+    return mean if abs(mean[0] - summary.mean) <= _AGREE * max(1.0, mean[0]) else None

@@ -16,7 +16,7 @@ from vacsr.config import Config
 from vacsr.config.io import merge
 from vacsr.errors import DataError
 from vacsr.files import load_json, read_json, read_text, write_text
-from vacsr.pages.curves import RunRecord
+from vacsr.pages.curves import RunRecord, follow
 
 SCHEMA = 2
 RESULTS, RECORDS = "results.json", "records.json"
@@ -146,14 +146,11 @@ def look_up(report: Mapping[str, Any], key: str) -> float | None:
     >>> look_up({"test": {"i2t": {"r1": 20.0}, "t2i": {"r1": 10.0}}}, "test.mean.r1")
     15.0
     """
-    value: Any = report
-    parts = key.split(".")
-    for position, part in enumerate(parts):
-        if part == "mean" and isinstance(value, Mapping) and {"i2t", "t2i"} <= value.keys() and "mean" not in value:
-            rest = ".".join(parts[position + 1 :])
-            both = [look_up(value, f"{direction}.{rest}") for direction in ("i2t", "t2i")]
-            return None if None in both else statistics.fmean(v for v in both if v is not None)
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = follow(report, *key.split("."))
+    section, mean, metric = key.partition(".mean.")
+    if value is None and mean:
+        both = [look_up(report, f"{section}.{direction}.{metric}") for direction in ("i2t", "t2i")]
+        return None if None in both else statistics.fmean(one for one in both if one is not None)
     return float(value) if isinstance(value, int | float) else None
 
 

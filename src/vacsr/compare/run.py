@@ -15,7 +15,6 @@ from vacsr.compare.cells import (
     list_cells,
     read_history,
     read_report,
-    refuse_other_start,
     start_cell,
     train_start,
 )
@@ -67,9 +66,7 @@ def compare(
     check_cells(table, missing)
     start = start_cell(table, missing)
     if not fresh:
-        _refuse_outdated(missing)
-        if start is not None:
-            refuse_other_start(start)
+        _refuse_outdated([*missing, *([start] if start else [])])
     console = Console(stderr=True)
     if todo:
         console.print(f"{len(todo)} cells, {len(todo) - len(missing)} already done", highlight=False)
@@ -107,7 +104,7 @@ def _refuse_outdated(missing: Sequence[Cell]) -> None:
         cell, reason = outdated[0]
         more = f" (and {len(outdated) - 1} more like it)" if len(outdated) > 1 else ""
         raise UsageError(
-            f"{cell.folder} holds a run of another recipe: {reason}{more} — choose another --out, "
+            f"{cell.folder} holds a run of another recipe: {reason}{more} — move it away or choose another --out, "
             "or add --fresh to start those cells again"
         )
 

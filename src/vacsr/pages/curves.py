@@ -82,12 +82,11 @@ class RowStyle(NamedTuple):
     dashed: bool = False
 
 
-def entry(run: RunRecord, split: str, *keys: str) -> Any:
-    """A part of a run's report; None where it has no such part."""
-    value: Any = run.report.get(split)
+def follow(report: Any, *keys: str) -> Any:
+    """A part of nested mappings; None where there is no such part."""
     for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+        report = report.get(key) if isinstance(report, Mapping) else None
+    return report
 
 
 def mean_curve(curves: Sequence[Sequence[float | None] | None]) -> Curve | None:
@@ -147,13 +146,13 @@ class Curves(NamedTuple):
     def means(self, *keys: str) -> Iterator[tuple[str, Curve]]:
         """A list of the reports, averaged over seeds, by row."""
         for row in self.styles:
-            curve = mean_curve([entry(run, self.split, *keys) for run in self.seeds(row)])
+            curve = mean_curve([follow(run.report, self.split, *keys) for run in self.seeds(row)])
             if curve is not None:
                 yield row, curve
 
     def mean(self, row: str, *keys: str) -> float:
         """A number of the reports, averaged over seeds; NaN where there is none."""
-        curve = mean_curve([[entry(run, self.split, *keys)] for run in self.seeds(row)])
+        curve = mean_curve([[follow(run.report, self.split, *keys)] for run in self.seeds(row)])
         return float("nan") if curve is None else float(curve.mean[0])
 
     def line(self, row: str, curve: Curve, *, x: Array | None = None, scale: float = 1.0, extra: str = "") -> Line:
@@ -304,12 +303,12 @@ def score_plots(curves: Curves) -> PlotGroup:
     """Grades and scores of labelled pairs and of all others, for the first seed of each row."""
     first = [seeds[0] for row in curves.styles if (seeds := curves.seeds(row))]
     plots = [
-        Plot(f"{run.row}: {kind}s", picture, _stats(entry(run, curves.split, "scores", kind, "all_stats") or {}))
+        Plot(f"{run.row}: {kind}s", _score_histogram(run, stored, kind), _stats(stored.get("all_stats") or {}))
         for kind in ("grade", "score")
         for run in first
-        if (picture := _score_histogram(run, curves.split, kind)) is not None
+        if isinstance(stored := follow(run.report, curves.split, "scores", kind), Mapping)
     ]
-    lacking = tuple(run.row for run in first if entry(run, curves.split, "scores") is None)
+    lacking = tuple(run.row for run in first if follow(run.report, curves.split, "scores") is None)
     if plots and lacking:
         plots[-1] = plots[-1]._replace(missing=lacking)
     return PlotGroup(curves.setting, tuple(plots), tuple(row for row in curves.styles if not curves.seeds(row)))
@@ -326,10 +325,7 @@ def _rank_table(curves: Curves, direction: str) -> RankTable:
     return RankTable(DIRECTION_NAMES[direction], tuple((f"{row}, {kind}", values) for row, kind, values in rows))
 
 
-def _score_histogram(run: RunRecord, split: str, kind: str) -> Markup | None:
-    stored = entry(run, split, "scores", kind)
-    if not isinstance(stored, Mapping):
-        return None
+def _score_histogram(run: RunRecord, stored: Mapping[str, Any], kind: str) -> Markup:
     groups = []
     for key, name, colour in (("positive", "labelled", "positives"), ("negative", "others", "easy")):
         stats = stored.get(f"{key}_stats") or {}
