@@ -15,7 +15,11 @@ import pytest
 import torch
 
 from vacsr.bench.scoring import Problem
-from vacsr.scoring import BlockScorer
+from vacsr.config.io import method_config
+from vacsr.data import load_pairs
+from vacsr.evaluate.report import evaluate_retrieval
+from vacsr.model import MatchingModel
+from vacsr.scoring import BlockScorer, PairScorer
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "benchmarks"
 SIZE = ["--device", "cpu", "--images", "20", "--texts", "45", "--dim", "16", "--edge", "32", "--rounds", "2"]
@@ -165,3 +169,33 @@ def test_rankings_are_of_all_items(script: Any, monkeypatch: pytest.MonkeyPatch)
     coarse = {key: result["fp16 against fp32"][key] for key in ("overlap", "overlap_images")}
     assert result["fp8 rescored against fp32"] == coarse
     assert 0 < result["fp16 against fp32"]["tau"] < 1
+
+
+PAIRS = "synthetic:images=40,per_image=2"
+
+
+def test_readings_are_those_of_a_model_with_that_switch(run: Any, vacsr: Any, tmp_path: Path) -> None:
+    folder, recipe, out = tmp_path / "clean" / "vacsr-paper" / "seed-3", tmp_path / "recipe.yaml", tmp_path / "out.json"
+    recipe.write_text(
+        f"data: {{pairs: '{PAIRS}'}}\nmethod: vacsr-paper\nbackbone: {{head: {{dim: 8}}}}\n"
+        "train: {epochs: 2, batch_size: 16, seed: 3, device: cpu}\n",
+        encoding="utf-8",
+    )
+    assert vacsr("train", recipe, "--out", folder).code == 0
+    code, printed = run("readings", str(folder), "--json", str(out))
+    assert code == 0
+    records = json.loads(out.read_text(encoding="utf-8"))["records"]
+    trained, pairs = MatchingModel.from_pretrained(folder), load_pairs(PAIRS, split="test")
+    dims = {"image_dim": trained.backbone.image_dim, "text_dim": trained.backbone.text_dim}
+    for record in records:
+        switch, _, value = record["reading"].partition(": ")
+        method = trained.method.config.model_dump()
+        method["adapter"] |= {switch: value} if switch in ("decode", "uncertainty") else {}
+        model = MatchingModel.build(method_config(method), trained.config, **dims, provenance=trained.provenance)
+        model.load_state_dict(trained.state_dict())
+        options: Any = {switch: value} if switch in ("ties", "bins") else {}
+        (expected,) = evaluate_retrieval(PairScorer(model, device="cpu"), pairs, **options).results
+        assert record["figures"]["RSUM"] == expected["rsum"]
+        assert record["figures"]["AURC i2t"] == expected["uncertainty"]["aurc_i2t"]
+        assert f"| {record['reading']} | {expected['rsum']:.1f} |" in printed
+    assert len({json.dumps(record["figures"]) for record in records}) > 3, "some switch must tell"

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,27 +145,6 @@ def test_an_error_in_a_worker_is_the_callers(tmp_path: Path) -> None:
         run_demo(tmp_path, changes=merge(SHORT, {"train": {"batch_size": 4096}}))
     assert list(tmp_path.iterdir()) == []
     assert set(multiprocessing.active_children()) <= before
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_control_c_at_the_terminal_ends_all_with_130(tmp_path: Path) -> None:
-    code = "import sys; from vacsr.cli import main; sys.argv[0] = 'vacsr'; main()"
-    command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
-    )
-    time.sleep(12)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to parent and workers alike
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err.decode()
-    assert out == b""
-    assert b"Traceback" not in err
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_all_methods_share_everything_but_the_method(tmp_path: Path) -> None:

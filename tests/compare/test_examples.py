@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from vacsr.compare.examples import (
     SAMPLE,
     Material,
-    choose,
     choose_queries,
     examples_of,
     interval_edges,
@@ -156,9 +155,6 @@ def test_the_first_seed_is_asked(feature_runs: list[RunRecord]) -> None:
 def test_runs_of_other_data_are_not_put_beside_each_other(feature_runs: list[RunRecord], scene_run: RunRecord) -> None:
     with pytest.raises(UsageError, match="same data"):
         load_material([feature_runs[0], scene_run._replace(row="infonce")], GALLERY, device="cpu")
-
-
-def test_photos_must_be_photos(feature_runs: list[RunRecord]) -> None:
     with pytest.raises(UsageError, match="expected photos"):
         load_material(feature_runs, GALLERY.model_copy(update={"photos": "synthetic:"}), device="cpu")
 
@@ -175,10 +171,6 @@ def test_photos_are_shown_where_they_are_known(feature_runs: list[RunRecord]) ->
     assert {bool(picture.uri) for picture in pictures if picture.image_id not in ids[:2]} == {False}
     first = {ids[row]: words[int((material.pairs.caption_image == row).nonzero()[0])] for row in range(len(ids))}
     assert all(picture.alt == first[picture.image_id] for picture in pictures)
-
-
-def test_choose_takes_one_per_group_and_stops_when_all_are_taken() -> None:
-    assert choose([5, 5, 1], [5, 5, 5], groups=[0, 0, 1]) == [0, 2]
 
 
 def test_the_sample_has_every_labelled_pair_and_no_pair_twice() -> None:

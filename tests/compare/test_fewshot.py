@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import statistics
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ import yaml
 
 from vacsr.compare import Cell, compare, list_cells, read_table
 from vacsr.compare.formats import FILES
-from vacsr.errors import OtherRun, UsageError
+from vacsr.errors import UsageError
 from vacsr.evaluate.fewshot import averaged_metrics, harmonic_mean, joint_metrics
 from vacsr.fewshot.config import FewshotRecipe
 from vacsr.fewshot.model import FewshotTask
-from vacsr.files import read_tensors, write_tensors
-from vacsr.train.checkpoint import FILE
+from vacsr.files import read_tensors
 
 START: dict[str, Any] = {
     "data": {"pairs": "scenes:images=64,held_out=4,per_image=1,size=32,subject=1"},
@@ -183,35 +181,6 @@ def test_another_start_is_refused_or_trained_with_all_that_stands_on_it(whole: P
     after = written(tmp_path)
     assert (len(before), len(after)) == (2, 3)
     assert not {path for path, time in before.items() if after[path] == time}, "also the cell that was finished"
-
-
-def test_a_start_of_other_data_goes_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vacsr.train.step import TrainStep
-
-    original, file, out = (
-        TrainStep.__call__,
-        write(tmp_path, settings=[{"name": "4"}], rows=TABLE["rows"][1:2], seeds=[1]),
-        tmp_path / "out",
-    )
-
-    def interrupting(self: TrainStep, batch: Any, step: int, **options: Any) -> Any:
-        if step == 1:
-            signal.raise_signal(signal.SIGINT)
-        return original(self, batch, step, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", interrupting)
-        with pytest.raises(KeyboardInterrupt):
-            compare(read_table(file), out)
-    (path,) = (tmp_path / "start").rglob(FILE)
-    tensors, metadata = read_tensors(path)
-    other = {**json.loads(metadata["description"]), "training data": "of yesterday"}
-    write_tensors(path, tensors, metadata={**metadata, "description": json.dumps(other)})
-    with pytest.raises(OtherRun, match=r"training data was .* add --fresh"):
-        compare(read_table(file), out)
-    assert read_tensors(path)[1]["description"] == json.dumps(other), "left as it is"
-    compare(read_table(file), out, fresh=True)
-    assert all(cell.finished() for cell in list_cells(read_table(file), out))
 
 
 def test_a_start_that_no_cell_needs_is_not_trained(whole: Path, tmp_path: Path) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 import pytest
 
-from vacsr.compare.page import page_data, sweeps_of, to_html, write_pages
+from vacsr.compare.page import page_data, sweeps_of, to_html
 from vacsr.compare.results import (
     Column,
     ComparisonTable,
     Difference,
-    GalleryConfig,
     PageConfig,
     Published,
     Sweep,
@@ -161,20 +157,3 @@ def test_sweeps_by_the_papers_metric_are_of_our_own_data() -> None:
     first, second = found.points
     assert first.alike == (pytest.approx(26.5), pytest.approx(stdev([25.0, 28.0])))
     assert (first.paper, second.paper, second.std, second.alike) == (pytest.approx(40.25), 40.7, None, (30.0, None))
-
-
-def test_a_page_is_written_with_examples_where_models_exist(feature_runs: list[RunRecord], tmp_path: Path) -> None:
-    gallery = GalleryConfig(setting="clean", rows=("vacsr", "infonce"))
-    table = table_of(feature_runs, [RSUM], page=PageConfig(gallery=gallery), records=tuple(feature_runs))
-    write_pages(table, tmp_path)
-    whole = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert whole.count('<article class="query') == 8
-    sections = re.findall(r'<section id="(.*?)"', whole)
-    assert sections == ["tables", "sigma", "scores", "training", "answers", "intervals", "model"]
-    assert f"vacsr, area {feature_runs[0].report['test']['uncertainty']['aurc_i2t']:.1f}" in whole
-    gone = tuple(run._replace(folder=None) for run in feature_runs)
-    write_pages(replace(table, records=gone), tmp_path / "gone")
-    assert "need the trained models" in (tmp_path / "gone" / "page.html").read_text(encoding="utf-8")
-    write_pages(replace(table, records=None), tmp_path / "none")
-    assert not (tmp_path / "none" / "page.html").exists()
-    assert (tmp_path / "none" / "table.html").is_file()

@@ -38,25 +38,6 @@ def test_look_up_follows_dots() -> None:
         assert look_up(report, key) is None, key
 
 
-def test_markdown_against_plain_computation() -> None:
-    shown = to_markdown(
-        table(Column(key="test.rsum", name="RSUM"), Column(key="test.uncertainty.aurc", best="low", digits=2))
-    )
-    assert shown == (
-        "# Small\n\n"
-        "## clean\n\n"
-        "| method | seeds | RSUM | test.uncertainty.aurc |\n"
-        "| --- | --- | --- | --- |\n"
-        "| a | 2 | **305.0** ± 7.1 | 5.50 ± 0.71 |\n"
-        "| b | 2 | 300.0 ± 28.3 | **4.25** ± 0.35 |\n"
-        "| c | 1 | 100.0 | – |\n\n"
-        "Bold is the best mean; where a row with fewer than 2 seeds is ahead, none is.\n\n"
-        "## noisy\n\n"
-        "| method | seeds | RSUM | test.uncertainty.aurc |\n"
-        "| --- | --- | --- | --- |\n"
-    )
-
-
 def test_one_seed_ahead_of_several_takes_no_bold_and_leaves_none() -> None:
     found = table(Column(key="test.rsum", best="low"))
     assert "**" not in to_markdown(found)  # c is ahead, with one seed

@@ -249,24 +249,6 @@ def test_shipped_tables_are_whole(path: Path) -> None:
     assert to_markdown(shown).startswith(f"# {table.heading()}\n")
 
 
-def test_the_papers_target_numbers() -> None:
-    """RSUM of the six printed recalls, means of both directions."""
-    table = collect(read_table(ROOT / "tables/noise.yaml", layers=[COCO]), [])
-    found = {(entry.setting, entry.name): entry for entry in table.published}
-    expected = {
-        ("clean", "VACSR", "coco-1k.rsum"): 541.4,
-        ("clean", "PCME++", "coco-1k.rsum"): 536.7,
-        ("clean", "VACSR", "coco-5k.i2t.r1"): 66.5,
-        ("clean", "VACSR", "eccv.mean.map_at_r"): 40.65,
-        ("clean", "VACSR", "cxc.mean.r1"): 59.7,
-        ("noise-20", "VACSR", "coco-1k.rsum"): 539.0,
-        ("noise-50", "VACSR", "coco-1k.rsum"): 534.2,
-    }
-    for (setting, name, key), number in expected.items():
-        assert found[setting, name].printed(f"test/{key}") == pytest.approx((number, number))
-    assert found["noise-20", "BiCro"].printed("test/eccv.mean.r1") is None
-
-
 BASE_TO_NOVEL = ROOT / "tables/base-to-novel.yaml"
 SETS = "imagenet caltech101 oxford_pets stanford_cars oxford_flowers food101 fgvc_aircraft sun397 dtd eurosat ucf101"
 
@@ -377,3 +359,42 @@ def test_every_sweep_of_the_paper_is_there() -> None:
         for point in row.sweep:
             shown = method.adapter.components if point.name == "K" else getattr(method.objective, fields[point.name])
             assert shown == point.value, row.name
+
+
+FRAME = (".train", ".backbone", ".data")
+TOGETHER = {"paper-adamp-decay-1e-4": 2, "paper-no-rest": 2, "paper-no-augmentation": 4}
+"""Rows of more than one field."""
+
+
+def flatten(fields: Any, before: str = "") -> dict[str, Any]:
+    if not isinstance(fields, dict):
+        return {before: fields}
+    return {name: value for key, part in fields.items() for name, value in flatten(part, f"{before}.{key}").items()}
+
+
+@pytest.mark.parametrize(("name", "part"), [("readings", ".method"), ("frame", FRAME), ("frame-features", FRAME)])
+def test_every_row_turns_one_switch_of_the_papers_preset(name: str, part: Any) -> None:
+    table = read_table(ROOT / f"tables/{name}.yaml")
+    cells = {
+        (cell.row, cell.setting, cell.seed): flatten(cell.recipe.model_dump(mode="json"))
+        for cell in list_cells(table, Path("x"))
+    }
+    turned = set()
+    for (row, setting, seed), fields in cells.items():
+        paper = cells["vacsr-paper", setting, seed]
+        assert fields.keys() == paper.keys()
+        change = {field: value for field, value in fields.items() if value != paper[field]}
+        assert len(change) == (0 if row == "vacsr-paper" else TOGETHER.get(row, 1)), row
+        assert all(field.startswith(part) for field in change)
+        turned.add(str(change))
+    assert len(turned) == len(table.rows), "no two rows are the same"
+    assert {row.against for row in table.rows if row.name != "vacsr-paper"} == {"vacsr-paper"}
+
+
+def test_the_first_row_is_that_of_the_ablation() -> None:
+    """Run folders may then be shared."""
+    own, theirs = (
+        {(cell.folder, cell.recipe.model_dump_json()) for cell in list_cells(read_table(path), Path("x"))}
+        for path in (ROOT / "tables/readings.yaml", ROOT / "tables/ablation.yaml")
+    )
+    assert len(own & theirs) == 2 * 3

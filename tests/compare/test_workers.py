@@ -238,7 +238,3 @@ def test_the_longest_cells_go_first() -> None:
     assert order(pool) == ["long", "quick", "ours", "ours"]
     pool.seconds = {"quick": [100.0, 140.0], "long": [60.0]}
     assert order(pool) == ["quick", "ours", "ours", "long"], "by time; what was not timed takes the mean"
-
-
-def test_nothing_to_do_starts_no_worker() -> None:
-    assert list(run_cells([], jobs=4, console=Console(stderr=True), fresh=False)) == []

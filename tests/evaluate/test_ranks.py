@@ -72,17 +72,6 @@ def test_any_number_type(dtype: torch.dtype, ties: Ties) -> None:
     assert ranks.i2t.rank.tolist() == reference_ranks(scores, relevance, ties)
 
 
-def test_captions_give_both_directions() -> None:
-    owner = torch.tensor([1, 0, 1, 3])
-    i2t = Positives.from_captions(owner, 4)
-    t2i = i2t.transposed()
-    assert i2t.count.tolist() == [1, 2, 0, 1]
-    assert (t2i.query.tolist(), t2i.item.tolist()) == ([0, 1, 2, 3], owner.tolist())
-    again = t2i.transposed()
-    assert torch.equal(again.query, i2t.query)
-    assert torch.equal(again.item, i2t.item)
-
-
 def test_what_cannot_be_ranked_is_refused() -> None:
     scores = torch.zeros(5, 4)
     positives = Positives.from_captions(torch.tensor([0, 1, 2, 3]), 5)
@@ -103,14 +92,6 @@ def test_blocks_must_be_the_matrix_twice() -> None:
     passes = iter([torch.zeros(2, 2), torch.ones(2, 2)])
     with pytest.raises(DataError, match="repeatable"):
         positive_ranks(lambda: [next(passes)], positives)
-
-
-def test_blocks_may_be_cut_differently_the_second_time() -> None:
-    scores = torch.randint(0, 4, (6, 8), generator=torch.Generator().manual_seed(1)).float()
-    positives = Positives.from_captions(torch.arange(8) % 6, 6)
-    sizes = iter([2, 5])
-    both = positive_ranks(lambda: scores.split(next(sizes)), positives)
-    assert torch.equal(both.t2i.rank, positive_ranks(lambda: [scores], positives).t2i.rank)
 
 
 @pytest.mark.gpu

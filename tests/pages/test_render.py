@@ -7,10 +7,8 @@ import io
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -206,26 +204,6 @@ def test_a_dot_is_placed_among_the_answers_of_its_own_row() -> None:
     assert re.findall(pattern, comparison_page(comparison(examples=examples(sigmas=(0.3,))))) == [("50.0", "0.300")]
     assert "rank 2,000" in whole
     assert "2 images without a label" in whole
-
-
-def intervals(*ends: float) -> Examples:
-    found = tuple(Interval(low, high, 1, None) for low, high in pairwise(ends))
-    return examples()._replace(intervals=found)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "texts"),
-    [
-        (0.0, 1.0, ["0.00", "0.12", "0.25", "0.38", "0.50", "0.62", "0.75", "0.88", "1.00"]),
-        (1e-5, 0.17, ["0.000", "0.021", "0.043", "0.064", "0.085", "0.106", "0.128", "0.149", "0.170"]),
-        (0.0, 8e-9, ["0", "1e-09", "2e-09", "3e-09", "4e-09", "5e-09", "6e-09", "7e-09", "8e-09"]),
-    ],
-)
-def test_grades_have_the_digits_that_tell_intervals_apart(low: float, high: float, texts: list[str]) -> None:
-    ends = np.linspace(low, high, 9).tolist()
-    found = intervals(*ends)
-    assert [found.grade_text(end) for end in ends] == texts
-    assert found.interval_text(found.intervals[1]) == f"{texts[1]} to {texts[2]}"
 
 
 def test_intervals_say_which_are_empty_and_whether_all_grades_are_equal() -> None:
