@@ -271,13 +271,3 @@ def test_photos_are_decoded_once_where_they_fit() -> None:
         half.open(row)
     assert len(half.cache) == 4
     assert half.free == 0
-
-
-def test_a_photo_that_cannot_be_read_stops_the_stream() -> None:
-    class Broken(CountingPhotos):
-        def open(self, row: int, *, side: int = 0) -> Image.Image:
-            raise DataError(f"photo {row} cannot be read — copy it again")
-
-    shots = colours(8)
-    with pytest.raises(DataError, match="copy it again"):
-        list(loader(replace(shots, photos=Broken(shots.photos))).stream(0, 2))  # type: ignore[arg-type]

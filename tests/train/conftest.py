@@ -120,8 +120,8 @@ class Launcher:
     def start(self, *argv: object, **job: Any) -> Started:
         self.count += 1
         output = self.folder / f"output-{self.count}"
-        given = {**job, "output": str(output)} | ({"argv": [str(part) for part in argv]} if argv else {})
-        options = {"init_globals": {"JOB": given}, "run_name": "__main__"}
+        settings = {**job, "output": str(output)} | ({"argv": [str(part) for part in argv]} if argv else {})
+        options = {"init_globals": {"JOB": settings}, "run_name": "__main__"}
         process = self.context.Process(target=runpy.run_path, args=(str(DRIVER),), kwargs=options)
         process.start()
         return Started(process, output)

@@ -70,8 +70,8 @@ def test_scores_agree_with_the_processor(dtype: torch.dtype, tolerance: float) -
     scale = float(expected.std())
     assert float((here.score.cpu() - expected).abs().max()) <= tolerance * scale
     assert sigma is not None
-    found = here.uncertainty(torch.arange(9), torch.arange(9))
-    torch.testing.assert_close(found.cpu(), sigma, rtol=1e-4, atol=1e-4)
+    ours = here.uncertainty(torch.arange(9), torch.arange(9))
+    torch.testing.assert_close(ours.cpu(), sigma, rtol=1e-4, atol=1e-4)
     if dtype == torch.float32:
         torch.testing.assert_close(here.topk(5, direction="t2i").score.cpu(), top.score, rtol=1e-3, atol=1e-3)
 

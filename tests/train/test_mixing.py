@@ -21,13 +21,13 @@ from .conftest import make
 
 def seen(trainer: Trainer, rows: Tensor, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, PairBlock]:
     """The image features that reach the head in one step, and the block that reaches the loss."""
-    found: list[Any] = []
+    captured: list[Any] = []
     scaling = trainer.task.model.backbone.image.forward
-    monkeypatch.setattr(trainer.task.model.backbone.image, "forward", lambda x: found.append(x) or scaling(x))
+    monkeypatch.setattr(trainer.task.model.backbone.image, "forward", lambda x: captured.append(x) or scaling(x))
     loss = trainer.task.pair_loss
-    trainer.task.pair_loss = lambda v, t, block: found.append(block) or loss(v, t, block)  # type: ignore[func-returns-value]
+    trainer.task.pair_loss = lambda v, t, block: captured.append(block) or loss(v, t, block)  # type: ignore[func-returns-value]
     trainer.task.loss(Batch(rows), torch.tensor(step))
-    return found[0], found[1]
+    return captured[0], captured[1]
 
 
 def test_the_step_mixes_images_and_labels_alike(pairs: PairSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,12 +39,12 @@ def test_the_step_mixes_images_and_labels_alike(pairs: PairSet, monkeypatch: pyt
     mixed = 0
     for i in range(8):
         partner = plain[7 - i]
-        own = ((images[i] - partner) @ (plain[i] - partner) / (plain[i] - partner).square().sum()).item()
-        torch.testing.assert_close(images[i], own * plain[i] + (1 - own) * partner, rtol=1e-4, atol=1e-5)
+        share = ((images[i] - partner) @ (plain[i] - partner) / (plain[i] - partner).square().sum()).item()
+        torch.testing.assert_close(images[i], share * plain[i] + (1 - share) * partner, rtol=1e-4, atol=1e-5)
         for j in range(8):
-            label = own * float(image[i] == image[j]) + (1 - own) * float(image[7 - i] == image[j])
+            label = share * float(image[i] == image[j]) + (1 - share) * float(image[7 - i] == image[j])
             assert block.targets[i, j].item() == pytest.approx(label, abs=1e-4)
-        mixed += own < 0.999
+        mixed += share < 0.999
     assert 2 <= mixed < 8
 
 

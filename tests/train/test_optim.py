@@ -179,12 +179,12 @@ def test_a_frozen_parameter_keeps_weight_and_state() -> None:
     weights = _weights(shapes=[(6, 5), (6, 5)])
     optimizer = AdamP(weights, lr=0.1, weight_decay=1.0)
     _train(optimizer, weights, kinds=["any"], steps=2)
-    kept = [weights[0].detach().clone(), *(value.clone() for value in optimizer.state[weights[0]].values())]
+    before = [weights[0].detach().clone(), *(value.clone() for value in optimizer.state[weights[0]].values())]
     weights[0].grad = None
     weights[1].grad = torch.ones(6, 5)
     optimizer.step()
     now = [weights[0].detach(), *optimizer.state[weights[0]].values()]
-    assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, now, strict=True))
     never = nn.Parameter(torch.ones(2, 2))
     optimizer.add_param_group({"params": [never]})
     optimizer.step()

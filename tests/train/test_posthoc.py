@@ -23,24 +23,24 @@ def run(recipes: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def result_of(path: Path) -> dict[str, Any]:
     """The test split's result."""
-    (found,) = (r for r in json.loads(path.read_text(encoding="utf-8"))["results"] if r["split"] == "test")
-    return found
+    (result,) = (r for r in json.loads(path.read_text(encoding="utf-8"))["results"] if r["split"] == "test")
+    return result
 
 
 def test_a_recipe_reports_it_like_a_method_s_own(run: Path, recipes: Any, tmp_path: Path) -> None:
-    found = result_of(run / "report.json")
-    assert found["uncertainty"]["aurc_i2t"] > 0
+    result = result_of(run / "report.json")
+    assert result["uncertainty"]["aurc_i2t"] > 0
     vacsr = run_recipe(recipes.recipe({"method.name": "vacsr", "train.epochs": 1}), tmp_path, progress=False).report
-    assert found["uncertainty"].keys() == vacsr.results[0]["uncertainty"].keys()
+    assert result["uncertainty"].keys() == vacsr.results[0]["uncertainty"].keys()
 
 
 def test_evaluate_uses_what_the_run_kept_and_can_fit_it_again(run: Path, vacsr: Any, tmp_path: Path) -> None:
     first, second, plain = (tmp_path / name for name in ("first.json", "second.json", "plain.json"))
     assert vacsr("evaluate", run, "--device", "cpu", "--json", first).code == 0
-    kept = run / "posthoc.safetensors"
-    kept.rename(tmp_path / "moved")
+    fitted = run / "posthoc.safetensors"
+    fitted.rename(tmp_path / "moved")
     assert vacsr("evaluate", run, "--device", "cpu", "--json", second).code == 0
-    (tmp_path / "moved").rename(kept)
+    (tmp_path / "moved").rename(fitted)
     assert vacsr("evaluate", run, "--device", "cpu", "--posthoc", "none", "--json", plain).code == 0
     assert (
         result_of(first)["uncertainty"]
@@ -62,12 +62,12 @@ def test_one_minus_the_cosine_needs_no_fit(method: str, recipes: Any, vacsr: Any
     changes = {"method.name": method, "evaluate.posthoc": "cosine", "train.epochs": 2}
     run_recipe(recipes.recipe(changes), tmp_path / "run", progress=False)
     assert not (tmp_path / "run/posthoc.safetensors").exists()
-    found = result_of(tmp_path / "run/report.json")
-    assert found["uncertainty"]["aurc_t2i"] > 0
+    result = result_of(tmp_path / "run/report.json")
+    assert result["uncertainty"]["aurc_t2i"] > 0
     again, plain = tmp_path / "again.json", tmp_path / "plain.json"
     pairs = run_pairs(tmp_path / "run")
-    given = ("--pairs", pairs, "--device", "cpu", "--json")
-    assert vacsr("evaluate", tmp_path / "run/model", "--posthoc", "cosine", *given, again).code == 0
-    assert result_of(again)["uncertainty"] == found["uncertainty"]
-    assert vacsr("evaluate", tmp_path / "run", "--posthoc", "none", *given, plain).code == 0
+    options = ("--pairs", pairs, "--device", "cpu", "--json")
+    assert vacsr("evaluate", tmp_path / "run/model", "--posthoc", "cosine", *options, again).code == 0
+    assert result_of(again)["uncertainty"] == result["uncertainty"]
+    assert vacsr("evaluate", tmp_path / "run", "--posthoc", "none", *options, plain).code == 0
     assert result_of(plain)["uncertainty"] is None

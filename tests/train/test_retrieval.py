@@ -47,31 +47,31 @@ def test_a_score_is_the_mean_of_both_networks_cosines(pairs: PairSet, method: st
 
 def test_runs_of_neighbouring_seeds_share_no_weights(pairs: PairSet) -> None:
     """Drawn from seed + 1, the second network of one run began as the first of the next."""
-    begun = [
+    initial = [
         {name: value for name, value in network.named_parameters() if not name.startswith("second.")}
         for seed in range(4)
         for network in make(pairs, "ncr", seed=seed).task.model.networks
     ]
-    drawn = [name for name, value in begun[0].items() if value.ndim > 1]
+    drawn = [name for name, value in initial[0].items() if value.ndim > 1]
     assert drawn
-    for n, one in enumerate(begun):
-        assert not any(torch.equal(one[name], other[name]) for other in begun[:n] for name in drawn)
+    for n, one in enumerate(initial):
+        assert not any(torch.equal(one[name], other[name]) for other in initial[:n] for name in drawn)
 
 
 def test_a_variance_head_begins_with_draws_of_its_own(pairs: PairSet) -> None:
     """And leaves those of the heads as they are without it."""
-    plain, *begun = [
+    plain, *initial = [
         dict(make(pairs, name, seed=seed).task.model.named_parameters())
         for name, seed in (("infonce", 0), *(("pcmepp", seed) for seed in range(4)))
     ]
-    first = begun[0]
+    first = initial[0]
     assert all(torch.equal(first[name], value) for name, value in plain.items() if name in first)
     own = [name for name in first if "variance" in name and first[name].ndim > 1]
     assert own
-    elsewhere = [v for one in begun for name, v in one.items() if name not in own and v.ndim > 1]
-    for n, one in enumerate(begun):
+    elsewhere = [v for one in initial for name, v in one.items() if name not in own and v.ndim > 1]
+    for n, one in enumerate(initial):
         for name in own:
-            assert not any(torch.equal(one[name], other[name]) for other in begun[:n])
+            assert not any(torch.equal(one[name], other[name]) for other in initial[:n])
             taken = [v for v in elsewhere if v.shape == one[name].shape]
             assert not any(torch.allclose(one[name], v) for v in taken)
 
@@ -237,9 +237,9 @@ def test_weights_come_from_a_trial_step_that_leaves_no_trace(pairs: PairSet) -> 
     method.by_image.copy_(torch.randint(len(pairs), (len(pairs),), generator=generator))
     method.by_text.copy_(torch.randint(len(pairs), (len(pairs),), generator=generator))
     method.ready.fill_(1.0)
-    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     gain = trainer.task.look_ahead(Batch(captions))
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
     def losses(of: MatchingModel, rows: Tensor) -> Tensor:

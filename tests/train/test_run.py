@@ -392,14 +392,14 @@ def test_the_lock_of_a_killed_run_blocks_nobody(launch: Any, recipes: Any, tmp_p
 
 
 def test_who_holds_it_may_ask_again_but_no_other_thread(tmp_path: Path) -> None:
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def ask() -> None:
         try:
             with run_lock(tmp_path / "run"):
                 pass
         except FolderInUse as error:
-            found.append(error)
+            errors.append(error)
 
     with run_lock(tmp_path / "run"):
         with run_lock(tmp_path / "." / "run"):
@@ -408,9 +408,9 @@ def test_who_holds_it_may_ask_again_but_no_other_thread(tmp_path: Path) -> None:
         thread = threading.Thread(target=ask)
         thread.start()
         thread.join()
-    assert f"(pid {os.getpid()})" in str(found[0])
+    assert f"(pid {os.getpid()})" in str(errors[0])
     ask()
-    assert len(found) == 1
+    assert len(errors) == 1
 
 
 def test_other_ranks_leave_the_lock_to_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from vacsr.data import PairSet
-from vacsr.errors import UsageError
 from vacsr.strips import StripLoss
 from vacsr.train.data import Batch
 from vacsr.train.trainer import Trainer
@@ -48,16 +47,6 @@ def test_gradients_accumulate_and_warm_up(pairs: PairSet) -> None:
     assert gradients[0].keys() == gradients[1].keys()
     for name, grad in gradients[1].items():
         torch.testing.assert_close(gradients[0][name], grad, rtol=1e-4, atol=1e-6, msg=name)
-
-
-def test_auto_takes_small_batches_whole(pairs: PairSet) -> None:
-    assert not isinstance(make(pairs, "vacsr", tile="auto").task.pair_loss, StripLoss)
-    assert not isinstance(make(pairs, "infonce", tile="auto").task.pair_loss, StripLoss)
-
-
-def test_a_method_without_strips_refuses_a_number(pairs: PairSet) -> None:
-    with pytest.raises(UsageError, match=r"set train.tile=0 or auto"):
-        make(pairs, "vse", tile=4)
 
 
 def refuse(*_: object, **__: object) -> None:

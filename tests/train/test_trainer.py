@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.objective import LossTerms
 from vacsr.train import Run, fit
 from vacsr.train.callbacks import Callback
-from vacsr.train.data import Batch, batch_order
+from vacsr.train.data import batch_order
 from vacsr.train.optim import build_optimizer
-from vacsr.train.step import TrainStep
 from vacsr.train.trainer import Task, Trainer
 
 from .conftest import FEATURES, assert_same_weights
@@ -115,26 +113,6 @@ def test_a_folder_with_a_run_is_refused_without_resume(pairs: PairSet, tmp_path:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     again = fit("sigmoid", pairs, CONFIG, backbone=FEATURES, out=tmp_path, resume=True, progress=False)
     assert (again.state.step, again.history) == (10, [])
-
-
-@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
-def test_trackers_are_closed_when_training_breaks(
-    pairs: PairSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    original = TrainStep.__call__
-
-    def breaking(self: TrainStep, batch: Batch, step: int) -> torch.Tensor:
-        if step == 3:
-            raise error
-        return original(self, batch, step)
-
-    monkeypatch.setattr(TrainStep, "__call__", breaking)
-    config = CONFIG.model_copy(update={"trackers": ("csv",)})
-    with pytest.raises(type(error)):
-        fit("sigmoid", pairs, config, backbone=FEATURES, out=tmp_path, progress=False)
-    with (tmp_path / "metrics.csv").open(encoding="utf-8", newline="") as file:
-        assert [row["step"] for row in csv.DictReader(file)] == ["0", "1", "2"]
-    assert len((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 3
 
 
 @pytest.mark.parametrize(("precision", "inside"), [("tf32", "high"), ("fp32", "highest"), ("bf16", "highest")])

@@ -88,10 +88,20 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
 def evaluate_fewshot(recipe: FewshotRecipe, out: Path, *, progress: bool = True) -> dict[str, Any]:
     """Test a finished run again and write its report; nothing is trained.
 
-    The recipe may have other ``data.targets`` and another ``evaluate`` than the run; other data is refused.
+    The recipe may have other ``data.targets`` and another ``evaluate`` than the run; another method or data is refused.
     """
     with run_lock(out):
-        _check_same_data(recipe, out)
+        file = out / "config.yaml"
+        if not file.is_file():
+            raise DataError(f"no few-shot model in {out} — train one: vacsr fewshot RECIPE.yaml --out {out}")
+        before, now = (
+            {"method": {"name": each.method.name}, "data": each.data.model_dump(exclude={"targets"})}
+            for each in (read_fewshot(file), recipe)
+        )
+        difference = first_difference(before, now)
+        if difference is not None:
+            message = f"the run in {out} was trained otherwise: {difference}"
+            raise UsageError(f"{message} — give its own recipe: vacsr fewshot {file} --out {out} --evaluate-only")
         sets = load_sets(recipe.data)
         trained_on = read_json(out / "shots.json", lists=("train",)).get("hash")
         if trained_on != sets.shots.hash:
@@ -106,21 +116,6 @@ def check_fewshot(recipe: FewshotRecipe) -> None:
     """Refuse a recipe that would be refused later, as far as it alone shows that."""
     choose_device(recipe.train.device)
     check_matched(recipe.backbone)
-
-
-def _check_same_data(recipe: FewshotRecipe, out: Path) -> None:
-    """Refuse a recipe whose method or data, except ``targets``, differ from ``out/config.yaml``."""
-    file = out / "config.yaml"
-    if not file.is_file():
-        raise DataError(f"no few-shot model in {out} — train one: vacsr fewshot RECIPE.yaml --out {out}")
-    before, now = (
-        {"method": {"name": each.method.name}, "data": each.data.model_dump(exclude={"targets"})}
-        for each in (read_fewshot(file), recipe)
-    )
-    difference = first_difference(before, now)
-    if difference is not None:
-        message = f"the run in {out} was trained otherwise: {difference}"
-        raise UsageError(f"{message} — give its own recipe: vacsr fewshot {file} --out {out} --evaluate-only")
 
 
 def _build(recipe: FewshotRecipe, sets: FewshotSets, *, device: torch.device) -> FewshotModel:

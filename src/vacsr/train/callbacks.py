@@ -38,8 +38,7 @@ _LINES = 10  # of progress, about, that stay on the screen where epochs have no 
 class Callback:
     """Hooks around the steps of a run; each does nothing unless overridden. Steps and epochs count from 0."""
 
-    name = ""
-    """Of its tensors in a checkpoint, where it has any."""
+    name = ""  # of its tensors in a checkpoint, where it has any
 
     def on_train_start(self, trainer: Trainer) -> None:
         """Before the first step, after a checkpoint was loaded."""

@@ -113,9 +113,7 @@ class Batch(NamedTuple):
 
     captions: Tensor  # [B]
     photos: Tensor | None = None  # uint8 [R, 3, S, S]
-    near: tuple[tuple[Tensor, Tensor], ...] | None = None
-    """Two kinds of neighbours, their captions [B] and this rank's photos [R, 3, S, S]: where photos come with the batch
-    and the method looks at neighbours too."""
+    near: tuple[tuple[Tensor, Tensor], ...] | None = None  # captions and photos of two kinds of neighbours, if needed
 
 
 @dataclass(frozen=True)

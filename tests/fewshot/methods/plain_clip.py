@@ -147,13 +147,16 @@ def plain_text(clip: ClipModel, tokens: Tensor, plain: Plain = NOTHING, *, shift
     )
 
 
-def plain_sentence(clip: ClipModel, ids: Sequence[int], plain: Plain = NOTHING, *, shift: int = 0) -> Tensor:
-    """One sentence without padding; its end is ``shift`` places further on at the last block. -> [d]"""
+def plain_sentence(
+    clip: ClipModel, ids: Sequence[int], plain: Plain = NOTHING, *, shift: int = 0, raw: bool = False
+) -> Tensor:
+    """One sentence without padding; its end is ``shift`` positions further on at the last block. -> [d]"""
     w = weights_of(clip, "text")
     words = plain.words(torch.stack([w["embeddings.token_embedding.weight"][number] for number in ids]))
     tokens = plain.entry(words + w["embeddings.position_embedding.weight"][: len(ids)])
     last = plain_blocks(w, tokens, plain, causal=True)
-    return unit(plain_finish(clip, "text", last[len(ids) - 1 + shift]))
+    feature = plain_finish(clip, "text", last[len(ids) - 1 + shift])
+    return feature if raw else unit(feature)
 
 
 def plain_finish(clip: ClipModel, side: str, token: Tensor) -> Tensor:

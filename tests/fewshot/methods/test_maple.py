@@ -24,7 +24,6 @@ from .plain_clip import (
     Plain,
     assert_same_gradients,
     photos,
-    plain_blocks,
     plain_finish,
     plain_image,
     plain_image_tokens,
@@ -32,7 +31,6 @@ from .plain_clip import (
     plain_text,
     small_clip,
     unit,
-    weights_of,
 )
 
 CLASSES = ClassSet(("night_heron", "cat", "plum"), "{} texture.")
@@ -89,14 +87,6 @@ def plain_prompts(method: Maple) -> PlainPrompts:
     )
 
 
-def raw_sentence(clip: ClipModel, ids: list[int], plain: Plain) -> Tensor:
-    """The end token's feature before it is made a unit vector. -> [d]"""
-    w = weights_of(clip, "text")
-    words = plain.words(torch.stack([w["embeddings.token_embedding.weight"][number] for number in ids]))
-    tokens = plain_blocks(w, words + w["embeddings.position_embedding.weight"][: len(ids)], plain, causal=True)
-    return plain_finish(clip, "text", tokens[-1])
-
-
 def adapted(adapter: FeatureAdapter | None, raw: Tensor, blend: float) -> Tensor:
     """On the raw feature, as published. [d] -> [d] unit"""
     if adapter is None:
@@ -112,7 +102,7 @@ def plain_features(method: Any, pixels: Tensor, classes: ClassSet) -> tuple[Tens
     raw = [plain_finish(clip, "image", plain_image_tokens(clip, photo, plain.image)[0]) for photo in pixels]
     images = [adapted(image_adapter, feature, getattr(config, "image_blend", 0.0)) for feature in raw]
     rows = [[i for i in row.tolist() if i >= 0] for row in prompt_rows(clip, classes)]
-    sentences = [raw_sentence(clip, row, plain.text) for row in rows]
+    sentences = [plain_sentence(clip, row, plain.text, raw=True) for row in rows]
     texts = [adapted(text_adapter, feature, getattr(config, "text_blend", 0.0)) for feature in sentences]
     return torch.stack(images), torch.stack(texts)
 

@@ -41,13 +41,13 @@ def build(clip: ClipModel | None = None, *, seed: int = 0, **fields: object) -> 
 
 def plain_edits(method: Mmrl, side: str, *, blocks: int, layers: int) -> Plain:
     """Tokens after the first one, by their saved names, in the last ``layers`` of ``blocks``."""
-    own = dict(method.named_parameters())
+    named = dict(method.named_parameters())
 
     def before(depth: int, x: Tensor) -> Tensor:
         index = depth - (blocks - layers)
         if index < 0:
             return x
-        mapped = own["tokens"] @ own[f"{side}_maps.{index}.weight"].T + own[f"{side}_maps.{index}.bias"]
+        mapped = named["tokens"] @ named[f"{side}_maps.{index}.weight"].T + named[f"{side}_maps.{index}.bias"]
         rest = x[1:] if index == 0 else x[1 + TOKENS :]
         return torch.cat([x[:1], mapped, rest])
 
@@ -139,10 +139,10 @@ def test_the_published_start() -> None:
 
 def test_the_projection_may_start_as_a_copy_of_the_towers() -> None:
     method, pixels = build(projection="clip"), photos(2)
-    own = method.clip.backbone.image.projection.weight
+    projection = method.clip.backbone.image.projection.weight
     (copy,) = method.projection.parameters()
-    assert copy.equal(own)
-    assert copy is not own
+    assert copy.equal(projection)
+    assert copy is not projection
     assert copy.requires_grad
-    assert not own.requires_grad
+    assert not projection.requires_grad
     close(method.both_features(pixels)[1], Features(method, pixels, CLASSES).of_rep)
