@@ -169,12 +169,12 @@ def end(process: subprocess.Popen[str], by: signal.Signals = signal.SIGTERM) -> 
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_whole_run(world: Any, by: signal.Signals) -> None:
+@pytest.mark.slow
+def test_ctrl_c_ends_it(world: Any) -> None:
     with running(world, "--set", "deadline_seconds=3") as (process, ask):
         while ask(QUERY) != 200:  # the first one may take longer than the deadline
             time.sleep(0.5)
-        end(process, by)
+        end(process, signal.SIGINT)
 
 
 def _children(pid: int) -> list[int]:

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field, SkipValidation, computed_field
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, computed_field
 from torch import Tensor
 
-from vacsr.config import Config
 from vacsr.data.photos import Picture
 from vacsr.errors import UsageError
 from vacsr.evaluate.uncertainty import Array
@@ -35,8 +34,8 @@ UserText = Annotated[str, SkipValidation]
 _HELD: dict[Direction, str] = {"t2i": "images", "i2t": "texts"}
 
 
-class _Result(Config):
-    model_config = ConfigDict(allow_inf_nan=True, serialize_by_alias=True)
+class _Result(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, serialize_by_alias=True)
 
 
 class Hit(_Result):
