@@ -109,13 +109,11 @@ def test_karpathys_splits(root: Path, photos_of: Load, refused: Refused) -> None
         refused(f"coco:{root},captions={option}", option, error=UsageError)
 
 
-@pytest.mark.parametrize(
-    ("option", "counts"), [("", [5, 5, 5]), (",captions=all", [6, 5, 7]), (",captions=2", [2, 2, 2])]
-)
-def test_the_first_five_captions(root: Path, photos_of: Load, option: str, counts: list[int]) -> None:
-    train = photos_of(f"coco:{root}{option}", split="train")
-    assert train.caption_image.bincount().tolist() == counts
-    assert train.caption_ids[: counts[0]] == tuple(str(200 + 7 * index) for index in range(counts[0]))
+def test_the_first_five_captions(root: Path, photos_of: Load) -> None:
+    for option, counts in (("", [5, 5, 5]), (",captions=all", [6, 5, 7]), (",captions=2", [2, 2, 2])):
+        train = photos_of(f"coco:{root}{option}", split="train")
+        assert train.caption_image.bincount().tolist() == counts
+        assert train.caption_ids[: counts[0]] == tuple(str(200 + 7 * index) for index in range(counts[0]))
 
 
 def test_annotation_ids_are_found_by_the_words(root: Path, photos_of: Load, refused: Refused) -> None:
@@ -200,11 +198,7 @@ def test_only_the_photos_of_the_split_are_needed(root: Path, photos_of: Load, re
         ("dataset_coco.json", '{"images": [{"filename": "a", "split": "val", "sentences": []}]}', ("no cocoid for a",)),
         ("dataset_coco.json", '{"images": 3}', ("with lists images",)),
         ("captions_val2014.json", '{"images": []}', ("with lists images and annotations",)),
-        (
-            "captions_val2014.json",
-            '{"images": [], "annotations": [{"image_id": 1, "id": 1, "caption": "a"}]}',
-            ("not a COCO captions file", "KeyError: 1"),
-        ),
+        ("captions_val2014.json", '{"images": [], "annotations": [{"image_id": 1, "id": 1}]}', ("KeyError: 1",)),
     ],
 )
 def test_files_that_are_missing_or_broken(

@@ -48,10 +48,10 @@ def pairs(folder: Path) -> PhotoSet:
     return made(file_photos(folder, [f"{name}.jpg" for name in "abcde"]), tuple("abcde"))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_photos_that_cannot_be_read_are_found(pairs: PhotoSet, workers: int) -> None:
+def test_photos_that_cannot_be_read_are_found(pairs: PhotoSet) -> None:
     progress: list[tuple[int, int]] = []
-    bad = check_photos(pairs, workers=workers, progress=lambda done, of: progress.append((done, of)))
+    bad = check_photos(pairs, workers=3, progress=lambda done, of: progress.append((done, of)))
+    assert check_photos(pairs, workers=1) == bad
     assert [row for row, _ in bad] == [1, 3]
     for (_, reason), words in zip(bad, (("b.jpg", "truncated"), ("d.jpg", "no known image format")), strict=True):
         assert all(word in reason.lower() for word in words)

@@ -171,11 +171,11 @@ def test_table_with_splits_and_names(tmp_path: Path, draw: Draw, refuse: Refuse)
 
 def test_table_with_columns_of_other_names(tmp_path: Path) -> None:
     rows = [{"file": f"{number}.png", "kind": "cat" if number % 2 else "ant"} for number in range(20)]
-    source = load_classes(f"{table(tmp_path / 'mine.csv', rows)},image=file,label=kind")
-    assert source.test.classes == ("ant", "cat")
-    assert [len(source.train), len(source.test)] == [10, 6]
-    again = load_classes(f"{table(tmp_path / 'mine.csv', rows[::-1])},image=file,label=kind")
-    assert sorted(listed(again.test)) == sorted(listed(source.test))
+    one, other = (
+        load_classes(f"{table(tmp_path / 'mine.csv', some)},image=file,label=kind") for some in (rows, rows[::-1])
+    )
+    assert (one.test.classes, len(one.train), len(one.test)) == (("ant", "cat"), 10, 6)
+    assert sorted(listed(one.test)) == sorted(listed(other.test))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +196,8 @@ def test_tables_that_do_not_do(tmp_path: Path, refuse: Refuse, change: dict[str,
 
 
 def test_tables_without_what_is_needed(tmp_path: Path, refuse: Refuse) -> None:
+    (tmp_path / "t.jsonl").write_text('{"image": "a.png", "label": "x"}\n{"image": "b.png"}\n')
+    refuse(f"csv:{tmp_path / 't.jsonl'}", "line 2", "no usable label")
     spec = table(tmp_path / "t.csv", [{"path": "a.png", "label": "x"}])
     refuse(spec, "no column 'image'", "path, label", f"{spec},image=COLUMN")
     refuse(f"{spec},image=path,split=part", "no column 'part'")
