@@ -57,6 +57,12 @@ def test_files_that_are_too_large_or_endless(tmp_path: Path, name: str, spec: st
         load_pairs(spec.format(tmp_path, tmp_path))
 
 
+@pytest.mark.parametrize("name", ["noise.txt", "noise.json"])
+def test_lists_of_noise_that_are_too_large(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match="are the limit — "):
+        load_noise(sparse(tmp_path / name, JSON_BYTES + 1), caption_image=torch.arange(4))
+
+
 def test_one_read_of_an_archive_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100)
     with BoundedReader(tmp_path / "a", limit=60) as file:

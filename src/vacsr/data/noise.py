@@ -25,7 +25,7 @@ from torch import Tensor
 
 from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import DataError, ShapeMismatch, UsageError
-from vacsr.files import load_json, read_npy, read_tensors, read_text, write_tensors
+from vacsr.files import JSON_BYTES, load_json, read_npy, read_tensors, read_text, write_tensors
 
 P = TypeVar("P", bound=LabelledPairs)
 PROTOCOL = "permute-captions"
@@ -220,9 +220,10 @@ def _read_list(path: Path) -> Tensor:
         if kind == ".npy":
             values = read_npy(path)
         elif kind == ".txt":
-            values = np.asarray([int(word) for word in read_text(path).replace(",", " ").split()])
+            words = read_text(path, limit=JSON_BYTES).replace(",", " ").split()
+            values = np.asarray([int(word) for word in words])
         else:
-            values = np.asarray(load_json(read_text(path), source=path))
+            values = np.asarray(load_json(read_text(path, limit=JSON_BYTES), source=path))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path} is not a list of whole numbers ({error}) — write or copy it again") from error
     if values.ndim != 1 or values.dtype.kind not in "iu":

@@ -61,12 +61,9 @@ class LabelledPhotos:
         new = torch.full((count,), -1, dtype=torch.int64)
         new[chosen] = torch.arange(len(chosen))
         labels = new.to(self.labels.device)[self.labels]
-        return LabelledPhotos(
-            photos=self.take(labels >= 0).photos,
-            labels=labels[labels >= 0],
-            classes=tuple(self.classes[number] for number in chosen),
-            name=f"{self.name}, {len(chosen)} of {count} classes" if len(chosen) < count else self.name,
-        )
+        photos, names = self.take(labels >= 0).photos, tuple(self.classes[number] for number in chosen)
+        part = f", {len(chosen)} of {count} classes" if len(chosen) < count else ""
+        return LabelledPhotos(photos, labels[labels >= 0], names, f"{self.name}{part}")
 
     def check_files(self) -> None:
         """Refuse photos whose files are missing, before hours are spent on the others."""
