@@ -17,7 +17,7 @@ from vacsr.data.noise import apply_noise, derange_captions
 from vacsr.errors import UsageError
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
-from vacsr.search.audit import audit, caption_sums, find_neighbours, own_agreement, prototypes, signals, weights
+from vacsr.search.audit import audit, caption_sums, find_neighbours, own_agreement, prototypes, signals
 
 
 @pytest.fixture
@@ -68,12 +68,6 @@ def test_neighbours_are_those_of_the_whole_matrix(images: int, captions: int, se
     for row in range(images):
         expected = sorted(matrix[row].tolist(), reverse=True)[:2]
         assert near.caption_agreement[row].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_weights_do_not_know_the_scale_of_grades() -> None:
-    grade = torch.rand(40, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(weights(grade), weights(grade / 50))
-    assert weights(torch.zeros(3)).tolist() == [0, 0, 0]
 
 
 def test_moved_captions_are_found(models: dict[str, Path], data: PairSet) -> None:

@@ -134,9 +134,6 @@ def test_which_sizes_of_an_index_count_as_the_same(size: int, same: bool, calibr
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         CalibrateSettings(**wrong)
-
-
-def test_the_limits_of_settings_are_allowed() -> None:
     for limit in ({"confidence": 0.5}, {"confidence": 0.9999}, {"candidates": 2, "depth": 1}, {"candidates": 20}):
         CalibrateSettings(**limit)  # type: ignore[arg-type]
 

@@ -75,12 +75,6 @@ def test_a_larger_value_never_leads_to_more_capital(
     assert (second <= first + 1e-9).all()
 
 
-def test_no_values_show_nothing() -> None:
-    assert capital(np.zeros(0), TENTH, level=0.1).tolist() == [1.0]
-    for values in (np.zeros(0), np.zeros(500), np.full(500, 0.9)):
-        assert not mean_is_negative(values, TENTH, level=0.1)
-
-
 def test_power_is_near_that_of_the_exact_binomial_test() -> None:
     """300 answers with a risk of 5%, tested against 10%: the binomial test passes in 96 of 100 cases."""
     rng = np.random.default_rng(0)
@@ -155,6 +149,12 @@ def test_an_image_with_more_queries_than_any_that_chose_counts_as_so_many() -> N
     wrong, value = np.isin(np.arange(17), [0, 3, 10, 13, 14, 15, 16]), np.where(np.arange(17) == 1, 0.0, 1.0)
     losses = image_losses(Outcomes(value, wrong, image, np.arange(17)), 0.5, risk=0.1, most=2.0)
     np.testing.assert_allclose(losses, [(2 - 0.1 * 9) * 2 / 10, 1 - 0.2, -0.1, (4 - 0.4) * 2 / 4])
+
+
+def test_an_image_with_many_queries_counts_as_the_most_that_were_expected() -> None:
+    image = np.repeat(np.arange(312), [5] * 300 + [200] * 12)
+    outcomes = Outcomes(np.ones(len(image)), image >= 300, image, np.arange(len(image)))
+    assert threshold_of(outcomes, [Trial(0.5, Bounds(-0.5, 4.5, 1.5))]) == 0.5
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
