@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from shutil import copytree
@@ -91,8 +90,12 @@ def run_demo(out: Path, *, seed: int = 0, changes: Mapping[str, Any] | None = No
     claim_folder(out)
     with TemporaryDirectory(prefix="vacsr-demo-") as scratch:
         table = demo_table(seed, start=Path(scratch) / "start", changes=changes)
-        with _few_threads():
+        threads = torch.get_num_threads()
+        torch.set_num_threads(min(2, threads))  # small towers gain nothing from more, and lose much on a busy machine
+        try:
             result = compare(table, Path(scratch), jobs=min(len(table.rows), os.cpu_count() or 1))
+        finally:
+            torch.set_num_threads(threads)
         shared = table.recipe(table.rows[0], table.settings[0], seed=seed)
         recipe = shared.model_dump(mode="json", exclude={"backbone": {"start"}})  # a folder that is gone afterwards
         demo = examine(result, recipe["data"]["pairs"])
@@ -109,17 +112,6 @@ def run_demo(out: Path, *, seed: int = 0, changes: Mapping[str, Any] | None = No
     with atomic_path(out / PICTURE) as temporary:
         Image.fromarray(render_scene(demo.world.scenes[0], _PICTURE_SIDE)).save(temporary, "png")
     return f"{text}\nSaved in {out}. Open {out / PAGE} in a browser. Next, try: {next(iter(commands.values()))}"
-
-
-@contextmanager
-def _few_threads() -> Iterator[None]:
-    """The steps of small towers gain nothing from more than two, and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(2, before))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def claim_folder(out: Path) -> None:

@@ -131,19 +131,15 @@ def _run(cell: Cell, *, progress: bool) -> bool:
     if isinstance(cell.recipe, FewshotRecipe):
         return run_fewshot(cell.recipe, cell.folder, resume=True, progress=progress).interrupted
     if cell.task == "efficiency":
-        _measure_steps(cell.recipe, cell.folder, steps=cell.steps)
+        from vacsr.bench.training import measure_recipe
+
+        check_folder(cell.folder, resume=True)
+        (cell.folder / "report.json").unlink(missing_ok=True)
+        measured = measure_recipe(cell.recipe, steps=cell.steps)
+        write_text(cell.folder / "config.yaml", dump_yaml(cell.recipe))
+        write_json(cell.folder / "report.json", {"schema": 1, "results": [{"split": "step", **measured}]})
         return False
     return run_recipe(cell.recipe, cell.folder, resume=True, progress=progress).interrupted
-
-
-def _measure_steps(recipe: Recipe, folder: Path, *, steps: int) -> None:
-    from vacsr.bench.training import measure_recipe
-
-    check_folder(folder, resume=True)
-    (folder / "report.json").unlink(missing_ok=True)
-    measured = measure_recipe(recipe, steps=steps)
-    write_text(folder / "config.yaml", dump_yaml(recipe))
-    write_json(folder / "report.json", {"schema": 1, "results": [{"split": "step", **measured}]})
 
 
 def read_report(cell: Cell) -> dict[str, Any]:
@@ -235,17 +231,13 @@ def check_cells(table: Table, asked: Sequence[Cell]) -> None:
         except UsageError as error:
             refused.setdefault(cell.row, (cell.setting, error))
     if refused:
-        raise _refusal(refused, all_of_them=len(refused) == len({cell.row for cell in asked}))
-
-
-def _refusal(refused: dict[str, tuple[str, UsageError]], *, all_of_them: bool) -> UsageError:
-    """The first with its reason, the others by name, and how to do without them where some are left."""
-    first, *others = refused
-    setting, error = refused[first]
-    more = f" (nor can {', '.join(others)})" if others else ""
-    message = f"row '{first}' can never finish in '{setting}'{more}: {error}"
-    drop = f"drop: [{', '.join(refused)}]"
-    return UsageError(message if all_of_them else f"{message}; or leave it out by --with a file that has {drop}")
+        first, *others = refused
+        setting, reason = refused[first]
+        more = f" (nor can {', '.join(others)})" if others else ""
+        message = f"row '{first}' can never finish in '{setting}'{more}: {reason}"
+        if len(refused) < len({cell.row for cell in asked}):
+            message += f"; or leave it out by --with a file that has drop: [{', '.join(refused)}]"
+        raise UsageError(message)
 
 
 def start_cell(table: Table, missing: Sequence[Cell]) -> Cell | None:

@@ -149,17 +149,16 @@ def _whole(ends: tuple[float, float] | None) -> float | str | None:
 
 def to_latex(table: ComparisonTable) -> str:
     """One `table` per setting in booktabs' style; it needs \\usepackage{booktabs}."""
-    return "\n".join(_latex_table(table, setting) for setting in table.settings)
-
-
-def _latex_table(table: ComparisonTable, setting: str) -> str:
-    shown = setting_table(table, setting)
-    rows = [[latex(row.name), *map(_latex_cell, row.cells)] for row in shown.rows]
-    head, *body = (rf"{' & '.join(cells)} \\" for cells in ([latex(text) for text in shown.head], *rows))
-    caption = " ".join(latex(text) for text in (f"{table.title}, {setting}.", table.note, *shown.notes) if text)
-    begin = [r"\begin{table}[t]", r"\centering", rf"\caption{{{caption}}}"]
-    begin += [rf"\begin{{tabular}}{{l{'r' * (len(shown.head) - 1)}}}", r"\toprule", head, r"\midrule"]
-    return "\n".join([*begin, *body, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+    lines = []
+    for setting in table.settings:
+        shown = setting_table(table, setting)
+        caption = " ".join(latex(text) for text in (f"{table.title}, {setting}.", table.note, *shown.notes) if text)
+        lines += [r"\begin{table}[t]", r"\centering", rf"\caption{{{caption}}}"]
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(shown.head) - 1)}}}", r"\toprule"]
+        lines += [rf"{' & '.join(map(latex, shown.head))} \\", r"\midrule"]
+        lines += [rf"{' & '.join([latex(row.name), *map(_latex_cell, row.cells)])} \\" for row in shown.rows]
+        lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+    return "\n".join(lines)
 
 
 def _latex_cell(cell: Cell) -> str:

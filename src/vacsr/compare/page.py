@@ -106,8 +106,10 @@ def sweeps_of(table: ComparisonTable) -> Iterator[Sweeps]:
     column = next((c for c in table.columns if c.best != "none" and not c.published), None)
     if column is None or not table.sweeps:
         return
+    rows = [row for row, _ in table.sweeps]
     for setting in table.settings:
-        paper = _paper_column(table, setting)
+        printed = {c: sum(table.beside(setting, row, c.key) is not None for row in rows) for c in table.columns}
+        paper = next((c for c in table.columns if c.published and printed[c] >= 2), None)
         points = list(_points(table, setting, column, paper))
         suffix = f", {setting}" if len(table.settings) > 1 else ""
         if points and paper is None:
@@ -116,14 +118,6 @@ def sweeps_of(table: ComparisonTable) -> Iterator[Sweeps]:
             name = paper.head.removeprefix("paper: ")
             alike = f"{name.partition(',')[0]}, mean of both directions" if ".mean." in paper.key else name
             yield Sweeps(points, f"{column.head}{suffix}", name, f"{alike}{suffix}")
-
-
-def _paper_column(table: ComparisonTable, setting: str) -> Column | None:
-    rows = [row for row, _ in table.sweeps]
-    for column in table.columns:
-        if column.published and sum(table.beside(setting, row, column.key) is not None for row in rows) >= 2:
-            return column
-    return None
 
 
 def _points(table: ComparisonTable, setting: str, column: Column, paper: Column | None) -> Iterator[SweepPoint]:

@@ -226,21 +226,15 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         raise UsageError(f"{path} extends itself, by way of {above[-1].name} — take extends: out of one of them")
     with _named_in(f"what {above[-1]} extends") if above else nullcontext():
         fields = read_yaml(path)
-    _refuse_recipe(fields, path)
+    if "rows" not in fields and ("method" in fields or isinstance(fields.get("base"), str)):
+        fewshot = any(layer.get("task") == "fewshot" for layer in recipe_layers(path))
+        command = "vacsr fewshot" if fewshot else "vacsr train"
+        raise UsageError(f"{path} is a recipe, expected a table with rows — train it: {command} {path}")
     parent = fields.pop("extends", None)
     if parent is not None and not isinstance(parent, str):
         raise UsageError(f"{path}: extends is {parent!r:.60}, expected a table beside it — write extends: other.yaml")
     below = _read(path.parent / parent, (*above, path.resolve())) if parent else {}
     return _lay(below, fields, path)
-
-
-def _refuse_recipe(fields: Mapping[str, Any], path: Path) -> None:
-    """A recipe may be given by mistake; it too may have a ``base``, which is the name of another."""
-    if "rows" in fields or ("method" not in fields and not isinstance(fields.get("base"), str)):
-        return
-    fewshot = any(layer.get("task") == "fewshot" for layer in recipe_layers(path))
-    command = "vacsr fewshot" if fewshot else "vacsr train"
-    raise UsageError(f"{path} is a recipe, expected a table with rows — train it: {command} {path}")
 
 
 def _lay(below: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -181,15 +181,6 @@ class Lines(NamedTuple):
     y_range: tuple[float, float] | None = None
     digits: int = 1
 
-    def draw(self) -> Markup:
-        """The picture."""
-        lines = [line for _, line in self.lines]
-        ticks = [float(x) for x in max((line.x for line in lines), key=len)] if self.numbered else None
-        return line_plot(
-            lines, title=self.title, x_label=self.x_label, y_label=self.y_label, ticks=ticks, y_range=self.y_range,
-            digits=self.digits,
-        )  # fmt: skip
-
 
 def accuracy_by_sigma(curves: Curves, direction: str) -> Lines:
     """R@1 in equal groups of queries, from low σ of the best answer to high."""
@@ -294,8 +285,12 @@ def _group(curves: Curves, rows: Sequence[str], drawn: Sequence[tuple[Lines, str
     plots = []
     for plot, title, caption in drawn:
         if plot.lines:
-            shown = {row for row, _ in plot.lines}
-            plots.append(Plot(title, plot.draw(), caption, tuple(row for row in ran if row not in shown)))
+            rows_drawn, lines = zip(*plot.lines, strict=True)
+            picture = line_plot(
+                lines, title=plot.title, x_label=plot.x_label, y_label=plot.y_label, y_range=plot.y_range,
+                ticks=max((line.x for line in lines), key=len).tolist() if plot.numbered else None, digits=plot.digits,
+            )  # fmt: skip
+            plots.append(Plot(title, picture, caption, tuple(row for row in ran if row not in rows_drawn)))
     return PlotGroup(curves.setting, tuple(plots), tuple(row for row in rows if row not in ran))
 
 
