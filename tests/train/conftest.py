@@ -25,7 +25,6 @@ from vacsr.train.trainer import Trainer
 
 FEATURES = BackboneConfig(head=HeadConfig(dim=8))
 TINY = BackboneConfig(spec="tiny:width=16,depth=2,text_depth=1,heads=2,size=32", head=HeadConfig(dim=8))
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 DRIVER = Path(__file__).with_name("driver.py")
 BASE: dict[str, Any] = {
     "data": {"pairs": "synthetic:images=29,held_out=12,per_image=2"},  # 58 captions: 7 batches and a rest

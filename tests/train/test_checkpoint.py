@@ -84,12 +84,6 @@ def test_a_run_on_the_processor_leaves_cuda_alone(tmp_path: Path, monkeypatch: p
     load_checkpoint(tmp_path, trained("adamw", steps=0)[1], description={}, device=CPU)  # a run that moved off its GPU
 
 
-def test_what_a_kill_left_behind_is_cleared(tmp_path: Path) -> None:
-    (tmp_path / f".{FILE}.123.tmp").write_bytes(b"half")
-    save(tmp_path, {})
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
-
-
 def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     check_checkpoint(tmp_path, {})  # none is no error
     (tmp_path / FILE).write_bytes(b"torn")

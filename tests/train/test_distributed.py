@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from vacsr.errors import EnvironmentProblem, UsageError
+from vacsr.errors import EnvironmentProblem
 from vacsr.train.distributed import World, join_world, take_device
 
 from .conftest import NPC_ON_PHOTOS, Outcome
@@ -146,14 +146,6 @@ def test_torchrun(reference: Any, tmp_path: Path, case: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("| flickr | test |") == 1
     assert Outcome.of(tmp_path / "run").close(expected, **within(case))
-
-
-def test_a_world_owns_its_rows() -> None:
-    assert [World(rank, 3).rows(12) for rank in range(3)] == [slice(0, 4), slice(4, 8), slice(8, 12)]
-    assert World(0, 3).is_main
-    assert not World(1, 3).is_main
-    with pytest.raises(UsageError, match="does not divide over 3 ranks"):
-        World(0, 3).rows(10)
 
 
 @pytest.mark.parametrize(

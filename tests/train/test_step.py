@@ -86,8 +86,7 @@ def test_an_optimiser_step_never_crosses_an_epoch(pairs: PairSet) -> None:
 
 
 def test_the_logged_parts_add_up(pairs: PairSet) -> None:
-    run = fit("vacsr", pairs, TrainConfig(batch_size=8, epochs=1, device="cpu", log_every=1), backbone=FEATURES)
-    row = run.history[0]
+    row = make(pairs, epochs=1).run(progress=False).history[0]
     parts = {"recon": 1.0, "kl": 5e-4, "sigma_pos": 1.0, "sigma_neg": 1.0, "cosine": 0.3}
     assert {"step", "epoch", "lr", "loss", "grad_norm", *parts} == row.keys()
     assert row["loss"] == pytest.approx(sum(weight * row[name] for name, weight in parts.items()), rel=1e-5)
@@ -95,21 +94,15 @@ def test_the_logged_parts_add_up(pairs: PairSet) -> None:
 
 @pytest.mark.parametrize("method", ["vacsr", "sigmoid", "infonce"])
 def test_bf16_stays_close_on_a_cpu(pairs: PairSet, method: str) -> None:
-    runs = {
-        precision: fit(
-            method, pairs, TrainConfig(batch_size=8, epochs=2, device="cpu", log_every=1, precision=precision),
-            backbone=FEATURES, progress=False,
-        )
-        for precision in ("fp32", "bf16")
-    }  # fmt: skip
-    for exact, rough in zip(runs["fp32"].history, runs["bf16"].history, strict=True):
+    exact_run, rough_run = (make(pairs, method, precision=name).run(progress=False) for name in ("fp32", "bf16"))
+    for exact, rough in zip(exact_run.history, rough_run.history, strict=True):
         if "loss" in exact:
             assert rough["loss"] == pytest.approx(exact["loss"], rel=0.05, abs=0.05)
-    weights = runs["bf16"].model.state_dict()
+    weights, expected = rough_run.model.state_dict(), exact_run.model.state_dict()
     assert all(tensor.dtype != torch.bfloat16 for tensor in weights.values())
-    for name, tensor in runs["fp32"].model.state_dict().items():
+    for name, tensor in expected.items():
         torch.testing.assert_close(weights[name], tensor, rtol=0.05, atol=0.02)
-    assert any(not torch.equal(weights[name], tensor) for name, tensor in runs["fp32"].model.state_dict().items())
+    assert any(not torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
 class Breaking(Sigmoid):

@@ -11,7 +11,7 @@ import torch
 
 from vacsr.config import TrainConfig
 from vacsr.data import PairSet
-from vacsr.errors import ConfigError, DataError, OtherRun, UsageError
+from vacsr.errors import ConfigError, DataError, UsageError
 from vacsr.evaluate.report import dev_rsum
 from vacsr.methods.base import ParamGroup
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
@@ -223,14 +223,6 @@ def test_any_task_trains_and_callbacks_are_resumed_with_it(tmp_path: Path) -> No
     assert again.calls[:2] == ["epoch 1", "step 6"]
     assert torch.equal(again.mean, average.mean)
     assert torch.equal(resumed.task.model.weight, whole.task.model.weight)  # type: ignore[arg-type]
-
-
-def test_a_task_of_another_description_is_not_resumed(tmp_path: Path) -> None:
-    Trainer(LineTask(), LINE, tmp_path).run(progress=False)
-    other = LineTask()
-    other.description = {"points": 5}
-    with pytest.raises(OtherRun, match="points was 4 and is now 5"):
-        Trainer(other, LINE, tmp_path).resume()
 
 
 @pytest.mark.parametrize(("metrics", "best"), [((1.0, 3.0, 3.0), 2), ((2.0, 2.0, 2.0), 1), ((1.0, 2.0, 3.0), 3)])

@@ -16,9 +16,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vacsr.backbones import load_backbone
 from vacsr.config import BackboneConfig, HeadConfig, MethodConfig
 from vacsr.fewshot.methods import ClipModel, FewshotMethod
 from vacsr.model import MatchingModel
@@ -92,20 +91,6 @@ def trained_tiny(folder: Path, method: MethodConfig, **fields: object) -> Matchi
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
     model.save_pretrained(folder)
     return MatchingModel.from_pretrained(folder)
-
-
-def tiny_clip(*, text_depth: int = 4, pooling: str = "cls") -> ClipModel:
-    """On tiny: towers of width 16, four blocks of images, with weights that all count; scale 20."""
-    spec = f"tiny:width=16,depth=4,text_depth={text_depth},heads=2,size=32"
-    outputs = {"image_output": "norm", "text_output": "norm", "pooling": pooling}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        backbone = load_backbone(BackboneConfig.model_validate({"spec": spec, **outputs}))
-        backbone.fit_words(["a photo of a red fox cat boat tree night heron plum texture ."])
-        clip = ClipModel(backbone, image_map=nn.Linear(16, 8), text_map=nn.Linear(16, 8), dim=8, scale=20.0)
-        for parameter in clip.parameters():
-            nn.init.normal_(parameter, std=0.3)
-    return clip.double()
 
 
 def assert_same_gradients(method: FewshotMethod, loss: Tensor, expected: Tensor, *, rtol: float = 1e-6) -> None:

@@ -109,10 +109,8 @@ def matrices(module: nn.Module) -> list[Tensor]:
 
 
 def test_its_own_sentence_is_used_for_all_data_sets_unless_it_is_empty() -> None:
-    method, pixels = build(), photos(2)
-    named = [CLASSES._replace(template=template) for template in ("{} texture.", "a {}")]
-    assert method.prepare(named[0]).equal(method.prepare(named[1]))
-    own = build(template="")
-    assert not own.prepare(named[0]).allclose(own.prepare(named[1]))
-    plain = own.prepare(CLASSES._replace(template="a photo of a {}."))
-    assert own.logits(pixels, plain).equal(method.logits(pixels, method.prepare(CLASSES)))
+    named = [CLASSES._replace(template=template) for template in ("{} texture.", "a photo of a {}.")]
+    texts, plain = ([method.prepare(classes) for classes in named] for method in (build(), build(template="")))
+    assert texts[0].equal(texts[1])
+    assert texts[1].equal(plain[1])
+    assert not plain[0].allclose(plain[1])
