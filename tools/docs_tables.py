@@ -334,10 +334,24 @@ def comparisons(
     return {(page, head): Comparison(f"{name}/results.json", setting, columns) for head, setting in heads.items()}
 
 
+def main_rows() -> Cell:
+    """The table of README.md: clean columns, and those that end in 50% noise."""
+    columns = {"RSUM": RSUM, "τ-c experts": EXPERTS, "τ-c": EXPERTS, "τ-b crowd": CROWD, "σ–R@1": SIGMA}
+    rows = ("infonce", "sigmoid", "vacsr-paper", "vacsr-default")
+    clean, noisy = (Comparison("flickr8k-features.json", name, columns, rows=rows) for name in ("clean", "noise-50"))
+
+    def cell(cells: list[str], heading: str) -> str | None:
+        name, noise, _ = heading.partition(", 50% noise")
+        return (noisy if noise else clean)(cells, name)
+
+    return cell
+
+
 def tables() -> dict[tuple[str, str], Cell]:
     """Every table that is filled in, by page and first heading."""
     features = {"clean": "clean", "50% caption noise": "noise-50"}
     return {
+        ("../README.md", "method"): main_rows(),
         **comparisons("results-methods.md", "noise", METHODS, NOISE),
         **comparisons("results-scenes.md", "scenes", SCENES, WORLDS),
         **comparisons("results-flickr8k.md", "flickr8k", TOWERS, NOISE),
