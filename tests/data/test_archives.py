@@ -124,12 +124,10 @@ def test_missing_photos_are_named(tmp_path: Path, data: list[bytes]) -> None:
             photos.open(0)
     (tmp_path / "folder.png").mkdir()
     assert not file_photos(tmp_path, ["folder.png"]).items[0].exists()
-
-
-def test_a_name_that_two_folders_of_a_zip_have_is_not_guessed(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
         archive.writestr("one/a.png", b"one")
         archive.writestr("two/a.png", b"two")
+    # a name that two folders of a zip have is not guessed
     either, second = zip_photos(tmp_path / "two.zip", ["a.png", "two/a.png"]).items
     assert (either.exists(), second.read()) == (False, b"two")
 

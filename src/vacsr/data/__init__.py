@@ -44,7 +44,7 @@ def load_pairs(
     >>> load_pairs("synthetic:images=40,seed=1", split="train").describe()
     'train: 40 images (64 dims), 200 captions (48 dims), 5 per image, backbone synthetic:seed=1'
     """
-    parsed = parse_spec(spec).with_options({"captions": str(captions) if captions else None, "split": split})
+    parsed = parse_spec(spec).with_options({"captions": None if captions is None else str(captions), "split": split})
     check_captioned(spec)
     pairs: PairSet | PhotoSet = parsed.format.load(parsed, on_error)
     return pairs

@@ -130,9 +130,8 @@ def photo_set(
         message = f"{table.source}: {len(lines):,} photos or captions cannot be used: {first}"
         raise DataError(f"{message} — correct them, or {LEAVE_OUT}{also}")
     if not usable:
-        message = f"{table.source}: none of {len(photos):,} photos can be used" + "".join(
-            f", {line}" for line in lines[:1]
-        )
+        first = f", first {lines[0]}" if lines else ""
+        message = f"{table.source}: none of {len(photos):,} photos can be used{first}"
         raise DataError(f"{message} — check the path of the photos{also}")
     if lines:
         warn_left_out(lines, source=table.source)

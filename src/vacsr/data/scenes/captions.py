@@ -265,7 +265,8 @@ def _quantified(mention: Mention, noun: str, rng: random.Random) -> str:
         return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"  # no silent h and no long u among the words
     several = noun if noun.endswith("fish") else f"{noun}s"
     if not mention.exact:
-        return f"{rng.choice((f'at least {NUMBERS[number]}', f'{NUMBERS[number]} or more'))} {several}"
+        bound = rng.choice((f"at least {NUMBERS[number]}", f"{NUMBERS[number]} or more"))
+        return f"{bound} {several}"
     if number == 1:
         return f"{rng.choice(('just one', 'only one', 'a single'))} {noun}"
     return f"{NUMBERS[number]} {several}"

@@ -73,7 +73,8 @@ def scene_classes(spec: Spec, _whole: bool = False) -> FewshotSource:
 @lru_cache(maxsize=8)
 def class_source(options: ClassOptions) -> FewshotSource:
     """Draw and paint the world; do not write to it: it is cached, since the cells of a table share a few worlds."""
-    renderer, name = SceneRenderer(options.size), "scenes" + f"-{options.domain}" * (options.domain != "plain")
+    renderer = SceneRenderer(options.size)
+    name = "scenes" if options.domain == "plain" else f"scenes-{options.domain}"
     train = _labelled(options, "train", options.train, renderer=renderer, name=name)
     test = _labelled(options, "test", options.test, renderer=renderer, name=name)
     return FewshotSource(train=train, val=None, test=test, name=name, template=TEMPLATE)

@@ -164,8 +164,12 @@ def _placed(looks: Sequence[Look], rng: random.Random) -> tuple[Thing, ...]:
         for _ in range(_TRIES):
             x = round(rng.uniform(low, high), 3)
             y = round(rng.uniform(max(low, heights[0]), min(high, heights[1])), 3)
-            reach = [_SPACING * (RADIUS[size] + other.radius) for other in placed]
-            if all(math.dist((x, y), (other.x, other.y)) >= far for other, far in zip(placed, reach, strict=True)):
-                placed.append(Thing(shape, colour, size, x, y, tilt, mirrored))
+            thing = Thing(shape, colour, size, x, y, tilt, mirrored)
+            if all(_apart(thing, other) for other in placed):
+                placed.append(thing)
                 break
     return tuple(placed)
+
+
+def _apart(one: Thing, other: Thing) -> bool:
+    return math.dist((one.x, one.y), (other.x, other.y)) >= _SPACING * (one.radius + other.radius)
