@@ -107,19 +107,10 @@ class CountingPhotos:
     def __len__(self) -> int:
         return len(self.inner)
 
-    def name(self, row: int) -> str:
-        return self.inner.name(row)
-
     def open(self, row: int, *, side: int = 0) -> Image.Image:
         assert side == 0, "crops are taken from the whole photo"
         self.opened[row] += 1
         return self.inner.open(row)
-
-    def take(self, rows: Any) -> CountingPhotos:
-        return CountingPhotos(self.inner.take(rows))
-
-    def digest(self) -> str:
-        return self.inner.digest()
 
 
 Make = Callable[..., Trainer]

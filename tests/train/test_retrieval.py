@@ -228,7 +228,7 @@ def test_half_of_the_captions_are_wrong_and_found_out(method: str, least: float)
 def test_weights_come_from_a_trial_step_that_leaves_no_trace(pairs: PairSet) -> None:
     """The same by hand: copy the model, step down the gradient of the heads, compare the neighbours' losses."""
     trainer = make(pairs, {"name": "npc", "look_ahead": 0.05})
-    model, data, captions = trainer.task.model, trainer.task.loader, torch.arange(3, 11)
+    model, captions = trainer.task.model, torch.arange(3, 11)
     generator = torch.Generator().manual_seed(6)
     method: Any = model.method
     method.by_image.copy_(torch.randint(len(pairs), (len(pairs),), generator=generator))
@@ -259,7 +259,6 @@ def test_weights_come_from_a_trial_step_that_leaves_no_trace(pairs: PairSet) -> 
     assert 0 < int((expected < 1).sum()) < 8, "some help and some hurt"
     torch.testing.assert_close(gain, sum(losses(model, rows).mean() for rows in near), atol=1e-5, rtol=1e-5)
     assert bool((torch.cat((method.weight[:3], method.weight[11:])) == 1).all())
-    assert data.images is not None
 
 
 def test_the_banks_loss_is_trained_on(pairs: PairSet) -> None:

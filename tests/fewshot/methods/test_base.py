@@ -32,8 +32,6 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 NAMES = [*METHODS["fewshot"], "batch"]
 OWN_WORDS = ("coop", "cocoop", "maple", "coprompt")
-
-
 LEARNS = {
     "coop": {"context"},
     "cocoop": {"context", "meta"},

@@ -115,13 +115,8 @@ def test_the_loss_is_the_plain_one_and_so_are_its_gradients() -> None:
 def test_which_class_lists_both_features_score(rule: str, mixed: tuple[int, ...]) -> None:
     """That of training is known by its names in order; photos of another domain are not trained on."""
     method = build(mixed=rule)
-    changes = (
-        {},
-        {"template": "a {}"},
-        {"shifted": True},
-        {"names": CLASSES.names[::-1]},
-        {"names": CLASSES.names[:2]},
-    )
+    names = CLASSES.names
+    changes = ({}, {"template": "a {}"}, {"shifted": True}, {"names": names[::-1]}, {"names": names[:2]})
     assert tuple(method.prepare(CLASSES._replace(**change))[1] for change in changes) == mixed
 
 

@@ -108,9 +108,8 @@ def test_draws_are_those_of_the_seed_and_the_step() -> None:
 
 def test_it_starts_at_zero_shot_clip() -> None:
     method = built()
-    zero = build_fewshot(
-        small_clip(dtype=torch.float32), ZeroshotConfig(), classes=CLASSES, generator=torch.Generator()
-    )
+    clip = small_clip(dtype=torch.float32)
+    zero = build_fewshot(clip, ZeroshotConfig(), classes=CLASSES, generator=torch.Generator())
     pixels = photos(6, dtype=torch.float32)
     expected = zero.logits(pixels, zero.prepare(CLASSES))
     logits = method.logits(pixels, method.prepare(CLASSES))
