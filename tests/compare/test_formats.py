@@ -170,7 +170,16 @@ def test_the_same_table_comes_back_from_its_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"schema": 3}', '{"schema": 2, "title": "x"}', '{"schema": 1, "title": "x", "cells": []}']
+    "text",
+    [
+        "{",
+        "[]",
+        '{"schema": 3}',
+        '{"schema": 2, "title": "x"}',
+        '{"schema": 1, "title": "x", "cells": []}',
+        '{"schema": 2, "cells": [{"row": "a", "setting": "b", "seed": "x", "values": {}}], "comparisons": []}',
+        '{"schema": 2, "cells": [{"row": "a", "setting": "b", "seed": 1, "values": []}], "comparisons": []}',
+    ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "results.json"

@@ -318,7 +318,9 @@ def test_problems_of_a_folder_are_reported(
     album: Path, photos_of: Load, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dead link, a name that no JSON file could hold, a closed folder (whose photos a pruned index would lose)."""
-    (album / "link.jpg").symlink_to(album / "a.jpg")  # a photo
+    (album / "a.jpg").rename(album.parent / "outside.jpg")
+    (album / "a.jpg").symlink_to(album.parent / "outside.jpg")  # a photo, wherever it is
+    (album / "link.jpg").symlink_to(album / "a.jpg")
     (album / "loop").symlink_to(album, target_is_directory=True)  # not followed
     (album / "dead.jpg").symlink_to(album / "nowhere.jpg")
     words, scan = ["dead.jpg: no such file", "trip: the folder cannot be read (Permission denied)"], os.scandir

@@ -13,11 +13,13 @@ from vacsr.config import TrainConfig
 from vacsr.data import PairSet
 from vacsr.errors import ConfigError, DataError, UsageError
 from vacsr.evaluate.report import dev_rsum
+from vacsr.files import read_tensors, write_tensors
 from vacsr.methods.base import ParamGroup
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.objective import LossTerms
 from vacsr.train import Run, fit
 from vacsr.train.callbacks import Callback
+from vacsr.train.checkpoint import FILE
 from vacsr.train.data import batch_order
 from vacsr.train.optim import build_optimizer
 from vacsr.train.trainer import Task, Trainer
@@ -223,6 +225,22 @@ def test_any_task_trains_and_callbacks_are_resumed_with_it(tmp_path: Path) -> No
     assert again.calls[:2] == ["epoch 1", "step 6"]
     assert torch.equal(again.mean, average.mean)
     assert torch.equal(resumed.task.model.weight, whole.task.model.weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", ["state", "rng", "model", "optimizer", "shape"])
+def test_a_damaged_checkpoint_is_a_data_error(tmp_path: Path, damage: str) -> None:
+    Trainer(LineTask(), LINE, tmp_path).run(progress=False)
+    path = tmp_path / "checkpoint" / FILE
+    tensors, metadata = read_tensors(path)
+    if damage == "state":
+        metadata["state"] = '{"step": 1, "extra": 2}'
+    elif damage == "shape":
+        tensors = {name: x.flatten()[:0] if name.startswith("model.") else x for name, x in tensors.items()}
+    else:
+        tensors = {name.replace(f"{damage}.", f"{damage}.x."): x for name, x in tensors.items()}
+    write_tensors(path, tensors, metadata=metadata)
+    with pytest.raises(DataError, match="start the run again"):
+        Trainer(LineTask(), LINE, tmp_path).resume()
 
 
 @pytest.mark.parametrize(("metrics", "best"), [((1.0, 3.0, 3.0), 2), ((2.0, 2.0, 2.0), 1), ((1.0, 2.0, 3.0), 3)])

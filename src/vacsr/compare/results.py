@@ -294,7 +294,7 @@ def read_results(path: Path) -> tuple[tuple[RunRecord, ...], tuple[Difference, .
     try:
         runs = [(run["row"], run["setting"], int(run["seed"]), _nested(run["values"])) for run in raw["cells"]]
         return tuple(RunRecord(*run) for run in runs), tuple(Difference(**one) for one in raw["comparisons"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path} does not hold results of a comparison ({error!r}) — give a results.json") from error
 
 

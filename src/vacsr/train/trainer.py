@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vacsr.errors import NonFiniteLoss
+from vacsr.errors import DataError, NonFiniteLoss
 from vacsr.objective import LossTerms
 from vacsr.train.callbacks import TRACKERS, Callback, ProgressBar, Row, catch_interrupt
 from vacsr.train.checkpoint import TrainState, has_checkpoint, load_checkpoint, save_checkpoint
@@ -164,13 +164,19 @@ class Trainer:
         """Load the checkpoint in ``out``, if there is one; one of another run is refused."""
         if self.folder is None or not has_checkpoint(self.folder):
             return
-        self.state, groups = load_checkpoint(
-            self.folder, self.optimizer, description=self.task.description, device=self.task.device
-        )
-        self.task.load_state_dict(groups["model"])
-        self.task.load_training_state(groups.get("training", {}))
-        for callback in self.callbacks:
-            callback.load_state_dict(groups.get(f"callback-{callback.name}", {}))
+        try:
+            self.state, groups = load_checkpoint(
+                self.folder, self.optimizer, description=self.task.description, device=self.task.device
+            )
+            self.task.load_state_dict(groups["model"])
+            self.task.load_training_state(groups.get("training", {}))
+            for callback in self.callbacks:
+                callback.load_state_dict(groups.get(f"callback-{callback.name}", {}))
+        except torch.OutOfMemoryError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            message = f"the checkpoint in {self.folder} is damaged ({error!r:.200})"
+            raise DataError(f"{message} — start the run again in another folder") from error
 
     def run(self, *, progress: bool = True) -> Run:
         """From the present state to the last step, or to Ctrl-C."""
