@@ -211,3 +211,11 @@ def test_the_interval_is_wilsons_for_as_many_trials_as_images_are_worth() -> Non
 )
 def test_the_verdict_is_plain(check: RiskCheck, words: str) -> None:
     assert words in verdict(check, risk=0.1, confidence=0.9, images=50)
+
+
+def test_an_image_with_as_many_queries_as_any_that_chose_counts_in_full() -> None:
+    bounds = Bounds(-0.5, 4.5, 0.5)
+    images = next(n for n in range(1, 500) if mean_is_negative(np.full(n, -0.5), bounds, level=0.1))
+    rows = np.arange(5 * images)
+    right = Outcomes(np.ones(5 * images), np.zeros(5 * images, dtype=bool), rows // 5, rows)
+    assert threshold_of(right, [Trial(0.5, bounds)]) == 0.5
