@@ -62,15 +62,6 @@ def test_subset_takes_images_in_order_and_captions_along(parts: Parts) -> None:
             pairs.subset(rows)
 
 
-def test_with_caption_image_changes_labels_only(parts: Parts) -> None:
-    pairs = PairSet(**parts)
-    moved = pairs.with_caption_image(torch.tensor([2, 1, 0]))
-    assert (moved.caption_image.tolist(), pairs.caption_image.tolist()) == ([2, 1, 0], [0, 1, 0])
-    assert moved.caption_ids == pairs.caption_ids
-    with pytest.raises(DataError, match="'b#0'"):
-        pairs.with_caption_image(torch.tensor([0, 7, 0]))
-
-
 def many(count: int) -> PairSet:
     ids = tuple(str(row) for row in range(count))
     return PairSet(torch.ones(count, 2), torch.ones(count, 2), ids, ids, torch.arange(count))

@@ -16,7 +16,7 @@ from PIL import Image
 
 from vacsr.data import PhotoSet, check_photos, without
 from vacsr.data.archives import StoredPhotos, file_photos
-from vacsr.data.photos import ArrayPhotos, ListedPhotos, Photos
+from vacsr.data.photos import ListedPhotos, Photos
 from vacsr.errors import DataError, UsageError
 
 
@@ -80,16 +80,6 @@ def test_other_errors_are_not_swallowed(pairs: PhotoSet, monkeypatch: pytest.Mon
     monkeypatch.setattr(StoredPhotos, "open", broken)
     with pytest.raises(RuntimeError, match="a fault"):
         check_photos(pairs)
-
-
-def test_photos_in_memory() -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (3, 4, 5, 3), dtype=np.uint8)
-    photos = ArrayPhotos(pixels, ("a", "b", "c"))
-    assert np.array_equal(photos.open(1, side=2), pixels[1])
-    taken = photos.take([2, 0])
-    assert (taken.name(0), len(taken)) == ("c", 2)
-    assert np.array_equal(taken.open(0), pixels[2])
-    assert photos.digest() != taken.digest()
 
 
 def test_a_subset_takes_its_photos_and_the_digest_tells_every_part(pairs: PhotoSet) -> None:
