@@ -190,6 +190,8 @@ def test_random_weights_need_no_tokenizer_and_no_weights(clip_checkpoint: Path, 
     (tmp_path / "config.json").write_text((clip_checkpoint / "config.json").read_text())
     backbone = clip(tmp_path, weights="random")
     assert backbone.tokenize(["ab", "c"]).tolist() == [[598, 97, 98, 599], [598, 99, 599, -1]]
+    own = [clip(clip_checkpoint, weights=weights).tokenize(["a dog"]).tolist() for weights in ("random", "pretrained")]
+    assert own[0] == own[1], "the tokenizer that there is"
     with pytest.raises(DataError, match="cannot be used as a tower"):
         clip(tmp_path)
 

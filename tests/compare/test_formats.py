@@ -81,6 +81,8 @@ def test_a_mark_needs_a_clear_interval_and_an_end_that_is_better() -> None:
         unclear = Difference("clean", "b", "test.rsum", "a", 15.0, low, high, 0.2)
         shown = to_markdown(replace(table(), differences=(unclear,)))
         assert not {"†", "‡"} & set(shown)
+    small = Difference("clean", "b", "test.rsum", "a", 0.5, 0.1, 0.9, 0.01)
+    assert "| b | 1 | 320.0† |" in to_markdown(replace(table(), differences=(small,)))
     low = replace(table(), columns=(RSUM.model_copy(update={"best": "low"}),))
     assert "| b | 1 | 320.0‡ |" in to_markdown(low)
     none = replace(table(), columns=(RSUM.model_copy(update={"best": "none"}),))

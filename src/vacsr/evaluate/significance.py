@@ -172,7 +172,11 @@ def paired_bootstrap(parts: Sequence[Part], *, draws: int = 10_000, seed: int = 
 
 
 def interval(difference: float, drawn: Array) -> Interval:
-    """A difference with its 95% interval, from its value in each draw. [D]"""
+    """A difference with its 95% interval, from its value in each draw. [D]
+
+    >>> float(interval(0.5, np.array([-0.5, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6])).p)
+    0.5
+    """
     low, high = np.quantile(drawn, [0.025, 0.975])
     rarer = min(np.count_nonzero(drawn <= 0), np.count_nonzero(drawn >= 0))
     return Interval(difference, float(low), float(high), min(1.0, 2 * (rarer + 1) / (len(drawn) + 1)))
