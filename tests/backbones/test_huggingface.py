@@ -170,6 +170,8 @@ def test_siglip_tokens_and_its_filled_captions(tmp_path: Path, photos: torch.Ten
     backbone.image.model.load_state_dict(model.vision_model.state_dict(), strict=False)
     backbone.text.model.load_state_dict(model.text_model.state_dict(), strict=False)
     assert backbone.transform.mean == (0.5, 0.5, 0.5)
+    head = {id(parameter) for parameter in backbone.text.model.head.parameters()}
+    assert head <= {id(parameter) for parameter in backbone.unused_params()}, "no token passes it"
     texts = backbone.tokenize(["ab", "abcdef"])
     text = backbone.encode_texts(texts)
     filled = functional.pad(texts, (0, 12 - texts.shape[1]), value=-1)
