@@ -169,7 +169,7 @@ def test_siglip_tokens_and_its_filled_captions(tmp_path: Path, photos: torch.Ten
     backbone = clip(tmp_path, weights="random", image_output=output)
     backbone.image.model.load_state_dict(model.vision_model.state_dict(), strict=False)
     backbone.text.model.load_state_dict(model.text_model.state_dict(), strict=False)
-    assert backbone.transform.mean == (0.5, 0.5, 0.5)
+    assert backbone.transform.mean == backbone.transform.std == (0.5, 0.5, 0.5)
     head = {id(parameter) for parameter in backbone.text.model.head.parameters()}
     assert head <= {id(parameter) for parameter in backbone.unused_params()}, "no token passes it"
     texts = backbone.tokenize(["ab", "abcdef"])
