@@ -24,7 +24,7 @@ from vacsr.backbones.images import PhotoReader, Progress
 from vacsr.choices import Pooling
 from vacsr.config import BackboneConfig
 from vacsr.data import PhotoSet, load_pairs
-from vacsr.data.photos import check_photos, without
+from vacsr.data.photos import without_unreadable
 from vacsr.errors import DataError, NoSuchSplit, UsageError
 from vacsr.files import atomic_paths, read_tensors, save_tensors, write_tensors
 from vacsr.noise import seeded
@@ -64,7 +64,7 @@ def embed_pairs(
     if not isinstance(data, PhotoSet):
         raise DataError(f"{pairs} holds features already, not photos — give photos, e.g. folder:DIR or csv:FILE")
     if on_error == "skip":
-        data = without(data, check_photos(data, workers=workers))
+        data = without_unreadable(data, workers=workers)
     with seeded(0):  # random weights, as tests and benchmarks use, are the same every time
         backbone = load_backbone(config).to(choose_device(device)).eval()
     job = _Job(backbone, data, out, pooling=pooling, dtype=dtype, workers=workers, part_size=part_size)

@@ -120,7 +120,7 @@ def test_missing_photos_are_named(tmp_path: Path, data: list[bytes]) -> None:
     for photos in (file_photos(tmp_path, ["lost.png"]), zip_photos(tmp_path / "photos.zip", ["lost.png"])):
         assert not photos.items[0].exists()
         assert photos.digest()
-        with pytest.raises(DataError, match=r"lost\.png.* — "):
+        with pytest.raises(DataError, match=r"lost\.png.* — check .*, or skip .*--skip, .*on_error=skip"):
             photos.open(0)
     (tmp_path / "folder.png").mkdir()
     assert not file_photos(tmp_path, ["folder.png"]).items[0].exists()

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
-from PIL.PngImagePlugin import PngInfo
 
 from vacsr.data.decode import MAX_PIXELS, MAX_SCANS, MAX_SEGMENTS, TooManyPixels, decode_photo
 from vacsr.errors import DataError
@@ -149,12 +148,6 @@ def test_any_bytes_give_a_photo_or_a_data_error(kind: int, changes: list[tuple[f
             assert " — " in str(error)  # noqa: PT017
 
 
-def test_the_caller_says_what_else_can_be_done() -> None:
-    for data, action in ((b"", "copy it again"), (png_header(100_000, 100_000), "make it smaller")):
-        with pytest.raises(DataError, match=f"— {action}, or look away$"):
-            decode_photo(data, name="a", otherwise="look away")
-
-
 def test_a_bomb_is_refused_by_its_header() -> None:
     """Pillow refuses the first by itself; the second is over the caller's own limit."""
     for data, limit in ((png_header(100_000, 100_000), MAX_PIXELS), (saved(PHOTO, "PNG"), 64 * 48 - 1)):
@@ -221,12 +214,6 @@ def test_the_orientation_is_read_from_the_first_directory(order: str, orientatio
     exif += struct.pack(f"{order}HHHIHHI", 1, 0x0112, 3, 1, orientation, 0, 0)
     size = decode_photo(with_segments(app1(exif), app1(ifd((0x0112, 3, 1, 7)))), name="a").size
     assert size == ((48, 64) if orientation in (6, 8) else (64, 48))
-
-
-def test_exif_as_text_of_a_png() -> None:
-    text, exif = PngInfo(), b"Exif\0\0" + ifd((0x0112, 3, 1, 6))
-    text.add_text("Raw profile type exif", f"\nexif\n{len(exif):8}\n{exif.hex()}\n")
-    assert decode_photo(saved(PHOTO, "PNG", pnginfo=text), name="a").size == (48, 64)
 
 
 def progressive(scans: int) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vacsr.data import PhotoSet, check_photos, without
+from vacsr.data import PhotoSet, without_unreadable
 from vacsr.data.archives import StoredPhotos, file_photos
 from vacsr.data.photos import ListedPhotos, Photos
 from vacsr.errors import DataError, UsageError
@@ -48,29 +48,20 @@ def pairs(folder: Path) -> PhotoSet:
     return made(file_photos(folder, [f"{name}.jpg" for name in "abcde"]), tuple("abcde"))
 
 
-def test_photos_that_cannot_be_read_are_found(pairs: PhotoSet) -> None:
-    progress: list[tuple[int, int]] = []
-    bad = check_photos(pairs, workers=3, progress=lambda done, of: progress.append((done, of)))
-    assert check_photos(pairs, workers=1) == bad
-    assert [row for row, _ in bad] == [1, 3]
-    for (_, reason), words in zip(bad, (("b.jpg", "truncated"), ("d.jpg", "no known image format")), strict=True):
-        assert all(word in reason.lower() for word in words)
-        assert " — " not in reason  # without the action
-    assert progress[-1] == (5, 5)
-
-
-def test_without_them(pairs: PhotoSet) -> None:
-    with pytest.warns(UserWarning, match=r"train: 2 left out: b: .*b\.jpg.*; d: "):
-        rest = without(replace(pairs, skipped=("earlier",)), check_photos(pairs))
+def test_photos_that_cannot_be_read_are_left_out(pairs: PhotoSet) -> None:
+    with pytest.warns(UserWarning, match=r"train: 2 left out: b: .*b\.jpg.*Truncated.*; d: .*no known image format\)"):
+        rest = without_unreadable(replace(pairs, skipped=("earlier",)), workers=3)
     assert rest.image_ids == ("a", "c", "e")
     assert rest.caption_ids == ("c0", "c1", "c4", "c5", "c8")
     assert rest.caption_image.tolist() == [0, 0, 1, 1, 2]
     assert [line.partition(" ")[0] for line in rest.skipped] == ["earlier", "b:", "d:"]
-    assert check_photos(rest) == []
-    assert without(rest, []) is rest
+    assert not any(" — " in line for line in rest.skipped)  # without the action
+    assert without_unreadable(rest) is rest
     assert rest.describe() == "train: 3 photos, 5 captions, 1–2 per photo, 3 left out"
-    with pytest.raises(DataError, match="none of the 5 photos"):
-        without(pairs, [(row, "x") for row in range(5)])
+    with pytest.raises(DataError, match="none of the 2 photos"):
+        without_unreadable(pairs.subset([1, 3]))
+    with pytest.raises(DataError, match=r"no known.* — copy it again, or skip .*--skip, .*data.on_error=skip"):
+        pairs.photos.open(3)
 
 
 def test_other_errors_are_not_swallowed(pairs: PhotoSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +70,7 @@ def test_other_errors_are_not_swallowed(pairs: PhotoSet, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(StoredPhotos, "open", broken)
     with pytest.raises(RuntimeError, match="a fault"):
-        check_photos(pairs)
+        without_unreadable(pairs)
 
 
 def test_a_subset_takes_its_photos_and_the_digest_tells_every_part(pairs: PhotoSet) -> None:

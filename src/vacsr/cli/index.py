@@ -34,7 +34,7 @@ def add(
 ) -> None:
     """Embed images or captions into an index, making it if need be. The same command goes on after a stop."""
     from vacsr.data import PhotoSet, images_spec, load_images, load_pairs
-    from vacsr.data.photos import check_photos, without
+    from vacsr.data.photos import without_unreadable
     from vacsr.progress import PhotoProgress
     from vacsr.scoring import PairScorer
     from vacsr.search.fill import absolute_spec, fill_index
@@ -47,7 +47,7 @@ def add(
     scorer = PairScorer.from_pretrained(run, device=device)
     scorer.check_set(data)
     if skip and not texts and isinstance(data, PhotoSet):
-        data = without(data, check_photos(data, workers=workers))
+        data = without_unreadable(data, workers=workers)
     kind, source = "texts" if texts else "images", absolute_spec(pairs, split=split)
     opened = open_index(
         name, dim=scorer.model.dim, provenance=embedding_provenance(scorer.model, kind), create=True, dtype=dtype,

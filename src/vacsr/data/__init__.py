@@ -8,7 +8,7 @@ from pathlib import Path
 from vacsr.data import coco, features, flickr, scenes, shards, synthetic, tables  # noqa: F401, each registers its formats
 from vacsr.data.formats import FORMATS, OnError, parse_spec
 from vacsr.data.pairs import PairSet
-from vacsr.data.photos import PhotoSet, check_photos, without
+from vacsr.data.photos import PhotoSet, without_unreadable
 from vacsr.data.shards import write_shards
 from vacsr.errors import UsageError
 from vacsr.provenance import Provenance
@@ -18,12 +18,11 @@ __all__ = [
     "PhotoSet",
     "Provenance",
     "check_captioned",
-    "check_photos",
     "images_spec",
     "load_images",
     "load_pairs",
     "parse_spec",
-    "without",
+    "without_unreadable",
     "write_shards",
 ]
 
@@ -39,7 +38,7 @@ def load_pairs(
     ``photos:DIR`` has no captions and is refused, see :func:`load_images`.
 
     ``on_error``: missing photos and blank captions are an error, or with "skip" are left out with a warning and listed
-    in ``PhotoSet.skipped``. Photos are decoded later; :func:`check_photos` finds those that cannot be.
+    in ``PhotoSet.skipped``. Photos are decoded later; :func:`without_unreadable` drops those that cannot be.
 
     >>> load_pairs("synthetic:images=40,seed=1", split="train").describe()
     'train: 40 images (64 dims), 200 captions (48 dims), 5 per image, backbone synthetic:seed=1'

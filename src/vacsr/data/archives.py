@@ -12,17 +12,16 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
 
 from vacsr.data.decode import PHOTO_BYTES, decode_photo
-from vacsr.data.photos import LEAVE_OUT
+from vacsr.data.photos import SKIP
 from vacsr.errors import DataError
 from vacsr.files import BoundedReader, reading
 
-_AGAIN = f"copy it again, or {LEAVE_OUT}"
 _ZIP_LISTING = 1 << 27  # bytes; a zip of ImageNet lists its photos in 110 MB
 
 
@@ -58,6 +57,7 @@ class StoredPhotos:
     """Photos in files and archives. Satisfies :class:`.Photos`."""
 
     items: tuple[StoredPhoto, ...]
+    otherwise: str = SKIP  # what else the user can do about a photo that cannot be read
 
     def __len__(self) -> int:
         return len(self.items)
@@ -66,10 +66,13 @@ class StoredPhotos:
         return self.items[row].name()
 
     def open(self, row: int, *, side: int = 0) -> Image.Image:
-        return decode_photo(self.items[row].read(), name=self.name(row), side=side, otherwise=LEAVE_OUT)
+        try:
+            return decode_photo(self.items[row].read(), name=self.name(row), side=side)
+        except DataError as error:
+            raise DataError(f"{error}, or {self.otherwise}") from error
 
     def take(self, rows: Sequence[int]) -> StoredPhotos:
-        return StoredPhotos(tuple(self.items[row] for row in rows))
+        return replace(self, items=tuple(self.items[row] for row in rows))
 
     def digest(self) -> str:
         """Of ids, and sizes or checksums; where the photos are does not matter."""
@@ -94,7 +97,7 @@ class FilePhoto(StoredPhoto):
 
     def read(self) -> bytes:
         path = self.root / self.id
-        with reading(path, limit=PHOTO_BYTES, action=_AGAIN):
+        with reading(path, limit=PHOTO_BYTES, action="copy it again"):
             return path.read_bytes()
 
     def version(self) -> int:
@@ -128,7 +131,7 @@ class TarPhoto(StoredPhoto):
                 file.seek(self.offset)
                 data = file.read(self.size)
         except OSError as error:
-            raise DataError(f"{self.name()} cannot be read ({error}) — {_AGAIN}") from error
+            raise DataError(f"{self.name()} cannot be read ({error}) — copy the shard again") from error
         if len(data) != self.size:
             raise DataError(f"{self.name()} is cut short, its shard has changed — copy the shard again")
         return data
@@ -154,17 +157,17 @@ class ZipPhoto(StoredPhoto):
 
     def read(self) -> bytes:
         if self.member is None:
-            raise DataError(f"{self.name()} is not in the zip — {_AGAIN}")
+            raise DataError(f"{self.name()} is not in the zip — check its name, copy the zip again")
         if self.member.file_size > PHOTO_BYTES:
             message = f"{self.name()} has {self.member.file_size:,} bytes, {PHOTO_BYTES:,} are the limit for a photo"
-            raise DataError(f"{message} — make it smaller, or {LEAVE_OUT}")
+            raise DataError(f"{message} — make it smaller")
         if self.member.flag_bits & 1 or self.member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DataError(f"{self.name()} is encrypted or packed in a rare way — pack it again with zip -0")
         try:
             with self.zip.open().open(self.member) as file:
                 return file.read(self.member.file_size)
         except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
-            raise DataError(f"{self.name()} is damaged ({error}) — {_AGAIN}") from error
+            raise DataError(f"{self.name()} is damaged ({error}) — copy the zip again") from error
 
     def version(self) -> int:
         return -1 if self.member is None else self.member.CRC

@@ -14,7 +14,7 @@ from torch import Tensor
 from vacsr.data.archives import StoredPhotos
 from vacsr.data.formats import OnError
 from vacsr.data.pairs import LabelledPairs, check_split, check_unique
-from vacsr.data.photos import LEAVE_OUT, PhotoSet, warn_left_out
+from vacsr.data.photos import SKIP, PhotoSet, warn_left_out
 from vacsr.errors import DataError, NoSuchSplit, UsageError
 
 _NAMED = 5  # problems that an error names
@@ -128,7 +128,7 @@ def photo_set(
     if lines and on_error == "fail":
         first = "; ".join(lines[:_NAMED]) + (" …" if len(lines) > _NAMED else "")
         message = f"{table.source}: {len(lines):,} photos or captions cannot be used: {first}"
-        raise DataError(f"{message} — correct them, or {LEAVE_OUT}{also}")
+        raise DataError(f"{message} — correct them, or {SKIP}{also}")
     if not usable:
         first = f", first {lines[0]}" if lines else ""
         message = f"{table.source}: none of {len(photos):,} photos can be used{first}"

@@ -51,7 +51,6 @@ def decode_photo(
     *,
     name: str,
     side: int = 0,
-    otherwise: str = "",
     formats: tuple[str, ...] = _FORMATS,
     max_pixels: int = MAX_PIXELS,
 ) -> Image.Image:
@@ -59,13 +58,12 @@ def decode_photo(
 
     ``side``: the caller needs no more than this many pixels on the shorter side. JPEG is then decoded at a half, a
     quarter or an eighth of its size if both sides keep at least ``side`` pixels, which changes pixels a little even
-    after a resize; other formats ignore it, and 0 decodes in full. ``name`` and ``otherwise`` are for messages:
-    ``otherwise`` is what the user can do besides repairing the photo. Other ``formats``, and more than ``max_pixels``,
-    are refused before any pixel is decoded. Threads may decode in parallel.
+    after a resize; other formats ignore it, and 0 decodes in full. Other ``formats``, and more than ``max_pixels``, are
+    refused before any pixel is decoded. ``name`` is for messages. Threads may decode in parallel.
     """
 
     def refusal(reason: str, action: str = "copy it again") -> str:
-        return f"{name} cannot be read as a photo ({reason}) — {action}" + (f", or {otherwise}" if otherwise else "")
+        return f"{name} cannot be read as a photo ({reason}) — {action}"
 
     try:
         needed, turn = _needed(data)
@@ -77,7 +75,8 @@ def decode_photo(
         if side > 0:
             image.draft(None, (side, side))
         image.load()
-        return _turned(_as_rgb(image), turn or _exif_orientation(_exif_of(image)))
+        exif = image.info.get("exif")  # a text in some PNG
+        return _turned(_as_rgb(image), turn or _exif_orientation(exif if isinstance(exif, bytes) else b""))
     except Image.DecompressionBombError as error:
         raise TooManyPixels(refusal(f"more than {max_pixels:,} pixels", "make it smaller")) from error
     except _TooComplex as error:
@@ -156,19 +155,9 @@ def _check_chunks(data: bytes) -> None:
         raise _TooComplex(f"more than {MAX_SEGMENTS:,} chunks")
 
 
-def _exif_of(image: Image.Image) -> bytes:
-    """EXIF data as they are; ImageMagick writes them into a PNG as hexadecimal text."""
-    profile = image.info.get("Raw profile type exif")
-    try:
-        exif = bytes.fromhex("".join(profile.split("\n")[3:])) if isinstance(profile, str) else b""
-    except ValueError:
-        exif = b""
-    stored = image.info.get("exif")
-    return (stored if isinstance(stored, bytes) else exif).removeprefix(b"Exif\0\0")
-
-
 def _exif_orientation(exif: bytes) -> int:
     """1 to 8 by the first directory of a TIFF header; 1 where it says nothing."""
+    exif = exif.removeprefix(b"Exif\0\0")
     order: Literal["little", "big"] = "little" if exif.startswith(b"II") else "big"
 
     def number(start: int, size: int = 2) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +23,8 @@ from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.files import reading
 from vacsr.provenance import UNKNOWN, Provenance
 
-LEAVE_OUT = "leave out what cannot be used: --skip, in a recipe data.on_error=skip"
+SKIP = 'skip what cannot be used: --skip, in a recipe data.on_error=skip, in Python on_error="skip"'
 Picture = str | Path | Image.Image
-_CHECKED_AT_ONCE = 256  # photos between two reports of progress
 _LOADING = Lock()  # an opened image is decoded at its first use, and not by two threads at once
 
 
@@ -155,42 +154,29 @@ class PhotoSet(LabelledPairs):
         return data.hexdigest()
 
 
-def check_photos(
-    pairs: PhotoSet, *, workers: int = 0, progress: Callable[[int, int], None] | None = None
-) -> list[tuple[int, str]]:
-    """Decode every photo once; the rows that cannot be read, in order, each with the reason.
+def without_unreadable(pairs: PhotoSet, *, workers: int = 0) -> PhotoSet:
+    """Decode every photo once, in ``workers`` threads (0 for one per core), and leave out those that cannot be read.
 
-    ``workers``: threads, 0 for one per core. ``progress`` is called with (done, of) in the calling thread.
+    Their captions go with them. ``skipped`` says why, and a warning says how many.
     """
 
-    def reason(row: int) -> str | None:
+    def reason(row: int) -> str:
         try:
             pairs.photos.open(row)
         except DataError as error:
             return str(error).rpartition(" — ")[0] or str(error)  # without the action: nobody acts on it here
-        return None
+        return ""
 
-    count, bad = len(pairs.photos), []
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        for start in range(0, count, _CHECKED_AT_ONCE):
-            rows = range(start, min(start + _CHECKED_AT_ONCE, count))
-            bad += [(row, why) for row, why in zip(rows, pool.map(reason, rows), strict=True) if why is not None]
-            if progress is not None:
-                progress(rows.stop, count)
-    return bad
-
-
-def without(pairs: PhotoSet, bad: Sequence[tuple[int, str]]) -> PhotoSet:
-    """The pairs without these photos and their captions; ``skipped`` says why, and a warning says how many."""
-    if not bad:
-        return pairs
-    dropped = {row for row, _ in bad}
-    remaining = [row for row in range(len(pairs.image_ids)) if row not in dropped]
-    lines = [f"{pairs.image_ids[row]}: {why}" for row, why in bad]
-    if not remaining:
+        reasons = list(pool.map(reason, range(len(pairs.photos))))
+    lines = [f"{image}: {why}" for image, why in zip(pairs.image_ids, reasons, strict=True) if why]
+    if len(lines) == len(reasons):
         raise DataError(f"none of the {len(lines):,} photos can be read, first {lines[0]} — check the files")
+    if not lines:
+        return pairs
     warn_left_out(lines, source=pairs.split)
-    return replace(pairs.subset(remaining), skipped=(*pairs.skipped, *lines))
+    readable = [row for row, why in enumerate(reasons) if not why]
+    return replace(pairs.subset(readable), skipped=(*pairs.skipped, *lines))
 
 
 def warn_left_out(lines: Sequence[str], *, source: str) -> None:

@@ -19,7 +19,7 @@ from vacsr.config.io import parse
 from vacsr.data import PairSet, PhotoSet, load_pairs, parse_spec
 from vacsr.data.formats import OnError
 from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
-from vacsr.data.photos import check_photos, without
+from vacsr.data.photos import without_unreadable
 from vacsr.errors import DataError, NoSuchSplit, UsageError, VacsrError
 from vacsr.methods.base import Method
 from vacsr.model import MatchingModel
@@ -64,7 +64,7 @@ def read_split(config: DataConfig, split: str) -> PairSet | PhotoSet:
     pairs = load_pairs(config.pairs, split=split, on_error=config.on_error)
     if isinstance(pairs, PairSet) or config.on_error == "fail":
         return pairs
-    return without(pairs, check_photos(pairs, workers=config.workers))
+    return without_unreadable(pairs, workers=config.workers)
 
 
 def read_split_or_all(config: DataConfig, split: str | None, *, default: str) -> PairSet | PhotoSet:

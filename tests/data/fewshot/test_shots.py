@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import pickle
-import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vacsr.data.fewshot import FewshotSource, draw_shots, load_classes, load_shots, save_shots, take_shots
+from vacsr.data.fewshot import FewshotSource, draw_shots, load_shots, save_shots, take_shots
 from vacsr.errors import DataError, UsageError
 
 Made, Refuse = Callable[..., FewshotSource], Callable[..., str]
 COUNTS = st.lists(st.integers(1, 9), min_size=2, max_size=5)
-MODULE = "dassl.data.datasets.base_dataset"
 
 
 @settings(max_examples=60, deadline=None)
@@ -142,99 +137,8 @@ def test_json_that_does_not_fit(tmp_path: Path, refuse: Refuse, value: Any, word
 
 
 def test_other_files_are_refused(tmp_path: Path, made: Made, refuse: Refuse) -> None:
-    refuse(tmp_path / "index.npy", ".json, .pkl, .txt")
-    (tmp_path / "shot.pkl").touch()
-    os.truncate(tmp_path / "shot.pkl", 65 << 20)
-    refuse(tmp_path / "shot.pkl", "limit")
+    refuse(tmp_path / "index.npy", "give .json or .txt")
+    refuse(tmp_path / "shot_16-seed_1.pkl", "convert it to JSON once", '"train": [[path, label, class name]')
     (tmp_path / "index.json").write_text(json.dumps({"train": entries("train", [0, 1]), "val": entries("train", [1])}))
     with pytest.raises(DataError, match="both trained and validated on"):
         load_shots(tmp_path / "index.json", made([3, 3]))  # where validation photos come from training
-
-
-@pytest.fixture
-def datum() -> Iterator[Callable[..., Any]]:
-    """Records that pickle as Dassl's do; the module exists while a test writes them."""
-
-    class Datum:
-        def __init__(self, impath: str, label: int, classname: str) -> None:
-            self._impath, self._label, self._domain, self._classname = impath, label, 0, classname
-
-    Datum.__module__, Datum.__qualname__ = MODULE, "Datum"
-    names = [MODULE.rsplit(".", cut)[0] for cut in (3, 2, 1, 0)]
-    modules = {name: types.ModuleType(name) for name in names}
-    modules[MODULE].Datum = Datum  # type: ignore[attr-defined]
-    sys.modules.update(modules)
-    yield Datum
-    without_dassl()
-
-
-def without_dassl() -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "dassl"]:
-        del sys.modules[name]
-
-
-@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
-@pytest.mark.parametrize("name", ["food101", "imagenet"])  # ImageNet's have no val
-def test_published_pickle(tmp_path: Path, world: Any, datum: Callable[..., Any], protocol: int, name: str) -> None:
-    source, truth = load_classes(f"coop:{world.root},set={name}"), world.truth[name]
-    splits = {
-        split: [datum(f"/raid/someone/{name}/images/{path}", label, one) for path, label, one in listed[::3]]
-        for split, listed in (("train", truth.train), ("val", truth.val))
-        if listed
-    }
-    file = tmp_path / "shot_16-seed_1.pkl"
-    file.write_bytes(pickle.dumps(splits, protocol=protocol))
-    without_dassl()
-    shots = load_shots(file, source)
-    train, val = take_shots(source, shots)
-    assert train.ids() == [path for path, _, _ in truth.train[::3]]
-    assert val.labels.tolist() == [label for _, label, _ in (truth.val or ())[::3]]
-    save_shots(tmp_path / "again.json", shots, source=source)
-    assert load_shots(tmp_path / "again.json", source).hash == shots.hash
-
-
-class Evil:
-    """Runs a command when an ordinary reader opens it."""
-
-    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
-        self.call, self.args = call, args
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.call, self.args
-
-
-def test_malicious_pickles_do_not_run(tmp_path: Path, refuse: Refuse, datum: Callable[..., Any]) -> None:
-    mark, file = tmp_path / "ran", tmp_path / "shot.pkl"
-    calls = [
-        Evil(os.mkdir, str(mark)),
-        Evil(exec, f"open({str(mark)!r}, 'w')"),
-        Evil(getattr, "x", "upper"),
-    ]
-    pickle.loads(pickle.dumps(calls[0]))
-    assert mark.exists(), "the attack itself works"
-    mark.rmdir()
-    good = datum("train/0/0.jpg", 0, "class 0")
-    for evil in calls:
-        for value in (evil, {"train": [good, evil]}, {"train": [datum(evil, 0, "class 0")]}, {evil.call: [good]}):
-            file.write_bytes(pickle.dumps(value))
-            refuse(file, "it asks for", MODULE)
-            assert not mark.exists()
-
-
-def test_pickles_of_another_shape(tmp_path: Path, refuse: Refuse, datum: Callable[..., Any]) -> None:
-    file, good = tmp_path / "shot.pkl", datum("train/0/0.jpg", 0, "class 0")
-    whole = pickle.dumps({"train": [good]})
-    name = MODULE.encode() + b"\nDatum\n"
-    for value in (
-        {"train": [datum(["train/0/0.jpg"], 0, "class 0")]},
-        {"train": [good, "train/0/1.jpg"]},
-        {"train": [good], "val": 3},
-        [good],
-        b"\x80\x02}U\x05train]c" + name + b")\x81as.",  # a record that never got its fields
-        b"\x80\x02c" + name + b"}b.",  # fields of the class itself
-        b"",
-        whole[:-20],
-        b"not a pickle",
-    ):
-        file.write_bytes(value if isinstance(value, bytes) else pickle.dumps(value))
-        refuse(file, "shot.pkl")

@@ -155,7 +155,7 @@ def build_source(root: Path, splits: Splits, *, name: str, template: str) -> Few
 
     def split(part: str, entries: Sequence[Entry]) -> LabelledPhotos:
         labels = torch.tensor([entry.label for entry in entries], dtype=torch.int64)
-        photos = file_photos(root, [entry.path for entry in entries])
+        photos = replace(file_photos(root, [entry.path for entry in entries]), otherwise="remove it from the data set")
         return LabelledPhotos(photos=photos, labels=labels, classes=classes, name=f"{name}/{part}")
 
     val = split("val", splits.val) if splits.val else None
@@ -183,7 +183,5 @@ def base_and_new(classes: int) -> tuple[range, range]:
     >>> base_and_new(5)
     (range(0, 3), range(3, 5))
     """
-    if classes < 2:
-        raise UsageError(f"{classes} classes cannot be halved into base and new — use a data set with two or more")
     middle = (classes + 1) // 2
     return range(middle), range(middle, classes)

@@ -6,20 +6,15 @@ disk; here photos are sorted by a hash of (seed, purpose, class, name). So a dra
 four is the start of the draw of sixteen, and adding a photo to a class changes at most one that was drawn from it.
 
 Draws in files: ``.json``, ``{"train": [[path, label, class name], …], "val": […]}``, with the hash of the draw if we
-wrote it; ``.txt``, one path per line, all to train on; ``.pkl``, CoOp's cached draws, ``shot_16-seed_1.pkl``. A pickle
-can run any code when it is read, so this reader knows only dicts, lists, texts, numbers and Dassl's record, and refuses
-everything else. Dassl need not be installed. Paths are those inside the data set, or end in one of them.
+wrote it; ``.txt``, one path per line, all to train on. Paths are those inside the data set, or end in one of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import pickle
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,12 +22,9 @@ from torch import Tensor
 
 from vacsr.data.fewshot.labelled import Entry, FewshotSource, LabelledPhotos, as_entries
 from vacsr.errors import DataError, UsageError
-from vacsr.files import read_json, read_lines, reading, write_json
+from vacsr.files import read_json, read_lines, write_json
 
 VAL_SHOTS = 4  # the most validation photos per class, as in CoOp
-MAX_BYTES = 64 << 20  # a draw of 16 of each ImageNet class takes about 3 MB
-_RECORD = ("dassl.data.datasets.base_dataset", "Datum")
-_FIELDS = ("_impath", "_label", "_classname")
 
 
 class Shots(NamedTuple):
@@ -138,11 +130,12 @@ def load_shots(path: str | Path, source: FewshotSource) -> Shots:
     if file.suffix.lower() == ".txt":
         paths = [line.strip() for line in read_lines(file)]
         shots = shots_of(source, train=_find_rows(paths, source.train, file), val=())
-    elif file.suffix.lower() in (".json", ".pkl"):
-        value = read_json(file) if file.suffix.lower() == ".json" else _read_pickle(file)
-        shots = _shots_of_entries(value, source, file=file)
+    elif file.suffix.lower() == ".json":
+        shots = _shots_of_entries(read_json(file), source, file=file)
     else:
-        raise DataError(f"{file} is not an index file — give a file that ends in .json, .pkl, .txt")
+        keys = '{"train": [[path, label, class name], …], "val": […]}'
+        action = f"convert it to JSON once, {keys}" if file.suffix.lower() == ".pkl" else "give .json or .txt"
+        raise DataError(f"{file} is not a list of shots in .json or .txt — {action}")
     if not len(shots.train):
         raise DataError(f"{file} lists no photos to train on — give a draw, or leave it out to draw shots by seed")
     return shots
@@ -198,31 +191,3 @@ def _check_classes(entries: Sequence[Entry], photos: LabelledPhotos, rows: Seque
         if entry.label != label or words(entry.name) != words(name):
             message = f"{file} calls {entry.path} class {entry.label} ({entry.name!r})"
             raise DataError(f"{message}, in the data set it is {label} ({name!r}) — use a draw of the same split file")
-
-
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """Dassl's record as plain fields; every other class or function is refused."""
-        if (module, name) != _RECORD:
-            message = f"not a published draw: it asks for {module}.{name}, expected lists of {'.'.join(_RECORD)} alone"
-            raise DataError(f"{message} — do not open it with pickle, use a draw from a source you trust")
-        return SimpleNamespace
-
-
-def _read_pickle(path: Path) -> dict[str, Any]:
-    """The splits of a published draw (``train``, and mostly ``val``), with the paths of its writer."""
-    with reading(path, limit=MAX_BYTES):
-        data = path.read_bytes()
-    try:
-        value = _Reader(io.BytesIO(data)).load()
-        return {
-            part: [[vars(record)[name] for name in _FIELDS] for record in value[part]]
-            for part in ("train", "val")
-            if part in value
-        }
-    except DataError as error:
-        raise DataError(f"{path} is {error}") from None
-    except MemoryError:
-        raise
-    except Exception as error:  # broken bytes, and other shapes, meet the unpickler in many ways
-        raise DataError(f"{path} is not a whole draw ({type(error).__name__}: {error}) — copy it again") from error
