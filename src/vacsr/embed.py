@@ -27,8 +27,8 @@ from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import without_unreadable
 from vacsr.errors import DataError, NoSuchSplit, UsageError
 from vacsr.files import atomic_paths, read_tensors, save_tensors, write_tensors
+from vacsr.model import choose_device
 from vacsr.noise import seeded
-from vacsr.scoring import choose_device
 
 _SPLITS = ("train", "dev", "val", "test")
 

@@ -20,9 +20,8 @@ from vacsr.backbones.heads import VarianceHead, build_pooling
 from vacsr.config import BackboneConfig, MethodConfig, TowersConfig
 from vacsr.config.base import method_entry
 from vacsr.config.io import method_config, parse
-from vacsr.errors import DataError, UsageError
-from vacsr.methods import build_method
-from vacsr.methods.base import Embedding, Method, ParamGroup, split_by_decay
+from vacsr.errors import DataError, EnvironmentProblem, UsageError
+from vacsr.methods.base import Embedding, Method, ParamGroup, build_method, split_by_decay
 from vacsr.noise import RowNoise, Stream, seeded
 from vacsr.pretrained import SavedModel, write_model_folder
 from vacsr.provenance import UNKNOWN, Provenance
@@ -247,6 +246,19 @@ class MatchingModel(Network):
         """torch.compile the towers' blocks, or run them uncompiled again."""
         for network in self.networks:
             network.backbone.compile_blocks(on)
+
+
+def choose_device(name: str | torch.device) -> torch.device:
+    """``auto`` is CUDA where present; asking for CUDA without a GPU is an error."""
+    if isinstance(name, torch.device):
+        return name
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"unknown device '{name}' — use auto, cpu or cuda")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise EnvironmentProblem("this torch sees no CUDA GPU — use device=cpu, or see: vacsr doctor")
+    return torch.device(name)
 
 
 def load_model(folder: str | Path) -> MatchingModel:

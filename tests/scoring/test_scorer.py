@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vacsr.data.pairs import PairSet, Provenance
 from vacsr.errors import DataError, EnvironmentProblem, ProvenanceMismatch, ShapeMismatch, UsageError
-from vacsr.model import MatchingModel
-from vacsr.scoring import PairScorer, PairScores, choose_device
+from vacsr.model import MatchingModel, choose_device
+from vacsr.scoring import PairScorer, PairScores
 
 from .models import IMAGES, TEXTS, inputs, model, sorted_topk
 

@@ -42,7 +42,7 @@ def bench(
 
     from vacsr.bench import run_bench
     from vacsr.files import check_output, write_json, write_text
-    from vacsr.scoring import choose_device
+    from vacsr.model import choose_device
 
     for option, path in (("--json", json), ("--figure", figure)):
         if path is not None:

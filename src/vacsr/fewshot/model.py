@@ -24,10 +24,10 @@ from vacsr.evaluate.fewshot import Answers, answers, join_answers
 from vacsr.fewshot.config import FewshotRecipe, FewshotTrainConfig
 from vacsr.fewshot.data import ShotLoader
 from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod, ShotBatch, build_fewshot
+from vacsr.model import choose_device
 from vacsr.objective import LossTerms
 from vacsr.pretrained import SavedModel, write_model_folder
 from vacsr.provenance import Provenance
-from vacsr.scoring import choose_device
 from vacsr.train.callbacks import Callback
 from vacsr.train.optim import build_optimizer
 from vacsr.train.step import matmul_precision

@@ -21,8 +21,8 @@ from vacsr.fewshot.data import FewshotSets, load_sets
 from vacsr.fewshot.methods.clip import check_matched
 from vacsr.fewshot.model import FewshotModel, FewshotTask, load_fewshot
 from vacsr.files import read_json, write_json, write_tensors, write_text
+from vacsr.model import choose_device
 from vacsr.progress import PhotoProgress
-from vacsr.scoring import choose_device
 from vacsr.train.checkpoint import (
     TrainState,
     check_checkpoint,

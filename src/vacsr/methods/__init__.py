@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vacsr.config.base import MethodConfig, method_entry
 from vacsr.methods.base import Embedding as Embedding
 from vacsr.methods.base import Method as Method
 from vacsr.methods.base import ParamGroup as ParamGroup
+from vacsr.methods.base import build_method as build_method
 from vacsr.methods.base import register as register
 from vacsr.methods.bicro import Bicro as Bicro
 from vacsr.methods.daa import Daa as Daa
@@ -17,9 +17,3 @@ from vacsr.methods.pcmepp import Pcmepp as Pcmepp
 from vacsr.methods.sigmoid import Sigmoid as Sigmoid
 from vacsr.methods.vacsr import Vacsr as Vacsr
 from vacsr.methods.vse import Vse as Vse
-
-
-def build_method(config: MethodConfig, *, dim: int) -> Method:
-    """The method that a config describes, for embeddings of dimension ``dim``."""
-    method: Method = method_entry(config.name).method(config, dim=dim)
-    return method

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vacsr.adapter import FoldedAdapter
 from vacsr.config import MixConfig
 from vacsr.config.base import MethodConfig as MethodConfig
-from vacsr.config.base import Task
+from vacsr.config.base import Task, method_entry
 from vacsr.config.base import register as register
 from vacsr.objective import LossTerms, PairBlock, same_image
 
@@ -202,3 +202,9 @@ class Method(nn.Module, ABC):
         ``before`` has a gradient to heads and pooling, ``after`` has none. -> 0-d
         """
         raise NotImplementedError
+
+
+def build_method(config: MethodConfig, *, dim: int) -> Method:
+    """The method that a config describes, for embeddings of dimension ``dim``."""
+    method: Method = method_entry(config.name).method(config, dim=dim)
+    return method

@@ -12,5 +12,4 @@ from vacsr.scoring.scorer import Images as Images
 from vacsr.scoring.scorer import PairScorer as PairScorer
 from vacsr.scoring.scorer import PairScores as PairScores
 from vacsr.scoring.scorer import Texts as Texts
-from vacsr.scoring.scorer import choose_device as choose_device
 from vacsr.scoring.topk import Direction as Direction

@@ -15,9 +15,9 @@ from vacsr.backbones.images import PhotoReader, Reader, TowerInputs, tower_input
 from vacsr.config.base import did_you_mean
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.photos import ListedPhotos, Picture
-from vacsr.errors import DataError, EnvironmentProblem, ShapeMismatch, UsageError
+from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, take
-from vacsr.model import MatchingModel
+from vacsr.model import MatchingModel, choose_device
 from vacsr.scoring.cascade import Precision, choose_engine, prefiltered_topk
 from vacsr.scoring.topk import DIRECTIONS, BothTopK, Direction, TopK, blocks_topk
 
@@ -29,19 +29,6 @@ Texts = Features | Sequence[str]
 """What a model reads as texts: cached features, or strings for a model with towers."""
 Side = Literal["image", "text"]
 _ALIGNED = 8192  # aligned pairs at a time
-
-
-def choose_device(name: str | torch.device) -> torch.device:
-    """``auto`` is CUDA where present; asking for CUDA without a GPU is an error."""
-    if isinstance(name, torch.device):
-        return name
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise UsageError(f"unknown device '{name}' — use auto, cpu or cuda")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise EnvironmentProblem("this torch sees no CUDA GPU — use device=cpu, or see: vacsr doctor")
-    return torch.device(name)
 
 
 class AlignedScores(NamedTuple):

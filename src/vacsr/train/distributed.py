@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
-from vacsr.scoring import choose_device
+from vacsr.model import choose_device
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,9 @@ from vacsr.evaluate.report import RetrievalReport, config_judgments, evaluate_re
 from vacsr.evaluate.significance import write_outcomes
 from vacsr.evaluate.truth import scene_truth
 from vacsr.files import write_json, write_text
-from vacsr.methods import build_method
-from vacsr.methods.base import Method
-from vacsr.model import MatchingModel
-from vacsr.scoring import PairScorer, choose_device
+from vacsr.methods.base import Method, build_method
+from vacsr.model import MatchingModel, choose_device
+from vacsr.scoring import PairScorer
 from vacsr.scoring.posthoc import (
     POSTHOC_FILE,
     CosineDistanceScorer,
