@@ -12,7 +12,6 @@ from torch.nn import functional
 from vacsr.evaluate.uncertainty import auroc
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.scoring import PairScorer, PairScores
-from vacsr.scoring.posthoc import PostHocScorer, PostHocUncertainty
 from vacsr.search.audit import (
     caption_sums,
     find_neighbours,
@@ -88,20 +87,6 @@ def missing_signals(scorer: PairScorer, pairs: Any, rows: Tensor, cols: Tensor, 
         loss = candidate_losses(scorer, scores, owner, rows, cols)
         values |= {f"{name} loss GMM": by_both(clean_by_gaussians(rescaled(loss)), -loss)}
     return values
-
-
-def fit_laplace(scorer: PairScorer, training_pairs: Any) -> PostHocUncertainty:
-    """A posterior of the heads."""
-    return PostHocUncertainty.fit(scorer.model, training_pairs, device="cpu")
-
-
-def laplace(
-    scorer: PairScorer, fitted: PostHocUncertainty, pairs: Any, rows: Tensor, cols: Tensor
-) -> dict[str, Tensor]:
-    """The deviation of the cosine under that posterior. [P] each"""
-    sigma = PostHocScorer(scorer.model, fitted, device="cpu").score_set(pairs).uncertainty(rows, cols)
-    assert sigma is not None
-    return {"infonce laplace": sigma}
 
 
 def other_images(agreement: Tensor, owner: Tensor, rows: Tensor, cols: Tensor) -> Tensor:

@@ -22,11 +22,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from _audit_figure import draw
-from _audit_signals import HIGH_RECALLS, fit_laplace, laplace, measured, missing_signals, wrong_signals
+from _audit_signals import HIGH_RECALLS, measured, missing_signals, wrong_signals
 from _common import keep, parser, stored
-from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.config.io import read_recipe
-from vacsr.data import PairSet, load_pairs
+from vacsr.data import load_pairs
 from vacsr.evaluate.agreement import Judgments, read_judgments
 from vacsr.evaluate.truth import scene_truth
 from vacsr.files import write_json, write_text
@@ -66,24 +65,15 @@ def main() -> None:
 
 
 def noisy(args: argparse.Namespace) -> Iterator[Record]:
-    """(a) Captions that the noise moved to another image. The analytic uncertainty takes longest, so it comes last."""
-    runs = [*noise_runs(args, OURS), *noise_runs(args, RIVAL)]
-    for analytic in (False, True):
-        for setting, seed, folder in runs:
-            name = folder.parent.name.partition("-")[0]
-            if analytic and name != "infonce":
-                continue
-            data = training_data(read_recipe(folder / "config.yaml").data)
-            assert data.noise is not None
-            wrong = data.noise.assignment != data.noise.original
-            scorer, owner = PairScorer.from_pretrained(folder, device="cpu"), data.train.caption_image
-            if analytic:
-                values = laplace(scorer, fit_laplace(scorer, data.train), data.train, owner, torch.arange(len(owner)))
-            else:
-                values = wrong_signals(scorer, data.train, name=name)
-            for signal, value in values.items():
-                metrics = measured(value, wrong, recalls=HIGH_RECALLS)
-                yield {"setting": setting, "seed": seed, "signal": signal, **metrics}
+    """(a) Captions that the noise moved to another image."""
+    for setting, seed, folder in [*noise_runs(args, OURS), *noise_runs(args, RIVAL)]:
+        data = training_data(read_recipe(folder / "config.yaml").data)
+        assert data.noise is not None
+        wrong = data.noise.assignment != data.noise.original
+        scorer, name = PairScorer.from_pretrained(folder, device="cpu"), folder.parent.name.partition("-")[0]
+        for signal, value in wrong_signals(scorer, data.train, name=name).items():
+            metrics = measured(value, wrong, recalls=HIGH_RECALLS)
+            yield {"setting": setting, "seed": seed, "signal": signal, **metrics}
 
 
 def noise_runs(
@@ -114,20 +104,11 @@ def judged(args: argparse.Namespace) -> Iterator[Record]:
         every = map(read_judgments, map(Path, recipe.evaluate.judgments))
         expert = next(judgments for judgments in every if judgments.kind == "expert")
         scorer, name = PairScorer.from_pretrained(folder, device="cpu"), folder.parent.name.partition("-")[0]
-        fitted = fit_laplace(scorer, training_data(recipe.data).train) if name == "infonce" else None
         for half in ("judged-dev", "judged-test"):
             rows, cols, missed = judged_pairs(expert.subset(half), pairs)
-            values = missing_signals(scorer, pairs, rows, cols, name=name)
-            if fitted is not None:
-                values |= both_ways(laplace(scorer, fitted, pairs, rows, cols))
-            for signal, value in values.items():
+            for signal, value in missing_signals(scorer, pairs, rows, cols, name=name).items():
                 setting = f"{half}-{trained}" if trained else half
                 yield {"setting": setting, "seed": seed, "signal": signal, **measured(value, missed)}
-
-
-def both_ways(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """An uncertainty may be high or low for a match."""
-    return values | {f"{name}, low first": -value for name, value in values.items()}
 
 
 def judged_pairs(judged: Judgments, pairs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,45 +131,17 @@ def scenes(args: argparse.Namespace) -> Iterator[Record]:
             assert truth is not None
             rows, cols = (~truth.labelled).nonzero().unbind(1)
             missed = truth.false_negative[rows, cols]
-            for signal, value in scene_signals(args.scenes, world, pairs, rows, cols, seed=seed):
+            for signal, value in scene_signals(args.scenes, pairs, rows, cols, seed=seed):
                 yield {"setting": setting, "seed": seed, "signal": signal, **measured(value, missed)}
 
 
-def scene_signals(
-    root: Path, world: str, pairs: Any, rows: Tensor, cols: Tensor, *, seed: int
-) -> Iterator[tuple[str, Tensor]]:
-    """Of the methods, of the towers that they started from, and the analytic uncertainty."""
-    scorers = {
-        name: PairScorer.from_pretrained(root / f"seed-{seed}" / name, device="cpu")
-        for name in ("vacsr", "infonce", "sigmoid")
-    }
-    for name, scorer in scorers.items():
+def scene_signals(root: Path, pairs: Any, rows: Tensor, cols: Tensor, *, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Of the methods and of the towers that they started from."""
+    for name in ("vacsr", "infonce", "sigmoid"):
+        scorer = PairScorer.from_pretrained(root / f"seed-{seed}" / name, device="cpu")
         yield from missing_signals(scorer, pairs, rows, cols, name=name).items()
     start = PairScorer.from_pretrained(root / "start", device="cpu").score_set(pairs)
     yield "start cosine", start.score_of(rows, cols)
-    train, dev, here = (
-        embedded(scorers["infonce"], each)
-        for each in (load_pairs(world, split="train"), load_pairs(world, split="dev"), pairs)
-    )
-    layer = trained_layer(train, dev, seed=seed)
-    yield "infonce layer cosine", layer.score_set(here).score_of(rows, cols)
-    values = both_ways(laplace(layer, fit_laplace(layer, train), here, rows, cols))
-    yield from ((signal.replace("infonce", "infonce layer"), value) for signal, value in values.items())
-
-
-def embedded(scorer: PairScorer, pairs: Any) -> PairSet:
-    """The pairs as a model's vectors."""
-    scores = scorer.score_set(pairs)
-    return PairSet(
-        scores.images.mean, scores.texts.mean, pairs.image_ids, pairs.caption_ids, pairs.caption_image, pairs.captions
-    )
-
-
-def trained_layer(train: PairSet, dev: PairSet, *, seed: int) -> PairScorer:
-    """A linear layer on each side's vectors by InfoNCE: Laplace cannot follow the run's own layer, which GPO pools."""
-    config = TrainConfig(epochs=20, batch_size=128, lr=5e-3, seed=seed, device="cpu")
-    backbone = BackboneConfig(image_scaling="none", text_scaling="none", head=HeadConfig(kind="linear", dim=64))
-    return PairScorer(fit("infonce", train, config, backbone=backbone, dev=dev, progress=False).model, device="cpu")
 
 
 def walk(images: int, captions: int, dim: int, *, threads: int) -> Record:

@@ -8,9 +8,8 @@ Ties = Literal["stable", "pessimistic"]
 """Equal scores: in index order, or every wrong item before the right one."""
 Bins = Literal["count", "equal"]
 """Uncertainty bins: of equal count, or of equal width."""
-PostHoc = Literal["laplace", "cosine"]
-"""Uncertainty for a trained cosine model: a Laplace approximation of its heads, or 1 − cosine."""
-PostHocOrNone = Literal["none", "laplace", "cosine"]
+PostHoc = Literal["none", "cosine"]
+"""Uncertainty for a method that scores by a cosine: none, or 1 − cosine."""
 Pooling = Literal["auto", "cls", "mean"]
 """How the tokens of a pretrained tower become one vector; ``auto`` as the towers were trained."""
 VectorType = Literal["float32", "float16"]

@@ -159,6 +159,9 @@ def test_the_table_is_drawn_again_from_its_data(whole: Path, tmp_path: Path, vac
     assert shown.out == (whole / "table.md").read_text(encoding="utf-8")
     for name in ("table.md", "table.csv", "table.tex", "table.html", "results.json"):
         assert (again / name).read_text(encoding="utf-8") == (whole / name).read_text(encoding="utf-8")
+    stored_only = write(tmp_path, rows=[{**row, "seeds": []} for row in TABLE["rows"]])
+    assert vacsr("compare", stored_only, "--from", whole / "results.json").out == shown.out
+    assert not list(list_cells(read_table(stored_only), tmp_path, seeds=[0]))
     other = write(tmp_path, rows=[{"name": "other"}])
     assert vacsr("compare", other, "--from", whole / "results.json").refused(4, "has no cell of this table's rows")
 

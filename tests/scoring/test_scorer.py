@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vacsr.data.pairs import PairSet, Provenance
 from vacsr.errors import DataError, EnvironmentProblem, ProvenanceMismatch, ShapeMismatch, UsageError
 from vacsr.model import MatchingModel, choose_device
-from vacsr.scoring import PairScorer, PairScores
+from vacsr.scoring import CosineDistanceScorer, PairScorer, PairScores
 
 from .models import IMAGES, TEXTS, inputs, model, sorted_topk
 
@@ -208,6 +209,29 @@ def test_a_wrong_name_is_answered_with_the_nearest(scorer: PairScorer) -> None:
     for pairs in (pair_set(), replace(pair_set(), captions=None)):
         with pytest.raises(DataError, match=r"no caption id '%%' among 5 — .* such as 'v'"):
             scorer.score_named(pairs, "im-a", ["%%"])
+
+
+# --------------------------------------------------------------------------------------------------------- 1 − cosine
+
+
+@pytest.mark.parametrize("name", ["infonce", "sigmoid", "vse", "npc", "ncr", "bicro"])
+def test_uncertainty_is_one_minus_the_mean_cosine_of_the_networks(name: str) -> None:
+    made, pairs, rows, cols = model(name), pair_set(), torch.tensor([2, 0]), torch.tensor([1, 4])
+    assert PairScorer(made, device="cpu").score_set(pairs).uncertainty(rows, cols) is None
+    sigma = CosineDistanceScorer(made, device="cpu").score_set(pairs).uncertainty(rows, cols)
+    cosines = []
+    for network in made.networks:
+        v = network.image_head(network.backbone.encode_images(pairs.images[rows]).values.squeeze(1))
+        t = network.text_head(network.backbone.encode_texts(pairs.texts[cols]).values.squeeze(1))
+        cosines.append(functional.cosine_similarity(v, t).detach())
+    assert len(cosines) == (2 if name in ("ncr", "bicro") else 1)
+    torch.testing.assert_close(sigma, 1 - torch.stack(cosines).mean(dim=0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["vacsr", "pcme", "pcmepp"])
+def test_a_method_that_does_not_score_by_a_cosine_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"cosine.*evaluate\.posthoc=none"):
+        CosineDistanceScorer(model(name), device="cpu")
 
 
 # ----------------------------------------------------------------------------------------------------------- devices

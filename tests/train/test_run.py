@@ -27,7 +27,7 @@ from vacsr.evaluate.protocols import PROTOCOLS
 from vacsr.evaluate.significance import read_outcomes
 from vacsr.fewshot import check_fewshot, read_fewshot
 from vacsr.scoring import PairScorer
-from vacsr.train.checkpoint import LOCK, clear_folder, run_lock
+from vacsr.train.checkpoint import LOCK, clear_folder, run_lock, run_pairs
 from vacsr.train.data import training_data
 from vacsr.train.run import check_recipe, run_recipe
 from vacsr.train.step import TrainStep
@@ -47,6 +47,27 @@ def test_a_run_folder(recipes: Any, tmp_path: Path) -> None:
     assert len(rows) == 24
     assert {"step", "epoch", "lr", "loss", "recon", "kl", "grad_norm", "dev_rsum", "steps_per_second"} <= set(rows[0])
     assert load_noise(tmp_path / "run" / "noise.safetensors").ratio == 0.5
+
+
+@pytest.mark.parametrize("method", ["infonce", "ncr"])
+def test_one_minus_cosine_as_uncertainty(method: str, recipes: Any, vacsr: Any, tmp_path: Path) -> None:
+    """As the recipe says, unless the command says otherwise; a model folder has no recipe."""
+    changes = {"method.name": method, "evaluate.posthoc": "cosine", "train.epochs": 2}
+    run, file = tmp_path / "run", tmp_path / "report.json"
+    run_recipe(recipes.recipe(changes), run, progress=False)
+
+    def test_result(path: Path) -> dict[str, Any]:
+        results = json.loads(path.read_text(encoding="utf-8"))["results"]
+        return next(result for result in results if result["split"] == "test")
+
+    trained = test_result(run / "report.json")
+    assert trained["uncertainty"]["aurc_t2i"] > 0
+    for options in ([run], [run / "model", "--pairs", run_pairs(run), "--posthoc", "cosine"]):
+        assert vacsr("evaluate", *options, "--device", "cpu", "--json", file).code == 0
+        assert test_result(file)["uncertainty"] == trained["uncertainty"]
+    assert vacsr("evaluate", run, "--posthoc", "none", "--device", "cpu", "--json", file).code == 0
+    assert test_result(file)["uncertainty"] is None
+    assert test_result(file)["rsum"] == trained["rsum"]
 
 
 def test_noise_is_in_the_training_labels_only() -> None:
@@ -297,10 +318,9 @@ def test_shipped_recipes_can_finish(path: Path) -> None:
         check_recipe(read_recipe(path))
 
 
-LAPLACE, COSINE = ({"evaluate": {"posthoc": kind}} for kind in ("laplace", "cosine"))
+COSINE = {"evaluate": {"posthoc": "cosine"}}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "laplace on gpo": ({"data": SCENES, "backbone": TINY, "method": "infonce", **LAPLACE}, "backbone.pooling=mean"),
-    "laplace on two networks": ({"method": "bicro", **LAPLACE}, "set evaluate.posthoc=cosine"),
+    "removed": ({"method": "infonce", "evaluate": {"posthoc": "laplace"}}, "'cosine'"),
     "no cosine": ({"method": "pcmepp", **COSINE}, "set evaluate.posthoc=none"),
     "no strips": ({"method": "npc", "train": {"tile": 16}}, "set train.tile=0 or auto"),
     "no words": ({"data": {"pairs": "features:x.safetensors"}, "method": "daa"}, "words of captions"),
@@ -332,10 +352,8 @@ def test_what_can_never_finish_is_refused(case: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"data": SCENES, "backbone": {**TINY, "pooling": "mean"}, "method": "vse", "evaluate": {"posthoc": "laplace"}},
-        {"data": SCENES, "backbone": TINY, "method": "infonce", "evaluate": {"posthoc": "cosine"}},
-        {"backbone": {"pooling": "gpo"}, "method": "sigmoid", "evaluate": {"posthoc": "laplace"}},  # no tokens
-        {"method": "ncr", "evaluate": {"posthoc": "cosine"}},
+        {"data": SCENES, "backbone": TINY, "method": "infonce", **COSINE},
+        {"method": "ncr", **COSINE},
         {"data": {"pairs": "features:x.npz,captions=y.json"}, "method": "daa"},
         {"data": {"pairs": "features:x.npz"}, "method": "npc"},
         {"data": {"pairs": "csv:x.csv"}, "backbone": TINY, "evaluate": {"protocols": ["coco-1k"]}},
@@ -348,7 +366,7 @@ def test_what_may_finish_is_let_through(fields: dict[str, Any]) -> None:
 
 
 def test_steps_that_are_only_timed_need_no_data_and_no_report() -> None:
-    recipe = recipe_from({"backbone": TINY, "method": "vacsr", "evaluate": {"posthoc": "cosine"}})
+    recipe = recipe_from({"backbone": TINY, "method": "vacsr", **COSINE})
     check_recipe(recipe, timed=True)
     with pytest.raises(UsageError):
         check_recipe(recipe)

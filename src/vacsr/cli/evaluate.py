@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vacsr.choices import Bins, PostHocOrNone
+from vacsr.choices import Bins, PostHoc
 from vacsr.cli.options import Device, JsonFile, RunFolder, one_line
 from vacsr.errors import UsageError
 
@@ -32,10 +32,7 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="With --scores: JSON with images, captions and caption_image.")
     ] = None,
     uncertainty: Annotated[Path | None, typer.Option(metavar="FILE", help="With --scores: of every pair.")] = None,
-    posthoc: Annotated[
-        PostHocOrNone | None,
-        typer.Option(help="For a cosine method: fitted to the run's training data, or 1 − cosine."),
-    ] = None,
+    posthoc: Annotated[PostHoc | None, typer.Option(help="Uncertainty for a cosine method: 1 − cosine.")] = None,
     device: Device = "auto",
 ) -> None:
     """Report retrieval, uncertainty and agreement with human grades, for a trained model or for any score matrix.

@@ -87,8 +87,10 @@ def _fields(recipe: Recipe | FewshotRecipe, *, report: bool, timed: bool) -> dic
 
 
 def list_cells(table: Table, out: Path, *, seeds: Sequence[int] = ()) -> Iterator[Cell]:
-    """Every cell once, row by row."""
+    """Every cell once, row by row; of a row with ``seeds: []`` none."""
     for row in table.rows:
+        if row.seeds == ():
+            continue
         for setting in table.settings:
             for seed in dict.fromkeys(seeds or setting.seeds or row.seeds or table.seeds):
                 folder = out / setting.name / row.name / f"seed-{seed}"

@@ -32,7 +32,7 @@ class Variant(Config):
     set: dict[str, Any] = Field(default_factory=dict)
     """Recipe fields; `method: {name: vacsr, preset: paper}` and so on."""
     seeds: tuple[int, ...] | None = None
-    """Instead of the table's; a setting's come before a row's."""
+    """Instead of the table's; a setting's come before a row's. A row with `[]` is never run, only drawn by --from."""
 
     @field_validator("name")
     @classmethod

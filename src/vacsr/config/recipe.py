@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vacsr.choices import Bins, PostHocOrNone, Ties
+from vacsr.choices import Bins, PostHoc, Ties
 from vacsr.config.base import Config, RetrievalMethodConfig, method_entry
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -220,8 +220,8 @@ class EvaluateConfig(Config):
     """Equal scores in index order, or every wrong item before the right one."""
     bins: Bins = "count"
     """Ten uncertainty bins of equal count, as in the paper's plot, or of equal width, as in its text."""
-    posthoc: PostHocOrNone = "none"
-    """Uncertainty for a method that scores by a cosine: from a Laplace approximation of its heads, or 1 − cosine."""
+    posthoc: PostHoc = "none"
+    """Uncertainty for a method that scores by a cosine: none, or 1 − cosine."""
 
 
 class Recipe(Config):

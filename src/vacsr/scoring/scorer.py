@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vacsr.backbones.images import PhotoReader, Reader, TowerInputs, tower_inputs
 from vacsr.config.base import did_you_mean
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.photos import ListedPhotos, Picture
 from vacsr.errors import DataError, ShapeMismatch, UsageError
-from vacsr.methods.base import Embedding, take
+from vacsr.methods.base import Embedding, Method, take
 from vacsr.model import MatchingModel, choose_device
 from vacsr.scoring.cascade import Precision, choose_engine, prefiltered_topk
 from vacsr.scoring.topk import DIRECTIONS, BothTopK, Direction, TopK, blocks_topk
@@ -243,6 +244,34 @@ class PairScorer:
             source = self.model.provenance.backbone or "the towers it was trained on"
             message = f"the model reads cached features, these data are photos — embed them first with {source}"
             raise DataError(f"{message}: vacsr embed --backbone … --pairs … --out FILE")
+
+
+class CosineDistanceScorer(PairScorer):
+    """The same scores, with 1 − score as uncertainty: the reference for every other uncertainty.
+
+    Among the answers to one query it only repeats the ranking; across queries it separates sure from unsure ones.
+    """
+
+    def __init__(
+        self, model: MatchingModel, *, device: str | torch.device = "auto", dtype: Precision = torch.float32
+    ) -> None:
+        check_cosine(model.method, dim=model.config.head.dim)
+        super().__init__(model, device=device, dtype=dtype)
+
+    def pair_uncertainty(self, v: Embedding, t: Embedding) -> Tensor:
+        return 1.0 - self.engine.aligned(v, t)
+
+
+def check_cosine(method: Method, *, dim: int) -> None:
+    """Raise where a method does not score vectors of ``dim`` by their cosine, or by the mean over its networks."""
+    device = next(method.parameters(), torch.empty(0)).device
+    random = torch.randn(2, 3, dim * method.networks, generator=torch.Generator().manual_seed(0))
+    v, t = functional.normalize(random, dim=-1).to(device)
+    with torch.no_grad():
+        scores = method.score(*(Embedding(x, torch.zeros_like(x)) for x in (v, t)))
+    if not torch.allclose(scores.float(), v @ t.T, atol=1e-5):
+        message = f"{type(method).__name__} does not score by a cosine, so 1 − cosine is not its uncertainty"
+        raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=none")
 
 
 def _index(name: str, names: Sequence[str], what: str) -> int:

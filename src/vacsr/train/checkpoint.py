@@ -25,7 +25,6 @@ from vacsr.config.io import read_yaml
 from vacsr.data import parse_spec
 from vacsr.errors import DataError, EnvironmentProblem, OtherRun, UsageError
 from vacsr.files import lock_file, make_folder, read_tensors, write_tensors
-from vacsr.scoring.posthoc import POSTHOC_FILE
 from vacsr.train.distributed import is_first_rank
 
 FILE = "state.safetensors"
@@ -219,8 +218,8 @@ def run_files(run: Path) -> list[Path]:
     """The files that commands read of a run or model folder and of its data; not what else is in the folder."""
     data, judged = run_section(run, "data"), run_section(run, "evaluate").get("judgments") or ()
     model = run / "model" if (run / "model").is_dir() else run
-    files = [model / name for name in ("config.json", "model.safetensors", "search.json", "backbone")]
-    files += [run / name for name in ("config.yaml", POSTHOC_FILE)]
+    files = [run / "config.yaml"]
+    files += [model / name for name in ("config.json", "model.safetensors", "search.json", "backbone")]
     return [*files, *(Path(str(path)).expanduser() for path in judged), *spec_files(data.get("pairs"))]
 
 

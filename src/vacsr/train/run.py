@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from vacsr.backbones import load_backbone, scheme_of
-from vacsr.choices import PostHocOrNone
+from vacsr.choices import PostHoc
 from vacsr.config import BackboneConfig, DataConfig, EvaluateConfig, MethodConfig, Recipe, TrainConfig
 from vacsr.config.io import dump_yaml, method_config, parse
 from vacsr.data import PairSet, PhotoSet, check_captioned, parse_spec
@@ -26,14 +26,7 @@ from vacsr.evaluate.truth import scene_truth
 from vacsr.files import write_json, write_text
 from vacsr.methods.base import Method, build_method
 from vacsr.model import MatchingModel, choose_device
-from vacsr.scoring import PairScorer
-from vacsr.scoring.posthoc import (
-    POSTHOC_FILE,
-    CosineDistanceScorer,
-    PostHocScorer,
-    PostHocUncertainty,
-    check_posthoc,
-)
+from vacsr.scoring import CosineDistanceScorer, PairScorer, check_cosine
 from vacsr.strips import strip_rows
 from vacsr.train.callbacks import Callback
 from vacsr.train.checkpoint import check_checkpoint, check_folder, describe_recipe, run_lock, run_pairs, run_section
@@ -83,7 +76,7 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
             return run
         task.model.save_pretrained(out / "model")
         with matmul_precision("fp32"):  # metrics are compared across runs, however these were trained
-            report = _report(task.model, data.train, sets, recipe, out=out)
+            report = _report(task.model, sets, recipe)
         write_outcomes(out / "outcomes.safetensors", report.outcomes)
         write_json(out / "report.json", report.to_dict())
         return replace(run, report=report)
@@ -153,7 +146,7 @@ def check_recipe(recipe: Recipe, *, timed: bool = False) -> None:
         message = f"protocol '{coco[0]}' is about COCO's test images, {recipe.data.pairs} has others"
         raise UsageError(f"{message} — set evaluate.protocols=[flickr]")
     if recipe.evaluate.posthoc != "none":
-        check_posthoc(method, recipe.backbone, kind=recipe.evaluate.posthoc)
+        check_cosine(method, dim=recipe.backbone.head.dim)
 
 
 def report_sets(recipe: Recipe, *, held_out: PairSet | PhotoSet | None = None) -> ReportSets:
@@ -179,7 +172,7 @@ def report_sets(recipe: Recipe, *, held_out: PairSet | PhotoSet | None = None) -
 
 def _open_folder(out: Path, recipe: Recipe, data: TrainingData, sets: ReportSets) -> None:
     """Write config.yaml and what belongs to it; the report of an earlier run is removed first."""
-    for name in ("report.json", "outcomes.safetensors", POSTHOC_FILE, "noise.safetensors", "skipped.json"):
+    for name in ("report.json", "outcomes.safetensors", "noise.safetensors", "skipped.json"):
         (out / name).unlink(missing_ok=True)
     write_text(out / "config.yaml", dump_yaml(recipe))
     if data.noise is not None:
@@ -207,17 +200,8 @@ def _warn_of_overlap(config: DataConfig, data: TrainingData, sets: ReportSets) -
             warnings.warn(f"{message}, so its scores are optimistic — set {other}", stacklevel=2)
 
 
-def _report(
-    model: MatchingModel, train: PairSet | PhotoSet, sets: ReportSets, recipe: Recipe, *, out: Path
-) -> RetrievalReport:
-    """Evaluate the splits; post-hoc uncertainty is fitted to ``train`` and saved first."""
-    config, posthoc = recipe.train, recipe.evaluate.posthoc
-    if posthoc == "laplace":
-        fitted = PostHocUncertainty.fit(
-            model, train, batch_size=config.batch_size, seed=config.seed, device=config.device
-        )
-        fitted.save(out / POSTHOC_FILE)
-    scorer = run_scorer(out, model, posthoc=posthoc, device=config.device)
+def _report(model: MatchingModel, sets: ReportSets, recipe: Recipe) -> RetrievalReport:
+    scorer = _scorer(model, posthoc=recipe.evaluate.posthoc, device=recipe.train.device)
     parts = [
         evaluate_pairs(scorer, pairs, recipe.evaluate, protocols=protocols, spec=recipe.data.pairs)
         for pairs, protocols in sets
@@ -244,9 +228,7 @@ def evaluate_run(
     saved = {} if pairs else run_section(run, "evaluate")
     known = {name: value for name, value in saved.items() if name in EvaluateConfig.model_fields and name != "splits"}
     config = parse(EvaluateConfig, {**known, **settings})
-    scorer = PairScorer.from_pretrained(run, device=device)
-    if config.posthoc != "none":
-        scorer = run_scorer(run, scorer.model, posthoc=config.posthoc, device=device)
+    scorer = _scorer(MatchingModel.from_pretrained(run), posthoc=config.posthoc, device=device)
     if pairs is None:
         policy = {key: value for key, value in run_section(run, "data").items() if key in ("on_error", "workers")}
         data = read_split_or_all(parse(DataConfig, {**policy, "pairs": run_pairs(run)}), split, default="test")
@@ -267,18 +249,5 @@ def evaluate_pairs(
     )  # fmt: skip
 
 
-def run_scorer(run: Path, model: MatchingModel, *, posthoc: PostHocOrNone, device: str = "auto") -> PairScorer:
-    """A scorer with the run's post-hoc uncertainty, fitted to its training data if the run has not saved it."""
-    if posthoc == "none":
-        return PairScorer(model, device=device)
-    if posthoc == "cosine":
-        return CosineDistanceScorer(model, device=device)
-    if (run / POSTHOC_FILE).is_file():
-        return PostHocScorer(model, PostHocUncertainty.load(run / POSTHOC_FILE), device=device)
-    if not (run / "config.yaml").is_file():
-        message = f"{run} is a model folder, so it does not say on which data post-hoc uncertainty is to be fitted"
-        raise UsageError(f"{message} — give the run folder")
-    train, data = run_section(run, "train"), parse(DataConfig, run_section(run, "data"))
-    size, seed = (train.get(name, TrainConfig.model_fields[name].default) for name in ("batch_size", "seed"))
-    fitted = PostHocUncertainty.fit(model, training_data(data).train, batch_size=size, seed=seed, device=device)
-    return PostHocScorer(model, fitted, device=device)
+def _scorer(model: MatchingModel, *, posthoc: PostHoc, device: str) -> PairScorer:
+    return (CosineDistanceScorer if posthoc == "cosine" else PairScorer)(model, device=device)
