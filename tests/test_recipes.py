@@ -16,7 +16,7 @@ from vacsr.cli import app
 from vacsr.config import Recipe
 from vacsr.config.io import layered_recipe, read_recipe, read_yaml, recipe_from, recipe_layers
 from vacsr.data import load_pairs, parse_spec
-from vacsr.data.fewshot import parse_class_spec
+from vacsr.data.fewshot import CLASS_FORMATS
 from vacsr.demo import demo_table
 from vacsr.fewshot.config import FewshotRecipe, read_fewshot
 from vacsr.model import MatchingModel
@@ -50,7 +50,7 @@ def test_fewshot_recipe_is_valid(path: Path) -> None:
     recipe = read_fewshot(path)
     assert isinstance(recipe, FewshotRecipe)
     for spec in (recipe.data.spec, *recipe.data.targets.values()):
-        parse_class_spec(spec)
+        parse_spec(spec, formats=CLASS_FORMATS)
 
 
 def test_features_recipe_names_every_field_at_its_default() -> None:

@@ -26,7 +26,7 @@ def spoiled(kind: str, row: slice, value: float) -> Callable[[Parts], Any]:
     [
         ("images", lambda parts: parts["images"][0], ShapeMismatch, "image features have shape .4."),
         ("texts", lambda parts: parts["texts"][:, :0], ShapeMismatch, "caption features have shape .3, 0."),
-        ("texts", lambda parts: parts["texts"][:2], ShapeMismatch, "for 3 caption ids"),
+        ("texts", lambda parts: parts["texts"][:2], ShapeMismatch, "for 3 ids"),
         ("images", lambda parts: parts["images"].half(), DataError, "torch.float16"),
         ("images", spoiled("images", slice(1, 2), float("nan")), DataError, "1 of 3 images .* image 'b'"),
         ("texts", spoiled("texts", slice(1, 3), float("-inf")), DataError, "2 of 3 captions .* caption 'b#0'"),
@@ -37,7 +37,7 @@ def spoiled(kind: str, row: slice, value: float) -> Callable[[Parts], Any]:
         ("caption_image", lambda _: torch.tensor([0, 1]), ShapeMismatch, "shape .2., expected .3."),
         ("caption_image", lambda _: torch.tensor([0, 1, 0]).int(), DataError, "torch.int32"),
         ("captions", lambda _: ("one", "two", " \t\n"), DataError, "'a#1' has no text"),
-        ("captions", lambda _: ("one", "two"), ShapeMismatch, "2 caption texts and 3 caption ids"),
+        ("captions", lambda _: ("one", "two"), ShapeMismatch, "2 captions and 3 caption ids"),
     ],
 )
 def test_parts_that_do_not_fit(

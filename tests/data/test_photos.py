@@ -82,7 +82,7 @@ def test_a_subset_takes_its_photos_and_the_digest_tells_every_part(pairs: PhotoS
         pairs.subset([1, 0, 2, 3, 4]),
         replace(pairs, captions=("other", *pairs.captions[1:])),
         replace(pairs, caption_ids=("other", *pairs.caption_ids[1:])),
-        pairs.with_caption_image(pairs.caption_image.flip(0)),
+        replace(pairs, caption_image=pairs.caption_image.flip(0)),
     ]
     assert len({other.digest() for other in others}) == len(others)
     assert replace(pairs).digest() == pairs.digest()

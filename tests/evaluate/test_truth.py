@@ -14,7 +14,8 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.data import load_pairs
 from vacsr.data.formats import parse_spec
-from vacsr.data.scenes import PairKinds, SceneTable, load_scenes, pair_kinds
+from vacsr.data.scenes import PairKinds, load_scenes, pair_kinds
+from vacsr.data.scenes.facts import SceneTable
 from vacsr.evaluate import protocols
 from vacsr.evaluate.truth import (
     exact_metrics,

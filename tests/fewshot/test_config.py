@@ -12,7 +12,7 @@ import yaml
 from vacsr.config import Config
 from vacsr.config.base import METHODS
 from vacsr.config.io import dump_yaml
-from vacsr.data.fewshot import COOP_SETS
+from vacsr.data.fewshot.coop import LAYOUTS
 from vacsr.errors import ConfigError, UsageError
 from vacsr.fewshot import check_fewshot, fewshot_from, read_fewshot
 from vacsr.fewshot import config as config_module
@@ -86,7 +86,7 @@ def test_the_papers_method_fields() -> None:
     def method(name: str, dataset: str, protocol: str = "base-to-novel") -> Any:
         return fewshot_from({**on(dataset, protocol), "method": name}).method
 
-    weights = {name: method("mmrl", name).consistency for name in COOP_SETS}
+    weights = {name: method("mmrl", name).consistency for name in tuple(LAYOUTS)[:11]}
     assert (weights["stanford_cars"], weights["oxford_pets"], weights["eurosat"]) == (7.0, 0.2, 0.01)
     assert len(weights) == 11
     assert (method("mmrl", "eurosat").rep_dim, method("mmrl", "dtd").rep_dim) == (2048, 512)
@@ -98,7 +98,9 @@ def test_the_papers_method_fields() -> None:
 
 def test_every_plan_fits_its_configuration() -> None:
     protocols = ("base-to-novel", "domain", "all")
-    for method, dataset, protocol in product(METHODS["fewshot"].values(), [*COOP_SETS, "scenes", ""], protocols):
+    for method, dataset, protocol in product(
+        METHODS["fewshot"].values(), [*tuple(LAYOUTS)[:11], "scenes", ""], protocols
+    ):
         plan = method.method.plan.fields(dataset, protocol)
         method.config.model_validate(plan["method"])
         FewshotTrainConfig.model_validate(plan["train"])

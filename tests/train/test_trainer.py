@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_a_method_may_be_an_object_or_a_config(pairs: PairSet) -> None:
 
 
 def test_what_is_refused(pairs: PairSet) -> None:
-    same = pairs.with_caption_image(torch.full_like(pairs.caption_image, 3))
+    same = replace(pairs, caption_image=torch.full_like(pairs.caption_image, 3))
     with pytest.raises(DataError, match=rf"'{pairs.image_ids[3]}'.*give captions of at least two images"):
         run(same)
     with pytest.raises(DataError, match=r"set train\.batch_size=20"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,11 @@ def table_of(
 ) -> CaptionTable:
     """A table from the captions of each image [N]; caption ids are ``image#index`` unless given."""
     rows = [row for row, texts in enumerate(captions) for _ in texts]
-    if caption_ids is None:
-        names = number_captions([image_ids[row] for row in rows])
-    else:
-        names = tuple(name for some in caption_ids for name in some)
+    names = None if caption_ids is None else tuple(name for some in caption_ids for name in some)
     return CaptionTable(
         source=str(source),
         image_ids=tuple(image_ids),
-        caption_ids=names,
+        caption_ids=names or number_captions([image_ids[row] for row in rows]),
         caption_image=torch.tensor(rows, dtype=torch.int64),
         captions=tuple(text for texts in captions for text in texts),
         splits=None if splits is None else tuple(splits),
@@ -84,12 +82,8 @@ def number_captions(images: Sequence[str]) -> tuple[str, ...]:
     >>> number_captions(["a", "b", "a"])
     ('a#0', 'b#0', 'a#1')
     """
-    seen: Counter[str] = Counter()
-    names = []
-    for image in images:
-        names.append(f"{image}#{seen[image]}")
-        seen[image] += 1
-    return tuple(names)
+    counters: dict[str, count[int]] = defaultdict(count)
+    return tuple(f"{image}#{next(counters[image])}" for image in images)
 
 
 def photo_set(
@@ -99,15 +93,14 @@ def photo_set(
     split: str | None,
     on_error: OnError,
     problems: Sequence[str] = (),
-    dropped: Sequence[str] = (),
     captioned: bool = True,
     uncaptioned: str = "",
 ) -> PhotoSet:
     """The pairs of one split of a table [N images] and its photos [N]; problems are an error, or left out and reported.
 
     A missing photo goes with its captions; a blank caption goes alone, or with its photo if it was the last one.
-    ``problems`` are the reader's own, one line each; ``dropped`` is what the data set is known to lack: recorded, but
-    no problem. If ``captioned``, a photo without captions is a problem; ``uncaptioned`` is what else to do about it.
+    ``problems`` are the reader's own, one line each. If ``captioned``, a photo without captions is a problem;
+    ``uncaptioned`` is what else to do about it.
     """
     if on_error not in ("fail", "skip"):
         raise UsageError(f"on_error is {on_error!r}, expected fail or skip — write on_error=skip to leave problems out")
@@ -131,8 +124,7 @@ def photo_set(
         raise DataError(f"{message} — correct them, or {SKIP}{also}")
     if not usable:
         first = f", first {lines[0]}" if lines else ""
-        message = f"{table.source}: none of {len(photos):,} photos can be used{first}"
-        raise DataError(f"{message} — check the path of the photos{also}")
+        raise DataError(f"{table.source}: none of {len(photos):,} photos can be used{first} — check their path{also}")
     if lines:
         warn_left_out(lines, source=table.source)
     worded = [row for row in range(len(texts)) if row not in blank]
@@ -142,7 +134,7 @@ def photo_set(
         caption_image=table.caption_image[worded],
         captions=tuple(texts[row] for row in worded),
     ).subset(usable)
-    return PhotoSet(photos.take(usable), **rest.labels(), split=split or "all", skipped=(*dropped, *lines))
+    return PhotoSet(photos.take(usable), **rest.labels(), split=split or "all", skipped=tuple(lines))
 
 
 def missing(root: Path, *, expected: str) -> DataError:

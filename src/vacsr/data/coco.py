@@ -134,15 +134,11 @@ def _read_annotations(path: Path) -> list[CaptionedImage]:
             for image in value["images"]
         ]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        message = f"{path} is not a COCO captions file ({type(error).__name__}: {error})"
-        raise DataError(f"{message} — give it as COCO published it") from error
+        raise DataError(f"{path} is not a COCO captions file ({error!r}) — give it as COCO published it") from error
 
 
 def _with_annotation_ids(images: list[CaptionedImage], root: Path, *, path: Path) -> list[CaptionedImage]:
     """The sentences of Karpathy's file under COCO's annotation ids: each under that of the same words, in order."""
-    nameless = next((image.filename for image in images if image.image_id is None), None)
-    if nameless is not None:
-        raise DataError(f"{path} has no cocoid for {nameless} — give Karpathy's file for COCO")
     folders = sorted({image.folder for image in images})
     files = _annotation_files(root, folders)
     if len(files) < len(folders):

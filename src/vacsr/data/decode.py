@@ -47,12 +47,7 @@ class TooManyPixels(DataError):
 
 
 def decode_photo(
-    data: bytes,
-    *,
-    name: str,
-    side: int = 0,
-    formats: tuple[str, ...] = _FORMATS,
-    max_pixels: int = MAX_PIXELS,
+    data: bytes, *, name: str, side: int = 0, formats: tuple[str, ...] = _FORMATS, max_pixels: int = MAX_PIXELS
 ) -> Image.Image:
     """Decode an encoded photo into RGB, upright by its EXIF orientation, transparent pixels over white.
 

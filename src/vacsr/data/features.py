@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,10 +84,9 @@ def _read(path: Path, *, text: Path | None) -> tuple[Mapping[str, Tensor], Mappi
 def _read_npy(path: Path) -> Tensor:
     """One array as a tensor; nothing in the file is executed."""
     array = read_npy(path)
-    if array.dtype.kind != "f":
+    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
         raise DataError(f"{path} holds {array.dtype}, expected one array of floats — save it with numpy.save")
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(native if native.dtype.itemsize <= 8 else native.astype(np.float64))
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
 def _check(tensors: Mapping[str, Tensor], *, source: str) -> Tensor | None:
@@ -99,16 +97,16 @@ def _check(tensors: Mapping[str, Tensor], *, source: str) -> Tensor | None:
             raise DataError(f"{source} holds {held}, expected tensors image and text — rename them")
         if not tensors[name].is_floating_point():
             raise DataError(f"{name} in {source} is {tensors[name].dtype}, expected floats — store embeddings there")
-    image, text, given = tensors["image"], tensors["text"], tensors.get("caption_image")
+    image, text, stored = tensors["image"], tensors["text"], tensors.get("caption_image")
     if image.ndim != 2 or text.ndim not in (2, 3) or (text.ndim == 3 and len(text) != len(image)):
         message = f"image in {source} has shape {list(image.shape)}, text {list(text.shape)}"
         raise ShapeMismatch(f"{message}, expected [N, D], and [N, C, D] or [M, D] — pool or flatten them")
     implied = torch.arange(len(image)).repeat_interleave(text.shape[1]) if text.ndim == 3 else None
-    if given is None:
+    if stored is None:
         return implied
-    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise DataError(f"caption_image in {source} is {given.dtype}, expected integers — store image rows there")
-    rows = given.long().flatten()
+    if stored.is_floating_point() or stored.is_complex() or stored.dtype == torch.bool:
+        raise DataError(f"caption_image in {source} is {stored.dtype}, expected integers — store image rows there")
+    rows = stored.long().flatten()
     check_assignment(rows, range(text.shape[:-1].numel()), images=len(image))
     if implied is not None and not torch.equal(rows, implied):
         raise DataError(f"caption_image in {source} contradicts the layout [N, C, D] of text — leave it out")

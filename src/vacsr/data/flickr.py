@@ -25,7 +25,7 @@ from vacsr.files import read_lines
 _CAPTIONS = ("captions.json", "dataset_flickr8k.json", "Flickr8k.token.txt", "Flickr8k_text/Flickr8k.token.txt")
 _PHOTOS = ("images.zip", "images", "Flicker8k_Dataset", "Flickr8k_Dataset", "Images", "Flickr8k_Dataset.zip")
 _LISTS = {split: f"Flickr_8k.{split}Images.txt" for split in ("train", "dev", "test")}
-_NO_PHOTO = "2258277193_586949ec62.jpg.1"  # captioned in the authors' file; no such photo was ever published
+_NO_PHOTO = "2258277193_586949ec62.jpg.1"  # captioned in the authors' file, but never published: left out
 
 
 @register("flickr8k", path="ROOT", options=("split",), path_options=("captions", "images"))
@@ -35,27 +35,26 @@ def load_flickr8k(spec: Spec, on_error: OnError) -> PhotoSet:
     file = spec.path_option("captions") or next((root / name for name in _CAPTIONS if (root / name).is_file()), None)
     if file is None:
         raise missing(root, expected=", ".join(_CAPTIONS[:3]))
-    table, dropped = _read(file)
+    table = _read(file)
     candidates = [images] if images else [root / name for name in _PHOTOS]
     photos = find_photos(candidates, table.image_ids)
     if photos is None:
         raise missing(root, expected=f"the photos in {' or '.join(map(str, candidates))}")
-    return photo_set(table, photos, split=split, on_error=on_error, dropped=dropped)
+    return photo_set(table, photos, split=split, on_error=on_error)
 
 
-def _read(path: Path) -> tuple[CaptionTable, list[str]]:
-    """A captions file as a table, and what the data set itself leaves out."""
+def _read(path: Path) -> CaptionTable:
     if path.name.endswith(".token.txt"):
         return _read_tokens(path)
     if not path.name.startswith("dataset_"):
-        return read_captions(path), []
+        return read_captions(path)
     images = read_karpathy(path)
     captions = [[text for _, text in image.captions] for image in images]
     names, splits = [image.filename for image in images], [image.split for image in images]
-    return table_of(path, names, captions, splits=splits), []
+    return table_of(path, names, captions, splits=splits)
 
 
-def _read_tokens(path: Path) -> tuple[CaptionTable, list[str]]:
+def _read_tokens(path: Path) -> CaptionTable:
     """Lines ``name.jpg#index<tab>caption``, photos in the order of first appearance."""
     texts: dict[str, list[tuple[int, str]]] = {}
     for number, line in enumerate(read_lines(path), start=1):
@@ -64,7 +63,7 @@ def _read_tokens(path: Path) -> tuple[CaptionTable, list[str]]:
         if not tab or not name or not index.isdecimal() or len(index) > 9:
             raise DataError(f"{path}, line {number} is {line[:60]!r}, expected name.jpg#0<tab>caption — copy it again")
         texts.setdefault(name, []).append((int(index), text))
-    unpublished = texts.pop(_NO_PHOTO, [])
+    texts.pop(_NO_PHOTO, None)
     captions = [sorted(some) for some in texts.values()]
     table = table_of(
         path,
@@ -72,8 +71,7 @@ def _read_tokens(path: Path) -> tuple[CaptionTable, list[str]]:
         [[text for _, text in some] for some in captions],
         caption_ids=[[f"{name}#{index}" for index, _ in some] for name, some in zip(texts, captions, strict=True)],
     )
-    reason = f"{_NO_PHOTO}: {len(unpublished)} captions of a photo that was never published"
-    return _with_lists(table, path.parent), [reason] if unpublished else []
+    return _with_lists(table, path.parent)
 
 
 def _with_lists(table: CaptionTable, folder: Path) -> CaptionTable:

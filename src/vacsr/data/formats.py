@@ -66,9 +66,8 @@ def register(
     """Decorate a loader: make it the format of a scheme. See :class:`Format` for the arguments."""
 
     def enter(load: L) -> L:
-        if scheme in formats or set(options) & set(path_options):
-            message = f"format {scheme!r} exists already, or an option of it is both plain and a path"
-            raise ValueError(f"{message} — give every scheme and every option once")
+        if scheme in formats:
+            raise ValueError(f"format {scheme!r} exists already — give every scheme once")
         formats[scheme] = Format(scheme, load, path, options, path_options, suffix, captioned)
         return load
 

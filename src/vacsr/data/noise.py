@@ -13,7 +13,6 @@ slot ``entry[j]`` and takes that slot's image. If entry k is the caption at posi
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,8 +48,7 @@ class CaptionNoise:
     @property
     def sha256(self) -> str:
         """Of the permutation as little-endian int64."""
-        values = self.permutation.cpu().contiguous().numpy()
-        return hashlib.sha256((values if sys.byteorder == "little" else values.byteswap()).tobytes()).hexdigest()
+        return hashlib.sha256(self.permutation.cpu().numpy().astype("<i8").tobytes()).hexdigest()
 
     @property
     def original(self) -> Tensor:
@@ -147,13 +145,10 @@ def _moved(
 
 def apply_noise(pairs: P, noise: CaptionNoise) -> P:
     """The same images and captions with noisy labels. For the training split only; that is the caller's choice."""
-    if len(pairs) != len(noise.permutation):
-        message = f"the noise is for {len(noise.permutation):,} captions, the pairs have {len(pairs):,}"
-        raise ShapeMismatch(f"{message} — make it from these pairs: make_noise(protocol, pairs.caption_image, …)")
     if not torch.equal(noise.original, pairs.caption_image.cpu()):
-        message = f"the noise (seed {noise.seed}, ratio {noise.ratio}) was made for other labels than {pairs.split!r}"
+        message = f"the noise is for {len(noise.original):,} captions with other labels than the {len(pairs):,} given"
         raise DataError(f"{message} — make it from these pairs: make_noise(protocol, pairs.caption_image, …)")
-    return pairs.with_caption_image(noise.assignment.to(pairs.caption_image.device))
+    return replace(pairs, caption_image=noise.assignment.to(pairs.caption_image.device))  # type: ignore[type-var]
 
 
 def load_noise(path: str | Path, *, caption_image: Tensor | None = None) -> CaptionNoise:
@@ -207,10 +202,8 @@ def _slots(rows: Tensor, images: Tensor, *, path: Path) -> Tensor:
         permutation, away = torch.arange(len(rows)), (rows != images).nonzero().flatten()
         permutation[away[rows[away].argsort(stable=True)]] = away[images[away].argsort(stable=True)]
         return permutation
-    wrong = rows[(rows < 0) | (rows >= len(rows))].tolist()
-    reason = f"{wrong[0]} is out of range" if wrong else "some occur too often, others not at all"
     message = f"{path} holds neither a permutation of {len(rows):,} slots nor every image as often as it has captions"
-    raise DataError(f"{message} ({reason}) — give the file that was made for this training split")
+    raise DataError(f"{message} — give the file that was made for this training split")
 
 
 def _read_list(path: Path) -> Tensor:

@@ -36,12 +36,10 @@ class LabelledPairs:
         if self.captions is None:
             return
         if len(self.captions) != len(self):
-            message = f"{len(self.captions):,} caption texts and {len(self):,} caption ids"
-            raise ShapeMismatch(f"{message} — give one text per id")
+            raise ShapeMismatch(f"{len(self.captions):,} captions and {len(self):,} caption ids — give one text per id")
         blank = [name for name, text in zip(self.caption_ids, self.captions, strict=True) if not text.strip()]
         if blank:
-            message = f"caption {blank[0]!r} has no text ({len(blank):,} such captions)"
-            raise DataError(f"{message} — write a text for it or leave the caption out")
+            raise DataError(f"caption {blank[0]!r} has no text ({len(blank):,} in all) — write one or leave it out")
 
     def labels(self) -> dict[str, Any]:
         """Ids, assignment and texts, as arguments of another set."""
@@ -75,10 +73,6 @@ class LabelledPairs:
             captions=None if self.captions is None else tuple(self.captions[row] for row in captions.tolist()),
         )
 
-    def with_caption_image(self, new_assignment: Tensor) -> Self:
-        """The same images and captions, with captions [M] assigned to other images (label noise)."""
-        return replace(self, caption_image=new_assignment)  # type: ignore[type-var]
-
     def split_images(self, share: float, seed: int) -> tuple[Self, Self]:
         """Train and dev: hold out a ``share`` of the images (rounded, at least one) as "dev".
 
@@ -86,8 +80,7 @@ class LabelledPairs:
         """
         count = len(self.image_ids)
         if not 0 < share < 1 or count < 2:
-            message = f"cannot hold out a share of {share} of {count} images; expected 0 < share < 1 and two images"
-            raise UsageError(f"{message} — try share=0.1")
+            raise UsageError(f"cannot hold out a share of {share} of {count} images — try share=0.1 of two or more")
         held_out = min(max(round(share * count), 1), count - 1)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         train, dev = self.subset(order[held_out:].sort().values), self.subset(order[:held_out].sort().values)
@@ -137,8 +130,7 @@ def as_rows(image_rows: Tensor | Sequence[int], *, count: int, device: torch.dev
         return rows.nonzero().flatten()
     whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
     if len(rows) and not (whole and int(rows.min()) >= 0 and int(rows.max()) < count):
-        message = f"rows {rows[:3].tolist()} … are neither whole numbers from 0 to {count - 1} nor a mask of {count}"
-        raise DataError(f"{message} — check the rows")
+        raise DataError(f"rows {rows[:3].tolist()} … are not below {count}, and no mask of {count} — check them")
     return rows.long()
 
 
@@ -146,8 +138,7 @@ def _check_features(features: Tensor, ids: Sequence[str], *, kind: str) -> None:
     """Finite float32 features [R, D] with R ≥ 1 and D ≥ 1, and one id per row."""
     shape = list(features.shape)
     if features.ndim != 2 or shape[1] == 0 or shape[0] != len(ids):
-        message = f"{kind} features have shape {shape} for {len(ids):,} {kind} ids, expected [rows, dims]"
-        raise ShapeMismatch(f"{message} — pass one row per {kind}")
+        raise ShapeMismatch(f"{kind} features have shape {shape} for {len(ids):,} ids — pass [rows, dims], one per id")
     if shape[0] == 0:
         raise DataError(f"no {kind}s: the {kind} features have shape {shape} — give at least one {kind}")
     if features.dtype != torch.float32:

@@ -40,20 +40,10 @@ class _Sample(NamedTuple):
 
     key: str
     photo: TarPhoto | None
-    facts: dict[str, Any]  # the .json, or nothing
+    image_id: str
     captions: list[str]
-
-    @property
-    def image_id(self) -> str:
-        return str(self.facts.get("id", self.key))
-
-    def caption_ids(self) -> list[str]:
-        count, ids = len(self.captions), self.facts.get("caption_ids")
-        if ids is None:
-            return [f"{self.image_id}#{index}" for index in range(count)]
-        if not isinstance(ids, list) or len(ids) != count:
-            raise DataError(f'sample {self.key!r}: "caption_ids" does not fit its {count} captions — give one each')
-        return [str(name) for name in ids]
+    caption_ids: list[str]
+    split: Any
 
 
 @register("shards", path="PATTERN", options=("split",), suffix=".tar")
@@ -64,12 +54,12 @@ def load_shards(spec: Spec, on_error: OnError) -> PhotoSet:
     if not whole:
         known = ", ".join(f".{kind}" for kind in _PHOTOS)
         raise DataError(f"{spec.path} holds no photo — expected members KEY.jpg (or {known}) with KEY.txt or KEY.json")
-    splits = [sample.facts.get("split") for sample in whole]
+    splits = [sample.split for sample in whole]
     table = table_of(
         spec.path,
         [sample.image_id for sample in whole],
         [sample.captions for sample in whole],
-        caption_ids=[sample.caption_ids() for sample in whole],
+        caption_ids=[sample.caption_ids for sample in whole],
         splits=[str(name) for name in splits] if all(isinstance(name, str) for name in splits) else None,
     )
     return photo_set(
@@ -138,13 +128,17 @@ def _sample(key: str, members: dict[str, tarfile.TarInfo], *, tar: tarfile.TarFi
         captions = captions or ([single] if isinstance(single, str) else [])
     if not isinstance(captions, list) or not all(isinstance(text, str) for text in captions):
         raise DataError(f'sample {key!r}: "captions" is not a list of texts — write ["…", "…"]')
-    return _Sample(key, photo, facts, captions)
+    image_id, caption_ids = str(facts.get("id", key)), facts.get("caption_ids")
+    if caption_ids is None:
+        caption_ids = [f"{image_id}#{index}" for index in range(len(captions))]
+    if not isinstance(caption_ids, list) or len(caption_ids) != len(captions):
+        raise DataError(f'sample {key!r}: "caption_ids" does not fit its {len(captions)} captions — give one each')
+    return _Sample(key, photo, image_id, captions, [str(name) for name in caption_ids], facts.get("split"))
 
 
 def _text(tar: tarfile.TarFile, member: tarfile.TarInfo, *, name: str) -> str:
     if member.size > MEMBER_BYTES:
-        message = f"{name} has a text of {member.size:,} bytes, {MEMBER_BYTES:,} are the limit"
-        raise DataError(f"{message} — write the shard again")
+        raise DataError(f"{name} has a text of {member.size:,} bytes, the limit is {MEMBER_BYTES:,} — shorten it")
     file = tar.extractfile(member)
     try:
         return "" if file is None else file.read(member.size).decode("utf-8-sig")

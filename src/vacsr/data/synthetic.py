@@ -24,8 +24,6 @@ from vacsr.provenance import Provenance
 
 IMAGE_DIMS, TEXT_DIMS, HIDDEN = 64, 48, 96
 SPLITS = ("train", "dev", "test")
-
-
 # Attributes of each kind, and how many of them an image has at least and at most.
 GROUPS = {
     "colour": (("red", "blue", "green", "black", "white", "yellow"), 1, 2),

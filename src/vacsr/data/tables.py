@@ -45,8 +45,6 @@ def load_table(spec: Spec, on_error: OnError) -> PhotoSet:
     id), ``caption_id`` (otherwise ``image#index``) and ``split``.
     """
     file, split = spec.location, spec.option("split")
-    if file.suffix.lower() != spec.format.suffix:
-        raise DataError(f"{file} does not end in {spec.format.suffix} — rename it, or write csv: or jsonl: as it is")
     table = read_captions(file, photos=True)
     photos = file_photos(spec.path_option("root") or file.parent, table.files or table.image_ids)
     return photo_set(table, photos, split=split, on_error=on_error)
@@ -65,14 +63,14 @@ def load_folder(spec: Spec, on_error: OnError) -> PhotoSet:
     photos, listed, problems = list_folder(root, expected=expected)
     texts = {_stem(name): root / name for name in listed}
     owners: dict[str, str] = {}
+    names = []
     for name in photos:
-        owners.setdefault(_stem(name), name)
-    shared = [name for name in photos if _stem(name) in texts and name != owners[_stem(name)]]
+        owner = owners.setdefault(_stem(name), name)
+        if owner == name or _stem(name) not in texts:
+            names.append(name)
+        else:
+            problems.append(f"{root / name}: its text {texts[_stem(name)].name} belongs to {owner} too")
     problems += [f"{path}: no photo beside it" for stem, path in texts.items() if stem not in owners]
-    for name in shared:
-        text = texts[_stem(name)].name
-        problems.append(f"{root / name}: its text {text} belongs to {owners[_stem(name)]} too")
-    names = sorted(set(photos) - set(shared))
     captions = [read_lines(texts[_stem(name)]) if _stem(name) in texts else [] for name in names]
     return photo_set(
         _folder_table(root, names, captions),
@@ -167,8 +165,7 @@ class Rows:
         values, value_of = self.column(name), dict[str, str]()
         for image, value, location in zip(images, values or (), self.locations, strict=False):
             if value_of.setdefault(image, value) != value:
-                message = f"{location}: image {image!r} has {name} {value!r}, before it had {value_of[image]!r}"
-                raise DataError(f"{message} — give an image one {name}")
+                raise DataError(f"{location}: image {image!r} has {name} {value!r} and {value_of[image]!r} — keep one")
         return value_of if values else None
 
 
@@ -216,8 +213,7 @@ def _read_csv(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for row in reader:
         if None in row or None in row.values():
             columns = ", ".join(reader.fieldnames or ())
-            message = f"{path}, line {reader.line_num} does not fit the columns {columns}"
-            raise DataError(f"{message} — quote texts that hold commas")
+            raise DataError(f"{path}, line {reader.line_num} does not fit the columns {columns} — quote commas")
         yield reader.line_num, row
 
 
@@ -269,6 +265,5 @@ def _image_rows(number_of: Mapping[str, str], *, source: Path) -> dict[str, int]
     wrong = next((image for image, row in row_of.items() if not 0 <= row < len(row_of) or times[row] > 1), None)
     if wrong is not None:
         message = f"{source}: image {wrong!r} has image_row {number_of[wrong][:20]!r}"
-        expected = f"{len(row_of):,} images need the rows 0 to {len(row_of) - 1}, each once"
-        raise DataError(f"{message}; {expected} — number them without gaps, or leave others out of the features")
+        raise DataError(f"{message} — number {len(row_of):,} images from 0 to {len(row_of) - 1}, each once")
     return row_of

@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 from vacsr.config import BackboneConfig
 from vacsr.config.base import Config, FewshotMethodConfig, method_entry
 from vacsr.config.io import merge, merge_layers, parse, parse_overrides, recipe_layers, resolve_method
-from vacsr.data.fewshot import parse_class_spec
+from vacsr.data.fewshot import CLASS_FORMATS
+from vacsr.data.formats import parse_spec
 from vacsr.errors import UsageError
 from vacsr.fewshot.methods.vacsr import Blocks, FewshotVacsrConfig
 
@@ -43,7 +44,7 @@ class FewshotDataConfig(Config):
     def _check_specs(self) -> Self:
         """Every SPEC can be read, and targets go with the protocol that tests them."""
         for spec in (self.spec, *self.targets.values()):
-            parse_class_spec(spec)
+            parse_spec(spec, formats=CLASS_FORMATS)
         if (self.protocol == "domain") != bool(self.targets):
             message = "protocol domain, and no other, tests data.targets"
             raise UsageError(f"{message} — write e.g. protocol: domain with targets: {{sketch: SPEC}}")
@@ -217,5 +218,5 @@ def dataset_of(spec: str) -> str:
     >>> dataset_of("coop:data,set=dtd"), dataset_of("scenes:classes=24")
     ('dtd', 'scenes')
     """
-    parsed = parse_class_spec(spec)
+    parsed = parse_spec(spec, formats=CLASS_FORMATS)
     return parsed.options.get("set", "") if parsed.scheme == "coop" else parsed.scheme

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from vacsr.data.formats import parse_spec
 from vacsr.data.scenes import SceneOptions, SceneWorld, load_scenes, pair_kinds, scene_grades, scene_world
-from vacsr.data.scenes.objects import COLOURS, RADIUS, SHAPES, draw_subject_scene, subject_of
 from vacsr.data.synthetic import SPLITS
 from vacsr.errors import NoSuchSplit, UsageError
 
@@ -93,15 +92,6 @@ def test_captions_of_an_image_differ_and_labels_miss_much() -> None:
     kinds = pair_kinds(scene_grades(world), world.pairs.caption_image)
     assert int(kinds.false_negatives.sum()) > 4 * int(kinds.positives.sum())
     assert 0.03 < float(kinds.hard.float().mean()) < 0.15
-
-
-@given(st.integers(0, 2**40), st.none() | st.sampled_from(SHAPES), st.none() | st.sampled_from(COLOURS))
-def test_the_subject_is_what_was_asked_for_and_the_largest(seed: int, shape: str | None, colour: str | None) -> None:
-    scene = draw_subject_scene(random.Random(seed), shape=shape, colour=colour)
-    subject = subject_of(scene)
-    assert (subject.shape, subject.colour) == (shape or subject.shape, colour or subject.colour)
-    for other in scene.things:
-        assert other is subject or (other.shape != subject.shape and RADIUS[other.size] < RADIUS[subject.size])
 
 
 def test_a_spec_names_a_world() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from vacsr.data.fewshot import own  # noqa: F401, registers its formats
-from vacsr.data.fewshot.coop import COOP_SETS, SHIFT_SETS
+from vacsr.data.fewshot import coop, own  # noqa: F401, each registers its formats
 from vacsr.data.fewshot.labelled import FewshotSource, LabelledPhotos, base_and_new, check_template
 from vacsr.data.fewshot.shots import Shots, draw_shots, load_shots, save_shots, take_shots
-from vacsr.data.formats import CLASS_FORMATS, Spec, parse_spec
+from vacsr.data.formats import CLASS_FORMATS, parse_spec
 from vacsr.data.scenes import classes  # noqa: F401, registers its format
 
 __all__ = [
-    "COOP_SETS",
-    "SHIFT_SETS",
+    "CLASS_FORMATS",
     "FewshotSource",
     "LabelledPhotos",
     "Shots",
@@ -20,7 +18,6 @@ __all__ = [
     "draw_shots",
     "load_classes",
     "load_shots",
-    "parse_class_spec",
     "save_shots",
     "take_shots",
 ]
@@ -33,15 +30,6 @@ def load_classes(spec: str, *, whole: bool = False) -> FewshotSource:
     folder per class, ``csv:FILE`` a row per photo, and ``scenes:`` is drawn. With ``whole``, all photos of a folder or
     table without splits are the test.
     """
-    parsed = parse_class_spec(spec)
+    parsed = parse_spec(spec, formats=CLASS_FORMATS)
     source: FewshotSource = parsed.format.load(parsed, whole)
     return source
-
-
-def parse_class_spec(spec: str) -> Spec:
-    """Read a SPEC of photos with classes. Their schemes share names with those of pairs, and have other options.
-
-    >>> parse_class_spec("coop:data,set=dtd,template=a {}, rough.").options
-    {'set': 'dtd', 'template': 'a {}, rough.'}
-    """
-    return parse_spec(spec, formats=CLASS_FORMATS)

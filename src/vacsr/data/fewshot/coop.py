@@ -4,9 +4,8 @@ Most have ``split_zhou_*.json``: ``{"train": [[path, label, class name], …], "
 ready for prompts.
 
 ImageNet and the four sets that shift it are folders named by WordNet ids, which ``classnames.txt`` translates. Labels
-are positions in the sorted list of folders. ImageNet-A and -R are 200-way over their 200 folders; the folders of
-ImageNet-V2 are the labels themselves. The public code takes files in the order of the disk and uses ImageNet's ``val``
-both to validate and to test; here files are sorted, and ``val`` is the test alone.
+are positions in the sorted list of folders; the folders of ImageNet-V2 are the labels themselves. The public code uses
+ImageNet's ``val`` both to validate and to test; here it is the test alone.
 """
 
 from __future__ import annotations
@@ -134,8 +133,6 @@ LAYOUTS: Mapping[str, Layout] = {
     "imagenet_a": _shifted("imagenet-adversarial", "imagenet-a"),
     "imagenet_r": _shifted("imagenet-rendition", "imagenet-r"),
 }
-SHIFT_SETS = ("imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r")  # for tests only
-COOP_SETS = tuple(name for name in LAYOUTS if name not in SHIFT_SETS)
 
 
 @register("coop", path="ROOT", options=("set", "template"), formats=CLASS_FORMATS)
@@ -145,26 +142,17 @@ def load_coop(spec: Spec, _whole: bool = False) -> FewshotSource:
     if name is None or name not in LAYOUTS:
         problem = "names no data set" if name is None else f"has no data set {name!r}{did_you_mean(name, LAYOUTS)}"
         raise UsageError(f"{spec} {problem} — write coop:{spec.path},set=NAME with one of: {', '.join(LAYOUTS)}")
-    root, layout = spec.location, LAYOUTS[name]
-    folder = root / layout.folder
-    if not all(_there(folder, need) for need in layout.needs):
-        raise _incomplete(name, root, layout)
+    layout = LAYOUTS[name]
+    folder = spec.location / layout.folder
+    absent = [need for need in layout.needs if not (folder / need).exists()]
+    if absent:
+        message = f"{name} is incomplete: {', '.join(f'{folder}/{need}' for need in absent)} not found"
+        action = (
+            "put it there (CoOp's DATASETS.md says where it comes from), or correct ROOT, the folder above all sets"
+        )
+        raise DataError(f"{message} — {action}")
     template = spec.option("template") or _TEMPLATES.get(name, PLAIN)
     return build_source(folder / layout.photos, layout.read(folder), name=name, template=template)
-
-
-def _there(folder: Path, need: str) -> bool:
-    return (folder / need).is_dir() if need.endswith("/") else (folder / need).is_file()
-
-
-def _incomplete(name: str, root: Path, layout: Layout) -> DataError:
-    """Lists the expected files, and which of them are missing."""
-    folder = root / layout.folder
-    listed = [f"  {'found' if _there(folder, need) else 'MISSING':7} {folder}/{need}" for need in layout.needs]
-    action = "put what is missing there (CoOp's DATASETS.md says where it comes from), or correct the path"
-    if root.name == layout.folder and any(_there(root, need) for need in layout.needs):
-        action = f"ROOT is the folder above: write coop:{root.parent},set={name}"
-    return DataError(f"{root} does not hold the data set {name}; expected\n" + "\n".join(listed) + f"\n — {action}")
 
 
 def read_classnames(file: Path) -> dict[str, str]:
@@ -172,8 +160,7 @@ def read_classnames(file: Path) -> dict[str, str]:
     lines = [line.strip().partition(" ") for line in read_lines(file)]
     names = {wnid: name.strip() for wnid, _, name in lines}
     if len(names) < len(lines) or not all(names.values()):
-        message = f"{file} has an id twice, or one without a class name"
-        raise DataError(f"{message} — write one line per class: n01440764 tench")
+        raise DataError(f"{file} has an id twice or without a class name — write one line per class: n01440764 tench")
     return names
 
 

@@ -100,8 +100,7 @@ def load_class_table(spec: Spec, whole: bool = False) -> FewshotSource:
     for image, name, classname, split in zip(images, names, *optional, strict=True):
         part = SPLIT_NAMES.get(split.casefold())
         if part is None:
-            message = f"{file}: {image} has the unknown split {split!r}"
-            raise DataError(f"{message} — write one of: {', '.join(SPLIT_NAMES)}")
+            raise DataError(f"{file}: {image} has the unknown split {split!r} — write one of: {', '.join(SPLIT_NAMES)}")
         photos.setdefault(part, []).append(Entry(image, labels[name], classname))
     root, template = spec.path_option("root") or file.parent, spec.option("template") or PLAIN
     return build_source(root, _arrange(photos, spec, whole=whole), name=file.stem, template=template)

@@ -1,9 +1,8 @@
 """K photos of each class, drawn by seed, or as a file lists them.
 
 Draws run over all classes; base and new classes are chosen from them later. A class with fewer than K photos gives all
-of them (the public code repeats photos). The public code draws from a global generator over files in the order of the
-disk; here photos are sorted by a hash of (seed, purpose, class, name). So a draw depends on nothing else, a draw of
-four is the start of the draw of sixteen, and adding a photo to a class changes at most one that was drawn from it.
+of them (the public code repeats photos). Photos are sorted by a hash of (seed, purpose, class, name). So a draw does
+not depend on the disk, and a draw of four is the start of the draw of sixteen.
 
 Draws in files: ``.json``, ``{"train": [[path, label, class name], …], "val": […]}``, with the hash of the draw if we
 wrote it; ``.txt``, one path per line, all to train on. Paths are those inside the data set, or end in one of them.
@@ -40,8 +39,6 @@ def draw_shots(source: FewshotSource, *, shots: int, seed: int) -> Shots:
 
     Validation photos come from ``source.val``, or from what is left of ``source.train`` where there is none.
     """
-    if shots < 1:
-        raise UsageError(f"{shots} shots were asked for, expected 1 or more — write shots: 16")
     if not len(source.train):
         raise UsageError(f"{source.name} is for tests only, it has no photos to draw — draw shots from another set")
     ranked = _ranked(source.train, seed=seed, purpose="train")
@@ -96,12 +93,10 @@ def _ranked(photos: LabelledPhotos, *, seed: int, purpose: str) -> list[list[int
 
 def seeded_rows(ids: Sequence[str], rows: Sequence[int], *, seed: int, purpose: str, class_name: str) -> list[int]:
     """``rows`` of one class, in the order of their ids' hashes."""
-    head = hashlib.sha256(f"{seed}\0{purpose}\0{class_name}\0".encode(errors="surrogatepass"))
 
     def key(row: int) -> tuple[bytes, str, int]:
-        mark = head.copy()
-        mark.update(ids[row].encode(errors="surrogatepass"))
-        return mark.digest(), ids[row], row
+        words = f"{seed}\0{purpose}\0{class_name}\0{ids[row]}"
+        return hashlib.sha256(words.encode(errors="surrogatepass")).digest(), ids[row], row
 
     return sorted(rows, key=key)
 
@@ -173,8 +168,7 @@ def _find_rows(paths: Sequence[str], photos: LabelledPhotos, file: Path) -> list
         while end and end not in row_of:
             end = end.partition("/")[2]
         if not end:
-            message = f"{file}: {path} is not in {photos.name}"
-            raise DataError(f"{message} — use a draw of this data set, with paths that end as its own do")
+            raise DataError(f"{file}: {path} is not in {photos.name} — use a draw of this data set")
         rows.append(row_of[end])
     return rows
 

@@ -22,17 +22,15 @@ from vacsr.data.captions import table_of
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.photos import ArrayPhotos, PhotoSet
 from vacsr.data.scenes.captions import Claim, draw_claim, draw_subject_claim, facts_of, say
-from vacsr.data.scenes.facts import EASY_BELOW, HARD_FROM, PairKinds, SceneTable, Statement, pair_kinds, share_true
+from vacsr.data.scenes.facts import EASY_BELOW, PairKinds, SceneTable, Statement, pair_kinds, share_true
 from vacsr.data.scenes.objects import Scene, draw_scene, draw_subject_scene, stream
 from vacsr.data.scenes.render import SceneRenderer, Size, render_scene
 from vacsr.data.synthetic import WorldOptions
 
 __all__ = [
     "EASY_BELOW",
-    "HARD_FROM",
     "PairKinds",
     "SceneOptions",
-    "SceneTable",
     "SceneWorld",
     "load_scenes",
     "pair_kinds",

@@ -14,7 +14,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFilter
 Points = Sequence[tuple[float, float]]
 Stops = Sequence[tuple[float, str]]  # heights from 0 to 1 and the colour there; in between they blend
 Discs = Sequence[tuple[float, float, float]]  # x, y and radius
-_GRAIN = 2.2  # strength of the paper's texture, in levels of 255
+_GRAIN = 2.2  # strength of a faint, uneven texture, like paint on paper, in levels of 255
 
 
 def draw_backdrop(name: str, variant: int, canvas: int) -> Image.Image:
@@ -22,7 +22,10 @@ def draw_backdrop(name: str, variant: int, canvas: int) -> Image.Image:
     rng = random.Random(f"{name}/{variant}")
     easel = _Easel(canvas)
     _PAINTERS[name](easel, rng)
-    return _grained(easel.image, seed=rng.getrandbits(32))
+    noise = np.random.default_rng(rng.getrandbits(32)).normal(0, 40, (48, 48)).clip(-127, 127) + 128
+    texture = Image.fromarray(noise.astype(np.uint8)).resize(easel.image.size, Image.Resampling.BICUBIC)
+    grain = (np.asarray(texture, dtype=np.float32) - 128) * (_GRAIN / 40)
+    return Image.fromarray(np.clip(np.asarray(easel.image) + grain[..., None], 0, 255).astype(np.uint8))
 
 
 class _Easel:
@@ -73,14 +76,6 @@ class _Easel:
         known = [height for height, _ in stops]
         column = np.stack([np.interp(heights, known, colours[:, channel]) for channel in range(3)], axis=1)
         return Image.fromarray(np.rint(column).astype(np.uint8)[:, None, :]).resize(self.image.size)
-
-
-def _grained(image: Image.Image, *, seed: int) -> Image.Image:
-    """Add a faint, uneven texture, like paint on paper."""
-    noise = np.random.default_rng(seed).normal(0, 40, (48, 48)).clip(-127, 127) + 128
-    texture = Image.fromarray(noise.astype(np.uint8)).resize(image.size, Image.Resampling.BICUBIC)
-    grain = (np.asarray(texture, dtype=np.float32) - 128) * (_GRAIN / 40)
-    return Image.fromarray(np.clip(np.asarray(image) + grain[..., None], 0, 255).astype(np.uint8))
 
 
 def _ridge(rng: random.Random, height: float, *, swing: float, waves: float = 1.0) -> list[tuple[float, float]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from vacsr.data.scenes.facts import SIDES, WAYS, AtLeast, Exactly, Fact, IsBackground, Kind, Related, SceneTable
-from vacsr.data.scenes.objects import Scene, Thing, draw_weighted, subject_of
+from vacsr.data.scenes.objects import Scene, Thing, draw_weighted
 from vacsr.data.synthetic import enumerate_words
 
 _PLANS = {"place": 2, "number": 2, "one": 37, "two": 24, "three": 9, "relation": 26}
@@ -151,7 +151,7 @@ def draw_claim(scene: Scene, table: SceneTable, rng: random.Random) -> Claim:
 
 def draw_subject_claim(scene: Scene, _table: SceneTable, rng: random.Random) -> Claim:
     """Something true of the subject: what it is, and mostly its colour. Never the background: towers learn it first."""
-    subject = subject_of(scene)
+    subject = max(scene.things, key=lambda thing: thing.radius)
     colour = subject.colour if rng.random() < _SAYS_COLOUR else None
     return Claim((Mention(Kind(subject.shape, colour)),))
 

@@ -59,10 +59,6 @@ class ClassOptions(Config):
     """Of classes and scenes."""
     domain: Domain = "plain"
 
-    def class_list(self) -> tuple[str, ...]:
-        """By label."""
-        return scene_class_list(self.classes, seed=self.seed)
-
 
 @register("scenes", options=("classes", "train", "test", "size", "seed", "domain"), formats=CLASS_FORMATS)
 def scene_classes(spec: Spec, _whole: bool = False) -> FewshotSource:
@@ -75,26 +71,23 @@ def class_source(options: ClassOptions) -> FewshotSource:
     """Draw and paint the world; do not write to it: it is cached, since the cells of a table share a few worlds."""
     renderer = SceneRenderer(options.size)
     name = "scenes" if options.domain == "plain" else f"scenes-{options.domain}"
-    train = _labelled(options, "train", options.train, renderer=renderer, name=name)
-    test = _labelled(options, "test", options.test, renderer=renderer, name=name)
+    train, test = (_labelled(options, split, renderer=renderer, name=name) for split in ("train", "test"))
     return FewshotSource(train=train, val=None, test=test, name=name, template=TEMPLATE)
 
 
-def photo_scene(options: ClassOptions, split: str, *, label: int, number: int) -> Scene:
+def photo_scene(seed: int, split: str, *, class_name: str, number: int) -> Scene:
     """What one photo shows, the ``number``-th of its class."""
-    name = options.class_list()[label]
-    colour, shape = name.split()
-    return draw_subject_scene(stream(options.seed, f"classes/{split}/{name}/{number}"), shape=shape, colour=colour)
+    colour, shape = class_name.split()
+    return draw_subject_scene(stream(seed, f"classes/{split}/{class_name}/{number}"), shape=shape, colour=colour)
 
 
-def _labelled(
-    options: ClassOptions, split: str, per_class: int, *, renderer: SceneRenderer, name: str
-) -> LabelledPhotos:
+def _labelled(options: ClassOptions, split: str, *, renderer: SceneRenderer, name: str) -> LabelledPhotos:
     """The photos of one split, the first of every class, then the second."""
-    classes, pixels, ids = options.class_list(), [], []
+    per_class = options.train if split == "train" else options.test
+    classes, pixels, ids = scene_class_list(options.classes, seed=options.seed), [], []
     for number in range(per_class):
-        for label, class_name in enumerate(classes):
-            picture = renderer.render(photo_scene(options, split, label=label, number=number))
+        for class_name in classes:
+            picture = renderer.render(photo_scene(options.seed, split, class_name=class_name, number=number))
             rng = stream(options.seed, f"classes/{split}/{class_name}/{number}/{options.domain}")
             pixels.append(shifted(picture, options.domain, rng=rng))
             ids.append(f"{split}/{class_name}/{number:03d}")

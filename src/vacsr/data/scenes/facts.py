@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from vacsr.data.scenes.objects import Scene, Thing
-from vacsr.errors import ShapeMismatch
 
 Mask = npt.NDArray[np.bool_]
 
@@ -153,9 +152,6 @@ class PairKinds(NamedTuple):
 
 def pair_kinds(grades: Tensor, caption_image: Tensor) -> PairKinds:
     """Sort the pairs by their grades [N, M] and the image row of each caption [M]."""
-    if grades.ndim != 2 or caption_image.shape != grades.shape[1:]:
-        shapes = f"grades are {list(grades.shape)} and caption_image is {list(caption_image.shape)}"
-        raise ShapeMismatch(f"{shapes}, expected [N, M] and [M] — give one image row per caption")
     positives = torch.arange(len(grades), device=grades.device)[:, None] == caption_image.to(grades.device)
     true = grades >= _TRUE_FROM
     return PairKinds(

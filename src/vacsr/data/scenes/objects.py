@@ -1,11 +1,8 @@
 """What a scene is, and how one is drawn: a background, and a few things with a shape, colour, size and position.
 
-Some combinations are likelier, as in photos: fish and boats are common on a beach, trees are often green, stars hang
-high. So some captions fit many scenes and others fit one. A scene is a pure function of its generator.
-
-Scenes with a subject have one thing larger than all others, as in a photo of something, and captions that name it; they
-show the classes of few-shot recognition. A small CLIP learns to name things from them within some hundred steps, while
-from ordinary scenes it learns backgrounds first.
+Some combinations are likelier, as in photos: fish and boats are common on a beach, trees are often green. So some
+captions fit many scenes and others fit one. Scenes with a subject have one thing larger than all others; they show the
+classes of few-shot recognition. A small CLIP learns to name things from these, but backgrounds from ordinary scenes.
 """
 
 from __future__ import annotations
@@ -96,10 +93,6 @@ class Scene:
     things: tuple[Thing, ...]
 
 
-Look = tuple[str, str, str]
-"""Shape, colour and size of a thing that has no position yet."""
-
-
 def stream(seed: int, purpose: str) -> random.Random:
     """An independent generator for each purpose of one seed."""
     digest = hashlib.sha256(f"scenes/{seed}/{purpose}".encode()).digest()
@@ -130,13 +123,8 @@ def draw_subject_scene(rng: random.Random, *, shape: str | None = None, colour: 
     return Scene(background, variant, _placed([subject, *others], rng))
 
 
-def subject_of(scene: Scene) -> Thing:
-    """Its largest thing."""
-    return max(scene.things, key=lambda thing: thing.radius)
-
-
-def _draw_group(background: str, rng: random.Random) -> list[Look]:
-    """One to three things of one shape, mostly alike."""
+def _draw_group(background: str, rng: random.Random) -> list[tuple[str, str, str]]:
+    """Shape, colour and size of one to three things of one shape, mostly alike."""
     usual = _COMPANIONS[background]
     shape = draw_weighted({shape: _LIKES if shape in usual else 1.0 for shape in SHAPES}, rng)
     colour, size = _draw_colour(shape, rng), rng.choice(SIZES)
@@ -151,7 +139,7 @@ def _draw_colour(shape: str, rng: random.Random) -> str:
     return draw_weighted({colour: _LIKES if colour == _HABITS[shape].colour else 1.0 for colour in COLOURS}, rng)
 
 
-def _placed(looks: Sequence[Look], rng: random.Random) -> tuple[Thing, ...]:
+def _placed(looks: Sequence[tuple[str, str, str]], rng: random.Random) -> tuple[Thing, ...]:
     """Give each a position where it covers no other, the largest first; one without room is left out."""
     placed: list[Thing] = []
     for shape, colour, size in sorted(looks, key=lambda look: -RADIUS[look[2]]):
@@ -165,11 +153,8 @@ def _placed(looks: Sequence[Look], rng: random.Random) -> tuple[Thing, ...]:
             x = round(rng.uniform(low, high), 3)
             y = round(rng.uniform(max(low, heights[0]), min(high, heights[1])), 3)
             thing = Thing(shape, colour, size, x, y, tilt, mirrored)
-            if all(_apart(thing, other) for other in placed):
+            distances = [math.dist((x, y), (other.x, other.y)) / (thing.radius + other.radius) for other in placed]
+            if all(distance >= _SPACING for distance in distances):
                 placed.append(thing)
                 break
     return tuple(placed)
-
-
-def _apart(one: Thing, other: Thing) -> bool:
-    return math.dist((one.x, one.y), (other.x, other.y)) >= _SPACING * (one.radius + other.radius)
