@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vacsr.backbones import SCHEMES, Backbone, Scheme, Source, Tokens, build_pooling, load_backbone
-from vacsr.backbones.features import FeatureScaling
+from vacsr.backbones.base import FeatureScaling
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.errors import ShapeMismatch, UsageError

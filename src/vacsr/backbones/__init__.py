@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vacsr.backbones import features, huggingface, tiny
-from vacsr.backbones.base import Backbone, Scheme, Source, Tokens
+from vacsr.backbones import huggingface, tiny
+from vacsr.backbones.base import FEATURES, Backbone, Scheme, Source, Tokens
 from vacsr.backbones.heads import ProjectionHead, build_pooling
 from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import BackboneConfig
@@ -17,7 +17,7 @@ from vacsr.errors import DataError, UsageError
 __all__ = ["Backbone", "ProjectionHead", "Tokens", "TowerBackbone", "build_pooling", "load_backbone", "scheme_of"]
 
 SCHEMES: dict[str, Scheme] = {
-    "features": features.SCHEME,
+    "features": FEATURES,
     "clip": huggingface.CLIP,
     "towers": huggingface.TOWERS,
     "tiny": tiny.SCHEME,

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from vacsr.backbones.towers import Tower
 from vacsr.errors import UsageError
@@ -49,14 +48,20 @@ def edited(tower: Tower, edits: TowerEdits | None) -> Iterator[None]:
         yield
         return
     assert tower.edits is None, "a tower takes one set of edits at a time"
+    words, entry = tower.joints()
     with ExitStack() as stack:
-        for handle in _hooks(tower, edits):
-            stack.enter_context(handle)
+        if words is not None:
+            stack.enter_context(words.register_forward_hook(lambda _module, _args, tokens: edits.words(tokens)))
+        if entry is not None:
+            stack.enter_context(entry.register_forward_hook(lambda _module, _args, tokens: edits.entry(tokens)))
+        for depth, block in enumerate(tower.blocks()):
+            enter = partial(_enter, edits, depth, depth == 0 and entry is None)
+            leave = partial(_leave, edits, depth)
+            stack.enter_context(block.register_forward_pre_hook(enter, with_kwargs=True))
+            stack.enter_context(block.register_forward_hook(leave, with_kwargs=True))
         tower.edits = edits
-        try:
-            yield
-        finally:
-            tower.edits = None
+        stack.callback(setattr, tower, "edits", None)
+        yield
 
 
 def first_norm(block: nn.Module) -> nn.Module:
@@ -80,22 +85,6 @@ def splice(tokens: Tensor, prompts: Tensor, *, start: int, length: int) -> Tenso
     return torch.cat((tokens[:, :start], rows, tokens[:, start + length :]), dim=1)
 
 
-def _hooks(tower: Tower, edits: TowerEdits) -> Iterator[RemovableHandle]:
-    """Register the hooks one by one, so that each can be removed should the next one fail."""
-    words, entry = tower.joints()
-    if words is not None:
-        yield words.register_forward_hook(lambda _module, _args, tokens: edits.words(tokens))
-    if entry is not None:
-        yield entry.register_forward_hook(lambda _module, _args, tokens: edits.entry(tokens))
-    for depth, block in enumerate(tower.blocks()):
-        enters = depth == 0 and entry is None
-        yield block.register_forward_pre_hook(partial(_enter, edits, depth, enters), with_kwargs=True)
-        yield block.register_forward_hook(
-            lambda _block, args, kwargs, tokens, depth=depth: edits.after(depth, _inputs(args, kwargs), tokens),
-            with_kwargs=True,
-        )
-
-
 def _enter(
     edits: TowerEdits, depth: int, enters: bool, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -107,6 +96,12 @@ def _enter(
         return tokens if value is inputs else _fitted(value, tokens)
 
     return tuple(map(changed, args)), {name: changed(value) for name, value in kwargs.items()}
+
+
+def _leave(
+    edits: TowerEdits, depth: int, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor
+) -> Tensor:
+    return edits.after(depth, _inputs(args, kwargs), tokens)
 
 
 def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

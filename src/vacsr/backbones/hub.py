@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,11 +79,8 @@ class Loaded(NamedTuple):
 def load_model(source: str, config: Any) -> Loaded:
     """The checkpoint with its weights in float32; from safetensors, since a pickle may run code."""
     with _transformers(source) as library, _quiet(library.utils.logging):
-        load, options = (
-            library.AutoModel.from_pretrained,
-            {"config": config, "use_safetensors": True, "trust_remote_code": False},
-        )
-        return _built(lambda **more: load(local_folder(source) or source, dtype=torch.float32, **options, **more))
+        name = local_folder(source) or source
+        return _built(partial(library.AutoModel.from_pretrained, name, config=config, use_safetensors=True))
 
 
 def fresh_model(config: Any) -> Loaded:
@@ -90,12 +88,12 @@ def fresh_model(config: Any) -> Loaded:
     with _transformers() as library:
         if config.model_type == "siglip_text_model":  # the one tower that AutoModel does not know
             return Loaded(library.SiglipTextModel(config).float())
-        options = {"dtype": torch.float32, "trust_remote_code": False}
-        return _built(lambda **more: library.AutoModel.from_config(config, **options, **more))
+        return _built(partial(library.AutoModel.from_config, config))
 
 
 def _built(build: Callable[..., Any]) -> Loaded:
     """With torch's attention and without a pooling layer, whose weights would get no gradient, if possible."""
+    build = partial(build, dtype=torch.float32, trust_remote_code=False)
     kinds = [(attention, pooling) for attention in ("sdpa", "eager") for pooling in ({"add_pooling_layer": False}, {})]
     for attention, pooling in kinds[:-1]:
         with suppress(TypeError, ValueError):  # the class knows no such argument, or no such attention

@@ -93,19 +93,15 @@ class Boxes(NamedTuple):
     flip: Tensor
 
 
-def whole(images: Tensor) -> Boxes:
-    """Each photo entire, not mirrored."""
-    batch, height, width = images.shape[0], images.shape[-2], images.shape[-1]
-    zero = torch.zeros(batch, device=images.device)
-    return Boxes(zero, zero, zero + height, zero + width, torch.zeros_like(zero, dtype=torch.bool))
-
-
-def resize(images: Tensor, boxes: Boxes, *, size: int, resample: Resample) -> Tensor:
-    """Each photo's box as a square; equals PIL's crop and resize before its rounding. [B, 3, H, W] -> [B, 3, S, S]
+def resize(images: Tensor, boxes: Boxes | None = None, *, size: int, resample: Resample) -> Tensor:
+    """Each photo, or its box, as a square: PIL's crop and resize before its rounding. [B, 3, H, W] -> [B, 3, S, S]
 
     Values stay float32 but within 0-255, also between the two passes, as PIL's bytes do: cubic filters overshoot.
     """
     batch, channels, height, width = images.shape
+    if boxes is None:
+        zero = torch.zeros(batch, device=images.device)
+        boxes = Boxes(zero, zero, zero + height, zero + width, torch.zeros_like(zero, dtype=torch.bool))
     rows = line_weights(boxes.top, boxes.height, pixels=height, size=size, resample=resample)
     columns = line_weights(boxes.left, boxes.width, pixels=width, size=size, resample=resample)
     columns = torch.where(boxes.flip[:, None, None], columns.flip(1), columns)
@@ -120,26 +116,20 @@ def line_weights(start: Tensor, extent: Tensor, *, pixels: int, size: int, resam
 
     The filter widens with the scale when shrinking, as PIL's does, and ends at the box, as after a crop.
     """
-    kernel, scale = _KERNELS[resample], (extent / size).view(-1, 1, 1)
+    scale = (extent / size).view(-1, 1, 1)
     centre = start.view(-1, 1, 1) + (torch.arange(size, device=start.device).view(1, -1, 1) + 0.5) * scale
     pixel = torch.arange(pixels, device=start.device).view(1, 1, -1) + 0.5
     inside = (pixel > start.view(-1, 1, 1)) & (pixel < (start + extent).view(-1, 1, 1))
-    weight = kernel((pixel - centre) / scale.clamp(min=1.0)) * inside
+    distance = ((pixel - centre) / scale.clamp(min=1.0)).abs()
+    weight = (_cubic(distance) if resample == "bicubic" else (1.0 - distance).clamp(min=0.0)) * inside
     return weight / weight.sum(dim=-1, keepdim=True)
 
 
 def _cubic(x: Tensor) -> Tensor:
-    """Keys' cubic with a = −1/2, as PIL has it."""
-    x = x.abs()
+    """Keys' cubic of a distance, with a = −1/2 as PIL has it."""
     near = (1.5 * x - 2.5) * x * x + 1.0
     far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
     return torch.where(x < 1.0, near, torch.where(x < 2.0, far, torch.zeros_like(x)))
-
-
-_KERNELS: dict[Resample, Callable[[Tensor], Tensor]] = {
-    "bilinear": lambda x: (1.0 - x.abs()).clamp(min=0.0),
-    "bicubic": _cubic,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,11 +148,6 @@ class PhotoReader:
     def side(self) -> int:
         """Of the squares that come out."""
         return self.size or self.transform.size
-
-    @property
-    def bytes(self) -> int:
-        """What all of them take in memory."""
-        return len(self.photos) * 3 * self.side**2
 
     def one(self, row: int) -> Tensor:
         """uint8 [3, S, S]"""
@@ -223,5 +208,5 @@ def tower_inputs(
     ``draft``: see :class:`PhotoReader`; training sets it, evaluation does not.
     """
     reader = PhotoReader(pairs.photos, backbone.transform, size=size, workers=workers, draft=draft)
-    fits = reader.bytes <= cache_gb * 2**30
+    fits = len(pairs.photos) * 3 * reader.side**2 <= cache_gb * 2**30
     return TowerInputs(DecodedPhotos(reader.read_all(progress)) if fits else reader, backbone.tokenize(pairs.captions))

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vacsr.backbones.augment import Partners, blend, change_words, draw_boxes, drop_image_tokens
 from vacsr.backbones.base import Backbone, NamedParams, Tokens, TowerParams
-from vacsr.backbones.images import PhotoTransform, resize, whole
+from vacsr.backbones.images import PhotoTransform, resize
 from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, read_tokenizer
 from vacsr.config import BackboneConfig
 from vacsr.errors import ShapeMismatch, UsageError
@@ -162,7 +162,7 @@ class TowerBackbone(Backbone):
             boxes = draw_boxes(noise, augment, height=height, width=width)
             pixels = resize(images, boxes, size=size, resample="bilinear")
         elif (height, width) != (size, size):
-            pixels = resize(images, whole(images), size=size, resample=self.transform.resample)
+            pixels = resize(images, size=size, resample=self.transform.resample)
         return self.transform.normalize(pixels)
 
     def encode_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
