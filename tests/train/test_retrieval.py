@@ -290,7 +290,7 @@ def npc_trainers(photos: PhotoSet, device: str) -> tuple[Trainer, Trainer]:
              towers=towers, lr=3e-3)
         for cache in (1.0, 0.0)
     ]  # fmt: skip
-    assert [trainer.task.loader.reader is None for trainer in both] == [True, False]
+    assert [isinstance(trainer.task.loader.images, torch.Tensor) for trainer in both] == [True, False]
     return both[0], both[1]
 
 

@@ -179,7 +179,7 @@ def training_step(trainer: Trainer, batch: int) -> Step:
 def inference_step(task: RetrievalTask, batch: int, *, precision: str) -> Step:
     """Embed a batch and score all its pairs."""
     model, loader, half = task.model.eval(), task.loader, precision == "bf16"
-    assert loader.images is not None, "a few batches fit on the device"
+    assert isinstance(loader.images, torch.Tensor), "a few batches fit on the device"
     images, texts = loader.images[:batch], loader.texts[:batch]
     scorer = BlockScorer(model.method, dtype=torch.bfloat16 if half else torch.float32)
 

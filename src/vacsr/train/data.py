@@ -120,10 +120,9 @@ class Batch(NamedTuple):
 class PairLoader:
     """The dataloader: the training set on the device; photos that do not fit come with their batch."""
 
-    images: Tensor | None  # [N, D_image], or uint8 [N, 3, S, S]; None where they come with batches
+    images: Tensor | Reader  # [N, D_image], or uint8 [N, 3, S, S]; or what reads photos that are not on the device
     texts: Tensor  # [M, D_text], or int32 [M, L]
     caption_image: Tensor  # [M]
-    reader: Reader | None = None  # of photos that are not on the device
     world: World = ALONE
     looks: Method | None = None  # the method whose neighbours' photos are read along with a batch
 
@@ -134,58 +133,47 @@ class PairLoader:
 
     def batches(self, order: Iterable[Tensor]) -> Iterator[Batch]:
         """One batch for each tensor of caption rows [B]; photos are read some batches ahead."""
-        if self.reader is None:
+        if isinstance(self.images, Tensor):
             for captions in order:
                 yield Batch(captions.to(self.device))
             return
         requests, coming = tee(self._requests(order))
-        streamed = self.reader.stream(rows for rows, _, _ in requests)
-        for (_, kinds, positions), photos in zip(coming, streamed, strict=True):
+        streamed = self.images.stream(rows for rows, _, _ in requests)
+        for (_, positions, kinds), photos in zip(coming, streamed, strict=True):
             if self.device.type == "cuda" and photos.device.type == "cpu":
                 photos = photos.pin_memory()
             photos = photos.to(self.device, non_blocking=True)
             captions, *near = (rows.to(self.device) for rows in kinds)
-            if positions is None:
-                yield Batch(captions, photos)
-                continue
             first, *others = (photos[index] for index in positions.to(self.device))
-            yield Batch(captions, first, tuple(zip(near, others, strict=True)))
+            yield Batch(captions, first, tuple(zip(near, others, strict=True)) or None)
 
-    def _requests(self, order: Iterable[Tensor]) -> Iterator[tuple[list[int], tuple[Tensor, ...], Tensor | None]]:
-        """For each batch: rows of the photos that this rank encodes, each once; captions [B]; positions in the rows.
+    def _requests(self, order: Iterable[Tensor]) -> Iterator[tuple[list[int], Tensor, list[Tensor]]]:
+        """For each batch: rows of the photos that this rank encodes, each once; positions in them [K, R]; captions [B].
 
-        Where the method looks at neighbours, captions are those of the batch and of two kinds of neighbours, and
-        positions [3, R] say which photo belongs to which; without neighbours the rows are the batch's photos.
+        K is 1, or 3 where the method looks at neighbours: the batch's own captions, then two kinds of neighbours.
         """
         images = self.caption_image.cpu()
         near: list[Tensor] = []
         if self.looks is not None:  # they do not change within an epoch, and asking waits for the GPU
             near = [kind.cpu() for kind in self.looks.neighbours(torch.arange(len(images), device=self.device))]
         for captions in order:
-            kinds = (captions, *(kind[captions] for kind in near))  # [B] each
+            kinds = [captions, *(kind[captions] for kind in near)]
             wanted = torch.stack([images[kind[self.world.rows(len(captions))]] for kind in kinds])
-            if not near:
-                yield wanted[0].tolist(), kinds, None
-                continue
             rows, positions = torch.unique(wanted, return_inverse=True)
-            yield rows.tolist(), kinds, positions
+            yield rows.tolist(), positions, kinds
 
     def images_of(self, captions: Tensor, photos: Tensor | None) -> Tensor:
         """The images of this rank's captions, from the batch or from the device. [R], [R, ...] -> [R, ...]"""
-        assert photos is not None or self.images is not None, "images are on the device or come with the batch"
-        return self.images[self.caption_image[captions]] if photos is None else photos  # type: ignore[index]
+        if isinstance(self.images, Tensor):
+            return self.images[self.caption_image[captions]]
+        assert photos is not None, "photos that are not on the device come with their batch"
+        return photos
 
-    def all_images(self, blocks: list[range]) -> Iterator[Tensor]:
-        """Blocks of image rows, on the device."""
-        if self.reader is not None:
-            return (photos.to(self.device) for photos in self.reader.stream(blocks))
-        assert self.images is not None, "images are on the device or come from a reader"
-        images = self.images
-        return (images[rows.start : rows.stop] for rows in blocks)
-
-    def all_texts(self, blocks: list[range]) -> Iterator[Tensor]:
-        """Blocks of caption rows, on the device."""
-        return (self.texts[rows.start : rows.stop] for rows in blocks)
+    def blocks(self, inputs: Tensor | Reader, blocks: list[range]) -> Iterator[Tensor]:
+        """Blocks of rows of the images or texts, on the device."""
+        if isinstance(inputs, Tensor):
+            return (inputs[rows.start : rows.stop] for rows in blocks)
+        return (photos.to(self.device) for photos in inputs.stream(blocks))
 
 
 def build_loader(
@@ -206,14 +194,14 @@ def build_loader(
         if device.type == "cpu" or pixels.nbytes <= _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
             return PairLoader(pixels.to(device), texts, labels, world=world)
     looks = model.method if model.method.look_ahead > 0 else None
-    return PairLoader(None, texts, labels, inputs.images, world, looks)
+    return PairLoader(inputs.images, texts, labels, world, looks)
 
 
 class Mixer:
     """Mixes the images of every batch as a method's ``mix`` says; the partner of position i is position B−1−i."""
 
     def __init__(self, config: MixConfig, model: MatchingModel, loader: PairLoader) -> None:
-        if loader.images is None and loader.world.size > 1:
+        if not isinstance(loader.images, Tensor) and loader.world.size > 1:
             message = "method.mix blends photos of all ranks, but each rank decodes only those of its rows"
             raise UsageError(f"{message} — raise data.cache_gb until all fit, or set method.mix.share=0")
         self.config, self.model, self.loader = config, model, loader
@@ -231,7 +219,7 @@ class Mixer:
         rows = self.loader.world.rows(len(image))
         partners, images = block.noise.rows.flip(0)[rows], None
         if self.loader.world.size > 1:  # a single rank has its partners' images already
-            assert self.loader.images is not None, "refused at the start"
+            assert isinstance(self.loader.images, Tensor), "refused at the start"
             images = self.loader.images[image[partners]]
         mine = Mixture(mixture.weight[rows], mixture.cut[rows], mixture.box[rows])
         return replace(block, targets=targets), Partners(mine, partners, images)

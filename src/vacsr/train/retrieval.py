@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any
@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from vacsr.backbones.base import Tokens
-from vacsr.backbones.images import TowerInputs, tower_inputs
+from vacsr.backbones.images import Reader, TowerInputs, tower_inputs
 from vacsr.config import BackboneConfig, DataConfig, MethodConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
@@ -55,7 +55,7 @@ class RetrievalTask(Task):
         # Full batches only, and an optimiser step never reaches into the next epoch.
         self.steps_per_epoch = len(pairs) // config.batch_size // config.accumulate * config.accumulate
         self.graphed = is_graphed(config, self.device, ranks=self.world.size)
-        if self.graphed and loader.reader is not None:
+        if self.graphed and not isinstance(loader.images, Tensor):
             message = "train.cuda_graph needs all photos on the GPU, and they do not fit"
             raise UsageError(f"{message} — raise data.cache_gb, lower data.photo_size, or set train.cuda_graph=false")
         self.compiled = config.compile is True or (config.compile == "auto" and self.device.type == "cuda")
@@ -167,22 +167,20 @@ class RetrievalTask(Task):
         model, loader = self.model, self.loader
         model.eval()
         with model.plain_blocks():
-            v = self._embed_share(len(self.pairs.image_ids), loader.all_images, model.embed_images)
-            t = self._embed_share(len(loader.texts), loader.all_texts, model.embed_texts)
+            v = self._embed_share(loader.images, len(self.pairs.image_ids), model.embed_images)
+            t = self._embed_share(loader.texts, len(loader.texts), model.embed_texts)
         model.train()
         return SetEmbeddings(v, t)
 
-    def _embed_share(
-        self, count: int, read: Callable[[list[range]], Iterable[Tensor]], embed: Callable[[Tensor], Embedding]
-    ) -> Tensor:
+    def _embed_share(self, inputs: Tensor | Reader, count: int, embed: Callable[[Tensor], Embedding]) -> Tensor:
         """This rank embeds its share of ``count`` rows block by block, and gets the others' too. -> [count, d]"""
         share = -(-count // self.world.size)  # ranks send equally much, so the last share may end in zeros
         first, stop = self.world.rank * share, min((self.world.rank + 1) * share, count)
         size = _TOWERS[self.device.type] if self.model.has_towers else _FEATURES
         blocks = [range(start, min(start + size, stop)) for start in range(first, stop, size)]
         rows = torch.zeros(share, self.model.dim, device=self.device)
-        for block, inputs in zip(blocks, read(blocks), strict=True):
-            rows[block.start - first : block.stop - first] = embed(inputs).mean.float()
+        for block, batch in zip(blocks, self.loader.blocks(inputs, blocks), strict=True):
+            rows[block.start - first : block.stop - first] = embed(batch).mean.float()
         return gather_rows(rows, self.world)[:count]
 
     def training_state(self) -> dict[str, Tensor]:
