@@ -84,14 +84,8 @@ def load_checkpoint(
     """
     check_checkpoint(folder, description)
     tensors, metadata = read_tensors(folder / FILE)
-    groups: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        group, _, name = key.partition(".")
-        groups.setdefault(group, {})[name] = tensor
-    moments: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in groups.pop("optimizer", {}).items():
-        index, _, name = key.partition(".")
-        moments.setdefault(int(index), {})[name] = tensor
+    groups = _grouped(tensors)
+    moments = {int(index): values for index, values in _grouped(groups.pop("optimizer", {})).items()}
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     generators = groups.pop("rng")
     torch.set_rng_state(generators["cpu"])
@@ -99,6 +93,15 @@ def load_checkpoint(
         torch.cuda.set_rng_state(generators["cuda"], device)
     best = {name: tensor.to(device) for name, tensor in groups.pop("best", {}).items()}
     return TrainState(**json.loads(metadata["state"]), best_weights=best), groups
+
+
+def _grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """``{"group.name": tensor}`` as ``{"group": {"name": tensor}}``."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        group, _, name = key.partition(".")
+        groups.setdefault(group, {})[name] = tensor
+    return groups
 
 
 def check_checkpoint(folder: Path, description: Mapping[str, Any]) -> None:
@@ -147,9 +150,7 @@ def holds_run(out: Path) -> bool:
 def check_folder(out: Path, *, resume: bool) -> None:
     """A folder that already holds a run is touched only with ``resume``."""
     if not resume and holds_run(out):
-        raise UsageError(
-            f"{out} already holds a run — continue it with --resume (resume=True), or choose another --out"
-        )
+        raise UsageError(f"{out} already holds a run — continue with --resume (resume=True), or choose another --out")
 
 
 def check_writable(out: Path) -> None:

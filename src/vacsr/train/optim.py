@@ -18,16 +18,9 @@ from vacsr.methods.base import ParamGroup
 
 
 def build_optimizer(
-    groups: Sequence[ParamGroup],
-    name: str,
-    *,
-    lr: float,
-    weight_decay: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    momentum: float = 0.0,
-    capturable: bool = False,
-    compiled: bool = False,
-) -> Optimizer:
+    groups: Sequence[ParamGroup], name: str, *, lr: float, weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999), momentum: float = 0.0, capturable: bool = False, compiled: bool = False,
+) -> Optimizer:  # fmt: skip
     """``adamw``, ``adamp`` or ``sgd`` over the groups; each keeps its ``lr_scale``.
 
     ``capturable`` is what a CUDA graph needs: the rates are tensors, so that a captured step sees later changes.

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from vacsr.backbones import load_backbone, scheme_of
-from vacsr.choices import PostHoc
 from vacsr.config import BackboneConfig, DataConfig, EvaluateConfig, MethodConfig, Recipe, TrainConfig
 from vacsr.config.io import dump_yaml, method_config, parse
 from vacsr.data import PairSet, PhotoSet, check_captioned, parse_spec
@@ -54,9 +52,8 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
     """
     with run_lock(out):
         check_folder(out, resume=resume)
-        check_checkpoint(
-            out / "checkpoint", describe_recipe(method=recipe.method, backbone=recipe.backbone, train=recipe.train)
-        )
+        described = describe_recipe(method=recipe.method, backbone=recipe.backbone, train=recipe.train)
+        check_checkpoint(out / "checkpoint", described)
         check_recipe(recipe)
         data = training_data(recipe.data)
         sets = report_sets(recipe, held_out=data.dev if recipe.data.dev_share > 0 else None)
@@ -65,8 +62,7 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
             backbone=recipe.backbone, dev=data.dev, reading=recipe.data, progress=progress,
         )  # fmt: skip
         trainer = Trainer(task, recipe.train, out)
-        if resume:
-            trainer.resume()
+        trainer.resume()
         barrier(task.world)  # every rank has looked at the folder before the first changes it
         if task.world.is_main:
             _warn_of_overlap(recipe.data, data, sets)
@@ -76,7 +72,8 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
             return run
         task.model.save_pretrained(out / "model")
         with matmul_precision("fp32"):  # metrics are compared across runs, however these were trained
-            report = _report(task.model, sets, recipe)
+            scorer = _scorer(task.model, recipe.evaluate, device=recipe.train.device)
+            report = _evaluate(scorer, sets, recipe.evaluate, spec=recipe.data.pairs)
         write_outcomes(out / "outcomes.safetensors", report.outcomes)
         write_json(out / "report.json", report.to_dict())
         return replace(run, report=report)
@@ -109,8 +106,7 @@ def fit(
             chosen, pairs, config, backbone=backbone or BackboneConfig(), dev=dev, reading=data, progress=progress
         )
         trainer = Trainer(task, config, folder, list(callbacks))
-        if resume:
-            trainer.resume()
+        trainer.resume()
         return trainer.run(progress=progress)
 
 
@@ -200,24 +196,8 @@ def _warn_of_overlap(config: DataConfig, data: TrainingData, sets: ReportSets) -
             warnings.warn(f"{message}, so its scores are optimistic — set {other}", stacklevel=2)
 
 
-def _report(model: MatchingModel, sets: ReportSets, recipe: Recipe) -> RetrievalReport:
-    scorer = _scorer(model, posthoc=recipe.evaluate.posthoc, device=recipe.train.device)
-    parts = [
-        evaluate_pairs(scorer, pairs, recipe.evaluate, protocols=protocols, spec=recipe.data.pairs)
-        for pairs, protocols in sets
-        if protocols
-    ]
-    results = tuple(result for part in parts for result in part.results)
-    return RetrievalReport(results, tuple(outcome for part in parts for outcome in part.outcomes))
-
-
 def evaluate_run(
-    run: Path,
-    *,
-    pairs: str | None = None,
-    split: str | None = None,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-    device: str = "auto",
+    run: Path, *, pairs: str | None, split: str | None, settings: Mapping[str, Any], device: str
 ) -> RetrievalReport:
     """Evaluate a run or model folder on a split: the one that is named, else `test`, else everything.
 
@@ -228,26 +208,31 @@ def evaluate_run(
     saved = {} if pairs else run_section(run, "evaluate")
     known = {name: value for name, value in saved.items() if name in EvaluateConfig.model_fields and name != "splits"}
     config = parse(EvaluateConfig, {**known, **settings})
-    scorer = _scorer(MatchingModel.from_pretrained(run), posthoc=config.posthoc, device=device)
+    scorer = _scorer(MatchingModel.from_pretrained(run), config, device=device)
     if pairs is None:
         policy = {key: value for key, value in run_section(run, "data").items() if key in ("on_error", "workers")}
         data = read_split_or_all(parse(DataConfig, {**policy, "pairs": run_pairs(run)}), split, default="test")
     else:
         data = read_named(pairs, split, default="test")
     protocols = config.protocols if "protocols" in settings else fitting_protocols(config.protocols, data)
-    return evaluate_pairs(scorer, data, config, protocols=protocols, spec=pairs or run_pairs(run))
+    return _evaluate(scorer, [(data, tuple(protocols))], config, spec=pairs or run_pairs(run))
 
 
-def evaluate_pairs(
-    scorer: PairScorer, pairs: PairSet | PhotoSet, config: EvaluateConfig, *, protocols: Sequence[str], spec: str
-) -> RetrievalReport:
-    """Score a split and report the protocols, as ``config`` says; ``spec`` is that of the data."""
-    return evaluate_retrieval(
-        scorer, pairs,
-        protocols=protocols, judgments=config_judgments(config), ties=config.ties, bins=config.bins,
-        truth=scene_truth(spec, pairs),
-    )  # fmt: skip
+def _evaluate(scorer: PairScorer, sets: ReportSets, config: EvaluateConfig, *, spec: str) -> RetrievalReport:
+    """Score each split and report its protocols, as ``config`` says; ``spec`` is that of the data."""
+    judgments = config_judgments(config)
+    reports = [
+        evaluate_retrieval(
+            scorer, pairs,
+            protocols=protocols, judgments=judgments, ties=config.ties, bins=config.bins,
+            truth=scene_truth(spec, pairs),
+        )
+        for pairs, protocols in sets
+        if protocols
+    ]  # fmt: skip
+    results = tuple(result for report in reports for result in report.results)
+    return RetrievalReport(results, tuple(outcome for report in reports for outcome in report.outcomes))
 
 
-def _scorer(model: MatchingModel, *, posthoc: PostHoc, device: str) -> PairScorer:
-    return (CosineDistanceScorer if posthoc == "cosine" else PairScorer)(model, device=device)
+def _scorer(model: MatchingModel, config: EvaluateConfig, *, device: str) -> PairScorer:
+    return (CosineDistanceScorer if config.posthoc == "cosine" else PairScorer)(model, device=device)
