@@ -143,10 +143,10 @@ def test_commands_do_not_replace_what_they_read(
 
 def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentProblem, match="cannot make the folder"):
+    with pytest.raises(EnvironmentProblem, match="not a writable folder"):
         check_output("--json", tmp_path / "file" / "deep" / "a.json")
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(EnvironmentProblem, match="not writable"):
+    with pytest.raises(EnvironmentProblem, match="not a writable folder"):
         check_output("--json", tmp_path / "new" / "a.json")
 
 

@@ -191,9 +191,10 @@ class FoldedAdapter:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FoldedAdapter:
         """A copy on a device: trunk and small matrix in ``dtype``, what follows them in float32."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        kinds = dict.fromkeys(tensors, torch.float32) | dict.fromkeys(("trunk", "trunk_bias", "small"), dtype)
-        moved: dict[str, Any] = {name: value.to(device, kinds[name]) for name, value in tensors.items()}
+        moved: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                moved[name] = value.to(device, dtype if name in ("trunk", "trunk_bias", "small") else torch.float32)
         return replace(self, **moved)
 
     def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:

@@ -36,14 +36,11 @@ class ConfigError(UsageError):
 
 
 class MissingExtra(EnvironmentProblem):
-    """An optional dependency is needed and missing."""
+    """``MissingExtra(package, extra)``: an optional dependency is needed and missing."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; it comes with an extra — run: pip install 'vacsr[{extra}]'")
-        self.package, self.extra = package, extra
-
-    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
-        return type(self), (self.package, self.extra)
+    def __str__(self) -> str:
+        package, extra = self.args
+        return f"{package} is not installed; it comes with an extra — run: pip install 'vacsr[{extra}]'"
 
 
 class DiskFull(EnvironmentProblem):

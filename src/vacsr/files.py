@@ -102,10 +102,8 @@ def check_output(option: str, out: Path, *, inputs: Iterable[Path] = ()) -> None
         if os.path.exists(path) and (os.path.samefile(out, path) or path.resolve() in real.parents):
             raise UsageError(f"{option} {out} would replace what the command reads, {path} — name another file")
     parent = next(parent for parent in real.parents if os.path.exists(parent))
-    if not parent.is_dir():
-        raise EnvironmentProblem(f"{option} {out}: cannot make the folder {out.parent} — choose another folder")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise EnvironmentProblem(f"{option} {out}: {parent} is not writable — choose another folder")
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise EnvironmentProblem(f"{option} {out}: {parent} is not a writable folder — choose another one")
 
 
 @contextmanager

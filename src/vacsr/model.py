@@ -23,7 +23,7 @@ from vacsr.config.io import method_config, parse
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
 from vacsr.methods.base import Embedding, Method, ParamGroup, build_method, split_by_decay
 from vacsr.noise import RowNoise, Stream, seeded
-from vacsr.pretrained import SavedModel, write_model_folder
+from vacsr.pretrained import SavedModel, check_start, write_model_folder
 from vacsr.provenance import UNKNOWN, Provenance
 
 
@@ -129,7 +129,7 @@ class MatchingModel(Network):
         """
         start = SavedModel.open(config.start) if config.start and assets is None else None
         if start is not None:
-            start.check_start(config)
+            check_start(config, parse(BackboneConfig, start.config["backbone"]), folder=start.folder)
             assets = start.assets
 
         def backbone() -> Backbone:

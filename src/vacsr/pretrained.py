@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vacsr.backbones import Backbone
 from vacsr.config import BackboneConfig
-from vacsr.config.io import parse
 from vacsr.errors import DataError, UsageError
 from vacsr.files import atomic_paths, json_text, read_json, read_tensors, save_tensors
 
@@ -67,21 +66,16 @@ class SavedModel(NamedTuple):
                 raise DataError(f"{path} is missing or changed since the model was saved — copy the model folder again")
         return tensors
 
-    def check_start(self, config: BackboneConfig) -> None:
-        """Training can start from this model only with the same towers, inputs and heads."""
-        check_start(config, parse(BackboneConfig, self.config["backbone"]), folder=self.folder)
-
     def load_start(self, model: nn.Module) -> None:
         """Load everything but the method into a model of the same shape. One saved network serves for two."""
         saved = self.tensors()
         saved = {f"second.{name}": tensor for name, tensor in saved.items()} | saved
-        state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("method.")}
-        for name, tensor in state.items():
-            if name not in saved or saved[name].shape != tensor.shape:
-                shape = list(saved[name].shape) if name in saved else "nothing"
-                message = f"{self.folder} has {shape} as {name}, this model needs {list(tensor.shape)}"
-                raise DataError(f"{message} — start from a model with the same backbone, pooling and head")
-        model.load_state_dict({name: saved[name] for name in state}, strict=False)
+        names = [name for name in model.state_dict() if not name.startswith("method.")]
+        try:
+            model.load_state_dict({name: saved[name] for name in names}, strict=False)
+        except (KeyError, RuntimeError) as error:
+            message = f"the weights in {self.folder} do not fit this model ({error})"
+            raise DataError(f"{message} — start from a model with the same backbone, pooling and head") from error
 
 
 def check_start(config: BackboneConfig, saved: BackboneConfig, *, folder: str | Path) -> None:

@@ -135,23 +135,17 @@ def nearest_in_bank(embedded: SetEmbeddings, caption_image: Tensor, clean: Tenso
     """
     inside = clean > torch.minimum(clean.new_tensor(threshold), clean.max() * (1.0 - 1e-6))
     bank = inside.nonzero().squeeze(1)
-    best = _most_trusted(caption_image, clean, bank, images=len(embedded.images))  # [N], −1 where none
-    with_bank, without = (best >= 0).nonzero().squeeze(1), (best < 0).nonzero().squeeze(1)
+    order = bank[clean[bank].argsort(stable=True)]  # the most trusted last
+    rank = torch.full((len(embedded.images),), -1, dtype=torch.int64, device=clean.device)  # of each image's last one
+    rank.scatter_reduce_(0, caption_image[order], torch.arange(len(order), device=clean.device), "amax")
+    best = order[rank.clamp_min(0)]  # [N]
+    with_bank, without = (rank >= 0).nonzero().squeeze(1), (rank < 0).nonzero().squeeze(1)
     best[without] = best[with_bank][_nearest(embedded.images[without], embedded.images[with_bank])]
     captions = torch.arange(len(clean), device=clean.device)
     by_image, by_text = torch.where(inside, captions, best[caption_image]), captions.clone()
     outside = (~inside).nonzero().squeeze(1)
     by_text[outside] = bank[_nearest(embedded.texts[outside], embedded.texts[bank])]
     return Neighbours(by_image, by_text)
-
-
-def _most_trusted(caption_image: Tensor, clean: Tensor, bank: Tensor, *, images: int) -> Tensor:
-    """The bank caption of each image with the largest probability, −1 where it has none. -> [N]"""
-    order = bank[clean[bank].argsort(stable=True)]
-    best = torch.full((images,), -1, dtype=torch.int64, device=clean.device)
-    rank = torch.arange(len(order), device=clean.device)
-    last = best.scatter_reduce(0, caption_image[order], rank, "amax")
-    return torch.where(last >= 0, order[last.clamp_min(0)], last)
 
 
 def _nearest(x: Tensor, among: Tensor, *, at_once: int = 1 << 24) -> Tensor:
