@@ -74,7 +74,7 @@ class Demo(NamedTuple):
 
 def demo_table(seed: int, *, start: Path, changes: Mapping[str, Any] | None = None) -> Table:
     """The table of one seed; ``start`` is the run folder of the towers, ``changes`` go over every recipe."""
-    raw = load_yaml(files("vacsr").joinpath("demo.yaml").read_text(encoding="utf-8"))
+    raw = load_yaml(files("vacsr").joinpath("demo.yaml").read_text(encoding="utf-8"), source="demo.yaml")
     recipe, changes = raw["start"]["recipe"], dict(changes or {})
     pairs = recipe["data"]["pairs"].format(start_seed=seed + _OTHER_SEED)
     recipe = merge(merge(recipe, {"data": {"pairs": pairs}, "train": {"seed": seed}}), changes)

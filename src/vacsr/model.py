@@ -248,6 +248,9 @@ class MatchingModel(Network):
             network.backbone.compile_blocks(on)
 
 
+load_model = MatchingModel.from_pretrained
+
+
 def choose_device(name: str | torch.device) -> torch.device:
     """``auto`` is CUDA where present; asking for CUDA without a GPU is an error."""
     if isinstance(name, torch.device):
@@ -259,11 +262,6 @@ def choose_device(name: str | torch.device) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise EnvironmentProblem("this torch sees no CUDA GPU — use device=cpu, or see: vacsr doctor")
     return torch.device(name)
-
-
-def load_model(folder: str | Path) -> MatchingModel:
-    """A trained model from its folder, or from the folder of the run that trained it."""
-    return MatchingModel.from_pretrained(folder)
 
 
 def _join(first: Embedding, second: Embedding) -> Embedding:

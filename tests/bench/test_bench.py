@@ -240,7 +240,7 @@ def test_the_command(vacsr: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (["--figure", "a.png"], 2, "name it a.svg"),
         (["--figure", "folder.svg"], 2, "is a folder"),
         (["--json", "a.svg", "--figure", "a.svg"], 2, "both name a.svg"),
-        (["--json", "file/a.json"], 3, "cannot make the folder file"),
+        (["--json", "file/a.json"], 3, "file is not a writable folder"),
     ],
 )
 def test_files_are_checked_before_anything_is_timed(

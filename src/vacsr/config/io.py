@@ -64,22 +64,20 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_yaml(text: str) -> Any:
-    """Read YAML; what cannot be read is a :class:`ConfigError`."""
+def load_yaml(text: str, *, source: object) -> Any:
+    """Read YAML; what cannot be read is a :class:`ConfigError` that names its ``source``."""
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that does not exist; nested too deep
-        raise ConfigError(f"not readable YAML: {error}") from error
+        raise ConfigError(f"{source}: not readable YAML: {error}") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that must hold a mapping."""
     try:
-        value = load_yaml(read_text(path, limit=MAX_YAML))
+        value = load_yaml(read_text(path, limit=MAX_YAML), source=path)
     except DataError as error:
         raise ConfigError(f"{error}, and give a YAML file") from error
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} should hold sections such as data, method and train, not {type(value).__name__}")
     return value
@@ -116,11 +114,9 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         path, mark, text = item.partition("=")
         if not mark or not path.strip():
             raise ConfigError(f"override '{item}' — write section.field=value")
-        # `tiny:` is the name of a backbone and not a mapping, and nothing is an empty string.
-        try:
-            leaf: Any = load_yaml(text) if text.strip() and not re.fullmatch(r"\S+:", text) else text.strip()
-        except ConfigError as error:
-            raise ConfigError(f"cannot read the value '{text}': {error}") from error
+        leaf: Any = text.strip()
+        if leaf and not re.fullmatch(r"\S+:", text):  # `tiny:` is the name of a backbone and not a mapping
+            leaf = load_yaml(text, source=f"override '{item}'")
         for part in reversed(path.strip().split(".")):
             leaf = {part: leaf}
         result = merge(result, leaf)
