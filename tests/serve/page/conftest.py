@@ -84,13 +84,16 @@ class Tab:
             self._do(f"{domain}.enable")
         self._do("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
         self._do("Emulation.setFocusEmulationEnabled", enabled=True)
-        self.look(1280)
+        self.resize(1280)
 
     def _do(self, method: str, **params: Any) -> dict[str, Any]:
         return self._browser.send(method, self._session, **params)
 
     def close(self) -> None:
         self._browser.send("Target.disposeBrowserContext", browserContextId=self._context)
+
+    def resize(self, width: int) -> None:
+        self._do("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
 
     def open(self, port: int) -> None:
         """Go to a service's page, until it is ready for a question or for a token."""

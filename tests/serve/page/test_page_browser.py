@@ -275,3 +275,14 @@ def test_nothing_that_an_index_holds_is_run(live: Start, world: Any, tab: Any, t
     tab.until(SEEN)
     assert tab.js("window.hurt") is None
     assert tab.violations() == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_nothing_sticks_out(live: Start, searcher: Any, tab: Any, width: int) -> None:
+    tab.open(live(searcher).port)
+    tab.resize(width)
+    tab.ask()
+    tab.pick("abstain")
+    assert tab.js("document.documentElement.scrollWidth") <= width
+    buttons = "[...document.querySelectorAll('button, select, .policy, .button')].filter(node => node.offsetHeight)"
+    assert tab.js(f"Math.min(...{buttons}.map(node => node.getBoundingClientRect().height))") >= 36
