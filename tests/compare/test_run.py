@@ -162,6 +162,7 @@ def test_the_table_is_drawn_again_from_its_data(whole: Path, tmp_path: Path, vac
     stored_only = write(tmp_path, rows=[{**row, "seeds": []} for row in TABLE["rows"]])
     assert vacsr("compare", stored_only, "--from", whole / "results.json").out == shown.out
     assert not list(list_cells(read_table(stored_only), tmp_path, seeds=[0]))
+    assert vacsr("compare", stored_only, "--row", "ours").refused(2, "no row 'ours' to run")
     other = write(tmp_path, rows=[{"name": "other"}])
     assert vacsr("compare", other, "--from", whole / "results.json").refused(4, "has no cell of this table's rows")
 
@@ -262,7 +263,7 @@ def test_one_row_at_a_time(whole: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (out / "clean").iterdir()) == ["ours"]
     compare(table, out, rows=["infonce"])
     assert (out / "table.md").read_text(encoding="utf-8") == (whole / "table.md").read_text(encoding="utf-8")
-    with pytest.raises(UsageError, match="no row 'our' — the table has: infonce, ours"):
+    with pytest.raises(UsageError, match="no row 'our' to run — the table has: infonce, ours"):
         compare(table, out, rows=["ours", "our"])
 
 

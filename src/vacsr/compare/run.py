@@ -91,9 +91,10 @@ def _check_call(table: Table, rows: Sequence[str], *, jobs: int) -> None:
         raise UsageError(
             f"a table runs its cells in --jobs, and torchrun has started {ranks()} ranks — start it without torchrun"
         )
-    unknown = [name for name in rows if name not in {row.name for row in table.rows}]
+    known = [row.name for row in table.rows if row.seeds != ()]
+    unknown = [name for name in rows if name not in known]
     if unknown:
-        raise UsageError(f"no row '{unknown[0]}' — the table has: {', '.join(row.name for row in table.rows)}")
+        raise UsageError(f"no row '{unknown[0]}' to run — the table has: {', '.join(known)}")
     if table.task == "efficiency" and jobs > 1:
         raise UsageError(f"--jobs {jobs}: steps timed side by side slow each other — leave --jobs out for this table")
 

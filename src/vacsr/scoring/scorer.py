@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ Images = Features | Sequence[Picture]
 """What a model reads as images: cached features, or photos as paths or PIL images for a model with towers."""
 Texts = Features | Sequence[str]
 """What a model reads as texts: cached features, or strings for a model with towers."""
-Side = Literal["image", "text"]
 _ALIGNED = 8192  # aligned pairs at a time
 
 
@@ -154,27 +153,26 @@ class PairScorer:
     def embed_images(self, images: Images) -> Embedding:
         """Features [I, D_image], or photos for a model with towers. -> [I, d] on the scorer's device"""
         if not self.model.has_towers:
-            return self._embed([_checked_features(images, kind="image", device=self.device)], side="image")
+            return self._embed(self.model.embed_images, [_checked_features(images, kind="image", device=self.device)])
         photos = ListedPhotos.of(images)
         batches = self._photo_batches(PhotoReader(photos, self.model.backbone.transform), len(photos))
-        return self._embed(batches, side="image")
+        return self._embed(self.model.embed_images, batches)
 
     @torch.inference_mode()
     def embed_texts(self, texts: Texts) -> Embedding:
         """Features [T, D_text], or strings for a model with towers. -> [T, d] on the scorer's device"""
         if not self.model.has_towers:
-            return self._embed([_checked_features(texts, kind="text", device=self.device)], side="text")
+            return self._embed(self.model.embed_texts, [_checked_features(texts, kind="text", device=self.device)])
         strings = [] if isinstance(texts, str | Tensor | np.ndarray) else list(texts)
         if not strings or not all(isinstance(text, str) and text.strip() for text in strings):
             raise UsageError("the model reads words — pass a list of texts that are not blank, such as ['a dog']")
-        return self._embed(torch.split(self.model.backbone.tokenize(strings), self._step), side="text")
+        return self._embed(self.model.embed_texts, torch.split(self.model.backbone.tokenize(strings), self._step))
 
     def _photo_batches(self, images: Reader, count: int) -> Iterator[Tensor]:
         return images.stream([range(count)[start : start + self._step] for start in range(0, count, self._step)])
 
-    def _embed(self, batches: Iterable[Tensor], *, side: Side) -> Embedding:
+    def _embed(self, embed: Callable[[Tensor], Embedding], batches: Iterable[Tensor]) -> Embedding:
         """Features, pixels or tokens, batch by batch, also where there are none. -> [N, d]"""
-        embed = self.model.embed_images if side == "image" else self.model.embed_texts
         parts = [embed(batch.to(self.device)) for batch in batches]
         empty = torch.empty(0, self.model.dim, device=self.device)
         mean = torch.cat([empty, *(part.mean for part in parts)])
@@ -211,11 +209,13 @@ class PairScorer:
                 "these data hold photos without captions, so there are no pairs — give captions: folder:DIR or csv:FILE"
             )
         if isinstance(pairs, PairSet):  # which has checked its features
-            v, t = self._embed([pairs.images], side="image"), self._embed([pairs.texts], side="text")
+            v = self._embed(self.model.embed_images, [pairs.images])
+            t = self._embed(self.model.embed_texts, [pairs.texts])
         else:
             inputs = inputs or tower_inputs(self.model.backbone, pairs)
-            v = self._embed(self._photo_batches(inputs.images, len(pairs.image_ids)), side="image")
-            t = self._embed(torch.split(inputs.texts, self._step), side="text")
+            photos = self._photo_batches(inputs.images, len(pairs.image_ids))
+            v = self._embed(self.model.embed_images, photos)
+            t = self._embed(self.model.embed_texts, torch.split(inputs.texts, self._step))
         return PairScores(self, v, t)
 
     def score_named(self, pairs: PairSet | PhotoSet, image: str, texts: Sequence[str]) -> PairScores:
