@@ -96,18 +96,12 @@ def draw_mixture(noise: RowNoise, config: MixConfig, *, side: int = 0) -> Mixtur
     mixed = draw[:, 0] < config.share
     weight = draw[:, 4:].sort(dim=1).values[:, config.alpha - 1]
     cut = mixed & (draw[:, 1] < config.cutmix) if side else torch.zeros_like(mixed)
-    box = _box(weight, draw[:, 2:4], side)
+    # A rectangle of 1 − λ of the square around a random centre, cut at the edges.
+    centre, half = (draw[:, 2:4] * side).long(), ((side * (1.0 - weight).sqrt()).long() // 2).unsqueeze(1)
+    box = torch.stack((centre - half, centre + half), dim=2).flatten(1).clamp(0, side)
     area = (box[:, 1] - box[:, 0]) * (box[:, 3] - box[:, 2])
     weight = torch.where(cut, 1.0 - area / max(1, side * side), weight)
     return Mixture(torch.where(mixed, weight, torch.ones_like(weight)), cut, box)
-
-
-def _box(weight: Tensor, centre: Tensor, side: int) -> Tensor:
-    """A rectangle of 1 − ``weight`` of the square around a random centre, cut at the edges. [R], [R, 2] -> [R, 4]"""
-    half = (side * (1.0 - weight).sqrt()).long() // 2
-    middle = (centre * side).long()
-    ends = torch.stack((middle[:, 0] - half, middle[:, 0] + half, middle[:, 1] - half, middle[:, 1] + half), dim=1)
-    return ends.clamp(0, side)
 
 
 def blend(images: Tensor, partners: Tensor, mixture: Mixture) -> Tensor:

@@ -141,10 +141,8 @@ class FeatureScaling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, dim] -> [B, dim]"""
         if x.shape[-1] != self.dim:
-            raise ShapeMismatch(
-                f"the model expects features of dimension {self.dim}, these have {x.shape[-1]} — "
-                "use the embeddings of the backbone it was trained on, or train on these"
-            )
+            message = f"the model expects features of dimension {self.dim}, these have {x.shape[-1]}"
+            raise ShapeMismatch(f"{message} — use those of the backbone it was trained on, or train on these")
         if self.kind == "unit":
             return functional.normalize(x, dim=-1) * math.sqrt(self.dim)
         return (x - self.shift) * self.factor if self.kind == "standardize" else x
@@ -163,10 +161,8 @@ class FeatureBackbone(Backbone):
 
     def fit(self, pairs: Any) -> None:
         if hasattr(pairs, "photos"):
-            raise UsageError(
-                "backbone 'features:' takes cached embeddings, these data are photos — set backbone.spec to clip:…, "
-                "towers:… or tiny:, or embed them first: vacsr embed"
-            )
+            message = "backbone 'features:' takes cached embeddings, these data are photos"
+            raise UsageError(f"{message} — set backbone.spec to clip:…, towers:… or tiny:, or run vacsr embed first")
         self.image.fit(pairs.images)
         self.text.fit(pairs.texts)
 

@@ -42,8 +42,7 @@ class _HubTower(Tower):
     def _head(self) -> Any:
         """What projects a token: CLIP's projection, or the head inside SigLIP's text model."""
         if self.projection is None and self.model.config.model_type != "siglip_text_model":
-            message = f"{type(self.model).__name__} has no projection per token"
-            raise UsageError(f"{message} — set image_output or text_output to norm or hidden")
+            raise UsageError("the tower has no projection per token — set image_output or text_output to norm")
         return self.projection or self.model.head
 
     def final_norm(self) -> nn.Module | None:
@@ -86,8 +85,7 @@ class _HubTower(Tower):
 
     def set_checkpointing(self, on: bool) -> None:
         if on and not self.model.supports_gradient_checkpointing:
-            message = f"{type(self.model).__name__} cannot recompute its activations"
-            raise UsageError(f"{message} — set backbone.checkpointing=false")
+            raise UsageError(f"{type(self.model).__name__} cannot recompute — set backbone.checkpointing=false")
         if on:
             self.model.gradient_checkpointing_enable(self.recompute)
         elif self.model.is_gradient_checkpointing:
@@ -178,27 +176,23 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
         sides = [_fresh(**saved[side]) for side in ("image", "text")]
         return _backbone(config, sides, saved["tokenizer"], saved["transform"], saved["name"])
     checkpoints, patch = _checkpoints(config)
-    offline = patch > 0 and config.weights == "random"
+    fresh = config.weights == "random"
+    offline = patch > 0 and fresh
     standard = {"model_type": "clip", "vision_config": {"patch_size": patch}}
     configs = [hub.read_config(standard)] if offline else [hub.load_config(one) for one in checkpoints]
     vision = _check_sides(config, checkpoints, configs)
     settings = {} if offline else hub.processor_settings(checkpoints[0])
-    clip = len(checkpoints) == 1
-    statistics = _STATISTICS[configs[0].model_type] if clip else (IMAGENET_MEAN, IMAGENET_STD)
+    statistics = _STATISTICS[configs[0].model_type] if len(checkpoints) == 1 else (IMAGENET_MEAN, IMAGENET_STD)
     transform = _transform(checkpoints[0], vision, config, settings, statistics=statistics)
-    fresh = config.weights == "random"
     if fresh:
         vision.image_size = transform.size
     pairs = zip(checkpoints, configs, strict=True)
     models = [hub.fresh_model(one) if fresh else hub.load_model(name, one) for name, one in pairs]
-    image = models[0].half("vision_model", "visual_projection")
-    sides = [
-        image._replace(model=hub.with_size(image.model, transform.size)),
-        models[-1].half("text_model", "text_projection"),
-    ]
-    tokenizer = _tokenizer("" if offline else checkpoints[-1], config, text=sides[1].model)
+    image, text = models[0].half("vision_model", "visual_projection"), models[-1].half("text_model", "text_projection")
+    image = image._replace(model=hub.with_size(image.model, transform.size))
+    tokenizer = _tokenizer("" if offline else checkpoints[-1], config, text=text.model)
     name = f"{config.spec.partition(':')[0]}:{','.join(map(hub.short_name, checkpoints))}"
-    return _backbone(config, sides, tokenizer, transform, name)
+    return _backbone(config, (image, text), tokenizer, transform, name)
 
 
 def _backbone(
@@ -227,17 +221,16 @@ def _check_sides(config: BackboneConfig, checkpoints: Sequence[str], configs: Se
     """The configuration of the image tower, after a check that both can be towers."""
     kind = configs[0].model_type
     if config.spec.startswith("clip:") and kind not in _STATISTICS:
-        message = f"{checkpoints[0]} is of type {kind!r}, clip: takes CLIP and SigLIP"
-        raise UsageError(f"{message} — for two towers of any kind write towers:IMAGE,TEXT")
+        raise UsageError(f"clip: takes CLIP and SigLIP, {checkpoints[0]} is {kind!r} — write towers:IMAGE,TEXT")
     vision = getattr(configs[0], "vision_config", configs[0])
     text = getattr(configs[-1], "text_config", configs[-1])
     if not hasattr(vision, "image_size") or not hasattr(vision, "patch_size"):
-        message = f"{checkpoints[0]} ({kind}) is not an image transformer with patches"
-        raise UsageError(f"{message} — give one such as DINOv2 or ViT first, the text tower second")
+        raise UsageError(
+            f"{checkpoints[0]} ({kind}) is not an image transformer — give one such as ViT first"
+        )
     for name, whole, side in ((checkpoints[0], configs[0], vision), (checkpoints[-1], configs[-1], text)):
         if getattr(whole, "is_encoder_decoder", False) or not hasattr(side, "hidden_size"):
-            message = f"{name} ({whole.model_type}) is not an encoder with tokens of one width"
-            raise UsageError(f"{message} — give an encoder alone, a transformer such as ViT or BERT")
+            raise UsageError(f"{name} ({whole.model_type}) is not one encoder — give an encoder alone, as ViT or BERT")
     return vision
 
 
@@ -250,11 +243,9 @@ def _transform(
     transform = hub.transform_from(settings, config, usual=PhotoTransform(side, *statistics))
     size, patch = transform.size, hub.one_side(vision.patch_size)
     if size < patch or size % patch:
-        below, above = max(patch, size // patch * patch), (size // patch + 1) * patch
-        raise UsageError(
-            f"{name} cuts photos into patches of {patch}, which do not fill a side of {size} — "
-            f"set backbone.image_size to {below} or {above}"
-        )
+        below = max(patch, size // patch * patch)
+        message = f"patches of {patch} pixels ({name}) do not fill a side of {size}"
+        raise UsageError(f"{message} — set backbone.image_size to {below} or {below + patch}")
     return transform
 
 

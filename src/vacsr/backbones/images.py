@@ -53,8 +53,7 @@ class PhotoTransform:
         if self.resize == "center" and 0 not in photo.size:
             scaled = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
         if 0 in photo.size or max(*scaled, height) * short > _ROOM:
-            message = f"a photo of {width:,} × {height:,} pixels cannot be made a square of {side}"
-            raise DataError(f"{message} — cut it to an ordinary shape, or leave it out")
+            raise DataError(f"a photo of {width:,} × {height:,} pixels has no usable shape — crop it, or leave it out")
         rgb = photo if photo.mode == "RGB" else photo.convert("RGB")
         square = rgb.resize(scaled, Image.Resampling[self.resample.upper()])
         left, top = (scaled[0] - side) // 2, (scaled[1] - side) // 2

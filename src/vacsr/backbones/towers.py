@@ -168,8 +168,8 @@ class TowerBackbone(Backbone):
     def encode_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
         """Rows of :meth:`tokenize`; ``noise`` masks, replaces and drops words. int [B, L] -> [B, L, D]"""
         if texts.shape[1] > self.text.context:
-            message = f"captions are {texts.shape[1]} tokens long, the text tower takes {self.text.context}"
-            raise ShapeMismatch(f"{message} — tokenize them with this backbone")
+            lengths = f"{texts.shape[1]} tokens, the text tower takes {self.text.context}"
+            raise ShapeMismatch(f"captions have {lengths} — tokenize them with this backbone")
         if noise is not None:
             texts = change_words(
                 texts, noise, self.config.augment,
@@ -208,10 +208,8 @@ class TowerBackbone(Backbone):
 
     def fit(self, pairs: Any) -> None:
         if not hasattr(pairs, "photos"):
-            raise UsageError(
-                f"backbone '{self.config.spec}' reads photos, these data are cached features — set "
-                "backbone.spec=features:, or give photos such as data.pairs=folder:DIR"
-            )
+            message = f"backbone '{self.config.spec}' reads photos, these data are cached features"
+            raise UsageError(f"{message} — set backbone.spec=features:, or give photos such as data.pairs=folder:DIR")
         self.fit_words(pairs.captions)
 
     def fit_words(self, captions: Sequence[str]) -> None:
