@@ -152,10 +152,10 @@ def steps_of(
     if args.no_optimizer:
         yield "training", measured(gradients(trainer, args.batch), **again)
     else:  # it is captured by itself
-        yield "training", measured(training_step(trainer, args.batch), **plain)
+        yield "training", measured(training_step(trainer), **plain)
     if mode == "eager" and trainer.task.config.tile in (0, args.tile[0]):
         trainer.optimizer.state.clear()
-        yield "inference", measured(inference_step(trainer.task, args.batch, precision=precision), **plain)
+        yield "inference", measured(inference_step(trainer.task), **plain)
 
 
 def products(method: Vacsr, batch: int, precision: str) -> Row:

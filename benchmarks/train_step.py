@@ -36,7 +36,7 @@ def time_steps(method: str, pairs: PairSet, config: TrainConfig, *, dim: int, st
     """Milliseconds per step, the median of five groups, after a warm-up that compiles and captures."""
     backbone = BackboneConfig(head=HeadConfig(dim=dim))
     trainer = Trainer(retrieval_task(method_config(method), pairs, config, backbone=backbone), config)
-    step = training_step(trainer, config.batch_size)
+    step = training_step(trainer)
     for _ in range(10):
         step()
     return 1e3 * seconds_per_step(step, device=trainer.task.device, steps=steps, groups=5)

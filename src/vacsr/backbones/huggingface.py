@@ -225,9 +225,7 @@ def _check_sides(config: BackboneConfig, checkpoints: Sequence[str], configs: Se
     vision = getattr(configs[0], "vision_config", configs[0])
     text = getattr(configs[-1], "text_config", configs[-1])
     if not hasattr(vision, "image_size") or not hasattr(vision, "patch_size"):
-        raise UsageError(
-            f"{checkpoints[0]} ({kind}) is not an image transformer — give one such as ViT first"
-        )
+        raise UsageError(f"{checkpoints[0]} ({kind}) is not an image transformer — give one such as ViT first")
     for name, whole, side in ((checkpoints[0], configs[0], vision), (checkpoints[-1], configs[-1], text)):
         if getattr(whole, "is_encoder_decoder", False) or not hasattr(side, "hidden_size"):
             raise UsageError(f"{name} ({whole.model_type}) is not one encoder — give an encoder alone, as ViT or BERT")

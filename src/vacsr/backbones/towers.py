@@ -226,11 +226,18 @@ class TowerBackbone(Backbone):
         return [*self.image.unused(), *self.text.unused()]
 
     def add_variance(self) -> None:
-        """Give both towers a branch that variances are made from: a second last block, as PCME++ has it."""
+        """Give both towers a branch that variances are made from: a second last block, as PCME++ has it.
+
+        A fresh one keeps copied weights where torch has no initialisation of its own (the layer scale of DINOv2).
+        """
         self.set_checkpointing(False)  # so that nothing of it is copied
-        self.image_variance, self.text_variance = (
-            _second_block(tower.blocks()[-1], self.config.variance_block) for tower in (self.image, self.text)
-        )
+        branches = [deepcopy(tower.blocks()[-1]) for tower in (self.image, self.text)]
+        if self.config.variance_block == "fresh":
+            for module in (module for block in branches for module in reversed([*block.modules()])):
+                # Inner modules first: a block that begins in a special way has the last word.
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+        self.image_variance, self.text_variance = branches
         self.set_checkpointing(self.config.checkpointing)
 
     def compile_blocks(self, on: bool) -> None:
@@ -284,19 +291,6 @@ def read_assets(folder: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in saved["transform"].items()}
     tokenizer = read_tokenizer(saved["tokenizer"], folder)
     return {**saved, "tokenizer": tokenizer, "transform": PhotoTransform(**settings)}
-
-
-def _second_block(last: nn.Module, start: Literal["fresh", "copy"]) -> nn.Module:
-    """A block like ``last``, with torch's own initialisation or with the same weights.
-
-    What has no initialisation of its own (the layer scale of DINOv2) keeps the weights of ``last``.
-    """
-    block = deepcopy(last)
-    if start == "fresh":
-        for module in [*block.modules()][::-1]:  # a block that begins in a special way has the last word
-            if callable(reset := getattr(module, "reset_parameters", None)):
-                reset()
-    return block
 
 
 def _by_depth(side: str, tower: Tower, branch: nn.Module | None) -> TowerParams:

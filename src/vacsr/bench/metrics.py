@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,14 +33,12 @@ COLUMNS = {
 _TOLERANCE = {"eccv_caption": 1e-9, "torchmetrics": 1e-4}  # percent; torchmetrics answers in float32
 Metrics = dict[str, float]
 Cost = np.ndarray[Any, np.dtype[np.float64]]
-Result = TypeVar("Result")
 
 
 def run(images: int | None, device: torch.device, log: Log = lambda _: None) -> BenchResult:
     """On the CPU whatever the device: the other systems do not use a GPU."""
-    coco = images is None
+    protocols, plain = (COCO, "coco-5k") if images is None else (("flickr",), "flickr")
     pairs = coco_pairs() if images is None else small_pairs(images)
-    protocols, plain = (COCO, "coco-5k") if coco else (("flickr",), "flickr")
     scores, every = random_scores(pairs), ", ".join(protocols)
     metrics: Metrics = {}
     costs: dict[str, Cost] = {}
@@ -50,7 +48,7 @@ def run(images: int | None, device: torch.device, log: Log = lambda _: None) -> 
         metrics |= values
     total, ours = np.sum(list(costs.values()), axis=0), costs[plain]
     rows, notes = [_row("vacsr", every, total, ours=total)], []
-    if coco:
+    if images is None:
         log("eccv_caption")
         ranked, sorting = timed(lambda: rankings(scores, pairs))
         theirs, cost = timed(lambda: package_metrics(*ranked))
@@ -70,7 +68,7 @@ def run(images: int | None, device: torch.device, log: Log = lambda _: None) -> 
     return BenchResult("metrics", where, settings, rows, COLUMNS, ("seconds",), notes)
 
 
-def timed(work: Callable[[], Result]) -> tuple[Result, Cost]:
+def timed(work: Callable[[], Any]) -> tuple[Any, Cost]:
     """The result of one call, and its seconds of wall clock and of processor: other load affects the latter less.
 
     The slow systems take minutes, so nothing is repeated.

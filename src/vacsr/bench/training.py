@@ -119,23 +119,22 @@ def loss_step(
     return step
 
 
-def measure_recipe(recipe: Recipe, *, steps: int = 100) -> dict[str, Any]:
+def measure_recipe(recipe: Recipe, *, steps: int) -> dict[str, Any]:
     """Build the recipe's model and time its steps, inference first: gradients and moments are not part of that.
 
     Parameters are in millions, the method's own being those beyond towers, pooling and heads of one network.
     """
     before = process_bytes("VmRSS")
-    batch, precision = recipe.train.batch_size, recipe.train.precision
-    cached = scheme_of(recipe.backbone.spec).cached
+    batch, cached = recipe.train.batch_size, scheme_of(recipe.backbone.spec).cached
     pairs = training_data(recipe.data).train if cached else random_photos(batch, words=120)
     reading = DataConfig(cache_gb=64.0)
     task = retrieval_task(recipe.method, pairs, recipe.train, backbone=recipe.backbone, reading=reading)
     trainer = Trainer(task, recipe.train)  # compiles, where the recipe says so
     cost = partial(step_cost, batch=batch, device=task.device, steps=steps, before=before)
-    with matmul_precision(precision):
-        inference = cost(inference_step(task, batch, precision=precision))
+    with matmul_precision(recipe.train.precision):
+        inference = cost(inference_step(task))
         task.model.train()
-        training = cost(training_step(trainer, batch))
+        training = cost(training_step(trainer))
     total, added = count_parameters(task.model)
     return {
         "parameters": total / 1e6, "method_parameters": added / 1e6, "inference": inference, "training": training,
@@ -163,10 +162,11 @@ def count_parameters(model: MatchingModel) -> tuple[int, int]:
     return total, total - shared
 
 
-def training_step(trainer: Trainer, batch: int) -> Step:
+def training_step(trainer: Trainer) -> Step:
     """One training step after the other."""
     task: Any = trainer.task
-    epochs = (batch_order(len(task.loader.texts), batch=batch, seed=0, epoch=epoch) for epoch in count())
+    captions, batch = len(task.loader.texts), task.config.batch_size
+    epochs = (batch_order(captions, batch=batch, seed=0, epoch=epoch) for epoch in count())
     batches = enumerate(chain.from_iterable(epochs))
 
     def step() -> None:
@@ -176,9 +176,9 @@ def training_step(trainer: Trainer, batch: int) -> Step:
     return step
 
 
-def inference_step(task: RetrievalTask, batch: int, *, precision: str) -> Step:
+def inference_step(task: RetrievalTask) -> Step:
     """Embed a batch and score all its pairs."""
-    model, loader, half = task.model.eval(), task.loader, precision == "bf16"
+    model, loader, batch, half = task.model.eval(), task.loader, task.config.batch_size, task.config.precision == "bf16"
     assert isinstance(loader.images, torch.Tensor), "a few batches fit on the device"
     images, texts = loader.images[:batch], loader.texts[:batch]
     scorer = BlockScorer(model.method, dtype=torch.bfloat16 if half else torch.float32)
@@ -194,7 +194,7 @@ def inference_step(task: RetrievalTask, batch: int, *, precision: str) -> Step:
 
 
 def step_cost(
-    step: Step, *, batch: int, device: torch.device, steps: int = 100, before: int | None = None
+    step: Step, *, batch: int, device: torch.device, steps: int, before: int | None
 ) -> dict[str, float | None]:
     """Warm up, then the mean over ``steps``. ``before``: bytes that the process held before the model.
 
