@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.fewshot.methods.coop import Coop
+from vacsr.fewshot.methods.prompts import Coop
 
 Command = Callable[..., Any]
 

@@ -17,10 +17,9 @@ from vacsr.errors import ConfigError, UsageError
 from vacsr.fewshot import check_fewshot, fewshot_from, read_fewshot
 from vacsr.fewshot import config as config_module
 from vacsr.fewshot.config import FewshotRecipe, FewshotTrainConfig
-from vacsr.fewshot.methods.coop import CoopConfig
-from vacsr.fewshot.methods.maple import MapleConfig
 from vacsr.fewshot.methods.mma import Mma, MmaConfig
 from vacsr.fewshot.methods.mmrl import MmrlConfig
+from vacsr.fewshot.methods.prompts import CoopConfig, MapleConfig
 
 PETS = {"data": {"spec": "coop:data,set=oxford_pets"}}
 

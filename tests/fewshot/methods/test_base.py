@@ -15,7 +15,7 @@ from vacsr.errors import DataError
 from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch, build_fewshot
 from vacsr.fewshot.methods.base import ZeroshotConfig
 from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.fewshot.methods.coop import CoopConfig
+from vacsr.fewshot.methods.prompts import CoopConfig
 
 from .plain_clip import photos, plain_image, plain_text, small_clip
 

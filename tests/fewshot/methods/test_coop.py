@@ -14,7 +14,7 @@ from vacsr.errors import UsageError
 from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch, build_fewshot
 from vacsr.fewshot.methods.base import ZeroshotConfig
 from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.fewshot.methods.coop import CocoopConfig, CoopConfig
+from vacsr.fewshot.methods.prompts import CocoopConfig, CoopConfig
 from vacsr.methods.infonce import InfoNCEConfig
 
 from .plain_clip import Plain, assert_same_gradients, photos, plain_image, plain_sentence, small_clip, trained_tiny

@@ -11,7 +11,7 @@ from torch import Tensor
 from vacsr.errors import UsageError
 from vacsr.fewshot.methods.base import ClassSet, ShotBatch
 from vacsr.fewshot.methods.clip import ClipModel
-from vacsr.fewshot.methods.maple import (
+from vacsr.fewshot.methods.prompts import (
     Coprompt,
     CopromptConfig,
     FeatureAdapter,

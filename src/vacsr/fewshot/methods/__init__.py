@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vacsr.config.base import MethodConfig, method_entry
-from vacsr.fewshot.methods import clipood, coop, maple, mma, mmrl, vacsr  # noqa: F401  they register themselves
+from vacsr.fewshot.methods import clipood, mma, mmrl, prompts, vacsr  # noqa: F401  they register themselves
 from vacsr.fewshot.methods.base import ClassSet as ClassSet
 from vacsr.fewshot.methods.base import FewshotMethod as FewshotMethod
 from vacsr.fewshot.methods.base import ShotBatch as ShotBatch
