@@ -25,14 +25,14 @@ from vacsr.data.fewshot import LabelledPhotos, load_classes, save_shots
 from vacsr.data.photos import ArrayPhotos
 from vacsr.errors import DataError, UsageError
 from vacsr.fewshot.config import FewshotDataConfig, FewshotTrainConfig
-from vacsr.fewshot.data import CachedPhotos, FewshotSets, ShotLoader, View, crop_box, load_sets, read_sentences
+from vacsr.fewshot.data import FewshotSets, ShotLoader, augmented, crop_box, draws_of, load_sets, read_sentences
 from vacsr.fewshot.methods import ShotBatch
 
 from .conftest import TRANSFORM, CountingPhotos, colours
 
 PROPERTY = settings(max_examples=60, deadline=None, derandomize=True)
 shares = st.floats(0.001, 0.999)
-draws_of = st.lists(shares, min_size=40, max_size=40)
+many_draws = st.lists(shares, min_size=40, max_size=40)
 CENTRAL = [0.5, 0.5, 0.5, 0.5]
 SPEC = "scenes:classes=7,train=6,test=2,size=32"
 
@@ -132,7 +132,7 @@ def test_sentences_that_are_none(value: Any, tmp_path: Path) -> None:
 
 
 @PROPERTY
-@given(st.integers(1, 400), st.integers(1, 400), draws_of, st.tuples(st.floats(0.05, 1), st.floats(0.05, 1)))
+@given(st.integers(1, 400), st.integers(1, 400), many_draws, st.tuples(st.floats(0.05, 1), st.floats(0.05, 1)))
 def test_a_box_is_the_first_try_that_fits(
     width: int, height: int, draws: list[float], scale: tuple[float, float]
 ) -> None:
@@ -173,7 +173,8 @@ def photo(seed: int = 0) -> Image.Image:
 @pytest.mark.parametrize("flip", [0.1, 0.9])
 def test_a_crop_view_is_pils_crop_and_resize(flip: float) -> None:
     draws = [0.3, 0.6, 0.2, 0.8] * 10 + [flip]
-    got = View("crop", FewshotTrainConfig(crop=(0.08, 1.0), flip=0.5), TRANSFORM)(photo(), draws)
+    config = FewshotTrainConfig(crop=(0.08, 1.0), flip=0.5)
+    got = augmented(photo(), draws, kind="crop", config=config, transform=TRANSFORM)
     part = photo().crop(crop_box(30, 20, draws=draws, scale=(0.08, 1.0)))
     expected = np.asarray(part.resize((8, 8), Image.Resampling.BICUBIC))
     assert np.array_equal(np.asarray(got), expected[:, ::-1] if flip < 0.5 else expected)
@@ -182,8 +183,8 @@ def test_a_crop_view_is_pils_crop_and_resize(flip: float) -> None:
 def test_a_randaugment_view_squeezes_the_whole_photo_first() -> None:
     draws = [0.3, 0.2, 0.7, 0.9, 0.1, 0.6]
     config = FewshotTrainConfig(randaugment_operations=2, randaugment_magnitude=10)
-    got = View("randaugment", config, TRANSFORM)(photo(), draws)
-    assert View("randaugment", config, TRANSFORM).draws == len(draws)
+    got = augmented(photo(), draws, kind="randaugment", config=config, transform=TRANSFORM)
+    assert draws_of("randaugment", config) == len(draws)
     squeezed = photo().resize((8, 8), Image.Resampling.BICUBIC)
     assert np.array_equal(np.asarray(got), np.asarray(randaugment(squeezed, draws, magnitude=10)))
 
@@ -261,13 +262,7 @@ def test_photos_are_decoded_once_where_they_fit() -> None:
     shots = colours(8)
     counting = CountingPhotos(shots.photos)  # type: ignore[arg-type]
     counted = replace(shots, photos=counting)
-    list(loader(counted, workers=1).stream(0, 6))
-    assert counting.opened == [1] * 8
-    counting.opened = [0] * 8
-    list(loader(counted, workers=1, cache_gb=0).stream(0, 6))
-    assert counting.opened == [3] * 8
-    half = CachedPhotos(counting, free=4 * 10 * 14 * 4)
-    for row in [*range(8), *range(8)]:
-        half.open(row)
-    assert len(half.cache) == 4
-    assert half.free == 0
+    for room, opened in ((8, [1] * 8), (4, [1] * 4 + [3] * 4), (0, [3] * 8)):
+        counting.opened = [0] * 8
+        list(loader(counted, workers=1, cache_gb=room * 4 * 10 * 14 / 2**30).stream(0, 6))
+        assert sorted(counting.opened) == opened

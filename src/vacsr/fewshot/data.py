@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +32,6 @@ from vacsr.data.fewshot import (
     load_shots,
     take_shots,
 )
-from vacsr.data.photos import Photos
 from vacsr.errors import DataError, UsageError
 from vacsr.fewshot.config import FewshotDataConfig, FewshotTrainConfig
 from vacsr.fewshot.methods.base import ClassSet, ShotBatch
@@ -144,48 +142,23 @@ def crop_box(
     return x, y, x + w, y + h
 
 
-@dataclass(frozen=True)
-class View:
-    """The augmentation of a photo: ``crop`` is a random resized crop and a flip, ``randaugment`` the whole photo
-    squeezed into the square and then RandAugment. In the tower's size and with its filter (CLIP: bicubic)."""
-
-    kind: str
-    config: FewshotTrainConfig
-    transform: PhotoTransform
-
-    @property
-    def draws(self) -> int:
-        """Draws in (0, 1) per photo."""
-        return 4 * _TRIES + 1 if self.kind == "crop" else DRAWS * self.config.randaugment_operations
-
-    def __call__(self, photo: Image.Image, draws: Sequence[float]) -> Image.Image:
-        """An RGB square."""
-        c, size = self.config, (self.transform.size, self.transform.size)
-        resample = Image.Resampling[self.transform.resample.upper()]
-        if self.kind != "crop":
-            return randaugment(photo.resize(size, resample), draws, magnitude=c.randaugment_magnitude)
-        box = crop_box(photo.width, photo.height, draws=draws, scale=c.crop)
-        square = photo.crop(box).resize(size, resample)
-        return square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[-1] < c.flip else square
+def draws_of(kind: str, config: FewshotTrainConfig) -> int:
+    """Draws in (0, 1) that :func:`augmented` takes per photo."""
+    return 4 * _TRIES + 1 if kind == "crop" else DRAWS * config.randaugment_operations
 
 
-@dataclass
-class CachedPhotos:
-    """Decoded photos, cached while there are ``free`` bytes left."""
+def augmented(
+    photo: Image.Image, draws: Sequence[float], *, kind: str, config: FewshotTrainConfig, transform: PhotoTransform
+) -> Image.Image:
+    """``crop``: a random resized crop and a flip; ``randaugment``: the whole photo squeezed, then RandAugment.
 
-    photos: Photos
-    free: float
-    cache: dict[int, Image.Image] = field(default_factory=dict)
-
-    def open(self, row: int) -> Image.Image:
-        """The photo in full size, since a crop may show any part of it. Threads may call this."""
-        photo = self.cache.get(row)
-        if photo is None:
-            photo = self.photos.open(row)
-            size = 4 * photo.width * photo.height  # of RGB in PIL
-            if size <= self.free and self.cache.setdefault(row, photo) is photo:
-                self.free -= size
-        return photo
+    An RGB square in the tower's size, resized with its filter (CLIP: bicubic).
+    """
+    size, resample = (transform.size, transform.size), Image.Resampling[transform.resample.upper()]
+    if kind != "crop":
+        return randaugment(photo.resize(size, resample), draws, magnitude=config.randaugment_magnitude)
+    square = photo.crop(crop_box(photo.width, photo.height, draws=draws, scale=config.crop)).resize(size, resample)
+    return square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[-1] < config.flip else square
 
 
 class ShotLoader:
@@ -194,10 +167,10 @@ class ShotLoader:
     def __init__(
         self, shots: LabelledPhotos, config: FewshotTrainConfig, *, transform: PhotoTransform, second: bool = False
     ) -> None:
-        self.shots, self.config = shots, config
-        kinds = (config.view, config.second_view) if second else (config.view,)
-        self.views = [View(kind, config, transform) for kind in kinds]
-        self.photos = CachedPhotos(shots.photos, free=config.cache_gb * 2**30)
+        self.shots, self.config, self.transform = shots, config, transform
+        self.views = (config.view, config.second_view) if second else (config.view,)
+        self.cache: dict[int, Image.Image] = {}
+        self.free = config.cache_gb * 2**30  # bytes left for the cache
         self.batch_size = min(config.batch_size, len(shots))
         self.batches_per_pass = len(shots) // self.batch_size  # what does not fill a batch comes in other passes
         batches = config.steps_per_epoch or self.batches_per_pass
@@ -236,11 +209,24 @@ class ShotLoader:
         """Pixels as uint8 [B, 3, S, S], on the CPU."""
         number, rows = self.pass_and_rows(step)
         noise = RowNoise(self.config.seed, torch.tensor(number), rows, Stream.IMAGE)
-        photos = [self.photos.open(row) for row in rows.tolist()]
+        photos = [self._open(row) for row in rows.tolist()]
         views: list[Tensor] = []
-        for view, stream in zip(self.views, (Stream.FIRST_VIEW, Stream.SECOND_VIEW), strict=False):
-            draws = noise.other(stream).uniform(view.draws).tolist()
-            squares = [np.asarray(view(photo, row)) for photo, row in zip(photos, draws, strict=True)]
+        for kind, stream in zip(self.views, (Stream.FIRST_VIEW, Stream.SECOND_VIEW), strict=False):
+            draws = noise.other(stream).uniform(draws_of(kind, self.config)).tolist()
+            squares = [
+                np.asarray(augmented(photo, row, kind=kind, config=self.config, transform=self.transform))
+                for photo, row in zip(photos, draws, strict=True)
+            ]
             views.append(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).contiguous())
         second = views[1] if len(views) > 1 else None
         return ShotBatch(views[0], self.shots.labels[rows], second, seed=self.config.seed, step=step)
+
+    def _open(self, row: int) -> Image.Image:
+        """In full size, since a crop may show any part of it; cached while there is room. Threads may call this."""
+        photo = self.cache.get(row)
+        if photo is None:
+            photo = self.shots.photos.open(row)
+            size = 4 * photo.width * photo.height  # of RGB in PIL
+            if size <= self.free and self.cache.setdefault(row, photo) is photo:
+                self.free -= size
+        return photo
