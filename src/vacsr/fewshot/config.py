@@ -46,8 +46,7 @@ class FewshotDataConfig(Config):
         for spec in (self.spec, *self.targets.values()):
             parse_spec(spec, formats=CLASS_FORMATS)
         if (self.protocol == "domain") != bool(self.targets):
-            message = "protocol domain, and no other, tests data.targets"
-            raise UsageError(f"{message} — write e.g. protocol: domain with targets: {{sketch: SPEC}}")
+            raise UsageError("only domain tests data.targets — write protocol: domain with targets: {sketch: SPEC}")
         if "source" in self.targets:
             raise UsageError("a target is called 'source', as the report calls data.spec itself — give it another name")
         return self

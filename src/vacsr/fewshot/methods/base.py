@@ -192,11 +192,10 @@ class FewshotMethod(nn.Module):
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy :meth:`weights` of a method with the same configuration into this one."""
         weights = self.weights()
-        saved, expected = ({name: list(tensor.shape) for name, tensor in each.items()} for each in (tensors, weights))
+        saved, expected = ({(name, tensor.shape) for name, tensor in each.items()} for each in (tensors, weights))
         if saved != expected:
-            name = min(name for name in saved | expected if saved.get(name) != expected.get(name))
-            message = f"the saved weight '{name}' is {saved.get(name)}, the method expects {expected.get(name)}"
-            raise DataError(f"{message} — build it with the recipe that the weights were trained with")
+            name = min(saved ^ expected)[0]
+            raise DataError(f"the saved weight '{name}' does not fit — build it with the recipe of its training")
         for name, tensor in weights.items():
             tensor.copy_(tensors[name])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +42,24 @@ class ClipModel(nn.Module):
         With ``start`` everything that says what the towers see and give is that model's; ``checkpointing`` is read.
         """
         check_matched(config)
-        if config.start:
-            return _started(config)
-        outputs = {"image_output": "projected", "text_output": "projected", "pooling": "cls"}
-        with seeded(0):  # random weights, if asked for, are always the same
-            backbone = load_backbone(config.model_copy(update=outputs))
-        return cls(backbone, image_map=nn.Identity(), text_map=nn.Identity(), dim=backbone.image_dim)
+        if not config.start:
+            outputs = {"image_output": "projected", "text_output": "projected", "pooling": "cls"}
+            with seeded(0):  # random weights, if asked for, are always the same
+                backbone = load_backbone(config.model_copy(update=outputs))
+            return cls(backbone, image_map=nn.Identity(), text_map=nn.Identity(), dim=backbone.image_dim)
+        model = MatchingModel.from_pretrained(Path(config.start).expanduser())
+        saved, likelihood = model.config, model.method.likelihood()
+        scale = _CLIP_SCALE if likelihood is None else likelihood.scale
+        heads = {"image_map": model.image_head, "text_map": model.text_head}
+        clip = cls(model.backbone, **heads, dim=saved.head.dim, scale=scale)
+        if config.spec not in (BackboneConfig().spec, saved.spec):
+            raise UsageError(f"{config.start} has towers {saved.spec!r}, not {config.spec!r} — leave backbone.spec out")
+        if model.second is not None:
+            raise UsageError(f"{config.start} has two networks — start from a method with one, such as infonce")
+        if saved.pooling == "gpo":  # it reads no single token that prompts could change
+            raise UsageError(f"{config.start} pools with gpo — train it with backbone.pooling=cls or mean")
+        clip.backbone.set_checkpointing(config.checkpointing)
+        return clip
 
     @property
     def device(self) -> torch.device:
@@ -115,30 +126,8 @@ def unit(x: Tensor) -> Tensor:
 def _last_tokens(tower: Tower, *inputs: Tensor, edits: TowerEdits | None) -> Tensor:
     """The output of the last block, edits included. -> [B, L, W]"""
     outputs: list[Tensor] = []
-
-    def record(_block: nn.Module, _args: Any, tokens: Tensor) -> None:
-        outputs.append(tokens)
-
     # Registered after the hooks of the edits, so that it sees the edited output of the last block.
-    with edited(tower, edits), tower.blocks()[-1].register_forward_hook(record):
+    record = tower.blocks()[-1].register_forward_hook
+    with edited(tower, edits), record(lambda _block, _args, tokens: outputs.append(tokens)):
         tower(*inputs)
     return outputs[-1]
-
-
-def _started(config: BackboneConfig) -> ClipModel:
-    """From a run or model folder."""
-    model = MatchingModel.from_pretrained(Path(config.start).expanduser())
-    saved, likelihood = model.config, model.method.likelihood()
-    scale = _CLIP_SCALE if likelihood is None else likelihood.scale
-    heads = {"image_map": model.image_head, "text_map": model.text_head}
-    clip = ClipModel(model.backbone, **heads, dim=saved.head.dim, scale=scale)
-    if config.spec not in (BackboneConfig().spec, saved.spec):
-        message = f"backbone.spec is {config.spec!r}, {config.start} has {saved.spec!r}"
-        raise UsageError(f"{message} — leave backbone.spec out")
-    if model.second is not None:
-        raise UsageError(f"{config.start} has two networks — start from a method with one, such as infonce")
-    if saved.pooling == "gpo":
-        message = f"{config.start} pools with gpo, which reads no single token that prompts could change"
-        raise UsageError(f"{message} — train it with backbone.pooling=cls or mean")
-    clip.backbone.set_checkpointing(config.checkpointing)
-    return clip

@@ -96,16 +96,12 @@ class Mmrl(FewshotMethod):
         with drawn_from(generator):
             self.image_maps = equal_maps(config.rep_dim, clip.image_width, count=count)
             self.text_maps = equal_maps(config.rep_dim, clip.text_width, count=count)
-            self.projection = self._projection().requires_grad_(True)
-
-    def _projection(self) -> nn.Module:
-        """From normed tokens into the shared space. [..., W] -> [..., d]"""
-        if self.config.projection == "clip":
-            layers = (getattr(self.clip.backbone.image, "projection", None), self.clip.image_map)
-            return nn.Sequential(*(copy.deepcopy(layer) for layer in layers if layer is not None))
-        layer = nn.Linear(self.clip.image_width, self.clip.dim, bias=False)
-        nn.init.normal_(layer.weight, std=self.clip.image_width**-0.5)
-        return layer
+            self.projection: nn.Module = nn.Linear(clip.image_width, clip.dim, bias=False)
+            nn.init.normal_(self.projection.weight, std=clip.image_width**-0.5)
+        if config.projection == "clip":
+            layers = (getattr(clip.backbone.image, "projection", None), clip.image_map)
+            copies = [copy.deepcopy(layer) for layer in layers if layer is not None]
+            self.projection = nn.Sequential(*copies).requires_grad_(True)
 
     def both_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """f_c and f_r, unit vectors. [B, 3, S, S] -> [B, d], [B, d]"""
