@@ -55,6 +55,10 @@ def features(count: int, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return 3 * torch.randn(count, 6, generator=generator) + 1, torch.randn(count, 4, generator=generator)
 
 
+def row_noise(count: int, kind: Stream = Stream.IMAGE) -> RowNoise:
+    return RowNoise(0, torch.tensor(3), torch.arange(count), kind)
+
+
 def towers(model: MatchingModel) -> TowerBackbone:
     assert isinstance(model.backbone, TowerBackbone)
     return model.backbone
@@ -104,7 +108,7 @@ def test_an_object_that_is_no_method_is_refused() -> None:
 def test_dropout_only_with_noise_and_never_the_same_on_both_sides() -> None:
     model, (images, texts) = build().train(), features(7)
     assert torch.equal(model.embed_images(images).mean, model.embed_images(images).mean)
-    image_noise, text_noise = model.dropout_noise(seed=0, step=torch.tensor(3), rows=torch.arange(7))
+    image_noise, text_noise = (row_noise(7, kind) for kind in (Stream.IMAGE, Stream.TEXT))
     assert not torch.allclose(model.embed_images(images, image_noise).mean, model.embed_images(images).mean)
     assert not torch.allclose(model.embed_texts(texts, text_noise).mean, model.embed_texts(texts).mean)
     assert not torch.equal(image_noise.uniform(5), text_noise.uniform(5))
@@ -118,7 +122,7 @@ def test_two_networks_drop_other_units() -> None:
     )
     for embed, inputs, noise in zip(
         (model.embed_images, model.embed_texts), (images, texts),
-        model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(7)), strict=True,
+        (row_noise(7), row_noise(7, Stream.TEXT)), strict=True,
     ):  # fmt: skip
         first, second = embed(inputs).mean.chunk(2, dim=1)
         assert torch.equal(first, second), "with the same weights they agree"
@@ -242,7 +246,7 @@ def test_variances_have_dropout_of_their_own() -> None:
     model = build("pcmepp", BackboneConfig(head=HeadConfig(dim=8, dropout=0.5)))
     assert model.image_variance is not None
     model.image_variance.head.load_state_dict(model.image_head.state_dict())
-    x, noise = torch.randn(64, 6), model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(64))[0]
+    x, noise = torch.randn(64, 6), row_noise(64)
     still, dropped = model.eval().embed_images(x), model.train().embed_images(x, noise)
     torch.testing.assert_close(functional.normalize(still.log_var, dim=-1), still.mean)  # type: ignore[arg-type]
     assert not torch.isclose(functional.normalize(dropped.log_var, dim=-1), dropped.mean).all(dim=1).any()  # type: ignore[arg-type]
@@ -355,9 +359,8 @@ def partners(own: list[float], rows: torch.Tensor, images: torch.Tensor | None =
 def test_photos_are_blended_as_the_tower_sees_them(pairs: PhotoSet) -> None:
     model = build("pcmepp", config("tiny", Path(), augment=STILL), fit=pairs)
     photos, _ = inputs(model, pairs)
-    noise, _ = model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(4))
     own = [0.25, 1.0, 0.5, 0.75]
-    tokens = towers(model).encode_images(photos, noise, partners(own, torch.arange(4).flip(0)))
+    tokens = towers(model).encode_images(photos, row_noise(4), partners(own, torch.arange(4).flip(0)))
     seen = towers(model).transform.normalize(photos)
     by_hand = torch.stack([own[n] * seen[n] + (1 - own[n]) * seen[3 - n] for n in range(4)])
     torch.testing.assert_close(tokens.values, towers(model).image(by_hand))
@@ -367,9 +370,8 @@ def test_a_partner_from_elsewhere_is_cropped_as_it_is_there(pairs: PhotoSet) -> 
     """Half a batch with its partners brought along is the half of the whole batch."""
     model = build("pcmepp", config("tiny", Path()), fit=pairs)
     photos, _ = inputs(model, pairs)
-    whole_noise = RowNoise(0, torch.tensor(3), torch.arange(4), Stream.IMAGE)
     own, rows = [0.25, 1.0, 0.5, 0.75], torch.arange(4)
-    whole = towers(model).encode_images(photos, whole_noise, partners(own, rows.flip(0)))
+    whole = towers(model).encode_images(photos, row_noise(4), partners(own, rows.flip(0)))
     half_noise = RowNoise(0, torch.tensor(3), rows[2:], Stream.IMAGE)
     brought = partners(own[2:], rows.flip(0)[2:], photos.flip(0)[2:])
     half = towers(model).encode_images(photos[2:], half_noise, brought)

@@ -203,10 +203,6 @@ class MatchingModel(Network):
         first = super().embed_texts(texts, noise)
         return first if self.second is None else _join(first, self.second.embed_texts(texts, _other(noise)))
 
-    def dropout_noise(self, *, seed: int | Tensor, step: Tensor, rows: Tensor) -> tuple[RowNoise, RowNoise]:
-        """The draws of one step for images and for texts: augmentation and dropout."""
-        return RowNoise(seed, step, rows, Stream.IMAGE), RowNoise(seed, step, rows, Stream.TEXT)
-
     def param_groups(self, towers: TowersConfig | None = None) -> list[ParamGroup]:
         """Heads, pooling, method and towers; towers have their own rates, and one with rate 0 is omitted."""
         plan = towers or TowersConfig()

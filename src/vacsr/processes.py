@@ -61,20 +61,19 @@ class KillablePool:
 
     def _run(self, function: Callable[..., T], arguments: tuple[object, ...], seconds: float) -> T:
         worker = self._idle.pop() if self._idle else self._start()
-        deadline = threading.Timer(0 if self._closed else seconds, worker.process.kill)
-        deadline.start()
         try:
             worker.channel.send((function, arguments))
+            if not worker.channel.poll(0 if self._closed else seconds):
+                raise TimeoutError(f"{self._name}: killed after {seconds:g} seconds")
             outcome = worker.channel.recv()
         except (EOFError, OSError) as error:
-            self._workers.discard(worker)
+            worker.process.kill()
             worker.channel.close()
-            if not deadline.is_alive():
-                raise TimeoutError(f"{self._name}: killed after {seconds:g} seconds") from error
+            self._workers.discard(worker)
+            if isinstance(error, TimeoutError):
+                raise
             message = f"{self._name}: its worker process died, perhaps out of memory"
             raise EnvironmentProblem(f"{message} — close other programs and try again") from error
-        finally:
-            deadline.cancel()
         self._idle.append(worker)
         if isinstance(outcome, Exception):
             raise outcome

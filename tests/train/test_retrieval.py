@@ -17,6 +17,7 @@ from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.noise import apply_noise, make_noise
 from vacsr.methods.base import Embedding, Method, MethodConfig, SetEmbeddings, TrainingView
 from vacsr.model import MatchingModel
+from vacsr.noise import RowNoise, Stream
 from vacsr.objective import LossTerms, PairBlock, same_image
 from vacsr.scoring import PairScorer
 from vacsr.train import fit
@@ -98,7 +99,7 @@ def test_both_networks_learn_freeze_and_draw_apart(photos: PhotoSet) -> None:
     for network in model.networks:
         assert not any(p.requires_grad for p in network.backbone.image.parameters())
         assert all(p.requires_grad for p in network.backbone.text.parameters())
-    noise, _ = model.dropout_noise(seed=0, step=torch.tensor(0), rows=torch.arange(4))
+    noise = RowNoise(0, torch.tensor(0), torch.arange(4), Stream.IMAGE)
     model.second.load_state_dict({k: v for k, v in model.state_dict().items() if k.split(".")[0] not in
                                   ("second", "method")})  # fmt: skip
     pixels = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

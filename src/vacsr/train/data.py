@@ -23,6 +23,7 @@ from vacsr.data.photos import without_unreadable
 from vacsr.errors import DataError, NoSuchSplit, UsageError, VacsrError
 from vacsr.methods.base import Method
 from vacsr.model import MatchingModel
+from vacsr.noise import RowNoise, Stream
 from vacsr.objective import PairBlock, same_image
 from vacsr.train.checkpoint import run_pairs, run_section
 from vacsr.train.distributed import ALONE, World
@@ -204,7 +205,7 @@ class Mixer:
         if not isinstance(loader.images, Tensor) and loader.world.size > 1:
             message = "method.mix blends photos of all ranks, but each rank decodes only those of its rows"
             raise UsageError(f"{message} — raise data.cache_gb until all fit, or set method.mix.share=0")
-        self.config, self.model, self.loader = config, model, loader
+        self.config, self.loader = config, loader
         self.side = model.backbone.transform.size if model.has_towers else 0
 
     def __call__(self, block: PairBlock, image: Tensor) -> tuple[PairBlock, Partners]:
@@ -212,7 +213,7 @@ class Mixer:
 
         ``image`` [B] is the image at each position; every rank draws the same for all.
         """
-        noise = self.model.dropout_noise(seed=block.noise.seed, step=block.noise.step, rows=block.noise.rows)[0]
+        noise = RowNoise(block.noise.seed, block.noise.step, block.noise.rows, Stream.IMAGE)
         mixture = draw_mixture(noise, self.config, side=self.side)
         matches = block.relevance if self.config.labels == "ids" else same_image(block.noise.rows, block.noise.cols)
         targets = mixed_labels(matches.to(mixture.weight.dtype), mixture.weight)

@@ -22,6 +22,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.report import dev_rsum
 from vacsr.methods.base import Embedding, Method, Neighbours, SetEmbeddings, TrainingView
 from vacsr.model import MatchingModel, Network
+from vacsr.noise import RowNoise, Stream
 from vacsr.objective import LossTerms, batch_block, same_image
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import PairScorer
@@ -116,7 +117,7 @@ class RetrievalTask(Task):
         rows = self.world.rows(len(captions))
         image = self.loader.caption_image[captions]
         positions = torch.arange(len(captions), device=self.device)[rows]
-        image_noise, text_noise = model.dropout_noise(seed=self.seed, step=step, rows=positions)
+        image_noise, text_noise = (RowNoise(self.seed, step, positions, kind) for kind in (Stream.IMAGE, Stream.TEXT))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             if self.stream is not None:
                 self.stream.wait_stream(torch.cuda.current_stream())
