@@ -156,13 +156,11 @@ def test_files_that_do_not_agree(stored: Path, refuse: Refused) -> None:
         ({"image": IMAGE[0], "text": TEXT}, ShapeMismatch, ("image", "[4]", "[N, D]")),
         ({"image": IMAGE, "text": TEXT[0, 0]}, ShapeMismatch, ("text", "[5]", "[N, C, D]")),
         ({"image": IMAGE, "text": TEXT[:2]}, ShapeMismatch, ("[3, 4]", "[2, 2, 5]")),
-        ({"image": IMAGE[:0], "text": TEXT[:0]}, DataError, ("no images",)),
         ({"image": IMAGE, "text": TEXT[:, :0]}, DataError, ("no captions",)),
         ({"image": IMAGE, "text": TEXT, "caption_image": torch.zeros(6)}, DataError, ("caption_image", "float32")),
         ({"image": IMAGE, "text": TEXT, "caption_image": torch.zeros(5).long()}, ShapeMismatch, ("[5]", "[6]")),
         ({"image": IMAGE, "text": TEXT, "caption_image": torch.zeros(6).long()}, DataError, ("contradicts",)),
         ({"image": IMAGE, "text": TEXT[:, 0], "caption_image": torch.tensor([0, 1, 9])}, DataError, ("row 9",)),
-        ({"image": IMAGE / 0, "text": TEXT}, DataError, ("image '0'", "3 of 3")),
         ({"image": IMAGE.double() * 1e300, "text": TEXT}, DataError, ("image '0'", "infinite")),
     ],
 )

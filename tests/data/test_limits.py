@@ -5,22 +5,18 @@ Every read is bounded by a stated limit, so each test counts what is read or ass
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from vacsr.data import load_pairs
 from vacsr.data.archives import FilePhoto, TarPhoto, zip_photos
 from vacsr.data.decode import PHOTO_BYTES
-from vacsr.data.fewshot import load_classes
 from vacsr.data.noise import load_noise
 from vacsr.data.shards import MAX_SHARDS, MEMBER_BYTES
 from vacsr.errors import DataError
@@ -155,13 +151,6 @@ def test_numbers_and_nesting_beyond_reason(tmp_path: Path, name: str, text: str,
         load_pairs(spec.format(tmp_path, tmp_path))
 
 
-def test_labels_of_thousands_of_digits_are_names(tmp_path: Path) -> None:
-    for name in "abcd":
-        (tmp_path / f"{name}.png").touch()
-    (tmp_path / "t.csv").write_text(f"image,label\na.png,{DIGITS}\nb.png,2\nc.png,{DIGITS}\nd.png,2\n")
-    assert load_classes(f"csv:{tmp_path}/t.csv").test.classes == ("2", DIGITS)
-
-
 def npy(header: bytes, *, length: int | None = None, version: int = 1) -> bytes:
     size = struct.pack("<H" if version == 1 else "<I", len(header) if length is None else length)
     return b"\x93NUMPY" + bytes([version, 0]) + size + header
@@ -191,17 +180,3 @@ def test_arrays_that_ask_for_more_than_the_file_holds(tmp_path: Path, data: byte
     for read in (read_npy, lambda path: load_noise(path, caption_image=torch.arange(4))):
         with pytest.raises(DataError, match=" — "):
             read(tmp_path / "a.npy")
-
-
-def test_arrays_that_are_as_they_say(tmp_path: Path) -> None:
-    for array in (np.arange(6.0).reshape(2, 3), np.zeros((0, 4)), np.float32(3)):
-        np.save(tmp_path / "a.npy", array)
-        assert np.array_equal(read_npy(tmp_path / "a.npy"), array)
-
-
-def test_a_command_ends_with_code_4(vacsr: Any, tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text(json.dumps({"image": "a", "caption": "b"}).replace('"b"', DEEP))
-    recipe = tmp_path / "r.yaml"
-    data = f'{{pairs: "jsonl:{tmp_path}/t.jsonl", train: all, dev: ""}}'
-    recipe.write_text(f'{{data: {data}, backbone: {{spec: "tiny:"}}}}')
-    assert vacsr("train", recipe, "--out", tmp_path / "run").refused(4, "t.jsonl, line 1 is not JSON")

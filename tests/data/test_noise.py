@@ -98,7 +98,6 @@ def test_noise_changes_the_labels_of_its_own_pairs(parts: dict[str, Any]) -> Non
     ("tensors", "facts", "words"),
     [
         ({"permutation": torch.arange(6).flip(0)}, {}, "sha256"),
-        ({"permutation": torch.zeros(6).long()}, {}, "sha256"),
         ({"permutation": torch.arange(5)}, {}, "sha256"),
         ({"assignment": torch.arange(6.0)}, {}, "sha256"),
         ({}, {"sha256": "0" * 64}, "000000"),
@@ -139,6 +138,9 @@ def test_a_list_of_images(tmp_path: Path, suffix: str) -> None:
     assert noise.original.equal(FIVE_EACH)
     assert (noise.protocol, noise.seed) == ("file", None)
     assert noise.ratio == noise.changed_share == pytest.approx(5 / 20)
+    noise.save(tmp_path / "noise.safetensors")
+    again = load_noise(tmp_path / "noise.safetensors")
+    assert (again.protocol, again.seed, again.ratio, again.sha256) == ("file", None, noise.ratio, noise.sha256)
 
 
 def test_a_list_of_slots(tmp_path: Path) -> None:
@@ -149,15 +151,6 @@ def test_a_list_of_slots(tmp_path: Path) -> None:
     moved = load_noise(saved(tmp_path / "index.npy", [5, *range(1, 5), 0]), caption_image=torch.arange(6) // 2)
     assert moved.assignment.tolist() == [2, 0, 1, 1, 2, 0]
     assert moved.changed_share == pytest.approx(2 / 6)
-
-
-def test_it_is_applied_saved_and_read_again(tmp_path: Path, parts: dict[str, Any]) -> None:
-    pairs = PairSet(**parts)  # captions of images 0, 1, 0
-    noise = load_noise(saved(tmp_path / "index.json", [1, 0, 0]), caption_image=pairs.caption_image)
-    assert apply_noise(pairs, noise).caption_image.tolist() == [1, 0, 0]
-    noise.save(tmp_path / "noise.safetensors")
-    again = load_noise(tmp_path / "noise.safetensors")
-    assert (again.protocol, again.seed, again.ratio, again.sha256) == ("file", None, noise.ratio, noise.sha256)
 
 
 @given(st.lists(st.integers(0, 4), min_size=6, max_size=30), st.randoms())

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -130,46 +131,18 @@ OTHERS: Mapping[str, Callable[[Path], Truth]] = {
 }
 
 
-def write_set(root: Path, name: str) -> Truth:
-    """One data set under ``root``."""
-    return OTHERS[name](root) if name in OTHERS else write_zhou(root, *ZHOU[name])
-
-
-class World(NamedTuple):
-    """A root that holds all 15."""
-
-    root: Path
-    truth: Mapping[str, Truth]
-
-
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """All 15 data sets; tests read and do not change them."""
+def world(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """``root`` holds all 15 data sets, which tests read and do not change; ``truth`` is what was written."""
     root = tmp_path_factory.mktemp("coop")
-    return World(root, {name: write_set(root, name) for name in (*ZHOU, *OTHERS)})
-
-
-@pytest.fixture(scope="session")
-def write() -> Callable[[Path, str], Truth]:
-    """One data set under a root of the test's own, to be broken."""
-    return write_set
+    truth = {name: write_zhou(root, *layout) for name, layout in ZHOU.items()}
+    return SimpleNamespace(root=root, truth=truth | {name: write(root) for name, write in OTHERS.items()})
 
 
 @pytest.fixture
 def refuse(refused: Callable[..., str]) -> Callable[..., str]:
     """As `refused`, of :func:`load_classes`."""
     return partial(refused, load=load_classes)
-
-
-@pytest.fixture(scope="session")
-def listed() -> Callable[[LabelledPhotos], list[Listed]]:
-    """Path, label and class name of each photo."""
-
-    def of(photos: LabelledPhotos) -> list[Listed]:
-        labels = photos.labels.tolist()
-        return [(path, label, photos.classes[label]) for path, label in zip(photos.ids(), labels, strict=True)]
-
-    return of
 
 
 @pytest.fixture(scope="session")

@@ -27,10 +27,9 @@ def test_take_keeps_the_classes_and_the_order_given() -> None:
 
 
 def test_only_relabels_in_the_order_given() -> None:
-    kept = photos([0, 1, 2, 1, 0]).only([2, 0])
-    assert (kept.ids(), kept.labels.tolist()) == (["0.jpg", "2.jpg", "4.jpg"], [1, 0, 1])
-    assert kept.classes == ("cat", "ant")
-    assert "2 of 3" in kept.name
+    cats_and_ants = photos([0, 1, 2, 1, 0]).only([2, 0])
+    assert (cats_and_ants.ids(), cats_and_ants.labels.tolist()) == (["0.jpg", "2.jpg", "4.jpg"], [1, 0, 1])
+    assert (cats_and_ants.classes, "2 of 3" in cats_and_ants.name) == (("cat", "ant"), True)
     assert photos([0, 1]).only([2]).labels.tolist() == []
 
 
@@ -70,9 +69,6 @@ def test_base_and_new_halve_the_labels_and_their_photos(classes: int, labels: li
     assert [*base, *new] == list(range(classes))
     assert len(base) - len(new) == classes % 2
     whole = photos(labels, classes=tuple("abcdefg"))
-    parts = [(path, half[label]) for half in base_and_new(7) for path, label in _listed(whole.only(half))]
-    assert sorted(parts) == sorted(_listed(whole))
-
-
-def _listed(some: LabelledPhotos) -> list[tuple[str, int]]:
-    return list(zip(some.ids(), some.labels.tolist(), strict=True))
+    halves = [whole.only(half) for half in base_and_new(7)]
+    assert sum(map(len, halves)) == len(labels)
+    assert [halves[0].classes, halves[1].classes] == [tuple("abcd"), tuple("efg")]

@@ -62,13 +62,6 @@ def test_shares_depend_on_the_seed_and_the_names(tmp_path: Path, draw: Draw) -> 
     assert listed(one.test) == listed(two.test) != listed(other.test)
 
 
-def test_small_classes_train_first_then_test(tmp_path: Path, draw: Draw, refuse: Refuse) -> None:
-    for count, sizes in ((2, (2, 0, 2)), (3, (2, 2, 2)), (4, (4, 2, 2)), (7, (8, 2, 4))):
-        source = load_classes(f"folder:{fill(tmp_path / str(count), draw, ['a', 'b'], count=count)}")
-        assert (len(source.train), 0 if source.val is None else len(source.val), len(source.test)) == sizes
-    refuse(f"folder:{fill(tmp_path / 'one', draw, ['a', 'b'])}", "no test photos")
-
-
 @pytest.mark.parametrize("parts", [("train", "dev", "test"), ("Train", "Validation", "TEST")])
 def test_split_folders(tmp_path: Path, draw: Draw, refuse: Refuse, parts: tuple[str, str, str]) -> None:
     for part in parts:
@@ -106,6 +99,7 @@ def test_fewer_split_folders(tmp_path: Path, draw: Draw) -> None:
     [
         (1, "test=0.3", (1, 0, 0)),
         (2, "test=0.1", (1, 0, 1)),
+        (7, "seed=0", (4, 1, 2)),
         (2, "test=0.75,val=0.1", (1, 0, 1)),
         (3, "test=0.4,val=0.5", (1, 1, 1)),
     ],
@@ -138,6 +132,7 @@ def test_whole_tests_all_photos_that_would_be_shared_out(tmp_path: Path, draw: D
 def test_folders_that_do_not_do(tmp_path: Path, draw: Draw, refuse: Refuse) -> None:
     refuse(f"folder:{tmp_path / 'none'}", "is no folder", "a folder per class")
     refuse(f"folder:{tmp_path}", "holds nothing")
+    refuse(f"folder:{fill(tmp_path / 'one', draw, ['a', 'b'])}", "no test photos")
     fill(tmp_path / "a", draw, ["cat"], count=4)
     refuse(f"folder:{tmp_path / 'a'}", "1 class")
     (tmp_path / "a" / "dog").mkdir()
