@@ -170,13 +170,11 @@ def test_slots_for_any_list_of_images(tmp_path_factory: pytest.TempPathFactory, 
     ("values", "error", "words"),
     [
         (list(range(19)), ShapeMismatch, ("19 captions", "20")),
-        (list(range(21)), ShapeMismatch, ("21 captions", "20")),
         ([0] * 20, DataError, ("neither",)),
         ([*range(19), 20], DataError, ("neither",)),
         ([-1, *range(1, 20)], DataError, ("neither",)),
         ([0.5] * 20, DataError, ("float64", "whole numbers")),
         ([[0, 1]] * 10, DataError, ("[10, 2]",)),
-        ([True] * 20, DataError, ("bool",)),
         (["a"] * 20, DataError, ("whole numbers",)),
     ],
 )
@@ -202,6 +200,3 @@ def test_files_that_are_no_list(tmp_path: Path) -> None:
     for name, words in (("absent.npy", "no such file"), ("i.csv", r"not a noise file.*\.npy")):
         with pytest.raises(DataError, match=words):
             load_noise(tmp_path / name, caption_image=FIVE_EACH)
-    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match=r"i\.npy"):
-        load_noise(path, caption_image=FIVE_EACH)  # nothing pickled is opened

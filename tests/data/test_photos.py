@@ -131,15 +131,15 @@ def test_pictures_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     picture(size=(64, 64)).save(buffer, "PNG")
     torn = Image.open(io.BytesIO(buffer.getvalue()[:200]))
     photos = ListedPhotos.of([torn, tmp_path / "none.jpg", tmp_path])
-    for row, name in enumerate(("image 0 of the list cannot be read as a photo", "none.jpg", tmp_path.name)):
+    for row, name in enumerate(("image 0 of the list cannot be decoded", "none.jpg", tmp_path.name)):
         with pytest.raises(DataError, match=name):
             photos.open(row)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "argument",
     ["photo.jpg", Path("photo.jpg"), Image.new("RGB", (1, 1)), None, torch.ones(2, 3), {"a"}, [3], [b"photo.jpg"]],
 )
-def test_what_is_no_list_of_photos_is_refused(given: Any) -> None:
+def test_what_is_no_list_of_photos_is_refused(argument: Any) -> None:
     with pytest.raises(UsageError, match="expected a list of paths or PIL images — pass"):
-        ListedPhotos.of(given)
+        ListedPhotos.of(argument)

@@ -86,7 +86,6 @@ def test_captions_files_of_every_kind(tmp_path: Path) -> None:
         ("c.csv", "image,image_row\na,0\nb,2\n", ("image 'b'", "'2'", "2 images", "0 to 1")),
         ("c.jsonl", '["a"]', ("line 1", "not an object")),
         ("c.jsonl", '{"image": "a"}\n{"image": "b", "image": "c"}', ("line 2: duplicate key 'image'",)),
-        ("c.jsonl", '{"image": "a", "caption": "x"}\n{"image": "b"}', ("line 2", "caption (None)")),
         ("c.txt", "a", ("c.txt", ".jsonl")),
     ],
 )
@@ -100,11 +99,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, refused: Refused) -> None:
     refused(tmp_path / "absent.json", "no such file", "absent.json", load=read_captions)
     (tmp_path / "latin.csv").write_bytes("image\nß".encode("latin-1"))
     refused(tmp_path / "latin.csv", "latin.csv", "UTF-8", load=read_captions)
-    for text, words in (("image,split\na,train\n", "no split 'dev'"), ("image\na\n", "has no splits")):
-        names = read_captions(written(tmp_path, "c.csv", text))
-        assert names.rows_of(None) == names.rows_of("all") == [0]
-        with pytest.raises(NoSuchSplit, match=words):
-            names.rows_of("dev")
 
 
 # Tables of photos
@@ -283,7 +277,6 @@ def test_photos_of_a_folder_have_ids_and_no_captions(album: Path, photos_of: Loa
 
 def test_a_plain_path_is_a_folder_of_photos(album: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(album)
-    assert images_spec("trip") == "photos:trip"
     assert load_images("trip").image_ids == ("a.jpg", "far away/c.webp")
     (album / "folder").mkdir()
     assert images_spec("folder") == "photos:folder"  # a folder that is called like a format

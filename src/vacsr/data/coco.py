@@ -84,8 +84,7 @@ def read_karpathy(path: Path) -> list[CaptionedImage]:
     try:
         return [image(entry) for entry in read_json(path, lists=("images",))["images"]]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        message = f"{path} is not one of Karpathy's split files ({type(error).__name__}: {error})"
-        raise DataError(f"{message} — expected images with filename, split and sentences: copy it again") from error
+        raise DataError(f"{path} is not one of Karpathy's split files ({error!r}) — copy it again") from error
 
 
 def _read(root: Path, file: Path | None, *, split: str | None) -> tuple[str, list[CaptionedImage]]:

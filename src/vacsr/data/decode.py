@@ -2,8 +2,7 @@
 
 A small prepared JPEG can keep Pillow busy for minutes, by nested EXIF blocks or thousands of scans. So Pillow is given
 only the segments of a JPEG that its pixels need, and the orientation is read from the first EXIF directory alone. What
-Pillow parses in Python byte by byte is refused: a PNG of very many chunks, and a BMP with run-length encoding. Other
-formats take Pillow time in proportion to the bytes and pixels of the file.
+Pillow parses in Python byte by byte is refused: a PNG of very many chunks, and a BMP with run-length encoding.
 """
 
 from __future__ import annotations

@@ -170,8 +170,7 @@ def load_noise(path: str | Path, *, caption_image: Tensor | None = None) -> Capt
     rows = torch.arange(permutation.numel())
     whole = permutation.dtype == assignment.dtype == torch.int64 and permutation.shape == assignment.shape == rows.shape
     if not whole or not torch.equal(permutation.sort().values, rows) or noise.sha256 != stored:
-        message = f"{path} does not hold the permutation of which it has the sha256, {stored[:12]}…"
-        raise DataError(f"{message} — the file was changed: make or copy it again")
+        raise DataError(f"{path} does not fit its sha256, {stored[:12]}… — it was changed: make or copy it again")
     return noise
 
 

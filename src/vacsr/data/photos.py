@@ -112,8 +112,7 @@ class ListedPhotos:
         except MemoryError:
             raise
         except Exception as error:  # decoders meet broken bytes with errors of any kind
-            message = f"{self.name(row)} of the list cannot be read as a photo ({error})"
-            raise DataError(f"{message} — open it again, or leave it out") from error
+            raise DataError(f"{self.name(row)} of the list cannot be decoded ({error}) — open it again") from error
 
 
 @dataclass(frozen=True, eq=False)

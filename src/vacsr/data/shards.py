@@ -26,7 +26,6 @@ from vacsr.errors import DataError, UsageError
 from vacsr.files import BoundedReader, atomic_paths, load_json
 
 Format = Literal["same", "jpg", "png", "webp"]
-
 MAX_SHARDS = 100_000
 MEMBER_BYTES = 1 << 24  # the largest text of a sample, and the largest header of a member
 _PHOTOS = ("jpg", "jpeg", "png", "webp")
@@ -154,14 +153,13 @@ def write_shards(pairs: PhotoSet, folder: str | Path, *, per_shard: int = 1000, 
     in the folder are an error: a glob would read them too.
     """
     if per_shard < 1 or format not in get_args(Format):
-        given = f"per_shard={per_shard}, format={format!r}"
-        raise UsageError(f"{given}, expected at least 1, and one of {', '.join(get_args(Format))} — correct it")
+        kinds = ", ".join(get_args(Format))
+        raise UsageError(f"per_shard={per_shard}, format={format!r} — give at least 1, and one of {kinds}")
     count, root = len(pairs.image_ids), Path(folder).expanduser()
     targets = [root / f"{number:05d}.tar" for number in range(math.ceil(count / per_shard))]
     stale = sorted(set(root.glob("*.tar")) - set(targets))
     if stale:
-        message = f"{stale[0]} is there already and not one of the {len(targets):,} shards to be written"
-        raise UsageError(f"{message} — remove it, or write to another folder")
+        raise UsageError(f"{stale[0]} is there already and would be read too — remove it, or write elsewhere")
     captions: list[list[int]] = [[] for _ in range(count)]
     for row, image in enumerate(pairs.caption_image.tolist()):
         captions[image].append(row)

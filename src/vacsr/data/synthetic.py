@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -83,8 +84,7 @@ def synthetic_world(options: SyntheticOptions | None = None, *, split: str | Non
     parts = chosen.splits(split, source="synthetic:")
     images, texts, present, mentioned = (torch.cat(t) for t in zip(*(_draw(chosen, p) for p in parts), strict=True))
     image_ids = tuple(f"{part}-{row:04d}" for part in parts for row in range(chosen.sizes()[part]))
-    named = [[name for name, said in zip(ATTRIBUTES, row, strict=True) if said] for row in mentioned.tolist()]
-    words, per_image = [caption_text(names) for names in named], chosen.per_image
+    words, per_image = [caption_text(list(compress(ATTRIBUTES, row))) for row in mentioned.tolist()], chosen.per_image
     table = table_of("", image_ids, [words[start : start + per_image] for start in range(0, len(words), per_image)])
     provenance = Provenance(backbone=f"synthetic:seed={chosen.seed}")
     pairs = PairSet(images, texts, **table.labels(), split=split or "all", provenance=provenance)
@@ -105,13 +105,13 @@ def caption_text(names: list[str]) -> str:
     >>> caption_text(["dog", "boat", "at night"]), caption_text(["blue", "white"]), caption_text(["by a lake"])
     ('a dog and a boat at night', 'something blue and white', 'a scene by a lake')
     """
-    said = {kind: [name for name in known if name in names] for kind, (known, _, _) in GROUPS.items()}
-    colour = " and ".join(said["colour"])
-    things = [f"a {thing}" for thing in said["object"]]
+    by_kind = {kind: [name for name in known if name in names] for kind, (known, _, _) in GROUPS.items()}
+    colour = " and ".join(by_kind["colour"])
+    things = [f"a {thing}" for thing in by_kind["object"]]
     if things and colour:
-        things[0] = f"a {colour} {said['object'][0]}"
+        things[0] = f"a {colour} {by_kind['object'][0]}"
     subject = enumerate_words(things) or (f"something {colour}" if colour else "a scene")
-    return " ".join([subject, enumerate_words(said["place"]), *said["moment"]]).replace("  ", " ").strip()
+    return " ".join([subject, enumerate_words(by_kind["place"]), *by_kind["moment"]]).replace("  ", " ").strip()
 
 
 def enumerate_words(words: Sequence[str]) -> str:

@@ -6,8 +6,6 @@ caption in the order of the text features, with ``image`` and, optionally, ``cap
 ``split`` and ``image_row``. An image's row in the features is its ``image_row`` (counted from 0); without that column,
 images are in the order in which they first appear, and a warning is given if captions of an image are apart: the file
 may have been shuffled. A column exists for every row or for none.
-
-A table that goes with photos has ``image`` as the photo's path, and may have ``image_id``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ def test_take_keeps_the_classes_and_the_order_given() -> None:
     taken = photos([0, 1, 2, 1]).take([3, 0])
     assert (taken.ids(), taken.labels.tolist(), taken.classes) == (["3.jpg", "0.jpg"], [1, 0], ("ant", "bee", "cat"))
     assert photos([0, 1, 2]).take(torch.tensor([True, False, True])).ids() == ["0.jpg", "2.jpg"]
-    assert len(photos([0, 1]).take([])) == 0
 
 
 def test_only_relabels_in_the_order_given() -> None:

@@ -26,12 +26,12 @@ COUNTS = st.lists(st.integers(1, 9), min_size=2, max_size=5)
 @given(counts=COUNTS, shots=st.integers(1, 12), seed=st.integers(-3, 2**40), data=st.data())
 def test_counts_labels_and_no_photo_twice(made: Made, counts: list[int], shots: int, seed: int, data: Any) -> None:
     some = st.lists(st.integers(0, 9), min_size=len(counts), max_size=len(counts))
-    kept = data.draw(st.none() | st.just([0] * len(counts)) | some)
-    source = made(counts, val=kept)
+    val_counts = data.draw(st.none() | st.just([0] * len(counts)) | some)
+    source = made(counts, val=val_counts)
     draw = draw_shots(source, shots=shots, seed=seed)
     train, val = take_shots(source, draw)
     assert train.labels.tolist() == [label for label, count in enumerate(counts) for _ in range(min(count, shots))]
-    left = kept if kept and sum(kept) else [max(count - shots, 0) for count in counts]
+    left = val_counts if val_counts and sum(val_counts) else [max(count - shots, 0) for count in counts]
     wanted = [label for label, count in enumerate(left) for _ in range(min(count, shots, 4))]
     assert val.labels.tolist() == wanted
     assert len({*train.ids(), *val.ids()}) == len(train) + len(val)
@@ -125,7 +125,6 @@ def test_published_lists_keep_order_and_repeats(tmp_path: Path, source: FewshotS
         ({"train": [["train/0/1.jpg"]]}, ["train, entry 0"]),
         ({"train": []}, ["no photos"]),
         ({"train": entries("train", [0]), "val": 3}, ["val is not a list"]),
-        ({"val": []}, ["no photos to train"]),
         ([], ["an object"]),
     ],
 )

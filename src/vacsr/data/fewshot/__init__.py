@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vacsr.data.fewshot import coop, own  # noqa: F401, each registers its formats
+from vacsr.data.fewshot import coop, custom  # noqa: F401, each registers its formats
 from vacsr.data.fewshot.labelled import FewshotSource, LabelledPhotos, base_and_new, check_template
 from vacsr.data.fewshot.shots import Shots, draw_shots, load_shots, save_shots, take_shots
 from vacsr.data.formats import CLASS_FORMATS, parse_spec

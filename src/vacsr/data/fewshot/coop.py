@@ -94,8 +94,7 @@ def read_aircraft(folder: Path) -> Splits:
     def entry(file: str, line: str) -> Entry:
         image, _, name = line.strip().partition(" ")
         if name not in labels:
-            message = f"{folder / file}: variant {name!r} of {image} is not in {VARIANTS}"
-            raise DataError(f"{message} — copy both files again, or write lines of: 0034309 707-320")
+            raise DataError(f"{folder / file}: variant {name!r} of {image} is not in {VARIANTS} — copy both again")
         return Entry(f"{image}.jpg", labels[name], name)
 
     train, val, test = ([entry(file, line) for line in read_lines(folder / file)] for file in IMAGE_LISTS)

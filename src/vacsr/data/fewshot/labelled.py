@@ -138,8 +138,7 @@ def check_template(template: str) -> str:
     """The template, if it has one ``{}`` for the class name and no other braces."""
     rest = template.replace("{}", "", 1)
     if "{}" not in template or "{" in rest or "}" in rest:
-        message = f"template {template!r} needs one {{}} where the class name goes, and no other braces"
-        raise UsageError(f"{message} — write template=a photo of a {{}}.")
+        raise UsageError(f"template {template!r} needs one {{}} and no other braces — try: a photo of a {{}}.")
     return template
 
 
@@ -163,8 +162,7 @@ def class_names(entries: Sequence[Entry], *, source: str) -> tuple[str, ...]:
     for entry in entries:
         known = names.setdefault(entry.label, entry.name)
         if known != entry.name:
-            message = f"{source}: class {entry.label} is called {known!r}, and {entry.name!r} at {entry.path}"
-            raise DataError(f"{message} — give each label one name")
+            raise DataError(f"{source}: class {entry.label} is both {known!r} and {entry.name!r} — give it one name")
     for expected, label in enumerate(sorted(names)):
         if label != expected:
             raise DataError(f"{source}: label {expected} is missing, the next is {label} — count classes from 0 on")

@@ -148,8 +148,7 @@ def _shots_of_entries(value: dict[str, Any], source: FewshotSource, *, file: Pat
         _check_classes(entries, photos, rows[part], file=file)
     shots = shots_of(source, train=rows["train"], val=rows["val"])
     if value.get("hash", shots.hash) != shots.hash:
-        message = f"{file} says that its draw has hash {str(value['hash'])[:12]}…, its photos have {shots.hash[:12]}…"
-        raise DataError(f"{message} — the file was changed: draw the shots again, or take its hash out")
+        raise DataError(f"{file} was changed: its photos do not fit its hash — draw again, or take the hash out")
     return shots
 
 

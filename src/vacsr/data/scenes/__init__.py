@@ -70,18 +70,18 @@ def scene_world(options: SceneOptions | None = None, *, split: str | None = None
     draw, claim_of = (draw_subject_scene, draw_subject_claim) if chosen.subject else (draw_scene, draw_claim)
     image_ids: list[str] = []
     scenes: list[Scene] = []
-    said: list[list[Statement]] = []
+    statements: list[list[Statement]] = []
     for part in chosen.splits(split, source="scenes:"):
         for row in range(chosen.sizes()[part]):
             image_ids.append(f"{part}-{row:04d}")
             scenes.append(draw(stream(chosen.seed, f"{part}/{row}/scene")))
             words = stream(chosen.seed, f"{part}/{row}/words")
-            said.append(_draw_statements(scenes[-1], chosen.per_image, claim_of=claim_of, rng=words))
+            statements.append(_draw_statements(scenes[-1], chosen.per_image, claim_of=claim_of, rng=words))
     renderer = SceneRenderer(chosen.size)
     photos = ArrayPhotos(np.stack([renderer.render(scene) for scene in scenes]), tuple(image_ids))
-    table = table_of("scenes:", image_ids, [[statement.text for statement in some] for some in said])
+    table = table_of("scenes:", image_ids, [[statement.text for statement in some] for some in statements])
     pairs = PhotoSet(photos, **table.labels(), split=split or "all")
-    return SceneWorld(pairs, tuple(scenes), tuple(statement for some in said for statement in some))
+    return SceneWorld(pairs, tuple(scenes), tuple(statement for some in statements for statement in some))
 
 
 def scene_grades(world: SceneWorld) -> Tensor:

@@ -167,7 +167,7 @@ def share_true(scenes: Sequence[Scene], statements: Sequence[Statement], *, bloc
 
     Each distinct fact is decided once for all scenes; a statement then sums its own facts' rows.
     """
-    rows = {fact: row for row, fact in enumerate({fact: None for said in statements for fact in said.facts})}
+    rows = {fact: row for row, fact in enumerate({fact: None for statement in statements for fact in statement.facts})}
     table = SceneTable(scenes)
     true = torch.zeros(len(rows) + 1, len(scenes), dtype=torch.uint8)  # and a row of which nothing holds
     for fact, row in rows.items():

@@ -77,7 +77,7 @@ def _turned(points: Points, tilt: int, mirrored: bool) -> Points:
 
 def _paint(paint: str, colour: Colour) -> Colour:
     other, share = _PAINTS[paint]
-    red, green, blue = (round((1 - share) * own + share * mixed) for own, mixed in zip(colour, other, strict=True))
+    red, green, blue = (round((1 - share) * base + share * mixed) for base, mixed in zip(colour, other, strict=True))
     return red, green, blue
 
 

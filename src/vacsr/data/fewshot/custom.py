@@ -75,8 +75,7 @@ def _split_folders(root: Path, names: Sequence[str]) -> dict[str, str]:
     parts = {name: SPLIT_NAMES[name.casefold()] for name in names if name.casefold() in SPLIT_NAMES}
     odd = [name for name in names if name not in parts]
     if odd and {"train", "test"} & set(parts.values()):
-        message = f"{root} holds {', '.join(parts)}, and {odd[0]}/ beside, which is no split"
-        raise DataError(f"{message} — move it away, or put all class folders into one folder train/")
+        raise DataError(f"{root} holds {', '.join(parts)} and {odd[0]}/, which is no split — move it away")
     if len(set(parts.values())) < len(parts):
         raise DataError(f"{root} holds {', '.join(parts)}, two names for the same split — keep one of them")
     return {} if odd else parts
@@ -138,10 +137,10 @@ def _arrange(photos: Mapping[str, Sequence[Entry]], spec: Spec, *, whole: bool) 
 
     Without a test split, the validation photos are the test, as is custom with ImageNet.
     """
-    shares, given = spec.fill(Shares), any(name in spec.options for name in _SHARES)
+    shares, has_shares = spec.fill(Shares), any(name in spec.options for name in _SHARES)
     if set(photos) == {"train"}:
-        return Splits((), (), photos["train"]) if whole and not given else _share_out(photos["train"], shares)
-    if given:
+        return Splits((), (), photos["train"]) if whole and not has_shares else _share_out(photos["train"], shares)
+    if has_shares:
         named = " and ".join(photos)
         raise UsageError(f"{spec} has splits of its own ({named}) — leave out val=, test= and seed=")
     train, val = photos.get("train", ()), photos.get("val", ())
