@@ -236,11 +236,7 @@ def _transformers(source: str = "") -> Iterator[Any]:
             raise
         reason = str(error).strip().split("\n")[0]
         if local_folder(source) is not None:
-            raise DataError(
-                f"the folder {source} cannot be used as a tower ({reason}) — "
-                "it needs config.json, model.safetensors and, for text, the tokenizer's files"
-            ) from error
-        raise EnvironmentProblem(
-            f"model {source!r} not found ({reason}) — where there is a network run: "
-            f"hf download {source} --local-dir FOLDER, then give the folder instead"
-        ) from error
+            needs = "it needs config.json, model.safetensors and, for text, the tokenizer's files"
+            raise DataError(f"the folder {source} cannot be used as a tower ({reason}) — {needs}") from error
+        advice = f"with a network run: hf download {source} --local-dir FOLDER, then give the folder instead"
+        raise EnvironmentProblem(f"model {source!r} not found ({reason}) — {advice}") from error

@@ -48,7 +48,7 @@ class PhotoTransform:
         A centre is cut as the public processors do: the longer side is rounded down, and so are the offsets.
         """
         side, (width, height) = size or self.size, photo.size
-        short = side if self.resize == "whole" else self.shorter_side(size=side)
+        short = self.shorter_side(size=side)
         scaled = (side, side)
         if self.resize == "center" and 0 not in photo.size:
             scaled = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
@@ -148,15 +148,15 @@ class PhotoReader:
         """Of the squares that come out."""
         return self.size or self.transform.size
 
-    def one(self, row: int) -> Tensor:
-        """uint8 [3, S, S]"""
+    def read(self, row: int) -> Tensor:
+        """One photo. -> uint8 [3, S, S]"""
         enough = self.transform.shorter_side(size=self.side) if self.draft else 0
         return self.transform.pixels(self.photos.open(row, side=enough), size=self.side)
 
     def stream(self, batches: Iterable[Sequence[int]], *, ahead: int = 2) -> Iterator[Tensor]:
         """Decoded batch by batch, ``ahead`` of them at work while one is used. -> uint8 [B, 3, S, S]"""
         pool = ThreadPoolExecutor(self.workers or os.cpu_count() or 1, thread_name_prefix="photos")
-        jobs = ([pool.submit(self.one, row) for row in rows] for rows in batches)
+        jobs = ([pool.submit(self.read, row) for row in rows] for rows in batches)
         try:
             queue = deque(islice(jobs, ahead + 1))
             while queue:

@@ -93,21 +93,17 @@ def measure(
 
 def seconds_per_step(step: Step, *, device: torch.device, steps: int, groups: int = 1) -> float:
     """The mean over steps that run back to back; the median of several such groups."""
-
-    def run() -> None:
-        for _ in range(each):
-            step()
-
     each = max(1, steps // groups)
-    return statistics.median(seconds(run, device=device) for _ in range(groups)) / each
+    return statistics.median(seconds(step, device=device, calls=each) for _ in range(groups)) / each
 
 
-def seconds(work: Step, *, device: torch.device) -> float:
-    """Of one call, waiting for the GPU before and after it."""
+def seconds(work: Step, *, device: torch.device, calls: int = 1) -> float:
+    """Of all calls together, waiting for the GPU before the first and after the last."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda _: None
     wait(device)
     started = time.perf_counter()
-    work()
+    for _ in range(calls):
+        work()
     wait(device)
     return time.perf_counter() - started
 
