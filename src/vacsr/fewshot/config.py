@@ -204,18 +204,9 @@ def layered_fewshot(*layers: Mapping[str, Any]) -> FewshotRecipe:
     if isinstance(backbone, Mapping) and not backbone.get("spec") and not backbone.get("start"):
         raw["backbone"] = {**backbone, "spec": _DEFAULT.backbone.spec}
     if raw.get("preset", "paper") == "paper" and isinstance(data, Mapping) and isinstance(train, Mapping):
-        dataset = dataset_of(str(data.get("spec", _DEFAULT.data.spec)))
+        spec = parse_spec(str(data.get("spec", _DEFAULT.data.spec)), formats=CLASS_FORMATS)
+        dataset = spec.options.get("set", "") if spec.scheme == "coop" else spec.scheme  # as plans call it
         protocol = str(data.get("protocol", _DEFAULT.data.protocol))
         plan = method_entry(raw["method"]["name"], task="fewshot").method.plan.fields(dataset, protocol)
         raw |= {"method": merge(plan["method"], raw["method"]), "train": merge(plan["train"], train)}
     return parse(FewshotRecipe, raw)
-
-
-def dataset_of(spec: str) -> str:
-    """What plans call a data set: the name of a public one, or the scheme.
-
-    >>> dataset_of("coop:data,set=dtd"), dataset_of("scenes:classes=24")
-    ('dtd', 'scenes')
-    """
-    parsed = parse_spec(spec, formats=CLASS_FORMATS)
-    return parsed.options.get("set", "") if parsed.scheme == "coop" else parsed.scheme

@@ -116,9 +116,11 @@ class FewshotModel:
 
     def save(self, folder: Path, recipe: FewshotRecipe) -> None:
         """Write config.json and model.safetensors, the learned weights without the CLIP; both or neither."""
+        start = recipe.backbone.start  # as an absolute path it is found from any working directory
+        start = str(Path(start).expanduser().resolve()) if start else ""
         config = {
             "task": "fewshot",
-            "backbone": _started_at(recipe.backbone, recipe.backbone.start).model_dump(mode="json"),
+            "backbone": recipe.backbone.model_dump(mode="json") | {"start": start},
             "origin": self.origin,
             "method": recipe.method.model_dump(mode="json"),
             "classes": list(self.classes.names),
@@ -138,8 +140,8 @@ def load_fewshot(run: str | Path, *, device: str = "auto", start: str | Path | N
     if raw.get("task") != "fewshot":
         raise DataError(f"{saved.folder} is not a few-shot model — give a run of vacsr fewshot")
     classes = ClassSet(tuple(raw["classes"]), raw["template"], tuple(tuple(each) for each in raw["sentences"]))
-    backbone = parse(BackboneConfig, raw["backbone"])
-    backbone = backbone if start is None else _started_at(backbone, start)
+    moved = {"start": str(Path(start).expanduser())} if start else {}
+    backbone = parse(BackboneConfig, raw["backbone"] | moved)
     if backbone.start and not Path(backbone.start).is_dir():
         message = f"{saved.folder} is based on the towers of {backbone.start}, which is missing"
         raise DataError(f"{message} — restore that run, or say where it is: load_fewshot(RUN, start=FOLDER)")
@@ -162,11 +164,6 @@ def _origin(clip: ClipModel) -> dict[str, str]:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
     return {**origin, "revision": digest.hexdigest()[:12]}
-
-
-def _started_at(backbone: BackboneConfig, start: str | Path) -> BackboneConfig:
-    """With an absolute path of its start, so that it is found from any working directory."""
-    return backbone.model_copy(update={"start": str(Path(start).expanduser().resolve()) if start else ""})
 
 
 class FewshotTask(Task):

@@ -119,9 +119,8 @@ def check_fewshot(recipe: FewshotRecipe) -> None:
 
 
 def _build(recipe: FewshotRecipe, sets: FewshotSets, *, device: torch.device) -> FewshotModel:
-    return FewshotModel.build(
-        recipe.method, recipe.backbone, classes=sets.classes, seed=recipe.train.seed, device=device
-    )
+    seed = recipe.train.seed
+    return FewshotModel.build(recipe.method, recipe.backbone, classes=sets.classes, seed=seed, device=device)
 
 
 def _trainer(
@@ -173,7 +172,7 @@ def validation_accuracy(recipe: FewshotRecipe, sets: FewshotSets, *, device: tor
     task = FewshotTask(model, sets.train, recipe.train, label=label)
     if Trainer(task, recipe.train).run(progress=bool(label)).interrupted:
         return None
-    workers, size = recipe.train.workers, recipe.evaluate.batch_size
+    size, workers = recipe.evaluate.batch_size, recipe.train.workers
     predicted = model.evaluate(sets.val, sets.classes, batch_size=size, workers=workers)
     return 100.0 * float(predicted.correct.double().mean())
 

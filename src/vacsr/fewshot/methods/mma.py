@@ -9,7 +9,6 @@ weights learn as if s were 1, and the stream's gradient is the true one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -80,9 +79,8 @@ class Adapter(nn.Module):
 class AdapterEdits(TowerEdits):
     """Adds the adapters' outputs to those of the last blocks of one tower."""
 
-    def __init__(
-        self, blocks: Sequence[nn.Module], adapters: nn.ModuleList, *, shared: nn.ModuleList, scale: float
-    ) -> None:
+    def __init__(self, tower: Tower, adapters: nn.ModuleList, shared: nn.ModuleList, *, scale: float) -> None:
+        blocks = tower.blocks()
         self.first = len(blocks) - len(adapters)
         self.norms = [first_norm(block) for block in blocks[self.first :]]
         self.adapters, self.shared, self.scale = adapters, shared, scale
@@ -117,13 +115,10 @@ class Mma(FewshotMethod):
             self.shared = nn.ModuleList(kaiming_linear(config.width, config.width) for _ in range(depth))
 
     def image_edits(self) -> AdapterEdits:
-        return self._edits(self.clip.backbone.image, self.image_adapters)
+        return AdapterEdits(self.clip.backbone.image, self.image_adapters, self.shared, scale=self.config.scale)
 
     def text_edits(self) -> AdapterEdits:
-        return self._edits(self.clip.backbone.text, self.text_adapters)
-
-    def _edits(self, tower: Tower, adapters: nn.ModuleList) -> AdapterEdits:
-        return AdapterEdits(tower.blocks(), adapters, shared=self.shared, scale=self.config.scale)
+        return AdapterEdits(self.clip.backbone.text, self.text_adapters, self.shared, scale=self.config.scale)
 
     def template(self, classes: ClassSet) -> str:
         return self.config.template or classes.template
