@@ -82,10 +82,8 @@ class VariationalAdapter(nn.Module):
     def features(self, v: Tensor, t: Tensor) -> Tensor:
         """Trunk output for pairs, broadcasting over the leading dimensions. [..., d], [..., d] -> [..., hidden]"""
         if v.shape[-1] != self.dim or t.shape[-1] != self.dim:
-            raise ShapeMismatch(
-                f"the adapter expects dimension {self.dim}, the embeddings have {v.shape[-1]} (image) and "
-                f"{t.shape[-1]} (text) — train again with backbone.head.dim={v.shape[-1]}, or use its own embeddings"
-            )
+            dims = f"{v.shape[-1]} (image) and {t.shape[-1]} (text)"
+            raise ShapeMismatch(f"the adapter expects dimension {self.dim}, not {dims} — embed with its own model")
         pair = v * t
         pair = self.input_norm(pair) if self.input_norm is not None else pair * self.scale
         hidden = functional.relu(self.trunk(pair))

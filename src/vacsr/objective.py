@@ -214,31 +214,17 @@ class VacsrObjective:
         return LossTerms(self.total(parts), parts)
 
     def draw(self, adapter: VariationalAdapter, v: Tensor, t: Tensor, *, noise: PairNoise) -> PairDraw:
-        """Sample z once for every pair and decode it. [R, d], [C, d]"""
+        """Sample z once for every pair and decode it. [R, d], [C, d]
+
+        Weights [R, C, K] mix z [R, C, D], sigma_weights its logσ²; kl [R, C, K] is each component's.
+        """
         c, hidden = self.config, adapter.features(v.unsqueeze(1), t.unsqueeze(0))
         log_alpha, gumbel = adapter.log_alpha(hidden), noise.gumbel(adapter.components)
         alpha, tau = log_alpha.exp(), c.gumbel_temperature
         weights = distributions.relaxed_one_hot(log_alpha, gumbel, temperature=tau, hard=c.gumbel_hard)
         sigma_weights = weights if c.sigma_component == "gumbel" else alpha.expand_as(weights)
-        z, kl, inverse, log_variance = self._latents(adapter, hidden, weights, sigma_weights, noise=noise)
-        share = adapter.latent if c.sigma_reduction == "mean" else 1
-        return PairDraw(
-            decoded=adapter.decode(z).float(),
-            cosine=adapter.residual_logit(cosines(v, t)),
-            kl=distributions.mixture_kl_bound(alpha, kl),
-            inverse=inverse / share,
-            log_variance=log_variance / share,
-        )
-
-    def _latents(
-        self, adapter: VariationalAdapter, hidden: Tensor, weights: Tensor, sigma_weights: Tensor, *, noise: PairNoise
-    ) -> tuple[Tensor, ...]:
-        """From the trunk's output [R, C, H]; weights [R, C, K] mix z, sigma_weights logσ².
-
-        -> z [R, C, D], each component's KL to N(0, I) [R, C, K], Σ_D 1/(2v) [R, C], Σ_D ½·log v [R, C]
-        """
         bounded = adapter.config.variance == "sigmoid"
-        squash = self.config.sigma_variance == "sigmoid" and not bounded
+        squash = c.sigma_variance == "sigmoid" and not bounded
         if self.uses_kernel(adapter, hidden):  # it writes z alone, and draws the noise itself
             from vacsr.kernels.latents import pair_latents
 
@@ -247,14 +233,23 @@ class VacsrObjective:
                 sigma_weights=sigma_weights.flatten(end_dim=-2), keys=noise.normal_keys().flatten(),
                 clamp=adapter.config.log_var_clamp, bounded=bounded, squash=squash,
             )  # fmt: skip
-            return tuple(x.view(*hidden.shape[:-1], *x.shape[1:]) for x in flat)
-        mean, log_var = adapter.mean(hidden), adapter.log_var(hidden)
-        normal = noise.normal(adapter.components * adapter.latent).view_as(mean)
-        mixed = (sigma_weights.unsqueeze(-1) * log_var).sum(dim=-2)
-        variance = distributions.bounded_variance(mixed) if squash else mixed.exp()
-        z = distributions.mixture_draw(mean, log_var, weights=weights, noise=normal)
-        kl = distributions.kl_to_standard_normal(mean, log_var)
-        return z, kl, (0.5 / variance).sum(dim=-1), (0.5 * variance.log()).sum(dim=-1)
+            z, kl, inverse, log_variance = [x.view(*hidden.shape[:-1], *x.shape[1:]) for x in flat]
+        else:
+            mean, log_var = adapter.mean(hidden), adapter.log_var(hidden)
+            normal = noise.normal(adapter.components * adapter.latent).view_as(mean)
+            mixed = (sigma_weights.unsqueeze(-1) * log_var).sum(dim=-2)
+            variance = distributions.bounded_variance(mixed) if squash else mixed.exp()
+            z = distributions.mixture_draw(mean, log_var, weights=weights, noise=normal)
+            kl = distributions.kl_to_standard_normal(mean, log_var)
+            inverse, log_variance = (0.5 / variance).sum(dim=-1), (0.5 * variance.log()).sum(dim=-1)
+        share = adapter.latent if c.sigma_reduction == "mean" else 1
+        return PairDraw(
+            decoded=adapter.decode(z).float(),
+            cosine=adapter.residual_logit(cosines(v, t)),
+            kl=distributions.mixture_kl_bound(alpha, kl),
+            inverse=inverse / share,
+            log_variance=log_variance / share,
+        )
 
     def uses_kernel(self, adapter: VariationalAdapter, hidden: Tensor) -> bool:
         """Whether ``fused`` asks for the kernel and it can run; an error where it must and cannot."""
