@@ -42,7 +42,6 @@ class FewshotDataConfig(Config):
 
     @model_validator(mode="after")
     def _check_specs(self) -> Self:
-        """Every SPEC can be read, and targets go with the protocol that tests them."""
         for spec in (self.spec, *self.targets.values()):
             parse_spec(spec, formats=CLASS_FORMATS)
         if (self.protocol == "domain") != bool(self.targets):
@@ -171,7 +170,6 @@ class FewshotRecipe(Config):
 
     @model_validator(mode="after")
     def _check_search(self) -> Self:
-        """What is searched are fields of the method, which trains."""
         for name in (name for choice in self.search.candidates()[:1] for name in choice):
             if name != "epochs" and name not in type(self.method).model_fields:
                 raise UsageError(f"method '{self.method.name}' has no {name} to search — take search.{name} out")

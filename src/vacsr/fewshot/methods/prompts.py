@@ -36,7 +36,7 @@ from vacsr.fewshot.methods.base import (
     cross_entropy,
     drawn_from,
     encode_chunks,
-)  # fmt: skip
+)
 from vacsr.fewshot.methods.clip import ClipModel, unit
 from vacsr.noise import RowNoise, Stream
 from vacsr.objective import LossTerms
