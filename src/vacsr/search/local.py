@@ -9,6 +9,7 @@ import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -67,11 +68,11 @@ class ExactIndex(VectorIndex):
 
     def get(self, ids: Sequence[str]) -> dict[str, Entry]:
         now = self._snapshot
-        return {name: Entry(now.vector(row), now.metadata(row)) for name, row in now.find(ids).items()}
+        return {name: Entry(now.vector(row), now.item(row)[1]) for name, row in now.find(ids).items()}
 
     def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
         now = self._snapshot
-        return {name: now.metadata(row) for name, row in now.find(ids).items()}
+        return {name: now.item(row)[1] for name, row in now.find(ids).items()}
 
     def records(self) -> Iterator[tuple[str, Metadata]]:
         return self._snapshot.records()
@@ -87,8 +88,9 @@ class ExactIndex(VectorIndex):
         except FloatingPointError as error:
             raise store.damaged(now.database.vectors, str(error)) from error
         vectors = torch.from_numpy(now.vectors.numpy()[rows].astype(np.float32))
-        lists = rows.tolist()
-        ids, metadata = [LazyList(now.name, row) for row in lists], [LazyList(now.metadata, row) for row in lists]
+        item = cache(now.item)  # id and metadata are read together, once
+        ids = [LazyList(lambda row: item(row)[0], hits) for hits in rows.tolist()]
+        metadata = [LazyList(lambda row: item(row)[1], hits) for hits in rows.tolist()]
         return Hits(ids, torch.from_numpy(scores), vectors, metadata)
 
     def _add(self, ids: list[str], vectors: Tensor, metadata: list[str], check: Check | None) -> AddResult:
@@ -96,7 +98,7 @@ class ExactIndex(VectorIndex):
         with self._writing() as before:
             existing = before.find(ids)
             if check is not None and existing:
-                check({name: before.metadata(row) for name, row in existing.items()})
+                check({name: before.item(row)[1] for name, row in existing.items()})
             _write_change(before, ids=ids, vectors=vectors, metadata=metadata, delete=existing.values())
         return AddResult(len(ids) - len(existing), len(existing))
 

@@ -135,11 +135,11 @@ class Snapshot:
             rows |= {self._name(key): row for key, row in self.database.query(sql, some) if self._has(row)}
         return rows
 
-    def name(self, row: int) -> str:
-        return self._name(self._item(row)[0])
-
-    def metadata(self, row: int) -> Metadata:
-        return self._metadata(self._item(row)[1])
+    def item(self, row: int) -> tuple[str, Metadata]:
+        """Id and metadata."""
+        for key, text in self.database.query("SELECT id, metadata FROM items WHERE row = ?", (row,)):
+            return self._name(key), self._metadata(text)
+        raise damaged(self.database.path, f"row {row} is missing")
 
     def vector(self, row: int) -> Tensor:
         """A copy. -> [d] float32"""
@@ -161,11 +161,6 @@ class Snapshot:
 
     def _has(self, row: int) -> bool:
         return 0 <= row < self.state.rows and not self.deleted[row]
-
-    def _item(self, row: int) -> Any:
-        for item in self.database.query("SELECT id, metadata FROM items WHERE row = ?", (row,)):
-            return item
-        raise damaged(self.database.path, f"row {row} is missing")
 
     def _name(self, key: Any) -> str:
         try:
