@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from torch import Tensor
 from vacsr.config import BackboneConfig, DataConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import DataError
-from vacsr.methods.base import Neighbours
 from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.model import MatchingModel
 from vacsr.train.data import PairLoader, build_loader
@@ -51,11 +48,11 @@ def test_photos_read_by_batch_are_those_kept(model: MatchingModel, pairs: PhotoS
     side = size or 32
     assert kept.images.shape == (9, 3, side, side)
     for batch, captions in zip(streamed.batches(ORDER), ORDER, strict=True):
-        assert batch.near is None, "only some methods look at neighbours"
         assert torch.equal(batch.captions, captions), "every rank knows the whole batch"
         mine = captions[world.rows(4)]
         assert batch.photos is not None
         assert torch.equal(batch.photos, kept.images[pairs.caption_image[mine]])
+        assert torch.equal(streamed.images_of(captions), kept.images_of(captions)), "neighbours are read when needed"
     assert [batch.photos for batch in kept.batches(ORDER)] == [None] * 3
 
 
@@ -74,51 +71,6 @@ def test_features_are_looked_up() -> None:
     loader = build_loader(model, pairs, config=DataConfig(), device=CPU, world=ALONE)
     assert loader.images is pairs.images
     assert [batch.captions.tolist() for batch in loader.batches([torch.tensor([3, 1])])] == [[3, 1]]
-
-
-class Numbered:
-    """A reader whose photo of row n is full of n."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[int]] = []
-
-    def stream(self, batches: Any, *, ahead: int = 2) -> Iterator[Tensor]:
-        for rows in batches:
-            self.asked.append(list(rows))
-            yield torch.tensor(rows, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2)
-
-
-class Fixed:
-    """A method whose neighbours are fixed."""
-
-    look_ahead = 0.1
-
-    def __init__(self, by_image: Tensor, by_text: Tensor) -> None:
-        self.near, self.asked = Neighbours(by_image, by_text), 0
-
-    def neighbours(self, captions: Tensor) -> Neighbours:
-        self.asked += 1
-        return Neighbours(*(kind[captions] for kind in self.near))
-
-
-@pytest.mark.parametrize("world", [ALONE, World(0, 2), World(1, 2)])
-def test_a_batch_brings_its_neighbours_and_reads_each_photo_once(world: World) -> None:
-    generator = torch.Generator().manual_seed(3)
-    image, reader = torch.arange(20) // 2, Numbered()
-    method = Fixed(*(torch.randint(20, (20,), generator=generator) for _ in range(2)))
-    loader = PairLoader(reader, torch.zeros(20, 4, dtype=torch.int32), image, world, method)  # type: ignore[arg-type]
-    order = [torch.randperm(20, generator=generator)[:8] for _ in range(3)]
-    batches = list(loader.batches(order))
-    assert method.asked == 1, "once an epoch"
-    assert len(reader.asked) == 3, "only the batches of the order are read"
-    for batch, captions, asked in zip(batches, order, reader.asked, strict=True):
-        needed = set()
-        for kind, (rows, photos) in enumerate([(batch.captions, batch.photos), *batch.near]):
-            assert torch.equal(rows, captions if kind == 0 else method.near[kind - 1][captions])
-            mine = image[rows[world.rows(8)]]
-            assert torch.equal(photos[:, 0, 0, 0].long(), mine)
-            needed |= set(mine.tolist())
-        assert sorted(asked) == sorted(needed)
 
 
 def test_leaving_an_epoch_stops_the_readers(model: MatchingModel, pairs: PhotoSet) -> None:

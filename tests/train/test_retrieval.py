@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -297,29 +296,12 @@ def npc_trainers(photos: PhotoSet, device: str) -> tuple[Trainer, Trainer]:
 
 def test_streamed_neighbours_train_the_same_weights(noisy_photos: PhotoSet) -> None:
     kept, streamed = npc_trainers(noisy_photos, "cpu")
-    batches: list[Batch] = []
-    original = streamed.task.batches
-
-    def watched(epoch: int, start: int) -> Iterator[Batch]:
-        for batch in original(epoch, start):
-            batches.append(batch)
-            yield batch
-
-    streamed.task.batches = watched  # type: ignore[method-assign]
     one, other = kept.run(progress=False), streamed.run(progress=False)
     assert_same_weights(one.model, other.model)
     rows = [[{**row, "steps_per_second": 0} for row in run.history] for run in (one, other)]
     assert rows[0] == rows[1]
     assert torch.equal(one.model.method.weight, other.model.method.weight)
     assert bool((other.model.method.weight < 1).any()), "the neighbours made a difference"
-    apart = [
-        {row for captions, _ in batch.near for row in captions.tolist()} - set(batch.captions.tolist())
-        for batch in batches
-        if batch.near
-    ]
-    assert len(apart) == 16
-    assert sum(map(bool, apart[4:])) >= 2, "neighbours of other batches"
-    assert not any(apart[:4]), "while it warms up, each pair is its own neighbour"
 
 
 @pytest.mark.gpu

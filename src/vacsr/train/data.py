@@ -21,7 +21,6 @@ from vacsr.data.formats import OnError
 from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
 from vacsr.data.photos import without_unreadable
 from vacsr.errors import DataError, NoSuchSplit, UsageError, VacsrError
-from vacsr.methods.base import Method
 from vacsr.model import MatchingModel
 from vacsr.noise import RowNoise, Stream
 from vacsr.objective import PairBlock, same_image
@@ -114,7 +113,6 @@ class Batch(NamedTuple):
 
     captions: Tensor  # [B]
     photos: Tensor | None = None  # uint8 [R, 3, S, S]
-    near: tuple[tuple[Tensor, Tensor], ...] | None = None  # captions and photos of two kinds of neighbours, if needed
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,6 @@ class PairLoader:
     texts: Tensor  # [M, D_text], or int32 [M, L]
     caption_image: Tensor  # [M]
     world: World = ALONE
-    looks: Method | None = None  # the method whose neighbours' photos are read along with a batch
 
     @property
     def device(self) -> torch.device:
@@ -138,37 +135,21 @@ class PairLoader:
             for captions in order:
                 yield Batch(captions.to(self.device))
             return
-        requests, coming = tee(self._requests(order))
-        streamed = self.images.stream(rows for rows, _, _ in requests)
-        for (_, positions, kinds), photos in zip(coming, streamed, strict=True):
+        images, (coming, ahead) = self.caption_image.cpu(), tee(order)
+        streamed = self.images.stream(images[rows[self.world.rows(len(rows))]].tolist() for rows in ahead)
+        for captions, photos in zip(coming, streamed, strict=True):
             if self.device.type == "cuda" and photos.device.type == "cpu":
                 photos = photos.pin_memory()
-            photos = photos.to(self.device, non_blocking=True)
-            captions, *near = (rows.to(self.device) for rows in kinds)
-            first, *others = (photos[index] for index in positions.to(self.device))
-            yield Batch(captions, first, tuple(zip(near, others, strict=True)) or None)
+            yield Batch(captions.to(self.device), photos.to(self.device, non_blocking=True))
 
-    def _requests(self, order: Iterable[Tensor]) -> Iterator[tuple[list[int], Tensor, list[Tensor]]]:
-        """For each batch: rows of the photos that this rank encodes, each once; positions in them [K, R]; captions [B].
-
-        K is 1, or 3 where the method looks at neighbours: the batch's own captions, then two kinds of neighbours.
-        """
-        images = self.caption_image.cpu()
-        near: list[Tensor] = []
-        if self.looks is not None:  # they do not change within an epoch, and asking waits for the GPU
-            near = [kind.cpu() for kind in self.looks.neighbours(torch.arange(len(images), device=self.device))]
-        for captions in order:
-            kinds = [captions, *(kind[captions] for kind in near)]
-            wanted = torch.stack([images[kind[self.world.rows(len(captions))]] for kind in kinds])
-            rows, positions = torch.unique(wanted, return_inverse=True)
-            yield rows.tolist(), positions, kinds
-
-    def images_of(self, captions: Tensor, photos: Tensor | None) -> Tensor:
-        """The images of this rank's captions, from the batch or from the device. [R], [R, ...] -> [R, ...]"""
+    def images_of(self, captions: Tensor, photos: Tensor | None = None) -> Tensor:
+        """The images of captions: on the device, else those that came with the batch, else read now. [R] -> [R, ...]"""
+        rows = self.caption_image[captions]
         if isinstance(self.images, Tensor):
-            return self.images[self.caption_image[captions]]
-        assert photos is not None, "photos that are not on the device come with their batch"
-        return photos
+            return self.images[rows]
+        if photos is None:
+            (photos,) = self.images.stream([rows.tolist()])
+        return photos.to(self.device)
 
     def blocks(self, inputs: Tensor | Reader, blocks: list[range]) -> Iterator[Tensor]:
         """Blocks of rows of the images or texts, on the device."""
@@ -194,8 +175,7 @@ def build_loader(
         pixels = inputs.images.pixels
         if device.type == "cpu" or pixels.nbytes <= _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
             return PairLoader(pixels.to(device), texts, labels, world=world)
-    looks = model.method if model.method.look_ahead > 0 else None
-    return PairLoader(inputs.images, texts, labels, world, looks)
+    return PairLoader(inputs.images, texts, labels, world)
 
 
 class Mixer:

@@ -205,9 +205,8 @@ class LookAhead:
     def __call__(self, batch: Batch) -> Tensor:
         """Give the method the weights of a batch. -> 0-d, this rank's share of the loss of the trusted pairs"""
         method = self.model.method
-        neighbours = batch.near or ((captions, None) for captions in method.neighbours(batch.captions))
         pairs = self._encode(batch.captions, batch.photos)
-        near = [self._encode(captions, photos) for captions, photos in neighbours]
+        near = [self._encode(captions) for captions in method.neighbours(batch.captions)]
         trial = self._trial_weights(pairs)
         before = Neighbours(*(self._losses(pairs, {}) for pairs in near))
         with torch.no_grad():
@@ -215,8 +214,8 @@ class LookAhead:
         return method.weigh(batch.captions, before, after) / self.world.size
 
     @torch.no_grad()
-    def _encode(self, captions: Tensor, photos: Tensor | None) -> tuple[Tensor, Tokens, Tokens]:
-        """Images of the captions [B], and tokens of this rank's pairs; photos are None if all are on the device."""
+    def _encode(self, captions: Tensor, photos: Tensor | None = None) -> tuple[Tensor, Tokens, Tokens]:
+        """Images of the captions [B], and tokens of this rank's pairs."""
         rows = captions[self.world.rows(len(captions))]
         with torch.autocast(captions.device.type, torch.bfloat16, enabled=self.half):
             images = self.model.backbone.encode_images(self.loader.images_of(rows, photos))
