@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def lr_factor(step: int, *, steps_per_epoch: int, config: TrainConfig) -> float:
     return warm * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-_NUMBERS = 1 << 25  # stacked at once by AdamP
+_STACKED = 1 << 25  # numbers that AdamP stacks at once
 _WORTH_COMPILING = 1 << 18
 
 
@@ -90,56 +90,45 @@ class AdamP(Optimizer):
         eps: float = 1e-8, weight_decay: float = 0.0, delta: float = 0.1, wd_ratio: float = 0.1, compiled: bool = False,
     ) -> None:  # fmt: skip
         self.betas, self.settings = betas, {"eps": eps, "delta": delta, "wd_ratio": wd_ratio}
-        self.compiled = torch.compile(_change, dynamic=True) if compiled else None
+        self.large_change: Callable[..., Tensor] = torch.compile(_change, dynamic=True) if compiled else _change
         # capturable: a state that is loaded keeps its step counters beside the weights.
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "capturable": True})
+
+    def uncompile(self) -> None:
+        """Go on without the compiler."""
+        self.large_change = _change
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient. Those of one shape are stacked, as the blocks of a tower are."""
-        members = [(param, group) for group in self.param_groups for param in group["params"] if param.grad is not None]
+        members = [
+            (p.shape, group["weight_decay"], p, group["lr"]) for group in self.param_groups for p in group["params"]
+        ]
+        members = sorted((member for member in members if member[2].grad is not None), key=itemgetter(0, 1))
         if not members:
             return
-        members.sort(key=_stack_of)
-        params, grads = [param for param, _ in members], [param.grad for param, _ in members]
-        for param in params:
-            if not self.state[param]:
-                moments = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
-                self.state[param] = {"step": torch.zeros((), device=param.device), **moments}
-        steps, first, second = (
-            [self.state[param][name] for param in params] for name in ("step", "exp_avg", "exp_avg_sq")
-        )
+        params, rates = [member[2] for member in members], [member[3] for member in members]
+        for p in params:
+            if not self.state[p]:
+                moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                self.state[p] = {"step": torch.zeros((), device=p.device), **moments}
+        grads = [p.grad for p in params]
+        steps, first, second = ([self.state[p][name] for p in params] for name in ("step", "exp_avg", "exp_avg_sq"))
         torch._foreach_add_(steps, 1)
         torch._foreach_lerp_(first, grads, 1 - self.betas[0])
         torch._foreach_mul_(second, self.betas[1])
         torch._foreach_addcmul_(second, grads, grads, 1 - self.betas[1])
         t = torch.stack(steps).double()
-        rates = [lr.to(t) if isinstance(lr := group["lr"], Tensor) else t.new_full((), lr) for _, group in members]
-        scales = torch.stack([torch.stack(rates), *(1.0 - torch.pow(beta, t) for beta in self.betas)])
+        lr = torch.stack([rate.to(t) if isinstance(rate, Tensor) else t.new_full((), rate) for rate in rates])
+        scales = torch.stack([lr, *(1.0 - torch.pow(beta, t) for beta in self.betas)])
         scales = scales.to(params[0].dtype)[:, :, None, None]  # [3, n, 1, 1]
-        for (shape, weight_decay), rows in groupby(range(len(members)), lambda row: _stack_of(members[row])):
-            every, most = list(rows), max(1, _NUMBERS // max(1, shape.numel()))
-            for part in (slice(start, min(start + most, every[-1] + 1)) for start in every[::most]):
+        for (shape, decay), equal in groupby(range(len(members)), lambda row: members[row][:2]):
+            rows, most = list(equal), max(1, _STACKED // max(1, shape.numel()))
+            for part in (slice(start, min(start + most, rows[-1] + 1)) for start in rows[::most]):
                 stacks = [_stacked(tensors[part]) for tensors in (params, grads, first, second)]
-                change = self._change(*stacks, scales[:, part], project=len(shape) > 1, weight_decay=weight_decay)
-                torch._foreach_sub_(params[part], [x.view(shape) for x in change.unbind()])
-
-    def _change(self, w: Tensor, *tensors: Tensor, project: bool, weight_decay: float) -> Tensor:
-        """Compiled where that pays. If it fails, the moments have moved already, so the step ends without it."""
-        options: dict[str, Any] = {"project": project, "weight_decay": weight_decay, **self.settings}
-        if self.compiled is not None and w.numel() >= _WORTH_COMPILING:
-            try:
-                return self.compiled(w, *tensors, **options)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                message = f"torch.compile failed on AdamP ({first_line(error)}); it continues uncompiled"
-                warnings.warn(message, stacklevel=2)
-                self.compiled = None
-        return _change(w, *tensors, **options)
-
-
-def _stack_of(member: tuple[Tensor, dict[str, Any]]) -> tuple[torch.Size, float]:
-    """What a parameter and its group must share with others to be updated together with them."""
-    return member[0].shape, member[1]["weight_decay"]
+                change: Callable[..., Tensor] = _change if stacks[0].numel() < _WORTH_COMPILING else self.large_change
+                update = change(*stacks, scales[:, part], project=len(shape) > 1, weight_decay=decay, **self.settings)
+                torch._foreach_sub_(params[part], [x.view(shape) for x in update.unbind()])
 
 
 def _stacked(tensors: list[Tensor]) -> Tensor:
@@ -152,35 +141,29 @@ def _change(
     w: Tensor, g: Tensor, m: Tensor, v: Tensor, scales: Tensor,
     *, project: bool, eps: float, weight_decay: float, delta: float, wd_ratio: float,
 ) -> Tensor:  # fmt: skip
-    """What to subtract from the weights. Weights, gradients, moments [n, R, C], scales [3, n, 1, 1] -> [n, R, C]"""
+    """What to subtract from the weights. Weights, gradients, moments [n, R, C], scales [3, n, 1, 1] -> [n, R, C]
+
+    A matrix is tested for scale invariance by its rows first, then as a whole.
+    """
     lr, c1, c2 = scales.unbind()
     u = m / v.sqrt().add_(eps * c2.sqrt())  # √c₂ of it is in the step size: fewer passes over the weights
     size, pull = lr * c2.sqrt() / c1, lr * weight_decay
     if project:
-        along, invariant = _projection(w, g, u, eps=eps, delta=delta)
-        pull = torch.where(invariant, pull * wd_ratio, pull) - size * along
+        products = [(x * w).sum(2, keepdim=True) for x in (g, u)]
+        norms = [torch.linalg.vector_norm(x, dim=2, keepdim=True) for x in (g, w)]
+        by_row, row_share = _invariant(*products, *norms, limit=delta / math.sqrt(w.shape[2]), eps=eps)
+        products = [x.sum(1, keepdim=True) for x in products]
+        norms = [torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in norms]
+        limit = delta / math.sqrt(w.shape[1] * w.shape[2])
+        by_layer, layer_share = _invariant(*products, *norms, limit=limit, eps=eps)
+        along = torch.where(by_row, row_share, torch.where(by_layer, layer_share, 0.0))
+        pull = torch.where(by_row | by_layer, pull * wd_ratio, pull) - size * along
     return (w * pull).addcmul_(u, size)
 
 
-def _projection(w: Tensor, g: Tensor, u: Tensor, *, eps: float, delta: float) -> tuple[Tensor, Tensor]:
-    """How much of its weight each update holds, where the weight is scale-invariant, and which weights are.
-
-    A matrix is tested by its rows first, then as a whole. [n, R, C] -> [n, R, 1], [n, 1, 1]
-    """
-
-    def test(dot: Tensor, part: Tensor, g_norm: Tensor, w_norm: Tensor, *, size: int) -> tuple[Tensor, Tensor]:
-        cosine = (dot.abs() / (g_norm.clamp_min(eps) * w_norm.clamp_min(eps))).amax(1, keepdim=True)
-        return cosine < delta / math.sqrt(size), part / (w_norm + eps).square()
-
-    products = [(x * w).sum(2, keepdim=True) for x in (g, u)]
-    norms = [torch.linalg.vector_norm(x, dim=2, keepdim=True) for x in (g, w)]
-    by_row, row_share = test(*products, *norms, size=w.shape[2])
-    products = [x.sum(1, keepdim=True) for x in products]
-    norms = [torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in norms]
-    by_layer, layer_share = test(*products, *norms, size=w.shape[1] * w.shape[2])
-    return torch.where(by_row, row_share, torch.where(by_layer, layer_share, 0.0)), by_row | by_layer
-
-
-def first_line(error: Exception) -> str:
-    """Of an error's message; the compiler's are pages long."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _invariant(
+    gw: Tensor, uw: Tensor, g_norm: Tensor, w_norm: Tensor, *, limit: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Which weights are scale-invariant, and how much of its weight each update holds. -> [n, 1, 1], [n, R or 1, 1]"""
+    cosine = (gw.abs() / (g_norm.clamp_min(eps) * w_norm.clamp_min(eps))).amax(1, keepdim=True)
+    return cosine < limit, uw / (w_norm + eps).square()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vacsr.train.distributed import sum_gradients, sum_over_ranks
-from vacsr.train.optim import first_line
+from vacsr.train.optim import AdamP
 
 if TYPE_CHECKING:
     from vacsr.train.trainer import Task
@@ -35,37 +35,29 @@ class TrainStep:
         """Call this when towers were frozen or unfrozen."""
 
     def __call__(self, batch: Any, step: int) -> Tensor:
-        """-> [loss, parts..., gradient norm]; the norm is 0 where gradients only accumulate.
-
-        Where ``compile=auto`` fails, warn and continue without the compiler. The failed step has changed nothing: it
-        did not reach the update.
-        """
-        number, last = torch.tensor(step, device=self.device), (step + 1) % self.config.accumulate == 0
-        try:
-            return self.run(batch, number, last=last)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            if not self.falls_back:
-                raise
-            message = f"torch.compile failed ({first_line(error)}); training continues uncompiled"
-            warnings.warn(message, stacklevel=2)
-            self.task.uncompile()
-            self.loss, self.falls_back = self.task.loss, False
-            self.optimizer.zero_grad(set_to_none=True)
-            return self.run(batch, number, last=last)
+        """-> [loss, parts..., gradient norm]; the norm is 0 where gradients only accumulate."""
+        number = torch.tensor(step, device=self.device)
+        return self.run(batch, number, last=(step + 1) % self.config.accumulate == 0)
 
     def run(self, batch: Any, step: Tensor, *, last: bool) -> Tensor:
         """Add one batch's gradient; at the ``last`` of an optimiser step also clip and update.
 
-        A non-finite gradient changes nothing on a CPU; on a GPU the check would wait for the device.
+        A non-finite gradient changes nothing on a CPU; on a GPU the check would wait for the device. Where
+        ``compile=auto`` fails, warn and continue without the compiler.
         """
-        side = self.task.side_losses(batch)
-        terms = self.loss(batch, step)
-        total, parts = terms.total, {**terms.parts, **side}
-        for term in side.values():
-            total = total + term
-        (total * self.loss_scale / self.config.accumulate).backward()
-        self.names = ("loss", *parts)
-        values = torch.stack([total.detach(), *(part.detach() for part in parts.values())]).float()
+        try:
+            values = self.backward(batch, step)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if not self.falls_back:
+                raise
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__  # the whole message has pages
+            warnings.warn(f"torch.compile failed ({reason}); training continues uncompiled", stacklevel=2)
+            self.task.uncompile()
+            self.loss, self.falls_back = self.task.loss, False
+            if isinstance(self.optimizer, AdamP):
+                self.optimizer.uncompile()
+            self.optimizer.zero_grad(set_to_none=True)
+            values = self.backward(batch, step)
         values = sum_over_ranks(values, self.task.world)
         norm = values.new_zeros(())
         if last:
@@ -76,6 +68,17 @@ class TrainStep:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return torch.cat((values, norm.reshape(1)))
+
+    def backward(self, batch: Any, step: Tensor) -> Tensor:
+        """Add the gradient of one batch. -> [loss, parts...] of this rank"""
+        side = self.task.side_losses(batch)
+        terms = self.loss(batch, step)
+        total, parts = terms.total, {**terms.parts, **side}
+        for term in side.values():
+            total = total + term
+        (total * self.loss_scale / self.config.accumulate).backward()
+        self.names = ("loss", *parts)
+        return torch.stack([total.detach(), *(part.detach() for part in parts.values())]).float()
 
 
 class GraphedStep(TrainStep):
