@@ -25,7 +25,7 @@ from vacsr.data.fewshot import LabelledPhotos, load_classes, save_shots
 from vacsr.data.photos import ArrayPhotos
 from vacsr.errors import DataError, UsageError
 from vacsr.fewshot.config import FewshotDataConfig, FewshotTrainConfig
-from vacsr.fewshot.data import FewshotSets, ShotLoader, augmented, crop_box, draws_of, load_sets, read_sentences
+from vacsr.fewshot.data import VIEW_DRAWS, FewshotSets, ShotLoader, augmented, crop_box, load_sets, read_sentences
 from vacsr.fewshot.methods import ShotBatch
 
 from .conftest import TRANSFORM, CountingPhotos, colours
@@ -182,9 +182,8 @@ def test_a_crop_view_is_pils_crop_and_resize(flip: float) -> None:
 
 def test_a_randaugment_view_squeezes_the_whole_photo_first() -> None:
     draws = [0.3, 0.2, 0.7, 0.9, 0.1, 0.6]
-    config = FewshotTrainConfig(randaugment_operations=2, randaugment_magnitude=10)
-    got = augmented(photo(), draws, kind="randaugment", config=config, transform=TRANSFORM)
-    assert draws_of("randaugment", config) == len(draws)
+    got = augmented(photo(), draws, kind="randaugment", config=FewshotTrainConfig(), transform=TRANSFORM)
+    assert VIEW_DRAWS["randaugment"] == len(draws)
     squeezed = photo().resize((8, 8), Image.Resampling.BICUBIC)
     assert np.array_equal(np.asarray(got), np.asarray(randaugment(squeezed, draws, magnitude=10)))
 

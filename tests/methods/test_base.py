@@ -74,8 +74,8 @@ PAPERS = {
     "objective.negative_target=1 objective.hard_negatives=1",
     "infonce": "scale=1.0",
     "sigmoid": "scale=10.0 bias=-10.0",
-    "vse": "margin=0.2 warmup_epochs=2 reduction=sum",
-    "pcme": "samples=8 scale=5.0 shift=5.0 vib_weight=1e-3 reduction=sum",
+    "vse": "margin=0.2 warmup_epochs=2",
+    "pcme": "samples=8 scale=5.0 shift=5.0 vib_weight=1e-3",
     "pcmepp": "scale=5.0 shift=5.0 vib_weight=1e-4 pseudo_weight=0.1 smoothing=1e-4 reduction=mean "
     "mix.share=0.25 mix.alpha=2 mix.cutmix=0.5",
     "daa": "weight=1000.0 temperature=0.01 base.samples=5 base.scale=15.0 base.shift=15.0 base.vib_weight=1e-5 "

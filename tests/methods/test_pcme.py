@@ -77,17 +77,15 @@ def test_the_loss_and_its_gradient_pair_by_pair(size: int, scale: float, shift: 
     assert_same(method.loss(v, t, block(ids)).total, expected, leaves, atol=1e-8, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("reduction", "vib"), [("sum", "mean"), ("rows", "sum"), ("mean", "mean")])
-def test_blocks_of_rows_add_up_to_the_batch(reduction: str, vib: str) -> None:
-    method, v, t = pcme(reduction=reduction, vib_reduction=vib, vib_weight=0.2), gaussians(1, 6), gaussians(2, 6)
+@pytest.mark.parametrize("vib", ["mean", "sum"])
+def test_blocks_of_rows_add_up_to_the_batch(vib: str) -> None:
+    method, v, t = pcme(vib_reduction=vib, vib_weight=0.2), gaussians(1, 6), gaussians(2, 6)
     batch = block([0, 0, 1, 2, 3, 3])
     whole = method.loss(v, t, batch)
     parts = [method.loss(take(v, rows), t, batch.rows(rows)) for rows in (slice(0, 2), slice(2, 6))]
     torch.testing.assert_close(parts[0].total + parts[1].total, whole.total)
     for name in ("match", "vib"):
         torch.testing.assert_close(parts[0].parts[name] + parts[1].parts[name], whole.parts[name])
-    plain = pcme().loss(v, t, batch).parts["match"]
-    torch.testing.assert_close(whole.parts["match"], plain / {"sum": 1, "rows": 6, "mean": 36}[reduction])
     total = divergence(v).sum() + divergence(t).sum()
     torch.testing.assert_close(whole.parts["vib"], total.detach() / (1 if vib == "sum" else 6 * 3))
     torch.testing.assert_close(whole.total.detach(), whole.parts["match"] + 0.2 * whole.parts["vib"])

@@ -86,10 +86,6 @@ class FewshotTrainConfig(Config):
     """Range of the crop's area as a share of the photo's; its aspect is drawn from 3/4 to 4/3."""
     flip: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Probability of a left-right flip of a crop."""
-    randaugment_operations: Annotated[int, Field(ge=1)] = 2
-    """How many of RandAugment's operations, one after the other."""
-    randaugment_magnitude: Annotated[int, Field(ge=0, le=30)] = 10
-    """Their strength."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16` autocasts matrix products."""
     device: str = "auto"

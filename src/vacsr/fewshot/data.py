@@ -41,6 +41,8 @@ from vacsr.train.data import batch_order
 
 _TRIES = 10
 _NARROW, _WIDE = 3 / 4, 4 / 3  # of a crop's width over its height
+VIEW_DRAWS = {"crop": 4 * _TRIES + 1, "randaugment": 2 * DRAWS}
+"""Draws in (0, 1) that :func:`augmented` takes per photo; RandAugment applies two operations of magnitude 10."""
 
 
 class ReportSet(NamedTuple):
@@ -142,11 +144,6 @@ def crop_box(
     return x, y, x + w, y + h
 
 
-def draws_of(kind: str, config: FewshotTrainConfig) -> int:
-    """Draws in (0, 1) that :func:`augmented` takes per photo."""
-    return 4 * _TRIES + 1 if kind == "crop" else DRAWS * config.randaugment_operations
-
-
 def augmented(
     photo: Image.Image, draws: Sequence[float], *, kind: str, config: FewshotTrainConfig, transform: PhotoTransform
 ) -> Image.Image:
@@ -156,7 +153,7 @@ def augmented(
     """
     size, resample = (transform.size, transform.size), Image.Resampling[transform.resample.upper()]
     if kind != "crop":
-        return randaugment(photo.resize(size, resample), draws, magnitude=config.randaugment_magnitude)
+        return randaugment(photo.resize(size, resample), draws)
     square = photo.crop(crop_box(photo.width, photo.height, draws=draws, scale=config.crop)).resize(size, resample)
     return square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[-1] < config.flip else square
 
@@ -212,7 +209,7 @@ class ShotLoader:
         photos = [self._open(row) for row in rows.tolist()]
         views: list[Tensor] = []
         for kind, stream in zip(self.views, (Stream.FIRST_VIEW, Stream.SECOND_VIEW), strict=False):
-            draws = noise.other(stream).uniform(draws_of(kind, self.config)).tolist()
+            draws = noise.other(stream).uniform(VIEW_DRAWS[kind]).tolist()
             squares = [
                 np.asarray(augmented(photo, row, kind=kind, config=self.config, transform=self.transform))
                 for photo, row in zip(photos, draws, strict=True)

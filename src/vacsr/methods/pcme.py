@@ -57,8 +57,6 @@ class PcmeConfig(GaussianConfig):
     """J draws of each item; a pair is judged by J² distances."""
     vib_reduction: Literal["mean", "sum"] = "mean"
     """Of the KL, over items and dimensions; PCME's and DAA's own code has sums."""
-    reduction: Literal["sum", "rows", "mean"] = "sum"
-    """Over pairs: summed, summed and divided by B, or averaged."""
 
 
 @register("pcme", PcmeConfig, presets={"paper": {}})
@@ -83,9 +81,7 @@ class Pcme(GaussianMethod):
         images = samples(v, RowNoise(noise.seed, noise.step, noise.rows, Stream.IMAGE_SAMPLES), count=count)
         texts = samples(t, RowNoise(noise.seed, noise.step, noise.cols, Stream.TEXT_SAMPLES), count=count)
         logit = self.logit(sample_distances(images, texts))
-        nll = match_nll(logit, pairs.relevance).sum()
-        counts = {"sum": 1, "rows": pairs.batch, "mean": pairs.pairs}
-        match, vib = 2.0 * nll / counts[self.config.reduction], bottleneck(v, t, pairs)
+        match, vib = 2.0 * match_nll(logit, pairs.relevance).sum(), bottleneck(v, t, pairs)
         if self.config.vib_reduction == "sum":
             vib = vib * (pairs.batch * v.mean.shape[-1])
         total = match + self.config.vib_weight * vib

@@ -20,8 +20,6 @@ class VseConfig(MethodConfig):
     """By how much a match should score above every other pair."""
     warmup_epochs: Annotated[int, Field(ge=0)] = 1
     """First epochs in which all negatives count, not the hardest alone."""
-    reduction: Literal["sum", "mean"] = "sum"
-    """Over the batch's images and captions: summed, or summed and divided by B."""
 
 
 @register("vse", VseConfig, presets={"paper": {"warmup_epochs": 2}})
@@ -36,8 +34,7 @@ class Vse(Method):
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         rows, columns = hinge_costs(cosines(v.mean, t.mean), pairs.relevance, margin=self.config.margin)
-        divisor = pairs.batch if self.config.reduction == "mean" else 1
-        i2t, t2i = self._reduce(rows, pairs) / divisor, self._reduce(columns.T, pairs) / divisor
+        i2t, t2i = self._reduce(rows, pairs), self._reduce(columns.T, pairs)
         return LossTerms(i2t + t2i, {"i2t": i2t.detach(), "t2i": t2i.detach()})
 
     def _reduce(self, costs: Tensor, pairs: PairBlock) -> Tensor:

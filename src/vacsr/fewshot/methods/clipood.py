@@ -6,7 +6,7 @@ predictions have no margin. Before training the method is zero-shot CLIP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -111,8 +111,3 @@ class Clipood(FewshotMethod):
         """The mean becomes the tower."""
         for parameter, mean in zip(self.trainable().values(), self.average.means(), strict=True):
             parameter.copy_(mean)
-
-    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """A training that continues from saved weights begins its mean with them."""
-        super().load_weights(tensors)
-        self.average = RunningMean(list(self.trainable().values()))

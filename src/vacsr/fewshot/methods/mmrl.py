@@ -46,10 +46,6 @@ class MmrlConfig(MethodConfig):
     """Share of the class token's feature in the loss and in the mixed logits; the representation's has the rest."""
     consistency: Annotated[float, Field(ge=0)] = 1.0
     """λ of both cosine terms that hold the features near the frozen towers'; the published runs set it per data set."""
-    projection: Literal["random", "clip"] = "random"
-    """Start of the representation's own projection: random as published, or a copy of the tower's."""
-    mixed: Literal["trained", "always", "never"] = "trained"
-    """Which class lists are scored by both features: that of training as published, all, or none."""
 
 
 class InsertedTokens(TowerEdits):
@@ -96,12 +92,8 @@ class Mmrl(FewshotMethod):
         with drawn_from(generator):
             self.image_maps = equal_maps(config.rep_dim, clip.image_width, count=count)
             self.text_maps = equal_maps(config.rep_dim, clip.text_width, count=count)
-            self.projection: nn.Module = nn.Linear(clip.image_width, clip.dim, bias=False)
+            self.projection = nn.Linear(clip.image_width, clip.dim, bias=False)
             nn.init.normal_(self.projection.weight, std=clip.image_width**-0.5)
-        if config.projection == "clip":
-            layers = (getattr(clip.backbone.image, "projection", None), clip.image_map)
-            copies = [copy.deepcopy(layer) for layer in layers if layer is not None]
-            self.projection = nn.Sequential(*copies).requires_grad_(True)
 
     def both_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """f_c and f_r, unit vectors. [B, 3, S, S] -> [B, d], [B, d]"""
@@ -132,10 +124,8 @@ class Mmrl(FewshotMethod):
 
     @torch.no_grad()
     def prepare(self, classes: ClassSet) -> tuple[Tensor, bool]:
-        """Text features [C, d], and whether both features of a photo score this class list."""
-        trained = classes.names == self.names and not classes.shifted
-        mixed = trained if self.config.mixed == "trained" else self.config.mixed == "always"
-        return self.text_features(classes), mixed
+        """Text features [C, d], and whether both features of a photo score this class list: that of training."""
+        return self.text_features(classes), classes.names == self.names and not classes.shifted
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, prepared: tuple[Tensor, bool]) -> Tensor:

@@ -41,11 +41,6 @@ class FewshotVacsrConfig(MethodConfig):
     """Blocks of the text tower that learn."""
     pairs: Literal["classes", "batch"] = "classes"
     """What photos are compared with: every class's prompt, or the prompts of the batch's own labels."""
-    cosine_start: Literal["clip", "adapter"] = "clip"
-    """Start of the residual a·cos+b (ours): CLIP's scale, and at the first step the b that makes the mean probability
-    of the batch's pairs the share of matches among them; or the adapter's `residual_scale` and `residual_bias`."""
-    decoder_zero: bool = True
-    """With the cosine residual the decoder's last layer starts at 0 (ours): training begins at zero-shot CLIP."""
     adapter_lr: Annotated[float, Field(gt=0)] = 1.0
     """The adapter's learning rate relative to train.lr."""
     tower_lr: Annotated[float, Field(ge=0)] = 0.1
@@ -86,12 +81,10 @@ class FewshotVacsr(FewshotMethod):
         with drawn_from(generator):
             self.adapter = VariationalAdapter(clip.dim, config.adapter).to(clip.device)
         self.objective = VacsrObjective(config.objective)
-        if self.adapter.residual is not None:  # training starts at CLIP's own logits where the config says so
-            if config.cosine_start == "clip":
-                self.adapter.residual.data[0] = clip.scale
-            if config.decoder_zero:
-                for parameter in self.adapter.decoder[-1].parameters():
-                    nn.init.zeros_(parameter)
+        if self.adapter.residual is not None:  # a·cos+b starts at CLIP's scale, the decoder at 0: zero-shot CLIP
+            self.adapter.residual.data[0] = clip.scale
+            for parameter in self.adapter.decoder[-1].parameters():
+                nn.init.zeros_(parameter)
         for name, tower in (("image_blocks", clip.backbone.image), ("text_blocks", clip.backbone.text)):
             blocks = tower.blocks()
             chosen = chosen_blocks(getattr(config, name), len(blocks), field=name)
@@ -101,7 +94,8 @@ class FewshotVacsr(FewshotMethod):
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """The objective over the pair matrix, whole or in strips of about ``pair_chunk`` pairs.
 
-        At the first step the residual's b is set: a larger one would call every pair a match and disturb the towers.
+        The first step sets the residual's b, so that the mean probability of the batch's pairs is the share of matches
+        among them: a larger one would call every pair a match and disturb the towers.
         """
         images, labels, ids = self.image_features(batch.pixels), batch.labels, self.sentence_ids(classes)
         if self.config.pairs == "classes":
@@ -117,7 +111,7 @@ class FewshotVacsr(FewshotMethod):
         )
         block = PairBlock(relevance, len(labels), relevance.sum(), noise)
         residual = self.adapter.residual
-        if batch.step == 0 and residual is not None and self.config.cosine_start == "clip":
+        if batch.step == 0 and residual is not None:
             with torch.no_grad():
                 scores = residual[0] * cosines(images, texts)
                 residual[1] = centred_bias(scores, share=relevance.double().mean())
