@@ -223,7 +223,7 @@ def main() -> None:
         need_gpu("the scoring kernel", available=kernel.available(torch.device("cuda")))
     device = torch.device(args.device)
     problems = {
-        name: Problem.random(args.images, args.texts, args.dim, device=device, adapter=config)
+        name: Problem(args.images, args.texts, args.dim, device=device, adapter=config)
         for name, config in DECODERS.items()
     }
     picked = [

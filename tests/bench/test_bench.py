@@ -16,7 +16,7 @@ from vacsr.errors import MissingExtra, VacsrError
 from vacsr.scoring import BlockScorer
 
 CPU = torch.device("cpu")
-SMALL = scoring.Sizes(images=3, texts=150, dim=16, edge=32)
+SMALL = {"images": 3, "texts": 150, "dim": 16, "edge": 32}
 
 
 def timed(steps: dict[str, Any], **options: Any) -> dict[str, dict[str, Any]]:
@@ -76,7 +76,7 @@ def test_memory_is_what_is_alive_at_once() -> None:
 
 def test_scoring_side_by_side() -> None:
     log: list[str] = []
-    result = scoring.run(SMALL, CPU, log.append)
+    result = scoring.run(CPU, log.append, **SMALL)
     rows: dict[Any, Any] = {(row["way"], row["precision"]): row for row in result.rows}
     assert all(row.get("problem") is None for row in result.rows)
     square = rows.pop(("square products of 32³, back to back", "float32"))
@@ -97,14 +97,14 @@ def test_scoring_side_by_side() -> None:
 @torch.inference_mode()
 def test_every_way_scores_the_same_pairs() -> None:
     """What is timed is what is checked, and all of it agrees."""
-    problem = scoring.Problem.random(5, 140, 24, device=CPU)
+    problem = scoring.Problem(5, 140, 24, device=CPU)
     exact = problem.method.score(problem.v, problem.t)
     for way in (scoring.papers_way(problem, "fp32"), scoring.matrix(problem, BlockScorer, torch.float32)):
         torch.testing.assert_close(way.run(), exact, atol=1e-5, rtol=1e-5)
         assert (way.cells["error"] < 1e-5, way.cells["overlap"]) == (True, 1.0)
     shifted: Any = problem.errors(lambda v: problem.method.score(v, problem.t).flip(1))
     assert (shifted["error"] > 0.1, shifted["overlap"] < 1) == (True, True)
-    small = scoring.Problem.random(3, 5, 16, device=CPU)  # 7,680 operations
+    small = scoring.Problem(3, 5, 16, device=CPU)  # 7,680 operations
     assert scoring.square_products(small, torch.float32, edge=10).operations == 8_000  # four of 2·10³
     assert scoring.square_products(small, torch.float32, edge=100).operations == 2_000_000  # one at least
 
@@ -114,7 +114,7 @@ def test_a_way_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("no such luck\nmore about it")
 
     monkeypatch.setattr(scoring, "papers_way", broken)
-    result = scoring.run(SMALL, CPU)
+    result = scoring.run(CPU, **SMALL)
     assert [row["problem"] for row in result.rows if "problem" in row] == ["no such luck"]
     assert "128 × 128 pairs (no such luck) | fp32 | – |" in result.to_markdown()
     assert all(row["faster"] is None for row in result.rows if "seconds" in row)
@@ -126,7 +126,7 @@ def test_a_way_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPat
 
 
 def test_training_side_by_side() -> None:
-    result = training.run(training.Sizes(16, (8, 40)), CPU, tile=8)
+    result = training.run(CPU, dim=16, batches=(8, 40), tile=8)
     rows: dict[Any, Any] = {(row["way"], row["batch"]): row for row in result.rows}
     assert [way for way, batch in rows if batch == 8][-1] == "adapter in one strip: dense"
     dense, strips, sigmoid = (rows[way, 40] for way in ("adapter, dense", "adapter in strips", "sigmoid"))
@@ -142,13 +142,13 @@ def test_a_loss_that_does_not_fit_is_named_in_the_plot(monkeypatch: pytest.Monke
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 GiB")
 
     monkeypatch.setattr(training, "Vacsr", full)
-    labels = svg_texts(training.run(training.Sizes(8, (6,)), CPU).to_svg())
+    labels = svg_texts(training.run(CPU, dim=8, batches=(6,)).to_svg())
     assert labels.count("out of memory") == 4  # two losses, two panels
     assert {"ms a step", "peak MiB", "adapter, dense, B=6", "sigmoid, B=6"} <= set(labels)
 
 
 def test_metrics_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = metrics.run(12, CPU)
+    result = metrics.run(CPU, images=12)
     assert [row["way"] for row in result.rows] == ["vacsr", "torchmetrics"]
     assert result.rows[1]["difference"] < 1e-4  # type: ignore[operator]
     assert result.settings == {"images": 12, "captions": 60}
@@ -157,7 +157,7 @@ def test_metrics_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MissingExtra("torchmetrics", "dev")
 
     monkeypatch.setattr(metrics, "torchmetrics_metrics", missing)
-    result = metrics.run(12, CPU)
+    result = metrics.run(CPU, images=12)
     assert [row["way"] for row in result.rows] == ["vacsr"]
     assert "torchmetrics is not installed" in result.to_markdown()
 
@@ -169,7 +169,7 @@ def test_metrics_beside_eccv_caption(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "our_metrics", lambda scores, pairs, protocol: {f"{protocol} i2t r1": 1.0})
     monkeypatch.setattr(metrics, "package_metrics", lambda i2t, t2i: values)
     monkeypatch.setattr(metrics, "torchmetrics_metrics", lambda scores, pairs, protocol: {"coco-5k i2t r1": 1.0})
-    rows: list[Any] = list(metrics.run(None, CPU).rows)
+    rows: list[Any] = list(metrics.run(CPU, images=None).rows)
     every = "coco-1k, coco-5k, cxc, eccv"
     assert [(row["way"], row["figures"]) for row in rows] == [
         ("vacsr", every),
@@ -246,7 +246,7 @@ def test_the_command(vacsr: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_files_are_checked_before_anything_is_timed(
     options: list[str], code: int, words: str, vacsr: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "run", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(scoring, "run", lambda *_, **__: pytest.fail("timed"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.svg").mkdir()
     (tmp_path / "file").touch()
@@ -260,8 +260,8 @@ def test_files_are_checked_before_anything_is_timed(
 def test_the_size_fits_the_machine(what: Any, device: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     module: Any = {"scoring": scoring, "metrics": metrics}[what]
-    monkeypatch.setattr(module, "SIZES", {"small": "small", "coco": "coco"})
-    monkeypatch.setattr(module, "run", lambda size, *_: seen.append(size))
+    monkeypatch.setattr(module, "SIZES", {name: {"name": name} for name in ("small", "coco")})
+    monkeypatch.setattr(module, "run", lambda *_, name: seen.append(name))
     run_bench(what, device=torch.device(device))
     run_bench(what, device=torch.device(device), size="coco")
     assert seen == [expected, "coco"]

@@ -33,7 +33,7 @@ def run_bench(
     """
     large = device.type == "cuda" and what != "metrics"
     module = import_module(f"vacsr.bench.{what}")
-    result: BenchResult = module.run(module.SIZES[size or ("coco" if large else "small")], device, log)
+    result: BenchResult = module.run(device, log, **module.SIZES[size or ("coco" if large else "small")])
     return result
 
 

@@ -24,7 +24,7 @@ from vacsr.evaluate.score_files import MatrixIds, MatrixScores
 from vacsr.scoring.topk import DIRECTIONS
 
 COCO = ("coco-1k", "coco-5k", "cxc", "eccv")
-SIZES = {"small": 200, "coco": None}
+SIZES = {"small": {"images": 200}, "coco": {"images": None}}
 """Images with five captions each; None: all of COCO's test list."""
 COLUMNS = {
     "way": "system", "figures": "metrics", "seconds": "seconds", "of_ours": "× vacsr",
@@ -35,7 +35,7 @@ Metrics = dict[str, float]
 Cost = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def run(images: int | None, device: torch.device, log: Log = lambda _: None) -> BenchResult:
+def run(device: torch.device, log: Log = lambda _: None, *, images: int | None) -> BenchResult:
     """On the CPU whatever the device: the other systems do not use a GPU."""
     protocols, plain = (COCO, "coco-5k") if images is None else (("flickr",), "flickr")
     pairs = coco_pairs() if images is None else small_pairs(images)

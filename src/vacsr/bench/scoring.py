@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,17 +25,10 @@ from vacsr.scoring.kernel import KernelScorer, available
 from vacsr.scoring.topk import DIRECTIONS, stable_topk
 from vacsr.train.step import matmul_precision
 
-
-class Sizes(NamedTuple):
-    """How many images and texts, the width of the embeddings, and the edge of the square products."""
-
-    images: int
-    texts: int
-    dim: int
-    edge: int
-
-
-SIZES = {"small": Sizes(64, 1000, 512, 1024), "coco": Sizes(5000, 25_000, 1024, 8192)}
+SIZES = {
+    "small": {"images": 64, "texts": 1000, "dim": 512, "edge": 1024},
+    "coco": {"images": 5000, "texts": 25_000, "dim": 1024, "edge": 8192},
+}
 COLUMNS = {
     "way": "way", "precision": "precision", "seconds": "seconds", "tflops": "trunk TFLOP/s",
     "of_ceiling": "time / bare product", "of_best": "time / best product",
@@ -51,35 +44,21 @@ _NOTES = (
 )
 
 
-class Problem(NamedTuple):
-    """What is scored."""
+class Problem:
+    """What is scored: unit vectors and an adapter, all random, also the weights that training starts from zero."""
 
-    v: Embedding
-    t: Embedding
-    method: Vacsr
-
-    @classmethod
     @torch.no_grad()
-    def random(
-        cls, images: int, texts: int, dim: int, *, device: torch.device, adapter: AdapterConfig | None = None
-    ) -> Problem:
-        """Random weights, also where training starts from zero, and unit vectors."""
+    def __init__(
+        self, images: int, texts: int, dim: int, *, device: torch.device, adapter: AdapterConfig | None = None
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
-        method = Vacsr(VacsrConfig(adapter=adapter or AdapterConfig()), dim=dim).eval()
-        for weight in method.parameters():
+        self.device, self.method = device, Vacsr(VacsrConfig(adapter=adapter or AdapterConfig()), dim=dim).eval()
+        for weight in self.method.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator) / max(1, weight.shape[-1]) ** 0.5)
         v, t = (functional.normalize(torch.randn(n, dim, generator=generator), dim=1) for n in (images, texts))
-        return cls(Embedding(v.to(device)), Embedding(t.to(device)), method.to(device))
-
-    @property
-    def device(self) -> torch.device:
-        """Where all tensors are."""
-        return self.v.mean.device
-
-    @property
-    def operations(self) -> float:
-        """Of the trunk for all pairs, which every way does: 2·I·T·d·H."""
-        return 2.0 * len(self.v.mean) * len(self.t.mean) * self.method.adapter.trunk.weight.numel()
+        self.v, self.t = Embedding(v.to(device)), Embedding(t.to(device))
+        self.operations = 2.0 * images * texts * self.method.to(device).adapter.trunk.weight.numel()
+        """Of the trunk for all pairs, which every way does."""
 
     def errors(self, scores: Callable[[Embedding], Tensor]) -> dict[str, Cell]:
         """Of a way's scores of a few images with all texts, against the folded float32 scores."""
@@ -99,16 +78,18 @@ def top_overlap(index: Tensor, reference: Tensor) -> float:
     return float((reference.unsqueeze(2) == index.unsqueeze(1)).any(dim=2).double().mean())
 
 
-def run(sizes: Sizes, device: torch.device, log: Log = lambda _: None) -> BenchResult:
-    """Every way on random weights."""
-    problem = Problem.random(sizes.images, sizes.texts, sizes.dim, device=device)
+def run(
+    device: torch.device, log: Log = lambda _: None, *, images: int, texts: int, dim: int, edge: int
+) -> BenchResult:
+    """Every way on random weights; ``edge`` is that of the square products."""
+    problem = Problem(images, texts, dim, device=device)
     with torch.inference_mode():
-        rows = measure(ways(problem, edge=sizes.edge), device=device, log=log)
+        rows = measure(ways(problem, edge=edge), device=device, log=log)
     for row in rows:
         row["bar"] = f"{row['way']}, {row['precision']}"
     _add_ratios(rows)
-    settings = {"images": sizes.images, "texts": sizes.texts, "d": sizes.dim}
-    settings["decoder"] = problem.method.adapter.config.decoder_hidden
+    decoder = problem.method.adapter.config.decoder_hidden
+    settings = {"images": images, "texts": texts, "d": dim, "decoder": decoder}
     return BenchResult("scoring", describe_device(device), settings, rows, COLUMNS, ("seconds",), _NOTES, label="bar")
 
 

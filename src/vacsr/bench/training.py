@@ -8,11 +8,10 @@ only the arithmetic is timed; cached features are the data's own.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, chain, count
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,15 +35,10 @@ from vacsr.train.retrieval import RetrievalTask, retrieval_task
 from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Trainer
 
-
-class Sizes(NamedTuple):
-    """Width of the embeddings, and the batch sizes."""
-
-    dim: int
-    batches: tuple[int, ...]
-
-
-SIZES = {"small": Sizes(256, (32, 64, 128)), "coco": Sizes(1024, (128, 256, 512, 1024, 2048, 4096))}
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"dim": 256, "batches": (32, 64, 128)},
+    "coco": {"dim": 1024, "batches": (128, 256, 512, 1024, 2048, 4096)},
+}
 COLUMNS = {
     "way": "loss", "batch": "batch", "ms": "ms a step", "peak_mib": "peak MiB", "of_dense_ms": "time / dense",
     "of_dense_mib": "memory / dense",
@@ -54,22 +48,24 @@ _NOTE = "Forward and backward of the loss alone; the fastest round, and the most
 MIB, GIB = 2**20, 2**30
 
 
-def run(sizes: Sizes, device: torch.device, log: Log = lambda _: None, *, tile: int | None = None) -> BenchResult:
+def run(
+    device: torch.device, log: Log = lambda _: None, *, dim: int, batches: Sequence[int], tile: int | None = None
+) -> BenchResult:
     """Random embeddings; a loss that does not fit in memory says so and the others go on.
 
     A strip has as many pairs as a square tile of edge ``tile``, by default 128 on a GPU and 32 on a CPU.
     """
     rows: list[dict[str, Any]] = []
     tile = tile or (128 if device.type == "cuda" else 32)
-    for batch in sizes.batches:
+    for batch in batches:
         strips = "adapter in one strip: dense" if batch <= tile else "adapter in strips"
         heights = {SIGMOID: batch, DENSE: batch, strips: tile**2 // batch}
         ways = [
-            Way({"way": name, "batch": batch}, partial(_prepare, name, height, sizes.dim, batch, device))
+            Way({"way": name, "batch": batch}, partial(_prepare, name, height, dim, batch, device))
             for name, height in heights.items()
         ]
         rows += _with_ratios(measure(ways, device=device, log=log))
-    settings, plotted = {"d": sizes.dim, "tile": tile}, ("ms", "peak_mib")
+    settings, plotted = {"d": dim, "tile": tile}, ("ms", "peak_mib")
     return BenchResult("training", describe_device(device), settings, rows, COLUMNS, plotted, (_NOTE,), label="bar")
 
 
@@ -124,13 +120,12 @@ def measure_recipe(recipe: Recipe, *, steps: int) -> dict[str, Any]:
 
     Parameters are in millions, the method's own being those beyond towers, pooling and heads of one network.
     """
-    before = process_bytes("VmRSS")
     batch, cached = recipe.train.batch_size, scheme_of(recipe.backbone.spec).cached
     pairs = training_data(recipe.data).train if cached else random_photos(batch, words=120)
     reading = DataConfig(cache_gb=64.0)
     task = retrieval_task(recipe.method, pairs, recipe.train, backbone=recipe.backbone, reading=reading)
     trainer = Trainer(task, recipe.train)  # compiles, where the recipe says so
-    cost = partial(step_cost, batch=batch, device=task.device, steps=steps, before=before)
+    cost = partial(step_cost, batch=batch, device=task.device, steps=steps)
     with matmul_precision(recipe.train.precision):
         inference = cost(inference_step(task))
         task.model.train()
@@ -193,36 +188,17 @@ def inference_step(task: RetrievalTask) -> Step:
     return step
 
 
-def step_cost(
-    step: Step, *, batch: int, device: torch.device, steps: int, before: int | None
-) -> dict[str, float | None]:
-    """Warm up, then the mean over ``steps``. ``before``: bytes that the process held before the model.
-
-    The peak is CUDA's of allocated bytes; on a CPU the growth of this process, None where the system does not say.
-    """
+def step_cost(step: Step, *, batch: int, device: torch.device, steps: int) -> dict[str, float | None]:
+    """Warm up, then the mean over ``steps``. The peak is CUDA's of allocated bytes; None on a CPU."""
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts from what is held now
     for _ in range(10 if gpu else 2):  # compiles, captures and fills caches
         step()
     seconds = seconds_per_step(step, device=device, steps=steps)
-    peak = torch.cuda.max_memory_allocated(device) if gpu else process_bytes("VmHWM")
-    baseline = 0 if gpu else before
-    peak_gib = None if peak is None or baseline is None else max(0, peak - baseline) / GIB
-    return {"ms": 1e3 * seconds, "images_per_s": batch / seconds, "peak_gib": peak_gib}
-
-
-def process_bytes(field: str) -> int | None:
-    """`VmRSS`, the memory of this process, or `VmHWM`, its peak; None where the system does not say."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024
-    return None
+    peak = torch.cuda.max_memory_allocated(device) / GIB if gpu else None
+    return {"ms": 1e3 * seconds, "images_per_s": batch / seconds, "peak_gib": peak}
 
 
 def peak_mib(work: Step, *, device: torch.device) -> float:
