@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +40,7 @@ class Prepared(NamedTuple):
     """A way that is ready to be timed."""
 
     run: Step
-    cells: Mapping[str, Any] = MappingProxyType({})  # numbers of its row that are known already
+    cells: Mapping[str, Any] | None = None  # numbers of its row that are known already
     operations: float | None = None
     warm_up: Step | None = None  # a short call of the same kind, if a whole one takes too long
 
@@ -71,7 +70,7 @@ def measure(
         try:
             ready = way.prepare()
             (ready.warm_up or ready.run)()
-            rows[-1] |= ready.cells
+            rows[-1] |= ready.cells or {}
             running.append((rows[-1], ready, []))
         except Exception as error:  # one way must not end the run
             rows[-1]["problem"] = describe_error(error)

@@ -30,7 +30,7 @@ from vacsr.model import MatchingModel
 from vacsr.objective import batch_block
 from vacsr.scoring.folded import BlockScorer
 from vacsr.strips import PairLoss, StripLoss, strip_rows
-from vacsr.train.data import Batch, batch_order, training_data
+from vacsr.train.data import Batch, training_data
 from vacsr.train.retrieval import RetrievalTask, retrieval_task
 from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Trainer
@@ -160,9 +160,7 @@ def count_parameters(model: MatchingModel) -> tuple[int, int]:
 def training_step(trainer: Trainer) -> Step:
     """One training step after the other."""
     task: Any = trainer.task
-    captions, batch = len(task.loader.texts), task.config.batch_size
-    epochs = (batch_order(captions, batch=batch, seed=0, epoch=epoch) for epoch in count())
-    batches = enumerate(chain.from_iterable(epochs))
+    batches = enumerate(chain.from_iterable(map(task.order, count())))
 
     def step() -> None:
         number, rows = next(batches)

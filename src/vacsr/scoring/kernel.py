@@ -33,7 +33,6 @@ _NARROW = 32  # up to this width a large tile and the decoder's sums fit into re
 _SCRATCH = 1 << 30  # bytes of scaled weights at a time
 _SHARED = 99 << 10  # bytes of shared memory that every GPU from compute capability 8.0 on grants a program
 _REDUCED = 4 << 10  # bytes of shared memory for sums across warps, and barriers
-_LAYOUTS = ((3, True), (4, True), (3, False), (4, False), (2, True), (2, False))  # stages, TMA; fastest first
 _FP8_MAX = 448.0  # the largest e4m3 number
 _LEAST = 1e-6  # divisor of a vector of zeros
 _FAINT = 2.0**-40  # a decoder unit with smaller weights is not scaled up further: its bias must stay finite
@@ -76,8 +75,7 @@ def choose_tile(hidden: int, width: int, *, dim: int, dtype: torch.dtype, device
     large = hopper and width <= _NARROW and padded[0] <= 1.1 * padded[1]
     room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", _SHARED)
     shapes = ((128, 256), (128, 128), (64, 64), (32, 32))[0 if large else 1 :]
-    layouts = [(stages, tma) for stages, tma in _LAYOUTS if hopper or not tma]
-    tiles = (Tile(*shape, depth, stages=stages, tma=tma) for shape in shapes for stages, tma in layouts)
+    tiles = (Tile(*shape, depth, stages=stages, tma=hopper) for shape in shapes for stages in (3, 2))
     return next(tile for tile in tiles if shared_bytes(tile, width, dim=dim, itemsize=dtype.itemsize) <= room)
 
 

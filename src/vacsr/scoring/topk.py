@@ -93,7 +93,10 @@ def blocks_topk(blocks: Iterable[Tensor], k: int, *, directions: Sequence[Direct
     best, first, blocks = torch.empty(0), 0, iter(blocks)
     for block in blocks:
         if block.dtype == torch.float64:  # scores that somebody else made: they are in memory as a whole
-            return _float64_topk([block, *blocks], k, directions=directions)
+            every = [block, *blocks]
+            columns = zip(*(torch.split(part, _COLUMNS, dim=1) for part in every), strict=True)
+            queries = {"i2t": iter(every), "t2i": (torch.cat(parts).T for parts in columns)}
+            return [joined([stable_topk(part, k) for part in queries[direction]]) for direction in directions]
         keys = _score_keys(block)
         if "i2t" in directions:
             column = torch.arange(block.shape[1], device=block.device)
@@ -105,12 +108,6 @@ def blocks_topk(blocks: Iterable[Tensor], k: int, *, directions: Sequence[Direct
             best = keys.topk(min(k, keys.shape[1]), dim=1).values
         first += len(block)
     return [from_keys(torch.cat(rows) if direction == "i2t" else best) for direction in directions]
-
-
-def _float64_topk(blocks: list[Tensor], k: int, *, directions: Sequence[Direction]) -> list[TopK]:
-    columns = zip(*(torch.split(block, _COLUMNS, dim=1) for block in blocks), strict=True)
-    queries = {"i2t": iter(blocks), "t2i": (torch.cat(parts).T for parts in columns)}
-    return [joined([stable_topk(part, k) for part in queries[direction]]) for direction in directions]
 
 
 def joined(parts: list[TopK]) -> TopK:
