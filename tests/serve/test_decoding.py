@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import pickle
 import struct
 import time
 import zlib
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
@@ -19,8 +20,27 @@ from starlette.testclient import TestClient
 from vacsr.backbones.images import PhotoTransform
 from vacsr.errors import EnvironmentProblem
 from vacsr.serve import ServiceSettings
-from vacsr.serve.decoding import Decoder, read_upload, resize_for_model
+from vacsr.serve.decoding import Decoder, KillablePool, read_upload, resize_for_model
 from vacsr.serve.schemas import Problem
+
+
+def test_a_process_that_hangs_is_killed_and_one_that_dies_is_replaced() -> None:
+    pool = KillablePool("test", 1, preload="vacsr.errors")
+    assert pool.submit(len, b"abc", seconds=60).result(60) == 3
+    with pytest.raises(EnvironmentProblem):
+        pool.submit(os._exit, 3, seconds=60).result(60)
+    with pytest.raises(TypeError):
+        pool.submit(len, 3, seconds=60).result(60)
+    with pytest.raises(TimeoutError):
+        pool.submit(time.sleep, 600, seconds=0.5).result(60)
+    assert pool.submit(len, b"abcd", seconds=60).result(60) == 4
+    running, waiting = (pool.submit(time.sleep, 600, seconds=600) for _ in range(2))
+    time.sleep(0.3)
+    pool.close()
+    with pytest.raises(EnvironmentProblem):
+        running.result(10)
+    with pytest.raises(CancelledError):
+        waiting.result(10)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from rich.console import Console
 
 from vacsr.compare.cells import Cell, run_cell
 from vacsr.errors import EnvironmentProblem, FolderInUse, MissingExtra, VacsrError
-from vacsr.processes import die_with_parent, interrupts_held
 
 RunCell = Callable[..., None]
 """``run(cell, progress=…, fresh=…)``, at the top of a module."""
@@ -126,7 +125,7 @@ class _Pool:
         executor = self.idle.pop() if self.idle else ProcessPoolExecutor(
             1, multiprocessing.get_context("spawn"), _begin, (max(1, (os.cpu_count() or 1) // self.jobs),)
         )  # fmt: skip
-        with interrupts_held():  # a new process starts within submit
+        with _interrupts_held():  # a new process starts within submit
             self.busy[executor.submit(_work, *self.call, cell)] = (executor, cell)
 
     def _finish(self, future: Future[Finished]) -> Exception | None:
@@ -179,9 +178,30 @@ class _Pool:
 
 def _begin(threads: int) -> None:
     """Set up a worker."""
-    threading.Thread(target=die_with_parent, daemon=True).start()  # or two runs would write to one folder
+    threading.Thread(target=_die_with_parent, daemon=True).start()  # or two runs would write to one folder
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each worker starts a compiler for every core
     torch.set_num_threads(threads)
+
+
+def _die_with_parent() -> None:
+    """Runs in a thread of a worker: a killed parent cannot stop its workers."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this runs in a worker"
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started within never see Ctrl-C, which a terminal sends to all: only the parent handles it.
+
+    They inherit the blocked signal; the parent unblocks it at the end, so that none is lost.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(run: RunCell, fresh: bool, cell: Cell) -> Finished:
