@@ -20,12 +20,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vacsr.backbones.augment import randaugment
 from vacsr.data.fewshot import LabelledPhotos, load_classes, save_shots
 from vacsr.data.photos import ArrayPhotos
 from vacsr.errors import DataError, UsageError
 from vacsr.fewshot.config import FewshotDataConfig, FewshotTrainConfig
-from vacsr.fewshot.data import VIEW_DRAWS, FewshotSets, ShotLoader, augmented, crop_box, load_sets, read_sentences
+from vacsr.fewshot.data import (
+    RANDAUGMENT,
+    VIEW_DRAWS,
+    FewshotSets,
+    ShotLoader,
+    augmented,
+    crop_box,
+    load_sets,
+    randaugment,
+    read_sentences,
+)
 from vacsr.fewshot.methods import ShotBatch
 
 from .conftest import TRANSFORM, CountingPhotos, colours
@@ -166,8 +175,8 @@ def test_where_no_try_fits_the_middle_is_taken(width: int, height: int, expected
     assert crop_box(width, height, draws=wide_first * 10, scale=(1.0, 1.0)) == expected
 
 
-def photo(seed: int = 0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (20, 30, 3), dtype=np.uint8))
+def photo(width: int = 30, height: int = 20) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(1, 250, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.mark.parametrize("flip", [0.1, 0.9])
@@ -185,7 +194,80 @@ def test_a_randaugment_view_squeezes_the_whole_photo_first() -> None:
     got = augmented(photo(), draws, kind="randaugment", config=FewshotTrainConfig(), transform=TRANSFORM)
     assert VIEW_DRAWS["randaugment"] == len(draws)
     squeezed = photo().resize((8, 8), Image.Resampling.BICUBIC)
-    assert np.array_equal(np.asarray(got), np.asarray(randaugment(squeezed, draws, magnitude=10)))
+    assert np.array_equal(np.asarray(got), np.asarray(randaugment(squeezed, draws)))
+
+
+NAMES = [
+    "autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize-add", "color", "contrast",
+    "brightness", "sharpness", "shear-x", "shear-y", "cutout", "translate-x", "translate-y",
+]  # fmt: skip
+
+
+def apply(name: str, image: Image.Image, *, first: float = 0.1, second: float = 0.2) -> np.ndarray:
+    which = (list(RANDAUGMENT).index(name) + 0.5) / len(RANDAUGMENT)
+    return np.asarray(randaugment(image, [which, first, second])).astype(int)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operation_changes_a_copy_of_the_photo_and_leaves_its_size(name: str) -> None:
+    image = photo()
+    out = apply(name, image)
+    assert out.shape == (20, 30, 3)
+    assert (out != np.asarray(image)).any()
+    assert np.array_equal(np.asarray(image), np.asarray(photo()))
+
+
+def test_pixelwise_operations_are_their_formulas() -> None:
+    """Colour, contrast, brightness and sharpness only fade below the middle of their range, either way of the draw."""
+    x, grey = np.asarray(photo()).astype(int), np.asarray(photo().convert("L")).astype(float)
+    assert np.array_equal(apply("invert", photo()), 255 - x)
+    assert np.array_equal(apply("solarize", photo()), np.where(x < 256 / 3, x, 255 - x))
+    added = np.minimum(255, x + 110 / 3).astype(int)
+    assert np.array_equal(apply("solarize-add", photo()), np.where(added < 128, added, 255 - added))
+    assert np.array_equal(apply("posterize", photo()), x & 0b11111000)  # int(4 + 4/3) bits
+    assert np.abs(apply("brightness", photo()) - 0.7 * x).max() <= 1
+    assert np.abs(apply("color", photo()) - (0.3 * grey[..., None] + 0.7 * x)).max() <= 1
+    assert np.abs(apply("contrast", photo()) - (0.3 * round(grey.mean()) + 0.7 * x)).max() <= 1
+    for name in ("color", "contrast", "brightness", "sharpness"):
+        assert np.array_equal(apply(name, photo(), first=0.9), apply(name, photo(), first=0.1))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_translation_moves_a_third_of_100_pixels_either_way(axis: int) -> None:
+    image, name = photo(80, 80), ("translate-y", "translate-x")[axis]
+    x = np.asarray(image).astype(int)
+    forth, back = apply(name, image), apply(name, image, first=0.9)
+    for out, shift in ((forth, -33), (back, 33)):
+        moved = np.roll(x, shift, axis=axis)
+        inside = np.arange(80) < 47 if shift < 0 else np.arange(80) >= 33
+        assert np.array_equal(np.compress(inside, out, axis=axis), np.compress(inside, moved, axis=axis))
+        assert (np.compress(~inside, out, axis=axis) == 0).mean() > 0.95  # black comes in
+
+
+def test_rotation_and_shear_go_either_way_with_black_corners() -> None:
+    white = Image.new("RGB", (60, 60), (255, 255, 255))
+    for name in ("rotate", "shear-x", "shear-y"):
+        forth, back = apply(name, white), apply(name, white, first=0.9)
+        assert not np.array_equal(forth, back)
+        assert set(np.unique(forth)) == {0, 255}
+        assert name != "rotate" or np.abs(forth[::-1] - back).mean() < 12
+
+
+def test_cutout_is_a_grey_square_around_a_drawn_centre() -> None:
+    image = Image.new("RGB", (60, 40), (255, 0, 0))
+    out = apply("cutout", image, first=0.5, second=0.25)
+    rows, columns = np.nonzero((out == [125, 123, 114]).all(axis=-1))
+    side = 40 / 3
+    assert (rows.min(), columns.min()) == (int(10 - side / 2), int(30 - side / 2))
+    assert abs(rows.max() - rows.min() - side) <= 1
+
+
+def test_the_sixteen_operations_follow_each_other() -> None:
+    assert list(RANDAUGMENT) == NAMES
+    invert = (NAMES.index("invert") + 0.5) / 16
+    twice = randaugment(photo(), [invert, 0.0, 0.0] * 2)
+    assert np.array_equal(np.asarray(twice), np.asarray(photo()))
+    assert randaugment(photo().convert("L"), [0.99, 0.5, 0.5]).mode == "RGB"
 
 
 # ----------------------------------------------------------------------------------------------------------- batches

@@ -1,16 +1,13 @@
-"""Augmentation of photos and captions: crops, dropped tokens and words, mixup and cutmix, RandAugment.
+"""Augmentation of photos and captions: crops, dropped tokens and words, mixup and cutmix.
 
 Randomness is passed in: every draw is a function of seed, step (or epoch) and the item's position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import ceil
 from typing import NamedTuple
 
 import torch
-from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
 from vacsr.backbones.images import Boxes
@@ -120,68 +117,3 @@ def blend(images: Tensor, partners: Tensor, mixture: Mixture) -> Tensor:
 def mixed_labels(labels: Tensor, weight: Tensor) -> Tensor:
     """λ·y_i + (1−λ)·y_partner, the partner of row i being row B−1−i. [B, C], [B] -> [B, C]"""
     return torch.lerp(labels.flip(0), labels, weight.unsqueeze(1).to(labels.dtype))
-
-
-LEVELS = 30  # the magnitude of RandAugment at which every operation is at the end of its range
-DRAWS = 3  # numbers that one operation takes: which it is, and two for its direction or position
-
-
-def _signed(strength: float, draw: float) -> float:
-    return -strength if draw > 0.5 else strength
-
-
-def _affine(photo: Image.Image, *rows: float) -> Image.Image:
-    """Each pixel is the nearest to (a·x + b·y + c, d·x + e·y + f); black comes in from outside."""
-    return photo.transform(photo.size, Image.Transform.AFFINE, rows)
-
-
-def _cutout(photo: Image.Image, side: float, across: float, down: float) -> Image.Image:
-    """A square of grey with this side around a random centre."""
-    left, top = int(max(0.0, across * photo.width - side / 2)), int(max(0.0, down * photo.height - side / 2))
-    photo = photo.copy()
-    box = (left, top, min(photo.width, left + side), min(photo.height, top + side))
-    ImageDraw.Draw(photo).rectangle(box, (125, 123, 114))
-    return photo
-
-
-OPERATIONS: dict[str, tuple[float, float, Callable[[Image.Image, float, float, float], Image.Image]]] = {
-    "autocontrast": (0.0, 1.0, lambda photo, _, a, b: ImageOps.autocontrast(photo)),
-    "equalize": (0.0, 1.0, lambda photo, _, a, b: ImageOps.equalize(photo)),
-    "invert": (0.0, 1.0, lambda photo, _, a, b: ImageOps.invert(photo)),
-    "rotate": (0.0, 30.0, lambda photo, x, a, b: photo.rotate(_signed(x, a))),
-    "posterize": (4.0, 8.0, lambda photo, x, a, b: ImageOps.posterize(photo, int(x))),
-    "solarize": (0.0, 256.0, lambda photo, x, a, b: ImageOps.solarize(photo, ceil(x))),
-    "solarize-add": (0.0, 110.0, lambda photo, x, a, b: ImageOps.solarize(photo.point(lambda v: min(255, int(v + x))))),
-    "color": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Color(photo).enhance(x)),
-    "contrast": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Contrast(photo).enhance(x)),
-    "brightness": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Brightness(photo).enhance(x)),
-    "sharpness": (0.1, 1.9, lambda photo, x, a, b: ImageEnhance.Sharpness(photo).enhance(x)),
-    "shear-x": (0.0, 0.3, lambda photo, x, a, b: _affine(photo, 1, _signed(x, a), 0, 0, 1, 0)),
-    "shear-y": (0.0, 0.3, lambda photo, x, a, b: _affine(photo, 1, 0, 0, _signed(x, a), 1, 0)),
-    "cutout": (0.0, 40.0, _cutout),
-    "translate-x": (0.0, 100.0, lambda photo, x, a, b: _affine(photo, 1, 0, _signed(x, a), 0, 1, 0)),
-    "translate-y": (0.0, 100.0, lambda photo, x, a, b: _affine(photo, 1, 0, 0, 0, 1, _signed(x, a))),
-}
-"""Dassl's sixteen operations, which CoPrompt trains with: the ends of the strength, and what it does to an RGB photo.
-
-Degrees, bits kept, thresholds, factors and pixels. Geometric operations go either way; the others only grow.
-"""
-
-
-def randaugment(photo: Image.Image, draws: Sequence[float], *, magnitude: int = 10) -> Image.Image:
-    """One of the sixteen operations for every :data:`DRAWS` uniform ``draws`` in [0, 1). RGB of the same size.
-
-    All have the strength low + magnitude / 30 · (high − low); the same operation may come twice.
-
-    >>> photo = Image.new("RGB", (8, 8), (10, 200, 90))
-    >>> solarize = (list(OPERATIONS).index("solarize") + 0.5) / len(OPERATIONS)
-    >>> randaugment(photo, [solarize, 0.0, 0.0], magnitude=10).getpixel((0, 0))
-    (10, 55, 165)
-    """
-    photo = photo if photo.mode == "RGB" else photo.convert("RGB")
-    table = list(OPERATIONS.values())
-    for start in range(0, len(draws), DRAWS):
-        which, first, second = draws[start : start + DRAWS]
-        low, high, operation = table[int(which * len(table))]
-        photo = operation(photo, low + magnitude / LEVELS * (high - low), first, second)
-    return photo

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
-from vacsr.backbones.augment import DRAWS, randaugment
 from vacsr.backbones.images import PhotoTransform
 from vacsr.data.fewshot import (
     FewshotSource,
@@ -41,8 +40,8 @@ from vacsr.train.data import batch_order
 
 _TRIES = 10
 _NARROW, _WIDE = 3 / 4, 4 / 3  # of a crop's width over its height
-VIEW_DRAWS = {"crop": 4 * _TRIES + 1, "randaugment": 2 * DRAWS}
-"""Draws in (0, 1) that :func:`augmented` takes per photo; RandAugment applies two operations of magnitude 10."""
+VIEW_DRAWS = {"crop": 4 * _TRIES + 1, "randaugment": 2 * 3}
+"""Draws in (0, 1) that :func:`augmented` takes per photo; RandAugment applies two operations."""
 
 
 class ReportSet(NamedTuple):
@@ -156,6 +155,56 @@ def augmented(
         return randaugment(photo.resize(size, resample), draws)
     square = photo.crop(crop_box(photo.width, photo.height, draws=draws, scale=config.crop)).resize(size, resample)
     return square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[-1] < config.flip else square
+
+
+def _signed(strength: float, draw: float) -> float:
+    return -strength if draw > 0.5 else strength
+
+
+def _affine(photo: Image.Image, *rows: float) -> Image.Image:
+    """Each pixel is the nearest to (a·x + b·y + c, d·x + e·y + f); black comes in from outside."""
+    return photo.transform(photo.size, Image.Transform.AFFINE, rows)
+
+
+def _cutout(photo: Image.Image, across: float, down: float) -> Image.Image:
+    """A grey square around a random centre."""
+    side = 40 / 3
+    left, top = int(max(0.0, across * photo.width - side / 2)), int(max(0.0, down * photo.height - side / 2))
+    photo = photo.copy()
+    box = (left, top, min(photo.width, left + side), min(photo.height, top + side))
+    ImageDraw.Draw(photo).rectangle(box, (125, 123, 114))
+    return photo
+
+
+RANDAUGMENT: dict[str, Callable[[Image.Image, float, float], Image.Image]] = {
+    "autocontrast": lambda photo, a, b: ImageOps.autocontrast(photo),
+    "equalize": lambda photo, a, b: ImageOps.equalize(photo),
+    "invert": lambda photo, a, b: ImageOps.invert(photo),
+    "rotate": lambda photo, a, b: photo.rotate(_signed(10, a)),
+    "posterize": lambda photo, a, b: ImageOps.posterize(photo, 5),
+    "solarize": lambda photo, a, b: ImageOps.solarize(photo, 86),
+    "solarize-add": lambda photo, a, b: ImageOps.solarize(photo.point(lambda v: min(255, int(v + 110 / 3)))),
+    "color": lambda photo, a, b: ImageEnhance.Color(photo).enhance(0.7),
+    "contrast": lambda photo, a, b: ImageEnhance.Contrast(photo).enhance(0.7),
+    "brightness": lambda photo, a, b: ImageEnhance.Brightness(photo).enhance(0.7),
+    "sharpness": lambda photo, a, b: ImageEnhance.Sharpness(photo).enhance(0.7),
+    "shear-x": lambda photo, a, b: _affine(photo, 1, _signed(0.1, a), 0, 0, 1, 0),
+    "shear-y": lambda photo, a, b: _affine(photo, 1, 0, 0, _signed(0.1, a), 1, 0),
+    "cutout": _cutout,
+    "translate-x": lambda photo, a, b: _affine(photo, 1, 0, _signed(100 / 3, a), 0, 1, 0),
+    "translate-y": lambda photo, a, b: _affine(photo, 1, 0, 0, 0, 1, _signed(100 / 3, a)),
+}
+"""Dassl's sixteen operations on an RGB photo, which CoPrompt trains with, at magnitude 10 of 30: a third of the way
+through the range of each. ``a`` and ``b`` are uniform draws: a direction, or the centre of the square."""
+
+
+def randaugment(photo: Image.Image, draws: Sequence[float]) -> Image.Image:
+    """One operation for every three uniform ``draws`` in [0, 1): which one, and its own two. RGB of the same size."""
+    photo = photo if photo.mode == "RGB" else photo.convert("RGB")
+    operations = list(RANDAUGMENT.values())
+    for which, first, second in zip(*[iter(draws)] * 3, strict=True):
+        photo = operations[int(which * len(operations))](photo, first, second)
+    return photo
 
 
 class ShotLoader:
