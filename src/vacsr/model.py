@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vacsr.backbones import Backbone, ProjectionHead, load_backbone
+from vacsr.backbones import Backbone, ProjectionHead, load_backbone, scheme_of
 from vacsr.backbones.augment import Partners
 from vacsr.backbones.base import Tokens
 from vacsr.backbones.heads import VarianceHead, build_pooling
-from vacsr.config import BackboneConfig, MethodConfig, TowersConfig
+from vacsr.config import BackboneConfig, HeadConfig, MethodConfig, TowersConfig
 from vacsr.config.base import method_entry
 from vacsr.config.io import method_config, parse
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
 from vacsr.methods.base import Embedding, Method, ParamGroup, build_method, split_by_decay
 from vacsr.noise import RowNoise, Stream, seeded
-from vacsr.pretrained import SavedModel, check_start, write_model_folder
+from vacsr.pretrained import SavedModel, check_start, encoder_spec, write_model_folder
 from vacsr.provenance import UNKNOWN, Provenance
 
 
@@ -169,9 +169,31 @@ class MatchingModel(Network):
         write_model_folder(Path(folder), config, self.state_dict(), card=model_card(self), backbone=self.backbone)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
-        """Read what :meth:`save_pretrained` wrote. A run folder works too: its ``model/`` is taken."""
-        saved = SavedModel.open(folder)
+    def from_encoders(cls, spec: str) -> Self:
+        """Pretrained encoders as they are, without training: ``clip:ID_OR_FOLDER``, or ``towers:IMAGE,TEXT`` that share
+        a space. The score is their cosine; inputs are prepared as in their own training."""
+        outputs = {"image_output": "projected", "text_output": "projected", "pooling": "cls", "resize": "center"}
+        config = parse(BackboneConfig, {"spec": spec, **outputs})
+        if not scheme_of(spec).pretrained:
+            raise UsageError(f"{spec!r} has no pretrained encoders — use clip:ID_OR_FOLDER or towers:IMAGE,TEXT")
+        backbone = load_backbone(config)
+        if backbone.image_dim != backbone.text_dim:
+            message = f"{spec!r} gives {backbone.image_dim} and {backbone.text_dim} dimensions: not one space"
+            raise UsageError(f"{message} — train heads on top: vacsr train, with backbone.spec={spec}")
+        config = config.model_copy(update={"head": HeadConfig(kind="none", dim=backbone.image_dim)})
+        method = method_config(dict(backbone.pretrained_loss) or {"name": "infonce", "learnable": False})
+        return cls(backbone, build_method(method, dim=backbone.image_dim), config=config).eval()
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path) -> Self:
+        """Read what :meth:`save_pretrained` wrote: a model folder, or a run folder, whose ``model/`` is taken.
+
+        What :func:`vacsr.pretrained.encoder_spec` knows needs no training: see :meth:`from_encoders`.
+        """
+        spec = encoder_spec(source)
+        if spec is not None:
+            return cls.from_encoders(spec)
+        saved = SavedModel.open(source)
         tensors, raw = saved.tensors(), saved.config
         try:
             model = cls.build(
@@ -183,6 +205,11 @@ class MatchingModel(Network):
             message = f"{saved.folder}: weights and config.json do not fit together ({error})"
             raise DataError(f"{message} — save the model again") from error
         return model.eval()
+
+    @property
+    def untrained(self) -> bool:
+        """Only pretrained encoders: nothing of vacsr was trained on top of them."""
+        return self.config.head.kind == "none" and not any(p.requires_grad for p in self.method.parameters())
 
     @property
     def networks(self) -> tuple[Network, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from vacsr.files import atomic_paths, json_text, read_json, read_tensors, save_t
 SCHEMA = 1
 ASSETS = "backbone"
 """Subfolder with tower configurations and tokenizer."""
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_folder(folder: Path) -> Path:
@@ -26,7 +28,24 @@ def model_folder(folder: Path) -> Path:
     for candidate in (folder / "model", folder):
         if (candidate / "config.json").is_file():
             return candidate
-    raise DataError(f"no trained model in {folder} (no config.json) — train one: vacsr train RECIPE.yaml --out DIR")
+    message = f"no trained model in {folder} (no config.json)"
+    raise DataError(f"{message} — train one: vacsr train RECIPE.yaml --out DIR, or search without: clip:ID_OR_FOLDER")
+
+
+def encoder_spec(source: str | Path) -> str | None:
+    """The backbone spec of encoders that are used without training; None for a run folder or a model folder.
+
+    ``clip:ID_OR_FOLDER`` and ``towers:IMAGE,TEXT`` as they are, and a checkpoint of transformers by its folder or id.
+    """
+    text, folder = str(source), Path(source).expanduser()
+    if text.startswith(("clip:", "towers:")):
+        return text
+    if folder.is_dir():
+        config = folder / "config.json"
+        foreign = config.is_file() and "model_type" in read_json(config)
+        return f"clip:{folder}" if foreign else None
+    is_id = _HUB_ID.fullmatch(text) is not None and not folder.parent.is_dir()
+    return f"clip:{text}" if is_id else None
 
 
 def config_digest(config: Mapping[str, Any]) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +51,7 @@ class Backbone(nn.Module):
     cached: bool = False  # reads cached features: rows of numbers instead of photos and captions
     compiled: bool = False  # whether its blocks run compiled
     transform: PhotoTransform  # how photos become squares; absent where ``cached``
+    pretrained_loss: Mapping[str, Any] = MappingProxyType({})  # of towers that were trained together: a method's fields
 
     def __init__(self, config: BackboneConfig, *, image_dim: int, text_dim: int) -> None:
         """``image_dim`` and ``text_dim``: widths of a token that comes out."""

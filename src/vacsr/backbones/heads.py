@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vacsr import kernels
 from vacsr.backbones.base import Tokens
 from vacsr.config import HeadConfig
+from vacsr.errors import UsageError
 from vacsr.noise import RowNoise
 
 _WIDTH = 32  # of the rank codes and of the recurrent state
@@ -22,17 +23,25 @@ _TEMPERATURE = 0.1  # of the softmax over ranks
 
 
 class ProjectionHead(nn.Module):
-    """Linear, or Linear-GELU-Dropout-Linear. The dropout mask is a draw of the item's position in the batch."""
+    """Linear-GELU-Dropout-Linear, Linear, or nothing. The dropout mask is a draw of the item's batch position."""
+
+    last: nn.Module
 
     def __init__(self, in_dim: int, config: HeadConfig) -> None:
         super().__init__()
+        if config.kind == "none" and in_dim != config.dim:
+            message = f"a tower gives {in_dim} dimensions, backbone.head.dim is {config.dim}"
+            raise UsageError(f"{message} — set it to the width of both towers, or backbone.head.kind to linear or mlp")
         hidden = config.hidden or config.dim
         self.dropout = config.dropout if config.kind == "mlp" else 0.0
         self.first = nn.Linear(in_dim, hidden) if config.kind == "mlp" else None
         self.activation = nn.GELU()
-        self.last = nn.Linear(hidden if config.kind == "mlp" else in_dim, config.dim)
+        if config.kind == "none":
+            self.last = nn.Identity()
+        else:
+            self.last = nn.Linear(hidden if config.kind == "mlp" else in_dim, config.dim)
         for layer in (self.first, self.last) if config.init == "xavier" else ():
-            if layer is not None:
+            if isinstance(layer, nn.Linear):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
@@ -55,10 +64,13 @@ class VarianceHead(nn.Module):
     ) -> None:
         """``start``: of the last bias. ``norm``: the weight that a final LayerNorm starts with; None for no norm."""
         super().__init__()
+        if config.kind == "none":
+            raise UsageError("variances need a head of their own — set backbone.head.kind to linear or mlp")
         self.head = ProjectionHead(dim, config)
         self.pool = build_pooling(pooling)
         self.norm: nn.Module = nn.Identity()
         if norm is None:
+            assert isinstance(self.head.last, nn.Linear)
             nn.init.constant_(self.head.last.bias, start)
         else:
             self.norm = layer = nn.LayerNorm(config.dim)

@@ -37,12 +37,14 @@ class _HubTower(Tower):
         super().__init__()
         self.model, self.output, self.width = loaded.model, output, int(loaded.model.config.hidden_size)
         self.projection = loaded.projection if output == "projected" else None
-        self.dim = self.width if output != "projected" else int(self._head().out_features)
+        self.has_tokens = output != "projected" or self.model.config.model_type != "siglip_vision_model"
+        self.dim = self.width if output != "projected" else int(getattr(self._head(), "out_features", self.width))
 
     def _head(self) -> Any:
-        """What projects a token: CLIP's projection, or the head inside SigLIP's text model."""
-        if self.projection is None and self.model.config.model_type != "siglip_text_model":
-            raise UsageError("the tower has no projection per token — set image_output or text_output to norm")
+        """CLIP's projection of a token, or the head inside SigLIP's models, which pools the tokens of a photo."""
+        if self.projection is None and not self.model.config.model_type.startswith("siglip"):
+            message = f"a {self.model.config.model_type} has no projection into a shared space"
+            raise UsageError(f"{message} — train heads on top, with image_output and text_output at norm")
         return self.projection or self.model.head
 
     def final_norm(self) -> nn.Module | None:
@@ -63,7 +65,8 @@ class _HubTower(Tower):
 
     def finish(self, tokens: Tensor) -> Tensor:
         tokens = tokens if self.norm is None else self.norm(tokens)
-        return self._head()(tokens) if self.output == "projected" else tokens
+        tokens = self._head()(tokens) if self.output == "projected" else tokens
+        return tokens if self.has_tokens else tokens.unsqueeze(1)
 
     def _encode(self, **inputs: Any) -> Tensor:
         """The model's tokens as the output asks. -> [B, L, D]"""
@@ -102,7 +105,7 @@ class HubImageTower(_HubTower):
     def __init__(self, loaded: hub.Loaded, *, output: Output) -> None:
         super().__init__(loaded, output=output)
         names = [name for name, _ in self.model.named_parameters()]
-        self.class_token = any(name.endswith(("cls_token", "class_embedding")) for name in names)
+        self.class_token = not self.has_tokens or any(name.endswith(("cls_token", "class_embedding")) for name in names)
         hub.use_products(self.model)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -168,8 +171,8 @@ def context_of(model: Any) -> int:
 def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     """The towers that the spec names. A two-tower checkpoint in ``towers:`` gives the side that is asked for.
 
-    SigLIP has no class token, so it is pooled by ``gpo`` or ``mean``; its captions are filled up to its context with
-    padding that it attends to, as in its training.
+    SigLIP has no class token: its photos are pooled by ``gpo``, ``mean`` or, projected, by its own head. Its captions
+    are filled up to its context with padding that it attends to, as in its training.
     """
     if source.assets is not None:
         saved = read_assets(source.assets)
@@ -186,13 +189,27 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     transform = _transform(checkpoints[0], vision, config, settings, statistics=statistics)
     if fresh:
         vision.image_size = transform.size
+    if vision.model_type == "siglip_vision_model":
+        vision.vision_use_head = config.image_output == "projected"
     pairs = zip(checkpoints, configs, strict=True)
     models = [hub.fresh_model(one) if fresh else hub.load_model(name, one) for name, one in pairs]
     image, text = models[0].half("vision_model", "visual_projection"), models[-1].half("text_model", "text_projection")
     image = image._replace(model=hub.with_size(image.model, transform.size))
     tokenizer = _tokenizer("" if offline else checkpoints[-1], config, text=text.model)
     name = f"{config.spec.partition(':')[0]}:{','.join(map(hub.short_name, checkpoints))}"
-    return _backbone(config, (image, text), tokenizer, transform, name)
+    backbone = _backbone(config, (image, text), tokenizer, transform, name)
+    backbone.pretrained_loss = {} if fresh else _pretrained_loss(models[-1].model)
+    return backbone
+
+
+def _pretrained_loss(model: Any) -> dict[str, Any]:
+    """The loss that a two-tower checkpoint was trained with, as a method's fields: SigLIP's sigmoid, CLIP's InfoNCE."""
+    if not hasattr(model, "logit_scale"):
+        return {}
+    scale = float(model.logit_scale.detach().exp())
+    if hasattr(model, "logit_bias"):
+        return {"name": "sigmoid", "scale": scale, "bias": float(model.logit_bias.detach()), "learnable": False}
+    return {"name": "infonce", "scale": scale, "learnable": False}
 
 
 def _backbone(

@@ -38,6 +38,7 @@ class Tower(nn.Module):
     dim: int  # of a token that comes out
     width: int  # of a token between the blocks
     class_token: bool  # images: the first token stands for the whole photo
+    has_tokens: bool = True  # images: one vector per patch comes out; False if the tower pools them itself
     context: int  # texts: the longest row it takes
     vocabulary: int  # texts: how many ids it knows; a tokenizer may hold more
     pad: int  # texts: the id that fills a row's end

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vacsr.cli.options import Device, RunFolder, Skip
+from vacsr.cli.options import Device, RunFolder, Skip, load_scorer
 
 
 def audit(
@@ -28,7 +28,6 @@ def audit(
     from vacsr.data.formats import OnError
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress
-    from vacsr.scoring import PairScorer
     from vacsr.search.audit import audit as audit_pairs
     from vacsr.search.audit_page import MISSING, PAGE, WRONG, load_pictures, short_spec, write_audit
     from vacsr.train.checkpoint import spec_files
@@ -39,7 +38,7 @@ def audit(
     on_error: OnError = "skip" if skip else "fail"
     data = read_named(pairs, split, default="train", on_error=on_error)
     pictures = None if photos is None else load_pictures(photos, data.image_ids, on_error=on_error)
-    scorer = PairScorer.from_pretrained(run, device=device)
+    scorer = load_scorer(run, device=device)
     with PhotoProgress("comparing", show=True) as bar:
         report = audit_pairs(scorer, data, top=top, min_grade=min_grade, progress=bar)
     if not report.missing and report.min_grade > report.usual_grade:

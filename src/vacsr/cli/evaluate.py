@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vacsr.choices import Bins, PostHoc
-from vacsr.cli.options import Device, JsonFile, RunFolder, one_line
+from vacsr.cli.options import Device, JsonFile, RunFolder, load_scorer, one_line
 from vacsr.errors import UsageError
 
 
@@ -94,10 +94,9 @@ def score(
     import torch
 
     from vacsr.data import load_pairs
-    from vacsr.scoring import PairScorer
     from vacsr.train.checkpoint import run_pairs
 
-    scorer = PairScorer.from_pretrained(run, device=device)
+    scorer = load_scorer(run, device=device)
     if scorer.model.has_towers and pairs is None:
         scores = scorer.score_all([image], text)
     else:

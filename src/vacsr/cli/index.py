@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from vacsr.choices import VectorType
-from vacsr.cli.options import Device, IndexName, Skip, Workers
+from vacsr.cli.options import Device, IndexName, RunOption, Skip, Workers, load_scorer
 from vacsr.errors import DataError, UsageError
 
 index = typer.Typer(help="Fill an index with images or captions, remove some, look at it.", no_args_is_help=True)
@@ -19,7 +18,7 @@ index = typer.Typer(help="Fill an index with images or captions, remove some, lo
 @index.command()
 def add(
     name: IndexName,
-    run: Annotated[Path, typer.Option(help="A run folder or a model folder: its model embeds the images or captions.")],
+    run: RunOption,
     pairs: Annotated[str, typer.Option(metavar="DIR|SPEC", help="A folder of photos, or a SPEC; see docs/data.md.")],
     split: Annotated[str | None, typer.Option(help="Only this split; default: all.")] = None,
     texts: Annotated[bool, typer.Option("--texts", help="The captions instead of the images.")] = False,
@@ -36,7 +35,6 @@ def add(
     from vacsr.data import PhotoSet, images_spec, load_images, load_pairs
     from vacsr.data.photos import without_unreadable
     from vacsr.progress import PhotoProgress
-    from vacsr.scoring import PairScorer
     from vacsr.search.fill import absolute_spec, fill_index
     from vacsr.search.index import embedding_provenance, open_index
 
@@ -44,7 +42,7 @@ def add(
         raise UsageError("--yes says nothing without --prune — add --prune, or leave it out")
     pairs = pairs if texts else images_spec(pairs)
     data = (load_pairs if texts else load_images)(pairs, split=split, on_error="skip" if skip else "fail")
-    scorer = PairScorer.from_pretrained(run, device=device)
+    scorer = load_scorer(run, device=device)
     scorer.check_set(data)
     if skip and not texts and isinstance(data, PhotoSet):
         data = without_unreadable(data, workers=workers)

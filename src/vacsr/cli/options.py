@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from vacsr.scoring import PairScorer
+
 _INDEX = "exact:FOLDER, milvus:FILE.db or milvus:http://HOST:PORT."
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a model folder.")]
+_RUN = "A run or model folder, or encoders without training: clip:ID_OR_FOLDER, towers:IMAGE,TEXT, a Hub id."
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help=_RUN)]
+RunOption = Annotated[Path, typer.Option("--run", metavar="RUN", help=_RUN)]
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="A recipe, such as those in recipes/.")]
 OutRun = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/RECIPE.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")]
@@ -24,6 +30,22 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="A
 Skip = Annotated[bool, typer.Option("--skip", help="Skip what cannot be read instead of stopping.")]
 Workers = Annotated[int, typer.Option(min=0, help="Threads that decode photos; 0: one per core.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def load_scorer(run: Path, *, device: str) -> PairScorer:
+    """The model of a run, ready to score; says so if nothing was trained."""
+    from vacsr.scoring import PairScorer
+
+    scorer = PairScorer.from_pretrained(run, device=device)
+    note_untrained(scorer)
+    return scorer
+
+
+def note_untrained(scorer: PairScorer) -> None:
+    """What cosine scores lack, in one line, for a model that is only its encoders."""
+    if scorer.model.untrained:
+        what = f"{scorer.model.backbone.name}: cosine scores, nothing is trained"
+        typer.echo(f"{what}; `vacsr train` on your own captions adds grades and uncertainty", err=True)
 
 
 def one_line(text: str) -> str:

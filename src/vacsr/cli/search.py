@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vacsr.cli.options import Device, Index, JsonFile, RunFolder, Skip, one_line
+from vacsr.cli.options import Device, Index, JsonFile, RunFolder, Skip, note_untrained, one_line
 from vacsr.errors import UsageError
 from vacsr.search.policies import POLICIES
 
@@ -52,6 +52,7 @@ def search(
         check_output("--json", json, inputs=[*run_files(run), folder, *([] if image is None else [image])])
     with closing(open_index(index)) as opened:
         searcher = Searcher.from_pretrained(run, opened, device=device)
+        note_untrained(searcher.scorer)
         if not searcher.scorer.model.has_towers:
             message = "the model reads cached features, so it can embed neither words nor photos"
             raise UsageError(f"{message} — train one with towers, or use Searcher.search_texts(features) in Python")

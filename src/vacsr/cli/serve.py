@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vacsr.cli.options import Device, Index, RunFolder
+from vacsr.cli.options import Device, Index, RunFolder, note_untrained
 from vacsr.errors import UsageError
 
 
@@ -50,6 +50,7 @@ def serve(
         settings = settings.model_copy(update={"hosts": default_hosts(host, more=settings.hosts)})
     with bind(host, port) as listening, closing(open_index(index)) as opened:
         searcher = Searcher.from_pretrained(run, opened, device=device)
+        note_untrained(searcher.scorer)
         find = partial(find_photos, searcher, photos or (), report=partial(typer.echo, err=True))
         app = create_app(searcher, settings, photos=None if no_photos else find)
         if settings.token is None and not is_loopback(host):

@@ -51,10 +51,10 @@ class DataConfig(Config):
 class HeadConfig(Config):
     """Projection from tower features to the shared space."""
 
-    kind: Literal["mlp", "linear"] = "mlp"
-    """Two layers with GELU, or one linear map."""
+    kind: Literal["mlp", "linear", "none"] = "mlp"
+    """Two layers with GELU, one linear map, or none: the towers' own space, where both have the same width."""
     dim: Annotated[int, Field(ge=1)] = 256
-    """d of the shared space."""
+    """d of the shared space; without a head the towers' width."""
     hidden: Annotated[int, Field(ge=0)] = 0
     """Width of the middle layer; 0 means dim."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2

@@ -16,7 +16,7 @@ from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import ConfigError, DataError, UsageError
 from vacsr.evaluate.report import markdown_table
 from vacsr.files import read_json, write_json
-from vacsr.pretrained import model_folder
+from vacsr.pretrained import encoder_spec, model_folder
 from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import Direction
 from vacsr.search.calibrate import (
@@ -87,6 +87,9 @@ def calibrate_run(
 
     ``check``: another split, to count on. Data that the model was trained on are refused.
     """
+    if encoder_spec(run) is not None:
+        save = f"python -c \"import vacsr; vacsr.load_model('{run}').save_pretrained('DIR')\""
+        raise UsageError(f"{run} is no folder that a calibration could be stored in — save it first: {save}")
     home = _enclosing_run(run)
     spec = pairs or run_pairs(home)
     _check_splits(home, spec, split=split, check=check)
@@ -112,8 +115,8 @@ def load_calibration(run: Path, *, model: str) -> Calibration | None:
 
     ``model``: the digest of the model that is to search, see :func:`vacsr.search.model_digest`.
     """
-    path = calibration_path(run)
-    if not path.is_file():
+    path = None if encoder_spec(run) is not None else calibration_path(run)
+    if path is None or not path.is_file():
         return None
     action = f"fit it again: vacsr calibrate {run} --pairs SPEC"
     try:

@@ -29,6 +29,8 @@ class ClipModel(nn.Module):
         super().__init__()
         if not isinstance(backbone, TowerBackbone):
             raise UsageError("the model reads cached features — start from a run with clip: or tiny: towers")
+        if not backbone.image.has_tokens:
+            raise UsageError(f"{backbone.name} pools photos with a head of its own — use a CLIP checkpoint")
         self.backbone, self.image_map, self.text_map = backbone, image_map, text_map
         self.scale, self.dim = scale, dim
         self.image_width, self.text_width = backbone.image.width, backbone.text.width

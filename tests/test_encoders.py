@@ -1,0 +1,148 @@
+"""Pretrained encoders without training: the cosines of transformers' own models, in every command that takes RUN."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vacsr.config import BackboneConfig, HeadConfig
+from vacsr.config.io import method_config
+from vacsr.data import load_pairs
+from vacsr.errors import DataError, UsageError
+from vacsr.model import MatchingModel, load_model
+from vacsr.pretrained import encoder_spec
+from vacsr.scoring import PairScorer
+
+from .conftest import Answer, byte_tokenizer
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+CAPTIONS = ["a dog", "two red boats"]
+
+
+@pytest.fixture(scope="module")
+def siglip_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("siglip") / "small-siglip"
+    sides = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {**sides, "vocab_size": 600, "max_position_embeddings": 24, "pad_token_id": 1, "projection_size": 32}
+    config = transformers.SiglipConfig(vision_config={**sides, "image_size": 32, "patch_size": 8}, text_config=text)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.SiglipModel(config)
+        torch.nn.init.constant_(model.logit_scale, 2.0)
+        torch.nn.init.constant_(model.logit_bias, -3.0)
+        model.save_pretrained(folder)
+    tokenizer = byte_tokenizer(transformers)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(1)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _pooled(output: Any) -> Tensor:
+    """Features of transformers, which are wrapped in newer versions. -> [N, d], of length 1"""
+    return functional.normalize(output if isinstance(output, Tensor) else output.pooler_output, dim=-1)
+
+
+@torch.no_grad()
+def test_clip_gives_its_own_cosines(clip_checkpoint: Path, photos: Tensor, tmp_path: Path) -> None:
+    model, own = load_model(f"clip:{clip_checkpoint}"), transformers.CLIPModel.from_pretrained(clip_checkpoint).eval()
+    encoded = transformers.AutoTokenizer.from_pretrained(clip_checkpoint)(CAPTIONS, padding=True, return_tensors="pt")
+    image = _pooled(own.get_image_features(pixel_values=model.backbone.transform.normalize(photos)))
+    text = _pooled(own.get_text_features(**encoded))
+    torch.testing.assert_close(model.embed_images(photos).mean, image)
+    torch.testing.assert_close(model.embed_texts(model.backbone.tokenize(CAPTIONS)).mean, text)
+    assert model.untrained
+    likelihood = model.method.likelihood()
+    assert likelihood is not None
+    assert likelihood.scale == pytest.approx(float(own.logit_scale.exp()))
+    model.save_pretrained(tmp_path)
+    again = load_model(tmp_path)
+    assert again.untrained
+    assert torch.equal(again.embed_images(photos).mean, model.embed_images(photos).mean)
+
+
+@torch.no_grad()
+def test_siglip_pools_photos_and_fills_captions_as_in_its_training(siglip_checkpoint: Path, photos: Tensor) -> None:
+    model, own = load_model(siglip_checkpoint), transformers.SiglipModel.from_pretrained(siglip_checkpoint).eval()
+    torch.testing.assert_close(
+        model.embed_images(photos).mean,
+        _pooled(own.get_image_features(pixel_values=model.backbone.transform.normalize(photos))),
+    )
+    ids = model.backbone.tokenize(CAPTIONS)
+    filled = functional.pad(ids, (0, 24 - ids.shape[1]), value=-1).long()
+    text = _pooled(own.get_text_features(input_ids=torch.where(filled < 0, 1, filled)))
+    torch.testing.assert_close(model.embed_texts(ids).mean, text)
+    score = torch.tensor([0.1, 0.4])
+    torch.testing.assert_close(model.method.grade(score), torch.sigmoid(score * own.logit_scale.exp() - 3.0))
+
+
+def test_what_is_encoders_and_what_is_a_folder(
+    clip_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    assert encoder_spec("towers:a,b") == "towers:a,b"
+    assert encoder_spec(clip_checkpoint) == f"clip:{clip_checkpoint}"
+    assert encoder_spec("openai/clip-vit-base-patch32") == "clip:openai/clip-vit-base-patch32"
+    assert encoder_spec("runs/mine") is None
+    assert encoder_spec("runs/mistyped") is None, "the folder runs is here, so this is no id"
+    with pytest.raises(DataError, match="no trained model in runs/mistyped"):
+        load_model("runs/mistyped")
+
+
+def test_two_towers_must_share_a_space(clip_checkpoint: Path, siglip_checkpoint: Path, tmp_path: Path) -> None:
+    both = load_model(f"towers:{clip_checkpoint},{clip_checkpoint}")
+    assert both.untrained
+    with pytest.raises(UsageError, match="16 and 32"):
+        load_model(f"towers:{clip_checkpoint},{siglip_checkpoint}")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=32, patch_size=16)).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="train heads"):
+        load_model(f"towers:{tmp_path},{clip_checkpoint}")
+    with pytest.raises(UsageError, match="pretrained encoders"):
+        MatchingModel.from_encoders("tiny:")
+
+
+def test_an_adapter_trains_in_the_encoders_own_space() -> None:
+    config = BackboneConfig(head=HeadConfig(kind="none", dim=6))
+    model = MatchingModel.build(method_config("vacsr"), config, image_dim=6, text_dim=6)
+    assert not model.untrained
+    assert not model.head_params()
+    assert model.embed_images(torch.randn(3, 6)).mean.shape == (3, 6)
+    with pytest.raises(UsageError, match=r"head\.dim"):
+        MatchingModel.build(method_config("vacsr"), config, image_dim=6, text_dim=5)
+    with pytest.raises(UsageError, match=r"head\.kind"):
+        MatchingModel.build(method_config("pcmepp"), config, image_dim=6, text_dim=6)
+
+
+def test_every_command_that_takes_a_run_takes_encoders(
+    clip_checkpoint: Path, tmp_path: Path, vacsr: Callable[..., Answer]
+) -> None:
+    spec, run = "scenes:images=20,held_out=5,per_image=2,size=32", f"clip:{clip_checkpoint}"
+    pairs = load_pairs(spec, split="all")
+    index, out = f"exact:{tmp_path / 'index'}", tmp_path / "hits.json"
+    added = vacsr("index", "add", index, "--run", run, "--pairs", spec)
+    assert added.code == 0, added.err
+    assert "nothing is trained" in added.err
+    words = pairs.captions[0]
+    assert vacsr("search", run, "--index", index, "--text", words, "--json", out).code == 0
+    hits = json.loads(out.read_text())["hits"]
+    best = PairScorer(load_model(run), device="cpu").score_set(pairs).topk(10, direction="t2i")
+    assert [hit["id"] for hit in hits] == [pairs.image_ids[row] for row in best.index[0]]
+    assert [hit["score"] for hit in hits] == pytest.approx(best.score[0].tolist(), abs=1e-5)
+    pairs.photos.open(0).save(tmp_path / "photo.png")
+    for argv in (
+        ("score", run, "--image", tmp_path / "photo.png", "--text", words),
+        ("evaluate", run, "--pairs", spec, "--split", "test"),
+        ("audit", run, "--pairs", spec, "--out", tmp_path / "audit"),
+    ):
+        answer = vacsr(*argv)
+        assert answer.code == 0, answer.err
+    assert vacsr("evaluate", run).refused(2, "--pairs")
+    assert vacsr("calibrate", run, "--pairs", spec).refused(2, "save_pretrained")
