@@ -91,9 +91,9 @@ def test_a_fewshot_run(command: Command, tmp_path: Path) -> None:
 
 
 def test_benches(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(scoring.SIZES, "small", scoring.Sizes(images=3, texts=150, dim=16, edge=32))
-    monkeypatch.setitem(training.SIZES, "small", training.Sizes(16, (8, 40)))
-    monkeypatch.setitem(metrics.SIZES, "small", 12)
+    monkeypatch.setitem(scoring.SIZES, "small", {"images": 3, "texts": 150, "dim": 16, "edge": 32})
+    monkeypatch.setitem(training.SIZES, "small", {"dim": 16, "batches": (8, 40)})
+    monkeypatch.setitem(metrics.SIZES, "small", {"images": 12})
     file, keys = tmp_path / "bench.json", {}
     for what in ("scoring", "training", "metrics"):
         command("bench", what, "--size", "small", "--device", "cpu", "--json", file)
