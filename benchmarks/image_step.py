@@ -33,7 +33,7 @@ from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, T
 from vacsr.config.io import method_config
 from vacsr.methods.vacsr import Vacsr
 from vacsr.train.data import Batch
-from vacsr.train.retrieval import retrieval_task
+from vacsr.train.retrieval import RetrievalTask
 from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Trainer
 
@@ -114,7 +114,7 @@ def built(args: argparse.Namespace, method: str, *, tile: int | str, mode: str, 
     chosen: Any = {"name": method.removesuffix(FUSED)}
     if chosen["name"] == "vacsr":
         chosen["objective"] = {"fused": method.endswith(FUSED)}
-    return Trainer(retrieval_task(method_config(chosen), photos, config, backbone=backbone, reading=reading), config)
+    return Trainer(RetrievalTask(method_config(chosen), photos, config, backbone=backbone, reading=reading), config)
 
 
 def timed(args: argparse.Namespace) -> Iterator[Row]:

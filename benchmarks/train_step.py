@@ -15,7 +15,7 @@ from vacsr.bench.training import training_step
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PairSet
-from vacsr.train.retrieval import retrieval_task
+from vacsr.train.retrieval import RetrievalTask
 from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Trainer
 
@@ -35,7 +35,7 @@ def random_pairs(images: int = 1200, captions: int = 5) -> PairSet:
 def time_steps(method: str, pairs: PairSet, config: TrainConfig, *, dim: int, steps: int) -> float:
     """Milliseconds per step, the median of five groups, after a warm-up that compiles and captures."""
     backbone = BackboneConfig(head=HeadConfig(dim=dim))
-    trainer = Trainer(retrieval_task(method_config(method), pairs, config, backbone=backbone), config)
+    trainer = Trainer(RetrievalTask(method_config(method), pairs, config, backbone=backbone), config)
     step = training_step(trainer)
     for _ in range(10):
         step()

@@ -97,7 +97,7 @@ def test_any_rows_of_any_batch(ids: list[int], rows: int, hard: int, components:
     """A rank may own only some rows; the last strip may be shorter."""
     method = make({"components": components}, {"hard_negatives": hard}).double()
     v, t = sides(len(ids), dtype=torch.float64)
-    block = batch_block(torch.tensor(ids), seed=2, step=5, rows=slice(min(first, len(ids) - 1), None))
+    block = batch_block(torch.tensor(ids), seed=2, step=5).rows(slice(min(first, len(ids) - 1), None))
     mine = Embedding(v.mean[min(first, len(ids) - 1) :])
     results = []
     for loss in (StripLoss(method.loss, method, rows), method.loss):

@@ -78,14 +78,13 @@ def cosines(v: Tensor, t: Tensor) -> Tensor:
 
 
 def batch_block(
-    image_ids: Tensor, *, seed: int | Tensor, step: int | Tensor, rows: slice = slice(None),
-    captions: Tensor | None = None, epoch: Tensor | None = None,
+    image_ids: Tensor, *, seed: int | Tensor, step: int | Tensor, captions: Tensor | None = None,
+    epoch: Tensor | None = None,
 ) -> PairBlock:  # fmt: skip
     """The block of one training batch: caption j belongs to image ``image_ids[j]``, row i is caption i's image."""
-    positions = torch.arange(len(image_ids), device=image_ids.device)
-    whole = same_image(image_ids, image_ids)
-    noise = PairNoise.create(seed=seed, step=step, rows=positions[rows], cols=positions, device=image_ids.device)
-    return PairBlock(whole[rows], len(image_ids), whole.sum(), noise, captions, epoch)
+    relevance, count = same_image(image_ids, image_ids), len(image_ids)
+    noise = PairNoise.create(seed=seed, step=step, rows=count, cols=count, device=image_ids.device)
+    return PairBlock(relevance, count, relevance.sum(), noise, captions, epoch)
 
 
 def reconstruction_error(logit: Tensor, target: Tensor, *, kind: str = "ste") -> Tensor:

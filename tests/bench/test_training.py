@@ -12,7 +12,7 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config, recipe_from
 from vacsr.data import load_pairs
 from vacsr.model import MatchingModel
-from vacsr.train.retrieval import retrieval_task
+from vacsr.train.retrieval import RetrievalTask
 
 
 def recipe(method: str, **train: Any) -> Any:
@@ -64,7 +64,7 @@ def test_every_step_is_run_and_timed() -> None:
 def test_inference_embeds_and_scores_all_pairs_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = recipe("pcmepp")
     pairs = load_pairs(settings.data.pairs, split="train")
-    task = retrieval_task(settings.method, pairs, settings.train, backbone=settings.backbone, reading=settings.data)
+    task = RetrievalTask(settings.method, pairs, settings.train, backbone=settings.backbone, reading=settings.data)
     seen = []
 
     def block(_: Any, v: Any, t: Any) -> None:

@@ -139,11 +139,11 @@ def test_vacsr_as_printed() -> None:
 
 
 def test_a_resolved_recipe_survives_yaml() -> None:
-    raw = {**on("imagenet", "domain"), "method": "vacsr", "search": {"image_blocks": [1, "last 2", [0, 3]]}}
+    raw = {**on("imagenet", "domain"), "method": "vacsr", "search": {"image_blocks": [1, "last 2", "all"]}}
     recipe = fewshot_from(raw)
     again = fewshot_from(yaml.safe_load(dump_yaml(recipe)))
     assert again == recipe
-    assert again.search.image_blocks == (1, "last 2", (0, 3))
+    assert again.search.image_blocks == (1, "last 2", "all")
 
 
 def test_a_base_below_and_overrides_above(tmp_path: Path) -> None:

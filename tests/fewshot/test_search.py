@@ -16,7 +16,7 @@ from vacsr.fewshot.model import FewshotModel
 from vacsr.fewshot.run import search, validation_accuracy, with_choice
 
 CPU = torch.device("cpu")
-LISTS = {"image_blocks": [0, "last 1"], "text_blocks": ["none", [0, 1]], "epochs": [1, 2]}
+LISTS = {"image_blocks": [0, "last 1"], "text_blocks": ["none", "first 2"], "epochs": [1, 2]}
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_every_combination_is_a_candidate(vacsr_raw: dict[str, Any]) -> None:
     assert len({json.dumps(choice) for choice in table}) == 8
     assert table[1] == {"image_blocks": "first 0", "text_blocks": "none", "epochs": 2}
     chosen = with_choice(recipe, table[-1])
-    assert (chosen.method.image_blocks, chosen.method.text_blocks, chosen.train.epochs) == ("last 1", (0, 1), 2)
+    assert (chosen.method.image_blocks, chosen.method.text_blocks, chosen.train.epochs) == ("last 1", "first 2", 2)
     assert chosen.method.adapter == recipe.method.adapter  # type: ignore[union-attr]
     assert fewshot_from({}).search.candidates() == []
 

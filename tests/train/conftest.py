@@ -20,7 +20,7 @@ from vacsr.config import BackboneConfig, DataConfig, HeadConfig, Recipe, TrainCo
 from vacsr.config.io import method_config, recipe_from
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.files import read_tensors
-from vacsr.train.retrieval import retrieval_task
+from vacsr.train.retrieval import RetrievalTask
 from vacsr.train.trainer import Trainer
 
 FEATURES = BackboneConfig(head=HeadConfig(dim=8))
@@ -77,7 +77,7 @@ def make(
     config = TrainConfig.model_validate({"batch_size": 8, "device": "cpu", "epochs": 2, "log_every": 1, **fields})
     chosen = method_config(method) if isinstance(method, str | dict) else method
     backbone = backbone or (FEATURES if isinstance(pairs, PairSet) else TINY)
-    return Trainer(retrieval_task(chosen, pairs, config, backbone=backbone, reading=reading), config)
+    return Trainer(RetrievalTask(chosen, pairs, config, backbone=backbone, reading=reading), config)
 
 
 def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:

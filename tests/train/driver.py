@@ -26,7 +26,7 @@ from vacsr.config.io import read_yaml, recipe_from
 from vacsr.train.callbacks import JsonlTracker
 from vacsr.train.data import Batch, batch_order, training_data
 from vacsr.train.distributed import sum_gradients
-from vacsr.train.retrieval import retrieval_task
+from vacsr.train.retrieval import RetrievalTask
 from vacsr.train.run import run_recipe
 from vacsr.train.step import TrainStep
 from vacsr.train.trainer import Trainer
@@ -100,7 +100,7 @@ def arm(moment: str, number: int) -> None:
 def trainer() -> Trainer:
     recipe = recipe_from(read_yaml(Path(JOB["recipe"])))
     pairs = training_data(recipe.data).train
-    return Trainer(retrieval_task(recipe.method, pairs, recipe.train, backbone=recipe.backbone), recipe.train)
+    return Trainer(RetrievalTask(recipe.method, pairs, recipe.train, backbone=recipe.backbone), recipe.train)
 
 
 def gradients() -> None:

@@ -21,7 +21,7 @@ from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.train.checkpoint import FILE, TrainState, check_checkpoint, load_checkpoint, save_checkpoint
 from vacsr.train.optim import build_optimizer
-from vacsr.train.retrieval import retrieval_task
+from vacsr.train.retrieval import RetrievalTask
 
 from .conftest import Outcome
 
@@ -110,7 +110,7 @@ def described(**changes: Any) -> dict[str, Any]:
         "method": SigmoidConfig(), "pairs": worded("train", "a dog"), "config": TrainConfig(batch_size=4),
         "dev": worded("dev", "a dog"), "backbone": BackboneConfig(), "reading": DataConfig(),
     }  # fmt: skip
-    return retrieval_task(**(defaults | changes)).description
+    return RetrievalTask(**(defaults | changes)).description
 
 
 DEV = worded("dev", "a dog")

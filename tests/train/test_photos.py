@@ -18,7 +18,7 @@ from vacsr.scoring import PairScorer
 from vacsr.train import fit
 from vacsr.train.callbacks import Callback, Row
 from vacsr.train.data import Batch, batch_order
-from vacsr.train.retrieval import retrieval_task
+from vacsr.train.retrieval import RetrievalTask
 from vacsr.train.trainer import Trainer
 
 from .conftest import TINY, make
@@ -177,7 +177,7 @@ def test_checkpoints_at_epoch_ends(
 @pytest.mark.parametrize(("number", "images"), [(0, 6), (1, 1), (3, 3), (5, 5), (6, 6), (9, 6)])
 def test_the_first_dev_images_choose(photos: PhotoSet, dev_photos: PhotoSet, number: int, images: int) -> None:
     config = train_config(dev_images=number)
-    task = retrieval_task(method_config("sigmoid"), photos, config, backbone=TINY, dev=dev_photos)
+    task = RetrievalTask(method_config("sigmoid"), photos, config, backbone=TINY, dev=dev_photos)
     assert task.dev.image_ids == dev_photos.image_ids[:images]
     first = dev_photos.subset(range(images))
     assert task.evaluate() == {"dev_rsum": dev_rsum(PairScorer(task.model, device="cpu").score_set(first), first)}

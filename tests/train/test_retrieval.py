@@ -21,7 +21,7 @@ from vacsr.objective import LossTerms, PairBlock, same_image
 from vacsr.scoring import PairScorer
 from vacsr.train import fit
 from vacsr.train.data import Batch
-from vacsr.train.retrieval import retrieval_task
+from vacsr.train.retrieval import RetrievalTask
 from vacsr.train.trainer import Trainer
 
 from .conftest import FEATURES, NPC, assert_same_weights, make
@@ -184,7 +184,7 @@ def test_checkpoints_hold_the_training_state_of_a_method(pairs: PairSet, tmp_pat
     class Stop(Exception):
         pass
 
-    trainer = Trainer(retrieval_task(Diary(), pairs, config, backbone=FEATURES), config, tmp_path / "run")
+    trainer = Trainer(RetrievalTask(Diary(), pairs, config, backbone=FEATURES), config, tmp_path / "run")
     original = trainer.step.run
 
     def breaks(*args: Any, **fields: Any) -> Tensor:

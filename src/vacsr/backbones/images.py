@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
 
 _ROOM = 2**26  # pixels between photo and square: a long strip would be enlarged to more than memory holds
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Called with how many of how many are done."""
 
@@ -131,6 +132,22 @@ def _cubic(x: Tensor) -> Tensor:
     return torch.where(x < 1.0, near, torch.where(x < 2.0, far, torch.zeros_like(x)))
 
 
+def read_ahead(
+    read: Callable[[T], Tensor], batches: Iterable[Iterable[T]], *, workers: int, ahead: int = 2
+) -> Iterator[Tensor]:
+    """Batches of what ``read`` makes of each item, read by threads, ``ahead`` batches before they are needed."""
+    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="photos")
+    jobs = ([pool.submit(read, item) for item in items] for items in batches)
+    try:
+        queue = deque(islice(jobs, ahead + 1))
+        while queue:
+            batch = torch.stack([job.result() for job in queue.popleft()])
+            queue.extend(islice(jobs, 1))
+            yield batch
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
 @dataclass(frozen=True, eq=False)
 class PhotoReader:
     """Decodes photos to squares in threads; PIL lets go of Python's lock while it works."""
@@ -155,16 +172,7 @@ class PhotoReader:
 
     def stream(self, batches: Iterable[Sequence[int]], *, ahead: int = 2) -> Iterator[Tensor]:
         """Decoded batch by batch, ``ahead`` of them at work while one is used. -> uint8 [B, 3, S, S]"""
-        pool = ThreadPoolExecutor(self.workers or os.cpu_count() or 1, thread_name_prefix="photos")
-        jobs = ([pool.submit(self.read, row) for row in rows] for rows in batches)
-        try:
-            queue = deque(islice(jobs, ahead + 1))
-            while queue:
-                batch = torch.stack([photo.result() for photo in queue.popleft()])
-                queue.extend(islice(jobs, 1))
-                yield batch
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        return read_ahead(self.read, batches, workers=self.workers, ahead=ahead)
 
     def read_all(self, progress: Progress | None = None) -> Tensor:
         """Every photo. -> uint8 [N, 3, S, S]"""

@@ -31,7 +31,7 @@ from vacsr.objective import batch_block
 from vacsr.scoring.folded import BlockScorer
 from vacsr.strips import PairLoss, StripLoss, strip_rows
 from vacsr.train.data import Batch, training_data
-from vacsr.train.retrieval import RetrievalTask, retrieval_task
+from vacsr.train.retrieval import RetrievalTask
 from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Trainer
 
@@ -123,7 +123,7 @@ def measure_recipe(recipe: Recipe, *, steps: int) -> dict[str, Any]:
     batch, cached = recipe.train.batch_size, scheme_of(recipe.backbone.spec).cached
     pairs = training_data(recipe.data).train if cached else random_photos(batch, words=120)
     reading = DataConfig(cache_gb=64.0)
-    task = retrieval_task(recipe.method, pairs, recipe.train, backbone=recipe.backbone, reading=reading)
+    task = RetrievalTask(recipe.method, pairs, recipe.train, backbone=recipe.backbone, reading=reading)
     trainer = Trainer(task, recipe.train)  # compiles, where the recipe says so
     cost = partial(step_cost, batch=batch, device=task.device, steps=steps)
     with matmul_precision(recipe.train.precision):

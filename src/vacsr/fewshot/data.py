@@ -6,10 +6,7 @@ Every draw of a batch is a function of seed, pass over the shots, and shot.
 from __future__ import annotations
 
 import math
-import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +16,7 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
-from vacsr.backbones.images import PhotoTransform
+from vacsr.backbones.images import PhotoTransform, read_ahead
 from vacsr.data.fewshot import (
     FewshotSource,
     LabelledPhotos,
@@ -208,7 +205,7 @@ def randaugment(photo: Image.Image, draws: Sequence[float]) -> Image.Image:
 
 
 class ShotLoader:
-    """The dataloader of the training shots. Threads prepare batches ahead of need, one thread per batch."""
+    """The dataloader of the training shots. Threads prepare photos ahead of need."""
 
     def __init__(
         self, shots: LabelledPhotos, config: FewshotTrainConfig, *, transform: PhotoTransform, second: bool = False
@@ -226,18 +223,15 @@ class ShotLoader:
             raise UsageError(f"{message} — lower train.accumulate or train.batch_size, or set train.steps_per_epoch")
 
     def stream(self, start: int, stop: int) -> Iterator[ShotBatch]:
-        """The batches of the steps from ``start`` up to ``stop``; a batch depends on its step only."""
-        workers = self.config.workers or os.cpu_count() or 1
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="shots")
-        jobs = (pool.submit(self._batch, step) for step in range(start, stop))
-        try:
-            queue = deque(islice(jobs, workers))
-            while queue:
-                batch = queue.popleft().result()
-                queue.extend(islice(jobs, 1))
-                yield batch
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        """The batches of the steps from ``start`` up to ``stop``; a batch depends on its step only.
+
+        Pixels are uint8 [B, 3, S, S], on the CPU.
+        """
+        steps = range(start, stop)
+        photos = read_ahead(self._read, map(self._draws, steps), workers=self.config.workers)
+        for step, views in zip(steps, photos, strict=True):
+            labels, (first, *second) = self.shots.labels[self.pass_and_rows(step)[1]], views.unbind(1)
+            yield ShotBatch(first, labels, second[0] if second else None, seed=self.config.seed, step=step)
 
     def pass_and_rows(self, step: int) -> tuple[int, Tensor]:
         """The pass over the shots that a step belongs to, and its shots [B].
@@ -251,21 +245,22 @@ class ShotLoader:
         order = batch_order(len(self.shots), batch=self.batch_size, seed=self.config.seed, epoch=number)
         return number, next(islice(order, position, None))
 
-    def _batch(self, step: int) -> ShotBatch:
-        """Pixels as uint8 [B, 3, S, S], on the CPU."""
+    def _draws(self, step: int) -> list[tuple[int, list[list[float]]]]:
+        """The shots of a step, and the draws of each of their views."""
         number, rows = self.pass_and_rows(step)
         noise = RowNoise(self.config.seed, torch.tensor(number), rows, Stream.IMAGE)
-        photos = [self._open(row) for row in rows.tolist()]
-        views: list[Tensor] = []
-        for kind, stream in zip(self.views, (Stream.FIRST_VIEW, Stream.SECOND_VIEW), strict=False):
-            draws = noise.other(stream).uniform(VIEW_DRAWS[kind]).tolist()
-            squares = [
-                np.asarray(augmented(photo, row, kind=kind, config=self.config, transform=self.transform))
-                for photo, row in zip(photos, draws, strict=True)
-            ]
-            views.append(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).contiguous())
-        second = views[1] if len(views) > 1 else None
-        return ShotBatch(views[0], self.shots.labels[rows], second, seed=self.config.seed, step=step)
+        streams = zip(self.views, (Stream.FIRST_VIEW, Stream.SECOND_VIEW), strict=False)
+        draws = [noise.other(stream).uniform(VIEW_DRAWS[kind]).tolist() for kind, stream in streams]
+        return [(row, [view[index] for view in draws]) for index, row in enumerate(rows.tolist())]
+
+    def _read(self, shot: tuple[int, list[list[float]]]) -> Tensor:
+        """The views of one shot. -> uint8 [V, 3, S, S]"""
+        photo = self._open(shot[0])
+        squares = [
+            np.asarray(augmented(photo, draws, kind=kind, config=self.config, transform=self.transform))
+            for kind, draws in zip(self.views, shot[1], strict=True)
+        ]
+        return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
 
     def _open(self, row: int) -> Image.Image:
         """In full size, since a crop may show any part of it; cached while there is room. Threads may call this."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from vacsr.backbones.base import Tokens
-from vacsr.backbones.images import Reader, TowerInputs, tower_inputs
+from vacsr.backbones.images import Reader, tower_inputs
 from vacsr.config import BackboneConfig, DataConfig, MethodConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
@@ -45,32 +44,56 @@ class RetrievalTask(Task):
     metric = "dev_rsum"
 
     def __init__(
-        self, model: MatchingModel, loader: PairLoader, config: TrainConfig, *, pairs: PairSet | PhotoSet,
-        dev: PairSet | PhotoSet | None = None, dev_inputs: TowerInputs | None = None, description: dict[str, Any],
+        self, method: MethodConfig | Method, pairs: PairSet | PhotoSet, config: TrainConfig, *,
+        backbone: BackboneConfig, dev: PairSet | PhotoSet | None = None, reading: DataConfig | None = None,
+        progress: bool = False,
     ) -> None:  # fmt: skip
+        """Build model and dataloader on the right device; photos are decoded here where they fit into memory."""
+        check_batches(pairs, config)
+        self.config, self.pairs, self.device = config, pairs, take_device(config.device)
+        self.world = join_world(self.device)
+        self.world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
+        self.graphed = is_graphed(config, self.device, ranks=self.world.size)
+        if dev is not None and 0 < config.dev_images < len(dev.image_ids):
+            dev = dev.subset(range(config.dev_images))
+        image_dim, text_dim = (pairs.images.shape[1], pairs.texts.shape[1]) if isinstance(pairs, PairSet) else (0, 0)
+        model = MatchingModel.build(
+            method, backbone,
+            image_dim=image_dim, text_dim=text_dim, provenance=pairs.provenance, seed=config.seed, fit=pairs,
+        )  # fmt: skip
+        model.method.fit(pairs.captions, pairs.caption_image)
+        model.to(self.device).train()
         self.model: MatchingModel = model
-        self.loader, self.config, self.pairs, self.description = loader, config, pairs, description
-        self.dev, self.dev_inputs = dev, dev_inputs
-        self.device, self.world = loader.device, loader.world
+        reading = reading or DataConfig()
+        show = progress and self.world.is_main and isinstance(pairs, PhotoSet)
+        with PhotoProgress("reading photos", show=show) as bar:
+            self.loader = build_loader(model, pairs, config=reading, device=self.device, world=self.world, progress=bar)
+            self.dev, self.dev_inputs = dev, None
+            if isinstance(dev, PhotoSet):  # read in every epoch, so decoded once where they fit
+                self.dev_inputs = tower_inputs(model.backbone, dev, workers=reading.workers, cache_gb=reading.cache_gb)
+        if self.graphed and not isinstance(self.loader.images, Tensor):
+            message = "train.cuda_graph needs all photos on the GPU, and they do not fit"
+            raise UsageError(f"{message} — raise data.cache_gb, lower data.photo_size, or set train.cuda_graph=false")
+        self.description = describe_recipe(method=model.method.config, backbone=backbone, train=config) | {
+            "photo_size": reading.photo_size,
+            "training data": describe_data(pairs),
+            "dev data": None if dev is None else describe_data(dev),
+        }
         self.eval_every, self.select_best = config.eval_every, config.select == "best"
         self.label = type(model.method).__name__.lower()
         # Full batches only, and an optimiser step never reaches into the next epoch.
         self.steps_per_epoch = len(pairs) // config.batch_size // config.accumulate * config.accumulate
-        self.graphed = is_graphed(config, self.device, ranks=self.world.size)
-        if self.graphed and not isinstance(loader.images, Tensor):
-            message = "train.cuda_graph needs all photos on the GPU, and they do not fit"
-            raise UsageError(f"{message} — raise data.cache_gb, lower data.photo_size, or set train.cuda_graph=false")
         self.compiled = config.compile is True or (config.compile == "auto" and self.device.type == "cuda")
         self.falls_back = config.compile == "auto" and config.accumulate == 1
         self.seed = torch.tensor(config.seed, device=self.device)
         self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
         mix = model.method.mix
-        self.mixer = None if mix is None or mix.share == 0 else Mixer(mix, model, loader)
+        self.mixer = None if mix is None or mix.share == 0 else Mixer(mix, model, self.loader)
         towers = model.has_towers and self.device.type == "cuda"
         # The text tower runs on its own stream: its small kernels fill what the image tower leaves free.
         self.stream = torch.cuda.Stream() if towers else None  # type: ignore[no-untyped-call]
         self.pair_loss = self._plain_pair_loss()
-        self.look_ahead = LookAhead(model, loader, config) if model.method.look_ahead > 0 else None
+        self.look_ahead = LookAhead(model, self.loader, config) if model.method.look_ahead > 0 else None
 
     def _plain_pair_loss(self) -> PairLoss:
         """The method's loss, uncompiled, whole or in strips of rows."""
@@ -254,11 +277,8 @@ class _Heads(nn.Module):
         return self.network.project_images(images).mean, self.network.project_texts(texts).mean
 
 
-def retrieval_task(
-    method: MethodConfig | Method, pairs: PairSet | PhotoSet, config: TrainConfig, *, backbone: BackboneConfig,
-    dev: PairSet | PhotoSet | None = None, reading: DataConfig | None = None, progress: bool = False,
-) -> RetrievalTask:  # fmt: skip
-    """Build model and dataloader on the right device; photos are decoded here where they fit into memory."""
+def check_batches(pairs: PairSet | PhotoSet, config: TrainConfig) -> None:
+    """Refuse data that do not fill a step, or that have no mismatch."""
     if len(pairs) < config.batch_size * config.accumulate:
         message = f"{len(pairs)} captions do not fill a step of {config.accumulate} × {config.batch_size}"
         size = max(2, len(pairs) // (2 * config.accumulate))
@@ -267,30 +287,6 @@ def retrieval_task(
         image = pairs.image_ids[int(pairs.caption_image[0])]
         message = f"all {len(pairs)} training captions are of one image ('{image}'), so no pair can be a mismatch"
         raise DataError(f"{message} — give captions of at least two images")
-    device = take_device(config.device)
-    world = join_world(device)
-    world.rows(config.batch_size)  # refuses a batch that does not divide, before anything is written
-    if dev is not None and 0 < config.dev_images < len(dev.image_ids):
-        dev = dev.subset(range(config.dev_images))
-    image_dim, text_dim = (pairs.images.shape[1], pairs.texts.shape[1]) if isinstance(pairs, PairSet) else (0, 0)
-    model = MatchingModel.build(
-        method, backbone,
-        image_dim=image_dim, text_dim=text_dim, provenance=pairs.provenance, seed=config.seed, fit=pairs,
-    )  # fmt: skip
-    model.method.fit(pairs.captions, pairs.caption_image)
-    model.to(device).train()
-    reading = reading or DataConfig()
-    with PhotoProgress("reading photos", show=progress and world.is_main and isinstance(pairs, PhotoSet)) as bar:
-        loader = build_loader(model, pairs, config=reading, device=device, world=world, progress=bar)
-        dev_inputs = None
-        if isinstance(dev, PhotoSet):  # read in every epoch, so decoded once where they fit
-            dev_inputs = tower_inputs(model.backbone, dev, workers=reading.workers, cache_gb=reading.cache_gb)
-    description = describe_recipe(method=model.method.config, backbone=backbone, train=config) | {
-        "photo_size": reading.photo_size,
-        "training data": describe_data(pairs),
-        "dev data": None if dev is None else describe_data(dev),
-    }
-    return RetrievalTask(model, loader, config, pairs=pairs, dev=dev, dev_inputs=dev_inputs, description=description)
 
 
 def describe_data(pairs: PairSet | PhotoSet) -> dict[str, str]:

@@ -30,7 +30,7 @@ from vacsr.train.callbacks import Callback
 from vacsr.train.checkpoint import check_checkpoint, check_folder, describe_recipe, run_lock, run_pairs, run_section
 from vacsr.train.data import TrainingData, read_named, read_split, read_split_or_all, training_data
 from vacsr.train.distributed import barrier
-from vacsr.train.retrieval import is_graphed, retrieval_task
+from vacsr.train.retrieval import RetrievalTask, is_graphed
 from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Run, Trainer
 
@@ -57,7 +57,7 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
         check_recipe(recipe)
         data = training_data(recipe.data)
         sets = report_sets(recipe, held_out=data.dev if recipe.data.dev_share > 0 else None)
-        task = retrieval_task(
+        task = RetrievalTask(
             recipe.method, data.train, recipe.train,
             backbone=recipe.backbone, dev=data.dev, reading=recipe.data, progress=progress,
         )  # fmt: skip
@@ -102,7 +102,7 @@ def fit(
     with nullcontext() if folder is None else run_lock(folder):
         if folder is not None:
             check_folder(folder, resume=resume)
-        task = retrieval_task(
+        task = RetrievalTask(
             chosen, pairs, config, backbone=backbone or BackboneConfig(), dev=dev, reading=data, progress=progress
         )
         trainer = Trainer(task, config, folder, list(callbacks))

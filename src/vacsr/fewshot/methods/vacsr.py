@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.config.base import MethodConfig, method_entry, register
-from vacsr.errors import UsageError
 from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from, encode_chunks
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
@@ -23,8 +22,8 @@ from vacsr.noise import PairNoise
 from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, VacsrObjective, cosines, same_image
 from vacsr.strips import PairLoss, StripLoss
 
-Blocks = Annotated[str, Field(pattern=r"^((first|last) [0-9]+|all|none)$")] | tuple[Annotated[int, Field(ge=0)], ...]
-"""`first 2`, `last 3`, `all`, `none`, or the numbers of blocks from 0. A count beyond the tower means all of it."""
+Blocks = Annotated[str, Field(pattern=r"^((first|last) [0-9]+|all|none)$")]
+"""`first 2`, `last 3`, `all` or `none`. A count beyond the tower means all of it."""
 
 
 class FewshotVacsrConfig(MethodConfig):
@@ -87,7 +86,7 @@ class FewshotVacsr(FewshotMethod):
                 nn.init.zeros_(parameter)
         for name, tower in (("image_blocks", clip.backbone.image), ("text_blocks", clip.backbone.text)):
             blocks = tower.blocks()
-            chosen = chosen_blocks(getattr(config, name), len(blocks), field=name)
+            chosen = chosen_blocks(getattr(config, name), len(blocks))
             for number in chosen if config.tower_lr > 0 else ():
                 blocks[number].requires_grad_(True)
 
@@ -169,18 +168,12 @@ def centred_bias(scores: Tensor, *, share: Tensor) -> Tensor:
     return (low + high) / 2
 
 
-def chosen_blocks(setting: str | tuple[int, ...], depth: int, *, field: str) -> list[int]:
+def chosen_blocks(setting: str, depth: int) -> range:
     """Numbers of the blocks that a setting names in a tower of ``depth`` blocks; more than there are means all.
 
-    >>> chosen_blocks("last 2", 12, field="image_blocks"), chosen_blocks("first 3", 2, field="text_blocks")
-    ([10, 11], [0, 1])
+    >>> chosen_blocks("last 2", 12), chosen_blocks("first 3", 2)
+    (range(10, 12), range(0, 2))
     """
-    if isinstance(setting, tuple):
-        if max(setting, default=0) >= depth:
-            raise UsageError(
-                f"{field}={list(setting)}: the tower has blocks 0 to {depth - 1} — name these, or 'last 2'"
-            )
-        return sorted(set(setting))
     word, _, count = setting.partition(" ")
     number = min(int(count), depth) if count else {"all": depth, "none": 0}[word]
-    return list(range(depth - number, depth)) if word == "last" else list(range(number))
+    return range(depth - number, depth) if word == "last" else range(number)
