@@ -68,7 +68,7 @@ def run_checks() -> list[Finding]:
         needed = [Requirement(line) for line in importlib.metadata.requires("vacsr") or []]
     except importlib.metadata.PackageNotFoundError:
         needed = []
-    return [*findings, check_disk(shutil.disk_usage(".").free), *check_packages(needed, installed)]
+    return [*findings, *check_packages(needed, installed)]
 
 
 def installed(name: str) -> str | None:
@@ -127,14 +127,6 @@ def check_torchvision(version: str | None, error: str | None) -> Finding:
         return Finding("ok", "torchvision", f"{state}; not needed")
     harm = "transformers and torchmetrics break on it, vacsr does not need it — pip uninstall torchvision"
     return Finding("fail", "torchvision", f"{version} cannot be imported with this torch ({error}); {harm}")
-
-
-def check_disk(free: int) -> Finding:
-    """Is there space for checkpoints and features in the current folder? ``free`` in bytes"""
-    shown = f"{free / 1e9:,.1f} GB free in this folder"
-    if free < 2e9:
-        return Finding("warn", "disk", f"{shown} — free some, or write elsewhere with --out")
-    return Finding("ok", "disk", shown)
 
 
 def check_packages(needed: Sequence[Requirement], version: Callable[[str], str | None]) -> list[Finding]:

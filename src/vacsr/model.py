@@ -149,7 +149,7 @@ class MatchingModel(Network):
                 model.second = Network(backbone(), config)
         if start is not None:
             start.load_start(model)
-        if head.log_var_start is not None:  # after the towers' weights: a branch may start as a copy of a block
+        if head.log_var_start is not None:  # after the towers' weights, some of which a branch may copy
             with seeded(seed, "variance"):
                 model.add_variance(start=head.log_var_start, norm=head.variance_norm)
         return model

@@ -99,7 +99,7 @@ class SavedModel(NamedTuple):
 
 def check_start(config: BackboneConfig, saved: BackboneConfig, *, folder: str | Path) -> None:
     """Refuse a backbone that differs from that of the model in ``folder``, which training starts from."""
-    free = {"start", "weights", "augment", "variance_block", "checkpointing"}
+    free = {"start", "weights", "augment", "checkpointing"}
     for name in BackboneConfig.model_fields:
         new, old = getattr(config, name), getattr(saved, name)
         if new != old and name not in free:

@@ -229,15 +229,14 @@ class TowerBackbone(Backbone):
     def add_variance(self) -> None:
         """Give both towers a branch that variances are made from: a second last block, as PCME++ has it.
 
-        A fresh one keeps copied weights where torch has no initialisation of its own (the layer scale of DINOv2).
+        It starts fresh, except for weights that torch has no initialisation for (the layer scale of DINOv2): copies.
         """
         self.set_checkpointing(False)  # so that nothing of it is copied
         branches = [deepcopy(tower.blocks()[-1]) for tower in (self.image, self.text)]
-        if self.config.variance_block == "fresh":
-            for module in (module for block in branches for module in reversed([*block.modules()])):
-                # Inner modules first: a block that begins in a special way has the last word.
-                if callable(reset := getattr(module, "reset_parameters", None)):
-                    reset()
+        for module in (module for block in branches for module in reversed([*block.modules()])):
+            # Inner modules first: a block that begins in a special way has the last word.
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
         self.image_variance, self.text_variance = branches
         self.set_checkpointing(self.config.checkpointing)
 

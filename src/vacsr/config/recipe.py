@@ -122,8 +122,6 @@ class BackboneConfig(Config):
     """Mean and deviation of pixels: the tower's own, or ImageNet's, as PCME++ uses with CLIP."""
     context: Annotated[int, Field(ge=0)] = 0
     """Longest caption in tokens, start and end included; 0 takes the text tower's own. Longer ones are cut."""
-    variance_block: Literal["fresh", "copy"] = "fresh"
-    """Initial weights of the extra block that variances come from: fresh, as in PCME++, or a copy of the last block."""
     checkpointing: bool = False
     """Recompute the towers' activations in the backward pass: less memory, a third more time."""
     augment: AugmentConfig = AugmentConfig()

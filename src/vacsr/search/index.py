@@ -30,7 +30,7 @@ BACKENDS = {"exact": "vacsr.search.local:ExactIndex", "milvus": "vacsr.search.mi
 """Scheme → ``module:class``."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
-_NOT_EMBEDDING = {"start", "weights", "augment", "variance_block", "checkpointing"}  # settings that change no vector
+_NOT_EMBEDDING = {"start", "weights", "augment", "checkpointing"}  # settings that change no vector
 _MAX_NORM = 1e18  # the inner product of two such vectors stays within float32
 _MAX_K = 16384  # Milvus returns no more, and backends should not differ
 
