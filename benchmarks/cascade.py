@@ -8,17 +8,16 @@ script, not a figure to quote. Times are the processor's.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import vacsr
 from _common import finish, parser
-from vacsr.bench import BenchResult, describe_device
+from vacsr.bench import BenchResult, describe_device, timed
 from vacsr.scoring import PairScorer, PairScores
 
 CANDIDATES = (10, 20, 50, 100, 200)
@@ -55,19 +54,12 @@ def trained(pairs: Any) -> PairScorer:
 
 def measured(scores: PairScores, k: int, *, direction: Any) -> Iterator[dict[str, Any]]:
     """Recall and time of the exact top-k, and for each number of candidates."""
-    exact, _ = timed(scores, k, direction=direction, prefilter=None)
+    exact = scores.topk(k, direction=direction).index
     for candidates in (None, *(count for count in CANDIDATES if count >= k)):
-        index, seconds = timed(scores, k, direction=direction, prefilter=candidates)
+        (_, index), cost = timed(partial(scores.topk, k, direction=direction, prefilter=candidates))
         hits = (exact.unsqueeze(2) == index.unsqueeze(1)).any(dim=2)
         share = {"recall": float(hits.double().mean()), "complete": float(hits.all(dim=1).double().mean())}
-        yield {"way": candidates or "all: exact", "direction": direction, **share, "seconds": seconds}
-
-
-def timed(scores: PairScores, k: int, *, direction: Any, prefilter: int | None) -> tuple[Tensor, float]:
-    """Indices of the best k, and the processor time of the call."""
-    started = time.process_time()
-    top = scores.topk(k, direction=direction, prefilter=prefilter)
-    return top.index, time.process_time() - started
+        yield {"way": candidates or "all: exact", "direction": direction, **share, "seconds": cost[1]}
 
 
 if __name__ == "__main__":

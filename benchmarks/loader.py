@@ -13,9 +13,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from PIL import Image
 
 from _common import finish, parser
 from vacsr.backbones.images import CLIP_MEAN, CLIP_STD, PhotoReader, PhotoTransform
-from vacsr.bench import BenchResult, describe_device
+from vacsr.bench import BenchResult, describe_device, timed
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.archives import file_photos
 from vacsr.data.photos import Photos
@@ -66,14 +64,10 @@ def one_setting(photos: Photos, *, side: int, threads: int, rounds: int) -> dict
     """Medians over passes through all photos, in batches as training asks for them."""
     reader = PhotoReader(photos, PhotoTransform(side, CLIP_MEAN, CLIP_STD), workers=threads)
     batches = [range(at, min(at + _BATCH, len(photos))) for at in range(0, len(photos), _BATCH)]
-    rates, costs = [], []
-    for _ in range(rounds):
-        started, worked = time.perf_counter(), time.process_time()
-        seen = sum(len(batch) for batch in reader.stream(batches))
-        rates.append(seen / (time.perf_counter() - started))
-        costs.append(1e3 * (time.process_time() - worked) / seen)
-    medians = {"photos_per_second": statistics.median(rates), "cpu_ms_per_photo": statistics.median(costs)}
-    return {"way": side, "threads": threads, **medians}
+    costs = [timed(lambda: sum(map(len, reader.stream(batches))))[1] for _ in range(rounds)]
+    wall, processor = np.median(costs, axis=0).tolist()
+    rates = {"photos_per_second": len(photos) / wall, "cpu_ms_per_photo": 1e3 * processor / len(photos)}
+    return {"way": side, "threads": threads, **rates}
 
 
 def main() -> None:

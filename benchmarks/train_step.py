@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from _common import finish, parser
-from vacsr.bench import BenchResult, describe_device, seconds_per_step
-from vacsr.bench.training import training_step
+from vacsr.bench import BenchResult, describe_device
+from vacsr.bench.training import step_cost, training_step
 from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PairSet
@@ -36,10 +36,8 @@ def time_steps(method: str, pairs: PairSet, config: TrainConfig, *, dim: int, st
     """Milliseconds per step, the median of five groups, after a warm-up that compiles and captures."""
     backbone = BackboneConfig(head=HeadConfig(dim=dim))
     trainer = Trainer(RetrievalTask(method_config(method), pairs, config, backbone=backbone), config)
-    step = training_step(trainer)
-    for _ in range(10):
-        step()
-    return 1e3 * seconds_per_step(step, device=trainer.task.device, steps=steps, groups=5)
+    cost = step_cost(training_step(trainer), batch=config.batch_size, device=trainer.task.device, steps=steps, groups=5)
+    return cost["ms"]
 
 
 def main() -> None:

@@ -161,7 +161,7 @@ def test_interpreted_operators_keep_torchs_rules() -> None:
     every = torch.ones_like(mask)  # positions past an item's last rank are never written, and would be compared
     torch.library.opcheck(torch.ops.vacsr.ranked_sum, (values.requires_grad_(), every, weights.requires_grad_()))
     gates, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((2, 5, 48), (2, 48, 16), (2, 48)))
-    torch.library.opcheck(torch.ops.vacsr.bigru, (gates, torch.tensor([5, 2]), weight, bias))
+    torch.library.opcheck(torch.ops.vacsr.bigru, (gates, torch.tensor([5, 5, 2], dtype=torch.int32), weight, bias))
 
 
 def _gradients(pool: Callable[[Tokens], Tensor], module: nn.Module, values: Tensor, mask: Tensor) -> list[Tensor]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import io
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from vacsr.choices import BenchName, BenchSize
@@ -21,6 +23,7 @@ from vacsr.evaluate.report import markdown_table
 Cell = str | float | None
 Step = Callable[[], object]
 Log = Callable[[str], None]
+Cost = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def run_bench(
@@ -105,6 +108,14 @@ def seconds(work: Step, *, device: torch.device, calls: int = 1) -> float:
         work()
     wait(device)
     return time.perf_counter() - started
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, Cost]:
+    """The result of one call, and its seconds of wall clock and of processor: other load affects the latter less."""
+    started, busy = time.perf_counter(), time.process_time()
+    with warnings.catch_warnings(action="ignore"):
+        result = work()
+    return result, np.array([time.perf_counter() - started, time.process_time() - busy])
 
 
 def describe_device(device: torch.device) -> str:

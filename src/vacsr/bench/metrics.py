@@ -6,9 +6,6 @@ also shown apart; it knows COCO's test images only. torchmetrics is called query
 
 from __future__ import annotations
 
-import time
-import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vacsr.bench import BenchResult, Log, describe_device
+from vacsr.bench import BenchResult, Cost, Log, describe_device, timed
 from vacsr.errors import MissingExtra, VacsrError
 from vacsr.evaluate.metrics import retrieval_result
 from vacsr.evaluate.protocols import coco_owners, protocol_galleries
@@ -32,7 +29,6 @@ COLUMNS = {
 }  # fmt: skip
 _TOLERANCE = {"eccv_caption": 1e-9, "torchmetrics": 1e-4}  # percent; torchmetrics answers in float32
 Metrics = dict[str, float]
-Cost = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def run(device: torch.device, log: Log = lambda _: None, *, images: int | None) -> BenchResult:
@@ -66,17 +62,6 @@ def run(device: torch.device, log: Log = lambda _: None, *, images: int | None) 
     settings = {"images": len(pairs.image_ids), "captions": len(pairs)}
     where = describe_device(torch.device("cpu"))
     return BenchResult("metrics", where, settings, rows, COLUMNS, ("seconds",), notes)
-
-
-def timed(work: Callable[[], Any]) -> tuple[Any, Cost]:
-    """The result of one call, and its seconds of wall clock and of processor: other load affects the latter less.
-
-    The slow systems take minutes, so nothing is repeated.
-    """
-    started, busy = time.perf_counter(), time.process_time()
-    with warnings.catch_warnings(action="ignore"):
-        result = work()
-    return result, np.array([time.perf_counter() - started, time.process_time() - busy])
 
 
 def _row(system: str, protocols: str, cost: Cost, *, ours: Cost, difference: float | None = None) -> dict[str, Any]:

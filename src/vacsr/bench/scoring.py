@@ -130,16 +130,22 @@ def _way(name: str, precision: torch.dtype | str, prepare: Callable[[], Prepared
     return Way({"way": name, "precision": str(precision).removeprefix("torch.")}, prepare)
 
 
-def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Callable[[int], object]:
-    """left[:n] × right in ``dtype``, everything prepared; in float8 with one scale per tensor. [m, d], [d, k]"""
+def repeated_product(left: Tensor, right: Tensor, dtype: torch.dtype, *, times: int) -> Prepared:
+    """left × right in ``dtype``, back to back; in float8 with one scale per tensor. [m, d], [d, k]"""
     if dtype == FP8:
         one = torch.ones((), device=left.device)
         padded = functional.pad(right, (0, -right.shape[1] % 16))
         a, b = (left / left.std()).to(FP8), (padded / padded.std()).T.contiguous().to(FP8).T
-        return lambda n: torch._scaled_mm(a[:n], b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-    a, b = left.to(dtype), right.to(dtype)
-    out = torch.empty(len(a), b.shape[1], dtype=dtype, device=a.device)
-    return lambda n: torch.mm(a[:n], b, out=out[:n])
+        multiply = partial(torch._scaled_mm, a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    else:
+        a, b = left.to(dtype), right.to(dtype)
+        multiply = partial(torch.mm, a, b, out=torch.empty(len(a), b.shape[1], dtype=dtype, device=a.device))
+
+    def run() -> None:
+        for _ in range(times):
+            multiply()
+
+    return Prepared(run, operations=2.0 * times * left.numel() * right.shape[1])
 
 
 def bare_product(problem: Problem, dtype: torch.dtype) -> Prepared:
@@ -147,27 +153,14 @@ def bare_product(problem: Problem, dtype: torch.dtype) -> Prepared:
     trunk, images = problem.method.adapter.trunk.weight, len(problem.v.mean)
     group = min(images, 16 if problem.device.type == "cuda" else 1)  # images that share one product
     scaled = (problem.v.mean[:group].unsqueeze(1) * trunk).view(-1, trunk.shape[1])
-    multiply = product(scaled, problem.t.mean.T, dtype)
-
-    def run() -> None:
-        for start in range(0, images, group):
-            multiply(min(group, images - start) * len(trunk))
-
-    return Prepared(run, operations=problem.operations)
+    return repeated_product(scaled, problem.t.mean.T, dtype, times=-(-images // group))
 
 
 def square_products(problem: Problem, dtype: torch.dtype, *, edge: int) -> Prepared:
     """As many operations in products of edge³, back to back: the rate that the machine sustains for any shape."""
     generator = torch.Generator(problem.device).manual_seed(0)
     left, right = (torch.randn(edge, edge, device=problem.device, generator=generator) for _ in range(2))
-    multiply = product(left, right, dtype)
-    count = max(1, round(problem.operations / (2.0 * edge**3)))
-
-    def run() -> None:
-        for _ in range(count):
-            multiply(edge)
-
-    return Prepared(run, operations=count * 2.0 * edge**3)
+    return repeated_product(left, right, dtype, times=max(1, round(problem.operations / (2.0 * edge**3))))
 
 
 def papers_way(problem: Problem, precision: str) -> Prepared:

@@ -186,15 +186,15 @@ def inference_step(task: RetrievalTask) -> Step:
     return step
 
 
-def step_cost(step: Step, *, batch: int, device: torch.device, steps: int) -> dict[str, float | None]:
-    """Warm up, then the mean over ``steps``. The peak is CUDA's of allocated bytes; None on a CPU."""
+def step_cost(step: Step, *, batch: int, device: torch.device, steps: int, groups: int = 1) -> dict[str, float | None]:
+    """Warm up, then :func:`seconds_per_step`. The peak is CUDA's of allocated bytes; None on a CPU."""
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     for _ in range(10 if gpu else 2):  # compiles, captures and fills caches
         step()
-    seconds = seconds_per_step(step, device=device, steps=steps)
+    seconds = seconds_per_step(step, device=device, steps=steps, groups=groups)
     peak = torch.cuda.max_memory_allocated(device) / GIB if gpu else None
     return {"ms": 1e3 * seconds, "images_per_s": batch / seconds, "peak_gib": peak}
 

@@ -35,7 +35,8 @@ def gru_states(gru: nn.Module, codes: Tensor, *, lengths: Tensor) -> tuple[Tenso
     assert w_hh.shape[-1] in (16, 32, 64, 128), "the kernel needs a power of two as hidden size"
     with torch.autocast(codes.device.type, enabled=False):
         gates = torch.baddbmm(b_ih.unsqueeze(1), codes.float().expand(2, -1, -1), w_ih.transpose(1, 2))
-    hidden, _ = _bigru(gates.float(), lengths, w_hh.float(), b_hh.float())
+    steps = torch.cat((lengths.new_full((1,), len(codes)), lengths)).to(torch.int32)
+    hidden, _ = _bigru(gates.float(), steps, w_hh.float(), b_hh.float())
     return hidden[0], hidden[1:]
 
 
@@ -261,46 +262,39 @@ def weights_gradient(ranked, counts, d_out, d_weights, L, D, ROWS: tl.constexpr,
 
 
 @torch.library.custom_op("vacsr::bigru", mutates_args=())
-def _bigru(gates: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """gates [2, L, 3H] = W_ih·x + b_ih of each direction (r, z, n); lengths [B]; weight [2, 3H, H] and bias [2, 3H] are
-    torch's ``weight_hh`` and ``bias_hh``; all float32.
+def _bigru(gates: Tensor, steps: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """gates [2, L, 3H] = W_ih·x + b_ih of each direction (r, z, n); weight [2, 3H, H] and bias [2, 3H] are torch's
+    ``weight_hh`` and ``bias_hh``; all float32. steps [1 + B] int32: L forwards, then each item's length backwards.
 
     -> hidden [1 + B, L, H] (chain 0 runs forwards) and what the gradient needs, [1 + B, L, 4, H]
     """
-    hidden, saved = _states(gates, lengths, weight)
+    hidden, saved = _states(gates, steps, weight)
     length, width = hidden.shape[1:]
     turned = weight.transpose(1, 2).contiguous()
     with torch.cuda.device_of(gates):
         gru_forward[(len(hidden),)](
-            gates.contiguous(), turned, bias.contiguous(), _chains(lengths, length), hidden, saved, length,
-            H=width, num_warps=1,
-        )  # fmt: skip
+            gates.contiguous(), turned, bias.contiguous(), steps, hidden, saved, length, H=width, num_warps=1
+        )
     return hidden, saved
 
 
 @_bigru.register_fake
-def _states(gates: Tensor, lengths: Tensor, weight: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-    shape = (1 + lengths.shape[0], gates.shape[1], weight.shape[-1])
+def _states(gates: Tensor, steps: Tensor, weight: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (steps.shape[0], gates.shape[1], weight.shape[-1])
     return gates.new_zeros(shape), gates.new_zeros((*shape[:2], 4, shape[2]))
-
-
-def _chains(lengths: Tensor, length: int) -> Tensor:
-    """Steps of every chain: all positions forwards, then each item's length backwards. [B] -> [1 + B] int32"""
-    return torch.cat((lengths.new_full((1,), length), lengths)).to(torch.int32)
 
 
 @torch.library.custom_op("vacsr::bigru_backward", mutates_args=())
 def _bigru_backward(
-    hidden: Tensor, saved: Tensor, lengths: Tensor, weight: Tensor, d_hidden: Tensor
+    hidden: Tensor, saved: Tensor, steps: Tensor, weight: Tensor, d_hidden: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-> gradients of gates [2, L, 3H], weight [2, 3H, H] and bias [2, 3H]."""
     length, width = hidden.shape[1:]
     parts = torch.zeros_like(saved)
     with torch.cuda.device_of(hidden):
         gru_backward[(len(hidden),)](
-            weight.contiguous(), _chains(lengths, length), hidden, saved, d_hidden.contiguous(), parts, length,
-            H=width, num_warps=1,
-        )  # fmt: skip
+            weight.contiguous(), steps, hidden, saved, d_hidden.contiguous(), parts, length, H=width, num_warps=1
+        )
     d_gates = torch.stack((parts[0, :, :3], parts[1:, :, :3].sum(0))).flatten(2)
     recurrent = torch.cat((parts[:, :, :2], parts[:, :, 3:]), dim=2).flatten(2)  # [1 + B, L, 3H]
     d_bias = torch.stack((recurrent[0].sum(0), recurrent[1:].sum((0, 1))))
@@ -311,15 +305,14 @@ def _bigru_backward(
 
 
 @_bigru_backward.register_fake
-def _(hidden: Tensor, saved: Tensor, lengths: Tensor, weight: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(hidden: Tensor, saved: Tensor, steps: Tensor, weight: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     length, width = hidden.shape[1:]
     d_gates, d_bias = hidden.new_empty((2, length, 3 * width)), hidden.new_empty((2, 3 * width))
     return d_gates, torch.empty_like(weight), d_bias
 
 
 def _bigru_save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    _, lengths, weight, _ = inputs
-    ctx.save_for_backward(*output, lengths, weight)
+    ctx.save_for_backward(*output, *inputs[1:3])
     ctx.set_materialize_grads(False)
 
 

@@ -26,7 +26,6 @@ from vacsr.methods.base import Embedding, Method, take
 from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
 from vacsr.scoring.topk import BLOCK_PAIRS, DIRECTIONS, Direction, TopK, block_rows
 
-DTYPES = (torch.bfloat16, torch.float16, FP8)
 _FEW = 64  # fewer texts than this scale the weights, also where scores are streamed
 _WIDEST = 128  # units of a decoder that the kernel has room for; a wider one is scored in torch
 _NARROW = 32  # up to this width a large tile and the decoder's sums fit into registers together
@@ -184,7 +183,7 @@ class KernelScorer(Engine):
         self, method: Method, *, dtype: torch.dtype = torch.bfloat16, folded: FoldedAdapter | None = None,
         tile: Tile | None = None, rows: int | None = None, pairs: int = BLOCK_PAIRS,
     ) -> None:  # fmt: skip
-        assert dtype in DTYPES, f"the kernel multiplies in half precision and float8, not {dtype}"
+        assert dtype.itemsize < 4, f"the kernel multiplies in half precision and float8, not {dtype}"
         folded = folded or method.fold()
         if folded is None or not fits(folded):
             message = f"{type(method).__name__} does not fold, or has a decoder of more than {_WIDEST} units"
