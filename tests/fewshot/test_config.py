@@ -139,11 +139,11 @@ def test_vacsr_as_printed() -> None:
 
 
 def test_a_resolved_recipe_survives_yaml() -> None:
-    raw = {**on("imagenet", "domain"), "method": "vacsr", "search": {"image_blocks": [1, "last 2", "all"]}}
+    raw = {**on("imagenet", "domain"), "method": "vacsr", "search": {"image_blocks": ["first 1", "last 2", "all"]}}
     recipe = fewshot_from(raw)
     again = fewshot_from(yaml.safe_load(dump_yaml(recipe)))
     assert again == recipe
-    assert again.search.image_blocks == (1, "last 2", "all")
+    assert again.search.image_blocks == ("first 1", "last 2", "all")
 
 
 def test_a_base_below_and_overrides_above(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_refusals_name_the_field() -> None:
         ({"data": {"protocol": "domain", "targets": {"source": "scenes:"}}}, "give it another name"),
         ({"data": {"protocol": "domain", "targets": {"x": "scene:"}}}, "scene"),
         ({"data": {"spec": "coop"}}, "no scheme"),
-        ({"method": "coop", "search": {"image_blocks": [1]}}, r"take search\.image_blocks out"),
+        ({"method": "coop", "search": {"image_blocks": ["all"]}}, r"take search\.image_blocks out"),
         ({"method": "zeroshot", "search": {"epochs": [1]}}, "take search out"),
         ({"backbone": {"spec": "tiny:"}}, "clip:ID_OR_FOLDER"),
     ],

@@ -16,7 +16,7 @@ from vacsr.fewshot.model import FewshotModel
 from vacsr.fewshot.run import search, validation_accuracy, with_choice
 
 CPU = torch.device("cpu")
-LISTS = {"image_blocks": [0, "last 1"], "text_blocks": ["none", "first 2"], "epochs": [1, 2]}
+LISTS = {"image_blocks": ["first 0", "last 1"], "text_blocks": ["none", "first 2"], "epochs": [1, 2]}
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_the_test_is_read_when_the_choice_is_made_and_trained(raw: dict[str, Any
         task = load_sets(config)
         return task._replace(tests=tuple(one._replace(photos=Sealed()) for one in task.tests))
 
-    recipe = fewshot_from({**raw, "method": "vacsr", "search": {"image_blocks": [0, 1], "epochs": [1, 3]}})
+    recipe = fewshot_from({**raw, "method": "vacsr", "search": {"image_blocks": ["none", "first 1"], "epochs": [1, 3]}})
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("vacsr.fewshot.run.load_sets", sealed)
         with pytest.raises(PermissionError, match="the test split was"):

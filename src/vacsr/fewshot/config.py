@@ -112,9 +112,9 @@ class SearchConfig(Config):
     An empty list leaves that field as the recipe has it; with all three empty nothing is searched.
     """
 
-    image_blocks: tuple[Annotated[int, Field(ge=0)] | Blocks, ...] = ()
-    """Blocks of the image tower that learn, a plain number n for `first n`; the others are frozen."""
-    text_blocks: tuple[Annotated[int, Field(ge=0)] | Blocks, ...] = ()
+    image_blocks: tuple[Blocks, ...] = ()
+    """Blocks of the image tower that learn; the others are frozen."""
+    text_blocks: tuple[Blocks, ...] = ()
     """The same for the text tower."""
     epochs: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Values of train.epochs."""
@@ -122,14 +122,10 @@ class SearchConfig(Config):
     def candidates(self) -> list[dict[str, Any]]:
         """All combinations in the order written, the last list fastest; none where nothing is searched.
 
-        >>> SearchConfig(image_blocks=(1, "last 2"), epochs=(5,)).candidates()
+        >>> SearchConfig(image_blocks=("first 1", "last 2"), epochs=(5,)).candidates()
         [{'image_blocks': 'first 1', 'epochs': 5}, {'image_blocks': 'last 2', 'epochs': 5}]
         """
-        blocks = {
-            name: [f"first {value}" if isinstance(value, int) else value for value in getattr(self, name)]
-            for name in ("image_blocks", "text_blocks")
-        }
-        searched = {name: values for name, values in {**blocks, "epochs": self.epochs}.items() if values}
+        searched = {name: values for name, values in self if values}
         return [dict(zip(searched, values, strict=True)) for values in product(*searched.values())] if searched else []
 
 

@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,8 +177,6 @@ class FewshotTask(Task):
         self.device, self.description = model.device, description or {}
         self.loader = ShotLoader(shots, config, transform=model.transform, second=model.method.second_view)
         self.steps_per_epoch = self.loader.steps_per_epoch
-        self.stream: Iterator[ShotBatch] = iter(())
-        self.next_step = -1  # of the stream
 
     def build_optimizer(self) -> Optimizer:
         c, groups = self.config, self.method.param_groups()
@@ -193,12 +190,8 @@ class FewshotTask(Task):
         return [_AfterStep()]
 
     def batches(self, epoch: int, start: int) -> Iterator[ShotBatch]:
-        """From one stream for the whole run, so that threads prepare the next epoch's batches during this one."""
-        first = epoch * self.steps_per_epoch + start
-        if self.next_step != first:
-            self.stream = self.loader.stream(first, self.config.epochs * self.steps_per_epoch)
-        self.next_step = (epoch + 1) * self.steps_per_epoch
-        return islice(self.stream, self.steps_per_epoch - start)
+        first = epoch * self.steps_per_epoch
+        return self.loader.stream(first + start, first + self.steps_per_epoch)
 
     def loss(self, batch: ShotBatch, step: Tensor) -> LossTerms:
         second = None if batch.second is None else self._normalised(batch.second)

@@ -34,7 +34,6 @@ class ClipModel(nn.Module):
         self.backbone, self.image_map, self.text_map = backbone, image_map, text_map
         self.scale, self.dim = scale, dim
         self.image_width, self.text_width = backbone.image.width, backbone.text.width
-        self.mean = backbone.config.pooling == "mean"
         self.freeze()
 
     @classmethod
@@ -58,8 +57,8 @@ class ClipModel(nn.Module):
             raise UsageError(f"{config.start} has towers {saved.spec!r}, not {config.spec!r} — leave backbone.spec out")
         if model.second is not None:
             raise UsageError(f"{config.start} has two networks — start from a method with one, such as infonce")
-        if saved.pooling == "gpo":  # it reads no single token that prompts could change
-            raise UsageError(f"{config.start} pools with gpo — train it with backbone.pooling=cls or mean")
+        if saved.pooling != "cls":
+            raise UsageError(f"{config.start} pools with {saved.pooling} — train it with backbone.pooling=cls")
         clip.backbone.set_checkpointing(config.checkpointing)
         return clip
 
@@ -91,9 +90,8 @@ class ClipModel(nn.Module):
         return _last_tokens(self.backbone.image, pixels, edits=edits)
 
     def pool_image(self, tokens: Tensor) -> Tensor:
-        """Unit vectors of the class token, or of the mean of all. [B, L, W] -> [B, d]"""
-        finish = self.backbone.image.finish
-        return unit(self.image_map(finish(tokens).mean(dim=1) if self.mean else finish(tokens[:, 0])))
+        """Unit vectors of the class token. [B, L, W] -> [B, d]"""
+        return unit(self.image_map(self.backbone.image.finish(tokens[:, 0])))
 
     def text(self, tokens: Tensor, *, edits: TowerEdits | None = None) -> Tensor:
         """Unit vectors of sentences; ``edits`` may add tokens before the end. [C, L] ids -> [C, d]"""
@@ -104,12 +102,8 @@ class ClipModel(nn.Module):
         mask = tokens >= 0
         states = _last_tokens(tower, torch.where(mask, tokens, tower.pad), mask, edits=edits)
         ends = mask.sum(dim=1) - 1 + states.shape[1] - tokens.shape[1]
-        if self.mean:
-            real = (torch.arange(states.shape[1], device=states.device) <= ends.unsqueeze(1)).unsqueeze(-1)
-            pooled = torch.where(real, tower.finish(states), 0.0).sum(dim=1) / real.sum(dim=1)
-        else:
-            index = torch.zeros_like(ends) if tower.summary == "first" else ends
-            pooled = tower.finish(states[torch.arange(len(states), device=states.device), index])
+        index = torch.zeros_like(ends) if tower.summary == "first" else ends
+        pooled = tower.finish(states[torch.arange(len(states), device=states.device), index])
         return unit(self.text_map(pooled))
 
 

@@ -6,7 +6,6 @@ predictions have no margin. Before training the method is zero-shot CLIP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -42,35 +41,12 @@ def beta_weight(i: int, steps: int, *, beta: float) -> float:
     return float((x * (1.0 - x)) ** (beta - 1.0))
 
 
-class RunningMean(nn.Module):
-    """A weighted mean of tensors over time, in buffers that move and are saved with the module."""
-
-    weight: Tensor
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.zeros((), device=tensors[0].device))
-        for number, tensor in enumerate(tensors):
-            self.register_buffer(f"mean_{number}", tensor.detach().clone())
-
-    def means(self) -> list[Tensor]:
-        """In the order of the tensors."""
-        return [buffer for name, buffer in self.named_buffers() if name != "weight"]
-
-    @torch.no_grad()
-    def add(self, tensors: Sequence[Tensor], weight: float) -> None:
-        """m ← m + (x − m)·w/(W + w), W ← W + w."""
-        self.weight += weight
-        share = weight / self.weight  # a tensor: a plain number would wait for the device
-        for mean, tensor in zip(self.means(), tensors, strict=True):
-            mean.lerp_(tensor.detach(), share.to(mean.dtype))
-
-
 @register("clipood", ClipoodConfig, presets={"paper": {}})
 class Clipood(FewshotMethod):
     """Cross-entropy with a margin on scaled cosines of the image tower and the frozen texts."""
 
     config: ClipoodConfig
+    weight: Tensor
     plan = PublishedPlan(
         {
             "optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.1, "schedule": "cosine-step", "warmup_epochs": 0,
@@ -89,7 +65,9 @@ class Clipood(FewshotMethod):
         super().__init__(clip, config, classes=classes, generator=generator)
         clip.backbone.image.requires_grad_(True)
         clip.image_map.requires_grad_(True)
-        self.average = RunningMean(list(self.trainable().values()))
+        tower = [parameter.detach().clone() for parameter in self.trainable().values()]
+        self.average = nn.ParameterList(tower).requires_grad_(False)
+        self.register_buffer("weight", torch.zeros((), device=clip.device))  # of all that the average holds
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """Mean cross-entropy of s·(f − λ·t_y)·t_c over the batch."""
@@ -100,14 +78,19 @@ class Clipood(FewshotMethod):
     def text_features(self, classes: ClassSet) -> Tensor:
         return self.frozen_texts(classes)
 
+    @torch.no_grad()
     def after_step(self, step: int, steps: int) -> None:
-        """Add the present weights to the mean; before the first step, those that training began with."""
+        """Add the present weights to the average, which starts with those that training began with."""
         if step == 0:
-            self.average.add(self.average.means(), beta_weight(0, steps, beta=self.config.beta))
-        self.average.add(list(self.trainable().values()), beta_weight(step + 1, steps, beta=self.config.beta))
+            self.weight.fill_(beta_weight(0, steps, beta=self.config.beta))
+        weight = beta_weight(step + 1, steps, beta=self.config.beta)
+        self.weight += weight
+        share = weight / self.weight  # a tensor: a plain number would wait for the device
+        for average, parameter in zip(self.average, self.trainable().values(), strict=True):
+            average.lerp_(parameter, share.to(average.dtype))
 
     @torch.no_grad()
     def finish(self) -> None:
-        """The mean becomes the tower."""
-        for parameter, mean in zip(self.trainable().values(), self.average.means(), strict=True):
-            parameter.copy_(mean)
+        """The average becomes the tower."""
+        for parameter, average in zip(self.trainable().values(), self.average, strict=True):
+            parameter.copy_(average)
