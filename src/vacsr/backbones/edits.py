@@ -49,16 +49,25 @@ def edited(tower: Tower, edits: TowerEdits | None) -> Iterator[None]:
         return
     assert tower.edits is None, "a tower takes one set of edits at a time"
     words, entry = tower.joints()
+
+    def before(depth: int, _block: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Edit a block's input. Every block is handed the mask that fits the row as it was at first."""
+        inputs = _inputs(args, kwargs)
+        tokens = edits.before(depth, edits.entry(inputs) if depth == 0 and entry is None else inputs)
+        changed = [tokens if x is inputs else _fitted(x, tokens) for x in (*args, *kwargs.values())]
+        return tuple(changed[: len(args)]), dict(zip(kwargs, changed[len(args) :], strict=True))
+
+    def after(depth: int, _block: nn.Module, args: Any, kwargs: Any, tokens: Tensor) -> Tensor:
+        return edits.after(depth, _inputs(args, kwargs), tokens)
+
     with ExitStack() as stack:
         if words is not None:
             stack.enter_context(words.register_forward_hook(lambda _module, _args, tokens: edits.words(tokens)))
         if entry is not None:
             stack.enter_context(entry.register_forward_hook(lambda _module, _args, tokens: edits.entry(tokens)))
         for depth, block in enumerate(tower.blocks()):
-            enter = partial(_enter, edits, depth, depth == 0 and entry is None)
-            leave = partial(_leave, edits, depth)
-            stack.enter_context(block.register_forward_pre_hook(enter, with_kwargs=True))
-            stack.enter_context(block.register_forward_hook(leave, with_kwargs=True))
+            stack.enter_context(block.register_forward_pre_hook(partial(before, depth), with_kwargs=True))
+            stack.enter_context(block.register_forward_hook(partial(after, depth), with_kwargs=True))
         tower.edits = edits
         stack.callback(setattr, tower, "edits", None)
         yield
@@ -85,28 +94,8 @@ def splice(tokens: Tensor, prompts: Tensor, *, start: int, length: int) -> Tenso
     return torch.cat((tokens[:, :start], rows, tokens[:, start + length :]), dim=1)
 
 
-def _enter(
-    edits: TowerEdits, depth: int, enters: bool, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Edit a block's input. Every block is handed the mask that fits the row as it was at first."""
-    inputs = _inputs(args, kwargs)
-    tokens = edits.before(depth, edits.entry(inputs) if enters else inputs)
-
-    def changed(value: Any) -> Any:
-        return tokens if value is inputs else _fitted(value, tokens)
-
-    return tuple(map(changed, args)), {name: changed(value) for name, value in kwargs.items()}
-
-
-def _leave(
-    edits: TowerEdits, depth: int, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor
-) -> Tensor:
-    return edits.after(depth, _inputs(args, kwargs), tokens)
-
-
-def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    inputs: Tensor = args[0] if args else kwargs["hidden_states"]
-    return inputs
+def _inputs(args: Any, kwargs: Any) -> Any:
+    return args[0] if args else kwargs["hidden_states"]
 
 
 def _fitted(mask: Any, tokens: Tensor) -> Any:

@@ -98,7 +98,9 @@ class KillablePool:
     def _start(self) -> _Worker:
         here, there = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(there,), name=self._name, daemon=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C is the parent's
         process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()  # the worker holds the other end: however it ends, this end then reads an end of file
         worker = _Worker(process, here)
         self._workers.add(worker)
@@ -126,9 +128,8 @@ class KillablePool:
 
 
 def _serve(channel: Connection) -> None:
-    """Run functions until killed. Signals that a terminal or a service manager sends to all are the parent's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Run functions until killed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager sends it to all; the parent ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         function, arguments = channel.recv()
