@@ -112,14 +112,14 @@ def test_interpreted_operators_can_be_compiled() -> None:
 
     v, t, scorer = unit(3, seed=1), unit(37, seed=2), KernelScorer(method(20), dtype=HALF)
     texts, rows = scorer._pack_texts(t.mean), torch.nn.functional.pad(v.mean, (0, 12))
-    packed, tile = scorer.packed, [int(number) for number in scorer.tile]
+    tile = [int(number) for number in scorer.tile]
 
     def compute(rows: Tensor, cosine: Tensor) -> Tensor:
-        weights = scores.scale_trunk(packed.trunk, rows, HALF, tile)
+        weights = scores.scale_trunk(scorer.trunk, rows, HALF, tile)
         out = cosine.clone()
         scores.score_pairs(
-            texts.rows, weights, packed.edge, packed.decoder, packed.last, rows.new_empty(0), out,
-            constant=packed.constant, slope=packed.slope, group=1, tile=tile,
+            texts.rows, weights, scorer.edge, scorer.decoder, scorer.last, rows.new_empty(0), out,
+            constant=scorer.constant, slope=scorer.slope, group=1, tile=tile,
         )  # fmt: skip
         return out
 

@@ -75,7 +75,7 @@ class Cascade(Engine):
     def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
         sides = [(v, t) if direction == "i2t" else (t, v) for direction in directions]
         count = k + max(k, self.spare) if self.exact else 3 * k
-        operations = 2.0 * len(v.mean) * len(t.mean) * self.coarse.packed.trunk.numel()
+        operations = 2.0 * len(v.mean) * len(t.mean) * self.coarse.trunk.numel()
         if self.exact and (operations < self.worthwhile or count >= min(len(items.mean) for _, items in sides)):
             return self.fine.topk(v, t, k=k, directions=directions)
         tops = self.coarse.topk(v, t, k=count, directions=directions)

@@ -106,54 +106,12 @@ def text_tiles_together(tiles: int, tile_bytes: int, device: torch.device) -> in
     return -(-tiles // groups)
 
 
-class PackedAdapter(NamedTuple):
-    """What the kernel reads. H' and D' are whole tiles; the padding is 0 and adds 0."""
-
-    trunk: Tensor  # [H', D'] float32; for float8 each row is divided by its largest entry
-    edge: Tensor  # [H'] float32: −bias for a linear decoder, else bias; for float8 divided likewise
-    decoder: Tensor  # [H'] float32 if linear, else [H', width], each unit divided by a power of two near its largest
-    last: Tensor  # [2, width] float32: bias and weight of the units in the last layer; empty if linear
-    constant: float
-    slope: float | None  # factor of the cosine; None without a residual
-    dim: int  # d before padding
-
-
 class PackedTexts(NamedTuple):
     """All texts, ready to be multiplied."""
 
     rows: Tensor  # [T', D'] in the kernel's precision
     exact: Tensor  # [T, d] float32, for the cosine
     gain: float | Tensor  # what the rows were divided by
-
-
-def pack_adapter(folded: FoldedAdapter, *, dtype: torch.dtype, tile: Tile) -> PackedAdapter:
-    """Sums that do not depend on the pair are taken here, in float64."""
-    trunk, bias, small = (x.double() for x in (folded.trunk, folded.trunk_bias, folded.small))
-    peak = _peaks(trunk) if dtype == FP8 else torch.ones_like(bias)
-    down, across = -len(bias) % tile.hidden, -trunk.shape[1] % tile.depth
-    slope, offset = (None, 0.0) if folded.residual is None else folded.residual.tolist()
-    units = functional.pad(small * peak, (0, down))  # [M, H']
-    if folded.last is None:
-        edge, decoder, last = -bias, units[0].float(), small.new_empty(0).float()
-        constant = float(folded.small_bias[0]) + float(small[0] @ bias)
-    else:
-        # p·relu(x/p) = relu(x): a unit's weights are brought to at most 1, which every precision holds, and the last
-        # layer takes the factor. A power of two changes no digit.
-        scale = torch.exp2(_peaks(units).clamp_min(_FAINT).log2().ceil())
-        missing = decoder_width(folded) - len(units)
-        last = functional.pad(torch.stack([folded.small_bias / scale, folded.last * scale]).float(), (0, missing))
-        half = torch.bfloat16 if dtype == FP8 else dtype
-        decoder = functional.pad(units / scale.unsqueeze(1), (0, 0, 0, missing)).T.to(half).contiguous()
-        edge, constant = bias, folded.last_bias
-    return PackedAdapter(
-        trunk=functional.pad(trunk / peak.unsqueeze(1), (0, across, 0, down)).float().contiguous(),
-        edge=functional.pad(edge / peak, (0, down)).float(),
-        decoder=decoder,
-        last=last,
-        constant=constant + offset,
-        slope=slope,
-        dim=trunk.shape[1],
-    )
 
 
 def decoder_width(folded: FoldedAdapter) -> int:
@@ -198,11 +156,37 @@ class KernelScorer(Engine):
             raise EnvironmentProblem("this GPU has no float8 — use dtype=torch.bfloat16")
         self.plain = BlockScorer(method, dtype=half_dtype(folded) if dtype == FP8 else dtype, folded=folded)
         self.folded = self.plain.folded
-        (height, dim), width = folded.trunk.shape, decoder_width(folded)
-        self.tile = tile or choose_tile(height, width, dim=dim, dtype=dtype, device=self.device)
+        (height, self.dim), width = folded.trunk.shape, decoder_width(folded)
+        self.tile = tile or choose_tile(height, width, dim=self.dim, dtype=dtype, device=self.device)
         self._fits = True  # until a launch has failed
-        self.packed = pack_adapter(folded, dtype=dtype, tile=self.tile)
-        self.rows = rows or images_at_a_time(self.packed.trunk.numel() * dtype.itemsize, self.device)
+        self._pack_adapter(folded)
+        self.rows = rows or images_at_a_time(self.trunk.numel() * dtype.itemsize, self.device)
+
+    def _pack_adapter(self, folded: FoldedAdapter) -> None:
+        """What the kernel reads. H' and D' are whole tiles; the padding is 0 and adds 0. For float8 each row of the
+        trunk is divided by its largest entry. Sums that do not depend on the pair are taken here, in float64."""
+        trunk, bias, small = (x.double() for x in (folded.trunk, folded.trunk_bias, folded.small))
+        peak = _peaks(trunk) if self.dtype == FP8 else torch.ones_like(bias)
+        down, across = -len(bias) % self.tile.hidden, -trunk.shape[1] % self.tile.depth
+        self.slope: float | None  # of the cosine
+        self.slope, offset = (None, 0.0) if folded.residual is None else folded.residual.tolist()
+        units = functional.pad(small * peak, (0, down))  # [M, H']
+        if folded.last is None:
+            edge, self.decoder, self.last = -bias, units[0].float(), small.new_empty(0).float()  # [H'] float32
+            constant = float(folded.small_bias[0]) + float(small[0] @ bias)
+        else:
+            # p·relu(x/p) = relu(x): a unit's weights are brought to at most 1, which every precision holds, and the
+            # last layer takes the factor. A power of two changes no digit.
+            scale = torch.exp2(_peaks(units).clamp_min(_FAINT).log2().ceil())
+            missing = decoder_width(folded) - len(units)
+            last = torch.stack([folded.small_bias / scale, folded.last * scale]).float()
+            half = torch.bfloat16 if self.dtype == FP8 else self.dtype
+            self.last = functional.pad(last, (0, missing))  # [2, width] float32
+            self.decoder = functional.pad(units / scale.unsqueeze(1), (0, 0, 0, missing)).T.to(half).contiguous()
+            edge, constant = bias, folded.last_bias
+        self.constant = constant + offset
+        self.edge = functional.pad(edge / peak, (0, down)).float()  # [H']
+        self.trunk = functional.pad(trunk / peak.unsqueeze(1), (0, across, 0, down)).float().contiguous()  # [H', D']
 
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         """[I, d], [T, d] -> [I, T] float32. v⊙t is symmetric: the shorter side scales the weights."""
@@ -213,7 +197,7 @@ class KernelScorer(Engine):
 
         Fewer texts than a tile holds would leave most of it empty: they scale the weights, for many images at a time.
         """
-        assert v.mean.shape[1] == t.mean.shape[1] == self.packed.dim, "embeddings of another width"
+        assert v.mean.shape[1] == t.mean.shape[1] == self.dim, "embeddings of another width"
         if len(t.mean) < min(len(v.mean), _FEW):
             rows = block_rows(len(v.mean), len(t.mean), pairs=self.pairs)
             for start in range(0, len(v.mean), rows):
@@ -252,24 +236,23 @@ class KernelScorer(Engine):
 
         if not self._fits or not out.numel():
             return self._fits
-        packed, tile = self.packed, self.tile
         rows = functional.pad(v.float(), (0, texts.rows.shape[1] - v.shape[1])).contiguous()  # [I, D']
         gain = rows.new_empty(0)
         if self.dtype == FP8:  # the true product over the kernel's, for each image
             largest = rows.abs().amax(dim=1).clamp_min(_LEAST) / _FP8_MAX
             rows, gain = rows / largest.unsqueeze(1), largest * texts.gain
-        weights = scores.scale_trunk(packed.trunk, rows, self.dtype, tile)
-        if packed.slope is not None:
+        weights = scores.scale_trunk(self.trunk, rows, self.dtype, self.tile)
+        if self.slope is not None:
             torch.mm(v.float(), texts.exact.T, out=out)
-        tiles = len(texts.rows) // tile.texts
-        group = text_tiles_together(tiles, tile.texts * weights.shape[2] * self.dtype.itemsize, self.device)
+        tiles, tile_bytes = len(texts.rows) // self.tile.texts, self.tile.texts * weights.shape[2] * self.dtype.itemsize
+        group = text_tiles_together(tiles, tile_bytes, self.device)
         try:
             scores.score_pairs(
-                texts.rows, weights, packed.edge, packed.decoder, packed.last, gain, out,
-                constant=packed.constant, slope=packed.slope, group=group, tile=tile,
+                texts.rows, weights, self.edge, self.decoder, self.last, gain, out,
+                constant=self.constant, slope=self.slope, group=group, tile=self.tile,
             )  # fmt: skip
         except scores.OutOfResources:
             self._fits = False
-            message = f"the scoring kernel's tile does not fit this GPU at d={packed.dim}"
+            message = f"the scoring kernel's tile does not fit this GPU at d={self.dim}"
             warnings.warn(f"{message}; scoring continues in torch, slower", stacklevel=3)
         return self._fits
