@@ -59,6 +59,10 @@ class Network(nn.Module):
         """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, d]."""
         return self.project_texts(self.backbone.encode_texts(texts, noise), noise)
 
+    def forward(self, images: Tokens, texts: Tokens) -> tuple[Embedding, Embedding]:
+        """Heads and pooling as one function of their weights. -> [N, d], [M, d]"""
+        return self.project_images(images), self.project_texts(texts)
+
     def project_images(self, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
         """From the backbone's image tokens to unit vectors. -> [N, d]"""
         return self._project(tokens, self.image_head, self.image_pool, self.image_variance, noise)

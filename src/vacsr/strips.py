@@ -76,10 +76,10 @@ class StripLoss:
         inputs = [*v, *t, *params]
         gradients: list[Tensor | None] = [None] * len(inputs)
         values: list[Tensor] = []
-        texts = _leaves(t)
+        texts = t.map(_leaf)
         for start in range(0, len(pairs.relevance), self.rows):
             rows = slice(start, start + self.rows)
-            images = _leaves(take(v, rows))
+            images = take(v, rows).map(_leaf)
             terms = self.loss(images, texts, pairs.rows(rows))
             if torch.is_grad_enabled():
                 _add_gradients(gradients, terms.total, [*images, *texts, *params], whole=inputs, rows=rows)
@@ -89,9 +89,9 @@ class StripLoss:
         return LossTerms(total, dict(zip(terms.parts, parts, strict=True)))
 
 
-def _leaves(x: Embedding) -> Embedding:
-    """An embedding cut from its graph."""
-    return Embedding(*(None if y is None else y.detach().requires_grad_(y.requires_grad) for y in x))  # type: ignore[arg-type]
+def _leaf(x: Tensor) -> Tensor:
+    """Cut from its graph."""
+    return x.detach().requires_grad_(x.requires_grad)
 
 
 def _add_gradients(

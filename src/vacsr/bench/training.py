@@ -180,7 +180,7 @@ def inference_step(task: RetrievalTask) -> Step:
     def step() -> None:
         with torch.autocast(task.device.type, torch.bfloat16, enabled=half):
             embeddings = model.embed_images(images), model.embed_texts(texts)
-        v, t = (Embedding(x.mean.float(), None if x.log_var is None else x.log_var.float()) for x in embeddings)
+        v, t = (x.map(torch.Tensor.float) for x in embeddings)
         scorer.block(v, t)
 
     return step

@@ -24,10 +24,14 @@ class Embedding(NamedTuple):
     mean: Tensor  # [N, d], L2-normalised
     log_var: Tensor | None = None  # [N, d] for methods that give each item a variance
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Embedding:
+        """The function of both tensors."""
+        return Embedding(function(self.mean), None if self.log_var is None else function(self.log_var))
+
 
 def take(x: Embedding, rows: slice | Tensor) -> Embedding:
     """Some rows of an embedding."""
-    return Embedding(x.mean[rows], None if x.log_var is None else x.log_var[rows])
+    return x.map(lambda tensor: tensor[rows])
 
 
 class Likelihood(NamedTuple):

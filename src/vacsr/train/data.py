@@ -151,12 +151,6 @@ class PairLoader:
             (photos,) = self.images.stream([rows.tolist()])
         return photos.to(self.device)
 
-    def blocks(self, inputs: Tensor | Reader, blocks: list[range]) -> Iterator[Tensor]:
-        """Blocks of rows of the images or texts, on the device."""
-        if isinstance(inputs, Tensor):
-            return (inputs[rows.start : rows.stop] for rows in blocks)
-        return (photos.to(self.device) for photos in inputs.stream(blocks))
-
 
 def build_loader(
     model: MatchingModel, pairs: PairSet | PhotoSet, *, config: DataConfig, device: torch.device,

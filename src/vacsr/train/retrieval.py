@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.optim import Optimizer
 
@@ -21,7 +21,7 @@ from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.report import dev_rsum
 from vacsr.methods.base import Embedding, Method, Neighbours, SetEmbeddings, TrainingView
-from vacsr.model import MatchingModel, Network
+from vacsr.model import MatchingModel
 from vacsr.noise import RowNoise, Stream
 from vacsr.objective import LossTerms, batch_block, same_image
 from vacsr.progress import PhotoProgress
@@ -151,10 +151,10 @@ class RetrievalTask(Task):
             v = model.embed_images(self.loader.images_of(captions[rows], batch.photos), image_noise, partners)
             if self.stream is not None:
                 torch.cuda.current_stream().wait_stream(self.stream)
-            v, t = _map(Tensor.float, v), _map(gather, _map(Tensor.float, t))
+            v, t = v.map(Tensor.float), t.map(Tensor.float).map(gather)
             if model.method.pairwise:
                 return self.pair_loss(v, t, block.rows(rows))
-            whole = self.pair_loss(_map(gather, v), t, block)
+            whole = self.pair_loss(v.map(gather), t, block)
         return LossTerms(whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()})
 
     def side_losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -197,9 +197,10 @@ class RetrievalTask(Task):
         first, stop = self.world.rank * share, min((self.world.rank + 1) * share, count)
         size = _TOWERS[self.device.type] if self.model.has_towers else _FEATURES
         blocks = [range(start, min(start + size, stop)) for start in range(first, stop, size)]
+        batches = (inputs[x.start : x.stop] for x in blocks) if isinstance(inputs, Tensor) else inputs.stream(blocks)
         rows = torch.zeros(share, self.model.dim, device=self.device)
-        for block, batch in zip(blocks, self.loader.blocks(inputs, blocks), strict=True):
-            rows[block.start - first : block.stop - first] = embed(batch).mean.float()
+        for block, batch in zip(blocks, batches, strict=True):
+            rows[block.start - first : block.stop - first] = embed(batch.to(self.device)).mean.float()
         return gather_rows(rows, self.world)[:count]
 
     def training_state(self) -> dict[str, Tensor]:
@@ -207,10 +208,6 @@ class RetrievalTask(Task):
 
     def load_training_state(self, state: Mapping[str, Tensor]) -> None:
         self.model.method.load_training_state(state)
-
-
-def _map(function: Callable[[Tensor], Tensor], x: Embedding) -> Embedding:
-    return Embedding(function(x.mean), None if x.log_var is None else function(x.log_var))
 
 
 class LookAhead:
@@ -222,7 +219,7 @@ class LookAhead:
     """
 
     def __init__(self, model: MatchingModel, loader: PairLoader, config: TrainConfig) -> None:
-        self.model, self.loader, self.world, self.heads = model, loader, loader.world, _Heads(model)
+        self.model, self.loader, self.world = model, loader, loader.world
         self.half = config.precision == "bf16"  # matrix products, as in the loss
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -249,13 +246,13 @@ class LookAhead:
         """Each pair's loss with these weights instead of the heads'. -> [B]"""
         image, *tokens = pairs
         with torch.autocast(image.device.type, torch.bfloat16, enabled=self.half):
-            embedded = functional_call(self.heads, weights, tuple(tokens))
-            v, t = (Embedding(gather_rows(x.float(), self.world)) for x in embedded)
+            embedded = functional_call(self.model, weights, tuple(tokens))
+            v, t = (Embedding(gather_rows(x.mean.float(), self.world)) for x in embedded)
             return self.model.method.pair_losses(v, t, same_image(image, image))
 
     def _trial_weights(self, pairs: tuple[Tensor, Tokens, Tokens]) -> dict[str, Tensor]:
         """The heads after a step down these pairs' gradient, of ``look_ahead`` times their own length."""
-        named = {f"network.{name}": parameter for name, parameter in self.model.head_params()}
+        named = dict(self.model.head_params())
         grads = torch.autograd.grad(self._losses(pairs, {}).mean() / self.world.size, list(named.values()))
         flat = sum_over_ranks(torch.cat([grad.reshape(-1) for grad in grads]), self.world)
         with torch.no_grad():
@@ -263,18 +260,6 @@ class LookAhead:
             moved = heads - flat * (self.model.method.look_ahead * heads.norm() / flat.norm().clamp_min(1e-12))
             parts = moved.split([parameter.numel() for parameter in named.values()])
             return {name: part.view_as(parameter) for (name, parameter), part in zip(named.items(), parts, strict=True)}
-
-
-class _Heads(nn.Module):
-    """Heads and pooling as one function of their weights."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tokens, texts: Tokens) -> tuple[Tensor, Tensor]:
-        """-> [R, d], [R, d]"""
-        return self.network.project_images(images).mean, self.network.project_texts(texts).mean
 
 
 def check_batches(pairs: PairSet | PhotoSet, config: TrainConfig) -> None:
