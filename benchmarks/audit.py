@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from torch.nn.functional import normalize
 from _audit_figure import draw
 from _audit_signals import HIGH_RECALLS, measured, missing_signals, wrong_signals
 from _common import keep, parser, stored
+from vacsr.bench import timed
 from vacsr.config.io import read_recipe
 from vacsr.data import load_pairs
 from vacsr.evaluate.agreement import Judgments, read_judgments
@@ -150,10 +150,9 @@ def walk(images: int, captions: int, dim: int, *, threads: int) -> Record:
     v, t = (normalize(torch.randn(count, dim, generator=generator), dim=1) for count in (images, captions))
     owner = torch.arange(captions) % images
     find_neighbours(v[:256], t[:256], owner[:256] % 256, captions=5)  # the first call sets torch up
-    clock, work = time.perf_counter(), time.process_time()
-    find_neighbours(v, t, owner, captions=5)
+    _, (seconds, cpu) = timed(lambda: find_neighbours(v, t, owner, captions=5))
     result = {"images": images, "captions": captions, "dim": dim, "threads": threads}
-    result |= {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - work}
+    result |= {"seconds": float(seconds), "cpu_seconds": float(cpu)}
     print(result)
     return result
 
