@@ -35,7 +35,9 @@ def run(device: torch.device, log: Log = lambda _: None, *, images: int | None) 
     """On the CPU whatever the device: the other systems do not use a GPU."""
     protocols, plain = (COCO, "coco-5k") if images is None else (("flickr",), "flickr")
     pairs = coco_pairs() if images is None else small_pairs(images)
-    scores, every = random_scores(pairs), ", ".join(protocols)
+    scores = torch.randn(len(pairs.image_ids), len(pairs), generator=torch.Generator().manual_seed(0))
+    scores[pairs.caption_image, torch.arange(len(pairs))] += 3.5  # labelled pairs: a share of the queries is right
+    every = ", ".join(protocols)
     metrics: Metrics = {}
     costs: dict[str, Cost] = {}
     for protocol in protocols:
@@ -80,13 +82,6 @@ def small_pairs(images: int) -> MatrixIds:
     """Images with five captions each."""
     caption_image = torch.arange(images).repeat_interleave(5)
     return MatrixIds(tuple(map(str, range(images))), tuple(map(str, range(5 * images))), caption_image)
-
-
-def random_scores(pairs: MatrixIds) -> Tensor:
-    """Normal scores, those of labelled pairs higher, so that a share of the queries is right. [N, M]"""
-    scores = torch.randn(len(pairs.image_ids), len(pairs), generator=torch.Generator().manual_seed(0))
-    scores[pairs.caption_image, torch.arange(len(pairs))] += 3.5
-    return scores
 
 
 def our_metrics(scores: Tensor, pairs: MatrixIds, protocol: str) -> Metrics:
