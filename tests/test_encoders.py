@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.config import BackboneConfig, HeadConfig
+from vacsr import fit
+from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.config.io import method_config
-from vacsr.data import load_pairs
+from vacsr.data import PhotoSet, load_pairs
+from vacsr.embed import embed_pairs, embedding_config
 from vacsr.errors import DataError, UsageError
 from vacsr.model import MatchingModel, load_model
 from vacsr.pretrained import encoder_spec
@@ -146,3 +149,30 @@ def test_every_command_that_takes_a_run_takes_encoders(
         assert answer.code == 0, answer.err
     assert vacsr("evaluate", run).refused(2, "--pairs")
     assert vacsr("calibrate", run, "--pairs", spec).refused(2, "save_pretrained")
+
+
+def test_a_model_on_features_embeds_photos_and_words_with_their_encoders(
+    clip_checkpoint: Path, tmp_path: Path, vacsr: Callable[..., Answer]
+) -> None:
+    spec, moved = "scenes:images=20,held_out=5,per_image=2,size=32", tmp_path / "clip"
+    shutil.copytree(clip_checkpoint, moved)
+    features = embed_pairs(
+        embedding_config(f"clip:{moved}"), spec, tmp_path / "features.safetensors", dtype=torch.float32, device="cpu"
+    ).spec
+    pairs, photos = load_pairs(features, split="all"), load_pairs(spec, split="all")
+    config = TrainConfig(epochs=1, batch_size=8, device="cpu", eval_every=0, select="last")
+    run = fit("vacsr", load_pairs(features, split="train"), config, backbone=BackboneConfig(head=HeadConfig(dim=8)))
+    run.model.save_pretrained(tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").stat().st_size < 1 << 16, "without the encoders"
+    scorer = PairScorer.from_pretrained(tmp_path / "model", device="cpu")
+    assert isinstance(photos, PhotoSet)
+    seen, cached = scorer.score_set(photos), scorer.score_set(pairs)
+    torch.testing.assert_close(seen.score, cached.score, atol=1e-4, rtol=0)
+    index = f"exact:{tmp_path / 'index'}"
+    assert vacsr("index", "add", index, "--run", tmp_path / "model", "--pairs", features).code == 0
+    found = vacsr("search", tmp_path / "model", "--index", index, "--text", photos.captions[0], "-k", 3)
+    best = cached.topk(3, direction="t2i").index[0]
+    assert [line.split()[1] for line in found.out.splitlines()[1:]] == [pairs.image_ids[row] for row in best]
+    shutil.rmtree(moved)
+    with pytest.raises(DataError, match="put the encoders where they were"):
+        PairScorer.from_pretrained(tmp_path / "model", device="cpu").embed_texts(["a dog"])

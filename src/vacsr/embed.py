@@ -16,10 +16,9 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from vacsr.backbones import Backbone, load_backbone, scheme_of
-from vacsr.backbones.heads import build_pooling
+from vacsr.backbones import load_backbone, scheme_of
+from vacsr.backbones.encoder import FeatureEncoder, Kind
 from vacsr.backbones.images import PhotoReader, Progress
 from vacsr.choices import Pooling
 from vacsr.config import BackboneConfig
@@ -66,12 +65,15 @@ def embed_pairs(
     if on_error == "skip":
         data = without_unreadable(data, workers=workers)
     with seeded(0):  # random weights, as tests and benchmarks use, are the same every time
-        backbone = load_backbone(config).to(choose_device(device)).eval()
-    job = _Job(backbone, data, out, pooling=pooling, dtype=dtype, workers=workers, part_size=part_size)
+        backbone = load_backbone(config)
+    matched = scheme_of(config.spec).matched
+    text_pooling: Kind = "cls" if pooling == "cls" or (pooling == "auto" and matched) else "mean"
+    encoder = FeatureEncoder(backbone, image_pooling="mean" if pooling == "mean" else "cls", text_pooling=text_pooling)
+    job = _Job(encoder.to(choose_device(device)), data, out, dtype=dtype, workers=workers, part_size=part_size)
     image = job.in_parts("images", len(data.photos), job.images, None if progress is None else progress("photos"))
     text = job.in_parts("texts", len(data), job.texts, None if progress is None else progress("captions"))
     captions = captions_path(out)
-    provenance = backbone.provenance().as_metadata() | {"pooling": job.pooling}
+    provenance = encoder.provenance().as_metadata() | {"pooling": job.pooling}
     tensors = {"image": image, "text": text, "caption_image": data.caption_image}
     lines = _caption_lines(data, _split_names(pairs, data, split=split, on_error=on_error))
     with atomic_paths(out, captions) as (features, words):
@@ -103,32 +105,28 @@ class _Job:
     """One embedding job, whose parts stay on disk until all are there."""
 
     def __init__(
-        self, backbone: Backbone, data: PhotoSet, out: Path, *, pooling: Pooling, dtype: torch.dtype, workers: int,
-        part_size: int,
-    ) -> None:  # fmt: skip
-        self.backbone, self.dtype, self.part_size = backbone, dtype, part_size
-        self.device = next(backbone.parameters()).device
+        self, encoder: FeatureEncoder, data: PhotoSet, out: Path, *, dtype: torch.dtype, workers: int, part_size: int
+    ) -> None:
+        self.encoder, self.dtype, self.part_size = encoder, dtype, part_size
+        self.device = next(encoder.parameters()).device
         self.batch = 256 if self.device.type == "cuda" else 32
-        self.reader = PhotoReader(data.photos, backbone.transform, workers=workers)
-        self.tokens = backbone.tokenize(data.captions)
+        self.reader = PhotoReader(data.photos, encoder.backbone.transform, workers=workers)
+        self.tokens = encoder.tokenize(data.captions)
         self.folder = out.with_name(f"{out.name}.parts")
-        self.image_pool = build_pooling("mean" if pooling == "mean" else "cls")
-        matched = scheme_of(backbone.config.spec).matched
-        self.text_pool = build_pooling("cls" if pooling == "cls" or (pooling == "auto" and matched) else "mean")
-        self.pooling = f"image {type(self.image_pool).__name__}, text {type(self.text_pool).__name__}"
-        facts = [vars(backbone.provenance()), data.digest(), self.pooling, str(dtype)]
+        self.pooling = f"image {type(encoder.image_pool).__name__}, text {type(encoder.text_pool).__name__}"
+        facts = [vars(encoder.backbone.provenance()), data.digest(), self.pooling, str(dtype)]
         self.fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def images(self, rows: range) -> Iterator[Tensor]:
         """Batches of [B, D_image]"""
         batches = [rows[start : start + self.batch] for start in range(0, len(rows), self.batch)]
         for pixels in self.reader.stream(batches):
-            yield self.image_pool(self.backbone.encode_images(pixels.to(self.device)))
+            yield self.encoder.images(pixels.to(self.device))
 
     def texts(self, rows: range) -> Iterator[Tensor]:
         """Batches of [B, D_text]"""
         for tokens in torch.split(self.tokens[rows.start : rows.stop], self.batch):
-            yield self.text_pool(self.backbone.encode_texts(tokens.to(self.device)))
+            yield self.encoder.texts(tokens.to(self.device))
 
     @torch.inference_mode()
     def in_parts(
@@ -144,7 +142,7 @@ class _Job:
             except DataError:  # missing, or not written to the end
                 tensors, metadata = {}, {}
             if metadata.get("fingerprint") != self.fingerprint or len(tensors["rows"]) != len(rows):
-                encoded = torch.cat([normalize(batch, dim=-1).to(self.dtype).cpu() for batch in encode(rows)])
+                encoded = torch.cat([batch.to(self.dtype).cpu() for batch in encode(rows)])
                 tensors = {"rows": encoded}
                 write_tensors(path, tensors, metadata={"fingerprint": self.fingerprint})
             parts.append(tensors["rows"])

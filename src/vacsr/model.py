@@ -138,6 +138,7 @@ class MatchingModel(Network):
 
         def backbone() -> Backbone:
             loaded = load_backbone(config, image_dim=image_dim, text_dim=text_dim, assets=assets)
+            loaded.origin = provenance
             if fit is not None:
                 loaded.fit(fit)
             return loaded

@@ -15,6 +15,7 @@ class Provenance:
     backbone: str = ""  # the towers
     preprocessing: str = ""  # how pixels and words became tensors
     revision: str = ""  # the version of the weights
+    encoder: str = ""  # JSON: what loads the towers again, see vacsr.backbones.encoder
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Provenance:
@@ -29,7 +30,7 @@ class Provenance:
         """Raise when ``other`` comes from elsewhere; call it on what the model expects. Unknown matches anything."""
         for name, expected in asdict(self).items():
             actual = getattr(other, name)
-            if expected and actual and expected != actual:
+            if name != "encoder" and expected and actual and expected != actual:
                 message = f"the model expects embeddings with {name} {expected!r}, these have {actual!r}"
                 raise ProvenanceMismatch(f"{message} — embed the data as the model's were, or train a model on these")
 

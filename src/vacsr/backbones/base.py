@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from vacsr.config import BackboneConfig
 from vacsr.errors import ShapeMismatch, UsageError
 from vacsr.noise import RowNoise
 from vacsr.provenance import UNKNOWN, Provenance
+
+if TYPE_CHECKING:
+    from vacsr.backbones.encoder import FeatureEncoder
 
 NamedParams = list[tuple[str, nn.Parameter]]
 
@@ -50,6 +53,7 @@ class Backbone(nn.Module):
     name: str = ""  # what its embeddings are known by; "" where they come from elsewhere
     cached: bool = False  # reads cached features: rows of numbers instead of photos and captions
     compiled: bool = False  # whether its blocks run compiled
+    origin: Provenance = UNKNOWN  # of cached features
     transform: PhotoTransform  # how photos become squares; absent where ``cached``
     pretrained_loss: Mapping[str, Any] = MappingProxyType({})  # of towers that were trained together: a method's fields
 
@@ -91,6 +95,11 @@ class Backbone(nn.Module):
 
     def set_checkpointing(self, on: bool) -> None:
         """Recompute the blocks' activations in the backward pass, or store them."""
+
+    @property
+    def reads_photos(self) -> bool:
+        """Photos and captions, or only cached features?"""
+        return not self.cached
 
     def provenance(self) -> Provenance:
         """Where the embeddings that it makes come from."""
@@ -151,13 +160,18 @@ class FeatureScaling(nn.Module):
 
 
 class FeatureBackbone(Backbone):
-    """Cached features as tokens of length one; only their scaling is left to do."""
+    """Cached features as tokens of length one; only their scaling is left to do.
+
+    Photos and captions are read too where it is known which encoders the features came from. These are loaded when they
+    are needed, and not saved with the model.
+    """
 
     cached = True
 
     def __init__(self, config: BackboneConfig, source: Source) -> None:
         super().__init__(config, image_dim=source.image_dim, text_dim=source.text_dim)
         self.pooling = "cls"  # any pooling gives the one token back; this one has no weights
+        self._encoders: list[FeatureEncoder] = []  # a list, so that its weights are not this module's
         self.image = FeatureScaling(source.image_dim, config.image_scaling)
         self.text = FeatureScaling(source.text_dim, config.text_scaling)
 
@@ -168,12 +182,34 @@ class FeatureBackbone(Backbone):
         self.image.fit(pairs.images)
         self.text.fit(pairs.texts)
 
+    @property
+    def reads_photos(self) -> bool:
+        return bool(self.origin.encoder)
+
+    @property
+    def transform(self) -> PhotoTransform:  # type: ignore[override]
+        return self._encoder().backbone.transform
+
+    def tokenize(self, captions: Sequence[str]) -> Tensor:
+        return self._encoder().tokenize(captions) if self.reads_photos else super().tokenize(captions)
+
+    def _encoder(self, device: torch.device | None = None) -> FeatureEncoder:
+        from vacsr.backbones.encoder import FeatureEncoder
+
+        if not self._encoders:
+            self._encoders.append(FeatureEncoder.from_provenance(self.origin))
+        return self._encoders[0].to(device)
+
     def encode_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Tokens:
+        if images.ndim == 4:
+            images = self._encoder(images.device).images(images)
         if mix is not None:
             images = blend(images, images.flip(0) if mix.images is None else mix.images, mix.mixture)
         return _one_token(self.image(images))
 
     def encode_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
+        if not texts.is_floating_point():
+            texts = self._encoder(texts.device).texts(texts)
         return _one_token(self.text(texts))
 
 

@@ -82,14 +82,14 @@ def _check_kind(
 
 def score(
     run: RunFolder,
-    image: Annotated[str, typer.Option(help="Path of a photo; an image id if the model reads embeddings.")],
-    text: Annotated[list[str], typer.Option(help="Words; of embeddings, a caption or its id. Repeatable.")],
+    image: Annotated[str, typer.Option(help="Path of a photo, or an image id of the data.")],
+    text: Annotated[list[str], typer.Option(help="Words; for an image id a caption or its id. Repeatable.")],
     pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Data with the ids; default: the run's.")] = None,
     device: Device = "auto",
 ) -> None:
     """Grade image-text pairs: score, grade in 0–1 and uncertainty, as tab-separated lines.
 
-    A model with image and text towers takes any photo and any words; a model on embeddings takes ids of its data.
+    A model with encoders takes any photo and any words; a model on embeddings of unknown origin takes ids of its data.
     """
     import torch
 
@@ -97,7 +97,8 @@ def score(
     from vacsr.train.checkpoint import run_pairs
 
     scorer = load_scorer(run, device=device)
-    if scorer.model.has_towers and pairs is None:
+    reads = scorer.model.has_towers or (scorer.model.backbone.reads_photos and Path(image).is_file())
+    if reads and pairs is None:
         scores = scorer.score_all([image], text)
     else:
         scores = scorer.score_named(load_pairs(pairs or run_pairs(run), split="all"), image, text)

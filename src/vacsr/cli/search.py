@@ -53,9 +53,10 @@ def search(
     with closing(open_index(index)) as opened:
         searcher = Searcher.from_pretrained(run, opened, device=device)
         note_untrained(searcher.scorer)
-        if not searcher.scorer.model.has_towers:
-            message = "the model reads cached features, so it can embed neither words nor photos"
-            raise UsageError(f"{message} — train one with towers, or use Searcher.search_texts(features) in Python")
+        if not searcher.scorer.model.backbone.reads_photos:
+            message = "the model was trained on features whose encoders it does not know"
+            action = "train on features that `vacsr embed` wrote, or use Searcher.search_texts(features) in Python"
+            raise UsageError(f"{message}, so it can embed neither words nor photos — {action}")
         result = searcher.search(text=text, image=image, k=k, policy=policy)
     if json is not None:
         write_json(json, result.to_dict())

@@ -151,8 +151,8 @@ class PairScorer:
 
     @torch.inference_mode()
     def embed_images(self, images: Images) -> Embedding:
-        """Features [I, D_image], or photos for a model with towers. -> [I, d] on the scorer's device"""
-        if not self.model.has_towers:
+        """Features [I, D_image], or photos for a model with encoders. -> [I, d] on the scorer's device"""
+        if self._takes_features(images):
             return self._embed(self.model.embed_images, [_checked_features(images, kind="image", device=self.device)])
         photos = ListedPhotos.of(images)
         batches = self._photo_batches(PhotoReader(photos, self.model.backbone.transform), len(photos))
@@ -160,13 +160,18 @@ class PairScorer:
 
     @torch.inference_mode()
     def embed_texts(self, texts: Texts) -> Embedding:
-        """Features [T, D_text], or strings for a model with towers. -> [T, d] on the scorer's device"""
-        if not self.model.has_towers:
+        """Features [T, D_text], or strings for a model with encoders. -> [T, d] on the scorer's device"""
+        if self._takes_features(texts):
             return self._embed(self.model.embed_texts, [_checked_features(texts, kind="text", device=self.device)])
         strings = [] if isinstance(texts, str | Tensor | np.ndarray) else list(texts)
         if not strings or not all(isinstance(text, str) and text.strip() for text in strings):
             raise UsageError("the model reads words — pass a list of texts that are not blank, such as ['a dog']")
         return self._embed(self.model.embed_texts, torch.split(self.model.backbone.tokenize(strings), self._step))
+
+    def _takes_features(self, items: Images | Texts) -> bool:
+        """A model on features takes these, and photos and words only if it knows its encoders."""
+        features = isinstance(items, Tensor | np.ndarray) or not self.model.backbone.reads_photos
+        return features and not self.model.has_towers
 
     def _photo_batches(self, images: Reader, count: int) -> Iterator[Tensor]:
         return images.stream([range(count)[start : start + self._step] for start in range(0, count, self._step)])
@@ -240,7 +245,7 @@ class PairScorer:
             if self.model.has_towers:
                 raise DataError("the model reads photos, these data are cached features — give photos, e.g. folder:DIR")
             self.model.provenance.check(pairs.provenance)
-        elif not self.model.has_towers:
+        elif not self.model.backbone.reads_photos:
             source = self.model.provenance.backbone or "the towers it was trained on"
             message = f"the model reads cached features, these data are photos — embed them first with {source}"
             raise DataError(f"{message}: vacsr embed --backbone … --pairs … --out FILE")
