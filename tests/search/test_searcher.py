@@ -382,5 +382,5 @@ def test_refused_searches(vacsr: Command, towers: Path, models: Models, features
     assert vacsr("search", models["towers"], *query[2:], "--text", "a").refused(4, "fill another")
     own = f"exact:{tmp_path / 'features'}"
     assert vacsr("index", "add", own, "--run", models["features"], "--pairs", features, *CPU).code == 0
-    assert vacsr("search", models["features"], "--index", own, "--text", "a", *CPU).refused(2, "cached features")
+    assert vacsr("search", models["features"], "--index", own, "--text", "a", *CPU).refused(2, "vacsr embed")
     assert vacsr("search", towers, "--index", f"exact:{tmp_path / 'none'}", "--text", "a", *CPU).refused(4, "index add")
