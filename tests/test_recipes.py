@@ -14,7 +14,7 @@ import yaml
 
 from vacsr.cli import app
 from vacsr.config import Recipe
-from vacsr.config.io import layered_recipe, read_recipe, read_yaml, recipe_from, recipe_layers
+from vacsr.config.io import read_recipe, read_yaml, recipe_from, recipe_layers
 from vacsr.data import load_pairs, parse_spec
 from vacsr.data.fewshot import CLASS_FORMATS
 from vacsr.demo import demo_table
@@ -193,7 +193,7 @@ def test_the_flickr8k_recipe_has_the_settings_of_the_table() -> None:
     base = read_yaml(ROOT / "tables/flickr8k.yaml")["base"]
     ours, theirs = (
         flatten(recipe.model_dump(mode="json"))
-        for recipe in (read_recipe(ROOT / "recipes/flickr8k-dinov2-minilm.yaml"), layered_recipe(base))
+        for recipe in (read_recipe(ROOT / "recipes/flickr8k-dinov2-minilm.yaml"), recipe_from(base))
     )
     free = {"data.pairs", "backbone.spec", "train.log_every", "train.checkpoint_epochs", "evaluate.judgments"}
     assert {field for field in ours if ours[field] != theirs[field]} <= free

@@ -15,7 +15,7 @@ from vacsr.config import Config, Recipe, TrainConfig
 from vacsr.config.base import METHODS, method_entry
 from vacsr.config.io import (
     dump_yaml,
-    layered_recipe,
+    merge_layers,
     method_config,
     parse,
     parse_overrides,
@@ -224,7 +224,7 @@ PAPER = {"name": "vacsr", "preset": "paper"}
 )  # fmt: skip
 def test_another_name_or_preset_starts_afresh(below: Any, above: Any, expected: Any, tmp_path: Path) -> None:
     """In layers, as an override, and in a recipe on top of its base."""
-    recipe = layered_recipe({"method": below}, {"method": above})
+    recipe = recipe_from(merge_layers({"method": below}, {"method": above}))
     assert recipe.method == method_config(expected)
     written(tmp_path, "base.yaml", {"method": below})
     own = written(tmp_path, "own.yaml", {"base": "base.yaml", "method": above})

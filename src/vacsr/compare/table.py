@@ -14,9 +14,9 @@ from pydantic import Field, field_validator, model_validator
 
 from vacsr.compare.results import Column, PageConfig, Published, Sweep
 from vacsr.config import Config, DataConfig, Recipe
-from vacsr.config.io import layered_recipe, merge, parse, parse_overrides, read_yaml, recipe_layers
+from vacsr.config.io import merge, merge_layers, parse, parse_overrides, read_yaml, recipe_from, recipe_layers
 from vacsr.errors import ConfigError, UsageError
-from vacsr.fewshot import layered_fewshot
+from vacsr.fewshot import fewshot_from
 from vacsr.fewshot.config import FewshotRecipe
 
 _LISTS = ("rows", "settings", "columns")
@@ -136,7 +136,8 @@ class Table(Config):
         return self._layered(*(_filled(layer, names) for layer in layers), {"train": {"seed": seed}, "data": drawn})
 
     def _layered(self, *layers: Mapping[str, Any]) -> Recipe | FewshotRecipe:
-        return layered_fewshot(*layers) if self.task == "fewshot" else layered_recipe(*layers)
+        raw = merge_layers(*layers)
+        return fewshot_from(raw) if self.task == "fewshot" else recipe_from(raw)
 
     def baselines(self) -> tuple[str, ...]:
         """Rows that the others are tested against."""

@@ -178,20 +178,15 @@ def method_config(method: str | Mapping[str, Any] | MethodConfig, *, task: Task 
     return parse(method_entry(fields["name"], task=task).config, fields, within="method")
 
 
-def layered_recipe(*layers: Mapping[str, Any]) -> Recipe:
-    """A recipe from several parsed YAML mappings, later ones on top."""
-    raw = merge_layers(*layers)
-    return parse(Recipe, {**raw, "method": resolve_method(raw["method"])})
-
-
 def recipe_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from parsed YAML and dotted overrides."""
-    return layered_recipe(raw or {}, parse_overrides(overrides))
+    fields = merge_layers(raw or {}, parse_overrides(overrides))
+    return parse(Recipe, {**fields, "method": resolve_method(fields["method"])})
 
 
 def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     """A recipe file, on top of the one that its ``base:`` names, and dotted overrides on top of both."""
-    return layered_recipe(*recipe_layers(path), parse_overrides(overrides))
+    return recipe_from(merge_layers(*recipe_layers(path)), overrides)
 
 
 def recipe_layers(path: Path, *, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from vacsr.fewshot.config import FewshotRecipe as FewshotRecipe
 from vacsr.fewshot.config import fewshot_from as fewshot_from
-from vacsr.fewshot.config import layered_fewshot as layered_fewshot
 from vacsr.fewshot.config import read_fewshot as read_fewshot
 from vacsr.fewshot.model import FewshotModel as FewshotModel
 from vacsr.fewshot.model import load_fewshot as load_fewshot

@@ -175,20 +175,15 @@ _DEFAULT = FewshotRecipe()
 
 def read_fewshot(path: Path, overrides: Iterable[str] = ()) -> FewshotRecipe:
     """A recipe file, on top of the one that its ``base:`` names, and dotted overrides on top of both."""
-    return layered_fewshot(*recipe_layers(path), parse_overrides(overrides))
+    return fewshot_from(merge_layers(*recipe_layers(path)), overrides)
 
 
 def fewshot_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -> FewshotRecipe:
-    """A recipe from parsed YAML and dotted overrides."""
-    return layered_fewshot(raw or {}, parse_overrides(overrides))
-
-
-def layered_fewshot(*layers: Mapping[str, Any]) -> FewshotRecipe:
-    """A recipe from several parsed YAML mappings, later ones on top; below all of them the published plan.
+    """A recipe from parsed YAML and dotted overrides; below both of them the published plan.
 
     The backbone is a CLIP where none is named; that of other recipes is cached features, which cannot be prompted.
     """
-    raw = merge_layers(*layers)
+    raw = merge_layers(raw or {}, parse_overrides(overrides))
     raw["method"] = resolve_method(raw["method"], task="fewshot")
     backbone, data, train = (raw.get(name, {}) for name in ("backbone", "data", "train"))
     if isinstance(backbone, Mapping) and not backbone.get("spec") and not backbone.get("start"):
