@@ -26,7 +26,7 @@ START: dict[str, Any] = {
         "spec": "tiny:width=16,depth=1,text_depth=1,heads=2,size=32",
         "image_output": "norm",
         "text_output": "norm",
-        "pooling": "mean",
+        "pooling": "cls",
         "head": {"kind": "linear", "dim": 8},
     },
     "method": {"name": "infonce"},

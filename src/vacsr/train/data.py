@@ -164,12 +164,11 @@ def build_loader(
         model.backbone, pairs,
         size=config.photo_size, workers=config.workers, cache_gb=config.cache_gb, draft=True, progress=progress,
     )  # fmt: skip
-    texts = inputs.texts.to(device)
-    if isinstance(inputs.images, DecodedPhotos):
-        pixels = inputs.images.pixels
-        if device.type == "cpu" or pixels.nbytes <= _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
-            return PairLoader(pixels.to(device), texts, labels, world=world)
-    return PairLoader(inputs.images, texts, labels, world)
+    images: Tensor | Reader = inputs.images
+    if isinstance(images, DecodedPhotos):
+        fits = device.type == "cpu" or images.pixels.nbytes <= _GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        images = images.pixels.to(device) if fits else images
+    return PairLoader(images, inputs.texts.to(device), labels, world)
 
 
 class Mixer:
