@@ -30,10 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 RUN = [
-    *(
-        DOCS / f"{name}.md"
-        for name in ("tutorial", "compare", "data", "extending", "own-embeddings", "own-photos", "training")
-    ),
+    *(DOCS / f"{name}.md" for name in ("compare", "data", "extending", "training")),
+    *sorted((DOCS / "get-started").glob("*.md")),
     *sorted((DOCS / "how-to").glob("*.md")),
 ]
 QUICK = ("data", "extending", "fast-scoring", "library")  # the others take minutes together

@@ -134,81 +134,28 @@ def _audit_leader(setting: str, key: str) -> str:
     return f"{max(statistics.fmean(r[key] for r in _audited(setting, name)) for name in signals):.1f}"
 
 
-def audit_curve(setting: str) -> Cell:
-    """Precision at a recall."""
-    return lambda cells, recall: (
-        f"{statistics.fmean(r['precision_at_recall'][recall] for r in _audited(setting, cells[0])):.1f}"
-    )
-
-
-def audit_ideas(cells: list[str], setting: str) -> str:
-    """AP of a signal, by setting."""
-    values = [record["ap"] for record in _audited(setting, cells[0])]
-    return f"{statistics.fmean(values):.1f}" if values else "–"
-
-
 def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def abstain(prefix: str) -> Cell:
-    """Share answered, and share of answers that are wrong, with its interval."""
-
-    def cell(cells: list[str], heading: str) -> str | None:
-        direction, _, what = heading.partition(" ")
-        if what not in ("answered", "wrong"):
-            return None
-        one = _checked(prefix + cells[0], int(cells[1]), direction)
-        if what == "answered":
-            return percent(one["answered"] / one["queries"])
-        interval = f"({100 * one['low']:.1f}–{100 * one['high']:.1f})"
-        return f"{percent(one['wrong'] / one['answered'])} {interval}" if one["answered"] else "–"
-
-    return cell
-
-
-def _checked(name: str, gallery: int, direction: str) -> dict[str, Any]:
-    keys = ("kind", "name", "gallery", "direction")
-    (one,) = _abstained(**dict(zip(keys, ("check", name, gallery, direction), strict=True)))
-    return one
-
-
-def _abstained(**where: Any) -> list[dict[str, Any]]:
-    return [r for r in stored("abstain.json")["records"] if all(r.get(key) == value for key, value in where.items())]
-
-
-def halves(cells: list[str], heading: str) -> str | None:
-    """Ten divisions of one dev split."""
-    records = _abstained(kind="halves", gallery=int(cells[0]), direction=cells[1], way=cells[2])
-    answered = sum(r["answered"] for r in records)
+def abstain(cells: list[str], heading: str) -> str | None:
+    """Cases of the fresh splits that answer, and what these answer together."""
+    cases = [
+        r
+        for r in stored("abstain.json")["records"]
+        if (r["kind"], str(r.get("gallery")), r.get("direction")) == ("check", cells[0], cells[1])
+        and r["name"].startswith("resplit-")
+        and not r["name"].endswith("-last")
+    ]
+    answering = [r for r in cases if r["answered"]]
+    answered, wrong = (sum(r[key] for r in answering) for key in ("answered", "wrong"))
     shown = {
-        "answered": percent(statistics.fmean(r["answered"] / r["queries"] for r in records)),
-        "wrong": percent(sum(r["wrong"] for r in records) / answered) if answered else "–",
-        "holds": f"{sum(r['wrong'] <= 0.1 * r['answered'] for r in records)}/{len(records)}",
-        "silent": str(sum(not r["answered"] for r in records)),
+        "cases that answer": f"{len(answering)} of {len(cases)}",
+        "above 10%": str(sum(r["wrong"] > 0.1 * r["answered"] for r in answering)),
+        "answered": percent(answered / sum(r["queries"] for r in answering)) if answering else "–",
+        "wrong": percent(wrong / answered) if answering else "–",
     }
     return shown.get(heading)
-
-
-def simulated(cells: list[str], heading: str) -> str | None:
-    """How often each bound certifies in simulated worlds."""
-    keys = {"betting": "betting", "normal approximation": "normal", "Hoeffding–Bentkus": "hoeffding_bentkus"}
-    where = {"alike": float(cells[0]), "risk": round(float(cells[1].rstrip("%")) / 100, 3)}
-    return percent(_abstained(kind="simulate", **where)[0][keys[heading]]) if heading in keys else None
-
-
-def sizes(cells: list[str], heading: str) -> str | None:
-    """Share of wrong answers in galleries of other sizes."""
-    if not heading.isdigit():
-        return None
-    (one,) = _abstained(kind="sizes", name=f"resplit-{cells[0]}", direction=cells[1], gallery=int(heading))
-    return percent(one["wrong"] / one["answered"])
-
-
-def calibration(cells: list[str], heading: str) -> str | None:
-    """What else was measured on the official split."""
-    keys = {"answered without a match": "absent", "own ECE": "ece_own", "calibrated ECE": "ece"}
-    return percent(_checked(f"official/{cells[0]}", 100, cells[1])[keys[heading]]) if heading in keys else None
 
 
 def scoring(cells: list[str], heading: str) -> str | None:
@@ -241,12 +188,6 @@ def _timed() -> Iterator[dict[str, Any]]:
 
 def _tflops(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def ceilings(cells: list[str], heading: str) -> str | None:
-    """Rates of cuBLAS."""
-    rates = {(r["name"], r["dtype"]): r["tflops"] for r in stored("scoring.json")["ceilings"]}
-    return _tflops(rates[cells[0], cells[1]]) if heading == "TFLOP/s" else None
 
 
 def rankings(cells: list[str], heading: str) -> str | None:
@@ -294,11 +235,6 @@ METHODS = {
     "AURC i2t / t2i": Measured(_pair("test.uncertainty.aurc_{}")),
     "FN AUROC of σ": FALSE_NEGATIVES, "of score": BY_SCORE,
 }  # fmt: skip
-TOWERS = {
-    **METHODS, "mAP@R i2t / t2i": MAP._replace(bold=True), "RSUM dev": Measured(("dev.rsum",), spread=True, bold=True),
-    "i2t R@1/5/10": Measured(("test.i2t.r1", "test.i2t.r5", "test.i2t.r10")),
-    "t2i R@1/5/10": Measured(("test.t2i.r1", "test.t2i.r5", "test.t2i.r10")),
-}  # fmt: skip
 FEATURES = {**METHODS, "mAP@R i2t / t2i": MAP._replace(bold=True), "of score": BY_SCORE._replace(bold=True)}
 FRAME = {
     "RSUM": Measured(("test.rsum",), test="†"), "mAP@R i2t / t2i": MAP._replace(test="†"),
@@ -313,8 +249,9 @@ SCENES = {
 STEP = {
     "parameters, M": Measured(("step.parameters",), 2), "of the method, M": Measured(("step.method_parameters",), 2),
     "inference, ms": Measured(("step.inference.ms",), 2), "training, ms": Measured(("step.training.ms",), 2),
+    "training, GiB": Measured(("step.training.peak_gib",), 2),
 }  # fmt: skip
-NOISE = {"clean": "clean", "20% caption noise": "noise-20", "50% caption noise": "noise-50"}
+NOISE = {"clean labels": "clean", "20% wrong": "noise-20", "50% wrong": "noise-50"}
 WORLDS = {"4,000 scenes, 20 epochs": "4000-scenes-20-epochs", "1,000 scenes, 20 epochs": "1000-scenes-20-epochs"}
 STEPS = {
     "ViT-B/32, eager": "vit-b32",
@@ -322,58 +259,72 @@ STEPS = {
     "ViT-B/16, eager": "vit-b16",
 }
 AUDITS = {
-    "20% noise": "noise-20", "50% noise": "noise-50", "judged-test": "judged-test", "scenes": "scenes",
-    "judged-test, trained with 20% noise": "judged-test-noise-20",
+    "20% shuffled": "noise-20", "50% shuffled": "noise-50", "missing, judged": "judged-test",
+    "missing, scenes": "scenes",
 }  # fmt: skip
-CURVES = {" at 20%": "noise-20", " at 50%": "noise-50", ", judged-test": "judged-test", ", scenes": "scenes"}
+FEWSHOT = {
+    "base": ("base-to-novel", "base.accuracy"), "new": ("base-to-novel", "new.accuracy"), "HM": ("base-to-novel", "hm"),
+    "outline HM": ("outline", "hm"), "domain source": ("domain", "source.accuracy"),
+    "mean of four shifts": ("domain", "mean_target"),
+}  # fmt: skip
 
 
 def comparisons(
-    page: str, name: str, columns: dict[str, Measured], heads: dict[str, str]
+    name: str, columns: dict[str, Measured], heads: dict[str, str], *, rows: tuple[str, ...] = ()
 ) -> dict[tuple[str, str], Cell]:
-    return {(page, head): Comparison(f"{name}/results.json", setting, columns) for head, setting in heads.items()}
+    return {("results.md", head): Comparison(name, setting, columns, rows=rows) for head, setting in heads.items()}
 
 
-def main_rows() -> Cell:
-    """The table of README.md: clean columns, and those that end in 50% noise."""
-    columns = {"RSUM": RSUM, "τ-c experts": EXPERTS, "τ-c": EXPERTS, "τ-b crowd": CROWD, "σ–R@1": SIGMA}
-    rows = ("infonce", "sigmoid", "vacsr-paper", "vacsr-default")
-    clean, noisy = (Comparison("flickr8k-features.json", name, columns, rows=rows) for name in ("clean", "noise-50"))
+def across(columns: dict[str, tuple[Comparison, str]]) -> Cell:
+    """Cells whose columns come from several comparisons."""
 
     def cell(cells: list[str], heading: str) -> str | None:
-        name, noise, _ = heading.partition(", 50% noise")
-        return (noisy if noise else clean)(cells, name)
+        comparison, name = columns[heading]
+        return comparison(cells, name)
 
     return cell
 
 
+def main_rows() -> Cell:
+    """The table of README.md: clean columns, and those that end in 50% wrong."""
+    columns = {"RSUM": RSUM, "τ-c": EXPERTS, "σ–R@1": SIGMA}
+    rows = ("infonce", "sigmoid", "pcmepp", "bicro", "vacsr-default")
+    clean, noisy = (Comparison("noise/results.json", name, columns, rows=rows) for name in ("clean", "noise-50"))
+    shown = {name: (clean, name) for name in columns}
+    return across({**shown, **{f"{name}, 50% wrong": (noisy, name) for name in columns}})
+
+
+def fewshot() -> Cell:
+    shown = {}
+    for head, (setting, key) in FEWSHOT.items():
+        column = Measured((key,), spread=True, bold=True)
+        shown[head] = (Comparison("scenes-fewshot/results.json", setting, {head: column}), head)
+    return across(shown)
+
+
 def tables() -> dict[tuple[str, str], Cell]:
     """Every table that is filled in, by page and first heading."""
-    features = {"clean": "clean", "50% caption noise": "noise-50"}
     return {
         ("../README.md", "method"): main_rows(),
-        **comparisons("results-methods.md", "noise", METHODS, NOISE),
-        **comparisons("results-scenes.md", "scenes", SCENES, WORLDS),
-        **comparisons("results-flickr8k.md", "flickr8k", TOWERS, NOISE),
-        **comparisons("results-flickr8k.md", "frame", FRAME, {"frame": "clean"}),
-        **comparisons("results-efficiency.md", "efficiency", STEP, STEPS),
-        **{
-            ("results-flickr8k-features.md", head): Comparison(
-                "flickr8k-features.json", setting, FEATURES, rows=("infonce", "sigmoid", "vacsr-paper", "vacsr-default")
-            )
-            for head, setting in features.items()
-        },
-        **{("results-audit.md", head): audit(setting) for head, setting in AUDITS.items()},
-        **{("results-audit.md", f"recall{head}"): audit_curve(setting) for head, setting in CURVES.items()},
-        ("results-audit.md", "AP"): audit_ideas,
-        **{("results-abstain.md", head): abstain("resplit-") for head in ("fresh split", "last epoch")},
-        ("results-abstain.md", "official split"): abstain("official/"),
-        ("results-abstain.md", "halves"): halves,
-        ("results-abstain.md", "alike"): simulated,
-        ("results-abstain.md", "fitted at 100"): sizes,
-        ("results-abstain.md", "model at 100"): calibration,
+        **comparisons(
+            "flickr8k-features.json",
+            FEATURES,
+            {"clean": "clean", "50% caption noise": "noise-50"},
+            rows=("infonce", "sigmoid", "vacsr-paper", "vacsr-default"),
+        ),
+        **comparisons("noise/results.json", METHODS, NOISE),
+        **comparisons(
+            "flickr8k/results.json",
+            FEATURES,
+            {f"{head.removesuffix(' labels')}, towers": s for head, s in NOISE.items()},
+        ),
+        **comparisons("frame/results.json", FRAME, {"frame": "clean"}),
+        **comparisons("scenes/results.json", SCENES, WORLDS),
+        **comparisons("efficiency/results.json", STEP, STEPS),
+        **{("results.md", head): audit(setting) for head, setting in AUDITS.items()},
+        ("results.md", "few-shot"): fewshot(),
+        ("results.md", "gallery"): abstain,
         ("performance.md", "way | decoder"): scoring,
-        ("performance.md", "product"): ceilings,
         ("performance.md", "scores"): rankings,
         ("performance.md", "way | p50 ms"): index,
         ("how-to/serve.md", "path | p50"): service,

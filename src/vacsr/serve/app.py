@@ -49,7 +49,7 @@ class Service:
         backbone = searcher.scorer.model.backbone
         if backbone.cached:
             message = "the model reads cached features, so it can embed neither words nor photos"
-            raise UsageError(f"{message} — train one with towers: see docs/own-photos.md")
+            raise UsageError(f"{message} — train one with towers: see docs/get-started/photos.md")
         self.searcher, self.settings, self.watch = searcher, settings, IndexWatch(searcher, find_photos)
         self.decoder = Decoder(settings, backbone.transform)
         self.queue: Batcher[Job, Answer] = Batcher(
