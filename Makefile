@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FULL := $(VENV)/.installed-full
+DOCS := $(VENV)/.installed-docs
 BENCHMARKS := $(sort $(filter-out benchmarks/_%.py,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-fast lint docs-check bench clean
+.PHONY: help venv demo test test-all test-fast lint docs docs-check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -31,6 +32,10 @@ $(FULL): $(STAMP) # the extras that only tests and types need
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,serve,milvus,kernels]'
 	@touch $@
 
+$(DOCS): $(STAMP) # mkdocs-material and mkdocstrings
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,serve,docs]'
+	@touch $@
+
 demo: $(STAMP) ## run `vacsr demo`, into demo/
 	$(BIN)/vacsr demo --out demo
 
@@ -43,14 +48,24 @@ test-all: $(FULL) ## everything but what needs a GPU: some minutes more
 test-fast: $(FULL) ## the suite without slow tests
 	$(BIN)/pytest
 
-docs-check: ## are the tables of docs/ those of docs/results/? `python tools/docs_tables.py` rewrites them
-	$(PYTHON) tools/docs_tables.py --check
+docs: $(DOCS) ## build the site into site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
-lint: $(FULL) docs-check ## style, format, one-way imports, types, and the tables of docs/
+docs-check: $(FULL) ## tables, sentences, links, commands and short code blocks of docs/; a strict build where the tools of `make docs` are there
+	$(PYTHON) tools/docs_tables.py --check
+	$(PYTHON) tools/docs_text.py
+	$(BIN)/pytest -n 0 -q -m "not long" tests/test_docs.py tests/test_docs_tables.py
+	@if $(BIN)/python -c 'import latex2mathml, material, mkdocstrings_handlers.python' 2>/dev/null; \
+	then NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict; \
+	else echo "site not checked: make docs installs what it needs" >&2; fi
+
+lint: $(FULL) ## style, format, one-way imports, types, and the tables and sentences of docs/
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(PYTHON) tools/docs_tables.py --check
+	$(PYTHON) tools/docs_text.py
 
 bench: $(FULL) ## run every script of benchmarks/ in turn
 	@test -n "$(BENCHMARKS)" || { echo "benchmarks/ holds no script; add one, such as benchmarks/folded_scoring.py" >&2; exit 1; }
@@ -59,6 +74,6 @@ bench: $(FULL) ## run every script of benchmarks/ in turn
 	  [ $$code -eq 0 ] || [ $$code -eq 3 ] || exit $$code; \
 	done # 3: this machine cannot, as without a GPU
 
-clean: ## remove caches, builds and demo/ (.venv and runs/ stay)
-	rm -rf build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove caches, builds, site/ and demo/ (.venv and runs/ stay)
+	rm -rf build dist demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(wildcard src tests benchmarks) -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,180 @@
+"""Make the images of README.md and docs/: a screenshot of the search page, and a plot of stored results.
+
+    python tools/docs_images.py plot               # docs/images/noise.svg, from docs/results/
+    python tools/docs_images.py search             # docs/images/search.png: trains on drawn scenes first (minutes)
+    python tools/docs_images.py search --run RUN   # the same with a model that is there, trained on drawn scenes
+
+`search` needs chromedriver and chromium; the first run's model stays in runs/docs-images and is used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs/images"
+VACSR = [sys.executable, "-m", "vacsr"]
+SCENES = "scenes:images=1000,held_out=300,seed=0,size=224"
+"""Drawn larger than the model sees them, so that the page looks sharp."""
+LINES = {
+    "vacsr-default": "#3a3fb5",
+    "bicro": "#0b7a4b",
+    "infonce": "#b3541e",
+    "sigmoid": "#8a8f98",
+    "pcmepp": "#b9a2e8",
+}
+
+
+def plot() -> Path:
+    """RSUM along the share of wrong captions, of the methods in README's table."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    cells = json.loads((ROOT / "docs/results/noise/results.json").read_text(encoding="utf-8"))["cells"]
+    settings = {"clean": 0, "noise-20": 20, "noise-50": 50}
+    mpl.rcParams.update({"svg.hashsalt": "vacsr", "font.size": 11})
+    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+    for name, colour in LINES.items():
+        seeds = [
+            [c["values"]["test.rsum"] for c in cells if (c["row"], c["setting"]) == (name, setting)]
+            for setting in settings
+        ]
+        means, spread = [statistics.fmean(s) for s in seeds], [statistics.stdev(s) for s in seeds]
+        label = f"{name} (two networks)" if name == "bicro" else name
+        axes.errorbar(list(settings.values()), means, spread, color=colour, marker="o", capsize=3, label=label)
+    axes.set(xlabel="captions shuffled before training, %", ylabel="RSUM on test", xticks=list(settings.values()))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9.5, loc="lower left")
+    path = IMAGES / "noise.svg"
+    figure.savefig(path, metadata={"Date": None}, facecolor="white")
+    return path
+
+
+def trained() -> Path:
+    """A model on drawn scenes, trained unless it is there."""
+    folder = ROOT / "runs/docs-images"
+    recipes = {"start": ["--set", "train.epochs=8"], "vacsr": ["--set", f"backbone.start={folder}/start"]}
+    recipes["vacsr"] += ["--set", "data.pairs=scenes:images=4000,held_out=300,seed=0", "--set", "train.epochs=6"]
+    for name, options in recipes.items():
+        recipe = "recipes/scenes-tiny.yaml" if name == "start" else "recipes/scenes-tiny-vacsr.yaml"
+        if not (folder / name / "report.json").is_file():
+            subprocess.run([*VACSR, "train", recipe, "--out", str(folder / name), *options], cwd=ROOT, check=True)
+    return folder / "vacsr"
+
+
+@contextmanager
+def served(run: Path, folder: Path) -> Iterator[str]:
+    """The address of a service for this model and an index of drawn scenes."""
+    index = f"exact:{folder}/index"
+    subprocess.run([*VACSR, "index", "add", index, "--run", str(run), "--pairs", SCENES, "--split", "test"], check=True)
+    subprocess.run([*VACSR, "calibrate", str(run), "--split", "dev"], check=True, stdout=subprocess.DEVNULL)
+    command = [*VACSR, "serve", str(run), "--index", index, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield next(line.strip() for line in process.stdout if line.startswith("http"))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Browser:
+    """A headless browser, by the WebDriver protocol."""
+
+    def __init__(self, *, width: int, height: int, dark: bool) -> None:
+        self.process = subprocess.Popen(["chromedriver", "--port=9517"], stdout=subprocess.DEVNULL)
+        arguments = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--disable-background-networking",
+        ]
+        arguments += [f"--window-size={width},{height}", *(["--force-dark-mode"] if dark else [])]
+        wanted = {"alwaysMatch": {"goog:chromeOptions": {"args": arguments}}}
+        self.session = ""
+        for _ in range(50):
+            try:
+                self.session = "/session/" + self.ask("/session", {"capabilities": wanted})["sessionId"]
+                break
+            except ConnectionError:
+                time.sleep(0.2)
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:9517{self.session}{path}", data=data)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.URLError as error:
+            raise ConnectionError(str(error)) from error
+
+    def run(self, script: str) -> Any:
+        return self.ask("/execute/sync", {"script": script, "args": []})
+
+    def wait(self, condition: str) -> None:
+        for _ in range(150):
+            if self.run(f"return Boolean({condition})"):
+                return
+            time.sleep(0.2)
+        raise TimeoutError(f"the page never came to: {condition}")
+
+    def picture(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.ask("/screenshot")))
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def search(run: Path | None, query: str, *, width: int, height: int, dark: bool, out: Path) -> Path:
+    """The page with the hits of a query."""
+    with tempfile.TemporaryDirectory() as folder, served(run or trained(), Path(folder)) as address:
+        browser = Browser(width=width, height=height, dark=dark)
+        try:
+            browser.ask("/url", {"url": address})
+            browser.wait("document.querySelector('input[type=search]')?.offsetParent")
+            box = f"const box = document.querySelector('input[type=search]'); box.value = {json.dumps(query)};"
+            browser.run(f"{box} box.dispatchEvent(new Event('input', {{bubbles: true}})); box.form.requestSubmit()")
+            photos = "[...document.querySelectorAll('img')].filter(i => i.offsetParent && i.src)"
+            browser.wait(f"{photos}.length >= 5 && {photos}.every(i => i.complete || i.loading == 'lazy')")
+            browser.run("document.activeElement.blur(); window.scrollTo(0, 0)")
+            time.sleep(0.5)
+            browser.picture(out)
+        finally:
+            browser.close()
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("image", choices=["plot", "search"])
+    parser.add_argument("--run", type=Path, help="a model trained on drawn scenes")
+    parser.add_argument("--query", default="a yellow moon at night")
+    parser.add_argument("--size", default="1280x1100", metavar="WIDTHxHEIGHT")
+    parser.add_argument("--dark", action="store_true")
+    parser.add_argument("--out", type=Path, default=IMAGES / "search.png")
+    options = parser.parse_args()
+    width, height = map(int, options.size.split("x"))
+    size = {"width": width, "height": height, "dark": options.dark}
+    print(plot() if options.image == "plot" else search(options.run, options.query, **size, out=options.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
