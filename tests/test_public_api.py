@@ -21,6 +21,7 @@ def test_every_public_name_resolves() -> None:
     assert set(vacsr.__all__) == {"__version__", *(name for names in vacsr._HOMES.values() for name in names)}
     for name in vacsr.__all__:
         assert getattr(vacsr, name) is not None
+    assert vacsr.data.load_images is vacsr.data.load_images, "packages need no import of their own"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = vacsr.nothing
 
@@ -51,8 +52,11 @@ def test_the_promised_way(tmp_path: Path) -> None:
     results = (run, report, findings, best, scores.topk_both(2), scores.at(torch.arange(2), torch.arange(2)))
     for result in results:
         assert json.loads(json.dumps(result.to_dict())) == result.to_dict()
-    for result in (run, report, findings, scores):
-        assert len(repr(result)) < 120
+    for result in (run, report, findings, scores, run.model, pairs):
+        assert len(repr(result)) < 130
+    assert report.to_frame()["i2t.r1"].tolist() == [report.results[0]["i2t"]["r1"]]
+    assert findings.to_frame()["known.grade"].tolist() == [suspect.known.grade for suspect in findings.wrong]
+    assert report._repr_markdown_() == report.to_markdown()
 
 
 TABLE = """
@@ -74,6 +78,7 @@ def test_the_promised_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "runs" / "two" / "results.json").is_file()
     assert "| sigmoid |" in table.to_markdown()
     assert json.loads(json.dumps(table.to_dict())) == table.to_dict()
+    assert table.to_frame()["test.rsum"].notna().all()
     assert repr(table) == "ComparisonTable('Two methods': 2 rows, 1 settings, 2 runs)"
     run = next(path.parent for path in (tmp_path / "runs").rglob("model"))
     assert vacsr.load_model(run).method.config.name in ("sigmoid", "vacsr"), "a run folder is a model too"

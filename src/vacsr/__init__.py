@@ -39,6 +39,8 @@ _HOMES = {
     "train": ("Run", "fit", "run_recipe"),
 }
 
+_PACKAGES = ("backbones", "config", "data", "evaluate", "fewshot", "methods", "scoring", "search", "serve", "train")
+
 __all__ = [
     "BackboneConfig", "FoldedAdapter", "HeadConfig", "MatchingModel", "PairScorer", "PairScores", "PairSet",
     "Provenance", "Recipe", "RetrievalReport", "Run", "Searcher", "TrainConfig", "VacsrObjective", "VariationalAdapter",
@@ -51,8 +53,10 @@ def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"vacsr.{module}"), name)
+    if name in _PACKAGES:
+        return import_module(f"vacsr.{name}")
     raise AttributeError(f"module 'vacsr' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_PACKAGES]

@@ -120,6 +120,11 @@ class MatchingModel(Network):
         self.method = method
         self.second: Network | None = None
 
+    def __repr__(self) -> str:
+        source = self.backbone.name or self.provenance.backbone or "features"
+        size = f"{self.dim} dimensions, {self.count_parameters():,} parameters"
+        return f"MatchingModel({self.method.config.name} on {source}: {size})"
+
     @classmethod
     def build(
         cls, method: MethodConfig | Method, config: BackboneConfig, *, image_dim: int = 0, text_dim: int = 0,

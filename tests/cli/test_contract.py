@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,23 @@ def check(**names: Any) -> None:
 
 def test_option_names() -> None:
     """Options and arguments of every command, read from the parser itself."""
-    check(options=dict(sorted(_walk("vacsr", typer.main.get_command(app)))))
+    options = {
+        name: sorted(option for param in command.params for option in (*param.opts, *param.secondary_opts))
+        for name, command in _walk("vacsr", typer.main.get_command(app))
+    }
+    check(options=dict(sorted(options.items())))
 
 
-def _walk(name: str, command: Any) -> Iterator[tuple[str, list[str]]]:
-    yield name, sorted(option for param in command.params for option in (*param.opts, *param.secondary_opts))
+def test_every_help_ends_with_an_example_that_parses() -> None:
+    for name, command in _walk("vacsr", typer.main.get_command(app)):
+        if not getattr(command, "commands", {}):
+            words = shlex.split(command.epilog.removeprefix("Example: "))
+            assert words[: len(name.split())] == name.split()
+            command.make_context(name, words[len(name.split()) :])
+
+
+def _walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    yield name, command
     for word, child in getattr(command, "commands", {}).items():
         yield from _walk(f"{name} {word}", child)
 

@@ -6,6 +6,7 @@ import errno
 import io
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
@@ -41,12 +42,37 @@ def _root(
     """Image-text similarity with a grade and an uncertainty."""
 
 
-for _command in (
-    bench.doctor, compare.demo, embed.embed, train.train, train.fewshot, evaluate.evaluate, evaluate.score,
-    audit.audit, search.search, search.calibrate, serve.serve, compare.compare, bench.bench,
-):  # fmt: skip
-    app.command()(_command)
-app.add_typer(index.index, name="index")
+_GROUPS: dict[str, dict[Callable[..., None], str]] = {
+    "Data": {
+        embed.embed: "vacsr embed --backbone clip:vit-b32 --pairs folder:photos --out photos.safetensors",
+        audit.audit: "vacsr audit runs/mine --pairs csv:captions.csv --out audit",
+    },
+    "Training": {
+        train.train: "vacsr train mine.yaml --out runs/mine --set train.epochs=5",
+        train.fewshot: "vacsr fewshot recipes/scenes-base2novel.yaml --out runs/few",
+    },
+    "Evaluation": {
+        evaluate.evaluate: "vacsr evaluate runs/mine --split test --json report.json",
+        evaluate.score: 'vacsr score runs/mine --image photo.jpg --text "a dog on a beach"',
+        compare.compare: "vacsr compare tables/retrieval.yaml --seeds 0,1,2 --page",
+    },
+    "Search": {
+        search.search: 'vacsr search runs/mine --index exact:photos-index --text "a dog on a beach" -k 5',
+        search.calibrate: "vacsr calibrate runs/mine --split dev --check test",
+        serve.serve: "vacsr serve runs/mine --index exact:photos-index",
+    },
+    "Tools": {
+        compare.demo: "vacsr demo --out demo",
+        bench.doctor: "vacsr doctor",
+        bench.bench: "vacsr bench scoring --size small",
+    },
+}
+"""The commands by what they are for, each with the example that ends its help."""
+for _group, _commands in _GROUPS.items():
+    for _command, _example in _commands.items():
+        app.command(rich_help_panel=_group, epilog=f"Example: {_example}")(_command)
+    if _group == "Search":
+        app.add_typer(index.index, name="index", rich_help_panel=_group)
 
 
 def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:

@@ -24,7 +24,7 @@ def audit(
     skip: Skip = False,
     device: Device = "auto",
 ) -> None:
-    """Find labelled pairs that are probably wrong, and matches that are probably missing."""
+    """Find wrong captions and missing matches in your data."""
     from vacsr.data.formats import OnError
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress

@@ -57,7 +57,10 @@ def compare(
     page: Page = False,
     form: Format = "md",
 ) -> None:
-    """Run methods × settings × seeds; finished cells are kept, so the same command goes on where it stopped."""
+    """Run methods × settings × seeds into one table.
+
+    Finished cells are kept, so the same command continues after a stop.
+    """
     from vacsr.compare import compare as run_table
     from vacsr.compare import read_table, redraw
     from vacsr.compare.formats import FORMATS, differences_to_markdown

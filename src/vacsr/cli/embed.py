@@ -25,7 +25,10 @@ def embed(
     workers: Workers = 0,
     device: Device = "auto",
 ) -> None:
-    """Embed photos and captions once, to train on the features. The same command continues after a stop."""
+    """Embed photos and captions once, to train on the features.
+
+    After a stop the same command continues.
+    """
     import torch
 
     from vacsr.config import BackboneConfig

@@ -35,7 +35,9 @@ def evaluate(
     posthoc: Annotated[PostHoc | None, typer.Option(help="Uncertainty for a cosine method: 1 − cosine.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Report retrieval, uncertainty and agreement with human grades, for a trained model or for any score matrix.
+    """Measure retrieval, uncertainty and agreement with human grades.
+
+    Of a trained model, of encoders without training, or of any score matrix.
 
     Options that you leave out are the run's, unless --pairs names other data.
     """
@@ -87,7 +89,7 @@ def score(
     pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Data with the ids; default: the run's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Grade image-text pairs: score, grade in 0–1 and uncertainty, as tab-separated lines.
+    """Score a photo with some texts: grade and uncertainty, tab-separated.
 
     A model with encoders takes any photo and any words; a model on embeddings of unknown origin takes ids of its data.
     """

@@ -15,7 +15,7 @@ from vacsr.errors import DataError, UsageError
 index = typer.Typer(help="Fill an index with images or captions, remove some, look at it.", no_args_is_help=True)
 
 
-@index.command()
+@index.command(epilog="Example: vacsr index add exact:photos-index --run runs/mine --pairs photos/")
 def add(
     name: IndexName,
     run: RunOption,
@@ -31,7 +31,10 @@ def add(
     workers: Workers = 0,
     device: Device = "auto",
 ) -> None:
-    """Embed images or captions into an index, making it if need be. The same command goes on after a stop."""
+    """Embed images or captions into an index; a missing index is created.
+
+    After a stop the same command continues.
+    """
     from vacsr.data import PhotoSet, images_spec, load_images, load_pairs
     from vacsr.data.photos import without_unreadable
     from vacsr.progress import PhotoProgress
@@ -66,7 +69,7 @@ def add(
     typer.echo(name)
 
 
-@index.command()
+@index.command(epilog="Example: vacsr index rm exact:photos-index beach/0001.jpg")
 def rm(name: IndexName, ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Of what to remove.")]) -> None:
     """Remove images or captions from an index by their ids."""
     from vacsr.search.index import open_index
@@ -81,7 +84,7 @@ def rm(name: IndexName, ids: Annotated[list[str], typer.Argument(metavar="ID…"
     typer.echo(f"removed {removed:,}{unknown}; {left:,} in the index", err=True)
 
 
-@index.command()
+@index.command(epilog="Example: vacsr index info exact:photos-index")
 def info(name: IndexName, json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Say what an index holds: how many vectors, of which dimension, from which model and which data."""
     from vacsr.files import json_text

@@ -30,9 +30,7 @@ def search(
     json: JsonFile = None,
     device: Device = "auto",
 ) -> None:
-    """Find images for words, or texts for a photo, with grade and uncertainty.
-
-    E.g. vacsr search runs/mine --index exact:photos-index --text "a dog"
+    """Find photos for words, or texts for a photo.
 
     An index of images asked with a photo gives similar images, one of texts
     asked with words similar texts: by cosine alone, without a grade.
@@ -114,7 +112,10 @@ def calibrate(
     skip: Skip = False,
     device: Device = "auto",
 ) -> None:
-    """Fit grades and the thresholds of abstain to a dev split, and store them in the model folder as search.json."""
+    """Fit grades and the thresholds of abstain to a dev split.
+
+    They are stored in the model folder, as search.json.
+    """
     from vacsr.search.calibrate import CalibrateSettings
     from vacsr.search.calibrate_run import calibrate_run
 

@@ -28,9 +28,7 @@ def serve(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Answer searches over HTTP until Ctrl-C, with a page at the address that is printed.
-
-    E.g. vacsr serve runs/mine --index exact:photos-index
+    """Serve a search page and its HTTP API until Ctrl-C.
 
     Paths: /search, /score, /photo, /info, /healthz, /metrics, /openapi.json.
     """

@@ -36,6 +36,7 @@ def train(recipe: Recipe, overrides: Overrides = None, out: OutRun = None, resum
         _stopped("train", folder, run.state.step)
     if run.report is not None:
         typer.echo(run.report.to_markdown())
+        typer.echo(f"the model is in {folder / 'model'}; score, audit, index and search take {folder} as RUN", err=True)
 
 
 def fewshot(
@@ -45,7 +46,7 @@ def fewshot(
     resume: Resume = False,
     evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Only test the trained model again.")] = False,
 ) -> None:
-    """Learn classes from a few photos each, then test, e.g. recipes/scenes-base2novel.yaml.
+    """Learn classes from a few photos each, then test.
 
     The run folder gets config.yaml, shots.json, model/ and report.json.
     """

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from vacsr.config import Config
 from vacsr.config.io import merge
+from vacsr.display import data_frame
 from vacsr.errors import DataError
 from vacsr.files import load_json, read_json, read_text, write_text
 from vacsr.pages.curves import RunRecord, follow
@@ -190,6 +191,17 @@ class ComparisonTable:
         from vacsr.compare.formats import FORMATS
 
         return FORMATS["md"](self)
+
+    def to_frame(self) -> Any:
+        """One row per run and one column per metric; needs pandas."""
+        return data_frame(
+            {"row": run.row, "setting": run.setting, "seed": run.seed}
+            | {column.key: look_up(run.report, column.key) for column in self.columns}
+            for run in self.values
+        )
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
 
     def summary(self, setting: str, row: str, key: str) -> Summary | None:
         """Mean and sample standard deviation (0 for one seed) of a metric over its seeds."""

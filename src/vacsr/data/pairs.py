@@ -28,6 +28,13 @@ class LabelledPairs:
         """The number of captions."""
         return len(self.caption_ids)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.describe()})"
+
+    def describe(self) -> str:
+        """One line: split and sizes."""
+        raise NotImplementedError
+
     def check_labels(self) -> None:
         """Unique ids, an image for every caption, and no blank text."""
         check_unique(self.image_ids, kind="image")
@@ -87,7 +94,7 @@ class LabelledPairs:
         return replace(train, split="train"), replace(dev, split="dev")  # type: ignore[type-var]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PairSet(LabelledPairs):
     """Cached features of N images and M captions. An image without captions is a distractor.
 

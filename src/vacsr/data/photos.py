@@ -115,7 +115,7 @@ class ListedPhotos:
             raise DataError(f"{self.name(row)} of the list cannot be decoded ({error}) — open it again") from error
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PhotoSet(LabelledPairs):
     """N photos and M captions in words, each caption of one photo. A photo without captions is a distractor."""
 

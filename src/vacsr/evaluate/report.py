@@ -13,6 +13,7 @@ from vacsr.choices import Bins, Ties
 from vacsr.config import EvaluateConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.pairs import LabelledPairs
+from vacsr.display import data_frame
 from vacsr.errors import DataError
 from vacsr.evaluate.agreement import JUDGED, Judgments, judged_result, read_judgments
 from vacsr.evaluate.histograms import score_histograms
@@ -58,6 +59,12 @@ class RetrievalReport:
         head += [f"{title} i2t/t2i" for title in more.values()]
         head += ["σ–R@1 i2t/t2i", "τ-c experts", "τ-b crowd"]
         return markdown_table(head, [_markdown_row(result, tuple(more)) for result in self.results])
+
+    def to_frame(self) -> Any:
+        """One row per protocol and split, one column per metric, such as ``i2t.r1``; needs pandas."""
+        return data_frame(self.results)
+
+    _repr_markdown_ = to_markdown
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, align: str | Sequence[str] = "---") -> str:

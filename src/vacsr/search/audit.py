@@ -10,13 +10,14 @@ signals; the model's uncertainty was not among the good ones.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vacsr.data import PairSet, PhotoSet
+from vacsr.display import data_frame
 from vacsr.errors import UsageError
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, PairScores
@@ -79,6 +80,10 @@ class AuditReport(NamedTuple):
     def __repr__(self) -> str:
         lists = f"{len(self.wrong):,} suspected wrong pairs, {len(self.missing):,} suspected missing matches"
         return f"AuditReport({lists}, {self.labelled:,} labelled pairs)"
+
+    def to_frame(self, kind: Literal["wrong", "missing"] = "wrong") -> Any:
+        """One row per suspect, the most suspected first; needs pandas."""
+        return data_frame(_plain(suspect) for suspect in getattr(self, kind))
 
     def to_dict(self) -> dict[str, Any]:
         return {name: _plain(value) for name, value in self._asdict().items()}

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, computed_fiel
 from torch import Tensor
 
 from vacsr.data.photos import Picture
+from vacsr.display import data_frame, html_table
 from vacsr.errors import UsageError
 from vacsr.evaluate.uncertainty import Array
 from vacsr.methods.base import Embedding
@@ -97,8 +98,20 @@ class Results(_Result):
         """Is there a score? Not among images alone, or texts alone."""
         return self.direction in ("t2i", "i2t")
 
+    def __repr__(self) -> str:
+        hits = ", ".join(f"{hit.id} {hit.cosine if hit.grade is None else hit.grade:.2f}" for hit in self.hits[:3])
+        return f"Results({self.direction}, {len(self.hits)} of {self.index_size:,}: {hits}, …)"
+
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump()
+
+    def to_frame(self) -> Any:
+        """One row per hit; needs pandas."""
+        return data_frame(hit.model_dump() for hit in self.hits)
+
+    def _repr_html_(self) -> str:
+        names = ("rank", "id", "grade", "uncertainty", "score", "cosine")
+        return html_table(names, [[_cell(getattr(hit, name)) for name in names] for hit in self.hits])
 
 
 class Searcher:
@@ -228,6 +241,10 @@ class Searcher:
         if policy.rule is not None and not self.index.exact:
             return "no guarantee: the index may miss the nearest, which the fit did not — use an index of exact:FOLDER"
         return ""
+
+
+def _cell(value: Any) -> str:
+    return "–" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def _hit(scored: Scored, position: int, rank: int, *, also: bool) -> Hit:

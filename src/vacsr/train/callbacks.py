@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -179,7 +180,11 @@ class ProgressBar(Callback, Bars):
         epochs, metric = trainer.config.epochs, trainer.task.metric
         if metric in row or epoch + 1 == epochs or (epoch + 1) % max(1, epochs // _LINES) == 0:
             value = f", {metric.replace('_rsum', ' RSUM')} {row[metric]:.1f}" if metric in row else ""
-            self.say(f"{self.label}: epoch {epoch + 1}/{epochs}{value}, {row['steps_per_second']:.1f} steps/s")
+            rate = max(row["steps_per_second"], 1e-9)
+            speed = f"{rate:.3g} steps/s" if rate >= 1 else f"{1 / rate:.3g} s/step"
+            steps_left = trainer.total_steps - trainer.state.step
+            left = f", {timedelta(seconds=round(steps_left / rate))} left" if steps_left else ""
+            self.say(f"{self.label}: epoch {epoch + 1}/{epochs}{value}, {speed}{left}")
 
     def on_train_end(self, trainer: Trainer) -> None:
         self.bar.stop()

@@ -35,6 +35,7 @@ from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Run, Trainer
 
 _FEATURES = ("features", "synthetic")  # schemes of cached features; the others are photos
+_UPSIDE_DOWN = 0.3  # correlation of σ with R@1 from which on it is no longer noise
 _NOT_COCO = ("flickr8k", "scenes", "synthetic")  # other schemes may hold COCO's images
 
 ReportSets = list[tuple[PairSet | PhotoSet, tuple[str, ...]]]
@@ -76,7 +77,18 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
             report = _evaluate(scorer, sets, recipe.evaluate, spec=recipe.data.pairs)
         write_outcomes(out / "outcomes.safetensors", report.outcomes)
         write_json(out / "report.json", report.to_dict())
+        _warn_of_sigma(report)
         return replace(run, report=report)
+
+
+def _warn_of_sigma(report: RetrievalReport) -> None:
+    """Say so where σ is upside down on the first split: the answers that it calls sure are wrong more often."""
+    for result in report.results[:1]:
+        sigma = result["uncertainty"] or {}
+        ways = [way for way in ("i2t", "t2i") if sigma.get(f"corr_r1_{way}", 0.0) > _UPSIDE_DOWN]
+        if ways:
+            message = f"σ is upside down on {result['split']} ({', '.join(ways)}): sure answers are wrong more often"
+            warnings.warn(f"{message} — use the grade instead, or train longer", stacklevel=3)
 
 
 def fit(

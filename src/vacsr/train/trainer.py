@@ -263,7 +263,7 @@ class Trainer:
 
     def _end_epoch(self, epoch: int, rate: float) -> None:
         """Evaluate, keep the best weights so far, and log. The row's step is the last one that it knows of."""
-        row: Row = {"step": self.state.step - 1, "epoch": epoch + 1, "steps_per_second": round(rate, 3)}
+        row: Row = {"step": self.state.step - 1, "epoch": epoch + 1, "steps_per_second": float(f"{rate:.4g}")}
         every, last = self.task.eval_every, epoch + 1 == self.config.epochs
         if every and (last or (epoch + 1) % every == 0):
             row |= self.task.evaluate()
