@@ -56,7 +56,7 @@ def wrong_signals(scorer: PairScorer, pairs: Any, *, name: str) -> dict[str, Ten
     values = {f"{name} audit": audit.suspicion, f"{name} agreement": -audit.own, f"{name} cosine": -cosine}
     sigma = scores.uncertainty(owner, cols)
     if sigma is not None:
-        return values | {f"{name} grade": -audit.grade, f"{name} σ": sigma}
+        return values | {f"{name} grade": -audit.level, f"{name} σ": sigma}
     loss = rescaled(batch_losses(scorer, scores, owner))
     chance = clean_by_gaussians(loss)
     clean = chance.float()
@@ -72,8 +72,8 @@ def missing_signals(scorer: PairScorer, pairs: Any, rows: Tensor, cols: Tensor, 
     """Of unlabelled pairs; larger is more like a match. [P] each"""
     scores, owner = scorer.score_set(pairs), pairs.caption_image
     v, t = scores.images.mean, scores.texts.mean
-    grade = scores.grade(scores.score_of(owner, torch.arange(len(owner))))
-    prototype = prototypes(v, caption_sums(t, owner, weights(grade), images=len(v)))
+    own = scores.score_of(owner, torch.arange(len(owner)))
+    prototype = prototypes(v, caption_sums(t, owner, weights(own, scores.grade(own)), images=len(v)))
     agreement = (prototype[rows] * t[cols]).sum(dim=1)
     rival = _RIVAL * other_images(prototype @ t.T, owner, rows, cols)
     values = {f"{name} audit": agreement, f"{name} cosine": (v[rows] * t[cols]).sum(dim=1)}

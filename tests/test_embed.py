@@ -313,6 +313,10 @@ def test_the_command(clip: str, photos: str, tmp_path: Path, vacsr: Any) -> None
     """stdout is the SPEC alone; --full writes float32, --set reaches the backbone."""
     out = tmp_path / "f.safetensors"
     options = ("--out", out, "--full", "--set", "resize=center", "--device", "cpu")
+    with pytest.MonkeyPatch.context() as patched:
+        counted(patched, 2)
+        stop = vacsr("embed", "--backbone", clip, "--pairs", photos, *options)
+    assert (stop.code, stop.out, "12 of 12 photos are stored" in stop.err) == (130, "", True), stop.err
     done = vacsr("embed", "--backbone", clip, "--pairs", photos, *options)
     assert done.code == 0, done.err
     assert done.out == f"features:{out},captions={tmp_path / 'f-captions.jsonl'}\n"

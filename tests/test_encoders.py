@@ -138,6 +138,7 @@ def test_every_command_that_takes_a_run_takes_encoders(
     hits = json.loads(out.read_text())["hits"]
     best = PairScorer(load_model(run), device="cpu").score_set(pairs).topk(10, direction="t2i")
     assert [hit["id"] for hit in hits] == [pairs.image_ids[row] for row in best.index[0]]
+    assert {hit["grade"] for hit in hits} == {None}, "a cosine is no probability"
     assert [hit["score"] for hit in hits] == pytest.approx(best.score[0].tolist(), abs=1e-5)
     pairs.photos.open(0).save(tmp_path / "photo.png")
     for argv in (
@@ -147,6 +148,7 @@ def test_every_command_that_takes_a_run_takes_encoders(
     ):
         answer = vacsr(*argv)
         assert answer.code == 0, answer.err
+    assert vacsr(*argv, "--min-grade", 0.5).refused(2, "leave min_grade out")
     assert vacsr("evaluate", run).refused(2, "--pairs")
     assert vacsr("calibrate", run, "--pairs", spec).refused(2, "save_pretrained")
 

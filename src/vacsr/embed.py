@@ -52,11 +52,11 @@ def embed_pairs(
     config: BackboneConfig, pairs: str, out: Path, *, split: str | None = None, pooling: Pooling = "auto",
     dtype: torch.dtype = torch.float16, device: str = "auto", workers: int = 0,
     on_error: Literal["fail", "skip"] = "fail", progress: Callable[[str], Progress] | None = None,
-    part_size: int = 2048,
+    part_size: int | None = None,
 ) -> Embedded:  # fmt: skip
     """Embed the photos and captions that ``pairs`` names and write ``out`` (.safetensors) with its captions file.
 
-    ``part_size``: photos or captions that are stored at a time, in case the job is stopped.
+    ``part_size``: photos or captions that are stored at a time, in case the job is stopped; by default eight batches.
     """
     _check_request(config, out, pooling=pooling)
     data = load_pairs(pairs, split=split, on_error=on_error)
@@ -105,11 +105,19 @@ class _Job:
     """One embedding job, whose parts stay on disk until all are there."""
 
     def __init__(
-        self, encoder: FeatureEncoder, data: PhotoSet, out: Path, *, dtype: torch.dtype, workers: int, part_size: int
+        self,
+        encoder: FeatureEncoder,
+        data: PhotoSet,
+        out: Path,
+        *,
+        dtype: torch.dtype,
+        workers: int,
+        part_size: int | None,
     ) -> None:
-        self.encoder, self.dtype, self.part_size = encoder, dtype, part_size
+        self.encoder, self.dtype = encoder, dtype
         self.device = next(encoder.parameters()).device
         self.batch = 256 if self.device.type == "cuda" else 32
+        self.part_size = part_size or 8 * self.batch
         self.reader = PhotoReader(data.photos, encoder.backbone.transform, workers=workers)
         self.tokens = encoder.tokenize(data.captions)
         self.folder = out.with_name(f"{out.name}.parts")

@@ -40,12 +40,20 @@ class PhotoProgress(Bars):
 
     def __init__(self, label: str, *, show: bool) -> None:
         super().__init__(show=show)
+        self._label, self._counts = label, dict[str, str]()
         self.task = self.bar.add_task(label, total=None, note="")
 
     def named(self, label: str) -> Self:
         """Start again from 0 under another name."""
+        self._label = label
         self.bar.update(self.task, description=label, completed=0, total=None)
         return self
 
+    @property
+    def done(self) -> str:
+        """What was done so far, under every name; empty if nothing was."""
+        return " and ".join(self._counts.values())
+
     def __call__(self, done: int, total: int) -> None:
+        self._counts[self._label] = f"{done:,} of {total:,} {self._label}"
         self.bar.update(self.task, completed=done, total=total)

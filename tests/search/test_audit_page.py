@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import html
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -190,8 +192,14 @@ def test_a_bad_file_stops_the_audit_or_is_left_out(vacsr: Command, models: Model
     answer = vacsr(*ask, "--skip")
     assert answer.code == 0, answer.err
     assert "2.png" in answer.err
-    assert {row["image"] for row in read_csv(out / "wrong.csv")} == {"0.png", "1.png", "3.png"}
-    assert "captions.csv, train" in (out / "index.html").read_text(encoding="utf-8")
+    rows = {row["image"]: row for row in read_csv(out / "wrong.csv")}
+    assert {image: row["line"] for image, row in rows.items()} == {"0.png": "2", "1.png": "3", "3.png": "5"}
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert "captions.csv, train" in page
+    exported = [json.loads(html.unescape(cells)) for cells in re.findall('data-cells="(.*?)"', page)]
+    assert [cells[1:] for cells in exported if cells[0] == "wrong"] == [
+        [row[name] for name in ("image", "caption_id", "caption", "line")] for row in rows.values()
+    ]
 
 
 @pytest.mark.parametrize(("more", "captions"), [("", 120), (",split=dev", 30), ("--split all", 180)])

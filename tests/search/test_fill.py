@@ -22,6 +22,7 @@ from vacsr.errors import DataError
 from vacsr.scoring import PairScorer
 from vacsr.search import VectorIndex, embedding_provenance, open_index
 from vacsr.search.fill import Filled, fill_index
+from vacsr.search.local import ExactIndex
 
 Models = dict[str, Path]
 Patch = pytest.MonkeyPatch
@@ -79,10 +80,25 @@ def test_images_and_captions_go_in_as_the_scorer_embeds_them(
     assert vacsr(*other).refused(4, f"holds {kind}, these are")
 
 
-def test_the_same_command_leaves_what_is_there(vacsr: Command, models: Models, features: str, tmp_path: Path) -> None:
+def test_the_same_command_leaves_what_is_there(
+    vacsr: Command, models: Models, features: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Ctrl-C says what that is."""
     add = ("index", "add", f"exact:{tmp_path / 'i'}", "--run", models["features"], "--pairs", features, *CPU)
-    assert vacsr(*add, "--split", "train", "--dtype", "float16").code == 0
-    assert len(reopened(tmp_path)) == 40
+    first = (*add, "--split", "train", "--dtype", "float16", "--batch", 16)
+    calls, stored = list[int](), ExactIndex._add
+
+    def interrupted(*args: Any) -> Any:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return stored(*args)
+
+    monkeypatch.setattr(ExactIndex, "_add", interrupted)
+    answer = vacsr(*first)
+    assert (answer.code, answer.out, len(reopened(tmp_path))) == (130, "", 32)
+    assert "32 of 40 images are stored" in answer.err
+    assert "added 8, replaced 0, left 32" in vacsr(*first).err
     answer = vacsr(*add)
     total = len(reopened(tmp_path))
     assert f"added {total - 40}, replaced 0, left 40 that were there" in answer.err
@@ -188,6 +204,25 @@ def test_pruning_keeps_other_sources(vacsr: Command, models: Models, tmp_path: P
     index = reopened(tmp_path)
     assert sorted(name for name, _ in index.records()) == ["a2.png", "b2.png", "c.png", "mine", "x.png"]
     assert index.sources == (f"folder:{other}", f"folder:{photos}")
+
+
+def test_a_photo_is_indexed_once_whatever_its_spec(
+    vacsr: Command, models: Models, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """A plain folder, also one that has a scheme's name; then its parent, where only the new photo is added."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos/a.png", "photos/b.png", "c.png"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8), (ord(name[-5]), 0, 0)).save(name)
+    add = ("index", "add", "index", "--run", models["towers"], *CPU, "--pairs")
+    assert vacsr(*add, "photos").code == 0
+    twice = vacsr(*add, ".", "--replace")
+    assert (twice.code, twice.err.count("warning: 2 photos are in the index already")) == (0, 1), twice.err
+    held = {name: metadata["source"] for name, metadata in open_index("exact:index").records()}
+    assert held == {name: str(tmp_path / name.replace("a", "photos/a").replace("b", "photos/b")) for name in held}
+    assert sorted(held) == ["a.png", "b.png", "c.png"]
+    Path("photos").rename("moved")  # the old files are gone, so these are not their copies
+    assert "added 2" in vacsr(*add, ".").err
 
 
 def test_a_split_is_pruned_alone_or_with_all(scorer: PairScorer, few: PairSet, index: VectorIndex) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,16 +17,17 @@ import torch
 from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.errors import DataError, ProvenanceMismatch, ShapeMismatch, UsageError
+from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.pcmepp import PcmeppConfig
 from vacsr.methods.vacsr import VacsrConfig
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import Direction
 from vacsr.search import Hits, Searcher, embedding_provenance, open_index
-from vacsr.search.calibrate import CalibrateSettings, Calibration, search_lists
+from vacsr.search.calibrate import CalibrateSettings, Calibration, calibrate, search_lists
 from vacsr.search.index import LazyList
 from vacsr.search.policies import NO_ANSWER, POLICIES, Abstain, Policy, Ranked, Scored
-from vacsr.search.probabilities import Logistic
+from vacsr.search.probabilities import Isotonic, Logistic
 from vacsr.search.searcher import Results
 
 
@@ -54,7 +56,7 @@ class Shelf:
         return value
 
 
-def build(method: VacsrConfig | PcmeppConfig, pairs: PairSet, seed: int = 0) -> PairScorer:
+def build(method: VacsrConfig | PcmeppConfig | InfoNCEConfig, pairs: PairSet, seed: int = 0) -> PairScorer:
     config = BackboneConfig(spec="features:", head=HeadConfig(dim=16))
     dims = {"image_dim": pairs.images.shape[1], "text_dim": pairs.texts.shape[1]}
     return PairScorer(MatchingModel.build(method, config, fit=pairs, seed=seed, **dims), device="cpu")
@@ -176,15 +178,34 @@ def test_what_is_not_certified_is_not_promised(scorer: PairScorer, pairs: PairSe
 
 def test_what_is_probably_also_a_match(scorer: PairScorer, pairs: PairSet, calibration: Calibration) -> None:
     shelf = images(scorer, pairs)
-    for policy in ("score", "abstain"):
-        (result,) = Searcher(scorer, shelf, with_t2i(calibration, also_floor=-1e9)).search_texts(
-            pairs.texts[:1], k=10, policy=policy
-        )
-        assert [hit.probably_also for hit in result.hits] == [False] + [True] * 7 + [False] * 2  # depth is 8
-        assert result.to_dict()["probably_also"] == result.probably_also == [hit.id for hit in result.hits[1:8]]
-    floor = with_t2i(calibration, also_floor=result.hits[2].score)
-    (result,) = Searcher(scorer, shelf, floor).search_texts(pairs.texts[:1])
-    assert [hit.probably_also for hit in result.hits[:4]] == [False, True, True, False]
+
+    def marked(grade: float, **values: Any) -> Results:
+        """With this grade for all."""
+        flat = calibration.t2i.grades.model_copy(update={"kind": "isotonic", "isotonic": Isotonic(x=(0,), y=(grade,))})
+        fitted = with_t2i(calibration, grades=flat, **{"also_floor": -1e9, **values})
+        (result,) = Searcher(scorer, shelf, fitted).search_texts(pairs.texts[:1], k=10, policy="abstain")
+        assert result.to_dict()["probably_also"] == [hit.id for hit in result.hits if hit.probably_also]
+        return result
+
+    result = marked(0.5)
+    assert [hit.probably_also for hit in result.hits] == [False] + [True] * 7 + [False] * 2  # depth is 8
+    floor = result.hits[2].score
+    assert [hit.probably_also for hit in marked(0.5, also_floor=floor).hits[:4]] == [False, True, True, False]
+    assert marked(0.5, gallery=1000).probably_also == result.probably_also, "fewer items err less often"
+    assert marked(0.49).probably_also == marked(0.5, gallery=100).probably_also == []
+
+
+def test_a_method_that_only_ranks_has_no_grade(pairs: PairSet) -> None:
+    """Until a calibration gives it one."""
+    ranks = build(InfoNCEConfig(), pairs)
+    shelf = images(ranks, pairs)
+    (result,) = Searcher(ranks, shelf).search_texts(pairs.texts[:1])
+    assert {hit.grade for hit in result.hits} == {None}
+    assert [hit.score for hit in result.hits] == pytest.approx([hit.cosine for hit in result.hits], abs=1e-5)
+    fitted = calibrate(ranks, pairs, CalibrateSettings(candidates=20, depth=8))
+    assert (fitted.t2i.ece_own, fitted.i2t.ece_own) == (None, None)
+    (result,) = Searcher(ranks, shelf, Calibration(**fitted.model_dump(mode="json"))).search_texts(pairs.texts[:1])
+    assert all(hit.grade is not None and 0 < hit.grade < 1 for hit in result.hits)
 
 
 @pytest.mark.parametrize("own_kind", [False, True])
@@ -225,7 +246,7 @@ def test_its_own_kind_is_found_by_cosine(
         np.testing.assert_allclose([hit.cosine for hit in result.hits], cosine[near], atol=1e-5)
         ungraded = {(hit.score, hit.grade, hit.uncertainty, hit.probably_also) for hit in result.hits}
         assert ungraded == {(None, None, None, False)}
-        assert (result.direction, result.graded, result.answered, result.promised) == (way, False, True, False)
+        assert (result.direction, result.scored, result.answered, result.promised) == (way, False, True, False)
         assert (result.calibrated, result.confidence, result.reason) == (False, None, "")
         assert "no grade, no uncertainty, no guarantee" in result.note
     for policy in ("abstain", "nonsense"):
@@ -306,23 +327,31 @@ def test_search_by_text(vacsr: Command, towers: Path, tmp_path: Path) -> None:
     assert answer.code == 0, answer.err
     written = json.loads(out.read_text())
     assert [hit["rank"] for hit in written["hits"]] == [1, 2, 3]
-    for hit in written["hits"]:
-        (line,) = [line for line in answer.out.splitlines() if f" {hit['id']} " in line]
-        assert f"{hit['score']:.3f}" in line
-        assert f"{hit['uncertainty']:.3f}" in line
+    head, *lines = [line.split("\t") for line in answer.out.splitlines()]
+    assert head == ["rank", "id", "grade", "σ", "score", "cosine", "note"]
+    for hit, line in zip(written["hits"], lines, strict=True):
+        assert line[:2] == [str(hit["rank"]), hit["id"]]
+        assert line[2:6] == [f"{hit[name]:.3f}" for name in ("grade", "uncertainty", "score", "cosine")]
     assert (written["answered"], written["calibrated"], written["policy"]) == (True, False, "score")
     assert vacsr("search", towers, *words, "--policy", "abstain").refused(2, "vacsr calibrate")
     assert vacsr("search", towers, *words, "--policy", "lcb").refused(2, "'lcb' was removed", "use one of score")
     assert "|".join(POLICIES) in vacsr("search", "--help").out
 
 
-def test_a_hit_is_one_line_whatever_its_id(vacsr: Command, towers: Path) -> None:
-    index, name = open_index(f"exact:{towers / 'images'}"), "a\nb\x1b[2J\x9bc"
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_hit_is_one_whole_line_whatever_its_id(
+    vacsr: Command, towers: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    index, name = open_index(f"exact:{towers / 'images'}"), "a\nb\x1b[2J\x9bc" + 200 * "x"
     with closing(index):
         index.delete([known for known, _ in index.records()])
         index.add([name], torch.ones(1, 8))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: terminal, raising=False)
     answer = vacsr("search", towers, "--index", f"exact:{towers / 'images'}", "--text", "a dog", *CPU)
-    assert answer.out.splitlines()[1].split()[:4] == ["1", "a", "b", "[2J"]
+    head, line = answer.out.splitlines()
+    assert line.startswith("1  a b [2J c" + 200 * "x" + "  " if terminal else "1\ta b [2J c" + 200 * "x" + "\t")
+    assert head.split()[:2] == ["rank", "id"]
 
 
 def test_an_abstention_is_said_plainly(vacsr: Command, towers: Path, tmp_path: Path) -> None:
@@ -332,8 +361,8 @@ def test_an_abstention_is_said_plainly(vacsr: Command, towers: Path, tmp_path: P
     query = ("search", towers, "--index", index, "--text", "a red circle", "--json", out, *CPU)
     answer = vacsr(*query, "--policy", "abstain")
     assert answer.code == 0, answer.err
-    assert answer.out.startswith(NO_ANSWER)
-    assert ("no guarantee" in answer.out, "no guarantee" in answer.err) == (True, False)
+    assert answer.out.startswith(f"# {NO_ANSWER}")
+    assert "no guarantee" not in answer.err
     written = json.loads(out.read_text())
     assert written["answered"] is False
     shown = {hit["id"] for hit in written["hits"]}
@@ -362,14 +391,14 @@ def test_search_by_image_and_similar_ones(vacsr: Command, towers: Path, tmp_path
     by_image, words = ("search", towers, "--image", photo, *CPU, "--index"), f"exact:{towers / 'texts'}"
     answer = vacsr(*by_image, words, "-k", 2)
     best = scorer.score_all([photo], data.captions).score[0].argmax()
-    assert f" {data.caption_ids[int(best)]} " in answer.out, answer.err
+    assert f"\t{data.caption_ids[int(best)]}\t" in answer.out, answer.err
     answer = vacsr(*by_image, f"exact:{towers / 'images'}", "-k", 3)
     lines = answer.out.splitlines()
-    assert lines[0] == "similar images, by cosine alone: no grade, no uncertainty, no guarantee"
-    assert lines[1].split() == ["rank", "id", "cosine"]
+    assert lines[0] == "# similar images, by cosine alone: no grade, no uncertainty, no guarantee"
+    assert lines[1].split() == ["rank", "id", "cosine", "note"]
     assert lines[2].split() == ["1", data.image_ids[7], "1.000"]
     similar = ("search", towers, "--index", words, "--text", "a dog", *CPU)
-    assert vacsr(*similar).out.startswith("similar texts, by cosine alone")
+    assert vacsr(*similar).out.startswith("# similar texts, by cosine alone")
     assert vacsr(*similar, "--policy", "abstain").refused(2, "search with an image")
 
 

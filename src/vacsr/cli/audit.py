@@ -25,7 +25,8 @@ def audit(
     device: Device = "auto",
 ) -> None:
     """Find wrong captions and missing matches in your data."""
-    from vacsr.data.formats import OnError
+    from vacsr.data.formats import OnError, parse_spec
+    from vacsr.data.tables import caption_lines
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress
     from vacsr.search.audit import audit as audit_pairs
@@ -41,10 +42,12 @@ def audit(
     scorer = load_scorer(run, device=device)
     with PhotoProgress("comparing", show=True) as bar:
         report = audit_pairs(scorer, data, top=top, min_grade=min_grade, progress=bar)
-    if not report.missing and report.min_grade > report.usual_grade:
-        reached = f"three of four labelled pairs reach {report.usual_grade:.2g}"
-        typer.echo(f"no missing match reaches grade {report.min_grade:g}; {reached} — lower --min-grade", err=True)
-    write_audit(out, report, data, title=f"{short_spec(pairs)}, {data.split}", photos=pictures)
+    least, usual = report.min_grade, report.usual_grade
+    if not report.missing and least is not None and usual is not None and least > usual:
+        reached = f"three of four labelled pairs reach {usual:.2g}"
+        typer.echo(f"no missing match reaches grade {least:g}; {reached} — lower --min-grade", err=True)
+    title, lines = f"{short_spec(pairs)}, {data.split}", caption_lines(parse_spec(pairs))
+    write_audit(out, report, data, title=title, photos=pictures, lines=lines)
     typer.echo(f"wrong\t{len(report.wrong)}\t{out / WRONG}")
     typer.echo(f"missing\t{len(report.missing)}\t{out / MISSING}")
     typer.echo(f"page\t{len(data)}\t{out / PAGE}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vacsr.choices import Pooling
-from vacsr.cli.options import Device, Skip, Workers
+from vacsr.cli.options import Device, Skip, Workers, resumable
 
 
 def embed(
@@ -43,7 +43,7 @@ def embed(
         check_output("--out", path, inputs=[*spec_files(pairs), *towers])
     base = embedding_config(backbone, pooling=pooling)
     config = parse(BackboneConfig, merge(base.model_dump(mode="json"), parse_overrides(overrides or [])))
-    with PhotoProgress("reading", show=True) as bar:
+    with resumable(PhotoProgress("reading", show=True)) as bar:
         result = embed_pairs(
             config, pairs, out,
             split=split, pooling=pooling, dtype=torch.float32 if full else torch.float16, device=device,

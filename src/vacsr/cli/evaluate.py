@@ -91,6 +91,8 @@ def score(
 ) -> None:
     """Score a photo with some texts: grade and uncertainty, tab-separated.
 
+    The grade is the probability of a match; "–" for a method that only ranks.
+
     A model with encoders takes any photo and any words; a model on embeddings of unknown origin takes ids of its data.
     """
     import torch
@@ -108,6 +110,7 @@ def score(
     score, grade, sigma = scores.at(torch.zeros_like(cols), cols)
     typer.echo("image\ttext\tscore\tgrade\tuncertainty")
     for row, words in enumerate(text):
+        own_grade = "–" if grade is None else f"{grade[row]:.4g}"
         uncertainty = "–" if sigma is None else f"{sigma[row]:.4f}"
-        cells = (image, words, f"{score[row]:.4f}", f"{grade[row]:.4g}", uncertainty)
+        cells = (image, words, f"{score[row]:.4f}", own_grade, uncertainty)
         typer.echo("\t".join(map(one_line, cells)))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from vacsr.choices import VectorType
-from vacsr.cli.options import Device, IndexName, RunOption, Skip, Workers, load_scorer
+from vacsr.cli.options import Device, IndexName, RunOption, Skip, Workers, load_scorer, resumable
 from vacsr.errors import DataError, UsageError
 
 index = typer.Typer(help="Fill an index with images or captions, remove some, look at it.", no_args_is_help=True)
@@ -22,7 +22,10 @@ def add(
     pairs: Annotated[str, typer.Option(metavar="DIR|SPEC", help="A folder of photos, or a SPEC; see docs/data.md.")],
     split: Annotated[str | None, typer.Option(help="Only this split; default: all.")] = None,
     texts: Annotated[bool, typer.Option("--texts", help="The captions instead of the images.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Items that are embedded and stored at a time.")] = 1024,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Items that are embedded and stored at a time; default: 128 photos, or 1024."),
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Embed also what has not changed.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Then remove what is no longer in this SPEC.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Prune even if that is more than half.")] = False,
@@ -53,12 +56,13 @@ def add(
     opened = open_index(
         name, dim=scorer.model.dim, provenance=embedding_provenance(scorer.model, kind), create=True, dtype=dtype,
     )  # fmt: skip
+    size = batch or (128 if isinstance(data, PhotoSet) and not texts else 1024)
     started = time.perf_counter()
     with closing(opened):
-        with PhotoProgress(kind, show=True) as bar:
+        with resumable(PhotoProgress(kind, show=True)) as bar:
             done = fill_index(
                 opened, scorer, data,
-                source=source, texts=texts, batch=batch, replace=replace, prune=prune, sure=yes, workers=workers,
+                source=source, texts=texts, batch=size, replace=replace, prune=prune, sure=yes, workers=workers,
                 committed=lambda done: bar(done.added + done.replaced + done.skipped, done.of),
             )  # fmt: skip
         total = len(opened)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from vacsr.progress import PhotoProgress
     from vacsr.scoring import PairScorer
 
-_INDEX = "exact:FOLDER, milvus:FILE.db or milvus:http://HOST:PORT."
+_INDEX = "A FOLDER (or exact:FOLDER), milvus:FILE.db or milvus:http://HOST:PORT."
 
 _RUN = "A run or model folder, or encoders without training: clip:ID_OR_FOLDER, towers:IMAGE,TEXT, a Hub id."
 
@@ -46,6 +49,18 @@ def note_untrained(scorer: PairScorer) -> None:
     if scorer.model.untrained:
         what = f"{scorer.model.backbone.name}: cosine scores, nothing is trained"
         typer.echo(f"{what}; `vacsr train` on your own captions adds grades and uncertainty", err=True)
+
+
+@contextmanager
+def resumable(bar: PhotoProgress) -> Iterator[PhotoProgress]:
+    """Work that is stored bit by bit: Ctrl-C says how far it came, and how to continue."""
+    try:
+        with bar:
+            yield bar
+    except KeyboardInterrupt:
+        stored = f"{bar.done} are stored — the same command continues from there"
+        typer.echo(f"stopped: {stored if bar.done else 'nothing is stored yet — start it again'}", err=True)
+        raise
 
 
 def one_line(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +14,6 @@ from vacsr.errors import UsageError
 from vacsr.search.policies import POLICIES
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from vacsr.search.searcher import Results, Searcher
 
 _MEANINGS = " ".join(f"{name}: {policy.meaning}" for name, policy in POLICIES.items())
@@ -35,6 +34,9 @@ def search(
     An index of images asked with a photo gives similar images, one of texts
     asked with words similar texts: by cosine alone, without a grade.
 
+    A grade is the probability of a match; "–" for a model that only ranks
+    and has no calibration. Piped, hits are tab-separated lines.
+
     The policy abstain needs `vacsr calibrate` first. Where there is no
     answer, the output says so; the exit code is 0.
     """
@@ -46,7 +48,7 @@ def search(
     if (text is None) == (image is None):
         raise UsageError('search takes either --text or --image — e.g. --text "a dog on a beach"')
     if json is not None:
-        folder = Path(index.partition(":")[2])
+        folder = Path(index.partition(":")[2] or index)
         check_output("--json", json, inputs=[*run_files(run), folder, *([] if image is None else [image])])
     with closing(open_index(index)) as opened:
         searcher = Searcher.from_pretrained(run, opened, device=device)
@@ -69,34 +71,24 @@ def _guarantee(searcher: Searcher) -> str:
 
 
 def _show(result: Results, guarantee: str) -> None:
-    """The table on stdout; what is not data on stderr."""
-    from rich.console import Console
-
-    if not result.graded:
-        typer.echo(result.note)
-    elif result.note:
+    """Hits on stdout, one whole line each: columns on a terminal, elsewhere tab-separated with other lines after #."""
+    terminal = sys.stdout.isatty()
+    if result.scored and result.note:
         typer.echo(f"warning: {result.note}", err=True)
-    if not result.answered:
-        typer.echo(result.reason)
-    if guarantee:
-        typer.echo(guarantee)
-    Console(highlight=False).print(_table(result))
-
-
-def _table(result: Results) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    title = None if result.answered else "no guarantee"
-    columns = ("grade", "σ", "score", "cosine") if result.graded else ("cosine",)
-    table = Table("rank", "id", *columns, "", title=title, title_justify="left", box=None)
+    for line in (result.note if not result.scored else "", result.reason, guarantee):
+        if line:
+            typer.echo(line if terminal else f"# {line}")
+    rows = [["rank", "id", *(("grade", "σ", "score", "cosine") if result.scored else ("cosine",)), "note"]]
     for hit in result.hits:
-        values = (hit.grade, hit.uncertainty, hit.score, hit.cosine) if result.graded else (hit.cosine,)
-        shown = ("–" if value is None else f"{value:.3f}" for value in values)
+        values = (hit.grade, hit.uncertainty, hit.score, hit.cosine) if result.scored else (hit.cosine,)
+        shown = ["–" if value is None else f"{value:.3f}" for value in values]
         remarks = ["probably also a match"] if hit.probably_also else []
         remarks += [hit.metadata["text"]] if isinstance(hit.metadata.get("text"), str) else []
-        table.add_row(str(hit.rank), escape(one_line(hit.id)), *shown, escape(one_line(": ".join(remarks))))
-    return table
+        rows.append([str(hit.rank), one_line(hit.id), *shown, one_line(": ".join(remarks))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        typer.echo(padded if terminal else "\t".join(row))
 
 
 def calibrate(

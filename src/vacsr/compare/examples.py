@@ -205,7 +205,8 @@ class _Shown:
         """Pairs with their verdict, grade and σ. [P], [P]"""
         scored = scores.at(rows, cols)
         sigmas = [None] * len(rows) if scored.uncertainty is None else scored.uncertainty.tolist()
-        pairs = zip(rows.tolist(), cols.tolist(), scored.grade.tolist(), sigmas, strict=True)
+        grades = [None] * len(rows) if scored.grade is None else scored.grade.tolist()
+        pairs = zip(rows.tolist(), cols.tolist(), grades, sigmas, scored.score.tolist(), strict=True)
         return [
             Answer(
                 self.picture(row) if pictures else None,
@@ -213,8 +214,9 @@ class _Shown:
                 *self.material.verdicts.judge(row, col),
                 grade,
                 sigma,
+                score,
             )
-            for row, col, grade, sigma in pairs
+            for row, col, grade, sigma, score in pairs
         ]
 
     def query(self, direction: Direction, index: int) -> Query:
@@ -237,10 +239,13 @@ class _Shown:
         return Query(pairs.image_ids[index], "", self.picture(index), unlabelled, tuple(answered))
 
     def intervals(self, row: str, *, generator: torch.Generator) -> Iterator[Interval]:
-        """Grade a sample of pairs by one row and draw a pair from each interval of the grades it gives."""
+        """Grade a sample of pairs by one row and draw a pair from each interval of the grades it gives, if any."""
         scores = self.material.scores[row]
         rows, cols = sample_pairs(self.material.pairs, SAMPLE, generator=generator)
-        grades = scores.at(rows, cols).grade.cpu()
+        graded = scores.at(rows, cols).grade
+        if graded is None:
+            return
+        grades = graded.cpu()
         edges = interval_edges(grades)
         numbers = torch.bucketize(grades.to(edges.dtype), edges[1:-1], right=True)  # on an edge: the upper interval
         for number, (low, high) in enumerate(pairwise(edges.tolist())):

@@ -206,6 +206,18 @@ def read_rows(path: Path) -> Rows:
     return table
 
 
+def caption_lines(spec: Spec) -> dict[str, int]:
+    """The line of each caption, by its id, in the ``.csv`` or ``.jsonl`` file that a SPEC reads; {} without one."""
+    photos = spec.scheme in ("csv", "jsonl")
+    file = spec.location if photos else spec.path_option("captions") if "captions" in spec.format.path_options else None
+    if file is None or file.suffix.lower() == ".json":
+        return {}
+    table = read_rows(file)
+    images = (table.column("image_id") if photos else None) or table.column("image") or ()
+    lines = (int(location.rpartition(" ")[2]) for location in table.locations)
+    return dict(zip(table.column("caption_id") or number_captions(images), lines, strict=True))
+
+
 def _read_csv(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(file, strict=True)
     for row in reader:

@@ -42,7 +42,7 @@ class Scores(Protocol):
         """Of the pairs (rows[n], cols[n]); None where there is none. [P], [P] -> [P]"""
 
     def grade(self, score: Tensor) -> Tensor | None:
-        """Scores as grades in [0, 1], order kept; None where their scale is unknown. [...] -> [...]"""
+        """Scores as probabilities of a match, order kept; None where scores only rank. [...] -> [...]"""
 
 
 @dataclass(frozen=True, eq=False)

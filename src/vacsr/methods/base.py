@@ -150,9 +150,12 @@ class Method(nn.Module, ABC):
         """Score of every pair, larger is more similar. By default the cosine. [I, d], [T, d] -> [I, T]"""
         return v.mean @ t.mean.T
 
-    def grade(self, score: Tensor) -> Tensor:
-        """Scores mapped monotonically to (0, 1), for display. By default (1 + cos)/2. [...] -> [...]"""
-        return 0.5 * (1.0 + score)
+    def grade(self, score: Tensor) -> Tensor | None:
+        """Scores as the probability that a pair matches, as the loss trains it, order kept. [...] -> [...]
+
+        None, the default, for methods that only rank: their scores have no such meaning without a calibration.
+        """
+        return None
 
     def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
         """Of aligned pairs; None where the method has none. [N, d], [N, d] -> [N]"""

@@ -75,7 +75,7 @@ class Daa(Method):
     def score(self, v: Embedding, t: Embedding) -> Tensor:
         return self.base.score(v, t)
 
-    def grade(self, score: Tensor) -> Tensor:
+    def grade(self, score: Tensor) -> Tensor | None:
         return self.base.grade(score)
 
     def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:

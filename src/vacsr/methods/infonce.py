@@ -27,7 +27,7 @@ class InfoNCEConfig(MethodConfig):
 
 @register("infonce", InfoNCEConfig, presets={"paper": {"scale": 1.0}})
 class InfoNCE(Method):
-    """Score = cosine, grade = (1+cos)/2: a softmax gives one pair no probability of its own.
+    """Score = cosine. No grade: a softmax gives one pair no probability of its own.
 
     The softmax over columns needs the whole batch, so blocks of rows are not allowed.
     """

@@ -37,9 +37,11 @@ class Answer(NamedTuple):
     """A frame of style.css: official, unlabelled, partly, wrong or unknown."""
     badge: str
     """What is known of the pair, in words."""
-    grade: float
-    """The method's own, from 0 to 1."""
+    grade: float | None
+    """The probability of a match; None for a method that only ranks."""
     uncertainty: float | None
+    score: float = 0.0
+    """Shown where there is no grade."""
 
 
 class RowAnswers(NamedTuple):

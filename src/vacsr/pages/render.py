@@ -1,4 +1,4 @@
-"""Pages: plain data and a template give one HTML file that needs no network and no scripts."""
+"""Pages: plain data and a template give one HTML file that needs no network; only the audit's has a script."""
 
 from __future__ import annotations
 

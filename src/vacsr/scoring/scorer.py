@@ -35,7 +35,7 @@ class AlignedScores(NamedTuple):
     """Scores of pairs (image n, text n)."""
 
     score: Tensor  # [N]
-    grade: Tensor  # [N], in (0, 1)
+    grade: Tensor | None  # [N], in (0, 1); None where the method only ranks
     uncertainty: Tensor | None  # [N]
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,8 +116,8 @@ class PairScores:
         return AlignedScores(score, self.grade(score), self.uncertainty(rows, cols))
 
     @torch.inference_mode()
-    def grade(self, score: Tensor) -> Tensor:
-        """Scores as the method's grade in (0, 1). [...] -> [...]"""
+    def grade(self, score: Tensor) -> Tensor | None:
+        """Scores as the probability of a match; None where the method only ranks. [...] -> [...]"""
         return self.scorer.model.method.grade(score)
 
     def _aligned(self, rows: Tensor, cols: Tensor) -> Iterator[tuple[Embedding, Embedding]]:

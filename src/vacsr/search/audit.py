@@ -1,7 +1,7 @@
 """Suspected wrong pairs and suspected missing matches of a data set, by a trained model.
 
 Pairs are ranked by how well a caption agrees with an image *and the image's other captions*. An image's prototype is
-its own vector plus those of its captions, each weighted by the grade that the model gives it (:func:`weights`), so that
+its own vector plus those of its captions, each weighted by how well the model says it fits (:func:`weights`), so that
 a caption which does not fit pulls little. A wrong caption disagrees with the prototype of the rest; an unlabelled
 caption that agrees with it is likely a match that nobody labelled. docs/results.md compares it with other
 signals; the model's uncertainty was not among the good ones.
@@ -40,9 +40,14 @@ class Known(NamedTuple):
     """The model's view of one pair."""
 
     score: float
-    grade: float
+    grade: float | None  # None where the method only ranks
     uncertainty: float | None
     agreement: float  # cosine with the image and its other captions
+
+    @property
+    def level(self) -> float:
+        """The grade, or the score of a method that only ranks."""
+        return self.score if self.grade is None else self.grade
 
 
 class WrongPair(NamedTuple):
@@ -74,8 +79,8 @@ class AuditReport(NamedTuple):
     wrong: tuple[WrongPair, ...]
     missing: tuple[MissingMatch, ...]
     labelled: int  # pairs that were checked
-    min_grade: float  # the least grade of a missing match
-    usual_grade: float  # what three of four labelled pairs reach, which is the default least grade
+    min_grade: float | None  # the least grade of a missing match; None where the method only ranks
+    usual_grade: float | None  # what three of four labelled pairs reach, which is the default least grade
 
     def __repr__(self) -> str:
         lists = f"{len(self.wrong):,} suspected wrong pairs, {len(self.missing):,} suspected missing matches"
@@ -110,7 +115,7 @@ class Signals(NamedTuple):
 
     own: Tensor
     suspicion: Tensor
-    grade: Tensor
+    level: Tensor  # grade, or score of a method that only ranks
     near: Neighbours
 
 
@@ -125,32 +130,39 @@ def audit(
 ) -> AuditReport:
     """Rank the labelled pairs by suspicion, and the unlabelled ones by agreement; ``top`` of each.
 
-    ``min_grade`` of a missing match is by default what three of four labelled pairs reach: methods differ in how high
-    they grade, so no fixed grade means "yes" for all. All pairs are compared by cosine, in blocks; the model scores
-    those that are listed. Memory grows with the number of images and captions, not with that of their pairs.
+    ``min_grade`` of a missing match is by default what three of four labelled pairs reach: models differ in how high
+    they grade, so no fixed grade means "yes" for all. Where a method only ranks, the same holds for its score. All
+    pairs are compared by cosine, in blocks; the model scores those that are listed. Memory grows with the number of
+    images and captions, not with that of their pairs.
     """
     if top < 1 or not 0 <= (min_grade or 0.0) <= 1:
         message = f"top={top}, min_grade={min_grade}: expected 1 or more, and 0 to 1"
         raise UsageError(f"{message} — try top=200, and leave min_grade out")
     scorer = model if isinstance(model, PairScorer) else PairScorer(model, device=device)
+    graded = scorer.model.method.grade(torch.zeros(1, device=scorer.device)) is not None
+    if min_grade and not graded:
+        message = f"min_grade={min_grade}: a plain cosine is no grade, and this model has no other"
+        raise UsageError(f"{message} — leave min_grade out")
     scores, owner = scorer.score_set(pairs), pairs.caption_image.to(scorer.device)
     every = signals(scores, owner, progress=progress)
-    usual = float(every.grade.sort().values[len(owner) // 4])
-    least = usual if min_grade is None else min_grade
-    missing = _find_missing(scores, owner, every, top=top, min_grade=least)
-    return AuditReport(_find_wrong(scores, owner, every, top=top), missing, len(owner), least, usual)
+    usual = float(every.level.sort().values[len(owner) // 4])
+    least = usual if min_grade is None else min_grade if graded else float("-inf")
+    missing = _find_missing(scores, owner, every, top=top, least=least)
+    grades = (least, usual) if graded else (None, None)
+    return AuditReport(_find_wrong(scores, owner, every, top=top), missing, len(owner), *grades)
 
 
 @torch.inference_mode()
 def signals(scores: PairScores, owner: Tensor, *, captions: int = _EACH, progress: Progress | None = None) -> Signals:
     """Of every pair that could be listed. ``owner`` [M]: each caption's image row."""
     v, t = scores.images.mean.float(), scores.texts.mean.float()
-    grade = scores.grade(scores.score_of(owner, torch.arange(len(t), device=owner.device)))
-    weight = weights(grade)
+    score = scores.score_of(owner, torch.arange(len(t), device=owner.device))
+    grade = scores.grade(score)
+    weight = weights(score, grade)
     sums = caption_sums(t, owner, weight, images=len(v))
     own = own_agreement(v, t, owner, weight=weight, sums=sums)
     near = find_neighbours(prototypes(v, sums), t, owner, captions=captions, progress=progress)
-    return Signals(own, suspicion(own, near.image_agreement), grade, near)
+    return Signals(own, suspicion(own, near.image_agreement), score if grade is None else grade, near)
 
 
 def _find_wrong(scores: PairScores, owner: Tensor, every: Signals, *, top: int) -> tuple[WrongPair, ...]:
@@ -169,7 +181,7 @@ def _find_wrong(scores: PairScores, owner: Tensor, every: Signals, *, top: int) 
 
 
 def _find_missing(
-    scores: PairScores, owner: Tensor, every: Signals, *, top: int, min_grade: float
+    scores: PairScores, owner: Tensor, every: Signals, *, top: int, least: float
 ) -> tuple[MissingMatch, ...]:
     """By falling agreement, those that the model grades high enough; more are graded until there are enough."""
     agreement, each = every.near.caption_agreement.flatten(), every.near.caption.shape[1]
@@ -181,7 +193,7 @@ def _find_missing(
         known = _known(scores, rows, cols, agreement[some])
         own = _known(scores, owner[cols], cols, every.own[cols])
         columns = zip(rows.tolist(), cols.tolist(), known, owner[cols].tolist(), own, strict=True)
-        missing += [MissingMatch(*one) for one in columns if one[2].grade >= min_grade]
+        missing += [MissingMatch(*one) for one in columns if one[2].level >= least]
         if len(missing) >= top:
             break
     return tuple(missing[:top])
@@ -190,16 +202,20 @@ def _find_missing(
 def _known(scores: PairScores, rows: Tensor, cols: Tensor, agreement: Tensor) -> list[Known]:
     aligned = scores.at(rows, cols)
     sigma = [None] * len(rows) if aligned.uncertainty is None else aligned.uncertainty.tolist()
-    columns = (aligned.score.tolist(), aligned.grade.tolist(), sigma, agreement.tolist())
+    grade = [None] * len(rows) if aligned.grade is None else aligned.grade.tolist()
+    columns = (aligned.score.tolist(), grade, sigma, agreement.tolist())
     return [Known(*one) for one in zip(*columns, strict=True)]
 
 
-def weights(grade: Tensor) -> Tensor:
+def weights(score: Tensor, grade: Tensor | None) -> Tensor:
     """Grades as shares of the median grade, 1 at most: methods differ in how high they grade a match. [M] -> [M]
 
-    >>> weights(torch.tensor([0.01, 0.1, 0.2]))
+    Without grades the scores are cosines, and (1 + cos)/2 takes their part.
+
+    >>> weights(torch.zeros(3), torch.tensor([0.01, 0.1, 0.2]))
     tensor([0.1000, 1.0000, 1.0000])
     """
+    grade = 0.5 * (1.0 + score) if grade is None else grade
     return (grade / grade.median().clamp_min(1e-12)).clamp(max=1.0)
 
 

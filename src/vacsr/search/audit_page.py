@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ _KNOWN = ("score", "grade", "uncertainty", "agreement")
 _WRONG_HEAD = (
     "rank", "suspicion", "image", "caption_id", "caption", *_KNOWN,
     "better_image", "better_image_grade", "better_image_agreement",
-    "better_caption_id", "better_caption", "better_caption_grade", "better_caption_agreement",
+    "better_caption_id", "better_caption", "better_caption_grade", "better_caption_agreement", "line",
 )  # fmt: skip
 _MISSING_HEAD = (
     "rank", "image", "caption_id", "caption", *_KNOWN, "labelled_image", "labelled_grade", "labelled_agreement",
@@ -77,25 +77,36 @@ def short_spec(spec: str) -> str:
 
 
 def write_audit(
-    folder: Path, report: AuditReport, pairs: PairSet | PhotoSet, *, title: str, photos: Pictures | None = None
+    folder: Path,
+    report: AuditReport,
+    pairs: PairSet | PhotoSet,
+    *,
+    title: str,
+    photos: Pictures | None = None,
+    lines: Mapping[str, int] | None = None,
 ) -> None:
-    """Write all three, each atomically. ``title`` names the data; ``photos`` are pictures for data that hold none."""
+    """Write all three, each atomically. ``title`` names the data; ``photos`` are pictures for data that hold none.
+
+    ``lines``: where each caption is in the file of the data, by its id, see :func:`vacsr.data.tables.caption_lines`.
+    """
+    lines = lines or {}
     if photos is None and isinstance(pairs, PhotoSet):
         photos = {name: (pairs.photos, row) for row, name in enumerate(pairs.image_ids)}
     files = {
-        WRONG: _csv(_WRONG_HEAD, _wrong_lines(report, pairs)),
+        WRONG: _csv(_WRONG_HEAD, _wrong_lines(report, pairs, lines)),
         MISSING: _csv(_MISSING_HEAD, _missing_lines(report, pairs)),
-        PAGE: _page(report, _View(pairs, photos or {}), title=title),
+        PAGE: _page(report, _View(pairs, photos or {}, lines), title=title),
     }
     for name, text in files.items():
         write_text(folder / name, text.encode(errors="backslashreplace").decode())  # UTF-8 has no lone surrogates
 
 
-def _wrong_lines(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[list[str]]:
+def _wrong_lines(report: AuditReport, pairs: PairSet | PhotoSet, lines: Mapping[str, int]) -> Iterable[list[str]]:
     for rank, pair in enumerate(report.wrong, start=1):
         line = [str(rank), f"{pair.suspicion:.4f}", _image(pairs, pair.row), *_caption(pairs, pair.col)]
         line += [*_values(pair.known), _image(pairs, pair.better_row), *_short(pair.better_image)]
-        yield [*line, *_caption(pairs, pair.better_col), *_short(pair.better_caption)]
+        line += [*_caption(pairs, pair.better_col), *_short(pair.better_caption)]
+        yield [*line, str(lines.get(pairs.caption_ids[pair.col], ""))]
 
 
 def _missing_lines(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[list[str]]:
@@ -119,7 +130,7 @@ def _values(known: Known) -> list[str]:
 
 
 def _short(known: Known | None) -> list[str]:
-    return ["", ""] if known is None else [f"{known.grade:.4f}", f"{known.agreement:.4f}"]
+    return ["", ""] if known is None else [_values(known)[1], _values(known)[3]]
 
 
 def _csv(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -130,13 +141,13 @@ def _csv(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def _page(report: AuditReport, view: _View, *, title: str) -> str:
     wrong = [
-        view.suspect(pair.row, pair.col, pair.known, siblings_without=pair.col)
+        view.suspect("wrong", pair.row, pair.col, pair.known)
         | view.other_image(pair.better_row, pair.better_image, col=pair.col)
         | {"better_caption": "" if pair.better_col is None else view.caption(pair.better_col)}
         for pair in report.wrong[:_SHOWN]
     ]
     missing = [
-        view.suspect(pair.row, pair.col, pair.known) | view.other_image(pair.own_row, pair.own, col=pair.col)
+        view.suspect("missing", pair.row, pair.col, pair.known) | view.other_image(pair.own_row, pair.own, col=pair.col)
         for pair in report.missing[:_SHOWN]
     ]
     sigmas = [one["known"].uncertainty for one in (*wrong, *missing) if one["known"].uncertainty is not None]
@@ -147,6 +158,7 @@ def _page(report: AuditReport, view: _View, *, title: str) -> str:
         captions=len(view.pairs),
         lists={"wrong": wrong, "missing": missing},
         totals={"wrong": len(report.wrong), "missing": len(report.missing)},
+        graded=report.usual_grade is not None,
         min_grade=report.min_grade,
         sigma=(min(sigmas, default=0.0), max(sigmas, default=0.0)),
         side=_SIDE,
@@ -156,8 +168,8 @@ def _page(report: AuditReport, view: _View, *, title: str) -> str:
 class _View:
     """Captions and pictures of one data set as the template reads them; every photo is read once."""
 
-    def __init__(self, pairs: PairSet | PhotoSet, photos: Pictures) -> None:
-        self.pairs, self.photos = pairs, photos
+    def __init__(self, pairs: PairSet | PhotoSet, photos: Pictures, lines: Mapping[str, int]) -> None:
+        self.pairs, self.photos, self.lines = pairs, photos, lines
         self._pictures: dict[int, Picture] = {}
         self._captions: dict[int, list[int]] = {}
         for col, row in enumerate(pairs.caption_image.tolist()):
@@ -169,10 +181,13 @@ class _View:
     def siblings(self, row: int, *, without: int | None) -> list[str]:
         return [self.caption(col) for col in self._captions.get(row, []) if col != without]
 
-    def suspect(self, row: int, col: int, known: Known, *, siblings_without: int | None = None) -> dict[str, Any]:
-        captions = self.siblings(row, without=siblings_without)[:_SIBLINGS]
+    def suspect(self, kind: str, row: int, col: int, known: Known) -> dict[str, Any]:
+        """``cells``: what the page exports of it, beside the mark that a person gives it."""
+        captions = self.siblings(row, without=col)[:_SIBLINGS]
+        line = self.lines.get(self.pairs.caption_ids[col]) if kind == "wrong" else None
+        cells = [kind, _image(self.pairs, row), *_caption(self.pairs, col), str(line or "")]
         shown = {"caption": self.caption(col), "picture": self.picture(row), "known": known, "captions": captions}
-        return {**shown, "other": None, "better_caption": ""}
+        return {**shown, "cells": cells, "line": line, "other": None, "better_caption": ""}
 
     def other_image(self, row: int | None, known: Known | None, *, col: int) -> dict[str, Any]:
         """An image that fits better or is labelled, and a caption of it that is not ``col`` itself."""

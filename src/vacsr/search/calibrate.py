@@ -50,7 +50,7 @@ class DirectionCalibration(Config):
     depth: int = Field(ge=1)  # best by score whose σ is computed
     queries: int
     grades: GradeCalibration
-    ece_own: float
+    ece_own: float | None  # of the method's own grades; None where it has none
     ece_temperature: float
     ece_isotonic: float
     r1: float  # share of right first answers, on the part of the split that did not choose
@@ -59,7 +59,11 @@ class DirectionCalibration(Config):
 
     def same_size(self, size: int) -> bool:
         """Does the guarantee of ``answer`` hold for an index of this size?"""
-        return (1 - SMALLER) * self.gallery <= size <= (1 + LARGER) * self.gallery
+        return (1 - SMALLER) * self.gallery <= size and self.covers(size)
+
+    def covers(self, size: int) -> bool:
+        """Is an index of this size no larger than the fit's? Among fewer items a grade is too low, if anything."""
+        return size <= (1 + LARGER) * self.gallery
 
 
 class Calibration(Config):
@@ -106,7 +110,7 @@ class DirectionCheck(NamedTuple):
     answers: RiskCheck
     absent: RiskCheck  # the same queries without their matches in the lists: whatever is answered is wrong
     r1: float
-    ece_own: float
+    ece_own: float | None
     ece: float
 
 
@@ -174,13 +178,13 @@ def choosing(candidates: Candidates, generator: np.random.Generator) -> Mask:
 
 def check_direction(scorer: PairScorer, candidates: Candidates, fitted: DirectionCalibration) -> DirectionCheck:
     rule, score, right = fitted.answer, candidates.score[:, : fitted.depth], candidates.right[:, : fitted.depth]
-    labels = right.ravel().astype(np.float64)
+    labels, own = right.ravel().astype(np.float64), _own_grades(scorer, score)
     return DirectionCheck(
         gallery=candidates.gallery,
         answers=check_threshold(rule.outcomes(candidates), rule.threshold),
         absent=check_threshold(rule.outcomes(without_matches(candidates)), rule.threshold),
         r1=float(candidates.right[:, 0].mean()),
-        ece_own=expected_calibration_error(_own_grades(scorer, score), labels),
+        ece_own=None if own is None else expected_calibration_error(own, labels),
         ece=expected_calibration_error(fitted.grades.apply(score.ravel()), labels),
     )
 
@@ -200,11 +204,11 @@ def without_matches(candidates: Candidates) -> Candidates:
     )  # fmt: skip
 
 
-def _own_grades(scorer: PairScorer, score: Array) -> Array:
-    """The method's own grades. [...] -> [N]"""
+def _own_grades(scorer: PairScorer, score: Array) -> Array | None:
+    """The method's own grades, if it has any. [...] -> [N]"""
     with torch.inference_mode():
         grade = scorer.model.method.grade(torch.from_numpy(score.ravel().copy()).float().to(scorer.device))
-    return np.asarray(grade.double().cpu().numpy(), dtype=np.float64)
+    return None if grade is None else np.asarray(grade.double().cpu().numpy(), dtype=np.float64)
 
 
 def search_lists(

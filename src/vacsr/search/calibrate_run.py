@@ -63,14 +63,18 @@ def _fitted_row(name: str, part: DirectionCalibration) -> list[str]:
     rule = part.answer
     answered = "none certified" if rule.threshold is None else f"{rule.answered / rule.certified:.1%}"
     wrong = "–" if rule.threshold is None else f"{rule.wrong / rule.answered:.1%}"
-    shares = [f"{value:.1%}" for value in (part.r1, part.ece_own, part.ece_temperature, part.ece_isotonic)]
+    shares = [_share(value) for value in (part.r1, part.ece_own, part.ece_temperature, part.ece_isotonic)]
     return [name, f"{part.gallery:,}", rule.measure, answered, wrong, *shares]
 
 
 def _check_row(name: str, part: DirectionCheck) -> list[str]:
     wrong = f"{part.answers.risk:.1%}" if part.answers.answered else "–"
-    shares = [f"{value:.1%}" for value in (part.absent.coverage, part.r1, part.ece_own, part.ece)]
+    shares = [_share(value) for value in (part.absent.coverage, part.r1, part.ece_own, part.ece)]
     return [name, f"{part.gallery:,}", f"{part.answers.coverage:.1%}", wrong, *shares]
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
 
 
 def calibrate_run(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class Filled(NamedTuple):
 
     added: int = 0
     replaced: int = 0
-    skipped: int = 0  # in the index already, unchanged
+    skipped: int = 0  # in the index already, unchanged or under another id
     of: int = 0
     removed: int = 0  # from the index, since the data set no longer has them
 
@@ -59,6 +60,7 @@ def fill_index(
 
     ``source``: the SPEC, which the index remembers, see :func:`absolute_spec`. An id that is there from another source
     is an error before anything is embedded: it is another image. ``replace`` embeds everything and takes such ids over.
+    A photo that is there under another id, from another source, is skipped with a warning.
     ``prune`` then removes what came from the source and is no longer in it; if that is more than half, it is an error
     at the start unless you are ``sure``. ``committed`` is called after each batch that is stored.
     """
@@ -68,6 +70,8 @@ def fill_index(
     metadata = dict(zip(ids, (_text_metadata if texts else _image_metadata)(pairs, source), strict=True))
     gone = _find_gone(index, ids, source=source, sure=sure) if prune else []
     rows = list(range(len(ids))) if replace else _find_changed(index, metadata)
+    if not texts:
+        rows = _without_copies(index, metadata, rows, source=source)
     if source:
         index.note_source(source)
     done, batches = Filled(skipped=len(ids) - len(rows), of=len(ids)), _cut(rows, batch)
@@ -99,6 +103,37 @@ def _find_changed(index: VectorIndex, metadata: Mapping[str, Metadata]) -> list[
             if before is None or (before.get("mark") and new["mark"] and before["mark"] != new["mark"]):
                 changed.append(row)
     return changed
+
+
+def _without_copies(
+    index: VectorIndex, metadata: Mapping[str, Metadata], rows: Sequence[int], *, source: str
+) -> list[int]:
+    """The rows without photos that another source has put into the index under other ids.
+
+    The same photo: a file of the same name, size and time, which is still there.
+    """
+    origin, ids = without_split(source), list(metadata)
+    keys = {source_key(other) for other in index.sources if without_split(other) != origin}
+    photo = {row: key for row in rows if (key := _photo_key(metadata[ids[row]])) is not None}
+    if not source or not keys or not photo:
+        return list(rows)
+    known, wanted = dict[tuple[str, str], str](), set(photo.values())
+    for name, stored in index.records():
+        key = _photo_key(stored)
+        if stored.get("from") in keys and name not in metadata and key in wanted and os.path.exists(stored["source"]):
+            known[key] = name
+    copies = [row for row, key in photo.items() if key in known]
+    if copies:
+        first, name = ids[copies[0]], known[photo[copies[0]]]
+        message = f"{len(copies):,} photos are in the index already under other ids, first {first!r} as {name!r}"
+        warnings.warn(f"{message}: skipped — to store them under the new ids, fill another index", stacklevel=3)
+    return sorted({*rows} - {*copies})
+
+
+def _photo_key(item: Metadata) -> tuple[str, str] | None:
+    """File name and fingerprint; None where one is unknown."""
+    name, mark = item.get("source"), item.get("mark")
+    return (os.path.basename(name), mark) if name and mark else None
 
 
 def _check_source(name: str, stored: Metadata, new: Metadata) -> None:

@@ -186,12 +186,14 @@ class VectorIndex(ABC):
 def open_index(
     spec: str, *, dim: int | None = None, provenance: str | None = None, create: bool = False, dtype: str | None = None
 ) -> VectorIndex:
-    """Open ``exact:FOLDER`` or ``milvus:FILE_OR_URI``, and check its dimension and provenance where these are given.
+    """Open ``exact:FOLDER``, or just ``FOLDER``, or ``milvus:FILE_OR_URI``; checks dimension and provenance if given.
 
     ``create`` makes a missing index, which needs ``dim``. ``dtype``: how a new exact index stores vectors, float32
     (default) or float16; Milvus stores float32.
     """
-    scheme, _, where = spec.partition(":")
+    scheme, colon, where = spec.partition(":")
+    if not colon:
+        scheme, where = "exact", spec
     if scheme not in BACKENDS or not where:
         action = "write exact:FOLDER, milvus:FILE.db or milvus:http://HOST:19530"
         raise UsageError(f"{spec!r} is not the name of an index — {action}")
@@ -234,9 +236,13 @@ def held_kind(provenance: str) -> str:
 
 def model_digest(model: MatchingModel, *, method: bool = True) -> str:
     """A hash of weights and settings, the same wherever a model is loaded. Without ``method``: of what embeds."""
+    from vacsr.backbones import scheme_of
+
     settings = model.config.model_dump(mode="json", exclude=_NOT_EMBEDDING)
     if model.has_towers:
         settings["transform"] = model.backbone.transform.describe()
+        if scheme_of(model.config.spec).pretrained:
+            settings["spec"] = model.config.spec.partition(":")[0]  # wherever its files are
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if method or not name.startswith("method."):

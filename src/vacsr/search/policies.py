@@ -28,7 +28,7 @@ class Scored(NamedTuple):
     metadata: Sequence[dict[str, Any]]  # [m]
     cosine: Array  # [m]
     score: Array  # [m]
-    grade: Array  # [m], calibrated where there is a calibration
+    grade: Array | None  # [m], calibrated where there is a calibration; None where the method only ranks
     sigma: Array | None  # [d], of the first ones
     confidence: float | None  # that the first is right; None without a calibration
 

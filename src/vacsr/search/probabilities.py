@@ -126,10 +126,12 @@ class GradeCalibration(Config):
         return np.clip(chance, _TINY, 1 - _TINY)
 
 
-def fit_grades(score: Array, match: Array, *, grade: Array, fit: Mask) -> tuple[GradeCalibration, dict[str, float]]:
+def fit_grades(
+    score: Array, match: Array, *, grade: Array | None, fit: Mask
+) -> tuple[GradeCalibration, dict[str, float | None]]:
     """Fit both ways on the pairs where ``fit``, choose by log loss on the others, then fit both on all. [N] each
 
-    ``grade`` is the method's own. Also the expected calibration errors on the others, of ``grade`` and of both ways.
+    Also the expected calibration errors on the others: of both ways, and of ``grade``, the method's own if it has one.
     """
 
     def both(rows: Mask, kind: Kind) -> GradeCalibration:
@@ -140,8 +142,9 @@ def fit_grades(score: Array, match: Array, *, grade: Array, fit: Mask) -> tuple[
     partly, held_out = both(fit, "temperature"), match[~fit]
     chances = {kind: partly.apply(score[~fit], kind) for kind in kinds}
     loss = {kind: -np.log(np.where(held_out > 0, chance, 1 - chance)).mean() for kind, chance in chances.items()}
-    graded = (("own", grade[~fit]), *chances.items())
-    errors = {f"ece_{name}": expected_calibration_error(chance, held_out) for name, chance in graded}
+    errors: dict[str, float | None] = {"ece_own": None}
+    for name, chance in (*chances.items(), *(() if grade is None else (("own", grade[~fit]),))):
+        errors[f"ece_{name}"] = expected_calibration_error(chance, held_out)
     return both(np.ones(len(score), dtype=bool), min(kinds, key=loss.__getitem__)), errors
 
 

@@ -32,6 +32,8 @@ Way = Literal["t2i", "i2t", "i2i", "t2t"]
 two are by cosine alone: the method scores pairs of an image and a text, and no others."""
 UserText = Annotated[str, SkipValidation]
 """A string of the user's data: it may hold half a surrogate pair, as JSON may, which a check for UTF-8 would refuse."""
+LIKELY = 0.5
+"""From this grade on a hit is more likely a match than not."""
 _HELD: dict[Direction, str] = {"t2i": "images", "i2t": "texts"}
 
 
@@ -51,12 +53,12 @@ class Hit(_Result):
     score: float | None
     """The method's. It has none for two images or two texts."""
     grade: float | None
-    """In 0–1: with a calibration the chance that it is a labelled match, else the method's own grade. None without a
-    score."""
+    """The probability that it is a match: calibrated if there is a calibration, else as the method was trained. None
+    where neither knows one: a method that only ranks, or no score."""
     uncertainty: float | None
     """σ; None where the method has none, or there is no score."""
     probably_also: bool
-    """Looks like a match beside the first."""
+    """Not the first, but by its calibrated grade more likely a match than not."""
     metadata: Annotated[dict[str, Any], SkipValidation]
     """That the index keeps with it."""
 
@@ -94,8 +96,8 @@ class Results(_Result):
         return [hit.id for hit in self.hits if hit.probably_also]
 
     @property
-    def graded(self) -> bool:
-        """Is there a score? Not among images alone, or texts alone."""
+    def scored(self) -> bool:
+        """Has the method scored the hits? Not among images alone, or texts alone."""
         return self.direction in ("t2i", "i2t")
 
     def __repr__(self) -> str:
@@ -145,6 +147,14 @@ class Searcher:
     @property
     def fitted(self) -> DirectionCalibration | None:
         return None if self.calibration is None else self.calibration.of(self.direction)
+
+    @torch.inference_mode()
+    def grade(self, score: Tensor) -> Array | None:
+        """The probability of a match: calibrated, or else the method's own; None if there is neither. [N] -> [N]"""
+        if self.fitted is not None:
+            return self.fitted.grades.apply(_floats(score))
+        grade = self.scorer.model.method.grade(score.to(self.scorer.device))
+        return None if grade is None else _floats(grade)
 
     def search(
         self, *, text: str | None = None, image: Picture | None = None, k: int = 10, policy: str | Policy = "score"
@@ -200,16 +210,11 @@ class Searcher:
         order, score = rescored.order[row], _floats(rescored.score[row])
         cosine = _floats(hits.scores[row].cpu()[order])
         sigma = None if rescored.sigma is None else _floats(rescored.sigma[row])
-        confidence = None
-        if self.fitted is None:
-            with torch.inference_mode():
-                grade = _floats(self.scorer.model.method.grade(rescored.score[row].to(self.scorer.device)))
-        else:
-            grade = self.fitted.grades.apply(score)
-            if len(score) > 1:  # from as many candidates as it was fitted with
-                near, deep = slice(self.fitted.candidates), slice(self.fitted.depth)
-                first = None if sigma is None else sigma[None, deep]
-                confidence = float(self.fitted.answer.confidence_of(score[None, near], cosine[None, near], first)[0])
+        grade, confidence = self.grade(rescored.score[row]), None
+        if self.fitted is not None and len(score) > 1:  # from as many candidates as it was fitted with
+            near, deep = slice(self.fitted.candidates), slice(self.fitted.depth)
+            first = None if sigma is None else sigma[None, deep]
+            confidence = float(self.fitted.answer.confidence_of(score[None, near], cosine[None, near], first)[0])
         ids = LazyList(hits.ids[row].__getitem__, order.tolist())  # most are never shown
         metadata = LazyList(hits.metadata[row].__getitem__, order.tolist())
         return Scored(ids, metadata, cosine, score, grade, sigma, confidence)
@@ -217,8 +222,9 @@ class Searcher:
     def _results(self, scored: Scored, ranked: Ranked, *, k: int, policy: Policy, size: int) -> Results:
         order = [int(position) for position in ranked.order[:k]]
         fitted, also = self.fitted, set[int]()
-        if fitted is not None:
-            also = {*np.flatnonzero(scored.score[: fitted.depth] >= fitted.also_floor).tolist()} - {order[0]}
+        if fitted is not None and scored.grade is not None and fitted.covers(size):
+            likely = (scored.grade >= LIKELY) & (scored.score >= fitted.also_floor)
+            also = {*np.flatnonzero(likely[: fitted.depth]).tolist()} - {order[0]}
         note = self._note(policy, size)
         certified = fitted is not None and policy.rule == fitted.answer and policy.rule.threshold is not None
         return Results(
@@ -251,7 +257,7 @@ def _hit(scored: Scored, position: int, rank: int, *, also: bool) -> Hit:
     sigma = scored.sigma if scored.sigma is not None and position < len(scored.sigma) else None
     return Hit(
         rank=rank, id=scored.ids[position], metadata=scored.metadata[position], cosine=float(scored.cosine[position]),
-        score=float(scored.score[position]), grade=float(scored.grade[position]),
+        score=float(scored.score[position]), grade=None if scored.grade is None else float(scored.grade[position]),
         uncertainty=None if sigma is None else float(sigma[position]), probably_also=also,
     )  # fmt: skip
 

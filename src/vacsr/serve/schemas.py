@@ -151,9 +151,10 @@ class ScoreAnswer(_Answer):
 
     schema_version: int = Field(1, alias="schema")
     score: list[list[float]]
-    grade: list[list[float]]
-    """The method's own, in 0–1."""
+    grade: list[list[float]] | None
+    """The probability of a match, on the scale of the hits; null where the method only ranks."""
     uncertainty: list[list[float]] | None
+    """σ; null where the method has none."""
 
 
 class Health(_Answer):
