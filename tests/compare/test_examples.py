@@ -79,8 +79,11 @@ def test_answers_are_the_best_by_score(feature_runs: list[RunRecord]) -> None:
             assert answered == [names[at] for at in order[:5]]
             assert row.rank == min(order.index(at) for at in right) + 1
             assert [answer.kind == "official" for answer in row.answers] == [at in right for at in order[:5]]
-            assert all((answer.uncertainty is None) == (row.row == "infonce") for answer in row.answers)
-            assert all(0 <= answer.grade <= 1 for answer in row.answers)
+            assert [answer.score for answer in row.answers] == pytest.approx([line[at] for at in order[:5]], abs=1e-5)
+            if row.row == "infonce":
+                assert {(answer.uncertainty, answer.grade) for answer in row.answers} == {(None, None)}
+            else:
+                assert all(answer.uncertainty is not None and 0 <= answer.grade <= 1 for answer in row.answers)
 
 
 def test_queries_do_not_depend_on_scores(feature_runs: list[RunRecord]) -> None:
@@ -212,7 +215,7 @@ class Scored:
         return self.every[rows, cols]
 
     def at(self, rows: torch.Tensor, cols: torch.Tensor) -> Any:
-        return SimpleNamespace(grade=self.every[rows, cols], uncertainty=None)
+        return SimpleNamespace(score=self.every[rows, cols], grade=self.every[rows, cols], uncertainty=None)
 
 
 @settings(deadline=None, max_examples=30)

@@ -350,7 +350,7 @@ def test_a_hit_is_one_whole_line_whatever_its_id(
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: terminal, raising=False)
     answer = vacsr("search", towers, "--index", f"exact:{towers / 'images'}", "--text", "a dog", *CPU)
     head, line = answer.out.splitlines()
-    assert line.startswith("1  a b [2J c" + 200 * "x" + "  " if terminal else "1\ta b [2J c" + 200 * "x" + "\t")
+    assert f"a b [2J c{200 * 'x'}" in ([part.strip() for part in line.split("  ")] if terminal else line.split("\t"))
     assert head.split()[:2] == ["rank", "id"]
 
 
