@@ -30,11 +30,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 RUN = [
+    ROOT / "README.md",
     *(DOCS / f"{name}.md" for name in ("compare", "data", "extending", "training")),
     *sorted((DOCS / "get-started").glob("*.md")),
     *sorted((DOCS / "how-to").glob("*.md")),
 ]
-QUICK = ("data", "extending", "fast-scoring", "library")  # the others take minutes together
+QUICK = ("README", "data", "extending", "fast-scoring", "library")  # the others take minutes together
 method_entry("vacsr")
 METHODS = sorted(REGISTRY["retrieval"])
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -33,9 +33,9 @@ WORDS = {
 def sentences(text: str) -> Iterator[str]:
     """Of the running text: without code blocks, headings, formulas and HTML; a cell of a table is a text of its own."""
     text = re.sub(r"^(```.*?^```|#.*?$|\$\$.*?\$\$|<!--.*?-->|!\[.*?$)", "\n\n", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", text))
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "Code", text))
     for block in re.split(r"\n\s*\n|^\s*[-*] |^\s*\d+\. |\|", text, flags=re.MULTILINE):
-        yield from re.split(r"(?<=[.!?:])\s+(?=[A-Z\"*(`σ])", " ".join(block.split()))
+        yield from re.split(r"(?<=[.!?])\s+(?=[A-Z\"*(`σ]|vacsr)", " ".join(block.split()))
 
 
 def length(sentence: str) -> int:
