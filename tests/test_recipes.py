@@ -17,7 +17,6 @@ from vacsr.config import Recipe
 from vacsr.config.io import read_recipe, read_yaml, recipe_from, recipe_layers
 from vacsr.data import load_pairs, parse_spec
 from vacsr.data.fewshot import CLASS_FORMATS
-from vacsr.demo import demo_table
 from vacsr.fewshot.config import FewshotRecipe, read_fewshot
 from vacsr.model import MatchingModel
 from vacsr.train.callbacks import frozen_towers, loss_warmup
@@ -97,16 +96,6 @@ def test_flickr_recipe_names_files_that_exist(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(SHARED)  # the recipe's data/ is this one's
     assert len(load_pairs(recipe.data.pairs, split="train").image_ids) == 6000
     assert all(Path(path).is_file() for path in recipe.evaluate.judgments)
-
-
-def test_the_scenes_recipes_are_the_demo_s() -> None:
-    table = demo_table(0, start=Path("runs/scenes-tiny"))
-    assert table.start is not None
-    parts = {"data", "backbone", "method", "train"}
-    first, then = (read_recipe(ROOT / f"recipes/scenes-tiny{name}.yaml") for name in ("", "-vacsr"))
-    assert first.model_dump(include=parts) == recipe_from(table.start.recipe).model_dump(include=parts)
-    row = next(row for row in table.rows if row.name == "vacsr")
-    assert then.model_dump(include=parts) == table.recipe(row, table.settings[0], seed=0).model_dump(include=parts)
 
 
 def changed(name: str, other: str) -> dict[str, Any]:
