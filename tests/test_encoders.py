@@ -89,14 +89,15 @@ def test_what_is_encoders_and_what_is_a_folder(
     clip_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    assert encoder_spec("runs/mine") is None, "where runs are written by default"
+    (tmp_path / "models" / "mine").mkdir(parents=True)
     assert encoder_spec("towers:a,b") == "towers:a,b"
     assert encoder_spec(clip_checkpoint) == f"clip:{clip_checkpoint}"
     assert encoder_spec("openai/clip-vit-base-patch32") == "clip:openai/clip-vit-base-patch32"
-    assert encoder_spec("runs/mine") is None
-    assert encoder_spec("runs/mistyped") is None, "the folder runs is here, so this is no id"
-    with pytest.raises(DataError, match="no trained model in runs/mistyped"):
-        load_model("runs/mistyped")
+    assert encoder_spec("models/mine") is None
+    assert encoder_spec("models/mistyped") is None, "the folder models is here, so this is no id"
+    with pytest.raises(DataError, match="no trained model in models/mistyped"):
+        load_model("models/mistyped")
 
 
 def test_two_towers_must_share_a_space(clip_checkpoint: Path, siglip_checkpoint: Path, tmp_path: Path) -> None:

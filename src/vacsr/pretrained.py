@@ -44,7 +44,7 @@ def encoder_spec(source: str | Path) -> str | None:
         config = folder / "config.json"
         foreign = config.is_file() and "model_type" in read_json(config)
         return f"clip:{folder}" if foreign else None
-    is_id = _HUB_ID.fullmatch(text) is not None and not folder.parent.is_dir()
+    is_id = _HUB_ID.fullmatch(text) is not None and not text.startswith("runs/") and not folder.parent.is_dir()
     return f"clip:{text}" if is_id else None
 
 
