@@ -17,7 +17,7 @@ def demo(
 ) -> None:
     """Train infonce, sigmoid and vacsr on generated pictures, whose true matches are all known, and compare them.
 
-    Takes a few minutes on two cores. Prints a table; OUT/index.html shows plots and example queries.
+    Takes about a minute of processor time. Prints a table; OUT/index.html shows search results, an audit and plots.
     """
     from vacsr.demo import run_demo
 
