@@ -106,7 +106,7 @@ def test_refusals(serve: Command, tmp_path: Path, run: list[Any]) -> None:
     open_index(other, dim=8, provenance="images:of another model", create=True).add(["a"], torch.eye(8)[:1])
     assert serve(index=other).refused(4, "another model")
     assert serve(index=f"exact:{tmp_path / 'none'}").refused(4)
-    assert serve(index="photos").refused(2, "exact:FOLDER")
+    assert serve(index="photos").refused(4, "exact:photos")
     assert serve("--set", "max_k=0").refused(2, "max_k")
     assert serve("--set", "max_j=1").refused(2, "max_k")
     said = serve("--token", "a secret")
