@@ -212,7 +212,7 @@ def _connect(name: MilvusName, *, create: bool) -> Any:
     with _milvus_errors(name):
         if name.remote:
             return MilvusClient(uri=name.uri, token=os.environ.get(_TOKEN, ""))
-        return MilvusClient(str(path))
+        return MilvusClient(str(path), timeout=60)  # its own server starts first, slowly on a busy machine
 
 
 @contextmanager
