@@ -149,6 +149,7 @@ def test_every_command_that_takes_a_run_takes_encoders(
     ):
         answer = vacsr(*argv)
         assert answer.code == 0, answer.err
+        assert "nothing is trained" in answer.err
     assert vacsr(*argv, "--min-grade", 0.5).refused(2, "leave min_grade out")
     assert vacsr("evaluate", run).refused(2, "--pairs")
     assert vacsr("calibrate", run, "--pairs", spec).refused(2, "save_pretrained")

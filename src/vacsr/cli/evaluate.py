@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from vacsr.choices import Bins, PostHoc
-from vacsr.cli.options import Device, JsonFile, RunFolder, load_scorer, one_line
+from vacsr.cli.options import RUN_HELP, Device, JsonFile, RunFolder, load_scorer, one_line, say_untrained
 from vacsr.errors import UsageError
 
 
 def evaluate(
-    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run or model folder; not with --scores.")] = None,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help=f"{RUN_HELP} Not with --scores.")] = None,
     pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="See docs/data.md; default: the run's.")] = None,
     split: Annotated[str | None, typer.Option(metavar="S", help="Default: test, or all if there is no test.")] = None,
     protocol: Annotated[
@@ -45,6 +45,7 @@ def evaluate(
     from vacsr.config.io import parse
     from vacsr.evaluate.report import evaluate_files
     from vacsr.files import check_output, write_json
+    from vacsr.pretrained import encoder_spec
     from vacsr.train.checkpoint import run_files, spec_files
     from vacsr.train.run import evaluate_run
 
@@ -66,6 +67,8 @@ def evaluate(
     else:
         assert run is not None, "checked above"
         report = evaluate_run(run, pairs=pairs, split=split, settings=settings, device=device)
+        if encoder_spec(run) is not None:
+            say_untrained(str(run))
     if json is not None:
         write_json(json, report.to_dict())
     typer.echo(report.to_markdown())

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 _INDEX = "A FOLDER (or exact:FOLDER), milvus:FILE.db or milvus:http://HOST:PORT."
 
-_RUN = "A run or model folder, or encoders without training: clip:ID_OR_FOLDER, towers:IMAGE,TEXT, a Hub id."
+RUN_HELP = "A run or model folder, or encoders without training: clip:ID_OR_FOLDER, towers:IMAGE,TEXT, a Hub id."
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help=_RUN)]
-RunOption = Annotated[Path, typer.Option("--run", metavar="RUN", help=_RUN)]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP)]
+RunOption = Annotated[Path, typer.Option("--run", metavar="RUN", help=RUN_HELP)]
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="A recipe, such as those in recipes/.")]
 OutRun = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/RECIPE.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")]
@@ -47,8 +47,12 @@ def load_scorer(run: Path, *, device: str) -> PairScorer:
 def note_untrained(scorer: PairScorer) -> None:
     """What cosine scores lack, in one line, for a model that is only its encoders."""
     if scorer.model.untrained:
-        what = f"{scorer.model.backbone.name}: cosine scores, nothing is trained"
-        typer.echo(f"{what}; `vacsr train` on your own captions adds grades and uncertainty", err=True)
+        say_untrained(scorer.model.backbone.name)
+
+
+def say_untrained(name: str) -> None:
+    message = f"{name}: cosine scores, nothing is trained"
+    typer.echo(f"{message}; `vacsr train` on your own captions adds grades and uncertainty", err=True)
 
 
 @contextmanager
