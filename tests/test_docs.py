@@ -145,7 +145,7 @@ ALL = [command for page in PAGES for command in commands(page)]
 
 
 def test_the_reference_shows_every_command() -> None:
-    assert {command.words[0] for command in ALL if command.whole and command.page == DOCS / "cli.md"} == set(COMMANDS)
+    assert {command.words[0] for command in ALL if command.page == DOCS / "cli.md"} >= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", ALL, ids=str)

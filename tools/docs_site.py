@@ -1,4 +1,4 @@
-"""A hook of mkdocs.yml: reference pages from the code, and the files outside docs/ that pages link to.
+"""A hook of mkdocs.yml: reference pages from the code, the notebook, and the files outside docs/ that pages link to.
 
 Generated at build time: every command and option (from typer), every recipe field (from the pydantic configuration) and
 the public Python names (by mkdocstrings). A link to a source file leads to a copy of it as text.
@@ -6,6 +6,7 @@ the public Python names (by mkdocstrings). A link to a source file leads to a co
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\w$])\$(\S(?:[^$\n]*\S)?)\$(?!\w)", re.DOTALL)
+NOTEBOOK = ROOT / "examples/quickstart.ipynb"
 MATH: list[str] = []
 """Formulas of the pages, put in after Markdown is done."""
 
@@ -143,10 +145,24 @@ def api_page() -> str:
     return "\n".join(lines)
 
 
+def notebook_page() -> str:
+    """Its texts, its code and what that prints; links are those of a page in docs/get-started."""
+    parts = []
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source.replace("](../docs/get-started/", "](").replace("](../docs/", "](../"))
+            continue
+        printed = "".join("".join(output["text"]) for output in cell["outputs"])
+        parts += [f"```python\n{source}\n```"] + ([f"```\n{printed}```"] if printed else [])
+    return "\n\n".join(parts) + "\n"
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, text in (("commands", command_page()), ("recipe", recipe_page()), ("api", api_page())):
         files.append(File.generated(config, f"reference/{name}.md", content=text))
-    for source in sorted(linked_sources()):
+    files.append(File.generated(config, "get-started/quickstart.md", content=notebook_page()))
+    for source in sorted(linked_sources() - {NOTEBOOK}):
         path = f"source/{source.relative_to(ROOT).as_posix()}.txt"
         files.append(File.generated(config, path, content=source.read_text(encoding="utf-8")))
     return files
@@ -178,13 +194,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if "://" in link or link.startswith("#") or (target.is_relative_to(config.docs_dir) and not target.is_dir()):
             return match.group(0)
         if target.is_file() and target.suffix != ".md":
-            copy = Path(config.docs_dir, f"source/{target.relative_to(ROOT).as_posix()}.txt")
+            name = f"source/{target.relative_to(ROOT).as_posix()}.txt"
+            copy = Path(config.docs_dir, "get-started/quickstart.md" if target == NOTEBOOK else name)
             return f"{text}({Path(os.path.relpath(copy, here)).as_posix()})"
         return text[1:-1]
 
     def formula(match: re.Match[str]) -> str:
-        display = match.group(1) is not None
-        MATH.append(convert(match.group(1) or match.group(2), display="block" if display else "inline"))
+        display = "block" if match.group(1) else "inline"
+        MATH.append(f'<span class="{display}-math">{convert(match.group(1) or match.group(2), display=display)}</span>')
         return f"formula{len(MATH) - 1}formula"
 
     parts = (part if part.startswith(("```", "`")) else FORMULA.sub(formula, part) for part in CODE.split(markdown))
@@ -192,11 +209,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML, which browsers draw without a script."""
-    html = re.sub(
-        r"(?<=[\d.*>]) (±|/) (?=[−.\d*<])", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", html
-    )  # numbers stay together
+    """Tables of numbers get a mark for site.css; formulas become MathML, which browsers draw without a script."""
+    html = re.sub(r"<table>(.*?)</table>", numbers_marked, html, flags=re.DOTALL)
     return re.sub(r"formula(\d+)formula", lambda match: MATH[int(match.group(1))], html)
+
+
+def numbers_marked(match: re.Match[str]) -> str:
+    """A table in which most cells are short numbers."""
+    cells = [re.sub(r"<[^>]+>", "", text).strip() for text in re.findall(r"<td[^>]*>(.*?)</td>", match.group(1))]
+    numbers = [text for text in cells if len(text) < 20 and re.fullmatch(r"–|[−+]?[\d.][−+\d.,±/%×†‡ ]*(ms)?", text)]
+    return f"<table data-numbers>{match.group(1)}</table>" if 2 * len(numbers) > len(cells) else match.group(0)
 
 
 class Doctests(griffe.Extension):

@@ -213,6 +213,42 @@ def index(cells: list[str], heading: str) -> str | None:
     return "–" if row[key] is None else format(row[key], form)
 
 
+def averaged(cells: list[str], heading: str) -> str | None:
+    """RSUM of one network and of two."""
+    name = f"{'clean' if cells[0] == 'clean' else 'noise-' + cells[0][:2]}/{cells[1]}"
+    return None if heading == "method" else _mean_rsum(stored("averaged-runs.json")["runs"][name][heading])
+
+
+def _mean_rsum(runs: list[dict[str, float]]) -> str:
+    return f"{statistics.fmean(run['rsum'] for run in runs):.1f}" if runs else "–"
+
+
+def noisy(cells: list[str], heading: str) -> str | None:
+    """The short table of how-to/label-noise.md."""
+    if heading == "networks":
+        return None
+    setting = f"noise-{heading[:2]}"
+    if cells[0].startswith("two runs of vacsr"):
+        return _mean_rsum(stored("averaged-runs.json")["runs"][f"{setting}/vacsr-default"]["two trained apart"])
+    return Comparison("noise/results.json", setting, {"RSUM": Measured(("test.rsum",))})(cells, "RSUM")
+
+
+def image_step(cells: list[str], heading: str) -> str | None:
+    """A training step of CLIP's towers: what the adapter adds to the sigmoid loss."""
+    names = {"sigmoid loss": ("sigmoid", 0), "the adapter, fused, dense": ("vacsr, fused", 0)}
+    names |= {"the adapter, fused, in strips": ("vacsr, fused", "auto")}
+    timed = stored("image-step-vitb32.json")["training"]["rows"]
+    steps = {(row["method"], row["tile"]): row for row in timed if row["step"] == "training"}
+    (products,) = (row["ms"] for row in timed if row["step"] == "products")
+    plain, row = steps["sigmoid", 0], steps[names[cells[0]]]
+    added = row["ms"] - plain["ms"]
+    shown = {"ms": f"{row['ms']:.2f}", "peak GiB": f"{row['peak_gib']:.3f}"}
+    if row is not plain:
+        shown |= {"added ms": f"{added:.2f}", "× the adapter's products": f"{added / products:.2f}"}
+        shown["added memory"] = f"+{row['peak_gib'] / plain['peak_gib'] - 1:.1%}"
+    return shown.get(heading, "–")
+
+
 def service(cells: list[str], heading: str) -> str | None:
     """64 clients: milliseconds by path."""
     path = cells[0].split("`")[1].replace("ID", "")
@@ -235,7 +271,7 @@ METHODS = {
     "AURC i2t / t2i": Measured(_pair("test.uncertainty.aurc_{}")),
     "FN AUROC of σ": FALSE_NEGATIVES, "of score": BY_SCORE,
 }  # fmt: skip
-FEATURES = {**METHODS, "mAP@R i2t / t2i": MAP._replace(bold=True), "of score": BY_SCORE._replace(bold=True)}
+TOWERS = {**METHODS, "mAP@R i2t / t2i": MAP._replace(bold=True), "of score": BY_SCORE._replace(bold=True)}
 FRAME = {
     "RSUM": Measured(("test.rsum",), test="†"), "mAP@R i2t / t2i": MAP._replace(test="†"),
     "τ-c experts": EXPERTS._replace(spread=False, bold=False), "RSUM dev": Measured(("dev.rsum",), test="†"),
@@ -269,10 +305,8 @@ FEWSHOT = {
 }  # fmt: skip
 
 
-def comparisons(
-    name: str, columns: dict[str, Measured], heads: dict[str, str], *, rows: tuple[str, ...] = ()
-) -> dict[tuple[str, str], Cell]:
-    return {("results.md", head): Comparison(name, setting, columns, rows=rows) for head, setting in heads.items()}
+def comparisons(name: str, columns: dict[str, Measured], heads: dict[str, str]) -> dict[tuple[str, str], Cell]:
+    return {("results.md", head): Comparison(name, setting, columns) for head, setting in heads.items()}
 
 
 def across(columns: dict[str, tuple[Comparison, str]]) -> Cell:
@@ -294,6 +328,20 @@ def main_rows() -> Cell:
     return across({**shown, **{f"{name}, 50% wrong": (noisy, name) for name in columns}})
 
 
+def parts() -> Cell:
+    """Parts of the default preset, clean and at 50% noise."""
+    columns = {"RSUM": Measured(("test.rsum",)), "mAP@R i2t": Measured(("test.i2t.map_at_r",))}
+    columns["τ-c"] = Measured(("test.judgments.expert_tau_c",))
+    settings = {"clean": "clean", "50% wrong": "noise-50"}
+    return across(
+        {
+            f"{name}, {head}": (Comparison("ablation/results.json", setting, columns), name)
+            for head, setting in settings.items()
+            for name in columns
+        }
+    )
+
+
 def fewshot() -> Cell:
     shown = {}
     for head, (setting, key) in FEWSHOT.items():
@@ -306,28 +354,26 @@ def tables() -> dict[tuple[str, str], Cell]:
     """Every table that is filled in, by page and first heading."""
     return {
         ("../README.md", "method"): main_rows(),
-        **comparisons(
-            "flickr8k-features.json",
-            FEATURES,
-            {"clean": "clean", "50% caption noise": "noise-50"},
-            rows=("infonce", "sigmoid", "vacsr-paper", "vacsr-default"),
-        ),
         **comparisons("noise/results.json", METHODS, NOISE),
         **comparisons(
             "flickr8k/results.json",
-            FEATURES,
+            TOWERS,
             {f"{head.removesuffix(' labels')}, towers": s for head, s in NOISE.items()},
         ),
         **comparisons("frame/results.json", FRAME, {"frame": "clean"}),
         **comparisons("scenes/results.json", SCENES, WORLDS),
         **comparisons("efficiency/results.json", STEP, STEPS),
         **{("results.md", head): audit(setting) for head, setting in AUDITS.items()},
+        ("results.md", "labels"): averaged,
+        ("results.md", "parts"): parts(),
         ("results.md", "few-shot"): fewshot(),
         ("results.md", "gallery"): abstain,
         ("performance.md", "way | decoder"): scoring,
         ("performance.md", "scores"): rankings,
         ("performance.md", "way | p50 ms"): index,
+        ("performance.md", "training step"): image_step,
         ("how-to/serve.md", "path | p50"): service,
+        ("how-to/label-noise.md", "method | networks"): noisy,
     }
 
 
