@@ -6,10 +6,13 @@ import argparse
 import json
 import statistics
 import sys
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vacsr.adapter import VariationalAdapter
@@ -69,6 +72,14 @@ def medians(steps: Mapping[str, Step], *, device: torch.device, rounds: int, bud
         if "problem" in row:
             raise RuntimeError(f"{row['way']}: {row['problem']}")
     return {row["way"]: 1e3 * row["median"] for row in rows}
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, np.ndarray]:
+    """The result of one call, and its seconds of wall clock and of processor: other load affects the latter less."""
+    started, busy = time.perf_counter(), time.process_time()
+    with warnings.catch_warnings(action="ignore"):
+        result = work()
+    return result, np.array([time.perf_counter() - started, time.process_time() - busy])
 
 
 def captured(step: Step) -> Callable[[], None]:

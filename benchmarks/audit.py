@@ -11,24 +11,27 @@ seed-K/METHOD. What the JSON file holds of other parts stays.
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from _audit_figure import draw
 from _audit_signals import HIGH_RECALLS, measured, missing_signals, wrong_signals
-from _common import keep, parser, stored
-from vacsr.bench import timed
+from _common import keep, parser, stored, timed
 from vacsr.config.io import read_recipe
 from vacsr.data import load_pairs
 from vacsr.evaluate.agreement import Judgments, read_judgments
 from vacsr.evaluate.truth import scene_truth
 from vacsr.files import write_json, write_text
+from vacsr.pages.plots import palette
 from vacsr.scoring import PairScorer
 from vacsr.search.audit import find_neighbours
 from vacsr.train.data import read_split, training_data
@@ -37,6 +40,23 @@ Record = dict[str, Any]
 OURS, RIVAL = "vacsr-default", "infonce-cosine"
 WORLD = "scenes:images=1000,held_out=300,seed={seed}"
 WALKS = ((8_000, 20_000, 256), (600, 566_435, 256))  # a whole one, and a part of one with COCO's captions
+PANELS = {
+    "noise-20": ("wrong captions, 20% noise", (20, 100)),
+    "noise-50": ("wrong captions, 50% noise", (20, 100)),
+    "judged-test": ("missing matches, people's grades", (0, 100)),
+    "scenes": ("missing matches, exact truth", (0, 40)),
+}
+"""Of the figure: title and range of precisions in percent, by setting."""
+SIGNALS = {
+    "audit of vacsr": ("vacsr audit", "vacsr", "-"),
+    "cosine of vacsr": ("vacsr cosine", "vacsr", ":"),
+    "loss GMM of infonce": ("infonce loss GMM", "hue-1", "-"),
+    "audit of infonce": ("infonce audit", "infonce", "-"),
+    "cosine of infonce": ("infonce cosine", "infonce", ":"),
+    "σ of vacsr": ("vacsr σ", "published", "-"),
+}
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "vacsr", "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
+               "axes.spines.right": False, "axes.spines.top": False}  # fmt: skip
 
 
 def main() -> None:
@@ -155,6 +175,31 @@ def walk(images: int, captions: int, dim: int, *, threads: int) -> Record:
     result |= {"seconds": float(seconds), "cpu_seconds": float(cpu)}
     print(result)
     return result
+
+
+def draw(records: Sequence[Mapping[str, Any]]) -> str:
+    """Precision along the recall as an SVG file: four settings, one legend; curves are means over seeds."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.5, 6.2), layout="constrained")
+        panels = figure.subplots(2, 2).flat
+        for axes, (setting, (title, limits)) in zip(panels, PANELS.items(), strict=True):
+            axes.set(title=title, ylim=limits, xlabel="recall, %", ylabel="precision, %")
+            axes.grid(axis="y", alpha=0.3)
+            for name, (signal, colour, line) in SIGNALS.items():
+                points = curve(records, setting, signal)
+                if points:
+                    axes.plot(*zip(*points, strict=True), line, color=palette()[colour], label=name)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+def curve(records: Sequence[Mapping[str, Any]], setting: str, signal: str) -> list[tuple[float, float]]:
+    """Recall and mean precision; empty where it was not measured."""
+    same = [one for one in records if (one["setting"], one["signal"]) == (setting, signal)]
+    recalls = same[0]["precision_at_recall"] if same else {}
+    return [(float(r), statistics.fmean(one["precision_at_recall"][r] for one in same)) for r in recalls]
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@
 
 Random weights, random photos of 224×224 on the device, captions that fill the context; everything in one run, so that
 the ratios compare like with like. `towers` is forward and backward of the two towers alone, without pooling, loss and
-optimiser: one after the other, and with --beside also with the text tower on a stream of its own as a step has it. With
---no-optimizer a step ends with its gradients. `vacsr, fused` has hand-written kernels between heads and decoder. Memory
-is the peak of a step that is not replayed (for a graph, of the one that is captured), above what was held before its
-model was built. Under the table stand the ratios: what the adapter adds to the sigmoid loss beside its own matrix
-products, and to PCME++'s inference; each step over the towers alone. Without a GPU it says so and leaves. The paper's
-table of the same steps: `vacsr compare tables/efficiency.yaml`.
+optimiser, one after the other. With --no-optimizer a step ends with its gradients. `vacsr, fused` has hand-written
+kernels between heads and decoder. Memory is the peak of a step that is not replayed (for a graph, of the one that is
+captured), above what was held before its model was built. Under the table stand the ratios: what the adapter adds to
+the sigmoid loss beside its own matrix products, and to PCME++'s inference; each step over the towers alone. Without a
+GPU it says so and leaves. The paper's table of the same steps: `vacsr compare tables/efficiency.yaml`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -73,7 +71,7 @@ def measured(step: Step, *, steps: int, before: int, replayed: Callable[[Step], 
     return {"ms": 1e3 * seconds, "peak_gib": peak}
 
 
-def towers(trainer: Trainer, batch: int, precision: str, *, beside: bool) -> Step:
+def towers(trainer: Trainer, batch: int, precision: str) -> Step:
     """Forward and backward of the towers alone."""
     task = trainer.task
     backbone, data = task.model.backbone, task.loader
@@ -81,12 +79,8 @@ def towers(trainer: Trainer, batch: int, precision: str, *, beside: bool) -> Ste
 
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            with task._text_stream() if beside else nullcontext():
-                total = backbone.encode_texts(texts).values.sum()
-            seen = backbone.encode_images(images).values.sum()
-            if beside:
-                torch.cuda.current_stream().wait_stream(task.stream)
-        (total + seen).backward()
+            total = backbone.encode_texts(texts).values.sum() + backbone.encode_images(images).values.sum()
+        total.backward()
         trainer.optimizer.zero_grad(set_to_none=True)
 
     return step
@@ -129,7 +123,7 @@ def timed(args: argparse.Namespace) -> Iterator[Row]:
             known = {"way": method, "tile": tile, "mode": mode, "precision": precision}
             with matmul_precision(precision):
                 for step, row in steps_of(args, trainer, mode, precision, before=before, first=number == 0):
-                    alone = {"way": "–", "tile": 0} if step.startswith("towers") else {}
+                    alone = {"way": "–", "tile": 0} if step == "towers" else {}
                     yield {"step": step, **known, **alone, **row, "images_per_s": 1e3 * args.batch / row["ms"]}
                 if number == first:
                     yield {"step": "products", **known, **products(trainer.task.model.method, args.batch, precision)}
@@ -146,9 +140,7 @@ def steps_of(
     plain = {"steps": args.steps, "before": before}
     again = plain if mode == "eager" else {**plain, "replayed": captured}
     if first:
-        for beside in (False, True) if args.beside else (False,):
-            alone = towers(trainer, args.batch, precision, beside=beside)
-            yield "towers, beside" if beside else "towers", measured(alone, **again)
+        yield "towers", measured(towers(trainer, args.batch, precision), **again)
     if args.no_optimizer:
         yield "training", measured(gradients(trainer, args.batch), **again)
     else:  # it is captured by itself
@@ -181,10 +173,9 @@ def ratios(rows: list[Row]) -> Iterator[str]:
         other = known.get((precision, mode, step, "pcmepp", 0))
         if step == "inference" and method == "vacsr" and other is not None:
             yield f"- {named} takes {row['ms'] / other['ms']:.4f} × pcmepp's {other['ms']:.2f} ms"
-        for base in ("towers", "towers, beside"):
-            alone = known.get((precision, mode, base, "–", 0))
-            if step == "training" and alone is not None:
-                yield f"- {named} takes {row['ms'] / alone['ms']:.3f} × forward and backward of the {base}"
+        alone = known.get((precision, mode, "towers", "–", 0))
+        if step == "training" and alone is not None:
+            yield f"- {named} takes {row['ms'] / alone['ms']:.3f} × forward and backward of the towers"
 
 
 def main() -> None:
@@ -198,7 +189,6 @@ def main() -> None:
     options.add_argument("--words", type=int, default=120, help="of a caption; enough to fill the context")
     options.add_argument("--precision", type=words, default=["fp32"], help="some of fp32,tf32,bf16")
     options.add_argument("--optimizer", default="adamp", choices=("adamp", "adamw"))
-    options.add_argument("--beside", action="store_true", help="also the towers on two streams, as the step has them")
     options.add_argument("--no-optimizer", action="store_true", help="a step ends with its gradients")
     options.add_argument("--methods", type=words, default=["sigmoid", "vacsr"])
     options.add_argument("--modes", type=words, default=list(MODES), help="some of eager,graph,compiled")

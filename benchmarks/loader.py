@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from _common import finish, parser
+from _common import finish, parser, timed
 from vacsr.backbones.images import CLIP_MEAN, CLIP_STD, PhotoReader, PhotoTransform
-from vacsr.bench import BenchResult, describe_device, timed
+from vacsr.bench import BenchResult, describe_device
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.archives import file_photos
 from vacsr.data.photos import Photos

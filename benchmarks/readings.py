@@ -22,11 +22,12 @@ import torch
 
 from _common import log, parser
 from vacsr.adapter import VariationalAdapter
-from vacsr.choices import Bins, Ties
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.errors import UsageError
 from vacsr.evaluate.agreement import Judgments, read_judgments
+from vacsr.evaluate.ranks import Ties
 from vacsr.evaluate.report import evaluate_scores, markdown_table
+from vacsr.evaluate.uncertainty import Bins
 from vacsr.files import write_json
 from vacsr.methods.vacsr import Vacsr
 from vacsr.model import MatchingModel

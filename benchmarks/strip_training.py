@@ -19,15 +19,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from _common import adapter_flops, captured, finish, log, parser, product_rate
 from vacsr import kernels
 from vacsr.bench import BenchResult, Prepared, Step, Way, describe_device, measure
-from vacsr.bench.training import GIB, MIB, loss_step, peak_mib
-from vacsr.methods.base import Method
+from vacsr.bench.training import GIB
+from vacsr.methods.base import Embedding, Method
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
-from vacsr.objective import ObjectiveConfig
+from vacsr.objective import ObjectiveConfig, batch_block
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
 from vacsr.train.step import matmul_precision
 
@@ -38,13 +39,40 @@ ITEM = {"fp32": 4, "tf32": 4, "bf16": 2}  # bytes
 COLUMNS = {"batch": "B", "way": "loss", "ms": "ms a step", "peak_gib": "peak GiB", "ratio": "time / products"}
 
 
+def loss_step(
+    method: Method, loss: PairLoss, *, dim: int, batch: int, device: torch.device, half: bool = False
+) -> Step:
+    """Forward and backward from fixed unit vectors, without an optimiser; five captions share an image.
+
+    Seed and step are tensors, so that the step can be captured as a CUDA graph.
+    """
+    method.to(device).train()
+    generator = torch.Generator().manual_seed(0)
+    unit = functional.normalize(torch.randn(2, batch, dim, generator=generator), dim=-1).to(device)
+    v, t = (side.clone().requires_grad_() for side in unit)
+    images = (torch.arange(batch) // 5)[torch.randperm(batch, generator=generator)].to(device)
+    trained = [v, t, *(p for p in method.parameters() if p.requires_grad)]
+    seed, number = (torch.tensor(value, device=device) for value in (0, 1))
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            terms = loss(Embedding(v), Embedding(t), batch_block(images, seed=seed, step=number))
+        torch.autograd.grad(terms.total, trained)
+
+    return step
+
+
 def prepare(step: Step, *, device: torch.device, graph: bool) -> Prepared:
     """Peak memory as it is, time as it is or replayed; after a step that has compiled."""
     step()
     if device.type != "cuda":
         return Prepared(step)
     torch.cuda.empty_cache()
-    peak = peak_mib(step, device=device) * MIB / GIB
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    peak = (torch.cuda.max_memory_allocated(device) - before) / GIB
     return Prepared(captured(step) if graph else step, {"peak_gib": peak})
 
 

@@ -8,35 +8,27 @@ from __future__ import annotations
 import io
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from vacsr.choices import BenchName, BenchSize
 from vacsr.evaluate.report import markdown_table
 
 Cell = str | float | None
 Step = Callable[[], object]
 Log = Callable[[str], None]
-Cost = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def run_bench(
-    what: BenchName, *, device: torch.device, size: BenchSize | None = None, log: Log = lambda _: None
-) -> BenchResult:
-    """Run one benchmark. The default size is ``coco`` on a GPU, ``small`` elsewhere and always for metrics.
+def run_bench(*, device: torch.device, size: str | None = None, log: Log = lambda _: None) -> BenchResult:
+    """Time the ways to score all pairs; the default size is ``coco`` on a GPU, ``small`` elsewhere.
 
     ``log`` receives the name of each way before it is timed.
     """
-    large = device.type == "cuda" and what != "metrics"
-    module = import_module(f"vacsr.bench.{what}")
-    result: BenchResult = module.run(device, log, **module.SIZES[size or ("coco" if large else "small")])
-    return result
+    from vacsr.bench.scoring import SIZES, run
+
+    return run(device, log, **SIZES[size or ("coco" if device.type == "cuda" else "small")])
 
 
 class Prepared(NamedTuple):
@@ -108,14 +100,6 @@ def seconds(work: Step, *, device: torch.device, calls: int = 1) -> float:
         work()
     wait(device)
     return time.perf_counter() - started
-
-
-def timed(work: Callable[[], Any]) -> tuple[Any, Cost]:
-    """The result of one call, and its seconds of wall clock and of processor: other load affects the latter less."""
-    started, busy = time.perf_counter(), time.process_time()
-    with warnings.catch_warnings(action="ignore"):
-        result = work()
-    return result, np.array([time.perf_counter() - started, time.process_time() - busy])
 
 
 def describe_device(device: torch.device) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,21 +25,19 @@ from vacsr.scoring.topk import DIRECTIONS, stable_topk
 from vacsr.train.step import matmul_precision
 
 SIZES = {
-    "small": {"images": 64, "texts": 1000, "dim": 512, "edge": 1024},
-    "coco": {"images": 5000, "texts": 25_000, "dim": 1024, "edge": 8192},
+    "small": {"images": 64, "texts": 1000, "dim": 512},
+    "coco": {"images": 5000, "texts": 25_000, "dim": 1024},
 }
 COLUMNS = {
     "way": "way", "precision": "precision", "seconds": "seconds", "tflops": "trunk TFLOP/s",
-    "of_ceiling": "time / bare product", "of_best": "time / best product",
-    "faster": "faster than the paper's", "error": "error / spread", "overlap": "top-10 kept",
+    "of_ceiling": "time / bare product", "faster": "faster than the paper's", "error": "error / spread",
+    "overlap": "top-10 kept",
 }  # fmt: skip
-BARE, SQUARE, PAPER = "bare product", "square products", "the paper's"
-"""How the names of the ceilings and of the paper's way begin."""
+BARE, PAPER = "bare product", "the paper's: all heads, 128 × 128 pairs"
 _CHUNK = 128  # images and texts at a time in the paper's way
 _NOTES = (
     "Seconds of the fastest round, all ways in turn; errors against the folded float32 scores, root mean square.",
-    "Bare product: the trunk's own, for all pairs. Best product: that or as much work in square products, whichever is "
-    "faster.",
+    "Bare product: the trunk's own, for all pairs.",
 )
 
 
@@ -78,45 +75,30 @@ def top_overlap(index: Tensor, reference: Tensor) -> float:
     return float((reference.unsqueeze(2) == index.unsqueeze(1)).any(dim=2).double().mean())
 
 
-def run(
-    device: torch.device, log: Log = lambda _: None, *, images: int, texts: int, dim: int, edge: int
-) -> BenchResult:
-    """Every way on random weights; ``edge`` is that of the square products."""
+def run(device: torch.device, log: Log = lambda _: None, *, images: int, texts: int, dim: int) -> BenchResult:
+    """Every way on random weights."""
     problem = Problem(images, texts, dim, device=device)
     with torch.inference_mode():
-        rows = measure(ways(problem, edge=edge), device=device, log=log)
+        rows = measure(ways(problem), device=device, log=log)
+    rates = [(row["way"], row["tflops"]) for row in rows if "tflops" in row]
+    bare, paper = (next((rate for way, rate in rates if way == name), None) for name in (BARE, PAPER))
     for row in rows:
         row["bar"] = f"{row['way']}, {row['precision']}"
-    _add_ratios(rows)
+        if "tflops" in row:
+            row |= {"of_ceiling": bare and bare / row["tflops"], "faster": paper and row["tflops"] / paper}
     decoder = problem.method.adapter.config.decoder_hidden
     settings = {"images": images, "texts": texts, "d": dim, "decoder": decoder}
     return BenchResult("scoring", describe_device(device), settings, rows, COLUMNS, ("seconds",), _NOTES, label="bar")
 
 
-def _add_ratios(rows: list[dict[str, Any]]) -> None:
-    """To the first bare product, to the best product in its precision, and to the paper's way, by their rates."""
-
-    def rate(start: str) -> float | None:
-        return next((row["tflops"] for row in rows if row["way"].startswith(start) and "tflops" in row), None)
-
-    bare, square, paper = rate(BARE), rate(SQUARE), rate(PAPER)
-    best = max(bare or 0.0, square or 0.0)
-    for row in (row for row in rows if "tflops" in row):
-        row["of_ceiling"] = bare and bare / row["tflops"]
-        row["of_best"] = best / row["tflops"] if best else None
-        row["faster"] = paper and row["tflops"] / paper
-
-
-def ways(problem: Problem, *, edge: int) -> Iterator[Way]:
-    """In the order of the table, ceilings first."""
+def ways(problem: Problem) -> Iterator[Way]:
+    """In the order of the table, the ceiling first."""
     gpu = problem.device.type == "cuda"
     dtypes = [torch.bfloat16, torch.float32] if gpu else [torch.float32, torch.bfloat16]
     for dtype in dtypes:
         yield _way(BARE, dtype, partial(bare_product, problem, dtype))
-    squares = partial(square_products, problem, dtypes[0], edge=edge)
-    yield _way(f"{SQUARE} of {edge:,}³, back to back", dtypes[0], squares)
     for precision in ("fp32", "tf32") if gpu else ("fp32",):
-        yield _way(f"{PAPER}: all heads, 128 × 128 pairs", precision, partial(papers_way, problem, precision))
+        yield _way(PAPER, precision, partial(papers_way, problem, precision))
     for dtype in dtypes:
         yield _way("folded", dtype, partial(matrix, problem, BlockScorer, dtype))
     yield _way("folded, top-10 both ways", torch.float32, lambda: topk(problem, engine=BlockScorer(problem.method)))
@@ -130,37 +112,23 @@ def _way(name: str, precision: torch.dtype | str, prepare: Callable[[], Prepared
     return Way({"way": name, "precision": str(precision).removeprefix("torch.")}, prepare)
 
 
-def repeated_product(left: Tensor, right: Tensor, dtype: torch.dtype, *, times: int) -> Prepared:
-    """left × right in ``dtype``, back to back; in float8 with one scale per tensor. [m, d], [d, k]"""
-    if dtype == FP8:
-        one = torch.ones((), device=left.device)
-        padded = functional.pad(right, (0, -right.shape[1] % 16))
-        a, b = (left / left.std()).to(FP8), (padded / padded.std()).T.contiguous().to(FP8).T
-        multiply = partial(torch._scaled_mm, a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-    else:
-        a, b = left.to(dtype), right.to(dtype)
-        multiply = partial(torch.mm, a, b, out=torch.empty(len(a), b.shape[1], dtype=dtype, device=a.device))
-
-    def run() -> None:
-        for _ in range(times):
-            multiply()
-
-    return Prepared(run, operations=2.0 * times * left.numel() * right.shape[1])
-
-
 def bare_product(problem: Problem, dtype: torch.dtype) -> Prepared:
     """The trunk's product for all pairs; the scaled weights of the first images serve for all."""
     trunk, images = problem.method.adapter.trunk.weight, len(problem.v.mean)
     group = min(images, 16 if problem.device.type == "cuda" else 1)  # images that share one product
     scaled = (problem.v.mean[:group].unsqueeze(1) * trunk).view(-1, trunk.shape[1])
-    return repeated_product(scaled, problem.t.mean.T, dtype, times=-(-images // group))
+    return repeated_product(scaled.to(dtype), problem.t.mean.T.to(dtype), times=-(-images // group))
 
 
-def square_products(problem: Problem, dtype: torch.dtype, *, edge: int) -> Prepared:
-    """As many operations in products of edge³, back to back: the rate that the machine sustains for any shape."""
-    generator = torch.Generator(problem.device).manual_seed(0)
-    left, right = (torch.randn(edge, edge, device=problem.device, generator=generator) for _ in range(2))
-    return repeated_product(left, right, dtype, times=max(1, round(problem.operations / (2.0 * edge**3))))
+def repeated_product(left: Tensor, right: Tensor, *, times: int) -> Prepared:
+    """left × right, back to back. [m, d], [d, k]"""
+    out = left.new_empty(len(left), right.shape[1])
+
+    def run() -> None:
+        for _ in range(times):
+            torch.mm(left, right, out=out)
+
+    return Prepared(run, operations=2.0 * times * left.numel() * right.shape[1])
 
 
 def papers_way(problem: Problem, precision: str) -> Prepared:
