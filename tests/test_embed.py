@@ -93,7 +93,7 @@ def test_features_are_those_of_the_towers(
     assert metadata["backbone"] == "clip:small-clip"
     assert metadata["preprocessing"].startswith("32 whole bicubic")
     assert len(metadata["revision"]) == 12
-    assert metadata["pooling"].count("Mean") == (2 if pooling == "mean" else 0)
+    assert metadata["encoder"].count('"mean"') == (3 if pooling == "mean" else 0), "of the towers, photos and captions"
 
 
 def test_the_printed_spec_holds_the_same_data(clip: str, photos: str, tmp_path: Path) -> None:

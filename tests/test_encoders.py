@@ -133,7 +133,7 @@ def test_every_command_that_takes_a_run_takes_encoders(
     index, out = f"exact:{tmp_path / 'index'}", tmp_path / "hits.json"
     added = vacsr("index", "add", index, "--run", run, "--pairs", spec)
     assert added.code == 0, added.err
-    assert "nothing is trained" in added.err
+    assert "without training" in added.err
     words = pairs.captions[0]
     assert vacsr("search", run, "--index", index, "--text", words, "--json", out).code == 0
     hits = json.loads(out.read_text())["hits"]
@@ -149,7 +149,7 @@ def test_every_command_that_takes_a_run_takes_encoders(
     ):
         answer = vacsr(*argv)
         assert answer.code == 0, answer.err
-        assert "nothing is trained" in answer.err
+        assert "without training" in answer.err
     assert vacsr(*argv, "--min-grade", 0.5).refused(2, "leave min_grade out")
     assert vacsr("evaluate", run).refused(2, "--pairs")
     assert vacsr("calibrate", run, "--pairs", spec).refused(2, "save_pretrained")

@@ -144,10 +144,13 @@ def plain_objective(
     logits = [[pair.logit.item() for pair in row] for row in grid]
 
     parts: dict[str, Any] = {}
-    recon = sum(grid[i][j].recon(positive[i][j], c) for i, j in every)
+    target = positive if block.targets is None else block.targets.tolist()
+    trust = [1.0] * size if block.trust is None else block.trust.tolist()
+    weight = [[trust[j] if positive[i][j] else 1.0 for j in range(size)] for i in range(size)]
+    recon = sum(weight[i][j] * grid[i][j].recon(target[i][j], c) for i, j in every)
     parts["recon"] = recon / (size if c.reduction == "rows" else size * size)
     parts["kl"] = sum(grid[i][j].kl for i, j in every) / (size * size)
-    parts["sigma_pos"] = sum(grid[i][j].sigma(1, c) for i, j in matches) / len(matches)
+    parts["sigma_pos"] = sum(trust[j] * grid[i][j].sigma(1, c) for i, j in matches) / len(matches)
     loss = [[pair.sigma(c.negative_target, c) for pair in row] for row in grid]
     literal = c.negative_rule == "literal_max"
     ranked = [[x.item() for x in row] for row in loss] if literal else logits
@@ -156,15 +159,20 @@ def plain_objective(
         columns = hard_pairs(transposed(ranked), transposed(positive), c.hard_negatives)
         parts["sigma_neg"] = (parts["sigma_neg"] + mean_of_hard(transposed(loss), columns)) / 2
     if c.cosine_weight and adapter.residual == "cosine":
-        signs = [(2 * positive[i][j] - 1) * grid[i][j].cosine for i, j in every]
-        parts["cosine"] = sum(torch.log(1 + torch.exp(-x)) for x in signs) / size
+        signs = [(weight[i][j], (2 * positive[i][j] - 1) * grid[i][j].cosine) for i, j in every]
+        parts["cosine"] = sum(w * torch.log(1 + torch.exp(-x)) for w, x in signs) / size
+    if c.contrastive_weight:
+        rivals = [[j for j in range(size) if j == i or not positive[i][j]] for i in range(size)]
+        shares = [grid[i][i].logit.exp() / sum(grid[i][j].logit.exp() for j in rivals[i]) for i in range(size)]
+        parts["contrastive"] = -sum(trust[i] * shares[i].log() for i in range(size)) / size
     alpha, beta, gamma = c.kl_weight, c.sigma_weight, c.negative_weight
     if c.weighting == "eq13":
         sigma = gamma * (parts["sigma_pos"] + parts["sigma_neg"])
         total = alpha * parts["kl"] + beta * (parts["recon"] + sigma)
     else:
         total = alpha * parts["kl"] + parts["recon"] + beta * (parts["sigma_pos"] + gamma * parts["sigma_neg"])
-    parts["total"] = total + c.cosine_weight * parts.get("cosine", 0.0)
+    own = c.cosine_weight * parts.get("cosine", 0.0) + c.contrastive_weight * parts.get("contrastive", 0.0)
+    parts["total"] = total + own
     return parts
 
 
@@ -193,6 +201,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"negative_direction": "both"}),
     ({}, {"negative_direction": "both", "negative_rule": "literal_max", "hard_negatives": 2}),
     ({}, {"positives": "diagonal"}),
+    ({}, {"contrastive_weight": 1.3}),
+    ({"residual": "none"}, {"contrastive_weight": 1.3, "positives": "diagonal"}),
     ({}, {"gumbel_hard": True}),
     ({}, {"gumbel_temperature": 0.3}),
     ({}, {"hard_negatives": 3, "positives": "diagonal"}),
@@ -216,9 +226,19 @@ def config_of(fields: dict[str, Any]) -> ObjectiveConfig:
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_the_objective_is_the_plain_loop(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    adapter, config = make_adapter(**case[0]), config_of(case[1])
+    assert_plain_loop(*case, batch_block(IDS, seed=2, step=5))
+
+
+@pytest.mark.parametrize("case", [({}, {"contrastive_weight": 1.3, "correction": 0.3, "cosine_weight": 0.7})])
+def test_soft_labels_and_trust(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    block, draw = batch_block(IDS, seed=2, step=5), torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
+    targets = torch.where(block.relevance, 1.0, 0.5 * draw[:5])
+    assert_plain_loop(*case, replace(block, targets=targets, trust=draw[5]))
+
+
+def assert_plain_loop(adapter_fields: dict[str, Any], fields: dict[str, Any], block: PairBlock) -> None:
+    adapter, config = make_adapter(**adapter_fields), config_of(fields)
     v, t = embeddings()
-    block = batch_block(IDS, seed=2, step=5)
     got = VacsrObjective(config)(adapter, v, t, block=block)
     named = dict(adapter.named_parameters())
     w = {name: p.detach().double().requires_grad_() for name, p in named.items()}

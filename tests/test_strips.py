@@ -66,6 +66,7 @@ CASES: list[tuple[Fields, Fields]] = [
     ({"decoder_hidden": 0, "residual": "none"}, {"gumbel_temperature": 0.3}),
     ({}, {"hard_negatives": 3}),
     ({}, {"hard_negatives": 20}),
+    ({}, {"contrastive_weight": 1.3}),
     ({}, {"hard_negatives": 2, "negative_rule": "literal_max", "negative_target": 0}),
     ({}, {"hard_negatives": 3, "negative_rule": "literal_max", "positives": "diagonal"}),
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Annotated, Any, Literal
 
 import torch
@@ -176,6 +178,32 @@ class VariationalAdapter(nn.Module):
 
 
 @dataclass(frozen=True)
+class FoldedScore:
+    """A sum of folded adapters, each on its own part of the embedding: the members of an ensemble, or just one."""
+
+    parts: tuple[FoldedAdapter, ...]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> FoldedScore:
+        """A copy on a device, see :meth:`FoldedAdapter.to`."""
+        return FoldedScore(tuple(part.to(device, dtype) for part in self.parts))
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What each part sees of embeddings. [N, M·d] -> M times [N, d]"""
+        return x.chunk(len(self.parts), dim=-1)
+
+    def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:
+        """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""
+        return reduce(torch.add, (part.aligned_logits(x, y) for part, x, y in self._each(v, t)))
+
+    def logits(self, v: Tensor, t: Tensor) -> Tensor:
+        """Every pair's logit. [I, d], [T, d] -> [I, T] float32"""
+        return reduce(torch.add, (part.logits(x, y) for part, x, y in self._each(v, t)))
+
+    def _each(self, v: Tensor, t: Tensor) -> Iterable[tuple[FoldedAdapter, Tensor, Tensor]]:
+        return zip(self.parts, self.split(v), self.split(t), strict=True)
+
+
+@dataclass(frozen=True)
 class FoldedAdapter:
     """relu(W (v⊙t) + b), then one small matrix, then the decoder's last layer: a pair costs the trunk."""
 
@@ -194,6 +222,15 @@ class FoldedAdapter:
             if isinstance(value, Tensor):
                 moved[name] = value.to(device, dtype if name in ("trunk", "trunk_bias", "small") else torch.float32)
         return replace(self, **moved)
+
+    def averaged(self, count: int) -> FoldedAdapter:
+        """1/count of its logit, for vectors of length 1/√count: one part of a mean over ``count`` members."""
+        share = 1.0 / count
+        out: dict[str, Any] = {"small": self.small * share, "small_bias": self.small_bias * share}
+        if self.last is not None:
+            out = {"last": self.last * share, "last_bias": self.last_bias * share}
+        residual = None if self.residual is None else self.residual * self.residual.new_tensor([1.0, share])
+        return replace(self, trunk=self.trunk * count, residual=residual, **out)
 
     def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:
         """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""

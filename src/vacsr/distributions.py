@@ -6,18 +6,6 @@ import torch
 from torch import Tensor
 
 
-class _StraightThroughSigmoid(torch.autograd.Function):
-    """Forward sigmoid, backward identity."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, logit: Tensor) -> Tensor:
-        return torch.sigmoid(logit)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
-        return grads[0]
-
-
 def ste_sigmoid(logit: Tensor) -> Tensor:
     """sigmoid(logit) whose derivative is 1, so that ½(y−p)² has BCE's gradient p−y (paper App. B.1). [...] -> [...]
 
@@ -26,8 +14,7 @@ def ste_sigmoid(logit: Tensor) -> Tensor:
     >>> m.grad
     tensor(1.)
     """
-    result: Tensor = _StraightThroughSigmoid.apply(logit)  # type: ignore[no-untyped-call]
-    return result
+    return torch.sigmoid(logit).detach() + (logit - logit.detach())
 
 
 def relaxed_one_hot(log_alpha: Tensor, gumbel: Tensor, *, temperature: float = 1.0, hard: bool = False) -> Tensor:

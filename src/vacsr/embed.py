@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from vacsr.backbones import load_backbone, scheme_of
-from vacsr.backbones.encoder import FeatureEncoder, Kind
+from vacsr.backbones.base import FeatureEncoder
 from vacsr.backbones.images import PhotoReader, Progress
-from vacsr.choices import Pooling
 from vacsr.config import BackboneConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import without_unreadable
@@ -29,6 +28,8 @@ from vacsr.files import atomic_paths, read_tensors, save_tensors, write_tensors
 from vacsr.model import choose_device
 from vacsr.noise import seeded
 
+Pooling = Literal["auto", "cls", "mean"]
+"""How the tokens of a pretrained tower become one vector; ``auto``: as the towers were trained."""
 _SPLITS = ("train", "dev", "val", "test")
 
 
@@ -66,21 +67,41 @@ def embed_pairs(
         data = without_unreadable(data, workers=workers)
     with seeded(0):  # random weights, as tests and benchmarks use, are the same every time
         backbone = load_backbone(config)
-    matched = scheme_of(config.spec).matched
-    text_pooling: Kind = "cls" if pooling == "cls" or (pooling == "auto" and matched) else "mean"
-    encoder = FeatureEncoder(backbone, image_pooling="mean" if pooling == "mean" else "cls", text_pooling=text_pooling)
-    job = _Job(encoder.to(choose_device(device)), data, out, dtype=dtype, workers=workers, part_size=part_size)
-    image = job.in_parts("images", len(data.photos), job.images, None if progress is None else progress("photos"))
-    text = job.in_parts("texts", len(data), job.texts, None if progress is None else progress("captions"))
+    mean_words = pooling == "mean" or (pooling == "auto" and not scheme_of(config.spec).matched)
+    encoder = FeatureEncoder(
+        backbone, image="mean" if pooling == "mean" else "cls", text="mean" if mean_words else "cls"
+    )
+    target = choose_device(device)
+    encoder.to(target)
+    batch = 256 if target.type == "cuda" else 32
+    reader = PhotoReader(data.photos, encoder.backbone.transform, workers=workers)
+    tokens = encoder.backbone.tokenize(data.captions)
+
+    def images(rows: range) -> Iterator[Tensor]:
+        """[B, D_image]"""
+        for pixels in reader.stream(rows[start : start + batch] for start in range(0, len(rows), batch)):
+            yield encoder.images(pixels.to(target)).to(dtype)
+
+    def texts(rows: range) -> Iterator[Tensor]:
+        """[B, D_text]"""
+        for ids in torch.split(tokens[rows.start : rows.stop], batch):
+            yield encoder.texts(ids.to(target)).to(dtype)
+
+    metadata = encoder.provenance().as_metadata()
+    digest = hashlib.sha256(json.dumps([metadata, data.digest(), str(dtype)], sort_keys=True).encode()).hexdigest()
+    parts = _Parts(out.with_name(f"{out.name}.parts"), digest, part_size or 8 * batch)
+    tensors = {
+        "image": parts.join("images", len(data.photos), images, progress and progress("photos")),
+        "text": parts.join("texts", len(data), texts, progress and progress("captions")),
+        "caption_image": data.caption_image,
+    }
     captions = captions_path(out)
-    provenance = encoder.provenance().as_metadata() | {"pooling": job.pooling}
-    tensors = {"image": image, "text": text, "caption_image": data.caption_image}
     lines = _caption_lines(data, _split_names(pairs, data, split=split, on_error=on_error))
     with atomic_paths(out, captions) as (features, words):
-        save_tensors(features, tensors, metadata=provenance)
+        save_tensors(features, tensors, metadata=metadata)
         # UTF-8 has no lone surrogates, which JSON allows: a backslash makes one an escape of JSON.
         words.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
-    shutil.rmtree(job.folder, ignore_errors=True)
+    shutil.rmtree(parts.folder, ignore_errors=True)
     return Embedded(f"features:{out},captions={captions}", len(data.image_ids), len(data), data.skipped)
 
 
@@ -101,57 +122,28 @@ def _check_request(config: BackboneConfig, out: Path, *, pooling: Pooling) -> No
         raise UsageError(f"{message} — write --pooling cls or --pooling mean")
 
 
-class _Job:
-    """One embedding job, whose parts stay on disk until all are there."""
+class _Parts(NamedTuple):
+    """The parts of a job, which stay on disk until all are there."""
 
-    def __init__(
-        self,
-        encoder: FeatureEncoder,
-        data: PhotoSet,
-        out: Path,
-        *,
-        dtype: torch.dtype,
-        workers: int,
-        part_size: int | None,
-    ) -> None:
-        self.encoder, self.dtype = encoder, dtype
-        self.device = next(encoder.parameters()).device
-        self.batch = 256 if self.device.type == "cuda" else 32
-        self.part_size = part_size or 8 * self.batch
-        self.reader = PhotoReader(data.photos, encoder.backbone.transform, workers=workers)
-        self.tokens = encoder.tokenize(data.captions)
-        self.folder = out.with_name(f"{out.name}.parts")
-        self.pooling = f"image {type(encoder.image_pool).__name__}, text {type(encoder.text_pool).__name__}"
-        facts = [vars(encoder.backbone.provenance()), data.digest(), self.pooling, str(dtype)]
-        self.fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-    def images(self, rows: range) -> Iterator[Tensor]:
-        """Batches of [B, D_image]"""
-        batches = [rows[start : start + self.batch] for start in range(0, len(rows), self.batch)]
-        for pixels in self.reader.stream(batches):
-            yield self.encoder.images(pixels.to(self.device))
-
-    def texts(self, rows: range) -> Iterator[Tensor]:
-        """Batches of [B, D_text]"""
-        for tokens in torch.split(self.tokens[rows.start : rows.stop], self.batch):
-            yield self.encoder.texts(tokens.to(self.device))
+    folder: Path
+    fingerprint: str  # of everything that the features depend on
+    size: int  # rows of a part
 
     @torch.inference_mode()
-    def in_parts(
+    def join(
         self, kind: str, count: int, encode: Callable[[range], Iterator[Tensor]], progress: Progress | None
     ) -> Tensor:
-        """All rows as unit vectors, part by part: read if an earlier attempt stored it, computed otherwise. [N, D]"""
+        """All rows, part by part: read if an earlier attempt stored the part, computed otherwise. [N, D]"""
         parts = []
-        for start in range(0, count, self.part_size):
-            rows = range(start, min(start + self.part_size, count))
+        for start in range(0, count, self.size):
+            rows = range(start, min(start + self.size, count))
             path = self.folder / f"{kind}-{start:08d}.safetensors"
             try:
                 tensors, metadata = read_tensors(path)
             except DataError:  # missing, or not written to the end
                 tensors, metadata = {}, {}
             if metadata.get("fingerprint") != self.fingerprint or len(tensors["rows"]) != len(rows):
-                encoded = torch.cat([batch.to(self.dtype).cpu() for batch in encode(rows)])
-                tensors = {"rows": encoded}
+                tensors = {"rows": torch.cat([batch.cpu() for batch in encode(rows)])}
                 write_tensors(path, tensors, metadata={"fingerprint": self.fingerprint})
             parts.append(tensors["rows"])
             if progress is not None:

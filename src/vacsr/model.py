@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -22,45 +21,26 @@ from vacsr.config.base import method_entry
 from vacsr.config.io import method_config, parse
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
 from vacsr.methods.base import Embedding, Method, ParamGroup, build_method, split_by_decay
-from vacsr.noise import RowNoise, Stream, seeded
+from vacsr.methods.members import Members
+from vacsr.noise import RowNoise, Stream, of_member, seeded
 from vacsr.pretrained import SavedModel, check_start, encoder_spec, write_model_folder
 from vacsr.provenance import UNKNOWN, Provenance
 
 
-class Network(nn.Module):
-    """A backbone, two projection heads and their pooling: images and texts in, unit vectors out."""
+class Heads(nn.Module):
+    """Two projection heads and their pooling: tokens in, unit vectors out. A member of an ensemble has its own."""
 
-    def __init__(self, backbone: Backbone, config: BackboneConfig) -> None:
+    def __init__(self, backbone: Backbone, config: HeadConfig) -> None:
         super().__init__()
-        self.config = config
-        self.backbone = backbone
-        self.image_head = ProjectionHead(backbone.image_dim, config.head)
-        self.text_head = ProjectionHead(backbone.text_dim, config.head)
-        self.image_pool, self.text_pool = build_pooling(backbone.pooling), build_pooling(backbone.pooling)
+        self.pooling = backbone.pooling
+        self.image_head = ProjectionHead(backbone.image_dim, config)
+        self.text_head = ProjectionHead(backbone.text_dim, config)
+        self.image_pool, self.text_pool = build_pooling(self.pooling), build_pooling(self.pooling)
         self.image_variance: VarianceHead | None = None
         self.text_variance: VarianceHead | None = None
 
-    def add_variance(self, *, start: float, norm: float | None) -> None:
-        """Give every item a variance, its logarithm near ``start``: heads of their own, on towers a block each too.
-
-        ``norm``: the weight that a LayerNorm on logσ² starts with; None for no norm.
-        """
-        self.image_variance, self.text_variance = (
-            VarianceHead(dim, self.config.head, pooling=self.backbone.pooling, start=start, norm=norm)
-            for dim in self.backbone.spread_dims
-        )
-        self.backbone.add_variance()
-
-    def embed_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Embedding:
-        """Features [N, D_image], or photos [N, 3, H, W] uint8, to unit vectors [N, d]; the rest is for training."""
-        return self.project_images(self.backbone.encode_images(images, noise, mix), noise)
-
-    def embed_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Embedding:
-        """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, d]."""
-        return self.project_texts(self.backbone.encode_texts(texts, noise), noise)
-
     def forward(self, images: Tokens, texts: Tokens) -> tuple[Embedding, Embedding]:
-        """Heads and pooling as one function of their weights. -> [N, d], [M, d]"""
+        """As one function of their weights. -> [N, d], [M, d]"""
         return self.project_images(images), self.project_texts(texts)
 
     def project_images(self, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
@@ -85,14 +65,52 @@ class Network(nn.Module):
 
     def _pooled(self, tokens: Tokens, head: nn.Module, pool: nn.Module, noise: RowNoise | None) -> Tensor:
         """GPO sorts the projected tokens; mean and class token are taken before, which is cheaper. -> [N, d]"""
-        gpo = self.backbone.pooling == "gpo"
+        gpo = self.pooling == "gpo"
         pooled: Tensor = pool(tokens._replace(values=head(tokens.values, noise))) if gpo else head(pool(tokens), noise)
         return pooled
 
     def head_params(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters that are trained from scratch: heads and pooling, by their names in this network."""
+        """Parameters that are trained from scratch: heads and pooling, by their names in this module."""
         names = ("image_head.", "text_head.", "image_pool.", "text_pool.", "image_variance.", "text_variance.")
         return [(name, parameter) for name, parameter in self.named_parameters() if name.startswith(names)]
+
+
+class Network(Heads):
+    """A backbone and the heads of one or more members on top of it: images and texts in, unit vectors out."""
+
+    def __init__(self, backbone: Backbone, config: BackboneConfig) -> None:
+        super().__init__(backbone, config.head)
+        self.config = config
+        self.backbone = backbone
+        self.others = nn.ModuleList()
+        """The heads of further members; the first member's are the network's own."""
+
+    @property
+    def heads(self) -> list[Heads]:
+        """Of every member."""
+        return [self, *self.others]
+
+    def add_variance(self, *, start: float, norm: float | None) -> None:
+        """Give every item a variance, its logarithm near ``start``: heads of their own, on towers a block each too.
+
+        ``norm``: the weight that a LayerNorm on logσ² starts with; None for no norm.
+        """
+        for heads in self.heads:
+            heads.image_variance, heads.text_variance = (
+                VarianceHead(dim, self.config.head, pooling=self.backbone.pooling, start=start, norm=norm)
+                for dim in self.backbone.spread_dims
+            )
+        self.backbone.add_variance()
+
+    def member_images(self, images: Tensor, noise: RowNoise | None, mix: Partners | None) -> list[Embedding]:
+        """Each member's embedding of features [N, D_image], or of photos [N, 3, H, W] uint8. -> [N, d] each"""
+        tokens = self.backbone.encode_images(images, noise, mix)
+        return [heads.project_images(tokens, _drawn(noise, member)) for member, heads in enumerate(self.heads)]
+
+    def member_texts(self, texts: Tensor, noise: RowNoise | None) -> list[Embedding]:
+        """Each member's embedding of features [M, D_text], or of tokens [M, L] with −1 for padding. -> [M, d] each"""
+        tokens = self.backbone.encode_texts(texts, noise)
+        return [heads.project_texts(tokens, _drawn(noise, member)) for member, heads in enumerate(self.heads)]
 
     def tower_groups(self, config: TowersConfig) -> list[ParamGroup]:
         """Block ℓ of L at rate·decay^(L−ℓ), everything outside the blocks at the rate of the tower."""
@@ -157,6 +175,10 @@ class MatchingModel(Network):
         if head.networks == 2:
             with seeded(seed, "second"):
                 model.second = Network(backbone(), config)
+        for number in range(1, head.members):
+            with seeded(seed, f"member {number}"):
+                for network in model.networks:
+                    network.others.append(Heads(network.backbone, config.head))
         if start is not None:
             start.load_start(model)
         if head.log_var_start is not None:  # after the towers' weights, some of which a branch may copy
@@ -167,8 +189,9 @@ class MatchingModel(Network):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json, model.safetensors and a model card; a reader never sees a partial write."""
         method = self.method.config
-        if method_entry(method.name).method is not type(self.method):
-            raise UsageError(f"{type(self.method).__name__} cannot be loaded again — put @register above the class")
+        kind = type(self.method.each[0] if isinstance(self.method, Members) else self.method)
+        if method_entry(method.name).method is not kind:
+            raise UsageError(f"{kind.__name__} cannot be loaded again — put @register above the class")
         config = {
             "image_dim": self.backbone.image_dim,
             "text_dim": self.backbone.text_dim,
@@ -228,22 +251,27 @@ class MatchingModel(Network):
 
     @property
     def dim(self) -> int:
-        """Of an embedding: d, or 2d with two networks."""
-        return self.config.head.dim * len(self.networks)
+        """Of an embedding: d times the number of members, and twice that with two networks."""
+        return self.config.head.dim * sum(len(network.heads) for network in self.networks)
 
     def embed_images(self, images: Tensor, noise: RowNoise | None = None, mix: Partners | None = None) -> Embedding:
-        """As :meth:`Network.embed_images`. Two networks give [N, 2d], whose cosine is the mean of both cosines."""
-        first = super().embed_images(images, noise, mix)
-        return first if self.second is None else _join(first, self.second.embed_images(images, _other(noise), mix))
+        """Features [N, D_image], or photos [N, 3, H, W] uint8, to unit vectors [N, dim]; the rest is for training.
+
+        The vectors of all members and networks stand end to end, so the cosine is the mean of their cosines.
+        """
+        first = self.member_images(images, noise, mix)
+        return _join(first, [] if self.second is None else self.second.member_images(images, _other(noise), mix))
 
     def embed_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Embedding:
-        first = super().embed_texts(texts, noise)
-        return first if self.second is None else _join(first, self.second.embed_texts(texts, _other(noise)))
+        """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, dim]."""
+        first = self.member_texts(texts, noise)
+        return _join(first, [] if self.second is None else self.second.member_texts(texts, _other(noise)))
 
     def param_groups(self, towers: TowersConfig | None = None) -> list[ParamGroup]:
         """Heads, pooling, method and towers; towers have their own rates, and one with rate 0 is omitted."""
         plan = towers or TowersConfig()
-        heads = [group for network in self.networks for group in split_by_decay("heads", network.head_params())]
+        every = [heads for network in self.networks for heads in network.heads]
+        heads = [group for part in every for group in split_by_decay("heads", part.head_params())]
         in_towers = [group for network in self.networks for group in network.tower_groups(plan)]
         return [*heads, *self.method.param_groups(), *in_towers]
 
@@ -264,16 +292,6 @@ class MatchingModel(Network):
             for name, parts in network.backbone.tower_params().items():
                 for _, parameter in chain(parts.stem, *parts.blocks, parts.variance):
                     parameter.requires_grad_(name not in frozen)
-
-    @contextmanager
-    def plain_blocks(self) -> Iterator[None]:
-        """Run the blocks uncompiled: other batch sizes would each be compiled again."""
-        compiled = self.backbone.compiled
-        self.compile_blocks(False)
-        try:
-            yield
-        finally:
-            self.compile_blocks(compiled)
 
     def compile_blocks(self, on: bool) -> None:
         """torch.compile the towers' blocks, or run them uncompiled again."""
@@ -297,9 +315,19 @@ def choose_device(name: str | torch.device) -> torch.device:
     return torch.device(name)
 
 
-def _join(first: Embedding, second: Embedding) -> Embedding:
-    """Two unit vectors end to end as one. [N, d], [N, d] -> [N, 2d]"""
-    return Embedding(torch.cat((first.mean, second.mean), dim=-1) * math.sqrt(0.5))
+def _join(first: list[Embedding], second: list[Embedding]) -> Embedding:
+    """Unit vectors of all members end to end as one; a member's two networks stand side by side. [N, d] each"""
+    parts = [part for pair in zip(first, second, strict=True) for part in pair] if second else first
+    if len(parts) == 1:
+        return parts[0]
+    variances = [part.log_var for part in parts if part.log_var is not None]
+    mean = torch.cat([part.mean for part in parts], dim=-1) * math.sqrt(1.0 / len(parts))
+    return Embedding(mean, torch.cat(variances, dim=-1) if variances else None)
+
+
+def _drawn(noise: RowNoise | None, member: int) -> RowNoise | None:
+    """A member's own draws: it drops other units than the others."""
+    return None if noise is None else of_member(noise, member)
 
 
 def _other(noise: RowNoise | None) -> RowNoise | None:
@@ -312,7 +340,7 @@ def model_card(model: MatchingModel) -> str:
     backbone = model.backbone
     source = backbone.name or model.provenance.backbone or "unknown embeddings"
     parts = f"{'two towers, ' * model.has_towers}two projection heads to {model.config.head.dim} dimensions"
-    parts += ", all of it twice, averaged," * (model.second is not None)
+    parts += f", {model.dim // model.config.head.dim} times, averaged," * (model.dim > model.config.head.dim)
     inputs = (
         "scorer.score_all(['photo.jpg'], ['a dog on a beach'])"
         if model.has_towers

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -157,6 +158,14 @@ class RowNoise:
     def normal(self, lanes: int) -> Tensor:
         """Standard normal draws. [R, lanes]"""
         return _box_muller(*self.uniform(lanes + lanes % 2).chunk(2, dim=-1))[..., :lanes]
+
+
+N = TypeVar("N", PairNoise, RowNoise)
+
+
+def of_member(noise: N, number: int) -> N:
+    """The draws of one member of an ensemble; those of number 0 are the draws themselves."""
+    return replace(noise, seed=noise.seed + (number << 40)) if number else noise
 
 
 def _box_muller(first: Tensor, second: Tensor) -> Tensor:

@@ -39,7 +39,8 @@ class PairBlock:
     noise: PairNoise
     captions: Tensor | None = None  # [C] the captions' rows in the training set
     epoch: Tensor | None = None  # 0-d, from 0, for losses that change during training; else None
-    targets: Tensor | None = None  # [R, C] soft labels in [0, 1], where the step has mixed images; else None
+    targets: Tensor | None = None  # [R, C] soft labels in [0, 1], of mixed images or from a teacher; else None
+    trust: Tensor | None = None  # [C] how likely each caption is right; None where all are trusted
 
     @property
     def pairs(self) -> int:
@@ -51,6 +52,14 @@ class PairBlock:
         targets = None if self.targets is None else self.targets[rows]
         noise = self.noise.block(rows, slice(None))
         return replace(self, relevance=self.relevance[rows], noise=noise, targets=targets)
+
+    def weigh(self, values: Tensor) -> Tensor:
+        """Values of pairs, with labelled matches weighed by the trust in their caption. [R, C] -> [R, C]"""
+        return values if self.trust is None else torch.where(self.relevance, self.trust, 1.0) * values
+
+    def weigh_rows(self, values: Tensor) -> Tensor:
+        """Values of rows, weighed by the trust in the caption that the row's image came with. [R] -> [R]"""
+        return values if self.trust is None else self.trust[self.noise.rows] * values
 
     def diagonal(self) -> Self:
         """The same pairs with only (i, i) called a match, a strict reading of binary labels."""
@@ -124,6 +133,13 @@ def mean_over_rows(values: Tensor, chosen: Tensor, *, rows: int) -> Tensor:
     return (torch.where(chosen, values, 0.0).sum(dim=1) / count).sum() / rows
 
 
+def own_caption_loss(logit: Tensor, block: PairBlock) -> Tensor:
+    """−log softmax(logit_i) at row i's own caption; other captions of its image do not compete. [R, C] -> [R]"""
+    own = same_image(block.noise.rows, block.noise.cols)
+    log_share = logit.masked_fill(block.relevance & ~own, -torch.inf).log_softmax(dim=1)
+    return -torch.where(own, log_share, 0.0).sum(dim=1)
+
+
 @dataclass(frozen=True)
 class PairDraw:
     """One draw of z for every pair of a block, decoded, and what the losses need of its distribution. All [R, C]"""
@@ -175,6 +191,8 @@ class ObjectiveConfig(Config):
     """τ of the relaxed one-hot."""
     gumbel_hard: bool = False
     """Round the one-hot forward, keep the soft gradient."""
+    contrastive_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Cross entropy of each image's own caption among the batch's, over the same logits (ours): ranks as InfoNCE."""
     cosine_weight: Annotated[float, Field(ge=0)] = 0.3
     """Sigmoid loss on the residual's own a·cos+b (ours): the cosine stays a grade by itself."""
     correction: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -195,21 +213,23 @@ class VacsrObjective:
         block = block.diagonal() if c.positives == "diagonal" else block
         draw = self.draw(adapter, v, t, noise=block.noise)
         labels, logit = block.relevance.to(draw.logit.dtype), draw.logit
-        targets = labels
+        targets = labels if block.targets is None else block.targets
         if c.correction and draw.cosine is not None:  # labels give way to the cosine: (1 − c)·y + c·sigmoid(a·cos + b)
-            targets = torch.lerp(labels, torch.sigmoid(draw.cosine.detach()), c.correction)
-        recon = reconstruction_error(logit, targets, kind=c.reconstruction)
+            targets = torch.lerp(targets, torch.sigmoid(draw.cosine.detach()), c.correction)
+        recon = block.weigh(reconstruction_error(logit, targets, kind=c.reconstruction))
         p = torch.sigmoid(logit.detach())
         sigma = sigma_loss(draw.inverse, draw.log_variance, error=(1.0 - p).square())
         negative = sigma if c.negative_target == 1 else sigma_loss(draw.inverse, draw.log_variance, error=p.square())
         parts = {
             "recon": recon.sum() / (block.batch if c.reduction == "rows" else block.pairs),
             "kl": draw.kl.sum() / block.pairs,
-            "sigma_pos": torch.where(block.relevance, sigma, 0.0).sum() / block.positives,
+            "sigma_pos": block.weigh(torch.where(block.relevance, sigma, 0.0)).sum() / block.positives,
             "sigma_neg": self.hard_negatives(negative, logit, block),
         }
         if draw.cosine is not None and c.cosine_weight:
-            parts["cosine"] = reconstruction_error(draw.cosine, labels, kind="bce").sum() / block.batch
+            parts["cosine"] = block.weigh(reconstruction_error(draw.cosine, labels, kind="bce")).sum() / block.batch
+        if c.contrastive_weight:
+            parts["contrastive"] = block.weigh_rows(own_caption_loss(logit, block)).sum() / block.batch
         return LossTerms(self.total(parts), parts)
 
     def draw(self, adapter: VariationalAdapter, v: Tensor, t: Tensor, *, noise: PairNoise) -> PairDraw:
@@ -280,4 +300,6 @@ class VacsrObjective:
             whole = kl + c.sigma_weight * (recon + sigma)
         else:
             whole = kl + recon + c.sigma_weight * (parts["sigma_pos"] + c.negative_weight * parts["sigma_neg"])
-        return whole + c.cosine_weight * parts["cosine"] if "cosine" in parts else whole
+        for name, weight in (("cosine", c.cosine_weight), ("contrastive", c.contrastive_weight)):
+            whole = whole + weight * parts[name] if name in parts else whole
+        return whole

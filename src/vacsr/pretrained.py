@@ -86,10 +86,12 @@ class SavedModel(NamedTuple):
         return tensors
 
     def load_start(self, model: nn.Module) -> None:
-        """Load everything but the method into a model of the same shape. One saved network serves for two."""
+        """Load everything but the method into a model of the same shape. One saved network serves for two; members
+        that the saved model does not have start fresh."""
         saved = self.tensors()
         saved = {f"second.{name}": tensor for name, tensor in saved.items()} | saved
         names = [name for name in model.state_dict() if not name.startswith("method.")]
+        names = [name for name in names if name in saved or "others." not in name]
         try:
             model.load_state_dict({name: saved[name] for name in names}, strict=False)
         except (KeyError, RuntimeError) as error:

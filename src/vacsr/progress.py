@@ -10,17 +10,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Bars:
-    """Bars on stderr while the context is open: name, count, elapsed time, time left and a note.
+    """Bars on stderr while the context is open: name, count, elapsed time, time left and a note."""
 
-    ``keep`` leaves the bars on the screen at the end.
-    """
-
-    def __init__(self, *, show: bool = True, keep: bool = False) -> None:
+    def __init__(self, *, show: bool = True) -> None:
         self.console = Console(stderr=True, quiet=not show)
         self.bar = Progress(
             TextColumn("[bold]{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-            console=self.console, transient=not keep, disable=not (show and sys.stderr.isatty()),
+            console=self.console, transient=True, disable=not (show and sys.stderr.isatty()),
         )  # fmt: skip
 
     def __enter__(self) -> Self:

@@ -15,7 +15,7 @@ class Provenance:
     backbone: str = ""  # the towers
     preprocessing: str = ""  # how pixels and words became tensors
     revision: str = ""  # the version of the weights
-    encoder: str = ""  # JSON: what loads the towers again, see vacsr.backbones.encoder
+    encoder: str = ""  # JSON: what loads the towers again, see vacsr.backbones.base.FeatureEncoder
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Provenance:

@@ -42,7 +42,7 @@ def strip_rows(
     if tile == 0 or not rows * columns or (tile == "auto" and not method.pairwise):
         return rows
     if not method.pairwise:
-        name = type(method).__name__.lower()
+        name = method.config.name
         message = f"train.tile={tile}: the loss of '{name}' compares pairs across rows and cannot be split into strips"
         raise UsageError(f"{message} — set train.tile=0 or auto")
     if tile != "auto":

@@ -53,7 +53,6 @@ def test_fitting_narrows_the_embedding_and_the_seed_alone_decides_it() -> None:
     [
         ("tiny:wide=3", "did you mean 'width'"),
         ("tiny:width=a", "tiny.width: .*valid integer"),
-        ("tiny:width=32,width=64", "each key once"),
         ("tiny:width=33", "multiple of 8"),
         ("tiny:size=40", "size 40"),
         ("tiny:depth=0", "tiny.depth: .*greater than or equal to 1"),

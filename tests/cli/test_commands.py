@@ -108,7 +108,7 @@ def test_broken_data_are_refused_and_nothing_is_written(
 
     duplicate, nan, other, narrow = (Features(tmp_path) for _ in range(4))
     duplicate.entries[5]["image"] = "i4"
-    assert train(duplicate).refused(4, "'i4' is given 2 times")
+    assert train(duplicate).refused(4, "duplicate image id 'i4'")
     nan.texts[19, 1, 0] = torch.inf  # in the test split
     assert train(nan).refused(4, "'i19#1'")
     narrow.images = narrow.images[:, :32]

@@ -137,7 +137,7 @@ def test_an_index_of_photos(vacsr: Command, run: Path, photos: Photos, tmp_path:
     (photos.root / "test" / "15.jpg").unlink()
     (photos.root / "test" / "14.jpg").unlink()
     answer = add("photos", "--prune", "--batch", "1")
-    assert "added 1, replaced 0, left 14 that were there, removed 1 that are gone" in answer.err
+    assert "added 1, replaced 0, unchanged 14, removed 1" in answer.err
     index = open_index("exact:i")
     assert index.info().sources == (f"photos:{photos.root}",)
     every = sorted(path.relative_to(photos.root).as_posix() for path in photos.root.rglob("*.jpg"))
@@ -254,7 +254,7 @@ def test_an_absent_split_is_done_without(vacsr: Command, recipe: Path, photos: P
     [
         ("backbone.spec=features:", 2, "are photos — set backbone.spec"),
         ("data.pairs=synthetic:images=20,held_out=5", 2, "are cached features — set backbone.spec=features:"),
-        ("data.pairs=folder:nowhere", 4, "nowhere is no folder"),
+        ("data.pairs=folder:nowhere", 4, "nowhere is not a folder"),
         ("data.train=validation", 4, "no split 'validation'"),
         ("data.noise.file=nowhere.npy", 4, "no such file: nowhere.npy"),
         ("train.batch_size=100", 4, "do not fill a step"),

@@ -148,7 +148,7 @@ def test_what_cannot_be_collected(whole: Path, tmp_path: Path, vacsr: Callable[.
     assert answer.refused(4, "no cell of the table is finished in", "leave --only-collect out")
     assert not (tmp_path / "none").exists()
     for option in (["--row", "ours"], ["--jobs", "2"], ["--fresh"], ["--seeds", "0"], ["--only-collect"]):
-        assert vacsr("compare", file, "--from", whole / "results.json", *option).refused(2, "--from draws stored")
+        assert vacsr("compare", file, "--from", whole / "results.json", *option).refused(2, "--from only reads stored")
     slip = write(tmp_path, columns=[{"key": "test.rsum"}, {"key": "test.rsun", "name": "slip"}])
     assert "warning: no run has a number for: slip (test.rsun)" in vacsr("compare", slip, "--out", out).err
 
@@ -344,7 +344,7 @@ def test_only_the_chosen_rows_are_in_the_way(whole: Path, tmp_path: Path) -> Non
 
 
 def test_fields_without_effect_keep_a_cell_finished(whole: Path, tmp_path: Path) -> None:
-    changes = ["log_every=7", "checkpoint_every=2", "trackers=[jsonl, csv]", "device=auto"]
+    changes = ["log_every=7", "checkpoint_every=2", "trackers=[jsonl, tensorboard]", "device=auto"]
     table = read_table(write(tmp_path), [f"train.{change}" for change in changes])
     assert all(cell.finished() and cell.outdated() is None for cell in list_cells(table, whole))
 

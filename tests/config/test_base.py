@@ -98,7 +98,8 @@ def test_a_third_party_method_is_found_by_its_entry_point(package: Path) -> None
 def test_the_recipe_validates_its_method_through_the_registry() -> None:
     recipe = Recipe.model_validate({"method": {"name": "sigmoid", "scale": 3.0}})
     assert recipe.method == SigmoidConfig(scale=3.0)
-    assert recipe.model_dump()["method"] == {"name": "sigmoid", "scale": 3.0, "bias": -10.0, "learnable": True}
+    own = {"name": "sigmoid", "scale": 3.0, "bias": -10.0, "learnable": True}
+    assert recipe.model_dump()["method"] == {"members": 1, "teacher": 0.0, "trust": 0.0, **own}
     assert Recipe(method=SigmoidConfig(scale=3.0)) == recipe
     assert type(build_method(recipe.method, dim=4)) is Sigmoid
     with pytest.raises(ValidationError):

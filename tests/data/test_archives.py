@@ -147,7 +147,7 @@ def test_a_damaged_zip(tmp_path: Path, data: list[bytes]) -> None:
             photos.open(row)
     assert colours(photos.take([2])) == [COLOURS[2]]
     path.write_bytes(whole[:-30])
-    with pytest.raises(DataError, match="not a whole zip"):
+    with pytest.raises(DataError, match="not a complete zip"):
         zip_photos(path, NAMES)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("a.png", b"x" * 100)
@@ -158,7 +158,7 @@ def test_a_damaged_zip(tmp_path: Path, data: list[bytes]) -> None:
 def test_a_shard_that_was_cut(tmp_path: Path, data: list[bytes]) -> None:
     photos = in_tar(tmp_path, data)
     (tmp_path / "0.tar").write_bytes((tmp_path / "0.tar").read_bytes()[:600])
-    with pytest.raises(DataError, match=r"0\.tar/00\.png is cut short"):
+    with pytest.raises(DataError, match=r"0\.tar/00\.png is truncated"):
         photos.open(0)
     assert colours(photos.take([1])) == [COLOURS[1]]
     (tmp_path / "0.tar").unlink()

@@ -99,7 +99,7 @@ def test_captions_that_are_apart_are_warned_of(tmp_path: Path) -> None:
         names.write_text("\n".join([header, *lines]))
         return load(tmp_path / "f.safetensors", captions=names).image_ids
 
-    with pytest.warns(UserWarning, match=r"c\.csv: image 'b' comes back .* — add a column image_row"):
+    with pytest.warns(UserWarning, match=r"c\.csv: image 'b' has captions in two places.* — add a column image_row"):
         assert image_ids(list("baabca")) == ("b", "a", "c")
     pairs = load(tmp_path / "f.safetensors", captions=names)
     assert pairs.caption_image.tolist() == [0, 1, 1, 0, 2, 1]

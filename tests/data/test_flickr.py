@@ -100,7 +100,7 @@ def test_the_authors_own_files(tmp_path: Path, images: Path, photos_of: Load, re
 
 
 def test_files_that_are_missing(tmp_path: Path, images: Path, photos_of: Load, refused: Refused) -> None:
-    refused(f"flickr8k:{tmp_path / 'absent'}", "is no folder", "captions.json", "Flickr8k.token.txt")
+    refused(f"flickr8k:{tmp_path / 'absent'}", "is not a folder", "captions.json", "Flickr8k.token.txt")
     refused(f"flickr8k:{tmp_path}", "holds images/", "dataset_flickr8k.json")
     with_captions_json(tmp_path)
     (images / "4_d.jpg").unlink()

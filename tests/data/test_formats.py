@@ -94,7 +94,7 @@ def test_a_forgotten_piece_of_a_format_fails_loudly(one_photo: str) -> None:
         spec.path_option("caption")  # a path that was declared as a plain option would not be stored as absolute
     with pytest.raises(KeyError, match="add it to options"):
         spec.option("size")
-    with pytest.raises(ValueError, match="give every scheme once"):
+    with pytest.raises(ValueError, match="register every scheme once"):
         register("one")(lambda spec, on_error: None)
 
     class Unfinished(StoredPhoto):

@@ -223,7 +223,7 @@ def test_a_folder(root: Path, photos_of: Load, refused: Refused) -> None:
 
 @pytest.mark.parametrize("scheme", ["folder", "photos"])
 def test_folders_without_photos(tmp_path: Path, refused: Refused, scheme: str) -> None:
-    refused(f"{scheme}:{tmp_path / 'absent'}", "is no folder", ".jpg .jpeg", load=load_images)
+    refused(f"{scheme}:{tmp_path / 'absent'}", "is not a folder", ".jpg .jpeg", load=load_images)
     refused(f"{scheme}:{tmp_path}", "holds nothing", ".jpg", load=load_images)
 
 

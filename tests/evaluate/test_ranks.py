@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vacsr.choices import Ties
 from vacsr.errors import DataError, ShapeMismatch, UsageError
-from vacsr.evaluate.ranks import Positives, positive_ranks
+from vacsr.evaluate.ranks import Positives, Ties, positive_ranks
 
 TIES = ("stable", "pessimistic")
 

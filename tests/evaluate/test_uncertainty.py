@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vacsr.choices import Bins
 from vacsr.errors import DataError, ShapeMismatch, UsageError
-from vacsr.evaluate.uncertainty import aurc, auroc, binned_correlation, selective_risk
+from vacsr.evaluate.uncertainty import Bins, aurc, auroc, binned_correlation, selective_risk
 
 few_levels = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=40)
 

@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr
-from vacsr.scoring import Direction, Engine, PairScorer, PairScores, choose_engine
-from vacsr.scoring.cascade import MARGIN, Cascade, candidate_scores, prefiltered_topk, surely_best
+from vacsr.scoring import Engine, PairScorer, choose_engine
+from vacsr.scoring.cascade import MARGIN, Cascade, candidate_scores, surely_best
 from vacsr.scoring.folded import FP8, BlockScorer, half_dtype
 from vacsr.scoring.kernel import KernelScorer
 from vacsr.scoring.topk import DIRECTIONS, TopK, best_of, stable_topk
 
 from ..interpreter import interpreted, on_gpu, run_interpreted
-from .models import IMAGES, TEXTS, exact, inputs, method, model, sorted_topk, units
+from .models import exact, inputs, method, model, units
 
 WAYS = ("i2t", "t2i", "both")
 every_way = pytest.mark.parametrize("way", WAYS)
@@ -37,7 +36,7 @@ def test_the_cascade_in_the_interpreter() -> None:
 
 def cascade(made: Vacsr, *, spare: int = 4) -> Cascade:
     """The default of a GPU, with few candidates to spare, so that few items will do: the interpreter is slow."""
-    coarse = KernelScorer(made, dtype=half_dtype(made.adapter.fold()))
+    coarse = KernelScorer(made, dtype=half_dtype(made.fold()))
     return Cascade(coarse, BlockScorer(made), exact=True, spare=spare, worthwhile=0.0)
 
 
@@ -152,7 +151,7 @@ def test_interpreted_near_ties_and_large_decoders_are_decided_in_float32(way: st
         v, t = t, v
     check(best(cascade(made), v, t, way), exact(made.adapter, v, t), way, atol=1e-6)
     made, v, t = with_large_decoder(20), units(10, 20, seed=1), units(32, 20, seed=2)
-    assert half_dtype(made.adapter.fold()) == torch.bfloat16
+    assert half_dtype(made.fold()) == torch.bfloat16
     reference = exact(made.adapter, v, t)
     check(best(cascade(made), v, t, way), reference, way, atol=1e-6 * float(reference.std()))
 
@@ -239,7 +238,7 @@ def test_interpreted_float8_is_rescored_in_every_way(way: str) -> None:
 @interpreted
 def test_interpreted_float8_through_pair_scores_and_of_nothing() -> None:
     """The top-k is rescored, whether or not the matrix has been computed."""
-    scores = scores_of("vacsr", images=6, texts=30)
+    scores = PairScorer(model("vacsr"), device="cpu").score_all(*inputs(6, 30))
     scores.scorer.engine = rescored(scores.scorer.model.method)  # type: ignore[arg-type]
     tops = [*scores.topk_both(2), scores.topk(2), scores.topk(2, direction="t2i")]
     rough = scores.score
@@ -266,60 +265,3 @@ def test_gpu_near_ties_and_large_decoders() -> None:
         reference = torch.cat([exact(made.adapter, part, t) for part in v.split(8)])
         for way in WAYS:
             check(best(engine, v, t, way), reference, way, atol=5e-6 * float(reference.abs().max()))
-
-
-# ------------------------------------------------------------------------------------------------ prefilter by cosine
-
-METHODS: list[Any] = ["vacsr", {"name": "vacsr", "adapter": {"mixing": "head"}}, "sigmoid"]
-both_ways = pytest.mark.parametrize("direction", ["i2t", "t2i"])
-
-
-def scores_of(raw: Any, *, images: int = IMAGES, texts: int = TEXTS) -> PairScores:
-    return PairScorer(model(raw), device="cpu").score_all(*inputs(images, texts))
-
-
-def matrices(scores: PairScores, direction: Direction) -> tuple[Tensor, Tensor]:
-    """Scores and cosines, queries in rows."""
-    score, cosine = scores.score, scores.images.mean @ scores.texts.mean.T
-    return (score, cosine) if direction == "i2t" else (score.T, cosine.T)
-
-
-@pytest.mark.parametrize("raw", METHODS, ids=str)
-@both_ways
-@pytest.mark.parametrize("m", [5, 20, 59])
-def test_a_prefilter_ranks_the_highest_cosines(raw: Any, direction: Direction, m: int) -> None:
-    scores = scores_of(raw, images=60)
-    engine, sides = scores.scorer.engine, (scores.images, scores.texts)
-    top = scores.topk(5, direction=direction, prefilter=m)
-    small = prefiltered_topk(engine, *sides, k=5, candidates=m, direction=direction, batch=17)
-    assert torch.equal(top.index, small.index)
-    matrix, cosine = matrices(scores, direction)
-    orders = zip(sorted_topk(matrix, len(cosine[0])), sorted_topk(cosine, m), strict=True)
-    assert top.index.tolist() == [[j for j in order if j in set(nearest)][:5] for order, nearest in orders]
-    torch.testing.assert_close(top.score, matrix.gather(1, top.index), atol=1e-5, rtol=1e-5)
-
-
-@both_ways
-def test_as_many_candidates_as_items_are_exact(direction: Direction) -> None:
-    scores = scores_of("vacsr")
-    right = scores.topk(5, direction=direction)
-    for m in (IMAGES, 10_000):
-        assert torch.equal(scores.topk(5, direction=direction, prefilter=m).index, right.index)
-
-
-@both_ways
-def test_equal_scores_go_by_index(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = scores_of("vacsr")
-    monkeypatch.setattr(scores.scorer.engine, "aligned", lambda v, t: torch.zeros(len(v.mean)))
-    expected = [sorted(nearest)[:3] for nearest in sorted_topk(matrices(scores, direction)[1], 7)]
-    assert scores.topk(3, direction=direction, prefilter=7).index.tolist() == expected
-
-
-def test_fewer_candidates_than_asked_for_and_no_queries() -> None:
-    scores = scores_of("vacsr")
-    for k, m in ((5, 4), (5, -7), (10**6, 50)):
-        with pytest.raises(UsageError, match=r"use prefilter=.*or omit it"):
-            scores.topk(k, prefilter=m)
-    assert scores.topk(10**6, prefilter=90).index.shape == (IMAGES, TEXTS)
-    none = PairScores(scores.scorer, scores.images._replace(mean=scores.images.mean[:0]), scores.texts)
-    assert none.topk(3, prefilter=7).index.shape == (0, 3)

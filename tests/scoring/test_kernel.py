@@ -99,7 +99,7 @@ def test_interpreted_outputs_are_fully_overwritten_and_nothing_else(width: int, 
     made, v, t = method(20, width=width, residual=residual), unit(3, seed=1), unit(37, seed=2)
     scorer = KernelScorer(made, dtype=HALF)
     room = torch.full((9, 37), torch.nan)
-    assert scorer._write(v.mean, scorer._pack_texts(t.mean), room[3:6])
+    assert scorer._write(v.mean, t.mean, [scorer._pack_texts(t.mean)], room[3:6])
     assert torch.equal(room[3:6], scorer.block(v, t))
     assert room[:3].isnan().all()
     assert room[6:].isnan().all()
@@ -115,16 +115,18 @@ def test_interpreted_operators_can_be_compiled() -> None:
     tile = [int(number) for number in scorer.tile]
 
     def compute(rows: Tensor, cosine: Tensor) -> Tensor:
-        weights = scores.scale_trunk(scorer.trunk, rows, HALF, tile)
+        part = scorer.parts[0]
+        weights = scores.scale_trunk(part.trunk, rows, HALF, tile)
         out = cosine.clone()
         scores.score_pairs(
-            texts.rows, weights, scorer.edge, scorer.decoder, scorer.last, rows.new_empty(0), out,
-            constant=scorer.constant, slope=scorer.slope, group=1, tile=tile,
+            texts.rows, weights, part.edge, part.decoder, part.last, rows.new_empty(0), out,
+            constant=part.constant, add=True, group=1, tile=tile,
         )  # fmt: skip
         return out
 
     with torch.inference_mode():
-        compiled = torch.compile(compute, backend="aot_eager", fullgraph=True)(rows, v.mean @ t.mean.T)
+        residual = (v.mean * scorer.slopes) @ t.mean.T
+        compiled = torch.compile(compute, backend="aot_eager", fullgraph=True)(rows, residual)
     assert torch.equal(compiled, scorer.block(v, t))
 
 
@@ -321,10 +323,10 @@ def test_gpu_operators_in_a_cuda_graph() -> None:
     expected = scorer.block(Embedding(v), Embedding(t))  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.inference_mode():
-        texts, out = scorer._pack_texts(t), torch.zeros_like(expected)
+        texts, out = [scorer._pack_texts(t)], torch.zeros_like(expected)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            scorer._write(v, texts, out)
+            scorer._write(v, t, texts, out)
     graph.replay()
     assert torch.equal(out, expected)
 
@@ -420,12 +422,12 @@ def test_compiled_for_hopper(kind: str, width: int, tile: Tile, dim: int, tmp_pa
     blocks = [f"tensordesc<{kind}[{rows}, {tile.depth}]>" if tile.tma else f"*{kind}" for rows in tile[:2]]
     small = "*fp32" if not width else "*bf16" if gain else f"*{kind}"
     kinds = {
-        "texts": blocks[0], "weights": blocks[1], "decoder": small, "constant": "fp32", "slope": "fp32",
+        "texts": blocks[0], "weights": blocks[1], "decoder": small, "constant": "fp32",
         **dict.fromkeys(("edge", "last", "gain", "out"), "*fp32"),
         **dict.fromkeys(("images", "T", "tiles", "group"), "i32"),
     }  # fmt: skip
     constants = {
-        "H": max(dim, tile.hidden), "D": dim, "WIDE": width, "RESIDUAL": width > 0, "GAIN": gain,
+        "H": max(dim, tile.hidden), "D": dim, "WIDE": width, "ADD": width > 0, "GAIN": gain,
         "BT": tile.texts, "BH": tile.hidden, "BD": tile.depth, "RUN": tile.run, "TMA": tile.tma, "WIDEN": False,
     }  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}

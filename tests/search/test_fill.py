@@ -63,7 +63,7 @@ def test_images_and_captions_go_in_as_the_scorer_embeds_them(
     pairs = load_pairs(source, split="all")
     ids = pairs.caption_ids if texts else pairs.image_ids
     assert (answer.code, answer.out) == (0, f"{spec}\n"), answer.err
-    assert f"added {len(ids)}, replaced 0, left 0" in answer.err
+    assert f"added {len(ids)}, replaced 0, unchanged 0" in answer.err
     assert f"{kind}/s" in answer.err
     scores = PairScorer.from_pretrained(models[model], device="cpu").score_set(pairs)
     index = open_index(spec, provenance=embedding_provenance(scores.scorer.model, kind))
@@ -98,11 +98,11 @@ def test_the_same_command_leaves_what_is_there(
     answer = vacsr(*first)
     assert (answer.code, answer.out, len(reopened(tmp_path))) == (130, "", 32)
     assert "32 of 40 images are stored" in answer.err
-    assert "added 8, replaced 0, left 32" in vacsr(*first).err
+    assert "added 8, replaced 0, unchanged 32" in vacsr(*first).err
     answer = vacsr(*add)
     total = len(reopened(tmp_path))
-    assert f"added {total - 40}, replaced 0, left 40 that were there" in answer.err
-    assert f"added 0, replaced {total}, left 0" in vacsr(*add, "--replace").err
+    assert f"added {total - 40}, replaced 0, unchanged 40" in answer.err
+    assert f"added 0, replaced {total}, unchanged 0" in vacsr(*add, "--replace").err
     assert vacsr(*add, "--dtype", "float32").refused(2, "float16")
 
 
@@ -124,7 +124,7 @@ def test_a_stop_costs_one_batch(scorer: PairScorer, few: PairSet, index: VectorI
 def test_an_id_from_another_source_is_refused(scorer: PairScorer, few: PairSet, index: VectorIndex) -> None:
     index.add(few.image_ids[:1], torch.ones(1, 16))  # from nobody knows where
     assert fill_index(index, scorer, few, source="one").skipped == 1
-    with pytest.raises(DataError, match=f"'{few.image_ids[1]}' is in the index from 'one'.* 'two'.*--replace"):
+    with pytest.raises(DataError, match=f"'{few.image_ids[1]}' was indexed from 'one'.* 'two'.*--replace"):
         fill_index(index, scorer, few, source="two")
     assert fill_index(index, scorer, few, source="one").skipped == fill_index(index, scorer, few).skipped == 30
     assert fill_index(index, scorer, few, source="two", replace=True).replaced == 30
@@ -173,13 +173,13 @@ def test_changed_photos_and_pruning(vacsr: Command, models: Models, tmp_path: Pa
         (photos / name).unlink()
     monkeypatch.chdir(photos)
     answer = vacsr(*add, f"folder:{photos}")
-    assert "added 0, replaced 1, left 2 that were there; " in answer.err
+    assert "added 0, replaced 1, unchanged 2; " in answer.err
     assert "4 in the index" in answer.err
     after = reopened(tmp_path).get(["a.png", "b.png"])
     assert torch.equal(after["a.png"].vector, before["a.png"].vector)
     assert not torch.equal(after["b.png"].vector, before["b.png"].vector)
     answer = vacsr(*add, f"folder:{photos}", "--prune")
-    assert "added 0, replaced 0, left 3 that were there, removed 1 that are gone" in answer.err
+    assert "added 0, replaced 0, unchanged 3, removed 1" in answer.err
     assert reopened(tmp_path).known(["a.png", "c.png"]) == [True, False]
     assert reopened(tmp_path).sources == (f"folder:{photos}",)
 
@@ -200,7 +200,7 @@ def test_pruning_keeps_other_sources(vacsr: Command, models: Models, tmp_path: P
     assert add(photos, "--prune").refused(2, "2 of the 3 items", f"folder:{photos}", "'a.png'", "--yes")
     assert reopened(tmp_path).known(["a.png", "a2.png"]) == [True, False]
     assert add(photos, "--yes").refused(2, "--prune")
-    assert "added 2, replaced 0, left 1 that were there, removed 2 that are gone" in add(photos, "--prune", "--yes").err
+    assert "added 2, replaced 0, unchanged 1, removed 2" in add(photos, "--prune", "--yes").err
     index = reopened(tmp_path)
     assert sorted(name for name, _ in index.records()) == ["a2.png", "b2.png", "c.png", "mine", "x.png"]
     assert index.sources == (f"folder:{other}", f"folder:{photos}")
@@ -298,7 +298,7 @@ def test_rm_and_info(vacsr: Command, models: Models, features: str, tmp_path: Pa
     first = load_pairs(source).image_ids[0]
     answer = vacsr("index", "rm", spec, first, "no such")
     assert (answer.code, answer.out) == (0, "")
-    assert "removed 1, 1 were not there, first 'no such'; 39 in the index" in answer.err
+    assert "removed 1, 1 were not found, first 'no such'; 39 in the index" in answer.err
     assert vacsr("index", "rm", spec, first).refused(4, first, "nothing was removed")
     printed = json.loads(vacsr("index", "info", spec, "--json").out)
     expected = {"schema": 1, "kind": "exact", "vectors": 39, "dim": 16, "dtype": "float32", "dead": 1, "parts": 1}

@@ -78,14 +78,14 @@ def test_photos_of_the_indexs_sources(serve: Command, world: Any, run: list[Any]
 
 def test_the_token_of_the_option_or_the_environment(serve: Command, run: list[Any], monkeypatch: Patch) -> None:
     """An empty one is a mistake, and elsewhere than on loopback it is missed."""
-    assert "; no token is asked for;" in serve().err
+    assert "; no token required;" in serve().err
     assert "set VACSR_TOKEN" in serve("--host", "0.0.0.0").err
     assert run[-1][1].hosts is None
     assert serve("--token", "").refused(2, "--token")
-    assert "; a token is asked for;" in serve("--token", "abc").err
+    assert "; token required;" in serve("--token", "abc").err
     monkeypatch.setenv("VACSR_TOKEN", "abc")
     answer = serve("--host", "0.0.0.0")
-    assert "; a token is asked for;" in answer.err
+    assert "; token required;" in answer.err
     assert "warning" not in answer.err
     assert "abc" not in answer.err + answer.out
     monkeypatch.setenv("VACSR_TOKEN", "")

@@ -13,7 +13,7 @@ import pytest
 
 from vacsr.config import TowersConfig
 from vacsr.errors import DiskFull
-from vacsr.train.callbacks import CsvTracker, JsonlTracker, catch_interrupt, frozen_towers, loss_warmup
+from vacsr.train.callbacks import JsonlTracker, catch_interrupt, frozen_towers, loss_warmup
 
 
 def at(step: int) -> Any:
@@ -42,14 +42,6 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     tracker.path = Path("/dev/full")
     with pytest.raises(DiskFull, match="/dev/full"):
         tracker.on_log(at(0), {"step": 0})
-
-
-def test_the_table_has_every_column_and_no_torn_line(tmp_path: Path) -> None:
-    rows = '{"step": 0, "loss": 1.5}\n{"step": 0, "epoch": 1, "dev_rsum": 300.0}\n{"step": 1, "lo'
-    (tmp_path / "metrics.jsonl").write_text(rows, encoding="utf-8")
-    CsvTracker(tmp_path).on_train_end(at(0))
-    table = (tmp_path / "metrics.csv").read_text(encoding="utf-8").split()
-    assert table == ["step,loss,epoch,dev_rsum", "0,1.5,,", "0,,1,300.0"]
 
 
 @pytest.mark.parametrize(

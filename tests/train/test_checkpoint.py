@@ -141,7 +141,7 @@ def test_a_refusal_names_what_differs(tmp_path: Path, message: str, change: dict
 
 
 def test_what_changes_nothing_may_change() -> None:
-    free = TrainConfig(batch_size=4, device="cpu", log_every=3, checkpoint_every=4, trackers=("csv",))
+    free = TrainConfig(batch_size=4, device="cpu", log_every=3, checkpoint_every=4, trackers=("tensorboard",))
     assert described() == described(config=free) == described(method=Sigmoid(SigmoidConfig(), dim=256))
 
 

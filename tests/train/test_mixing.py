@@ -70,7 +70,7 @@ def test_ranks_that_decode_their_own_photos_cannot_mix(pairs: PairSet) -> None:
     with pytest.raises(UsageError, match=r"method\.mix.*data\.cache_gb") as caught:
         Mixer(MixConfig(), trainer.task.model, PairLoader(None, pairs.texts, pairs.caption_image, world=World(0, 2)))
     assert caught.value.exit_code == 2
-    Mixer(MixConfig(), trainer.task.model, PairLoader(None, pairs.texts, pairs.caption_image))
+    Mixer(MixConfig(), trainer.task.model, PairLoader(None, pairs.texts, pairs.caption_image, World()))
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cosine": {"method.name": "vacsr", "train.schedule": "cosine", "train.warmup_steps": 5},
     "noise": {"method.name": "vacsr", "data.noise.ratio": 0.5},
     "epoch-ends": {"method.name": "sigmoid", "train.checkpoint_every": 0, "train.select": "last"},
+    "average": {"method": {"name": "vacsr", "preset": "ensemble", "members": 2, "trust": 0.3}, "train.ema": 0.9},
     "never": {"method.name": "sigmoid", "train.checkpoint_every": 0, "train.checkpoint_epochs": 0},
 }
 OTHERS: dict[str, dict[str, Any]] = {

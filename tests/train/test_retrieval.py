@@ -37,9 +37,9 @@ def test_a_score_is_the_mean_of_both_networks_cosines(pairs: PairSet, method: st
     run = make(pairs, method, epochs=2).run(progress=False)
     first, second = run.model.networks
     apart = []
-    for network in (super(MatchingModel, first), second):
-        v, t = network.embed_images(pairs.images).mean, network.embed_texts(pairs.texts).mean
-        apart.append((v @ t.T).detach())
+    for network in (first, second):
+        (v,), (t,) = network.member_images(pairs.images, None, None), network.member_texts(pairs.texts, None)
+        apart.append((v.mean @ t.mean.T).detach())
     assert float((apart[0] - apart[1]).abs().max()) > 0.05, "two networks"
     scores = PairScorer(run.model, device="cpu").score_set(pairs).score
     torch.testing.assert_close(scores, (apart[0] + apart[1]) / 2, atol=1e-5, rtol=0)
@@ -89,11 +89,6 @@ def test_both_networks_learn_freeze_and_draw_apart(photos: PhotoSet) -> None:
     model = trainer.task.model
     grouped = [id(p) for group in model.param_groups(TowersConfig()) for p in group.params]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
-    model.compile_blocks(True)
-    with model.plain_blocks():
-        assert [network.backbone.compiled for network in model.networks] == [False, False]
-    assert [network.backbone.compiled for network in model.networks] == [True, True]
-    model.compile_blocks(False)
     model.freeze(["image"])
     for network in model.networks:
         assert not any(p.requires_grad for p in network.backbone.image.parameters())
@@ -106,6 +101,22 @@ def test_both_networks_learn_freeze_and_draw_apart(photos: PhotoSet) -> None:
     assert torch.equal(left, right), "the same weights"
     left, right = model.embed_images(pixels, noise).mean.chunk(2, dim=1)
     assert not torch.allclose(left, right), "other crops"
+
+
+def test_the_set_is_embedded_without_compiled_blocks(photos: PhotoSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches have other sizes, and each would be compiled again."""
+    compile_, compilations = torch.nn.Module.compile, []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compilations.append(inputs)
+        return graph.forward
+
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **kw: compile_(self, backend=backend, **kw))
+    task = make(photos, "ncr", compile=True).task
+    task.embed_training_set()
+    assert not compilations
+    task.model.embed_images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+    assert compilations
 
 
 def test_two_networks_start_from_one(pairs: PairSet, tmp_path: Path) -> None:
@@ -235,7 +246,7 @@ def test_weights_come_from_a_trial_step_that_leaves_no_trace(pairs: PairSet) -> 
     method.by_text.copy_(torch.randint(len(pairs), (len(pairs),), generator=generator))
     method.ready.fill_(1.0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    gain = trainer.task.look_ahead(Batch(captions))
+    gain = trainer.task.side_losses(Batch(captions))["bank"]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 

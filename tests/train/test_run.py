@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from vacsr.config.io import read_recipe, read_yaml, recipe_from
 from vacsr.data import load_pairs
 from vacsr.data.features import write_features
 from vacsr.data.noise import load_noise
-from vacsr.errors import DataError, EnvironmentProblem, FolderInUse, MissingExtra, UsageError
+from vacsr.errors import DataError, FolderInUse, MissingExtra, UsageError
 from vacsr.evaluate.protocols import PROTOCOLS
 from vacsr.evaluate.significance import read_outcomes
 from vacsr.fewshot import check_fewshot, read_fewshot
@@ -34,18 +33,17 @@ from vacsr.train.step import TrainStep
 
 
 def test_a_run_folder(recipes: Any, tmp_path: Path) -> None:
-    recipe = recipes.recipe({"method.name": "vacsr", "data.noise.ratio": 0.5, "train.trackers": ["jsonl", "csv"]})
+    recipe = recipes.recipe({"method.name": "vacsr", "data.noise.ratio": 0.5})
     done = run_recipe(recipe, tmp_path / "run", progress=False)
-    names = {"config.yaml", "metrics.jsonl", "metrics.csv", "noise.safetensors", "checkpoint", "model", "report.json"}
-    names |= {"outcomes.safetensors"}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == names
+    names = {"config.yaml", "metrics.jsonl", "noise.safetensors", "checkpoint", "model", "report.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == names | {"outcomes.safetensors"}
     assert recipe_from(read_yaml(tmp_path / "run" / "config.yaml")) == recipe
     assert done.report is not None
     assert json.loads((tmp_path / "run" / "report.json").read_text(encoding="utf-8"))["schema"] == 1
-    with (tmp_path / "run" / "metrics.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 24
-    assert {"step", "epoch", "lr", "loss", "recon", "kl", "grad_norm", "dev_rsum", "steps_per_second"} <= set(rows[0])
+    assert {"step", "epoch", "lr", "loss", "recon", "kl", "grad_norm"} <= set(rows[0])
+    assert {"step", "epoch", "dev_rsum", "steps_per_second"} <= set(rows[-1])
     assert load_noise(tmp_path / "run" / "noise.safetensors").ratio == 0.5
 
 
@@ -209,14 +207,11 @@ def test_a_run_is_a_checkpoint_or_a_report(recipes: Any, tmp_path: Path) -> None
     assert run_recipe(recipe, tmp_path, progress=False).report is not None
 
 
-def test_a_folder_that_cannot_be_written(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_where_the_folder_should_be(recipes: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(UsageError, match="choose another --out"):
             run_recipe(recipes.recipe(), out, resume=True, progress=False)
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(EnvironmentProblem, match="choose another --out"):
-        run_recipe(recipes.recipe(), tmp_path / "deep" / "run", progress=False)
 
 
 def test_the_report_is_scored_in_full_precision(recipes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,16 +132,15 @@ class Breaking(Sigmoid):
 def test_a_broken_number_stops_the_run_and_names_the_place(
     pairs: PairSet, tmp_path: Path, what: str, term: str
 ) -> None:
-    trackers = ("jsonl", "csv")
-    config = TrainConfig(batch_size=8, epochs=4, device="cpu", checkpoint_every=2, log_every=1, trackers=trackers)
+    config = TrainConfig(batch_size=8, epochs=4, device="cpu", checkpoint_every=2, log_every=1)
     with pytest.raises(NonFiniteLoss) as caught:
         fit(Breaking(8, what), pairs, config, backbone=FEATURES, out=tmp_path, progress=False)
     message, rows = str(caught.value), list(batch_order(len(pairs), batch=8, seed=0, epoch=1))[3]
     assert f"'{term}' is not finite at step 8 (epoch 2)" in message
     assert ", ".join(pairs.caption_ids[row] for row in rows.tolist()) in message
     assert str(tmp_path / "checkpoint") in message
-    table = (tmp_path / "metrics.csv").read_text(encoding="utf-8").splitlines()
-    assert len(table) == 1 + 8 + 1, "steps 0 to 7, an epoch's end"
+    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 8 + 1, "steps 0 to 7, an epoch's end"
     assert caught.value.exit_code == 4
     tensors, metadata = read_tensors(tmp_path / "checkpoint" / "state.safetensors")
     assert '"step": 7' in metadata["state"] or '"step": 8' in metadata["state"]

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.backbones.augment import Partners, blend
+from vacsr.backbones.heads import build_pooling
+from vacsr.backbones.hub import local_folder
 from vacsr.backbones.images import PhotoTransform
 from vacsr.config import BackboneConfig
-from vacsr.errors import ShapeMismatch, UsageError
-from vacsr.noise import RowNoise
+from vacsr.config.io import parse
+from vacsr.errors import DataError, ShapeMismatch, UsageError, VacsrError
+from vacsr.noise import RowNoise, seeded
 from vacsr.provenance import UNKNOWN, Provenance
-
-if TYPE_CHECKING:
-    from vacsr.backbones.encoder import FeatureEncoder
 
 NamedParams = list[tuple[str, nn.Parameter]]
 
@@ -159,6 +160,50 @@ class FeatureScaling(nn.Module):
         return (x - self.shift) * self.factor if self.kind == "standardize" else x
 
 
+class FeatureEncoder(nn.Module):
+    """What makes cached features: pretrained towers, and a pooling of their tokens into one unit vector per item."""
+
+    def __init__(self, backbone: Backbone, *, image: Literal["cls", "mean"], text: Literal["cls", "mean"]) -> None:
+        """``image``, ``text``: how their tokens are pooled."""
+        super().__init__()
+        self.backbone, self.pooling = backbone.eval(), {"image": image, "text": text}
+        self.image_pool, self.text_pool = build_pooling(image), build_pooling(text)
+
+    @classmethod
+    def from_provenance(cls, origin: Provenance) -> FeatureEncoder:
+        """The encoders that :meth:`provenance` described; it is an error if their weights have changed since."""
+        from vacsr.backbones import load_backbone
+
+        try:
+            settings = json.loads(origin.encoder)
+            with seeded(0):  # as random weights were drawn, if the features have such
+                backbone = load_backbone(parse(BackboneConfig, settings["backbone"]))
+            origin.check(backbone.provenance())
+            return cls(backbone, image=settings["image"], text=settings["text"])
+        except (VacsrError, ValueError, KeyError, TypeError) as error:
+            message = f"the model was trained on features of {origin.backbone}, which cannot be used here ({error})"
+            raise DataError(f"{message} — put the encoders where they were, or give features") from error
+
+    def provenance(self) -> Provenance:
+        """Where the features come from, with what loads the encoders again: ids, or folders of this machine."""
+        config = self.backbone.config
+        scheme, _, names = config.spec.partition(":")
+        folders = [str(folder.resolve()) if (folder := local_folder(name)) else name for name in names.split(",")]
+        changed = config.model_copy(update={"spec": f"{scheme}:{','.join(folders)}"}).model_dump(exclude_defaults=True)
+        settings = json.dumps({"backbone": changed, **self.pooling})
+        return replace(self.backbone.provenance(), encoder=settings)
+
+    @torch.no_grad()
+    def images(self, pixels: Tensor) -> Tensor:
+        """uint8 [B, 3, H, W] -> [B, D], of length 1"""
+        return functional.normalize(self.image_pool(self.backbone.encode_images(pixels)), dim=-1)
+
+    @torch.no_grad()
+    def texts(self, ids: Tensor) -> Tensor:
+        """Rows of :meth:`Backbone.tokenize` [B, L] -> [B, D], of length 1"""
+        return functional.normalize(self.text_pool(self.backbone.encode_texts(ids)), dim=-1)
+
+
 class FeatureBackbone(Backbone):
     """Cached features as tokens of length one; only their scaling is left to do.
 
@@ -191,11 +236,9 @@ class FeatureBackbone(Backbone):
         return self._encoder().backbone.transform
 
     def tokenize(self, captions: Sequence[str]) -> Tensor:
-        return self._encoder().tokenize(captions) if self.reads_photos else super().tokenize(captions)
+        return self._encoder().backbone.tokenize(captions) if self.reads_photos else super().tokenize(captions)
 
     def _encoder(self, device: torch.device | None = None) -> FeatureEncoder:
-        from vacsr.backbones.encoder import FeatureEncoder
-
         if not self._encoders:
             self._encoders.append(FeatureEncoder.from_provenance(self.origin))
         return self._encoders[0].to(device)

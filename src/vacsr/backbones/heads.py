@@ -7,16 +7,18 @@ come from a small recurrent network that sees the ranks only, so they depend on 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vacsr import kernels
-from vacsr.backbones.base import Tokens
 from vacsr.config import HeadConfig
 from vacsr.errors import UsageError
 from vacsr.noise import RowNoise
+
+if TYPE_CHECKING:
+    from vacsr.backbones.base import Tokens
 
 _WIDTH = 32  # of the rank codes and of the recurrent state
 _TEMPERATURE = 0.1  # of the softmax over ranks

@@ -31,12 +31,6 @@ def local_folder(source: str) -> Path | None:
     return None
 
 
-def short_name(source: str) -> str:
-    """An id as it is, a folder by its own name: no path of this machine reaches a file."""
-    folder = local_folder(source)
-    return source if folder is None else folder.resolve().name
-
-
 def load_config(source: str) -> Any:
     """The checkpoint's configuration without dropout, which training draws by seed outside of the towers, and without
     parts that give no tokens (SigLIP, DINOv2)."""

@@ -6,6 +6,7 @@ two checkpoints, and of a two-tower checkpoint the side that is asked for.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -68,17 +69,28 @@ class _HubTower(Tower):
         tokens = self._head()(tokens) if self.output == "projected" else tokens
         return tokens if self.has_tokens else tokens.unsqueeze(1)
 
-    def _encode(self, **inputs: Any) -> Tensor:
-        """The model's tokens as the output asks. -> [B, L, D]"""
+    @abstractmethod
+    def named_inputs(self, *inputs: Tensor) -> dict[str, Tensor | None]:
+        """What the model takes, by its parameters' names."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        if self.output == "norm" and self._norms_tokens():
+            return self.model(**self.named_inputs(*inputs)).last_hidden_state  # type: ignore[no-any-return]
+        return super().forward(*inputs)
+
+    def tokens(self, *inputs: Tensor) -> Tensor:
+        named = self.named_inputs(*inputs)
         norm = self.final_norm()
-        if norm is None or self.model.config.model_type == "clip_vision_model":  # applies its norm to one token only
-            return self.finish(self.model(**inputs).last_hidden_state)
-        if self.output == "norm":
-            return self.model(**inputs).last_hidden_state  # type: ignore[no-any-return]
+        if norm is None or not self._norms_tokens():
+            return self.model(**named).last_hidden_state  # type: ignore[no-any-return]
         before_norm: list[Tensor] = []
         with norm.register_forward_pre_hook(lambda _norm, args: before_norm.append(args[0])):
-            self.model(**inputs)
-        return self.finish(before_norm[-1])
+            self.model(**named)
+        return before_norm[-1]
+
+    def _norms_tokens(self) -> bool:
+        """The model itself applies its final norm to every token; CLIP's image model does so to one only."""
+        return self.final_norm() is not None and self.model.config.model_type != "clip_vision_model"
 
     def unused(self) -> list[nn.Parameter]:
         """A final norm that the output skips, and a head inside the model (SigLIP) that it does not reach."""
@@ -108,8 +120,9 @@ class HubImageTower(_HubTower):
         self.class_token = not self.has_tokens or any(name.endswith(("cls_token", "class_embedding")) for name in names)
         hub.use_products(self.model)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self._encode(pixel_values=pixels)
+    def named_inputs(self, *inputs: Tensor) -> dict[str, Tensor | None]:
+        (pixels,) = inputs
+        return {"pixel_values": pixels}
 
     def joints(self) -> tuple[None, nn.Module]:
         return None, self.model.embeddings  # pixels and positions
@@ -137,8 +150,9 @@ class HubTextTower(_HubTower):
         causal = torch.ones(self.context, self.context, dtype=torch.bool).tril() if self.clip else None
         self.register_buffer("causal", causal, persistent=False)
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return self._encode(input_ids=ids, attention_mask=self._attention(mask))
+    def named_inputs(self, *inputs: Tensor) -> dict[str, Tensor | None]:
+        ids, mask = inputs
+        return {"input_ids": ids, "attention_mask": self._attention(mask)}
 
     def _attention(self, mask: Tensor) -> Tensor | None:
         """What the model takes; other causal towers need none, for padding comes last. [B, L] -> [1 or B, 1, L, L]"""
@@ -196,7 +210,9 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     image, text = models[0].half("vision_model", "visual_projection"), models[-1].half("text_model", "text_projection")
     image = image._replace(model=hub.with_size(image.model, transform.size))
     tokenizer = _tokenizer("" if offline else checkpoints[-1], config, text=text.model)
-    name = f"{config.spec.partition(':')[0]}:{','.join(map(hub.short_name, checkpoints))}"
+    # A folder goes by its own name: no path of this machine reaches a file.
+    names = [folder.resolve().name if (folder := hub.local_folder(one)) else one for one in checkpoints]
+    name = f"{config.spec.partition(':')[0]}:{','.join(names)}"
     backbone = _backbone(config, (image, text), tokenizer, transform, name)
     backbone.pretrained_loss = {} if fresh else _pretrained_loss(models[-1].model)
     return backbone

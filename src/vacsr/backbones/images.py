@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -26,6 +26,7 @@ CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
 
 _ROOM = 2**26  # pixels between photo and square: a long strip would be enlarged to more than memory holds
+_AHEAD = 2  # batches that are read while one is used
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -43,13 +44,16 @@ class PhotoTransform:
     resize: Literal["whole", "center"] = "whole"  # the whole photo squeezed into the square, or its centre
     short: int = 0  # with `center`: the shorter side before the square is cut; 0 means S
 
-    def pixels(self, photo: Image.Image, *, size: int = 0) -> Tensor:
-        """The square as bytes; ``size`` asks for another side, as training does to crop from it. -> uint8 [3, S, S]
+    def with_size(self, size: int) -> PhotoTransform:
+        """The same part of a photo in a square of another side."""
+        return replace(self, size=size, short=round(size * self.short / self.size))
+
+    def pixels(self, photo: Image.Image) -> Tensor:
+        """The square as bytes. -> uint8 [3, S, S]
 
         A centre is cut as the public processors do: the longer side is rounded down, and so are the offsets.
         """
-        side, (width, height) = size or self.size, photo.size
-        short = self.shorter_side(size=side)
+        side, short, (width, height) = self.size, self.shorter_side(), photo.size
         scaled = (side, side)
         if self.resize == "center" and 0 not in photo.size:
             scaled = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
@@ -61,10 +65,9 @@ class PhotoTransform:
         square = square.crop((left, top, left + side, top + side))
         return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 
-    def shorter_side(self, *, size: int = 0) -> int:
-        """What a photo needs on its shorter side for nothing to be enlarged; ``size`` as for :meth:`pixels`."""
-        side = size or self.size
-        return side if self.resize == "whole" else max(side, round(side * self.short / self.size))
+    def shorter_side(self) -> int:
+        """What a photo needs on its shorter side for nothing to be enlarged."""
+        return self.size if self.resize == "whole" else max(self.size, self.short)
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Bytes (or floats in 0-255) to what the tower was trained on. [B, 3, S, S] -> float32 [B, 3, S, S]"""
@@ -132,14 +135,12 @@ def _cubic(x: Tensor) -> Tensor:
     return torch.where(x < 1.0, near, torch.where(x < 2.0, far, torch.zeros_like(x)))
 
 
-def read_ahead(
-    read: Callable[[T], Tensor], batches: Iterable[Iterable[T]], *, workers: int, ahead: int = 2
-) -> Iterator[Tensor]:
-    """Batches of what ``read`` makes of each item, read by threads, ``ahead`` batches before they are needed."""
+def read_ahead(read: Callable[[T], Tensor], batches: Iterable[Iterable[T]], *, workers: int) -> Iterator[Tensor]:
+    """Batches of what ``read`` makes of each item, read by threads, some batches before they are needed."""
     pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="photos")
     jobs = ([pool.submit(read, item) for item in items] for items in batches)
     try:
-        queue = deque(islice(jobs, ahead + 1))
+        queue = deque(islice(jobs, _AHEAD + 1))
         while queue:
             batch = torch.stack([job.result() for job in queue.popleft()])
             queue.extend(islice(jobs, 1))
@@ -150,33 +151,32 @@ def read_ahead(
 
 @dataclass(frozen=True, eq=False)
 class PhotoReader:
-    """Decodes photos to squares in threads; PIL lets go of Python's lock while it works."""
+    """Photos as squares: decoded in threads, as PIL lets go of Python's lock while it works, or all in memory."""
 
     photos: Any  # a vacsr.data.photos.Photos
     transform: PhotoTransform
-    size: int = 0  # side of the squares; 0 takes the transform's own
     workers: int = 0  # threads; 0 takes one per core
     draft: bool = False
     """Let JPEG be decoded at a fraction where that still leaves all pixels the square needs. Quicker, and the pixels
     are not quite those of the tower's own processor: for training only."""
-
-    @property
-    def side(self) -> int:
-        """Of the squares that come out."""
-        return self.size or self.transform.size
+    decoded: Tensor | None = None  # what :meth:`read_all` gave, if all photos fit into memory
 
     def read(self, row: int) -> Tensor:
         """One photo. -> uint8 [3, S, S]"""
-        enough = self.transform.shorter_side(size=self.side) if self.draft else 0
-        return self.transform.pixels(self.photos.open(row, side=enough), size=self.side)
+        enough = self.transform.shorter_side() if self.draft else 0
+        return self.transform.pixels(self.photos.open(row, side=enough))
 
-    def stream(self, batches: Iterable[Sequence[int]], *, ahead: int = 2) -> Iterator[Tensor]:
-        """Decoded batch by batch, ``ahead`` of them at work while one is used. -> uint8 [B, 3, S, S]"""
-        return read_ahead(self.read, batches, workers=self.workers, ahead=ahead)
+    def stream(self, batches: Iterable[Sequence[int]]) -> Iterator[Tensor]:
+        """Batch by batch, read ahead of need. -> uint8 [B, 3, S, S]"""
+        pixels = self.decoded
+        if pixels is None:
+            return read_ahead(self.read, batches, workers=self.workers)
+        return (pixels[torch.as_tensor(rows, dtype=torch.int64)] for rows in batches)
 
     def read_all(self, progress: Progress | None = None) -> Tensor:
         """Every photo. -> uint8 [N, 3, S, S]"""
-        whole = torch.empty(len(self.photos), 3, self.side, self.side, dtype=torch.uint8)
+        side = self.transform.size
+        whole = torch.empty(len(self.photos), 3, side, side, dtype=torch.uint8)
         chunks = [range(start, min(start + 256, len(whole))) for start in range(0, len(whole), 256)]
         for rows, batch in zip(chunks, self.stream(chunks), strict=True):
             whole[rows.start : rows.stop] = batch
@@ -185,24 +185,10 @@ class PhotoReader:
         return whole
 
 
-@dataclass(frozen=True, eq=False)
-class DecodedPhotos:
-    """Photos that were decoded once and are held in memory. uint8 [N, 3, S, S]"""
-
-    pixels: Tensor
-
-    def stream(self, batches: Iterable[Sequence[int]], *, ahead: int = 2) -> Iterator[Tensor]:
-        """As :meth:`PhotoReader.stream`; there is nothing to do ahead. -> uint8 [B, 3, S, S]"""
-        return (self.pixels[torch.as_tensor(rows, dtype=torch.int64, device=self.pixels.device)] for rows in batches)
-
-
-Reader = PhotoReader | DecodedPhotos
-
-
 class TowerInputs(NamedTuple):
     """A data set as towers take it: photos, and tokens [M, L] int32 with −1 for padding."""
 
-    images: Reader
+    images: PhotoReader
     texts: Tensor
 
 
@@ -212,8 +198,11 @@ def tower_inputs(
 ) -> TowerInputs:  # fmt: skip
     """``pairs.captions`` as tokens; ``pairs.photos`` decoded now where they fit into ``cache_gb``, else when asked for.
 
-    ``draft``: see :class:`PhotoReader`; training sets it, evaluation does not.
+    ``size``: side of the squares, from which training crops; 0 takes the tower's own. ``draft``: see
+    :class:`PhotoReader`; training sets it, evaluation does not.
     """
-    reader = PhotoReader(pairs.photos, backbone.transform, size=size, workers=workers, draft=draft)
-    fits = len(pairs.photos) * 3 * reader.side**2 <= cache_gb * 2**30
-    return TowerInputs(DecodedPhotos(reader.read_all(progress)) if fits else reader, backbone.tokenize(pairs.captions))
+    transform = backbone.transform.with_size(size) if size else backbone.transform
+    reader = PhotoReader(pairs.photos, transform, workers=workers, draft=draft)
+    if len(pairs.photos) * 3 * transform.size**2 <= cache_gb * 2**30:
+        reader = replace(reader, decoded=reader.read_all(progress))
+    return TowerInputs(reader, backbone.tokenize(pairs.captions))

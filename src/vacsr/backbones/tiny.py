@@ -55,10 +55,8 @@ class TinyConfig(Config):
     @classmethod
     def from_spec(cls, spec: str, *, size: int = 0) -> TinyConfig:
         """Read ``tiny:key=number,…``; ``size`` other than 0 overrides the one of the spec."""
-        options = [part.strip().partition("=") for part in filter(None, spec.partition(":")[2].split(","))]
+        options = (part.strip().partition("=") for part in filter(None, spec.partition(":")[2].split(",")))
         values = {name: value for name, _, value in options}
-        if len(values) < len(options):
-            raise UsageError(f"{spec!r} has a duplicate option — write tiny:key=number, each key once")
         return parse(cls, {**values, "size": size} if size else values, within="tiny")
 
 
@@ -97,14 +95,14 @@ class _TinyTower(Tower):
         self.norm = nn.LayerNorm(config.width) if output == "norm" else nn.Identity()
         self.checkpointing = False
 
-    def _encode(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_blocks(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B, L, D] -> [B, L, D]"""
         for layer in self.layers:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, mask, **self.recompute)
             else:
                 x = layer(x, mask)
-        return self.finish(x)
+        return x
 
     def finish(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.norm(tokens)
@@ -139,10 +137,10 @@ class TinyImageTower(_TinyTower):
         self.positions = nn.Parameter(0.1 * torch.randn(1 + (config.size // _GRID) ** 2, width))
         self._add_blocks(config, depth=config.depth, output=output)
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def tokens(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, 1 + (S/16)², D]"""
         patches = self.stem(pixels).flatten(2).transpose(1, 2)
-        return self._encode(torch.cat((self.start.expand(len(patches), 1, -1), patches), dim=1) + self.positions)
+        return self._run_blocks(torch.cat((self.start.expand(len(patches), 1, -1), patches), dim=1) + self.positions)
 
     def joints(self) -> tuple[None, None]:
         return None, None
@@ -166,9 +164,9 @@ class TinyTextTower(_TinyTower):
         self.words = nn.Embedding(words, self.dim, _weight=self.words.weight[:words].detach().clone())
         self.vocabulary = words
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def tokens(self, ids: Tensor, mask: Tensor) -> Tensor:
         seen = (mask | (torch.arange(ids.shape[1], device=ids.device) == 0))[:, None, None, :]
-        return self._encode(self.words(ids) + self.positions[: ids.shape[1]], seen)
+        return self._run_blocks(self.words(ids) + self.positions[: ids.shape[1]], seen)
 
     def joints(self) -> tuple[nn.Embedding, None]:
         return self.words, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -23,7 +23,7 @@ from vacsr.backbones.base import Backbone, NamedParams, Tokens, TowerParams
 from vacsr.backbones.images import PhotoTransform, resize
 from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, read_tokenizer
 from vacsr.config import BackboneConfig
-from vacsr.errors import ShapeMismatch, UsageError
+from vacsr.errors import UsageError
 from vacsr.files import write_json
 from vacsr.noise import RowNoise
 from vacsr.provenance import Provenance
@@ -46,6 +46,7 @@ class Tower(nn.Module):
     """Texts: which real token stands for the whole caption; with ``fills`` the last position, real or not."""
     fills: bool = False
     """Texts: trained on rows filled up to ``context`` with padding it attends to (SigLIP): they are filled here too."""
+    tokens: Callable[..., Tensor]  # method: the inputs' tokens after the last block -> [B, L, W]
     edits: Any = None  # the vacsr.backbones.edits.TowerEdits that it computes with at the moment, if any
     uncompiled: bool = False  # its blocks are compiled, which is not wanted at the moment
 
@@ -56,6 +57,9 @@ class Tower(nn.Module):
     @abstractmethod
     def finish(self, tokens: Tensor) -> Tensor:
         """What follows the last block: norm and projection, where the output asks for them. [..., W] -> [..., D]"""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.finish(self.tokens(*inputs))
 
     @abstractmethod
     def set_checkpointing(self, on: bool) -> None:
@@ -168,9 +172,6 @@ class TowerBackbone(Backbone):
 
     def encode_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Tokens:
         """Rows of :meth:`tokenize`; ``noise`` masks, replaces and drops words. int [B, L] -> [B, L, D]"""
-        if texts.shape[1] > self.text.context:
-            lengths = f"{texts.shape[1]} tokens, the text tower takes {self.text.context}"
-            raise ShapeMismatch(f"captions have {lengths} — tokenize them with this backbone")
         if noise is not None:
             texts = change_words(
                 texts, noise, self.config.augment,
@@ -266,13 +267,9 @@ class TowerBackbone(Backbone):
 
     def provenance(self) -> Provenance:
         """The towers by name, how inputs are prepared, and a hash of the present weights."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
         outputs = f"{self.config.image_output}/{self.config.text_output} tokens"
         prepared = f"{self.transform.describe()}; {self.tokenizer.context} tokens; {outputs}"
-        return Provenance(self.name, prepared, digest.hexdigest()[:12])
+        return Provenance(self.name, prepared, hash_weights(self.state_dict()))
 
     def save_assets(self, folder: Path) -> None:
         saved = {
@@ -283,6 +280,15 @@ class TowerBackbone(Backbone):
             "transform": asdict(self.transform),
         }
         write_json(folder / ASSETS, saved)  # last: a folder without it was not written to the end
+
+
+def hash_weights(state: Mapping[str, Tensor], *, start: str = "") -> str:
+    """Twelve hexadecimal digits that change with any name or number, and with ``start``."""
+    digest = hashlib.sha256(start.encode())
+    for name, tensor in sorted(state.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:12]
 
 
 def read_assets(folder: Path) -> dict[str, Any]:

@@ -14,13 +14,13 @@ def audit(
     run: RunFolder,
     pairs: Annotated[str, typer.Option(metavar="SPEC", help="The data to check; see docs/data.md.")],
     out: Annotated[Path, typer.Option(help="Folder for wrong.csv, missing.csv and index.html.")],
-    split: Annotated[str | None, typer.Option(help="Default: the SPEC's, else train, else all.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Suspects of each kind.")] = 200,
+    split: Annotated[str | None, typer.Option(help="Split to check; default: the SPEC's, train or all.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many suspects of each kind to list.")] = 200,
     min_grade: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Of a missing match; default: what 3 of 4 labelled pairs reach."),
+        typer.Option(min=0.0, max=1.0, help="Lowest grade of a missing match; default: that of 3 in 4 labelled pairs."),
     ] = None,
-    photos: Annotated[str | None, typer.Option(metavar="DIR|SPEC", help="Pictures for a page of embeddings.")] = None,
+    photos: Annotated[str | None, typer.Option(metavar="DIR|SPEC", help="Photos for the page of embeddings.")] = None,
     skip: Skip = False,
     device: Device = "auto",
 ) -> None:

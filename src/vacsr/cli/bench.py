@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from vacsr.choices import BenchName, BenchSize
 from vacsr.cli.options import Device
 from vacsr.errors import UsageError
 
 
 def doctor() -> None:
-    """Check this machine: Python, torch, GPU, optional extras and known traps."""
+    """Check this machine: Python, torch, GPU, optional extras and known problems."""
     from vacsr.doctor import run_checks
 
     findings = run_checks()
@@ -25,19 +24,18 @@ def doctor() -> None:
 
 
 def bench(
-    what: Annotated[BenchName, typer.Argument(help="What to time.", show_default=False)],
-    size: Annotated[BenchSize | None, typer.Option(help="Default: coco on a GPU, except for metrics.")] = None,
+    what: Annotated[Literal["scoring"], typer.Argument(help="What to time.", show_default=False)],
+    size: Annotated[Literal["small", "coco"] | None, typer.Option(help="Default: coco on a GPU, else small.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the numbers as JSON.")] = None,
     figure: Annotated[Path | None, typer.Option("--figure", help="Also plot them, as SVG.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="torch's threads on a CPU; default: torch's own.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads on a CPU; default: torch's own number.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Time several ways to the same result, side by side in one run, on random data.
+    """Time several ways to compute the same result, side by side, on random data.
 
-    scoring: a bare matrix product, the paper's way, folded scoring, the kernel. training: the loss dense, in strips,
-    and the sigmoid loss, over batch sizes. metrics: vacsr, eccv_caption and torchmetrics.
+    scoring: a bare matrix product, the paper's way, folded scoring, the kernel. Scripts for training steps and
+    much else are in benchmarks/.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, talks on stderr
     import torch
 
     from vacsr.bench import run_bench
@@ -54,7 +52,7 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     log = lambda name: typer.echo(f"timing {name}", err=True)  # noqa: E731
-    result = run_bench(what, device=choose_device(device), size=size, log=log)
+    result = run_bench(device=choose_device(device), size=size, log=log)
     typer.echo(result.to_markdown())
     if json is not None:
         write_json(json, result.to_dict())

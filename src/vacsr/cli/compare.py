@@ -26,19 +26,19 @@ def demo(
 
 TableFile = Annotated[Path, typer.Argument(help="A table, e.g. tables/retrieval.yaml.", metavar="TABLE.yaml")]
 Layers = Annotated[
-    list[Path] | None, typer.Option("--with", metavar="FILE", help="Fields over the table's: tables/parts/coco.yaml.")
+    list[Path] | None, typer.Option("--with", metavar="FILE", help="Override the table's fields with this file's.")
 ]
-Seeds = Annotated[str | None, typer.Option(metavar="N,N", help="Comma-separated, instead of the table's; e.g. 0,1,2.")]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the table; default runs/TABLE.")]
-Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of runs that tables share; default --out.")]
+Seeds = Annotated[str | None, typer.Option(metavar="N,N", help="Seeds instead of the table's, e.g. 0,1,2.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the table; default: runs/TABLE.")]
+Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the runs, if tables share them.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Worker processes; several may share a GPU.")]
-Rows = Annotated[list[str] | None, typer.Option(metavar="ROW", help="Run only these rows, show all that are finished.")]
+Rows = Annotated[list[str] | None, typer.Option(metavar="ROW", help="Run only this row, show all finished ones.")]
 Against = Annotated[str | None, typer.Option(metavar="ROW", help="Also print every row's difference from this one.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start runs of another recipe or of other data again.")]
-OnlyCollect = Annotated[bool, typer.Option("--only-collect", help="Run nothing; take what is finished.")]
-Stored = Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Draw a results.json, without runs.")]
-Page = Annotated[bool, typer.Option("--page", help="Also write page.html: plots, and photos with answers.")]
-Format = Annotated[str, typer.Option("--format", help="What is printed: md, csv, latex or html.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete and rerun cells of another recipe or other data.")]
+OnlyCollect = Annotated[bool, typer.Option("--only-collect", help="Run nothing; collect the finished cells.")]
+Stored = Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Use a results.json and run nothing.")]
+Page = Annotated[bool, typer.Option("--page", help="Also write page.html, with plots and example answers.")]
+Format = Annotated[str, typer.Option("--format", help="Output format: md, csv, latex or html.")]
 
 
 def compare(
@@ -57,9 +57,9 @@ def compare(
     page: Page = False,
     form: Format = "md",
 ) -> None:
-    """Run methods × settings × seeds into one table.
+    """Compare methods: run rows × settings × seeds and collect one table.
 
-    Finished cells are kept, so the same command continues after a stop.
+    To continue after a stop, run the same command again: finished cells are kept.
     """
     from vacsr.compare import compare as run_table
     from vacsr.compare import read_table, redraw
@@ -81,7 +81,7 @@ def compare(
         )  # fmt: skip
     elif seeds is not None or runs or jobs > 1 or row or fresh or only_collect:
         options = "--seeds, --runs, --jobs, --row, --fresh and --only-collect"
-        raise UsageError(f"--from draws stored results and runs nothing — leave out {options}")
+        raise UsageError(f"--from only reads stored results — leave out {options}")
     else:
         result = redraw(plan, stored, out, page=page)
     typer.echo(forms[form](result), nl=False)

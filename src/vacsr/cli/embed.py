@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from vacsr.choices import Pooling
 from vacsr.cli.options import Device, Skip, Workers, resumable
 
 
@@ -16,18 +15,20 @@ def embed(
     pairs: Annotated[str, typer.Option(metavar="SPEC", help="Photos and captions, e.g. folder:DIR or csv:FILE.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The .safetensors file to write.")],
     split: Annotated[str | None, typer.Option(help="Only this split; default: all, with each image's split.")] = None,
-    pooling: Annotated[Pooling, typer.Option(help="Tokens to one vector; auto: as the towers were trained.")] = "auto",
+    pooling: Annotated[
+        Literal["auto", "cls", "mean"], typer.Option(help="From tokens to a vector; auto: as the model was trained.")
+    ] = "auto",
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A=B", help="Change the backbone, e.g. --set resize=center.")
+        list[str] | None, typer.Option("--set", metavar="A=B", help="Change a backbone field, e.g. resize=center.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Write float32 instead of float16.")] = False,
     skip: Skip = False,
     workers: Workers = 0,
     device: Device = "auto",
 ) -> None:
-    """Embed photos and captions once, to train on the features.
+    """Embed photos and captions once, to train on the cached features.
 
-    After a stop the same command continues.
+    To continue after a stop, run the same command again.
     """
     import torch
 

@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from vacsr.choices import Bins, PostHoc
 from vacsr.cli.options import RUN_HELP, Device, JsonFile, RunFolder, load_scorer, one_line, say_untrained
 from vacsr.errors import UsageError
 
 
 def evaluate(
     run: Annotated[Path | None, typer.Argument(metavar="RUN", help=f"{RUN_HELP} Not with --scores.")] = None,
-    pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="See docs/data.md; default: the run's.")] = None,
-    split: Annotated[str | None, typer.Option(metavar="S", help="Default: test, or all if there is no test.")] = None,
+    pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Data (docs/data.md); default: the run's.")] = None,
+    split: Annotated[str | None, typer.Option(metavar="S", help="Split to use; default: test, else all.")] = None,
     protocol: Annotated[
         list[str] | None, typer.Option(metavar="P", help="flickr, or on COCO coco-1k, coco-5k, cxc, eccv. Repeatable.")
     ] = None,
     judgments: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Human grades; repeatable.")] = None,
     json: JsonFile = None,
     pessimistic: Annotated[
-        bool | None, typer.Option("--pessimistic/--stable", help="Equal scores: wrong items first, or in index order.")
+        bool | None, typer.Option("--pessimistic/--stable", help="Ties: wrong items first, or in index order.")
     ] = None,
-    bins: Annotated[Bins | None, typer.Option(help="Uncertainty bins of equal count, or of equal width.")] = None,
+    bins: Annotated[
+        Literal["count", "equal"] | None, typer.Option(help="Uncertainty bins of equal count, or of equal width.")
+    ] = None,
     scores: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Instead of RUN: images × captions, .npy or .safetensors.")
     ] = None,
     ids: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --scores: JSON with images, captions and caption_image.")
     ] = None,
-    uncertainty: Annotated[Path | None, typer.Option(metavar="FILE", help="With --scores: of every pair.")] = None,
-    posthoc: Annotated[PostHoc | None, typer.Option(help="Uncertainty for a cosine method: 1 − cosine.")] = None,
+    uncertainty: Annotated[Path | None, typer.Option(metavar="FILE", help="With --scores: one value per pair.")] = None,
+    posthoc: Annotated[
+        Literal["none", "cosine"] | None, typer.Option(help="Uncertainty for a cosine method: 1 − cosine.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Measure retrieval, uncertainty and agreement with human grades.
+    """Evaluate a model: retrieval, uncertainty, agreement with human grades.
 
-    Of a trained model, of encoders without training, or of any score matrix.
+    RUN is a trained model or pretrained encoders; --scores takes the score matrix of any other system.
 
-    Options that you leave out are the run's, unless --pairs names other data.
+    Options that you leave out have the run's values, unless --pairs names other data.
     """
     from vacsr.config import EvaluateConfig
     from vacsr.config.io import parse
@@ -88,11 +91,11 @@ def _check_kind(
 def score(
     run: RunFolder,
     image: Annotated[str, typer.Option(help="Path of a photo, or an image id of the data.")],
-    text: Annotated[list[str], typer.Option(help="Words; for an image id a caption or its id. Repeatable.")],
+    text: Annotated[list[str], typer.Option(help="A text; with an image id also a caption id. Repeatable.")],
     pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Data with the ids; default: the run's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Score a photo with some texts: grade and uncertainty, tab-separated.
+    """Score a photo against texts: score, grade and uncertainty, tab-separated.
 
     The grade is the probability of a match; "–" for a method that only ranks.
 

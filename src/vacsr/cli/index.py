@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from vacsr.choices import VectorType
 from vacsr.cli.options import Device, IndexName, RunOption, Skip, Workers, load_scorer, resumable
 from vacsr.errors import DataError, UsageError
 
-index = typer.Typer(help="Fill an index with images or captions, remove some, look at it.", no_args_is_help=True)
+index = typer.Typer(help="Fill an index with images or captions, remove items, show info.", no_args_is_help=True)
 
 
 @index.command(epilog="Example: vacsr index add exact:photos-index --run runs/mine --pairs photos/")
@@ -21,22 +20,24 @@ def add(
     run: RunOption,
     pairs: Annotated[str, typer.Option(metavar="DIR|SPEC", help="A folder of photos, or a SPEC; see docs/data.md.")],
     split: Annotated[str | None, typer.Option(help="Only this split; default: all.")] = None,
-    texts: Annotated[bool, typer.Option("--texts", help="The captions instead of the images.")] = False,
+    texts: Annotated[bool, typer.Option("--texts", help="Index the captions instead of the images.")] = False,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Items that are embedded and stored at a time; default: 128 photos, or 1024."),
+        typer.Option(min=1, help="Items embedded and stored at a time; default: 128 photos, otherwise 1024."),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Embed also what has not changed.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Then remove what is no longer in this SPEC.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Prune even if that is more than half.")] = False,
-    dtype: Annotated[VectorType | None, typer.Option(help="Of a new exact index; float16 takes half the room.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Embed everything again, also unchanged items.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove items that are no longer in this SPEC.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Prune even if that removes more than half.")] = False,
+    dtype: Annotated[
+        Literal["float32", "float16"] | None, typer.Option(help="For a new exact index; float16 halves its size.")
+    ] = None,
     skip: Skip = False,
     workers: Workers = 0,
     device: Device = "auto",
 ) -> None:
-    """Embed images or captions into an index; a missing index is created.
+    """Embed images or captions into an index; create it if it is missing.
 
-    After a stop the same command continues.
+    To continue after a stop, run the same command again.
     """
     from vacsr.data import PhotoSet, images_spec, load_images, load_pairs
     from vacsr.data.photos import without_unreadable
@@ -45,7 +46,7 @@ def add(
     from vacsr.search.index import embedding_provenance, open_index
 
     if yes and not prune:
-        raise UsageError("--yes says nothing without --prune — add --prune, or leave it out")
+        raise UsageError("--yes goes with --prune only — add --prune, or leave out --yes")
     pairs = pairs if texts else images_spec(pairs)
     data = (load_pairs if texts else load_images)(pairs, split=split, on_error="skip" if skip else "fail")
     scorer = load_scorer(run, device=device)
@@ -67,14 +68,14 @@ def add(
             )  # fmt: skip
         total = len(opened)
     rate = (done.added + done.replaced) / max(time.perf_counter() - started, 1e-9)
-    counts = f"added {done.added:,}, replaced {done.replaced:,}, left {done.skipped:,} that were there"
-    counts += f", removed {done.removed:,} that are gone" if prune else ""
+    counts = f"added {done.added:,}, replaced {done.replaced:,}, unchanged {done.skipped:,}"
+    counts += f", removed {done.removed:,}" if prune else ""
     typer.echo(f"{counts}; {rate:,.0f} {kind}/s; {total:,} in the index", err=True)
     typer.echo(name)
 
 
 @index.command(epilog="Example: vacsr index rm exact:photos-index beach/0001.jpg")
-def rm(name: IndexName, ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Of what to remove.")]) -> None:
+def rm(name: IndexName, ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Ids to remove.")]) -> None:
     """Remove images or captions from an index by their ids."""
     from vacsr.search.index import open_index
 
@@ -84,13 +85,13 @@ def rm(name: IndexName, ids: Annotated[list[str], typer.Argument(metavar="ID…"
             raise DataError(f"{name} holds none of these ids, first {absent[0]!r} — nothing was removed; check the ids")
         removed = opened.delete(ids)
         left = len(opened)
-    unknown = f", {len(absent):,} were not there, first {absent[0]!r}" if absent else ""
+    unknown = f", {len(absent):,} were not found, first {absent[0]!r}" if absent else ""
     typer.echo(f"removed {removed:,}{unknown}; {left:,} in the index", err=True)
 
 
 @index.command(epilog="Example: vacsr index info exact:photos-index")
 def info(name: IndexName, json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """Say what an index holds: how many vectors, of which dimension, from which model and which data."""
+    """Show what an index holds: number of vectors, dimension, model and data."""
     from vacsr.files import json_text
     from vacsr.search.index import open_index
 

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from vacsr.progress import PhotoProgress
     from vacsr.scoring import PairScorer
 
-_INDEX = "A FOLDER (or exact:FOLDER), milvus:FILE.db or milvus:http://HOST:PORT."
+_INDEX = "exact:FOLDER (or just FOLDER), milvus:FILE.db or milvus:http://HOST:PORT."
 
-RUN_HELP = "A run or model folder, or encoders without training: clip:ID_OR_FOLDER, towers:IMAGE,TEXT, a Hub id."
+RUN_HELP = "A run or model folder, a Hub id, or pretrained encoders: clip:ID_OR_FOLDER, towers:IMAGE,TEXT."
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP)]
 RunOption = Annotated[Path, typer.Option("--run", metavar="RUN", help=RUN_HELP)]
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="A recipe, such as those in recipes/.")]
 OutRun = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/RECIPE.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in this folder.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Change a field, e.g. --set train.epochs=5. Repeatable."),
@@ -30,7 +30,7 @@ Overrides = Annotated[
 Index = Annotated[str, typer.Option(metavar="INDEX", help=_INDEX)]
 IndexName = Annotated[str, typer.Argument(metavar="INDEX", help=_INDEX)]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")]
-Skip = Annotated[bool, typer.Option("--skip", help="Skip what cannot be read instead of stopping.")]
+Skip = Annotated[bool, typer.Option("--skip", help="Skip unreadable photos and captions instead of stopping.")]
 Workers = Annotated[int, typer.Option(min=0, help="Threads that decode photos; 0: one per core.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
@@ -51,19 +51,19 @@ def note_untrained(scorer: PairScorer) -> None:
 
 
 def say_untrained(name: str) -> None:
-    message = f"{name}: cosine scores, nothing is trained"
+    message = f"{name} is used without training, so scores are cosines"
     typer.echo(f"{message}; `vacsr train` on your own captions adds grades and uncertainty", err=True)
 
 
 @contextmanager
 def resumable(bar: PhotoProgress) -> Iterator[PhotoProgress]:
-    """Work that is stored bit by bit: Ctrl-C says how far it came, and how to continue."""
+    """Work that is stored batch by batch: Ctrl-C says how much is stored, and how to continue."""
     try:
         with bar:
             yield bar
     except KeyboardInterrupt:
-        stored = f"{bar.done} are stored — the same command continues from there"
-        typer.echo(f"stopped: {stored if bar.done else 'nothing is stored yet — start it again'}", err=True)
+        stored = f"{bar.done} are stored — run the same command again to continue"
+        typer.echo(f"stopped: {stored if bar.done else 'nothing is stored yet — run the same command again'}", err=True)
         raise
 
 

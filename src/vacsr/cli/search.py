@@ -22,23 +22,23 @@ _MEANINGS = " ".join(f"{name}: {policy.meaning}" for name, policy in POLICIES.it
 def search(
     run: RunFolder,
     index: Index,
-    text: Annotated[str | None, typer.Option(metavar="WORDS", help="Finds images, or similar texts.")] = None,
-    image: Annotated[Path | None, typer.Option(metavar="FILE", help="Finds texts, or similar images.")] = None,
-    k: Annotated[int, typer.Option("-k", help="How many hits.")] = 10,
+    text: Annotated[str | None, typer.Option(metavar="WORDS", help="Query: finds images, or similar texts.")] = None,
+    image: Annotated[Path | None, typer.Option(metavar="FILE", help="Query: finds texts, or similar images.")] = None,
+    k: Annotated[int, typer.Option("-k", help="Number of hits.")] = 10,
     policy: Annotated[str, typer.Option(metavar="|".join(POLICIES), help=_MEANINGS)] = "score",
     json: JsonFile = None,
     device: Device = "auto",
 ) -> None:
     """Find photos for words, or texts for a photo.
 
-    An index of images asked with a photo gives similar images, one of texts
-    asked with words similar texts: by cosine alone, without a grade.
+    A photo finds similar photos in an index of images, and a text finds
+    similar texts in an index of texts: by cosine alone, without a grade.
 
-    A grade is the probability of a match; "–" for a model that only ranks
-    and has no calibration. Piped, hits are tab-separated lines.
+    A grade is the probability of a match. It is "–" for a model that only
+    ranks and is not calibrated. Piped, hits are tab-separated lines.
 
-    The policy abstain needs `vacsr calibrate` first. Where there is no
-    answer, the output says so; the exit code is 0.
+    The policy abstain needs `vacsr calibrate` first. Without an answer the
+    output says why, and the exit code is 0.
     """
     from vacsr.files import check_output, write_json
     from vacsr.search.index import open_index
@@ -67,7 +67,7 @@ def _guarantee(searcher: Searcher) -> str:
     assert searcher.fitted is not None, "nothing is guaranteed without it"
     rule = searcher.fitted.answer
     wrong = f"at most {100 * rule.risk:.4g}% of such answers are wrong, with {100 * rule.confidence:.4g}% confidence"
-    return f"the first hit is guaranteed: {wrong}, if a match is in the index"
+    return f"risk bound of the first hit: {wrong}, if a match is in the index"
 
 
 def _show(result: Results, guarantee: str) -> None:
@@ -93,20 +93,20 @@ def _show(result: Results, guarantee: str) -> None:
 
 def calibrate(
     run: RunFolder,
-    pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Labelled pairs; default: the run's.")] = None,
-    split: Annotated[str, typer.Option(metavar="S", help="Split to fit to; not the one trained on.")] = "dev",
-    check: Annotated[str | None, typer.Option(metavar="S", help="Another split, to check the guarantees on.")] = None,
-    risk: Annotated[float, typer.Option(help="Largest share of wrong answers among those that abstain gives.")] = 0.1,
-    confidence: Annotated[float, typer.Option(help="Probability that the share stays below it, 0.5 to 0.9999.")] = 0.9,
-    gallery: Annotated[int | None, typer.Option(metavar="N", help="Images per index; default: the split.")] = None,
-    candidates: Annotated[int, typer.Option(help="Nearest by cosine that the method scores.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of galleries. Choosing the best of several voids the guarantee.")] = 0,
+    pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Labelled pairs; default: the run's data.")] = None,
+    split: Annotated[str, typer.Option(metavar="S", help="Split to calibrate on; not the training split.")] = "dev",
+    check: Annotated[str | None, typer.Option(metavar="S", help="Another split, to check the guarantee on.")] = None,
+    risk: Annotated[float, typer.Option(help="Risk bound: largest share of wrong answers under abstain.")] = 0.1,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the risk bound, 0.5 to 0.9999.")] = 0.9,
+    gallery: Annotated[int | None, typer.Option(metavar="N", help="Images per index; default: the split's.")] = None,
+    candidates: Annotated[int, typer.Option(help="Nearest items by cosine that the method scores.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the galleries. Choosing the best seed voids the guarantee.")] = 0,
     skip: Skip = False,
     device: Device = "auto",
 ) -> None:
-    """Fit grades and the thresholds of abstain to a dev split.
+    """Calibrate grades and the threshold of abstain on a dev split.
 
-    They are stored in the model folder, as search.json.
+    The result is stored in the model folder, as search.json.
     """
     from vacsr.search.calibrate import CalibrateSettings
     from vacsr.search.calibrate_run import calibrate_run

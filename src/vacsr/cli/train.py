@@ -23,7 +23,7 @@ _LESS_FEWSHOT_MEMORY = (
 def train(recipe: Recipe, overrides: Overrides = None, out: OutRun = None, resume: Resume = False) -> None:
     """Train a model from a recipe.
 
-    The run folder gets config.yaml, metrics.jsonl, checkpoint/, model/ and report.json.
+    Writes config.yaml, metrics.jsonl, checkpoint/, model/ and report.json to the run folder.
     """
     from vacsr.config.io import read_recipe
     from vacsr.train import run_recipe
@@ -44,17 +44,17 @@ def fewshot(
     overrides: Overrides = None,
     out: OutRun = None,
     resume: Resume = False,
-    evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Only test the trained model again.")] = False,
+    evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Do not train; test again.")] = False,
 ) -> None:
     """Learn classes from a few photos each, then test.
 
-    The run folder gets config.yaml, shots.json, model/ and report.json.
+    Writes config.yaml, shots.json, model/ and report.json to the run folder.
     """
     from vacsr.evaluate.fewshot import fewshot_table
     from vacsr.fewshot import evaluate_fewshot, read_fewshot, run_fewshot
 
     if resume and evaluate_only:
-        raise UsageError("--resume continues training, --evaluate-only does not train — leave one out")
+        raise UsageError("--resume continues training, --evaluate-only never trains — leave one out")
     folder = out or Path("runs") / recipe.stem
     plan = read_fewshot(recipe, overrides or [])
     with _memory_errors(_LESS_FEWSHOT_MEMORY):
@@ -68,7 +68,7 @@ def fewshot(
 
 
 def _stopped(command: str, folder: Path, step: int) -> NoReturn:
-    """Ctrl-C: say how to go on."""
+    """Ctrl-C: say how to continue."""
     again = f"vacsr {command} {folder / 'config.yaml'} --out {folder} --resume"
     typer.echo(f"stopped after step {step}; continue with: {again}", err=True)
     raise typer.Exit(130)

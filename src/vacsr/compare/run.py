@@ -27,7 +27,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import averaged_metrics
 from vacsr.files import make_folder
 from vacsr.pages.curves import RunRecord
-from vacsr.train.checkpoint import check_writable
+from vacsr.train.checkpoint import check_not_file
 from vacsr.train.distributed import ranks
 
 
@@ -58,7 +58,7 @@ def compare(
     if out is None:
         raise UsageError("a table that was not read from a file has no folder — pass out=DIR")
     out = Path(out)
-    check_writable(out)
+    check_not_file(out)
     _check_call(table, rows, jobs=jobs)
     every = list(list_cells(table, runs or out, seeds=seeds))
     todo = [] if only_collect else [cell for cell in every if not rows or cell.row in rows]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
     def get_single_node(self) -> yaml.Node | None:
         """Refuses what would be too large, before anything is built."""
         node: yaml.Node | None = super().get_single_node()
-        if node is not None and _written_out(node, {}) > MAX_VALUES:
+        if node is not None and next(islice(_written_out(node), MAX_VALUES, None), None) is not None:
             raise yaml.YAMLError(f"more than {MAX_VALUES:,} values, aliases written out — use fewer")
         return node
 
@@ -48,15 +48,12 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _written_out(node: yaml.Node, sizes: dict[int, float]) -> float:
-    """Values below a node with aliases written out; infinite where a node holds itself."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in sizes:
-        sizes[id(node)] = math.inf  # as long as it is not known
-        parts = (part for item in node.value for part in (item if isinstance(item, tuple) else (item,)))
-        sizes[id(node)] = 1 + sum(_written_out(part, sizes) for part in parts)
-    return sizes[id(node)]
+def _written_out(node: yaml.Node) -> Iterator[yaml.Node]:
+    """A node and all below it, each as often as an alias names it; without end where a node holds itself."""
+    yield node
+    for item in node.value if isinstance(node, yaml.CollectionNode) else ():
+        for part in item if isinstance(item, tuple) else (item,):
+            yield from _written_out(part)
 
 
 _Loader.add_implicit_resolver(
@@ -99,7 +96,12 @@ def parse(kind: type[C], raw: Mapping[str, Any], *, within: str = "") -> C:
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes`` on top; mappings merge field by field, everything else is replaced."""
+    """``base`` with ``changes`` on top; mappings merge field by field, everything else is replaced.
+
+    A mapping with another ``name`` is replaced too: the settings of one method are not those of another.
+    """
+    if base.get("name") is not None and changes.get("name") not in (None, base["name"]):
+        return dict(changes)
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
@@ -135,26 +137,15 @@ def method_section(raw: Any) -> dict[str, Any]:
     return fields
 
 
-def layer_method(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """One method section on top of another. Another name, or a preset, starts from that method's defaults."""
-    before, now = below.get("name"), above.get("name")
-    if before is not None and now is not None and now != before:
-        return dict(above)
-    if above.get("preset") is not None and "name" in below:
-        return {"name": before, **above}
-    return merge(below, above)
-
-
 def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Several parsed recipes as one, later ones on top; the method section follows :func:`layer_method`."""
-    whole: dict[str, Any] = {}
-    method: dict[str, Any] = {}
+    """Several parsed recipes as one, later ones on top. A method's preset starts from that method's defaults."""
+    whole: dict[str, Any] = {"method": {}}
     for layer in layers:
-        if not isinstance(layer, Mapping):
-            raise ConfigError(f"expected sections such as data, method and train, not {layer!r:.60}")
-        method = layer_method(method, method_section(layer.get("method")))
-        whole = merge(whole, {key: value for key, value in layer.items() if key != "method"})
-    return {**whole, "method": method}
+        method = method_section(layer.get("method"))
+        if method.get("preset") is not None and "name" in whole["method"]:
+            whole["method"] = {"name": whole["method"]["name"]}
+        whole = merge(whole, {**layer, "method": method})
+    return whole
 
 
 def resolve_method(raw: str | Mapping[str, Any] | None, *, task: Task = "retrieval") -> dict[str, Any]:
@@ -164,10 +155,7 @@ def resolve_method(raw: str | Mapping[str, Any] | None, *, task: Task = "retriev
     presets = method_entry(name, task=task).presets
     if preset not in presets:
         raise ConfigError(f"method '{name}' has no preset '{preset}' — choose one of: {', '.join(presets)}")
-    below = dict(presets[preset])
-    if isinstance(fields.get("base"), Mapping) and "base" in below:  # a method inside a method, as in DAA
-        fields["base"] = layer_method(below.pop("base"), fields["base"])
-    return {**merge(below, fields), "name": name}
+    return {**merge(presets[preset], fields), "name": name}
 
 
 def method_config(method: str | Mapping[str, Any] | MethodConfig, *, task: Task = "retrieval") -> MethodConfig:

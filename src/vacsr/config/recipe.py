@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vacsr.choices import Bins, PostHoc, Ties
 from vacsr.config.base import Config, RetrievalMethodConfig, method_entry
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -174,6 +173,9 @@ class TrainConfig(Config):
     """Linear warm-up of lr from 0."""
     clip_norm: Annotated[float, Field(ge=0)] = 2.0
     """Gradient norm bound; 0 for none."""
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Average the weights over steps with this decay, and evaluate and save the average; 0 for none. 0.998 remembers
+    about 500 steps; the first steps are averaged over fewer."""
     accumulate: Annotated[int, Field(ge=1)] = 1
     """Batches per optimiser step; each has its own pair matrix."""
     tile: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
@@ -201,8 +203,8 @@ class TrainConfig(Config):
     """torch.compile towers and loss; `auto` does so on CUDA, and continues without where it fails."""
     cuda_graph: bool = False
     """Replay the whole step as one CUDA graph: small steps are launch-bound."""
-    trackers: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)
-    """JSON lines are always written; the last two need their extras."""
+    trackers: tuple[Literal["jsonl", "tensorboard", "wandb"], ...] = ("jsonl",)
+    """JSON lines are always written; the others need their extras."""
 
 
 class EvaluateConfig(Config):
@@ -214,11 +216,11 @@ class EvaluateConfig(Config):
     """`flickr`: the whole split in one gallery. On COCO's test images: `coco-1k`, `coco-5k`, `cxc`, `eccv`."""
     judgments: tuple[str, ...] = ()
     """Files of human grades for the report."""
-    ties: Ties = "stable"
+    ties: Literal["stable", "pessimistic"] = "stable"
     """Equal scores in index order, or every wrong item before the right one."""
-    bins: Bins = "count"
+    bins: Literal["count", "equal"] = "count"
     """Ten uncertainty bins of equal count, as in the paper's plot, or of equal width, as in its text."""
-    posthoc: PostHoc = "none"
+    posthoc: Literal["none", "cosine"] = "none"
     """Uncertainty for a method that scores by a cosine: none, or 1 − cosine."""
 
 

@@ -53,7 +53,7 @@ def check_captioned(spec: str) -> None:
     """Refuse a SPEC of photos without captions, where these are needed."""
     parsed = parse_spec(spec)
     if not parsed.format.captioned:
-        message = f"{spec} are photos without captions, and captions are needed here"
+        message = f"{spec} has photos without captions, and captions are needed here"
         action = f"write them beside the photos (a.jpg, a.txt), then folder:{parsed.path}; to index photos alone"
         raise UsageError(f"{message} — {action}: vacsr index add INDEX --run RUN --pairs {spec}")
 

@@ -133,7 +133,7 @@ class TarPhoto(StoredPhoto):
         except OSError as error:
             raise DataError(f"{self.name()} cannot be read ({error}) — copy the shard again") from error
         if len(data) != self.size:
-            raise DataError(f"{self.name()} is cut short, its shard has changed — copy the shard again")
+            raise DataError(f"{self.name()} is truncated: its shard has changed — copy the shard again")
         return data
 
     def version(self) -> int:
@@ -159,10 +159,10 @@ class ZipPhoto(StoredPhoto):
         if self.member is None:
             raise DataError(f"{self.name()} is not in the zip — check its name, copy the zip again")
         if self.member.file_size > PHOTO_BYTES:
-            message = f"{self.name()} has {self.member.file_size:,} bytes, {PHOTO_BYTES:,} are the limit for a photo"
+            message = f"{self.name()} has {self.member.file_size:,} bytes, the limit for a photo is {PHOTO_BYTES:,}"
             raise DataError(f"{message} — make it smaller")
         if self.member.flag_bits & 1 or self.member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise DataError(f"{self.name()} is encrypted or packed in a rare way — pack it again with zip -0")
+            raise DataError(f"{self.name()} is encrypted or has another compression — pack it again with zip -0")
         try:
             with self.zip.open().open(self.member) as file:
                 return file.read(self.member.file_size)
@@ -202,7 +202,7 @@ def zip_photos(path: Path, names: Sequence[str]) -> StoredPhotos:
         with BoundedReader(path, limit=_ZIP_LISTING) as file, zipfile.ZipFile(file) as archive:
             members = {info.filename: info for info in archive.infolist() if not info.is_dir()}
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-        raise DataError(f"{path} is not a whole zip ({error}) — copy it again") from error
+        raise DataError(f"{path} is not a complete zip file ({error}) — copy it again") from error
     counts = Counter(name.rpartition("/")[2] for name in members)
     by_last = {last: info for name, info in members.items() if counts[last := name.rpartition("/")[2]] == 1}
     source = _Zip(path)

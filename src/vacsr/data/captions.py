@@ -103,7 +103,7 @@ def photo_set(
     ``uncaptioned`` is what else to do about it.
     """
     if on_error not in ("fail", "skip"):
-        raise UsageError(f"on_error is {on_error!r}, expected fail or skip — write on_error=skip to leave problems out")
+        raise UsageError(f"on_error is {on_error!r}, expected fail or skip — write on_error=skip to skip broken ones")
     chosen = table.rows_of(split)
     table, photos = table.subset(chosen), photos.take(chosen)
     images, texts = table.caption_image.tolist(), table.captions or ()
@@ -140,7 +140,7 @@ def photo_set(
 def missing(root: Path, *, expected: str) -> DataError:
     """The error for a folder that does not hold what a data set needs."""
     if not root.is_dir():
-        return DataError(f"{root} is no folder; expected {expected} — correct the path")
+        return DataError(f"{root} is not a folder; expected {expected} — correct the path")
     names = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
     held = ", ".join(names[:8]) + (" …" if len(names) > 8 else "") if names else "nothing"
     return DataError(f"{root} holds {held}; expected {expected} — put the files there or correct the path")

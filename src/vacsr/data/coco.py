@@ -55,7 +55,7 @@ def load_coco(spec: Spec, on_error: OnError) -> PhotoSet:
     root, split = spec.location, spec.option("split")
     number = spec.option("captions") or "5"
     if number != "all" and not (number.isdecimal() and 0 < len(number.lstrip("0")) < 10):
-        raise UsageError(f"coco: captions={number[:20]}, expected captions per photo or all — write captions=5")
+        raise UsageError(f"coco: captions={number[:20]}, expected a number per photo, or all — write captions=5")
     source, images = _read(root, spec.path_option("annotations"), split=split)
     captions = [image.captions[: None if number == "all" else int(number)] for image in images]
     table = table_of(
@@ -143,7 +143,7 @@ def _with_annotation_ids(images: list[CaptionedImage], root: Path, *, path: Path
     if len(files) < len(folders):
         message = f"{path}: caption ids are the sentids of this file, not checked against COCO's annotation ids"
         needed = " and ".join(f"captions_{folder}.json" for folder in folders)
-        advice = f"by which ECCV Caption and CxC judge — put {needed} into annotations/"
+        advice = f"which ECCV Caption and CxC need — put {needed} into annotations/"
         warnings.warn(f"{message}, {advice}", stacklevel=2)
         return images
     unused: dict[tuple[int | None, str], list[int]] = {}

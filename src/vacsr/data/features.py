@@ -77,7 +77,7 @@ def _read(path: Path, *, text: Path | None) -> tuple[Mapping[str, Tensor], Mappi
     if path.suffix.lower() != ".safetensors":
         raise DataError(f"{path} is not a features file — give .safetensors, or .npy with text=FILE.npy")
     if text is not None:
-        raise UsageError(f"text= goes with .npy images, {path} holds its texts itself — leave text={text} out")
+        raise UsageError(f"text= goes with .npy images only, {path} holds texts itself — leave text={text} out")
     return read_tensors(path)
 
 
@@ -129,6 +129,6 @@ def _check_agreement(
             message = f"caption {name!r} belongs to image row {int(row)} in {table.source}, to row {int(other)}"
             raise DataError(f"{message} in {source} — put both in the same order")
     elif table.apart is not None:  # nothing can tell a shuffled file from this one
-        message = f"{table.source}: image {table.apart!r} comes back after other images"
-        assumed = "the features are taken to be in the order of first appearance"
+        message = f"{table.source}: image {table.apart!r} has captions in two places"
+        assumed = "features are assumed to be in the order of first appearance"
         warnings.warn(f"{message}; {assumed} — add a column image_row, counted from 0", stacklevel=3)

@@ -67,7 +67,7 @@ def register(
 
     def enter(load: L) -> L:
         if scheme in formats:
-            raise ValueError(f"format {scheme!r} exists already — give every scheme once")
+            raise ValueError(f"format {scheme!r} exists already — register every scheme once")
         formats[scheme] = Format(scheme, load, path, options, path_options, suffix, captioned)
         return load
 

@@ -104,7 +104,7 @@ def derange_captions(caption_image: Tensor, *, ratio: float, seed: int) -> Capti
             rows.append(row)
     chosen = torch.tensor(rows, dtype=torch.int64)
     if len(chosen) < wanted:
-        message = f"{wanted:,} captions cannot all change their image: {count:,} captions lie too close together"
+        message = f"too few images to give {wanted:,} of {count:,} captions another image"
         raise DataError(f"{message} — lower the noise ratio, or use permute-captions")
     slots = chosen[torch.randperm(wanted, generator=generator)]
     for row in (images[slots] == images[chosen]).nonzero().flatten().tolist():
@@ -146,7 +146,7 @@ def _moved(
 def apply_noise(pairs: P, noise: CaptionNoise) -> P:
     """The same images and captions with noisy labels. For the training split only; that is the caller's choice."""
     if not torch.equal(noise.original, pairs.caption_image.cpu()):
-        message = f"the noise is for {len(noise.original):,} captions with other labels than the {len(pairs):,} given"
+        message = f"the noise was made for {len(noise.original):,} captions with other labels than these {len(pairs):,}"
         raise DataError(f"{message} — make it from these pairs: make_noise(protocol, pairs.caption_image, …)")
     return replace(pairs, caption_image=noise.assignment.to(pairs.caption_image.device))  # type: ignore[type-var]
 
@@ -170,7 +170,7 @@ def load_noise(path: str | Path, *, caption_image: Tensor | None = None) -> Capt
     rows = torch.arange(permutation.numel())
     whole = permutation.dtype == assignment.dtype == torch.int64 and permutation.shape == assignment.shape == rows.shape
     if not whole or not torch.equal(permutation.sort().values, rows) or noise.sha256 != stored:
-        raise DataError(f"{path} does not fit its sha256, {stored[:12]}… — it was changed: make or copy it again")
+        raise DataError(f"{path} does not match its sha256, {stored[:12]}… — it was changed: make or copy it again")
     return noise
 
 
@@ -178,7 +178,7 @@ def _read_published(path: Path, caption_image: Tensor | None) -> CaptionNoise:
     if path.suffix.lower() not in (".npy", ".json", ".txt"):
         raise DataError(f"{path} is not a noise file — give .safetensors, .npy, .json, .txt")
     if caption_image is None:
-        raise UsageError(f"{path} does not say which images its captions have — pass caption_image= of the pairs")
+        raise UsageError(f"{path} does not say which images its captions belong to — pass caption_image= of the pairs")
     rows, images = _read_list(path), caption_image.cpu().long()
     if len(rows) != len(images):
         message = f"{path} is for {len(rows):,} captions, the pairs have {len(images):,}"
@@ -193,7 +193,7 @@ def _slots(rows: Tensor, images: Tensor, *, path: Path) -> Tensor:
     is_permutation = torch.equal(rows.sort().values, torch.arange(len(rows)))
     are_images = torch.equal(rows.sort().values, images.sort().values)
     if is_permutation and are_images and not torch.equal(images, torch.arange(len(images))):
-        message = f"{path} may list slots or images: each image has one caption, and captions are not in their order"
+        message = f"{path} may list caption positions or images: images have one caption each, in another order"
         raise DataError(f"{message} — put the captions into the order of the images")
     if is_permutation:
         return rows
@@ -201,7 +201,7 @@ def _slots(rows: Tensor, images: Tensor, *, path: Path) -> Tensor:
         permutation, away = torch.arange(len(rows)), (rows != images).nonzero().flatten()
         permutation[away[rows[away].argsort(stable=True)]] = away[images[away].argsort(stable=True)]
         return permutation
-    message = f"{path} holds neither a permutation of {len(rows):,} slots nor every image as often as it has captions"
+    message = f"{path} is neither a permutation of {len(rows):,} captions nor has every image once per caption"
     raise DataError(f"{message} — give the file that was made for this training split")
 
 

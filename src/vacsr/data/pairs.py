@@ -137,7 +137,7 @@ def as_rows(image_rows: Tensor | Sequence[int], *, count: int, device: torch.dev
         return rows.nonzero().flatten()
     whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
     if len(rows) and not (whole and int(rows.min()) >= 0 and int(rows.max()) < count):
-        raise DataError(f"rows {rows[:3].tolist()} … are not below {count}, and no mask of {count} — check them")
+        raise DataError(f"rows {rows[:3].tolist()} … are out of range — give rows below {count}, or a mask of {count}")
     return rows.long()
 
 
@@ -160,7 +160,7 @@ def check_unique(ids: Sequence[str], *, kind: str) -> None:
     """Every id occurs once."""
     if len(set(ids)) < len(ids):
         name, times = Counter(ids).most_common(1)[0]
-        raise DataError(f"{kind} id {name!r} is given {times:,} times, expected once — give every {kind} its own id")
+        raise DataError(f"duplicate {kind} id {name!r} ({times:,} times) — give every {kind} its own id")
 
 
 def check_assignment(caption_image: Tensor, caption_ids: Sequence[object], *, images: int) -> None:

@@ -102,7 +102,7 @@ class ListedPhotos:
         picture = self.pictures[row]
         if not isinstance(picture, Image.Image):
             path = Path(picture).expanduser()
-            with reading(path, limit=PHOTO_BYTES, action="check the path and who may read it"):
+            with reading(path, limit=PHOTO_BYTES, action="check the path and its permissions"):
                 data = path.read_bytes()
             return decode_photo(data, name=str(picture), side=side)
         try:

@@ -108,7 +108,7 @@ def _samples(path: Path) -> Iterator[_Sample]:
             for key, group in itertools.groupby(files, key=lambda file: file[1][1]):
                 yield _sample(key, {match[2].lower(): member for member, match in group}, tar=tar, path=path)
     except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{path} is not a whole tar ({error}) — give it uncompressed, or copy it again") from error
+        raise DataError(f"{path} is not a complete tar ({error}) — give it uncompressed, or copy it again") from error
 
 
 def _sample(key: str, members: dict[str, tarfile.TarInfo], *, tar: tarfile.TarFile, path: Path) -> _Sample:

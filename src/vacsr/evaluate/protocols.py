@@ -23,10 +23,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vacsr.choices import Ties
 from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import DataError, MissingExtra, UsageError
-from vacsr.evaluate.ranks import BothRanks, Positives, positive_ranks
+from vacsr.evaluate.ranks import BothRanks, Positives, Ties, positive_ranks
 from vacsr.evaluate.score_files import Scores
 from vacsr.scoring.topk import Direction, TopK, blocks_topk
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from vacsr.choices import Ties
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 
+Ties = Literal["stable", "pessimistic"]
+"""Equal scores: in index order, or every wrong item before the right one."""
 _BLOCK = 1 << 20  # pairs compared at once: small enough for the processor's cache, large enough to hide the overhead
 
 

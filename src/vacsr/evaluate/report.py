@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from vacsr.choices import Bins, Ties
 from vacsr.config import EvaluateConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.pairs import LabelledPairs
@@ -19,10 +18,11 @@ from vacsr.evaluate.agreement import JUDGED, Judgments, judged_result, read_judg
 from vacsr.evaluate.histograms import score_histograms
 from vacsr.evaluate.metrics import METRICS, RECALLS, retrieval_result
 from vacsr.evaluate.protocols import Gallery, check_protocols, coco_owners, fits_in_memory, protocol_galleries
+from vacsr.evaluate.ranks import Ties
 from vacsr.evaluate.score_files import MatrixIds, Scores, label_rows, read_ids, read_scores
 from vacsr.evaluate.significance import Outcomes, query_outcomes
 from vacsr.evaluate.truth import Truth, exact_metrics
-from vacsr.evaluate.uncertainty import uncertainty_result
+from vacsr.evaluate.uncertainty import Bins, uncertainty_result
 from vacsr.scoring.topk import DIRECTIONS, Direction
 
 SCHEMA = 1

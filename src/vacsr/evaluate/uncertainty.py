@@ -7,7 +7,7 @@ All functions take one number per query (tensor, array or list) and compute in f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from vacsr.choices import Bins
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.evaluate.metrics import average_precisions_at_r, hits_at
 from vacsr.evaluate.protocols import Gallery
@@ -25,6 +24,8 @@ from vacsr.scoring.topk import DIRECTIONS, Direction
 
 Array = NDArray[np.float64]
 Values = Tensor | NDArray[np.generic] | Sequence[float]
+Bins = Literal["count", "equal"]
+"""Of equal count, or of equal width."""
 _TOP = 10
 _COVERAGES = tuple(point / 20 for point in range(1, 21))  # of a risk–coverage curve
 _NEARLY_CONSTANT = 1e-13  # relative spread below which a mean's rounding is all there is

@@ -102,8 +102,8 @@ class FewshotTrainConfig(Config):
     """Steps between checkpoints within an epoch; 0 for none."""
     checkpoint_epochs: Annotated[int, Field(ge=0)] = 1
     """Epochs between checkpoints; 0 for none."""
-    trackers: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)
-    """JSON lines are always written; the last two need their extras."""
+    trackers: tuple[Literal["jsonl", "tensorboard", "wandb"], ...] = ("jsonl",)
+    """JSON lines are always written; the others need their extras."""
 
 
 class SearchConfig(Config):

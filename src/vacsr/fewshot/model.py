@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vacsr.backbones.images import PhotoReader, PhotoTransform, Progress
+from vacsr.backbones.towers import hash_weights
 from vacsr.config import BackboneConfig, MethodConfig
 from vacsr.config.io import method_config, parse
 from vacsr.data.fewshot import LabelledPhotos
+from vacsr.data.photos import ListedPhotos, Photos
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import Answers, answers, join_answers
 from vacsr.fewshot.config import FewshotRecipe, FewshotTrainConfig
@@ -60,7 +61,10 @@ class FewshotModel:
     ) -> FewshotModel:
         """New weights are drawn from ``seed``; torch's global generator is not touched."""
         clip = ClipModel.from_config(backbone)
-        origin, transform = _origin(clip), replace(clip.backbone.transform, resize="center")
+        origin, transform = asdict(clip.backbone.provenance()), replace(clip.backbone.transform, resize="center")
+        heads = nn.ModuleList([clip.image_map, clip.text_map]).state_dict()
+        if heads:  # of a trained start
+            origin["revision"] = hash_weights(heads, start=f"{origin['revision']} {clip.scale!r}")
         generator = torch.Generator().manual_seed(seed)
         built = build_fewshot(clip.to(device), method, classes=classes, generator=generator)
         return cls(built.to(device), classes, transform, origin)
@@ -71,21 +75,17 @@ class FewshotModel:
         return next(self.method.parameters()).device
 
     def predict(
-        self, photos: Sequence[Image.Image], names: Sequence[str] | None = None, *, batch_size: int = 100
+        self, photos: Sequence[str | Path | Image.Image], names: Sequence[str] | None = None, *, batch_size: int = 100
     ) -> Predicted:
-        """Photos against the classes of training, or against others by their names, in float32."""
-        classes = self.classes
-        if not len(photos):
-            raise UsageError("no photos to predict — give a list of PIL images")
+        """Paths or PIL images against the classes of training, or against others by their names, in float32."""
+        listed, classes = ListedPhotos.of(photos), self.classes
+        if not len(listed):
+            raise UsageError("no photos to predict — give a list of paths or PIL images")
         if names is not None and tuple(names) != classes.names:
             if isinstance(names, str) or not names or any(not name.strip() for name in names):
                 raise UsageError(f"classes {names!r} — give a list of names, as in ['red tree', 'blue fish']")
             classes = ClassSet(tuple(names), classes.template)
-        batches = (
-            torch.stack([self.transform.pixels(photo) for photo in photos[start : start + batch_size]])
-            for start in range(0, len(photos), batch_size)
-        )
-        logits, sigmas = zip(*self._scores(batches, classes), strict=True)
+        _, logits, sigmas = zip(*self._scores(listed, classes, batch_size=batch_size), strict=True)
         probabilities = torch.cat(logits).double().softmax(dim=1).float().cpu()
         sigma = None if sigmas[0] is None else torch.cat(sigmas).float().cpu()
         return Predicted(classes.names, probabilities, sigma)
@@ -95,10 +95,8 @@ class FewshotModel:
         progress: Progress | None = None,
     ) -> Answers:  # fmt: skip
         """Every photo against these classes, in float32, so that runs are comparable however they were trained."""
-        reader = PhotoReader(photos.photos, self.transform, workers=workers)
-        batches = [range(start, min(start + batch_size, len(photos))) for start in range(0, len(photos), batch_size)]
         parts: list[Answers] = []
-        for rows, (logits, sigma) in zip(batches, self._scores(reader.stream(batches), classes), strict=True):
+        for rows, logits, sigma in self._scores(photos.photos, classes, batch_size=batch_size, workers=workers):
             labels = photos.labels[rows.start : rows.stop]
             parts.append(answers(logits, labels, uncertainty=sigma, graded=sigma is not None))
             if progress is not None:
@@ -106,12 +104,16 @@ class FewshotModel:
         return join_answers(parts)
 
     @torch.no_grad()
-    def _scores(self, batches: Iterable[Tensor], classes: ClassSet) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Logits [B, C] and uncertainty [B, C] of batches of pixels, uint8 [B, 3, S, S]."""
+    def _scores(
+        self, photos: Photos | ListedPhotos, classes: ClassSet, *, batch_size: int, workers: int = 0
+    ) -> Iterator[tuple[range, Tensor, Tensor | None]]:
+        """Rows of photos, their logits [B, C] and uncertainty [B, C], batch by batch."""
+        batches = [range(start, min(start + batch_size, len(photos))) for start in range(0, len(photos), batch_size)]
+        squares = PhotoReader(photos, self.transform, workers=workers).stream(batches)
         with matmul_precision("fp32"):
             prepared = self.method.prepare(classes)
-            for pixels in batches:
-                yield self.method.predict(self.transform.normalize(pixels.to(self.device)), prepared)
+            for rows, pixels in zip(batches, squares, strict=True):
+                yield rows, *self.method.predict(self.transform.normalize(pixels.to(self.device)), prepared)
 
     def save(self, folder: Path, recipe: FewshotRecipe) -> None:
         """Write config.json and model.safetensors, the learned weights without the CLIP; both or neither."""
@@ -150,19 +152,6 @@ def load_fewshot(run: str | Path, *, device: str = "auto", start: str | Path | N
     model.method.load_weights(tensors)
     model.method.eval()
     return model
-
-
-def _origin(clip: ClipModel) -> dict[str, str]:
-    """Where the towers are from; with the heads of a trained start, the hash includes these and its scale."""
-    origin = asdict(clip.backbone.provenance())
-    heads = sorted(nn.ModuleList([clip.image_map, clip.text_map]).state_dict().items())
-    if not heads:
-        return origin
-    digest = hashlib.sha256(f"{origin['revision']} {clip.scale!r}".encode())
-    for name, tensor in heads:
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
-    return {**origin, "revision": digest.hexdigest()[:12]}
 
 
 class FewshotTask(Task):

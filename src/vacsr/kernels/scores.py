@@ -37,11 +37,11 @@ def _scaled(trunk: Tensor, images: Tensor, dtype: torch.dtype, tile: Sequence[in
 @torch.library.custom_op("vacsr::score_pairs", mutates_args=("out",))
 def score_pairs(
     texts: Tensor, weights: Tensor, edge: Tensor, decoder: Tensor, last: Tensor, gain: Tensor, out: Tensor, *,
-    constant: float, slope: float | None, group: int, tile: Sequence[int],
+    constant: float, add: bool, group: int, tile: Sequence[int],
 ) -> None:  # fmt: skip
     """One pass of the decoder over all pairs, as in :func:`score_kernel`. [T', D], [I, H, D] -> out [I, T] float32
 
-    ``slope``: factor of what ``out`` holds, which is added; None: it is not read. ``tile``: a
+    ``add``: the scores are added to what ``out`` holds; otherwise it is not read. ``tile``: a
     :class:`vacsr.scoring.kernel.Tile`.
     """
     rows, hidden, depth, warps, stages, run, tma = tile
@@ -51,8 +51,8 @@ def score_pairs(
         sources = tuple(map(TensorDescriptor.from_tensor, sources, ([rows, depth], [hidden, depth])))
     with torch.cuda.device_of(out):
         score_kernel[(tiles * -(-images // run),)](
-            *sources, edge, decoder, last, gain, out, *out.shape, tiles, group, constant, slope or 0.0,
-            H=height, D=dim, WIDE=decoder.shape[1] if decoder.ndim == 2 else 0, RESIDUAL=slope is not None,
+            *sources, edge, decoder, last, gain, out, *out.shape, tiles, group, constant,
+            H=height, D=dim, WIDE=decoder.shape[1] if decoder.ndim == 2 else 0, ADD=add,
             GAIN=texts.dtype == torch.float8_e4m3fn, BT=rows, BH=hidden, BD=depth, RUN=run, TMA=bool(tma),
             WIDEN=out.device.type == "cpu", num_warps=warps, num_stages=stages,
             enable_fp_fusion=True,  # one operation for ·w and +, whatever the default of the installed Triton
@@ -134,8 +134,8 @@ def _decoded(total, last, WIDE: tl.constexpr):
 
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=["out"])
 def score_kernel(
-    texts, weights, edge, decoder, last, gain, out, images, T, tiles, group, constant, slope,
-    H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, RESIDUAL: tl.constexpr, GAIN: tl.constexpr,
+    texts, weights, edge, decoder, last, gain, out, images, T, tiles, group, constant,
+    H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, ADD: tl.constexpr, GAIN: tl.constexpr,
     BT: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr, RUN: tl.constexpr, TMA: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
@@ -150,7 +150,7 @@ def score_kernel(
     and the last sum in ``constant``: one operation less a unit. Otherwise edge = b, decoder [H, WIDE] in the operands'
     precision, and last [2, WIDE] float32 has the bias and the weights of the decoder's second layer.
     GAIN: the true trunk output is gain[image] times the product of the operands, edge is in true units.
-    RESIDUAL: out holds the pair's cosine, of which ``slope`` times is added.
+    ADD: out holds a part of the scores, which is added.
     """
     tile, first = _position(images, tiles, group, RUN)
     hidden_tiles: tl.constexpr = H // BH
@@ -180,7 +180,7 @@ def score_kernel(
             if block % hidden_tiles == hidden_tiles - 1:
                 at = out + image.to(tl.int64) * T + row
                 logit = _decoded(total * scale if GAIN else total, last, WIDE) + constant
-                if RESIDUAL:
-                    logit += slope * tl.load(at, mask=row < T, other=0.0)
+                if ADD:
+                    logit += tl.load(at, mask=row < T, other=0.0)
                 tl.store(at, logit, mask=row < T)
                 total = tl.zeros_like(total)

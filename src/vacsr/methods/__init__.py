@@ -5,6 +5,7 @@ from __future__ import annotations
 from vacsr.methods.base import Embedding as Embedding
 from vacsr.methods.base import Method as Method
 from vacsr.methods.base import ParamGroup as ParamGroup
+from vacsr.methods.base import RetrievalConfig as RetrievalConfig
 from vacsr.methods.base import build_method as build_method
 from vacsr.methods.base import register as register
 from vacsr.methods.bicro import Bicro as Bicro

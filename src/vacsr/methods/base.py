@@ -5,17 +5,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from vacsr.adapter import FoldedAdapter
-from vacsr.config import MixConfig
+from vacsr.adapter import FoldedScore
+from vacsr.config import MixConfig, Share
 from vacsr.config.base import MethodConfig as MethodConfig
 from vacsr.config.base import Task, method_entry
 from vacsr.config.base import register as register
 from vacsr.objective import LossTerms, PairBlock, same_image
+
+
+class RetrievalConfig(MethodConfig):
+    """Settings that every retrieval method has."""
+
+    members: Annotated[int, Field(ge=1, le=64)] = 1
+    """Copies of heads and method on the same backbone. Each learns by itself; scores are averaged."""
+    teacher: Share = 0.0
+    """How far the label of an unlabelled pair gives way to the averaged model's opinion of it; needs `train.ema`."""
+    trust: Share = 0.0
+    """Share of the epochs, one at least unless 0, after which each caption counts as much as the averaged model finds
+    it likely to be right; needs `train.ema`. 0 trusts all captions."""
+
+
+_SQUARE = 64
 
 
 class Embedding(NamedTuple):
@@ -119,8 +135,12 @@ class Method(nn.Module, ABC):
     """
 
     task: ClassVar[Task] = "retrieval"
+    members: int = 1
+    """Of an ensemble: see :class:`vacsr.methods.members.Members`."""
     logit_score: bool = False
     """The score is the logit of the probability that a pair matches."""
+    soft_labels: bool = False
+    """The loss reads ``PairBlock.targets`` and ``PairBlock.trust``, so that a teacher may correct the labels."""
     pairwise: bool = False
     """The loss is a sum over rows of the pair matrix, so that strips and ranks may split it."""
     networks: int = 1
@@ -150,12 +170,24 @@ class Method(nn.Module, ABC):
         """Score of every pair, larger is more similar. By default the cosine. [I, d], [T, d] -> [I, T]"""
         return v.mean @ t.mean.T
 
+    def aligned_score(self, v: Embedding, t: Embedding) -> Tensor:
+        """Score of the pairs (n, n), by default from the diagonals of small squares. [N, d], [N, d] -> [N]"""
+        blocks = [slice(start, start + _SQUARE) for start in range(0, len(v.mean), _SQUARE)]
+        parts = [self.score(take(v, rows), take(t, rows)).diagonal() for rows in blocks]
+        return torch.cat(parts) if parts else v.mean.new_empty(0)
+
     def grade(self, score: Tensor) -> Tensor | None:
         """Scores as the probability that a pair matches, as the loss trains it, order kept. [...] -> [...]
 
         None, the default, for methods that only rank: their scores have no such meaning without a calibration.
         """
         return None
+
+    def opinion(self, score: Tensor) -> Tensor:
+        """What a teacher with these scores says of each pair of a batch, in [0, 1]. [B, B] -> [B, B]"""
+        grade = self.grade(score)
+        assert grade is not None, "a method with soft labels has grades, or its own opinion"
+        return grade
 
     def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
         """Of aligned pairs; None where the method has none. [N, d], [N, d] -> [N]"""
@@ -165,7 +197,14 @@ class Method(nn.Module, ABC):
         """The method's parameters with learning rates and decay; by default scalars and biases do not decay."""
         return split_by_decay("loss", self.named_parameters())
 
-    def fold(self) -> FoldedAdapter | None:
+    def disagreement(self, v: Embedding, t: Embedding) -> Tensor | None:
+        """Of aligned pairs: the standard deviation of the members' grades, or of their scores where they only rank.
+
+        None without members. [N, d], [N, d] -> [N]
+        """
+        return None
+
+    def fold(self) -> FoldedScore | None:
         """An exact, cheaper form of :meth:`score`, for scoring at scale; None where there is none."""
         return None
 
@@ -213,5 +252,10 @@ class Method(nn.Module, ABC):
 
 def build_method(config: MethodConfig, *, dim: int) -> Method:
     """The method that a config describes, for embeddings of dimension ``dim``."""
-    method: Method = method_entry(config.name).method(config, dim=dim)
-    return method
+    kind: type[Method] = method_entry(config.name).method
+    count = config.members if isinstance(config, RetrievalConfig) else 1
+    if count == 1:
+        return kind(config, dim=dim)
+    from vacsr.methods.members import Members
+
+    return Members(config, [kind(config, dim=dim) for _ in range(count)])

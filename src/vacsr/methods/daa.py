@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vacsr.config.base import method_entry
 from vacsr.errors import UsageError
-from vacsr.methods.base import Embedding, Method, MethodConfig, ParamGroup, register
+from vacsr.methods.base import Embedding, Method, ParamGroup, RetrievalConfig, register
 from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.pcme import PcmeConfig
 from vacsr.methods.sigmoid import SigmoidConfig
@@ -24,7 +24,7 @@ from vacsr.methods.vse import VseConfig
 from vacsr.objective import LossTerms, PairBlock, cosines
 
 
-class DaaConfig(MethodConfig):
+class DaaConfig(RetrievalConfig):
     """Another method's loss, and ranks that agree with the words of the captions (DAA)."""
 
     name: Literal["daa"] = "daa"

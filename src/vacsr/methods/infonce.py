@@ -9,11 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vacsr.methods.base import Embedding, Likelihood, Method, MethodConfig, register
+from vacsr.methods.base import Embedding, Likelihood, Method, RetrievalConfig, register
 from vacsr.objective import LossTerms, PairBlock, cosines
 
 
-class InfoNCEConfig(MethodConfig):
+class InfoNCEConfig(RetrievalConfig):
     """Two-way cross entropy over scaled cosines (CLIP)."""
 
     name: Literal["infonce"] = "infonce"
@@ -33,16 +33,24 @@ class InfoNCE(Method):
     """
 
     config: InfoNCEConfig
+    soft_labels = True
 
     def __init__(self, config: InfoNCEConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
         self.log_scale = nn.Parameter(torch.tensor(math.log(config.scale)), config.learnable)
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
-        relevance = (pairs if self.config.positives == "ids" else pairs.diagonal()).relevance
+        labels = (pairs if self.config.positives == "ids" else pairs.diagonal()).relevance
+        if pairs.targets is not None:
+            labels = torch.where(pairs.relevance, labels.float(), pairs.targets)
         logit = self.log_scale.exp() * cosines(v.mean, t.mean)
-        rows, cols = cross_entropy(logit, relevance).mean(), cross_entropy(logit.T, relevance.T).mean()
+        rows, cols = (pairs.weigh_rows(cross_entropy(x, y)).mean() for x, y in ((logit, labels), (logit.T, labels.T)))
         return LossTerms(0.5 * (rows + cols), {"i2t": rows.detach(), "t2i": cols.detach()})
+
+    def opinion(self, score: Tensor) -> Tensor:
+        """The mean of each caption's share among the captions and of each image's among the images."""
+        logit = self.log_scale.exp() * score
+        return 0.5 * (logit.softmax(dim=-1) + logit.softmax(dim=-2))
 
     def likelihood(self) -> Likelihood:
         return Likelihood("softmax", float(self.log_scale.detach().exp()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,3 +90,40 @@ def falling(probability: Tensor, x: Tensor) -> Tensor:
     before = torch.arange(len(value), device=x.device) <= value.argmax()
     value = torch.where(before, value.max(), value).cummin(dim=0).values
     return torch.empty_like(value).scatter(0, order, value)
+
+
+class Trust(NamedTuple):
+    """How many labels are right, and which."""
+
+    probability: Tensor  # [n] float64: of each label
+    share: float  # of all labels
+
+
+@torch.no_grad()
+def trust_labels(scores: Tensor, unrelated: Tensor, *, steps: int = 50) -> Trust:
+    """The probability that a labelled pair is right, from its score and from scores of unrelated pairs. [n], [m]
+
+    Right pairs are a Gaussian; wrong ones score like unrelated pairs, whose Gaussian is known. EM finds the share, mean
+    and variance of the right ones. Without wrong labels the share goes to 1, where two free components would still
+    split the scores.
+
+    >>> right, wrong = torch.linspace(2, 6, 90), torch.linspace(-6, -2, 10)
+    >>> trust = trust_labels(torch.cat((right, wrong)), torch.linspace(-7, -1, 500))
+    >>> round(trust.share, 2), bool((trust.probability[:90] > 0.9).all()), bool((trust.probability[90:] < 0.1).all())
+    (0.9, True, True)
+    """
+    x, known = scores.double(), unrelated.double()
+    floor = 1e-3 * torch.cat((x, known)).std().clamp_min(_TINY)
+
+    def log_density(mean: Tensor, std: Tensor) -> Tensor:
+        return -0.5 * ((x - mean) / std).square() - std.log()
+
+    wrong = log_density(known.mean(), known.std().clamp_min(floor))
+    mean, std, share = x.quantile(0.75), x.std().clamp_min(floor), x.new_tensor(0.5)
+    for _ in range(steps):
+        weight = torch.sigmoid(share.logit() + log_density(mean, std) - wrong)
+        total = weight.sum().clamp_min(_TINY)
+        share = (total / len(x)).clamp(1e-3, 1.0 - 1e-3)
+        mean = (weight * x).sum() / total
+        std = ((weight * (x - mean).square()).sum() / total).sqrt().clamp_min(floor)
+    return Trust(falling(weight, -x), float(share))

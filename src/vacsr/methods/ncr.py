@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vacsr.config import Share
-from vacsr.methods.base import Embedding, Method, MethodConfig, TrainingView, register
+from vacsr.methods.base import Embedding, Method, RetrievalConfig, TrainingView, register
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.methods.vse import hinge_costs
 from vacsr.objective import LossTerms, PairBlock, cosines
@@ -20,7 +20,7 @@ WARMUP, CLEAN, ALL = range(3)
 """Stages: all pairs count as right; only the clean ones train; the noisy ones too."""
 
 
-class CoTeachingConfig(MethodConfig):
+class CoTeachingConfig(RetrievalConfig):
     """Settings that NCR and BiCro share."""
 
     margin: Annotated[float, Field(gt=0)] = 0.2

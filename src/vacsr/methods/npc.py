@@ -11,13 +11,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vacsr.config import Share
-from vacsr.methods.base import Embedding, Method, MethodConfig, Neighbours, SetEmbeddings, TrainingView, register
+from vacsr.methods.base import Embedding, Method, Neighbours, RetrievalConfig, SetEmbeddings, TrainingView, register
 from vacsr.methods.infonce import cross_entropy
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.objective import LossTerms, PairBlock, cosines
 
 
-class NpcConfig(MethodConfig):
+class NpcConfig(RetrievalConfig):
     """NPC: each pair weighs as much as a trial step on the batch helps the trusted pairs most like it."""
 
     name: Literal["npc"] = "npc"

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vacsr.errors import UsageError
-from vacsr.methods.base import Embedding, Method, MethodConfig, register
+from vacsr.methods.base import Embedding, Method, RetrievalConfig, register
 from vacsr.noise import RowNoise, Stream
 from vacsr.objective import LossTerms, PairBlock
 
 
-class GaussianConfig(MethodConfig):
+class GaussianConfig(RetrievalConfig):
     """Settings that PCME and PCME++ share."""
 
     scale: Annotated[float, Field(gt=0)] = 5.0

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vacsr.methods.base import Embedding, Likelihood, Method, MethodConfig, register
+from vacsr.methods.base import Embedding, Likelihood, Method, RetrievalConfig, register
 from vacsr.objective import LossTerms, PairBlock, cosines, reconstruction_error
 
 
-class SigmoidConfig(MethodConfig):
+class SigmoidConfig(RetrievalConfig):
     """Sigmoid loss on a·cos+b over all pairs (SigLIP)."""
 
     name: Literal["sigmoid"] = "sigmoid"
@@ -29,6 +29,7 @@ class Sigmoid(Method):
 
     config: SigmoidConfig
     pairwise = True
+    soft_labels = True
 
     def __init__(self, config: SigmoidConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
@@ -36,7 +37,8 @@ class Sigmoid(Method):
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         logit = self.affine[0] * cosines(v.mean, t.mean) + self.affine[1]
-        total = reconstruction_error(logit, pairs.relevance.to(logit.dtype), kind="bce").sum() / pairs.batch
+        target = pairs.relevance.to(logit.dtype) if pairs.targets is None else pairs.targets
+        total = pairs.weigh(reconstruction_error(logit, target, kind="bce")).sum() / pairs.batch
         return LossTerms(total, {"bce": total.detach()})
 
     def grade(self, score: Tensor) -> Tensor:

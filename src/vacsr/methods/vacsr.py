@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from vacsr.adapter import AdapterConfig, FoldedAdapter, VariationalAdapter
+from vacsr.adapter import AdapterConfig, FoldedScore, VariationalAdapter
 from vacsr.errors import NotFoldable
-from vacsr.methods.base import Embedding, Method, MethodConfig, ParamGroup, register, split_by_decay
+from vacsr.methods.base import Embedding, Method, ParamGroup, RetrievalConfig, register, split_by_decay
 from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, VacsrObjective
 
 
-class VacsrConfig(MethodConfig):
+class VacsrConfig(RetrievalConfig):
     """The paper's method: adapter and objective. The field defaults are the preset `default`."""
 
     name: Literal["vacsr"] = "vacsr"
@@ -25,16 +25,23 @@ class VacsrConfig(MethodConfig):
     """Adapter learning rate relative to the heads'."""
 
 
+_ENSEMBLE = {"kl_weight": 5e-5, "contrastive_weight": 2.0, "cosine_weight": 0.0, "correction": 0.0}
+
+
 @register(
     "vacsr",
     VacsrConfig,
-    presets={"paper": {"adapter": {"residual": "none"}, "objective": {"cosine_weight": 0.0, "correction": 0.0}}},
+    presets={
+        "paper": {"adapter": {"residual": "none"}, "objective": {"cosine_weight": 0.0, "correction": 0.0}},
+        "ensemble": {"members": 4, "teacher": 0.5, "trust": 0.1, "objective": _ENSEMBLE},
+    },
 )
 class Vacsr(Method):
     """Score = decoder of the mixture's mean (+ a·cos + b); uncertainty = mixed bounded variance of the pair."""
 
     config: VacsrConfig
     logit_score = True
+    soft_labels = True
 
     def __init__(self, config: VacsrConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim)
@@ -50,6 +57,9 @@ class Vacsr(Method):
     def score(self, v: Embedding, t: Embedding) -> Tensor:
         return self.adapter.logit(v.mean.unsqueeze(1), t.mean.unsqueeze(0))
 
+    def aligned_score(self, v: Embedding, t: Embedding) -> Tensor:
+        return self.adapter.logit(v.mean, t.mean)
+
     def grade(self, score: Tensor) -> Tensor:
         return score.sigmoid()  # the paper's similarity
 
@@ -59,8 +69,8 @@ class Vacsr(Method):
     def param_groups(self) -> list[ParamGroup]:
         return split_by_decay("adapter", self.adapter.named_parameters(), lr_scale=self.config.lr_scale)
 
-    def fold(self) -> FoldedAdapter | None:
+    def fold(self) -> FoldedScore | None:
         try:
-            return self.adapter.fold()
+            return FoldedScore((self.adapter.fold(),))
         except NotFoldable:
             return None

@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vacsr.methods.base import Embedding, Method, MethodConfig, register
+from vacsr.methods.base import Embedding, Method, RetrievalConfig, register
 from vacsr.objective import LossTerms, PairBlock, cosines
 
 
-class VseConfig(MethodConfig):
+class VseConfig(RetrievalConfig):
     """Hinge loss with the hardest negatives (VSE∞)."""
 
     name: Literal["vse"] = "vse"

@@ -15,7 +15,7 @@ from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding, Method, take
 from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
 from vacsr.scoring.kernel import KernelScorer, available, fits
-from vacsr.scoring.topk import DIRECTIONS, Direction, TopK, best_of, joined, stable_topk
+from vacsr.scoring.topk import DIRECTIONS, Direction, TopK, best_of
 
 Precision = torch.dtype | Literal["auto"]
 """Of the large products: ``torch.float32``, ``torch.bfloat16``, on a GPU also float16 and float8, or ``"auto"``."""
@@ -40,7 +40,7 @@ def choose_engine(method: Method, *, device: torch.device, dtype: Precision = to
         kernel = KernelScorer(method, dtype=dtype, folded=folded)  # raises where it cannot run: there is no other way
         return Cascade(kernel, kernel.plain, exact=False)
     plain = BlockScorer(method, dtype=dtype, folded=folded)
-    if not gpu or folded is None or not fits(folded) or not available(folded.trunk.device):
+    if not gpu or folded is None or not fits(folded) or not available(folded.parts[0].trunk.device):
         return plain
     if dtype == torch.float32:
         return Cascade(KernelScorer(method, dtype=half_dtype(folded), folded=folded), plain, exact=True)
@@ -75,7 +75,7 @@ class Cascade(Engine):
     def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
         sides = [(v, t) if direction == "i2t" else (t, v) for direction in directions]
         count = k + max(k, self.spare) if self.exact else 3 * k
-        operations = 2.0 * len(v.mean) * len(t.mean) * self.coarse.trunk.numel()
+        operations = 2.0 * len(v.mean) * len(t.mean) * sum(part.trunk.numel() for part in self.coarse.parts)
         if self.exact and (operations < self.worthwhile or count >= min(len(items.mean) for _, items in sides)):
             return self.fine.topk(v, t, k=k, directions=directions)
         tops = self.coarse.topk(v, t, k=count, directions=directions)
@@ -115,29 +115,3 @@ def surely_best(coarse: Tensor, fine: Tensor, *, k: int) -> Tensor:
     finite = error.isfinite().all(dim=1)
     allowed = MARGIN * torch.where(finite.unsqueeze(1), error, 0.0).amax()
     return finite & (fine.topk(k, dim=1).values[:, -1] > coarse.amin(dim=1) + allowed)
-
-
-@torch.inference_mode()
-def prefiltered_topk(
-    engine: Engine, v: Embedding, t: Embedding, *, k: int, candidates: int, direction: Direction, batch: int = 256
-) -> TopK:
-    """The best k by (−score, index) among the items with the highest cosine. [Q, min(k, N)]
-
-    ``batch``: queries whose cosines with all items are held at a time.
-    """
-    queries, items = (v, t) if direction == "i2t" else (t, v)
-    if candidates < min(k, len(items.mean)):
-        raise UsageError(f"prefilter={candidates} is less than k={k} — use prefilter={10 * k}, or omit it")
-    parts = []
-    for start in range(0, max(1, len(queries.mean)), batch):
-        some = take(queries, slice(start, start + batch))
-        index = stable_topk(some.mean.float() @ items.mean.float().T, candidates).index
-        if engine.folded is not None:  # v⊙t is symmetric
-            scores = candidate_scores(engine, some, items, index)
-        else:
-            scores = torch.empty(index.shape, device=index.device)
-            for row, chosen in enumerate(index):
-                sides = take(some, slice(row, row + 1)), take(items, chosen)
-                scores[row] = engine.block(*(sides if direction == "i2t" else reversed(sides))).flatten()
-        parts.append(best_of(scores, index, k=k))
-    return joined(parts)

@@ -8,20 +8,21 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from vacsr.adapter import FoldedAdapter
+from vacsr.adapter import FoldedScore
 from vacsr.methods.base import Embedding, Method, take
 from vacsr.scoring.topk import BLOCK_PAIRS, DIRECTIONS, Direction, TopK, block_rows, blocks_topk
 
 FP8 = torch.float8_e4m3fn
 _SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
-_SQUARE = 64
 
 
-def half_dtype(folded: FoldedAdapter) -> torch.dtype:
+def half_dtype(folded: FoldedScore) -> torch.dtype:
     """float16, or bfloat16 for an adapter whose hidden units or small matrix may leave float16's range."""
-    hidden = folded.trunk.norm(dim=1) + folded.trunk_bias.abs()  # an upper bound: embeddings have length 1
-    largest = torch.maximum(hidden.amax(), folded.small.abs().amax())
-    return torch.float16 if bool(largest < _SAFE) else torch.bfloat16
+    for part in folded.parts:
+        hidden = part.trunk.norm(dim=1) + part.trunk_bias.abs()  # an upper bound: embeddings have length 1 at most
+        if not bool(torch.maximum(hidden.amax(), part.small.abs().amax()) < _SAFE):
+            return torch.bfloat16
+    return torch.float16
 
 
 class Engine(ABC):
@@ -29,7 +30,7 @@ class Engine(ABC):
 
     dtype: torch.dtype
     """Of the large products."""
-    folded: FoldedAdapter | None
+    folded: FoldedScore | None
     """In which form it scores single pairs; None for a method that has no folded form."""
     exact: bool = True
     """The top-k is in the order of the scores."""
@@ -68,13 +69,13 @@ class BlockScorer(Engine):
     """
 
     def __init__(
-        self, method: Method, *, dtype: torch.dtype = torch.float32, folded: FoldedAdapter | None = None,
+        self, method: Method, *, dtype: torch.dtype = torch.float32, folded: FoldedScore | None = None,
         outputs: int | None = None, weights: int = 1 << 26, pairs: int = BLOCK_PAIRS,
     ) -> None:  # fmt: skip
         self.method, self.dtype, self.outputs, self.weights, self.pairs = method, dtype, outputs, weights, pairs
         folded = folded or method.fold()
-        self.folded = None if folded is None else folded.to(folded.trunk.device, dtype)
-        self.width = 2 * method.pair_width if folded is None else len(folded.trunk)
+        self.folded = None if folded is None else folded.to(folded.parts[0].trunk.device, dtype)
+        self.width = 2 * method.pair_width if folded is None else len(folded.parts[0].trunk)
 
     def tile_pairs(self, device: torch.device) -> int:
         """Pairs whose trunk outputs are held at a time."""
@@ -85,7 +86,7 @@ class BlockScorer(Engine):
         room = self.tile_pairs(device)
         columns = max(1, min(texts, room))
         rows = max(1, min(images, room // columns))
-        most = room if self.folded is None else max(1, self.weights // self.folded.trunk.numel())
+        most = room if self.folded is None else max(1, self.weights // self.folded.parts[0].trunk.numel())
         if most < min(rows, columns):
             return (most, columns) if rows < columns else (min(images, room // most), most)
         return rows, columns
@@ -113,12 +114,14 @@ class BlockScorer(Engine):
 
     @torch.inference_mode()
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
-        """Without a folded form the pairs are the diagonals of small squares."""
         out = torch.empty(len(v.mean), device=v.mean.device)
-        size = _SQUARE if self.folded is None else self.tile_pairs(out.device)
+        size = self.tile_pairs(out.device)
         for start in range(0, len(out), size):
             part = slice(start, start + size)
             x, y = take(v, part), take(t, part)
-            folded = self.folded
-            out[part] = self._tile(x, y).diagonal() if folded is None else folded.aligned_logits(x.mean, y.mean)
+            if self.folded is not None:
+                out[part] = self.folded.aligned_logits(x.mean, y.mean)
+            else:
+                with torch.autocast(out.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                    out[part] = self.method.aligned_score(x, y).float()
         return out

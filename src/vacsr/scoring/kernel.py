@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vacsr import kernels
-from vacsr.adapter import FoldedAdapter
+from vacsr.adapter import FoldedAdapter, FoldedScore
 from vacsr.errors import EnvironmentProblem, UsageError
 from vacsr.methods.base import Embedding, Method, take
 from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
@@ -107,11 +107,20 @@ def text_tiles_together(tiles: int, tile_bytes: int, device: torch.device) -> in
 
 
 class PackedTexts(NamedTuple):
-    """All texts, ready to be multiplied."""
+    """All texts as one adapter sees them, ready to be multiplied."""
 
     rows: Tensor  # [T', D'] in the kernel's precision
-    exact: Tensor  # [T, d] float32, for the cosine
     gain: float | Tensor  # what the rows were divided by
+
+
+class PackedAdapter(NamedTuple):
+    """What the kernel reads of one adapter."""
+
+    trunk: Tensor  # [H', D'] float32
+    edge: Tensor  # [H'] float32
+    decoder: Tensor  # [H'] float32 of a linear decoder, else [H', width] in half precision
+    last: Tensor  # [2, width] float32, empty for a linear decoder
+    constant: float
 
 
 def decoder_width(folded: FoldedAdapter) -> int:
@@ -119,9 +128,9 @@ def decoder_width(folded: FoldedAdapter) -> int:
     return 0 if folded.last is None else max(16, 1 << (len(folded.small) - 1).bit_length())
 
 
-def fits(folded: FoldedAdapter) -> bool:
+def fits(folded: FoldedScore) -> bool:
     """Has the kernel room for this decoder?"""
-    return decoder_width(folded) <= _WIDEST
+    return decoder_width(folded.parts[0]) <= _WIDEST
 
 
 def _peaks(rows: Tensor) -> Tensor:
@@ -138,7 +147,7 @@ class KernelScorer(Engine):
     """
 
     def __init__(
-        self, method: Method, *, dtype: torch.dtype = torch.bfloat16, folded: FoldedAdapter | None = None,
+        self, method: Method, *, dtype: torch.dtype = torch.bfloat16, folded: FoldedScore | None = None,
         tile: Tile | None = None, rows: int | None = None, pairs: int = BLOCK_PAIRS,
     ) -> None:  # fmt: skip
         assert dtype.itemsize < 4, f"the kernel multiplies in half precision and float8, not {dtype}"
@@ -146,7 +155,8 @@ class KernelScorer(Engine):
         if folded is None or not fits(folded):
             message = f"{type(method).__name__} does not fold, or has a decoder of more than {_WIDEST} units"
             raise UsageError(f"{message} — use vacsr.scoring.BlockScorer")
-        self.device, self.dtype, self.pairs = folded.trunk.device, dtype, pairs
+        first = folded.parts[0]
+        self.device, self.dtype, self.pairs = first.trunk.device, dtype, pairs
         if not available(self.device):
             raise EnvironmentProblem(
                 f"the scoring kernel needs Triton and a CUDA GPU of compute capability 8.0 or more, not {self.device} "
@@ -156,23 +166,26 @@ class KernelScorer(Engine):
             raise EnvironmentProblem("this GPU has no float8 — use dtype=torch.bfloat16")
         self.plain = BlockScorer(method, dtype=half_dtype(folded) if dtype == FP8 else dtype, folded=folded)
         self.folded = self.plain.folded
-        (height, self.dim), width = folded.trunk.shape, decoder_width(folded)
-        self.tile = tile or choose_tile(height, width, dim=self.dim, dtype=dtype, device=self.device)
+        (height, dim), width = first.trunk.shape, decoder_width(first)
+        self.tile = tile or choose_tile(height, width, dim=dim, dtype=dtype, device=self.device)
         self._fits = True  # until a launch has failed
-        self._pack_adapter(folded)
-        self.rows = rows or images_at_a_time(self.trunk.numel() * dtype.itemsize, self.device)
+        self.dim = dim * len(folded.parts)
+        self.parts = [self._pack_adapter(part) for part in folded.parts]
+        residuals = [part.residual for part in folded.parts if part.residual is not None]
+        self.slopes = torch.cat([x[:1].float().expand(dim) for x in residuals]) if residuals else None
+        """Of the cosine, by dimension. [dim]"""
+        self.rows = rows or images_at_a_time(self.parts[0].trunk.numel() * dtype.itemsize, self.device)
 
-    def _pack_adapter(self, folded: FoldedAdapter) -> None:
-        """What the kernel reads. H' and D' are whole tiles; the padding is 0 and adds 0. For float8 each row of the
-        trunk is divided by its largest entry. Sums that do not depend on the pair are taken here, in float64."""
+    def _pack_adapter(self, folded: FoldedAdapter) -> PackedAdapter:
+        """H' and D' are whole tiles; the padding is 0 and adds 0. For float8 each row of the trunk is divided by its
+        largest entry. Sums that do not depend on the pair are taken here, in float64."""
         trunk, bias, small = (x.double() for x in (folded.trunk, folded.trunk_bias, folded.small))
         peak = _peaks(trunk) if self.dtype == FP8 else torch.ones_like(bias)
         down, across = -len(bias) % self.tile.hidden, -trunk.shape[1] % self.tile.depth
-        self.slope: float | None  # of the cosine
-        self.slope, offset = (None, 0.0) if folded.residual is None else folded.residual.tolist()
+        offset = 0.0 if folded.residual is None else float(folded.residual[1])
         units = functional.pad(small * peak, (0, down))  # [M, H']
         if folded.last is None:
-            edge, self.decoder, self.last = -bias, units[0].float(), small.new_empty(0).float()  # [H'] float32
+            edge, decoder, last = -bias, units[0].float(), small.new_empty(0).float()  # [H'] float32
             constant = float(folded.small_bias[0]) + float(small[0] @ bias)
         else:
             # p·relu(x/p) = relu(x): a unit's weights are brought to at most 1, which every precision holds, and the
@@ -181,12 +194,12 @@ class KernelScorer(Engine):
             missing = decoder_width(folded) - len(units)
             last = torch.stack([folded.small_bias / scale, folded.last * scale]).float()
             half = torch.bfloat16 if self.dtype == FP8 else self.dtype
-            self.last = functional.pad(last, (0, missing))  # [2, width] float32
-            self.decoder = functional.pad(units / scale.unsqueeze(1), (0, 0, 0, missing)).T.to(half).contiguous()
+            last = functional.pad(last, (0, missing))
+            decoder = functional.pad(units / scale.unsqueeze(1), (0, 0, 0, missing)).T.to(half).contiguous()
             edge, constant = bias, folded.last_bias
-        self.constant = constant + offset
-        self.edge = functional.pad(edge / peak, (0, down)).float()  # [H']
-        self.trunk = functional.pad(trunk / peak.unsqueeze(1), (0, across, 0, down)).float().contiguous()  # [H', D']
+        edge = functional.pad(edge / peak, (0, down)).float()
+        trunk = functional.pad(trunk / peak.unsqueeze(1), (0, across, 0, down)).float().contiguous()
+        return PackedAdapter(trunk, edge, decoder, last, constant + offset)
 
     def block(self, v: Embedding, t: Embedding) -> Tensor:
         """[I, d], [T, d] -> [I, T] float32. v⊙t is symmetric: the shorter side scales the weights."""
@@ -203,12 +216,12 @@ class KernelScorer(Engine):
             for start in range(0, len(v.mean), rows):
                 yield self.block(take(v, slice(start, start + rows)), t)
             return
-        texts = self._pack_texts(t.mean)
+        texts = [self._pack_texts(part) for part in self._split(t.mean)]
         rows = block_rows(self.rows, len(t.mean), pairs=self.pairs)
         for start in range(0, max(1, len(v.mean)), rows):
             part = take(v, slice(start, start + rows))
             out = torch.empty(len(part.mean), len(t.mean), device=self.device)
-            yield out if self._write(part.mean, texts, out) else self.plain.block(part, t)
+            yield out if self._write(part.mean, t.mean, texts, out) else self.plain.block(part, t)
 
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         return self.plain.aligned(v, t)  # in torch; float8 scores these pairs in half precision
@@ -218,41 +231,48 @@ class KernelScorer(Engine):
             return super().topk(t, v, k=k, directions=directions)[::-1]
         return super().topk(v, t, k=k, directions=directions)
 
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What each adapter sees of embeddings. [N, dim] -> [N, d] each"""
+        return x.float().chunk(len(self.parts), dim=-1)
+
     @torch.inference_mode()
     def _pack_texts(self, texts: Tensor) -> PackedTexts:
         """[T, d] -> [T', D']. For float8 all are divided by one number, which ignores texts that are not finite."""
-        exact = texts.float()
         gain: float | Tensor = 1.0
-        rows = functional.pad(exact, (0, -exact.shape[1] % self.tile.depth, 0, -len(exact) % self.tile.texts))
-        if self.dtype == FP8 and len(exact):
-            gain = exact.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(_LEAST) / _FP8_MAX
+        rows = functional.pad(texts, (0, -texts.shape[1] % self.tile.depth, 0, -len(texts) % self.tile.texts))
+        if self.dtype == FP8 and len(texts):
+            gain = texts.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(_LEAST) / _FP8_MAX
             rows = rows / gain
-        return PackedTexts(rows.to(self.dtype).contiguous(), exact, gain)
+        return PackedTexts(rows.to(self.dtype).contiguous(), gain)
 
     @torch.inference_mode()
-    def _write(self, v: Tensor, texts: PackedTexts, out: Tensor) -> bool:
-        """Scores of images [b, d] into ``out`` [b, T]; False where the tile does not fit the GPU."""
+    def _write(self, v: Tensor, t: Tensor, texts: list[PackedTexts], out: Tensor) -> bool:
+        """Scores of images [b, d] into ``out`` [b, T]; False where the tile does not fit the GPU.
+
+        ``out`` starts with the residuals, and every adapter adds its part to it.
+        """
         from vacsr.kernels import scores
 
         if not self._fits or not out.numel():
             return self._fits
-        rows = functional.pad(v.float(), (0, texts.rows.shape[1] - v.shape[1])).contiguous()  # [I, D']
-        gain = rows.new_empty(0)
-        if self.dtype == FP8:  # the true product over the kernel's, for each image
-            largest = rows.abs().amax(dim=1).clamp_min(_LEAST) / _FP8_MAX
-            rows, gain = rows / largest.unsqueeze(1), largest * texts.gain
-        weights = scores.scale_trunk(self.trunk, rows, self.dtype, self.tile)
-        if self.slope is not None:
-            torch.mm(v.float(), texts.exact.T, out=out)
-        tiles, tile_bytes = len(texts.rows) // self.tile.texts, self.tile.texts * weights.shape[2] * self.dtype.itemsize
-        group = text_tiles_together(tiles, tile_bytes, self.device)
+        if self.slopes is not None:
+            torch.mm(v.float() * self.slopes, t.float().T, out=out)
         try:
-            scores.score_pairs(
-                texts.rows, weights, self.edge, self.decoder, self.last, gain, out,
-                constant=self.constant, slope=self.slope, group=group, tile=self.tile,
-            )  # fmt: skip
+            for number, (part, images, packed) in enumerate(zip(self.parts, self._split(v), texts, strict=True)):
+                rows = functional.pad(images, (0, packed.rows.shape[1] - images.shape[1])).contiguous()  # [I, D']
+                gain = rows.new_empty(0)
+                if self.dtype == FP8:  # the true product over the kernel's, for each image
+                    largest = rows.abs().amax(dim=1).clamp_min(_LEAST) / _FP8_MAX
+                    rows, gain = rows / largest.unsqueeze(1), largest * packed.gain
+                weights = scores.scale_trunk(part.trunk, rows, self.dtype, self.tile)
+                tile_bytes = self.tile.texts * weights.shape[2] * self.dtype.itemsize
+                group = text_tiles_together(len(packed.rows) // self.tile.texts, tile_bytes, self.device)
+                scores.score_pairs(
+                    packed.rows, weights, part.edge, part.decoder, part.last, gain, out,
+                    constant=part.constant, add=number > 0 or self.slopes is not None, group=group, tile=self.tile,
+                )  # fmt: skip
         except scores.OutOfResources:
             self._fits = False
-            message = f"the scoring kernel's tile does not fit this GPU at d={self.dim}"
+            message = f"the scoring kernel's tile does not fit this GPU at d={self.dim // len(self.parts)}"
             warnings.warn(f"{message}; scoring continues in torch, slower", stacklevel=3)
         return self._fits

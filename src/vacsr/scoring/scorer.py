@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.backbones.images import PhotoReader, Reader, TowerInputs, tower_inputs
+from vacsr.backbones.images import PhotoReader, TowerInputs, tower_inputs
 from vacsr.config.base import did_you_mean
 from vacsr.data import PairSet, PhotoSet
 from vacsr.data.photos import ListedPhotos, Picture
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, Method, take
 from vacsr.model import MatchingModel, choose_device
-from vacsr.scoring.cascade import Precision, choose_engine, prefiltered_topk
+from vacsr.scoring.cascade import Precision, choose_engine
 from vacsr.scoring.topk import DIRECTIONS, BothTopK, Direction, TopK, blocks_topk
 
 Features = Tensor | npt.NDArray[Any]
@@ -69,20 +69,13 @@ class PairScores:
             self._matrix = torch.cat(list(self.blocks()))
         return self._matrix
 
-    def topk(self, k: int, *, direction: Direction = "i2t", prefilter: int | None = None) -> TopK:
+    def topk(self, k: int, *, direction: Direction = "i2t") -> TopK:
         """Best texts of each image, or best images of each text, by (−score, index). [I, min(k, T)] or [T, min(k, I)]
 
-        ``prefilter``: score only so many items of each query, those with the highest cosine; faster, not exact. Else
-        the order is that of float32 in a float32 scorer, on a GPU by the rule of
+        The order is that of float32 in a float32 scorer, on a GPU by the rule of
         :class:`vacsr.scoring.cascade.Cascade`. A scorer in half precision orders by its scores; float8 rescores its
         best 3·k in half precision.
         """
-        if k < 1 or direction not in DIRECTIONS:
-            raise UsageError(f"k={k}, direction={direction!r}: ask for topk(10), direction='i2t' or 't2i'")
-        items = self.texts if direction == "i2t" else self.images
-        if prefilter is not None and prefilter < len(items.mean):
-            engine = self.scorer.engine
-            return prefiltered_topk(engine, self.images, self.texts, k=k, candidates=prefilter, direction=direction)
         return self._topk(k, [direction])[0]
 
     def topk_both(self, k: int) -> BothTopK:
@@ -90,11 +83,11 @@ class PairScores:
 
         ``.texts``: [I, min(k, T)], ``.images``: [T, min(k, I)].
         """
-        if k < 1:
-            raise UsageError(f"k is {k}, expected 1 or more — ask for topk_both(10)")
         return BothTopK(*self._topk(k, DIRECTIONS))
 
     def _topk(self, k: int, directions: Sequence[Direction]) -> list[TopK]:
+        if k < 1 or not set(directions) <= set(DIRECTIONS):
+            raise UsageError(f"top {k} of {', '.join(directions)} — ask for topk(10), direction='i2t' or 't2i'")
         if self._matrix is not None and self.scorer.engine.exact:
             return blocks_topk(self.blocks(), k, directions=directions)
         return self.scorer.engine.topk(self.images, self.texts, k=k, directions=directions)
@@ -173,7 +166,7 @@ class PairScorer:
         features = isinstance(items, Tensor | np.ndarray) or not self.model.backbone.reads_photos
         return features and not self.model.has_towers
 
-    def _photo_batches(self, images: Reader, count: int) -> Iterator[Tensor]:
+    def _photo_batches(self, images: PhotoReader, count: int) -> Iterator[Tensor]:
         return images.stream([range(count)[start : start + self._step] for start in range(0, count, self._step)])
 
     def _embed(self, embed: Callable[[Tensor], Embedding], batches: Iterable[Tensor]) -> Embedding:
@@ -224,17 +217,11 @@ class PairScorer:
         return PairScores(self, v, t)
 
     def score_named(self, pairs: PairSet | PhotoSet, image: str, texts: Sequence[str]) -> PairScores:
-        """One image of a data set by its id, with captions of the set by id or by their exact words. [1, len(texts)]
-
-        Of captions with the same words the image's own is taken, else the first.
-        """
+        """One image of a data set by its id, with captions of the set by id or by their exact words. [1, len(texts)]"""
         self.check_set(pairs)
         row = _index(image, pairs.image_ids, "image id")
-        cols = []
-        for text in texts:
-            same = [col for col, words in enumerate(pairs.captions or ()) if words == text]
-            of_image = [col for col in same if int(pairs.caption_image[col]) == row]
-            cols.append((of_image or same)[0] if same else _index(text, pairs.caption_ids, "caption id"))
+        words = pairs.captions or ()
+        cols = [words.index(text) if text in words else _index(text, pairs.caption_ids, "caption id") for text in texts]
         if isinstance(pairs, PhotoSet):
             return self.score_all([pairs.photos.open(row)], [pairs.captions[col] for col in cols])
         return self.score_all(pairs.images[row : row + 1], pairs.texts[cols])
@@ -270,12 +257,12 @@ class CosineDistanceScorer(PairScorer):
 def check_cosine(method: Method, *, dim: int) -> None:
     """Raise where a method does not score vectors of ``dim`` by their cosine, or by the mean over its networks."""
     device = next(method.parameters(), torch.empty(0)).device
-    random = torch.randn(2, 3, dim * method.networks, generator=torch.Generator().manual_seed(0))
+    random = torch.randn(2, 3, dim * method.networks * method.members, generator=torch.Generator().manual_seed(0))
     v, t = functional.normalize(random, dim=-1).to(device)
     with torch.no_grad():
         scores = method.score(*(Embedding(x, torch.zeros_like(x)) for x in (v, t)))
     if not torch.allclose(scores.float(), v @ t.T, atol=1e-5):
-        message = f"{type(method).__name__} does not score by a cosine, so 1 − cosine is not its uncertainty"
+        message = f"{method.config.name} does not score by a cosine, so 1 − cosine is not its uncertainty"
         raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=none")
 
 

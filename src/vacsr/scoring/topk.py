@@ -96,7 +96,8 @@ def blocks_topk(blocks: Iterable[Tensor], k: int, *, directions: Sequence[Direct
             every = [block, *blocks]
             columns = zip(*(torch.split(part, _COLUMNS, dim=1) for part in every), strict=True)
             queries = {"i2t": iter(every), "t2i": (torch.cat(parts).T for parts in columns)}
-            return [joined([stable_topk(part, k) for part in queries[direction]]) for direction in directions]
+            tops = ([stable_topk(part, k) for part in queries[direction]] for direction in directions)
+            return [TopK(*map(torch.cat, zip(*parts, strict=True))) for parts in tops]
         keys = _score_keys(block)
         if "i2t" in directions:
             column = torch.arange(block.shape[1], device=block.device)
@@ -108,11 +109,6 @@ def blocks_topk(blocks: Iterable[Tensor], k: int, *, directions: Sequence[Direct
             best = keys.topk(min(k, keys.shape[1]), dim=1).values
         first += len(block)
     return [from_keys(torch.cat(rows) if direction == "i2t" else best) for direction in directions]
-
-
-def joined(parts: list[TopK]) -> TopK:
-    """Of consecutive queries."""
-    return TopK(torch.cat([part.score for part in parts]), torch.cat([part.index for part in parts]))
 
 
 def block_rows(rows: int, texts: int, *, pairs: int = BLOCK_PAIRS) -> int:

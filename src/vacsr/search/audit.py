@@ -141,7 +141,7 @@ def audit(
     scorer = model if isinstance(model, PairScorer) else PairScorer(model, device=device)
     graded = scorer.model.method.grade(torch.zeros(1, device=scorer.device)) is not None
     if min_grade and not graded:
-        message = f"min_grade={min_grade}: a plain cosine is no grade, and this model has no other"
+        message = f"min_grade={min_grade}: this model has a cosine and no grade"
         raise UsageError(f"{message} — leave min_grade out")
     scores, owner = scorer.score_set(pairs), pairs.caption_image.to(scorer.device)
     every = signals(scores, owner, progress=progress)

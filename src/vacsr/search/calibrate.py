@@ -228,7 +228,7 @@ def random_galleries(images: int, *, size: int, generator: torch.Generator) -> l
     image.
     """
     if not 2 <= size <= images:
-        message = f"a gallery of {size:,} images cannot be made of {images:,}"
+        message = f"cannot make a gallery of {size:,} images from {images:,}"
         raise DataError(f"{message} — give more pairs, or a smaller gallery: --gallery {images}")
     draws = [torch.randperm(images, generator=generator) for _ in range(_DRAWS if size < images else 1)]
     return [rows for order in draws for rows in order[: images - images % size].view(-1, size)]

@@ -93,7 +93,7 @@ def calibrate_run(
     """
     if encoder_spec(run) is not None:
         save = f"python -c \"import vacsr; vacsr.load_model('{run}').save_pretrained('DIR')\""
-        raise UsageError(f"{run} is no folder that a calibration could be stored in — save it first: {save}")
+        raise UsageError(f"{run} is not a folder that can store a calibration — save the model first: {save}")
     home = _enclosing_run(run)
     spec = pairs or run_pairs(home)
     _check_splits(home, spec, split=split, check=check)
@@ -166,7 +166,7 @@ def _check_images(run: Path, fit: LabelledPairs, check: LabelledPairs | None) ->
     trained = training_pairs(run)
     if trained is None:
         message = "the training data of the model are unknown or cannot be read"
-        warnings.warn(f"{message}, so nothing checks that it has not seen these pairs", stacklevel=3)
+        warnings.warn(f"{message}, so it may have been trained on these pairs", stacklevel=3)
         return
     for pairs in (fit,) if check is None else (fit, check):
         seen = seen_images(pairs, trained)

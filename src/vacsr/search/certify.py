@@ -207,14 +207,14 @@ def check_threshold(outcomes: Outcomes, threshold: float | None) -> RiskCheck:
 
 
 def verdict(check: RiskCheck, *, risk: float, confidence: float, images: int) -> str:
-    """Was the guarantee kept? One plain sentence with the numbers. ``images``: that certified it."""
+    """Did the guarantee hold? One sentence with the numbers. ``images``: how many certified it."""
     bound = f"guaranteed at most {100 * risk:g}% wrong, confidence {100 * confidence:g}%"
     if not check.answered:
         return f"{bound}; nothing was answered, so nothing was wrong."
     low, high = check.interval
     counted = f"{check.risk:.1%} wrong (95% interval {low:.1%} to {high:.1%}), {check.coverage:.1%} answered"
     if check.images < images:  # a count over fewer has more noise than the confidence allows for
-        counted += f", over fewer images ({check.images:,}) than certified it ({images:,})"
+        counted += f", on fewer images ({check.images:,}) than the calibration used ({images:,})"
     if check.held(risk):
         return f"{bound}; held: {counted}."
     cause = "more than chance explains" if low > risk else "which chance may explain"

@@ -140,9 +140,9 @@ def _check_source(name: str, stored: Metadata, new: Metadata) -> None:
     """Raise where an id is there from another source; an unknown source fits any."""
     before, now = stored.get("source"), new["source"]
     if before and now and before != now:
-        message = f"{name!r} is in the index from {before!r}, this one is from {now!r}"
-        action = "write the SPEC as before, add --replace to take the new one, or fill another index"
-        raise DataError(f"{message}: the same id for another item? — {action}; of two folders, name their parent")
+        message = f"{name!r} was indexed from {before!r}, and now comes from {now!r}"
+        action = "use the earlier SPEC, add --replace to take the new item, or fill another index"
+        raise DataError(f"{message}, so it may be another item — {action}; for two folders, name their parent")
 
 
 def _find_gone(index: VectorIndex, ids: Sequence[str], *, source: str, sure: bool) -> list[str]:
@@ -153,7 +153,7 @@ def _find_gone(index: VectorIndex, ids: Sequence[str], *, source: str, sure: boo
     if len(gone) > _MAX_PRUNED * len(stored) and not sure:
         message = f"{len(gone):,} of the {len(stored):,} items from {source} are missing now"
         action = "check the SPEC, or add --yes to remove them"
-        raise UsageError(f"{message}, first {gone[0]!r}, and nothing was changed — {action}")
+        raise UsageError(f"{message}, first {gone[0]!r}; nothing was changed — {action}")
     return gone
 
 

@@ -218,8 +218,8 @@ def check_fits(where: str, index: VectorIndex, *, dim: int | None, provenance: s
         held, wanted = held_kind(index.provenance), held_kind(provenance)
         if held and wanted and held != wanted:
             raise ProvenanceMismatch(f"{where} holds {held}, these are {wanted} — fill another index with {wanted}")
-        message = f"{where} holds vectors of {index.provenance!r}, these are of another model, or other weights"
-        raise ProvenanceMismatch(f"{message}: {provenance!r} — use the model it was filled with, or fill another index")
+        message = f"{where} was filled with another model, or other weights: {index.provenance!r}, not {provenance!r}"
+        raise ProvenanceMismatch(f"{message} — use that model, or fill another index")
     if dim is not None and index.dim != dim:
         raise ShapeMismatch(f"{where} holds vectors of dimension {index.dim}, not {dim} — fill another index")
 

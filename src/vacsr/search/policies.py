@@ -65,7 +65,7 @@ class Policy:
 
 
 class ByScore(Policy):
-    name, label, meaning = "score", "By score", "The model's own order. It always answers."
+    name, label, meaning = "score", "By score", "Rank by score, and always answer."
 
     def apply(self, scored: Scored) -> Ranked:
         return Ranked(range(len(scored.ids)))
@@ -74,7 +74,7 @@ class ByScore(Policy):
 class Abstain(Policy):
     """By score, with an answer only where the confidence reaches the certified threshold."""
 
-    name, label, meaning = "abstain", "Only if sure", "No answer where the first hit is too likely to be wrong."
+    name, label, meaning = "abstain", "Only if sure", "Give no answer if the first hit is too likely to be wrong."
     needs_calibration = True
 
     def __init__(self, rule: AnswerRule) -> None:
@@ -94,7 +94,7 @@ class Abstain(Policy):
             return Ranked(order, False, f"{NO_ANSWER}: there is no second candidate to compare with")
         if not scored.confidence >= self.rule.threshold:  # also for NaN
             chance, needed = (f"{100 * value:.4g}%" for value in (scored.confidence, self.rule.threshold))
-            return Ranked(order, False, f"{NO_ANSWER}: the first is right with {chance}, the risk bound needs {needed}")
+            return Ranked(order, False, f"{NO_ANSWER}: confidence {chance}, the risk bound needs {needed}")
         return Ranked(order)
 
 

@@ -239,13 +239,13 @@ class Searcher:
         if self.fitted is None:
             return ""
         if not self.fitted.same_size(size):
-            message = f"grades and confidence are off: the index holds {size:,}, they were fitted at"
+            message = f"grades and confidence are off: the index holds {size:,} items, the calibration is for"
             if policy.rule is not None:
-                message = f"no guarantee at this size: the index holds {size:,}, thresholds and grades were fitted at"
+                message = f"no guarantee at this size: the index holds {size:,} items, the calibration is for"
             action = "vacsr calibrate RUN --pairs SPEC --gallery N, with N images per gallery"
-            return f"{message} {self.fitted.gallery:,} — fit them again: {action}"
+            return f"{message} {self.fitted.gallery:,} — calibrate again: {action}"
         if policy.rule is not None and not self.index.exact:
-            return "no guarantee: the index may miss the nearest, which the fit did not — use an index of exact:FOLDER"
+            return "no guarantee: the index is approximate and may miss the nearest items — use exact:FOLDER"
         return ""
 
 

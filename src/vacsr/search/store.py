@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, model_validator
 from torch import Tensor
 
-from vacsr.choices import VectorType
 from vacsr.errors import DataError, DiskFull, EnvironmentProblem
 from vacsr.files import disk_errors
 from vacsr.search.index import DTYPES, Metadata
@@ -64,7 +63,7 @@ class State(BaseModel):
 
     id: str  # drawn when the index is created, so that another index in the same folder is not taken for it
     dim: int = Field(ge=1, le=1 << 24)
-    dtype: VectorType
+    dtype: Literal["float32", "float16"]
     provenance: str
     generation: int = Field(default=0, ge=0)  # grows by one with every change
     rows: int = Field(default=0, ge=0, lt=1 << 32)
@@ -190,7 +189,7 @@ def open_snapshot(folder: Path, before: Snapshot | None = None) -> Snapshot:
                 database = Database(folder, number)
             state = _read_state(database)
             if before is not None and state.id != before.state.id:
-                message = f"{folder} holds another index than the one that was opened"
+                message = f"{folder} now holds another index than the one that was opened"
                 raise DataError(f"{message} — open it again, with the model that it was filled with")
             if before is not None and state.generation == before.state.generation:
                 return before

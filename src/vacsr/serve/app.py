@@ -62,14 +62,14 @@ class Service:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter
         self.registry, watch = CollectorRegistry(), self.watch
         histogram = partial(Histogram, registry=self.registry)
-        self._sizes = histogram("vacsr_batch_size", "Queries that the model took at once.", buckets=_SIZES)
-        self._seconds = histogram("vacsr_batch_seconds", "Time of the model for a batch.", buckets=SECONDS)
+        self._sizes = histogram("vacsr_batch_size", "Queries per batch of the model.", buckets=_SIZES)
+        self._seconds = histogram("vacsr_batch_seconds", "Seconds per batch of the model.", buckets=SECONDS)
         self._abstained = Counter("vacsr_abstained_total", "Searches without an answer.", registry=self.registry)
         self.registry.register(watch.reopened)
         for name, about, value in (
-            ("vacsr_queue_length", "Queries that wait for the model.", self.queue.__len__),
-            ("vacsr_index_vectors", "Vectors that a search can find.", lambda: watch.size),
-            ("vacsr_index_stale", "1 while the index on the disk is not the one in use.", lambda: watch.stale),
+            ("vacsr_queue_length", "Queries waiting for the model.", self.queue.__len__),
+            ("vacsr_index_vectors", "Vectors in the index.", lambda: watch.size),
+            ("vacsr_index_stale", "1 while the index on disk is not the one in use.", lambda: watch.stale),
         ):
             Gauge(name, about, registry=self.registry).set_function(value)
 
@@ -115,7 +115,7 @@ class Service:
             raise Problem(422, "nothing_to_score", "give texts, and images or ids")
         if count > limits.max_images or count * len(request.texts) > limits.max_pairs:
             allowed = f"{limits.max_images} images, and {limits.max_pairs} pairs of texts and images"
-            raise Problem(422, "too_many_pairs", f"one call may have {allowed}")
+            raise Problem(422, "too_many_pairs", f"one call may have at most {allowed}")
         texts = tuple(self._checked(text) for text in request.texts)
         images = [await self.decoder.photo(partial(self.watch.open_photo, name)) for name in request.ids]
         images += [await self.decoder.upload(from_base64(data)) for data in request.images]
@@ -153,9 +153,9 @@ class Service:
 
     def _checked(self, text: str) -> str:
         if not text.strip():
-            raise Problem(422, "blank_text", "a text needs words")
+            raise Problem(422, "blank_text", "the text is blank")
         if len(text) > self.settings.max_text:
-            raise Problem(422, "long_text", f"a text may have {self.settings.max_text:,} characters")
+            raise Problem(422, "long_text", f"a text may have at most {self.settings.max_text:,} characters")
         return text
 
 
@@ -191,8 +191,8 @@ def _add_queries(app: FastAPI, service: Service) -> None:
     )
     async def search(
         request: Request,
-        k: int = Query(10, ge=1, le=limits.max_k, description="How many hits, unless the body says it."),
-        policy: Annotated[PolicyName, Query(description="The policy, unless the body says it.")] = SCORE,
+        k: int = Query(10, ge=1, le=limits.max_k, description="Number of hits, unless the body sets it."),
+        policy: Annotated[PolicyName, Query(description="The policy, unless the body sets it.")] = SCORE,
     ) -> Response:
         """Images for a text, or texts for an image; with the index's own kind, similar ones by cosine, without grade.
 
@@ -203,7 +203,7 @@ def _add_queries(app: FastAPI, service: Service) -> None:
         asked = _parse(schemas.SearchRequest, request, "JSON, or an image")
         fields = asked.model_fields_set
         if len(fields & {"text", "image"}) != 1:
-            raise Problem(422, "bad_query", "a search has either a text or an image")
+            raise Problem(422, "bad_query", "a search takes either a text or an image")
         query = asked.text if "text" in fields else from_base64(asked.image)
         k, policy = asked.k if "k" in fields else k, asked.policy if "policy" in fields else policy
         return _as_json(await service.search(query, k=k, policy=policy))
@@ -285,14 +285,14 @@ def _media_type(request: Request) -> str:
 def _parse(kind: type[Body], request: Request, wanted: str) -> Body:
     """A JSON body; the first thing that is wrong is answered, without repeating what was sent."""
     if _media_type(request) != "application/json":
-        raise Problem(415, "wrong_type", f"the body is {wanted}; say so by content-type")
+        raise Problem(415, "wrong_type", f"the body must be {wanted}, with that content-type")
     try:
         fields = from_json(request.state.body)
     except ValueError as error:
         raise Problem(400, "bad_json", "the body is not JSON") from error
     if isinstance(fields, dict) and not fields.keys() <= kind.model_fields.keys():  # one error: there may be millions
         known = ", ".join(kind.model_fields)
-        raise Problem(422, "bad_field", f"the body: there is an unknown field — use {known}")
+        raise Problem(422, "bad_field", f"unknown field in the body — use {known}")
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -307,6 +307,6 @@ async def _refuse(_request: Request, error: Exception) -> Response:
         first = error.errors()[0]
         return Problem(422, "bad_field", f"{first['loc'][-1]}: {first['msg']}").response()
     assert isinstance(error, HTTPException)
-    messages = {404: "there is no such path", 405: "this path takes another method"}
+    messages = {404: "no such path", 405: "this path does not take this method"}
     message = messages.get(error.status_code, "the request cannot be read")
     return Problem(error.status_code, "no_such_path", message, {**(error.headers or {})}).response()

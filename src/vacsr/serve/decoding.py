@@ -153,7 +153,7 @@ def read_upload(data: bytes, transform: PhotoTransform, max_pixels: int) -> Imag
     try:
         photo = decode_photo(data, name="the image", formats=FORMATS, max_pixels=max_pixels)
     except TooManyPixels as error:
-        allowed = f"an image may have {max_pixels:,} pixels — make it smaller"
+        allowed = f"an image may have at most {max_pixels:,} pixels — make it smaller"
         raise Problem(413, "too_many_pixels", allowed) from error
     except (DataError, MemoryError) as error:
         raise _unreadable() from error
@@ -161,7 +161,7 @@ def read_upload(data: bytes, transform: PhotoTransform, max_pixels: int) -> Imag
 
 
 def _unreadable() -> Problem:
-    return Problem(422, "bad_image", f"the image cannot be read; the formats that are taken are {', '.join(FORMATS)}")
+    return Problem(422, "bad_image", f"the image cannot be read; supported formats: {', '.join(FORMATS)}")
 
 
 def resize_for_model(photo: Image.Image, transform: PhotoTransform) -> Image.Image:
@@ -180,11 +180,11 @@ def resize_for_model(photo: Image.Image, transform: PhotoTransform) -> Image.Ima
             raise DataError("too long and narrow")
         return photo.resize(scaled, Image.Resampling[transform.resample.upper()])
     except (DataError, ArithmeticError, MemoryError, ValueError) as error:
-        raise Problem(422, "bad_image", "the image is of a shape that cannot be used") from error
+        raise Problem(422, "bad_image", "the image has a shape that cannot be used") from error
 
 
 def from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Problem(422, "bad_base64", "an image in JSON is base64 without line breaks") from error
+        raise Problem(422, "bad_base64", "images in JSON must be base64 without line breaks") from error

@@ -103,7 +103,7 @@ class IndexWatch:
             except (VacsrError, OSError) as error:
                 log.warning("the photos stay as they were: %s", error)
             except Exception:  # a client of a server may raise anything; the next look may go well
-                log.exception("the index could not be looked at")
+                log.exception("the index could not be checked")
 
     def _contents(self) -> tuple[object, ...]:
         """Equal at two times where nothing says that the index holds other items."""
@@ -141,14 +141,14 @@ class IndexWatch:
         if self.photos is None:
             raise Problem(404, "no_photos", "the service was started without photos")
         if name not in self.photos or not self._searcher.index.known([name])[0]:
-            raise Problem(404, "no_such_id", "the index holds no photo of this id")
+            raise Problem(404, "no_such_id", "the index has no photo with this id")
         photos, row = self.photos[name]
         try:
             return photos.open(row, side=side)
         except DataError as error:
-            raise Problem(404, "photo_unreadable", "the photo of this id cannot be read") from error
+            raise Problem(404, "photo_unreadable", "the photo with this id cannot be read") from error
         except MemoryError as error:
-            raise busy("there is no memory left for this photo", status=503, code="no_memory") from error
+            raise busy("not enough memory for this photo", status=503, code="no_memory") from error
 
     def jpeg(self, name: str, side: int) -> bytes:
         """Small enough to show; encoded again, so without the place and camera that a photo's file may name."""

@@ -83,7 +83,7 @@ class Bodies:
                     self._make_room(upload, len(part))
                     parts += part
         except TimeoutError as error:
-            raise Problem(408, "too_slow", f"the request was not there after {seconds:g} seconds") from error
+            raise Problem(408, "too_slow", f"the request took more than {seconds:g} seconds to arrive") from error
         finally:
             self._arriving.discard(upload)
         return bytes(parts)
@@ -105,7 +105,7 @@ class Bodies:
 
 
 def _too_large(limit: int) -> Problem:
-    allowed = f"a request may have {limit:,} bytes" if limit else "a request of this method has no body"
+    allowed = f"a request may have at most {limit:,} bytes" if limit else "a request with this method has no body"
     return Problem(413, "body_too_large", allowed)
 
 
@@ -120,7 +120,7 @@ class Limits:
         self.app, self.settings, self.bodies, self.running = app, settings, Bodies(settings), 0
         self._bearer = HTTPBearer(auto_error=False)
         self._requests = Counter(
-            "vacsr_requests_total", "Answers by path and status.", ("path", "status"), registry=registry
+            "vacsr_requests_total", "Responses by path and status.", ("path", "status"), registry=registry
         )
         self._seconds = Histogram(
             "vacsr_request_seconds", "Time to answer, by path.", ("path",), registry=registry, buckets=SECONDS
@@ -176,9 +176,9 @@ class Limits:
 
     async def _check(self, scope: Scope, headers: Headers, *, unlimited: bool) -> None:
         if scope.get("http_version", "1.1") not in ("1.0", "1.1"):
-            raise Problem(505, "bad_http", "the service speaks HTTP/1.1")
+            raise Problem(505, "bad_http", "the service supports HTTP/1.1 only")
         if self.settings.hosts is not None and _host_name(headers.get("host", "")) not in self.settings.hosts:
-            raise Problem(421, "wrong_host", "the service is not known by this name")
+            raise Problem(421, "wrong_host", "the service does not accept this host name")
         if self.settings.token is not None and scope["path"] not in _OPEN:
             credentials = await self._bearer(Request(scope))
             sent = b"" if credentials is None else credentials.credentials.strip().encode()
@@ -279,7 +279,7 @@ class LimitedProtocol(H11Protocol):
         elif self._refused_at is not None and now - self._refused_at > _LINGER:
             self.transport.close()
         elif self.conn.their_state is h11.IDLE and now - self._waiting_since > limits.header_seconds:
-            self._refuse(Problem(408, "too_slow", "the request's head took too long"))
+            self._refuse(Problem(408, "too_slow", "the request headers took too long"))
         period = min(_LINGER, limits.header_seconds / 4, limits.write_seconds / 4)
         self._timer = self.loop.call_later(period, self._tick)
 

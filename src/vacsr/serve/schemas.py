@@ -97,7 +97,7 @@ def busy(message: str, *, status: int = 429, code: str = "busy", seconds: int = 
 
 def stale_index() -> Problem:
     """The index is another model's, so nothing of it can be shown."""
-    message = "stale index: the index was rebuilt with another model than the one that is served"
+    message = "stale index: the index was rebuilt with another model than the one being served"
     action = "start the service again with that model, or fill the index with the model that is served"
     return busy(f"{message} — {action}", status=503, code="stale_index", seconds=30)
 
@@ -201,18 +201,18 @@ class ErrorAnswer(_Answer):
 
 
 _PROBLEMS = {
-    400: "the body or the request's form is broken",
+    400: "the request is malformed",
     401: "the token is missing or wrong",
-    404: "there is no such thing",
-    405: "another method is needed",
-    408: "the body took too long to come",
+    404: "not found",
+    405: "the path does not take this method",
+    408: "the request took too long to arrive",
     413: "the body or its image is too large",
-    415: "the body is of another type",
-    421: "the service is not known by this name",
-    422: "the request cannot be served as it is",
-    429: "too much at once; see Retry-After",
+    415: "the body has an unsupported type",
+    421: "the service does not accept this host name",
+    422: "the request is invalid",
+    429: "too many requests; see Retry-After",
     500: "the service failed",
-    503: "no answer in time, the service stops, or the index is empty or not the model's any more; see Retry-After",
+    503: "timeout, shutdown, or an empty or stale index; see Retry-After",
 }
 
 

@@ -55,7 +55,7 @@ def bind(host: str, port: int) -> socket.socket:
             message = f"port {port} of {host} is taken by another program"
             raise EnvironmentProblem(f"{message} — choose another, e.g. --port {port % 65535 + 1}") from error
         if number in (errno.EACCES, errno.EPERM):
-            raise EnvironmentProblem(f"port {port} may not be used — choose one above 1023: --port 8000") from error
+            raise EnvironmentProblem(f"port {port} needs more rights — choose one above 1023: --port 8000") from error
         raise UsageError(f"cannot listen on {host!r}, port {port} ({error}) — try --host 127.0.0.1") from error
 
 
@@ -83,6 +83,6 @@ def run_server(app: FastAPI, listening: socket.socket, settings: ServiceSettings
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
-        log.warning("stopped while the model or a photo was still worked on")
+        log.warning("stopped while the model or a photo was still being processed")
         os._exit(0)  # a thread cannot be stopped, and Python would wait for it
     gc.freeze()  # the last collection of a process with torch takes seconds on a busy machine

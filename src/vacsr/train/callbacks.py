@@ -1,12 +1,10 @@
 """What happens around the steps of a run: trackers, progress, frozen towers, Ctrl-C. A callback overrides hooks.
 
-A moving average of the weights, for example, is a callback with ``on_step`` that keeps its tensors in ``state_dict``,
-so that they are part of the checkpoint.
+A callback that keeps tensors returns them from ``state_dict``, so that they are part of the checkpoint.
 """
 
 from __future__ import annotations
 
-import csv
 import importlib
 import json
 import multiprocessing
@@ -14,16 +12,18 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from vacsr.config import TowersConfig
 from vacsr.errors import MissingExtra
-from vacsr.files import atomic_path, disk_errors, write_text
+from vacsr.files import disk_errors, write_text
 from vacsr.progress import Bars
 
 if TYPE_CHECKING:
@@ -77,36 +77,16 @@ class JsonlTracker(Callback):
         self.path = folder / "metrics.jsonl"
 
     def on_train_start(self, trainer: Trainer) -> None:
-        """A resumed run repeats the steps since its checkpoint, so their rows are removed."""
-        rows = [row for row in read_rows(self.path) if row["step"] < trainer.state.step]
-        write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in rows))
+        """A resumed run repeats the steps since its checkpoint: their rows are removed, and a line that a kill cut."""
+        rows = []
+        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []:
+            with suppress(ValueError):
+                rows += [line] if json.loads(line)["step"] < trainer.state.step else []
+        write_text(self.path, "".join(f"{line}\n" for line in rows))
 
     def on_log(self, trainer: Trainer, row: Row) -> None:
         with disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSON-lines file, without a line that a kill cut short."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        with suppress(ValueError):
-            rows.append(json.loads(line))
-    return rows
-
-
-class CsvTracker(Callback):
-    """``metrics.csv``: the rows of ``metrics.jsonl`` as a table, written at the end, when all columns are known."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_train_end(self, trainer: Trainer) -> None:
-        rows, target = read_rows(self.folder / "metrics.jsonl"), self.folder / "metrics.csv"
-        with atomic_path(target) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-            writer.writeheader()
-            writer.writerows(rows)
 
 
 class TensorBoardTracker(Callback):
@@ -153,7 +133,7 @@ def _require(module: str, extra: str) -> Any:
 
 
 TRACKERS: dict[str, Callable[[Path], Callback]] = {
-    "jsonl": JsonlTracker, "csv": CsvTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker,
+    "jsonl": JsonlTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker,
 }  # fmt: skip
 """By their names in a recipe. One whose extra is missing is refused when it is built, before a run writes anything."""
 
@@ -188,6 +168,29 @@ class ProgressBar(Callback, Bars):
 
     def on_train_end(self, trainer: Trainer) -> None:
         self.bar.stop()
+
+
+class WeightAverage(Callback):
+    """An exponential moving average of the weights, in a copy of the model. It is part of the checkpoint."""
+
+    name = "average"
+
+    def __init__(self, model: MatchingModel, decay: float) -> None:
+        self.model: MatchingModel = deepcopy(model).eval().requires_grad_(False)
+        self.source, self.decay = model, decay
+
+    @torch.no_grad()
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        updates, rest = divmod(step + 1, trainer.config.accumulate)
+        if rest == 0:
+            decay = min(self.decay, (1 + updates) / (10 + updates))
+            torch._foreach_lerp_(list(self.model.parameters()), list(self.source.parameters()), 1.0 - decay)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(state)
 
 
 class FreezeTowers(Callback):

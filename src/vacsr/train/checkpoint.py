@@ -6,7 +6,6 @@ One safetensors file and one rename: after a kill at any moment there is either 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 from vacsr.config import Config
 from vacsr.config.io import read_yaml
 from vacsr.data import parse_spec
-from vacsr.errors import DataError, EnvironmentProblem, OtherRun, UsageError
+from vacsr.errors import DataError, OtherRun, UsageError
 from vacsr.files import lock_file, make_folder, read_tensors, write_tensors
 from vacsr.train.distributed import is_first_rank
 
@@ -153,13 +152,11 @@ def check_folder(out: Path, *, resume: bool) -> None:
         raise UsageError(f"{out} already holds a run — continue with --resume (resume=True), or choose another --out")
 
 
-def check_writable(out: Path) -> None:
-    """Refuse a folder that cannot be made or written to, before any work and without making it."""
+def check_not_file(out: Path) -> None:
+    """Refuse a path that cannot become a folder, before any work."""
     parent = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not parent.is_dir():
         raise UsageError(f"{out} cannot be a folder: {parent} is a file — choose another --out")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise EnvironmentProblem(f"no permission to write to {parent} — choose another --out, or change it")
 
 
 @contextmanager
@@ -169,7 +166,7 @@ def run_lock(out: Path) -> Iterator[None]:
     The lock is re-entrant, and the first of several ranks holds it for all. The folder is made if it is not there,
     and removed if it is still empty at the end. Reading a run needs no lock.
     """
-    check_writable(out)
+    check_not_file(out)
     folder = out.resolve()
     if folder in _LOCKED.get() or not is_first_rank():
         yield

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vacsr.backbones.augment import Mixture, Partners, draw_mixture, mixed_labels
-from vacsr.backbones.images import DecodedPhotos, Progress, Reader, tower_inputs
+from vacsr.backbones.images import PhotoReader, Progress, tower_inputs
 from vacsr.config import DataConfig, MixConfig
 from vacsr.config.io import parse
 from vacsr.data import PairSet, PhotoSet, load_pairs, parse_spec
@@ -25,7 +25,7 @@ from vacsr.model import MatchingModel
 from vacsr.noise import RowNoise, Stream
 from vacsr.objective import PairBlock, same_image
 from vacsr.train.checkpoint import run_pairs, run_section
-from vacsr.train.distributed import ALONE, World
+from vacsr.train.distributed import World
 
 _GPU_SHARE = 0.5  # of a GPU's free memory that photos may take
 
@@ -119,10 +119,10 @@ class Batch(NamedTuple):
 class PairLoader:
     """The dataloader: the training set on the device; photos that do not fit come with their batch."""
 
-    images: Tensor | Reader  # [N, D_image], or uint8 [N, 3, S, S]; or what reads photos that are not on the device
+    images: Tensor | PhotoReader  # [N, D_image], or uint8 [N, 3, S, S]; or what reads photos that are not on the device
     texts: Tensor  # [M, D_text], or int32 [M, L]
     caption_image: Tensor  # [M]
-    world: World = ALONE
+    world: World
 
     @property
     def device(self) -> torch.device:
@@ -154,7 +154,7 @@ class PairLoader:
 
 def build_loader(
     model: MatchingModel, pairs: PairSet | PhotoSet, *, config: DataConfig, device: torch.device,
-    world: World = ALONE, progress: Progress | None = None,
+    world: World, progress: Progress | None = None,
 ) -> PairLoader:  # fmt: skip
     """Features go to the device whole; so do photos that fit. The others stay where they are."""
     labels = pairs.caption_image.to(device)
@@ -164,10 +164,11 @@ def build_loader(
         model.backbone, pairs,
         size=config.photo_size, workers=config.workers, cache_gb=config.cache_gb, draft=True, progress=progress,
     )  # fmt: skip
-    images: Tensor | Reader = inputs.images
-    if isinstance(images, DecodedPhotos):
-        fits = device.type == "cpu" or images.pixels.nbytes <= _GPU_SHARE * torch.cuda.mem_get_info(device)[0]
-        images = images.pixels.to(device) if fits else images
+    images: Tensor | PhotoReader = inputs.images
+    pixels = inputs.images.decoded
+    if pixels is not None:
+        fits = device.type == "cpu" or pixels.nbytes <= _GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        images = pixels.to(device) if fits else images
     return PairLoader(images, inputs.texts.to(device), labels, world)
 
 

@@ -36,10 +36,6 @@ class World:
         return slice(self.rank * share, (self.rank + 1) * share)
 
 
-ALONE = World()
-"""One process."""
-
-
 def take_device(name: str) -> torch.device:
     """The device of a run. A numbered GPU becomes CUDA's current one, where streams and graphs are made."""
     device = choose_device(name)
@@ -67,7 +63,7 @@ def join_world(device: torch.device) -> World:
     """The process group of torchrun (nccl on CUDA, gloo otherwise), joined once per process, or a world of one."""
     if not dist.is_initialized():
         if ranks() == 1:
-            return ALONE
+            return World()
         if device.type == "cuda" and device.index is None:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # one GPU per rank
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -105,8 +105,6 @@ class AdamP(Optimizer):
             (p.shape, group["weight_decay"], p, group["lr"]) for group in self.param_groups for p in group["params"]
         ]
         members = sorted((member for member in members if member[2].grad is not None), key=itemgetter(0, 1))
-        if not members:
-            return
         params, rates = [member[2] for member in members], [member[3] for member in members]
         for p in params:
             if not self.state[p]:

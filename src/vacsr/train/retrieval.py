@@ -5,29 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from vacsr.backbones.base import Tokens
-from vacsr.backbones.images import Reader, tower_inputs
+from vacsr.backbones.base import Backbone, Tokens
+from vacsr.backbones.images import PhotoReader, tower_inputs
 from vacsr.config import BackboneConfig, DataConfig, MethodConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.report import dev_rsum
-from vacsr.methods.base import Embedding, Method, Neighbours, SetEmbeddings, TrainingView
-from vacsr.model import MatchingModel
+from vacsr.methods.base import Embedding, Method, Neighbours, RetrievalConfig, SetEmbeddings, TrainingView, take
+from vacsr.methods.members import Members
+from vacsr.methods.mixtures import trust_labels
+from vacsr.model import Heads, MatchingModel
 from vacsr.noise import RowNoise, Stream
-from vacsr.objective import LossTerms, batch_block, same_image
+from vacsr.objective import LossTerms, PairBlock, batch_block, same_image
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import PairScorer
 from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
-from vacsr.train.callbacks import Callback, FreezeTowers
+from vacsr.train.callbacks import Callback, FreezeTowers, WeightAverage
 from vacsr.train.checkpoint import describe_recipe
 from vacsr.train.data import Batch, Mixer, PairLoader, batch_order, build_loader
 from vacsr.train.distributed import gather_rows, join_world, sum_over_ranks, take_device
@@ -36,6 +40,7 @@ from vacsr.train.trainer import Task
 
 _TOWERS = {"cpu": 32, "cuda": 256}  # photos or captions embedded at a time
 _FEATURES = 8192
+_TEACHER = 1 << 14  # pairs that the teacher scores at a time
 
 
 class RetrievalTask(Task):
@@ -64,6 +69,11 @@ class RetrievalTask(Task):
         model.method.fit(pairs.captions, pairs.caption_image)
         model.to(self.device).train()
         self.model: MatchingModel = model
+        self.members = model.method.members
+        self.average = WeightAverage(model, config.ema) if config.ema else None
+        self.teacher, self.trusting = teacher_plan(model.method, config)
+        self.trust = torch.ones(len(pairs), device=self.device)
+        """How likely each caption is right, see :meth:`update_trust`."""
         reading = reading or DataConfig()
         show = progress and self.world.is_main and isinstance(pairs, PhotoSet)
         with PhotoProgress("reading photos", show=show) as bar:
@@ -80,7 +90,7 @@ class RetrievalTask(Task):
             "dev data": None if dev is None else describe_data(dev),
         }
         self.eval_every, self.select_best = config.eval_every, config.select == "best"
-        self.label = type(model.method).__name__.lower()
+        self.label = model.method.config.name
         # Full batches only, and an optimiser step never reaches into the next epoch.
         self.steps_per_epoch = len(pairs) // config.batch_size // config.accumulate * config.accumulate
         self.compiled = config.compile is True or (config.compile == "auto" and self.device.type == "cuda")
@@ -93,7 +103,13 @@ class RetrievalTask(Task):
         # The text tower runs on its own stream: its small kernels fill what the image tower leaves free.
         self.stream = torch.cuda.Stream() if towers else None  # type: ignore[no-untyped-call]
         self.pair_loss = self._plain_pair_loss()
-        self.look_ahead = LookAhead(model, self.loader, config) if model.method.look_ahead > 0 else None
+        self.look_ahead = []
+        if model.method.look_ahead > 0:
+            methods = model.method.each if isinstance(model.method, Members) else [model.method]
+            self.look_ahead = [
+                LookAhead(model.backbone, heads, method, self.loader, config)
+                for heads, method in zip(model.heads, methods, strict=True)
+            ]
 
     def _plain_pair_loss(self) -> PairLoss:
         """The method's loss, uncompiled, whole or in strips of rows."""
@@ -116,7 +132,8 @@ class RetrievalTask(Task):
         return self.config.lr * lr_factor(step, steps_per_epoch=per_epoch, config=self.config)
 
     def callbacks(self) -> list[Callback]:
-        return [FreezeTowers(self.model, self.config.towers)] if self.model.has_towers else []
+        freeze = [FreezeTowers(self.model, self.config.towers)] if self.model.has_towers else []
+        return [*freeze, *([self.average] if self.average else [])]
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Before an epoch's first batch the method may look at the whole training set."""
@@ -124,7 +141,10 @@ class RetrievalTask(Task):
         if start == 0:
             epochs, seed, size = self.config.epochs, self.config.seed, self.config.batch_size
             labels, embed = self.loader.caption_image, self.embed_training_set
-            self.model.method.start_epoch(TrainingView(epoch, epochs, seed, size, labels, embed))
+            view = TrainingView(epoch, epochs, seed, size, labels, embed)
+            self.model.method.start_epoch(view)
+            if self.trusting and epoch >= view.first_epochs(self.trusting):
+                self.update_trust(epoch)
         return self.loader.batches(islice(self.order(epoch), start, self.steps_per_epoch))
 
     def order(self, epoch: int) -> Iterator[Tensor]:
@@ -145,21 +165,57 @@ class RetrievalTask(Task):
             if self.stream is not None:
                 self.stream.wait_stream(torch.cuda.current_stream())
             with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-                t = model.embed_texts(self.loader.texts[captions[rows]], text_noise)
+                texts = self.loader.texts[captions[rows]]
+                t = model.embed_texts(texts, text_noise)
             block = batch_block(image, seed=self.seed, step=step, captions=captions, epoch=self.epoch)
             block, partners = (block, None) if self.mixer is None else self.mixer(block, image)
-            v = model.embed_images(self.loader.images_of(captions[rows], batch.photos), image_noise, partners)
+            images = self.loader.images_of(captions[rows], batch.photos)
+            v = model.embed_images(images, image_noise, partners)
             if self.stream is not None:
                 torch.cuda.current_stream().wait_stream(self.stream)
             v, t = v.map(Tensor.float), t.map(Tensor.float).map(gather)
-            if model.method.pairwise:
-                return self.pair_loss(v, t, block.rows(rows))
-            whole = self.pair_loss(v.map(gather), t, block)
+            if self.trusting:
+                block = replace(block, trust=self.trust[captions])
+            if model.method.pairwise:  # every rank has its own rows of the pair matrix
+                return self.pair_loss(v, t, self.taught(block.rows(rows), images, texts))
+            whole = self.pair_loss(v.map(gather), t, self.taught(block, images, texts))
         return LossTerms(whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()})
+
+    @torch.no_grad()
+    def taught(self, block: PairBlock, images: Tensor, texts: Tensor) -> PairBlock:
+        """With a teacher, the labels of unlabelled pairs give way to the averaged model: false negatives pull less."""
+        if not self.teacher or self.average is None:
+            return block
+        model = self.average.model
+        v, t = (x.map(Tensor.float) for x in (model.embed_images(images), model.embed_texts(texts)))
+        t = t.map(partial(gather_rows, world=self.world))
+        if len(v.mean) < len(block.relevance):
+            v = v.map(partial(gather_rows, world=self.world))
+        parts = torch.split(torch.arange(len(v.mean), device=self.device), max(1, _TEACHER // len(t.mean)))
+        score = torch.cat([model.method.score(take(v, rows), t).float() for rows in parts])
+        targets = torch.where(block.relevance, 1.0, self.teacher * model.method.opinion(score))
+        return replace(block, targets=targets)
+
+    @torch.no_grad()
+    def update_trust(self, epoch: int) -> None:
+        """Compare the averaged model's score of every caption with its image and with an unrelated image."""
+        assert self.average is not None
+        model, images = self.average.model, self.loader.caption_image
+        v, t = (Embedding(x) for x in self.embed_training_set(model))
+        generator = torch.Generator().manual_seed((self.config.seed * 1_000_003 + epoch + (1 << 61)) % 2**63)
+        count = len(v.mean)
+        shift = torch.randint(1, max(2, count), images.shape, generator=generator).to(self.device)
+        scores = []
+        for rows in (images, (images + shift) % count):
+            parts = torch.split(torch.arange(len(rows), device=self.device), _FEATURES)
+            scores.append(torch.cat([model.method.aligned_score(take(v, rows[p]), take(t, p)) for p in parts]))
+        self.trust.copy_(trust_labels(*scores).probability)
 
     def side_losses(self, batch: Batch) -> dict[str, Tensor]:
         """What a trial step says of the method's trusted pairs; it also weighs the pairs of the batch."""
-        return {} if self.look_ahead is None else {"bank": self.look_ahead(batch)}
+        if not self.look_ahead:
+            return {}
+        return {"bank": torch.stack([look_ahead(batch) for look_ahead in self.look_ahead]).mean()}
 
     def compile(self) -> Callable[[Batch, Tensor], LossTerms]:
         """On features the whole loss; with towers their blocks, one compilation for all of a kind, and the pairs."""
@@ -176,22 +232,27 @@ class RetrievalTask(Task):
     def evaluate(self) -> dict[str, float]:
         if self.dev is None:
             return {}
-        with self.model.plain_blocks():
-            scorer = PairScorer(self.model, device=self.device)
+        with self._eagerly():
+            scorer = PairScorer(self.average.model if self.average else self.model, device=self.device)
             return {"dev_rsum": dev_rsum(scorer.score_set(self.dev, inputs=self.dev_inputs), self.dev)}
 
+    def _eagerly(self) -> AbstractContextManager[Any]:
+        """Without compiled blocks: other batch sizes would each be compiled again."""
+        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
+
     @torch.no_grad()
-    def embed_training_set(self) -> SetEmbeddings:
+    def embed_training_set(self, model: MatchingModel | None = None) -> SetEmbeddings:
         """Every image and caption without augmentation; ranks share the work and all get the result."""
-        model, loader = self.model, self.loader
+        model, loader = model or self.model, self.loader
+        training = model.training
         model.eval()
-        with model.plain_blocks():
+        with self._eagerly():
             v = self._embed_share(loader.images, len(self.pairs.image_ids), model.embed_images)
             t = self._embed_share(loader.texts, len(loader.texts), model.embed_texts)
-        model.train()
+        model.train(training)
         return SetEmbeddings(v, t)
 
-    def _embed_share(self, inputs: Tensor | Reader, count: int, embed: Callable[[Tensor], Embedding]) -> Tensor:
+    def _embed_share(self, inputs: Tensor | PhotoReader, count: int, embed: Callable[[Tensor], Embedding]) -> Tensor:
         """This rank embeds its share of ``count`` rows block by block, and gets the others' too. -> [count, d]"""
         share = -(-count // self.world.size)  # ranks send equally much, so the last share may end in zeros
         first, stop = self.world.rank * share, min((self.world.rank + 1) * share, count)
@@ -203,11 +264,16 @@ class RetrievalTask(Task):
             rows[block.start - first : block.stop - first] = embed(batch.to(self.device)).mean.float()
         return gather_rows(rows, self.world)[:count]
 
+    def result_state(self) -> dict[str, Tensor]:
+        return (self.average.model if self.average else self.model).state_dict()
+
     def training_state(self) -> dict[str, Tensor]:
-        return self.model.method.training_state()
+        return {**self.model.method.training_state(), **({"trust": self.trust} if self.trusting else {})}
 
     def load_training_state(self, state: Mapping[str, Tensor]) -> None:
         self.model.method.load_training_state(state)
+        if self.trusting:
+            self.trust.copy_(state["trust"])
 
 
 class LookAhead:
@@ -218,13 +284,16 @@ class LookAhead:
     more forward passes, which about doubles a step.
     """
 
-    def __init__(self, model: MatchingModel, loader: PairLoader, config: TrainConfig) -> None:
-        self.model, self.loader, self.world = model, loader, loader.world
+    def __init__(
+        self, backbone: Backbone, heads: Heads, method: Method, loader: PairLoader, config: TrainConfig
+    ) -> None:
+        self.backbone, self.heads, self.method = backbone, heads, method
+        self.loader, self.world = loader, loader.world
         self.half = config.precision == "bf16"  # matrix products, as in the loss
 
     def __call__(self, batch: Batch) -> Tensor:
         """Give the method the weights of a batch. -> 0-d, this rank's share of the loss of the trusted pairs"""
-        method = self.model.method
+        method = self.method
         pairs = self._encode(batch.captions, batch.photos)
         near = [self._encode(captions) for captions in method.neighbours(batch.captions)]
         trial = self._trial_weights(pairs)
@@ -238,28 +307,43 @@ class LookAhead:
         """Images of the captions [B], and tokens of this rank's pairs."""
         rows = captions[self.world.rows(len(captions))]
         with torch.autocast(captions.device.type, torch.bfloat16, enabled=self.half):
-            images = self.model.backbone.encode_images(self.loader.images_of(rows, photos))
-            texts = self.model.backbone.encode_texts(self.loader.texts[rows])
+            images = self.backbone.encode_images(self.loader.images_of(rows, photos))
+            texts = self.backbone.encode_texts(self.loader.texts[rows])
         return self.loader.caption_image[captions], images, texts
 
     def _losses(self, pairs: tuple[Tensor, Tokens, Tokens], weights: dict[str, Tensor]) -> Tensor:
         """Each pair's loss with these weights instead of the heads'. -> [B]"""
         image, *tokens = pairs
         with torch.autocast(image.device.type, torch.bfloat16, enabled=self.half):
-            embedded = functional_call(self.model, weights, tuple(tokens))
+            embedded = functional_call(self.heads, weights, tuple(tokens))
             v, t = (Embedding(gather_rows(x.mean.float(), self.world)) for x in embedded)
-            return self.model.method.pair_losses(v, t, same_image(image, image))
+            return self.method.pair_losses(v, t, same_image(image, image))
 
     def _trial_weights(self, pairs: tuple[Tensor, Tokens, Tokens]) -> dict[str, Tensor]:
         """The heads after a step down these pairs' gradient, of ``look_ahead`` times their own length."""
-        named = dict(self.model.head_params())
+        named = dict(self.heads.head_params())
         grads = torch.autograd.grad(self._losses(pairs, {}).mean() / self.world.size, list(named.values()))
         flat = sum_over_ranks(torch.cat([grad.reshape(-1) for grad in grads]), self.world)
         with torch.no_grad():
             heads = torch.cat([parameter.reshape(-1) for parameter in named.values()])
-            moved = heads - flat * (self.model.method.look_ahead * heads.norm() / flat.norm().clamp_min(1e-12))
+            moved = heads - flat * (self.method.look_ahead * heads.norm() / flat.norm().clamp_min(1e-12))
             parts = moved.split([parameter.numel() for parameter in named.values()])
             return {name: part.view_as(parameter) for (name, parameter), part in zip(named.items(), parts, strict=True)}
+
+
+def teacher_plan(method: Method, config: TrainConfig) -> tuple[float, float]:
+    """The weight of the teacher, and from which share of the epochs on captions are weighed by trust; both may be 0."""
+    settings = method.config
+    if not isinstance(settings, RetrievalConfig) or not (settings.teacher or settings.trust):
+        return 0.0, 0.0
+    field = "teacher" if settings.teacher else "trust"
+    if not method.soft_labels:
+        message = f"method.{field}={getattr(settings, field)}: the loss of '{settings.name}' takes no soft labels"
+        raise UsageError(f"{message} — set it to 0, or use vacsr, sigmoid or infonce")
+    if not config.ema:
+        message = f"method.{field}={getattr(settings, field)} asks the average of the weights, and there is none"
+        raise UsageError(f"{message} — set train.ema=0.998, or method.teacher=0 and method.trust=0")
+    return settings.teacher, settings.trust
 
 
 def check_batches(pairs: PairSet | PhotoSet, config: TrainConfig) -> None:

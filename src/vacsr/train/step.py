@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +63,7 @@ class TrainStep:
         norm = values.new_zeros(())
         if last:
             sum_gradients(self.params, self.task.world)
-            limit = self.config.clip_norm or float("inf")
+            limit = (self.config.clip_norm or math.inf) / math.sqrt(self.task.members)
             norm = torch.nn.utils.clip_grad_norm_(self.params, limit, foreach=True).detach()
             if self.device.type == "cuda" or bool(norm.isfinite()):
                 self.optimizer.step()

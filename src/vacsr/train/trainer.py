@@ -19,7 +19,7 @@ from vacsr.errors import DataError, NonFiniteLoss
 from vacsr.objective import LossTerms
 from vacsr.train.callbacks import TRACKERS, Callback, ProgressBar, Row, catch_interrupt
 from vacsr.train.checkpoint import TrainState, has_checkpoint, load_checkpoint, save_checkpoint
-from vacsr.train.distributed import ALONE, World, barrier, check_ranks_agree, sum_over_ranks
+from vacsr.train.distributed import World, barrier, check_ranks_agree, sum_over_ranks
 from vacsr.train.optim import set_learning_rate
 from vacsr.train.step import GraphedStep, TrainStep, matmul_precision
 
@@ -31,12 +31,13 @@ class Task(ABC):
 
     model: nn.Module
     device: torch.device
-    world: World = ALONE
+    world: World = World()
     label: str = "train"  # of the progress bar
     steps_per_epoch: int  # batches, of full optimiser steps only
     metric: str = ""  # of evaluate(): chooses the best weights
     eval_every: int = 0  # epochs between evaluations; 0 for never
     select_best: bool = False  # the best weights count, not the last
+    members: int = 1  # independent parts whose mean is the loss: clip_norm bounds the gradient of each
     compiled: bool = False  # steps use compile()
     falls_back: bool = False  # where the compiler fails, steps continue without it
     graphed: bool = False  # steps are replayed as a CUDA graph
@@ -94,6 +95,10 @@ class Task(ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """What :meth:`state_dict` gave."""
         self.model.load_state_dict(state)
+
+    def result_state(self) -> dict[str, Tensor]:
+        """The weights that evaluation sees and that a run ends with, if they are not those being trained."""
+        return self.state_dict()
 
     def training_state(self) -> dict[str, Tensor]:
         """What else a checkpoint must carry."""
@@ -190,8 +195,8 @@ class Trainer:
             while self.state.step < self.total_steps and not self.state.stopped:
                 self._epoch(interrupt)
         if not self.state.stopped:
-            if self.task.select_best and self.state.best_weights:
-                self.task.load_state_dict(self.state.best_weights)
+            best = self.state.best_weights if self.task.select_best else {}
+            self.task.load_state_dict(best or self.task.result_state())
             self.task.finish()
         self.task.uncompile()
         self.task.model.eval()
@@ -271,7 +276,7 @@ class Trainer:
         value = row.get(self.task.metric)
         if value is not None and (self.state.best is None or value > self.state.best):
             self.state.best, self.state.best_step = value, self.state.step
-            self.state.best_weights = {name: x.detach().clone() for name, x in self.task.state_dict().items()}
+            self.state.best_weights = {name: x.detach().clone() for name, x in self.task.result_state().items()}
         self._log(row)
         for callback in self.callbacks:
             callback.on_epoch(self, epoch, row)

@@ -128,8 +128,8 @@ def test_imagenet_classes_must_agree(imagenet: Path, refuse: Refuse) -> None:
 def test_classnames_that_do_not_fit(imagenet: Path, refuse: Refuse) -> None:
     for text, words in (
         ("n00000000 a\nn00000001 b\n", "n00000002"),
-        ("n00000000 a\nn00000000 b\n", "twice"),
-        ("n00000000\n", "without a class name"),
+        ("n00000000 a\nn00000000 b\n", "duplicate id"),
+        ("n00000000\n", "no class name"),
     ):
         (imagenet / "classnames.txt").write_text(text)
         refuse(f"coop:{imagenet.parent},set=imagenet", "classnames.txt", words)

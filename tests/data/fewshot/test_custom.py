@@ -75,7 +75,7 @@ def test_split_folders(tmp_path: Path, draw: Draw, refuse: Refuse, parts: tuple[
     fill(tmp_path / "valid", draw, ["cat"])
     refuse(f"folder:{tmp_path}", "two names for the same split")
     fill(tmp_path, draw, ["car"])
-    refuse(f"folder:{tmp_path}", parts[0], "car/", "no split")
+    refuse(f"folder:{tmp_path}", parts[0], "car/", "not a split")
 
 
 def test_fewer_split_folders(tmp_path: Path, draw: Draw) -> None:
@@ -130,7 +130,7 @@ def test_whole_tests_all_photos_that_would_be_shared_out(tmp_path: Path, draw: D
 
 
 def test_folders_that_do_not_do(tmp_path: Path, draw: Draw, refuse: Refuse) -> None:
-    refuse(f"folder:{tmp_path / 'none'}", "is no folder", "a folder per class")
+    refuse(f"folder:{tmp_path / 'none'}", "is not a folder", "a folder per class")
     refuse(f"folder:{tmp_path}", "holds nothing")
     refuse(f"folder:{fill(tmp_path / 'one', draw, ['a', 'b'])}", "no test photos")
     fill(tmp_path / "a", draw, ["cat"], count=4)

@@ -74,7 +74,7 @@ def test_a_promise_is_made_only_at_its_size(live: Start, searcher: Any, tab: Any
     tab.open(live(searcher).port)
     tab.ask()
     tab.pick("abstain")
-    assert tab.text(".verdict h2") == "The first hit is guaranteed"
+    assert tab.text(".verdict h2") == "The first hit meets the risk bound"
     for told in (tab.text(".verdict").lower(), tab.js("at('promise').textContent").lower()):
         assert "at most 10%" in told
         assert "with 90% confidence, if a match is in the index" in told
@@ -161,7 +161,7 @@ def test_an_image_finds_similar_ones_by_cosine(
     assert tab.js("at('choice').hidden")
     tab.until(SEEN)
     tab.ask()  # words beside it: the chosen policy again, and the image graded
-    assert tab.text(".verdict h2") == "The first hit is guaranteed"
+    assert tab.text(".verdict h2") == "The first hit meets the risk bound"
     assert tab.text(".own h2") == "Your photo with these words"
     assert not tab.js("at('choice').hidden || at('promise').hidden")
     tab.js("at('text').value = ''; at('text').dispatchEvent(new Event('input')); at('remove').click()")

@@ -82,7 +82,7 @@ def read_numbered(folder: Path, *, photos: str) -> Splits:
     wrong = sorted(set(subfolders(folder / photos)) - set(numbers))
     if wrong:
         message = f"{folder / photos / wrong[0]}: label out of range, expected folders 0 to {len(classes) - 1}"
-        raise DataError(f"{message} — extract the matched-frequency set again, or mend {folder / CLASSNAMES}")
+        raise DataError(f"{message} — extract the matched-frequency set again, or fix {folder / CLASSNAMES}")
     return Splits((), (), _entries(folder / photos, numbers, classes), classes)
 
 
@@ -159,7 +159,7 @@ def read_classnames(file: Path) -> dict[str, str]:
     lines = [line.strip().partition(" ") for line in read_lines(file)]
     names = {wnid: name.strip() for wnid, _, name in lines}
     if len(names) < len(lines) or not all(names.values()):
-        raise DataError(f"{file} has an id twice or without a class name — write one line per class: n01440764 tench")
+        raise DataError(f"{file} has a duplicate id or no class name — write one line per class: n01440764 tench")
     return names
 
 

@@ -75,7 +75,7 @@ def _split_folders(root: Path, names: Sequence[str]) -> dict[str, str]:
     parts = {name: SPLIT_NAMES[name.casefold()] for name in names if name.casefold() in SPLIT_NAMES}
     odd = [name for name in names if name not in parts]
     if odd and {"train", "test"} & set(parts.values()):
-        raise DataError(f"{root} holds {', '.join(parts)} and {odd[0]}/, which is no split — move it away")
+        raise DataError(f"{root} holds {', '.join(parts)} and {odd[0]}/, which is not a split — move it away")
     if len(set(parts.values())) < len(parts):
         raise DataError(f"{root} holds {', '.join(parts)}, two names for the same split — keep one of them")
     return {} if odd else parts

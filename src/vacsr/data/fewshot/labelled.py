@@ -97,7 +97,7 @@ class FewshotSource:
         if len(classes) < 2:
             raise DataError(f"{self.name} has {len(classes)} class, expected two or more — check the path and labels")
         if not len(self.test):
-            raise DataError(f"{self.name} has no test photos — add some, nothing could be measured")
+            raise DataError(f"{self.name} has no test photos, so nothing can be measured — add some")
         held = self.train if len(self.train) else self.test
         bare = (torch.bincount(held.labels, minlength=len(classes)) == 0).nonzero().flatten().tolist()
         if bare:

@@ -40,7 +40,7 @@ def draw_shots(source: FewshotSource, *, shots: int, seed: int) -> Shots:
     Validation photos come from ``source.val``, or from what is left of ``source.train`` where there is none.
     """
     if not len(source.train):
-        raise UsageError(f"{source.name} is for tests only, it has no photos to draw — draw shots from another set")
+        raise UsageError(f"{source.name} is for tests only and has no training photos — draw shots from another set")
     ranked = _ranked(source.train, seed=seed, purpose="train")
     held_out = [rows[shots:] for rows in ranked]
     if val_split(source) is not source.train:
@@ -132,7 +132,7 @@ def load_shots(path: str | Path, source: FewshotSource) -> Shots:
         action = f"convert it to JSON once, {keys}" if file.suffix.lower() == ".pkl" else "give .json or .txt"
         raise DataError(f"{file} is not a list of shots in .json or .txt — {action}")
     if not len(shots.train):
-        raise DataError(f"{file} lists no photos to train on — give a draw, or leave it out to draw shots by seed")
+        raise DataError(f"{file} lists no photos to train on — list some, or leave the file out to draw shots by seed")
     return shots
 
 
@@ -148,7 +148,7 @@ def _shots_of_entries(value: dict[str, Any], source: FewshotSource, *, file: Pat
         _check_classes(entries, photos, rows[part], file=file)
     shots = shots_of(source, train=rows["train"], val=rows["val"])
     if value.get("hash", shots.hash) != shots.hash:
-        raise DataError(f"{file} was changed: its photos do not fit its hash — draw again, or take the hash out")
+        raise DataError(f"{file} was changed: its photos do not match its hash — draw again, or remove the hash")
     return shots
 
 
@@ -167,7 +167,7 @@ def _find_rows(paths: Sequence[str], photos: LabelledPhotos, file: Path) -> list
         while end and end not in row_of:
             end = end.partition("/")[2]
         if not end:
-            raise DataError(f"{file}: {path} is not in {photos.name} — use a draw of this data set")
+            raise DataError(f"{file}: {path} is not in {photos.name} — use shots of this data set")
         rows.append(row_of[end])
     return rows
 
@@ -183,4 +183,4 @@ def _check_classes(entries: Sequence[Entry], photos: LabelledPhotos, rows: Seque
         name = photos.classes[label]
         if entry.label != label or words(entry.name) != words(name):
             message = f"{file} calls {entry.path} class {entry.label} ({entry.name!r})"
-            raise DataError(f"{message}, in the data set it is {label} ({name!r}) — use a draw of the same split file")
+            raise DataError(f"{message}, in the data set it is {label} ({name!r}) — use shots of the same split file")

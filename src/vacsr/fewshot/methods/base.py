@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -105,9 +105,9 @@ class FewshotMethod(nn.Module):
         """What the method changes in the text tower, with the present weights."""
         return None
 
-    def template(self, classes: ClassSet) -> str:
-        """The sentence of a class, with {} for its name: the data set's own by default."""
-        return classes.template
+    def sentences(self, classes: ClassSet) -> list[str]:
+        """One for each class: the data set's own by default."""
+        return classes.prompts()
 
     def image_features(self, pixels: Tensor) -> Tensor:
         """Unit vectors. [B, 3, S, S] -> [B, d]"""
@@ -147,11 +147,11 @@ class FewshotMethod(nn.Module):
 
     def sentence_ids(self, classes: ClassSet) -> Tensor:
         """Token ids of the classes' sentences, cached. -> [C, L]"""
-        return self.cached("ids", classes, lambda: self.tokenize(classes._replace(template=self.template(classes))))
+        return self.cached("ids", classes, lambda: self.tokenize(self.sentences(classes)))
 
-    def tokenize(self, classes: ClassSet) -> Tensor:
-        """Token ids of the class list's prompts. -> [C, L]"""
-        return self.clip.tokens(classes.prompts())
+    def tokenize(self, sentences: Sequence[str]) -> Tensor:
+        """-> [C, L]"""
+        return self.clip.tokens(sentences)
 
     def cached(self, name: str, classes: ClassSet, compute: Callable[[], T]) -> T:
         """The last value under ``name``, computed again where classes or device change.

@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from vacsr.backbones import Backbone, TowerBackbone, load_backbone, scheme_of
 from vacsr.backbones.edits import TowerEdits, edited
-from vacsr.backbones.towers import Tower
 from vacsr.config import BackboneConfig
-from vacsr.errors import ShapeMismatch, UsageError
+from vacsr.errors import UsageError
 from vacsr.model import MatchingModel
 from vacsr.noise import seeded
 
@@ -87,7 +86,8 @@ class ClipModel(nn.Module):
 
     def image_tokens(self, pixels: Tensor, *, edits: TowerEdits | None = None) -> Tensor:
         """After the last block, before the final norm; class token first. [B, 3, S, S] -> [B, L, W]"""
-        return _last_tokens(self.backbone.image, pixels, edits=edits)
+        with edited(self.backbone.image, edits):
+            return self.backbone.image.tokens(pixels)
 
     def pool_image(self, tokens: Tensor) -> Tensor:
         """Unit vectors of the class token. [B, L, W] -> [B, d]"""
@@ -96,11 +96,9 @@ class ClipModel(nn.Module):
     def text(self, tokens: Tensor, *, edits: TowerEdits | None = None) -> Tensor:
         """Unit vectors of sentences; ``edits`` may add tokens before the end. [C, L] ids -> [C, d]"""
         tower = self.backbone.text
-        if tokens.shape[1] > tower.context:
-            message = f"prompts are {tokens.shape[1]} tokens long, the text tower takes {tower.context}"
-            raise ShapeMismatch(f"{message} — use a shorter template or shorter class names")
         mask = tokens >= 0
-        states = _last_tokens(tower, torch.where(mask, tokens, tower.pad), mask, edits=edits)
+        with edited(tower, edits):
+            states = tower.tokens(torch.where(mask, tokens, tower.pad), mask)
         ends = mask.sum(dim=1) - 1 + states.shape[1] - tokens.shape[1]
         index = torch.zeros_like(ends) if tower.summary == "first" else ends
         pooled = tower.finish(states[torch.arange(len(states), device=states.device), index])
@@ -117,13 +115,3 @@ def check_matched(config: BackboneConfig) -> None:
 def unit(x: Tensor) -> Tensor:
     """Of length 1, and not in half precision. [..., d] -> [..., d]"""
     return functional.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
-
-
-def _last_tokens(tower: Tower, *inputs: Tensor, edits: TowerEdits | None) -> Tensor:
-    """The output of the last block, edits included. -> [B, L, W]"""
-    outputs: list[Tensor] = []
-    # Registered after the hooks of the edits, so that it sees the edited output of the last block.
-    record = tower.blocks()[-1].register_forward_hook
-    with edited(tower, edits), record(lambda _block, _args, tokens: outputs.append(tokens)):
-        tower(*inputs)
-    return outputs[-1]

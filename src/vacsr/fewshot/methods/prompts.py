@@ -123,13 +123,9 @@ class ImagePrompts(TowerEdits):
         return splice(tokens, self.prompts[depth], start=tokens.shape[1] - n, length=n)
 
 
-def context_template(context: str) -> str:
-    """The sentence of a class: these words, its name and a full stop.
-
-    >>> context_template("a {odd} photo of a")
-    'a {{odd}} photo of a {}.'
-    """
-    return context.replace("{", "{{").replace("}", "}}") + " {}."
+def context_sentences(context: str, classes: ClassSet) -> list[str]:
+    """These words, the name of the class and a full stop."""
+    return [f"{context} {name.replace('_', ' ')}." for name in classes.names]
 
 
 @register("coop", CoopConfig, presets={"paper": {}})
@@ -147,12 +143,12 @@ class Coop(FewshotMethod):
     def text_edits(self) -> TextPrompts:
         return TextPrompts([self.context])
 
-    def template(self, classes: ClassSet) -> str:
-        return context_template(self.config.context)
+    def sentences(self, classes: ClassSet) -> list[str]:
+        return context_sentences(self.config.context, classes)
 
-    def tokenize(self, classes: ClassSet) -> Tensor:
-        """The ids of every class must begin with those of the context."""
-        ids, n = super().tokenize(classes), len(self.prefix)
+    def tokenize(self, sentences: Sequence[str]) -> Tensor:
+        """All ids must begin with those of the context."""
+        ids, n = super().tokenize(sentences), len(self.prefix)
         complete = ids[:, 1 + n :].ge(0).sum(dim=1) >= 2  # a word of the name and the end
         if not bool(complete.all() and (ids[:, 1 : 1 + n] == self.prefix.to(ids.device)).all()):
             message = f"context {self.config.context!r} is not tokenised as {n} tokens before every class name"
@@ -244,8 +240,8 @@ class Maple(FewshotMethod):
     def text_edits(self) -> TextPrompts:
         return TextPrompts(list(self.prompts.tokens))
 
-    def template(self, classes: ClassSet) -> str:
-        return context_template(self.config.context)
+    def sentences(self, classes: ClassSet) -> list[str]:
+        return context_sentences(self.config.context, classes)
 
 
 _COPROMPT_DEPTH_TOKENS_CONSISTENCY = {

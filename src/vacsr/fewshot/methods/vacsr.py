@@ -40,10 +40,8 @@ class FewshotVacsrConfig(MethodConfig):
     """Blocks of the text tower that learn."""
     pairs: Literal["classes", "batch"] = "classes"
     """What photos are compared with: every class's prompt, or the prompts of the batch's own labels."""
-    adapter_lr: Annotated[float, Field(gt=0)] = 1.0
-    """The adapter's learning rate relative to train.lr."""
     tower_lr: Annotated[float, Field(ge=0)] = 0.1
-    """The unfrozen blocks' rate relative to train.lr; 0 freezes them too."""
+    """The unfrozen blocks' learning rate relative to train.lr, which is the adapter's; 0 freezes them too."""
     text_chunk: Annotated[int, Field(ge=0)] = 0
     """Prompts encoded at a time and recomputed in the backward pass: less memory for many classes; 0 takes all."""
     pair_chunk: Annotated[int, Field(ge=0)] = 0
@@ -151,7 +149,7 @@ class FewshotVacsr(FewshotMethod):
         """The adapter and the unfrozen blocks, each at a rate of its own; biases, norms and scalars do not decay."""
         towers = [(name, parameter) for name, parameter in self.trainable().items() if name.startswith("clip.")]
         return [
-            *split_by_decay("adapter", self.adapter.named_parameters(), lr_scale=self.config.adapter_lr),
+            *split_by_decay("adapter", self.adapter.named_parameters()),
             *split_by_decay("towers", towers, lr_scale=self.config.tower_lr),
         ]
 
