@@ -165,6 +165,11 @@ def plain_objective(
         rivals = [[j for j in range(size) if j == i or not positive[i][j]] for i in range(size)]
         shares = [grid[i][i].logit.exp() / sum(grid[i][j].logit.exp() for j in rivals[i]) for i in range(size)]
         parts["contrastive"] = -sum(trust[i] * shares[i].log() for i in range(size)) / size
+        if c.contrastive_direction == "both":
+            rivals = [[i for i in range(size) if i == j or not positive[i][j]] for j in range(size)]
+            shares = [grid[j][j].logit.exp() / sum(grid[i][j].logit.exp() for i in rivals[j]) for j in range(size)]
+            captions = -sum(trust[j] * shares[j].log() for j in range(size)) / size
+            parts["contrastive"] = (parts["contrastive"] + captions) / 2
     alpha, beta, gamma = c.kl_weight, c.sigma_weight, c.negative_weight
     if c.weighting == "eq13":
         sigma = gamma * (parts["sigma_pos"] + parts["sigma_neg"])
@@ -202,6 +207,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"negative_direction": "both", "negative_rule": "literal_max", "hard_negatives": 2}),
     ({}, {"positives": "diagonal"}),
     ({}, {"contrastive_weight": 1.3}),
+    ({}, {"contrastive_weight": 1.3, "contrastive_direction": "both"}),
     ({"residual": "none"}, {"contrastive_weight": 1.3, "positives": "diagonal"}),
     ({}, {"gumbel_hard": True}),
     ({}, {"gumbel_temperature": 0.3}),
@@ -229,7 +235,7 @@ def test_the_objective_is_the_plain_loop(case: tuple[dict[str, Any], dict[str, A
     assert_plain_loop(*case, batch_block(IDS, seed=2, step=5))
 
 
-@pytest.mark.parametrize("case", [({}, {"contrastive_weight": 1.3, "correction": 0.3, "cosine_weight": 0.7})])
+@pytest.mark.parametrize("case", [({}, {"contrastive_weight": 1.3, "contrastive_direction": "both", "correction": 0.3, "cosine_weight": 0.7})])
 def test_soft_labels_and_trust(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
     block, draw = batch_block(IDS, seed=2, step=5), torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
     targets = torch.where(block.relevance, 1.0, 0.5 * draw[:5])

@@ -133,11 +133,14 @@ def mean_over_rows(values: Tensor, chosen: Tensor, *, rows: int) -> Tensor:
     return (torch.where(chosen, values, 0.0).sum(dim=1) / count).sum() / rows
 
 
-def own_caption_loss(logit: Tensor, block: PairBlock) -> Tensor:
-    """−log softmax(logit_i) at row i's own caption; other captions of its image do not compete. [R, C] -> [R]"""
+def own_caption_loss(logit: Tensor, block: PairBlock, *, dim: int = 1) -> Tensor:
+    """−log softmax(logit_i) at row i's own caption; other captions of its image do not compete. [R, C] -> [R]
+
+    ``dim`` 0 looks along columns, at each caption's own image; the block then has to be the whole batch. -> [C]
+    """
     own = same_image(block.noise.rows, block.noise.cols)
-    log_share = logit.masked_fill(block.relevance & ~own, -torch.inf).log_softmax(dim=1)
-    return -torch.where(own, log_share, 0.0).sum(dim=1)
+    log_share = logit.masked_fill(block.relevance & ~own, -torch.inf).log_softmax(dim=dim)
+    return -torch.where(own, log_share, 0.0).sum(dim=dim)
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,8 @@ class ObjectiveConfig(Config):
     """Round the one-hot forward, keep the soft gradient."""
     contrastive_weight: Annotated[float, Field(ge=0)] = 0.0
     """Cross entropy of each image's own caption among the batch's, over the same logits (ours): ranks as InfoNCE."""
+    contrastive_direction: Literal["rows", "both"] = "rows"
+    """Each image's own caption, or the mean of that and each caption's own image."""
     cosine_weight: Annotated[float, Field(ge=0)] = 0.3
     """Sigmoid loss on the residual's own a·cos+b (ours): the cosine stays a grade by itself."""
     correction: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -229,7 +234,10 @@ class VacsrObjective:
         if draw.cosine is not None and c.cosine_weight:
             parts["cosine"] = block.weigh(reconstruction_error(draw.cosine, labels, kind="bce")).sum() / block.batch
         if c.contrastive_weight:
-            parts["contrastive"] = block.weigh_rows(own_caption_loss(logit, block)).sum() / block.batch
+            own = own_caption_loss(logit, block)
+            if c.contrastive_direction == "both":
+                own = 0.5 * (own + own_caption_loss(logit, block, dim=0))
+            parts["contrastive"] = block.weigh_rows(own).sum() / block.batch
         return LossTerms(self.total(parts), parts)
 
     def draw(self, adapter: VariationalAdapter, v: Tensor, t: Tensor, *, noise: PairNoise) -> PairDraw:

@@ -47,8 +47,8 @@ class Vacsr(Method):
         super().__init__(config, dim=dim)
         self.adapter = VariationalAdapter(dim, config.adapter)
         self.objective = VacsrObjective(config.objective)
-        # Hard negatives per caption look along columns, which a block of rows does not have.
-        self.pairwise = config.objective.negative_direction == "rows"
+        # What looks along columns needs the whole batch, not a block of rows.
+        self.pairwise = "both" not in (config.objective.negative_direction, config.objective.contrastive_direction)
         self.pair_width = self.adapter.components * self.adapter.latent
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:

@@ -51,8 +51,8 @@ class FewshotVacsrConfig(MethodConfig):
     def _fits(self) -> FewshotVacsrConfig:
         if self.pairs == "classes" and self.objective.positives == "diagonal":
             raise ValueError("objective.positives=diagonal is undefined for photos × classes — use pairs=batch or ids")
-        if self.pair_chunk and self.objective.negative_direction == "both":
-            raise ValueError("objective.negative_direction=both needs whole columns — set pair_chunk=0")
+        if self.pair_chunk and "both" in (self.objective.negative_direction, self.objective.contrastive_direction):
+            raise ValueError("objective: the direction 'both' needs whole columns — set pair_chunk=0")
         return self
 
 
