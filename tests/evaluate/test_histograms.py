@@ -28,7 +28,7 @@ class Graded(MatrixScores):
         yield from (self.score[start : start + 7] for start in range(0, len(self.score), 7))
 
     def grade(self, score: Tensor) -> Tensor:
-        return score.sigmoid()
+        return (self.score.new_tensor(1.0) * score).sigmoid()  # as of a learned scale, which has a device
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def score_histograms(scores: Scores, pairs: LabelledPairs) -> dict[str, Any]:
     ``grade`` is on 0 to 1, and None where scores have no grade; ``score`` is on the range that occurs.
     """
     owner = pairs.caption_image.cpu()
-    ends = torch.cat([torch.stack(torch.aminmax(block)).cpu() for block in scores.blocks() if block.numel()])
+    ends = torch.cat([torch.stack(torch.aminmax(block)) for block in scores.blocks() if block.numel()])
     low, high = float(ends.min()), float(ends.max())
     if not math.isfinite(high - low):
         message = "scores hold NaN or infinity, expected numbers — check those embeddings"
