@@ -23,7 +23,8 @@ def overlays(path: Path) -> list[list[Path]]:
     if path.stem == "scenes":
         return [[], [SMALL]]
     table = read_table(path)
-    cached = table.task == "train" and table.data_spec().startswith("features:")
+    own_data = any("pairs" in setting.set.get("data", {}) for setting in table.settings)
+    cached = table.task == "train" and table.data_spec().startswith("features:") and not own_data
     return [[], [COCO], [COCO, COCO_B16], [SCENES]] if cached else [[]]
 
 

@@ -25,7 +25,7 @@ class VacsrConfig(RetrievalConfig):
     """Adapter learning rate relative to the heads'."""
 
 
-_ENSEMBLE = {"kl_weight": 5e-5, "contrastive_weight": 2.0, "cosine_weight": 0.0, "correction": 0.0}
+_ENSEMBLE = {"contrastive_weight": 4.0, "contrastive_direction": "both", "cosine_weight": 0.0, "correction": 0.0}
 
 
 @register(
