@@ -235,7 +235,10 @@ def test_the_objective_is_the_plain_loop(case: tuple[dict[str, Any], dict[str, A
     assert_plain_loop(*case, batch_block(IDS, seed=2, step=5))
 
 
-@pytest.mark.parametrize("case", [({}, {"contrastive_weight": 1.3, "contrastive_direction": "both", "correction": 0.3, "cosine_weight": 0.7})])
+OURS = {"contrastive_weight": 1.3, "contrastive_direction": "both", "correction": 0.3, "cosine_weight": 0.7}
+
+
+@pytest.mark.parametrize("case", [({}, OURS)])
 def test_soft_labels_and_trust(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
     block, draw = batch_block(IDS, seed=2, step=5), torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
     targets = torch.where(block.relevance, 1.0, 0.5 * draw[:5])
