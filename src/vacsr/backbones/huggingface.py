@@ -70,27 +70,17 @@ class _HubTower(Tower):
         return tokens if self.has_tokens else tokens.unsqueeze(1)
 
     @abstractmethod
-    def named_inputs(self, *inputs: Tensor) -> dict[str, Tensor | None]:
-        """What the model takes, by its parameters' names."""
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        if self.output == "norm" and self._norms_tokens():
-            return self.model(**self.named_inputs(*inputs)).last_hidden_state  # type: ignore[no-any-return]
-        return super().forward(*inputs)
+    def last_hidden(self, *inputs: Tensor) -> Any:
+        """The tokens that the model itself gives."""
 
     def tokens(self, *inputs: Tensor) -> Tensor:
-        named = self.named_inputs(*inputs)
         norm = self.final_norm()
-        if norm is None or not self._norms_tokens():
-            return self.model(**named).last_hidden_state  # type: ignore[no-any-return]
+        if norm is None or self.model.config.model_type == "clip_vision_model":  # which applies it to one token only
+            return self.last_hidden(*inputs)  # type: ignore[no-any-return]
         before_norm: list[Tensor] = []
         with norm.register_forward_pre_hook(lambda _norm, args: before_norm.append(args[0])):
-            self.model(**named)
+            self.last_hidden(*inputs)
         return before_norm[-1]
-
-    def _norms_tokens(self) -> bool:
-        """The model itself applies its final norm to every token; CLIP's image model does so to one only."""
-        return self.final_norm() is not None and self.model.config.model_type != "clip_vision_model"
 
     def unused(self) -> list[nn.Parameter]:
         """A final norm that the output skips, and a head inside the model (SigLIP) that it does not reach."""
@@ -120,9 +110,8 @@ class HubImageTower(_HubTower):
         self.class_token = not self.has_tokens or any(name.endswith(("cls_token", "class_embedding")) for name in names)
         hub.use_products(self.model)
 
-    def named_inputs(self, *inputs: Tensor) -> dict[str, Tensor | None]:
-        (pixels,) = inputs
-        return {"pixel_values": pixels}
+    def last_hidden(self, *inputs: Tensor) -> Any:
+        return self.model(pixel_values=inputs[0]).last_hidden_state
 
     def joints(self) -> tuple[None, nn.Module]:
         return None, self.model.embeddings  # pixels and positions
@@ -150,9 +139,9 @@ class HubTextTower(_HubTower):
         causal = torch.ones(self.context, self.context, dtype=torch.bool).tril() if self.clip else None
         self.register_buffer("causal", causal, persistent=False)
 
-    def named_inputs(self, *inputs: Tensor) -> dict[str, Tensor | None]:
+    def last_hidden(self, *inputs: Tensor) -> Any:
         ids, mask = inputs
-        return {"input_ids": ids, "attention_mask": self._attention(mask)}
+        return self.model(input_ids=ids, attention_mask=self._attention(mask)).last_hidden_state
 
     def _attention(self, mask: Tensor) -> Tensor | None:
         """What the model takes; other causal towers need none, for padding comes last. [B, L] -> [1 or B, 1, L, L]"""
