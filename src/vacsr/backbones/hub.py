@@ -77,12 +77,15 @@ def load_model(source: str, config: Any) -> Loaded:
         return _built(partial(library.AutoModel.from_pretrained, name, config=config, use_safetensors=True))
 
 
-def fresh_model(config: Any) -> Loaded:
-    """The same architecture with random weights in float32."""
+def fresh_model(config: Any, *, projection: int = 0) -> Loaded:
+    """The same architecture with random weights in float32, and a map into ``projection`` dimensions unless 0."""
     with _transformers() as library:
         if config.model_type == "siglip_text_model":  # the one tower that AutoModel does not know
-            return Loaded(library.SiglipTextModel(config).float())
-        return _built(partial(library.AutoModel.from_config, config))
+            loaded = Loaded(library.SiglipTextModel(config).float())
+        else:
+            loaded = _built(partial(library.AutoModel.from_config, config))
+    layer = nn.Linear(config.hidden_size, projection, bias=False) if projection else None
+    return loaded._replace(projection=layer)
 
 
 def _built(build: Callable[..., Any]) -> Loaded:

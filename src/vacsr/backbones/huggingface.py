@@ -179,7 +179,8 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     """
     if source.assets is not None:
         saved = read_assets(source.assets)
-        sides = [_fresh(**saved[side]) for side in ("image", "text")]
+        towers = [saved[side] for side in ("image", "text")]
+        sides = [hub.fresh_model(hub.read_config(one["config"]), projection=one["projection"]) for one in towers]
         return _backbone(config, sides, saved["tokenizer"], saved["transform"], saved["name"])
     checkpoints, patch = _checkpoints(config)
     fresh = config.weights == "random"
@@ -267,13 +268,6 @@ def _transform(
         message = f"patches of {patch} pixels ({name}) do not fill a side of {size}"
         raise UsageError(f"{message} — set backbone.image_size to {below} or {below + patch}")
     return transform
-
-
-def _fresh(config: Mapping[str, Any], projection: int) -> hub.Loaded:
-    """What :meth:`_HubTower.architecture` described, with random weights; no map into a shared space where it is 0."""
-    loaded = hub.fresh_model(hub.read_config(config))
-    layer = nn.Linear(loaded.model.config.hidden_size, projection, bias=False) if projection else None
-    return loaded._replace(projection=layer)
 
 
 def _tokenizer(source: str, config: BackboneConfig, *, text: Any) -> Tokenizer:
