@@ -7,7 +7,7 @@ two checkpoints, and of a two-tower checkpoint the side that is asked for.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vacsr.backbones import hub
 from vacsr.backbones.base import Scheme, Source
-from vacsr.backbones.images import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, PhotoTransform, Triple
+from vacsr.backbones.images import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, PhotoTransform
 from vacsr.backbones.tokenizers import ByteTokenizer, HubTokenizer, Tokenizer, choose_context
 from vacsr.backbones.towers import Tower, TowerBackbone, read_assets
 from vacsr.config import BackboneConfig
@@ -190,7 +190,10 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     vision = _check_sides(config, checkpoints, configs)
     settings = {} if offline else hub.processor_settings(checkpoints[0])
     statistics = _STATISTICS[configs[0].model_type] if len(checkpoints) == 1 else (IMAGENET_MEAN, IMAGENET_STD)
-    transform = _transform(checkpoints[0], vision, config, settings, statistics=statistics)
+    # DINOv2's table of positions is for 518, but its image processor cuts 224.
+    side = 224 if vision.model_type.startswith("dinov2") else hub.one_side(vision.image_size)
+    usual, patch_side = PhotoTransform(side, *statistics), hub.one_side(vision.patch_size)
+    transform = hub.transform_from(settings, config, usual=usual, patch=patch_side)
     if fresh:
         vision.image_size = transform.size
     if vision.model_type == "siglip_vision_model":
@@ -253,21 +256,6 @@ def _check_sides(config: BackboneConfig, checkpoints: Sequence[str], configs: Se
         if getattr(whole, "is_encoder_decoder", False) or not hasattr(side, "hidden_size"):
             raise UsageError(f"{name} ({whole.model_type}) is not one encoder — give an encoder alone, as ViT or BERT")
     return vision
-
-
-def _transform(
-    name: str, vision: Any, config: BackboneConfig, settings: Mapping[str, Any], *, statistics: tuple[Triple, Triple]
-) -> PhotoTransform:
-    """How an image tower wants its photos: a square that it cuts into whole patches."""
-    # DINOv2's table of positions is for 518, but its image processor cuts 224.
-    side = 224 if vision.model_type.startswith("dinov2") else hub.one_side(vision.image_size)
-    transform = hub.transform_from(settings, config, usual=PhotoTransform(side, *statistics))
-    size, patch = transform.size, hub.one_side(vision.patch_size)
-    if size < patch or size % patch:
-        below = max(patch, size // patch * patch)
-        message = f"patches of {patch} pixels ({name}) do not fill a side of {size}"
-        raise UsageError(f"{message} — set backbone.image_size to {below} or {below + patch}")
-    return transform
 
 
 def _tokenizer(source: str, config: BackboneConfig, *, text: Any) -> Tokenizer:
