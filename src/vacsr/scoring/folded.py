@@ -30,8 +30,6 @@ class Engine(ABC):
 
     dtype: torch.dtype
     """Of the large products."""
-    folded: FoldedScore | None
-    """In which form it scores single pairs; None for a method that has no folded form."""
     exact: bool = True
     """The top-k is in the order of the scores."""
 
