@@ -73,14 +73,23 @@ class _HubTower(Tower):
     def last_hidden(self, *inputs: Tensor) -> Any:
         """The tokens that the model itself gives."""
 
+    def forward(self, *inputs: Tensor) -> Tensor:
+        if self.output == "norm" and self._norms_tokens():  # without a hook, so that torch.compile can trace it
+            return self.last_hidden(*inputs)  # type: ignore[no-any-return]
+        return super().forward(*inputs)
+
     def tokens(self, *inputs: Tensor) -> Tensor:
         norm = self.final_norm()
-        if norm is None or self.model.config.model_type == "clip_vision_model":  # which applies it to one token only
+        if norm is None or not self._norms_tokens():
             return self.last_hidden(*inputs)  # type: ignore[no-any-return]
         before_norm: list[Tensor] = []
         with norm.register_forward_pre_hook(lambda _norm, args: before_norm.append(args[0])):
             self.last_hidden(*inputs)
         return before_norm[-1]
+
+    def _norms_tokens(self) -> bool:
+        """The model itself applies its final norm to every token; CLIP's image model does so to one only."""
+        return self.final_norm() is not None and self.model.config.model_type != "clip_vision_model"
 
     def unused(self) -> list[nn.Parameter]:
         """A final norm that the output skips, and a head inside the model (SigLIP) that it does not reach."""
