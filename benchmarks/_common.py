@@ -17,6 +17,7 @@ import torch
 
 from vacsr.adapter import VariationalAdapter
 from vacsr.bench import BenchResult, Prepared, Step, Way, measure
+from vacsr.bench.training import GIB
 from vacsr.files import write_json
 from vacsr.train.step import matmul_precision
 
@@ -80,6 +81,15 @@ def timed(work: Callable[[], Any]) -> tuple[Any, np.ndarray]:
     with warnings.catch_warnings(action="ignore"):
         result = work()
     return result, np.array([time.perf_counter() - started, time.process_time() - busy])
+
+
+def peak_gib(step: Step, *, before: int) -> float:
+    """The peak of CUDA's allocated memory in one step, above ``before`` bytes."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / GIB
 
 
 def captured(step: Step) -> Callable[[], None]:

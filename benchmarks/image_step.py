@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from _common import adapter_flops, captured, finish, log, need_gpu, parser, product_rate
+from _common import adapter_flops, captured, finish, log, need_gpu, parser, peak_gib, product_rate
 from vacsr.bench import BenchResult, Step, describe_device, seconds_per_step
-from vacsr.bench.training import GIB, inference_step, random_photos, training_step
+from vacsr.bench.training import inference_step, random_photos, training_step
 from vacsr.config import BackboneConfig, DataConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.methods.vacsr import Vacsr
@@ -59,11 +59,7 @@ def measured(step: Step, *, steps: int, before: int, replayed: Callable[[Step], 
     for _ in range(_WARM_UP):
         step()
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - before) / GIB
+    peak = peak_gib(step, before=before)
     step = replayed(step)
     for _ in range(_WARM_UP):
         step()

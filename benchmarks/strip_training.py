@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from _common import adapter_flops, captured, finish, log, parser, product_rate
+from _common import adapter_flops, captured, finish, log, parser, peak_gib, product_rate
 from vacsr import kernels
 from vacsr.bench import BenchResult, Prepared, Step, Way, describe_device, measure
 from vacsr.bench.training import GIB
@@ -67,12 +67,7 @@ def prepare(step: Step, *, device: torch.device, graph: bool) -> Prepared:
     step()
     if device.type != "cuda":
         return Prepared(step)
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    step()
-    torch.cuda.synchronize(device)
-    peak = (torch.cuda.max_memory_allocated(device) - before) / GIB
+    peak = peak_gib(step, before=torch.cuda.memory_allocated())
     return Prepared(captured(step) if graph else step, {"peak_gib": peak})
 
 

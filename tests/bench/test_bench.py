@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from vacsr.bench import BenchResult, Prepared, Way, measure, run_bench, scoring
+from vacsr.bench import BenchResult, Prepared, Way, measure, scoring
 from vacsr.scoring import BlockScorer
 
 CPU = torch.device("cpu")
 SMALL = {"images": 3, "texts": 150, "dim": 16}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scoring.SIZES, "small", SMALL)
 
 
 def timed(steps: dict[str, Any], **options: Any) -> dict[str, dict[str, Any]]:
@@ -63,7 +68,7 @@ def test_a_way_that_fails_while_it_is_timed() -> None:
 
 def test_scoring_side_by_side() -> None:
     log: list[str] = []
-    result = scoring.run(CPU, log.append, **SMALL)
+    result = scoring.run(CPU, log=log.append)
     rows: dict[Any, Any] = {(row["way"], row["precision"]): row for row in result.rows}
     assert all(row.get("problem") is None for row in result.rows)
     paper = rows["the paper's: all heads, 128 × 128 pairs", "fp32"]
@@ -94,7 +99,7 @@ def test_a_way_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("no such luck\nmore about it")
 
     monkeypatch.setattr(scoring, "papers_way", broken)
-    result = scoring.run(CPU, **SMALL)
+    result = scoring.run(CPU)
     assert [row["problem"] for row in result.rows if "problem" in row] == ["no such luck"]
     assert "128 × 128 pairs (no such luck) | fp32 | – |" in result.to_markdown()
     assert all(row["faster"] is None for row in result.rows if "seconds" in row)
@@ -107,7 +112,7 @@ def test_a_way_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPat
 
 def test_the_table() -> None:
     rows = [{"way": "one", "seconds": 0.012345}, {"way": "two", "seconds": None}, {"way": "three", "problem": "full"}]
-    result = BenchResult("try", "here", {"d": 5000}, rows, {"way": "way", "seconds": "s"}, ["seconds"], ["A note."])
+    result = BenchResult("try", "here", {"d": 5000}, rows, {"way": "way", "seconds": "s"}, ["A note."])
     assert result.to_markdown().splitlines() == [
         "| way | s |",
         "| --- | ---: |",
@@ -122,20 +127,19 @@ def test_the_table() -> None:
 
 def test_the_plot_names_every_way_and_value() -> None:
     values = {"a <b>": 200.0, "c": 2.0, "d": 0.02, "zero": 0.0}
-    rows = [{"way": name, "s": value} for name, value in values.items()]
-    result = BenchResult("try", "N & M", {"d": 1}, rows, {"way": "way", "s": "s"}, ["s"])
+    rows = [{"way": name, "seconds": value} for name, value in values.items()]
+    result = BenchResult("try", "N & M", {"d": 1}, rows, {"way": "way", "seconds": "s"})
     labels = svg_texts(result.to_svg())
     assert {"a <b>", "c", "d", "200", "2", "0.02", "d 1; N & M."} <= set(labels)
     assert "zero" not in labels, "a logarithmic axis has no zero"
     assert result.to_svg() == result.to_svg()
-    assert svg_texts(BenchResult("try", "here", {}, [], {"s": "s"}, ["s"]).to_svg())
+    assert svg_texts(BenchResult("try", "here", {}, [], {"seconds": "s"}).to_svg())
 
 
 # ----------------------------------------------------------------------------------------------------- the command
 
 
-def test_the_command(vacsr: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(scoring.SIZES, "small", SMALL)
+def test_the_command(vacsr: Any, tmp_path: Path) -> None:
     json_file, figure = tmp_path / "a.json", tmp_path / "a.svg"
     done = vacsr("bench", "scoring", "--device", "cpu", "--json", json_file, "--figure", figure)
     assert done.code == 0
@@ -168,9 +172,10 @@ def test_files_are_checked_before_anything_is_timed(
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", "small"), ("cuda", "coco")])
 def test_the_size_fits_the_machine(device: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(scoring, "SIZES", {name: {"name": name} for name in ("small", "coco")})
-    monkeypatch.setattr(scoring, "run", lambda *_, name: seen.append(name))
-    run_bench(device=torch.device(device))
-    run_bench(device=torch.device(device), size="coco")
-    assert seen == [expected, "coco"]
+    problem = scoring.Problem
+    monkeypatch.setattr(scoring, "SIZES", {name: {**SMALL, "texts": len(name)} for name in ("small", "coco")})
+    monkeypatch.setattr(scoring, "describe_device", str)
+    monkeypatch.setattr(scoring, "measure", lambda *_, **__: [])
+    monkeypatch.setattr(scoring, "Problem", lambda *sizes, device: problem(*sizes, device=CPU))
+    sizes = [scoring.run(torch.device(device), size=size).settings["texts"] for size in (None, "coco")]
+    assert sizes == [len(expected), len("coco")]

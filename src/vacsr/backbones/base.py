@@ -53,7 +53,6 @@ class Backbone(nn.Module):
 
     name: str = ""  # what its embeddings are known by; "" where they come from elsewhere
     cached: bool = False  # reads cached features: rows of numbers instead of photos and captions
-    compiled: bool = False  # whether its blocks run compiled
     origin: Provenance = UNKNOWN  # of cached features
     transform: PhotoTransform  # how photos become squares; absent where ``cached``
     pretrained_loss: Mapping[str, Any] = MappingProxyType({})  # of towers that were trained together: a method's fields

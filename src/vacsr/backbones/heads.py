@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vacsr import kernels
 from vacsr.config import HeadConfig
@@ -34,14 +35,10 @@ class ProjectionHead(nn.Module):
         if config.kind == "none" and in_dim != config.dim:
             message = f"a tower gives {in_dim} dimensions, backbone.head.dim is {config.dim}"
             raise UsageError(f"{message} — set it to the width of both towers, or backbone.head.kind to linear or mlp")
-        hidden = config.hidden or config.dim
-        self.dropout = config.dropout if config.kind == "mlp" else 0.0
-        self.first = nn.Linear(in_dim, hidden) if config.kind == "mlp" else None
-        self.activation = nn.GELU()
-        if config.kind == "none":
-            self.last = nn.Identity()
-        else:
-            self.last = nn.Linear(hidden if config.kind == "mlp" else in_dim, config.dim)
+        hidden, mlp = config.hidden or config.dim, config.kind == "mlp"
+        self.dropout = config.dropout if mlp else 0.0
+        self.first = nn.Linear(in_dim, hidden) if mlp else None
+        self.last = nn.Identity() if config.kind == "none" else nn.Linear(hidden if mlp else in_dim, config.dim)
         for layer in (self.first, self.last) if config.init == "xavier" else ():
             if isinstance(layer, nn.Linear):
                 nn.init.xavier_uniform_(layer.weight)
@@ -50,7 +47,7 @@ class ProjectionHead(nn.Module):
     def forward(self, x: Tensor, noise: RowNoise | None = None) -> Tensor:
         """Without ``noise`` nothing is dropped. [B, ..., in_dim] -> [B, ..., dim]"""
         if self.first is not None:
-            x = self.activation(self.first(x))
+            x = functional.gelu(self.first(x))
         if noise is not None and self.dropout > 0.0:
             keep = noise.uniform(x.shape[-1]) >= self.dropout  # one mask per item, the same for all its tokens
             x = x * keep.view(len(x), *[1] * (x.ndim - 2), x.shape[-1]) / (1.0 - self.dropout)

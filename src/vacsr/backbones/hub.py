@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from vacsr.backbones.images import IMAGENET_MEAN, IMAGENET_STD, PhotoTransform, Resample
 from vacsr.config import BackboneConfig
-from vacsr.errors import DataError, EnvironmentProblem, MissingExtra
+from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, UsageError
 
 _PIL_FILTERS: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}  # PIL's numbers, as the settings hold them
 
@@ -77,12 +77,15 @@ def load_model(source: str, config: Any) -> Loaded:
         return _built(partial(library.AutoModel.from_pretrained, name, config=config, use_safetensors=True))
 
 
-def fresh_model(config: Any) -> Loaded:
-    """The same architecture with random weights in float32."""
+def fresh_model(config: Any, *, projection: int = 0) -> Loaded:
+    """The same architecture with random weights in float32, and a map into ``projection`` dimensions unless 0."""
     with _transformers() as library:
         if config.model_type == "siglip_text_model":  # the one tower that AutoModel does not know
-            return Loaded(library.SiglipTextModel(config).float())
-        return _built(partial(library.AutoModel.from_config, config))
+            loaded = Loaded(library.SiglipTextModel(config).float())
+        else:
+            loaded = _built(partial(library.AutoModel.from_config, config))
+    layer = nn.Linear(config.hidden_size, projection, bias=False) if projection else None
+    return loaded._replace(projection=layer)
 
 
 def _built(build: Callable[..., Any]) -> Loaded:
@@ -187,15 +190,21 @@ def processor_settings(source: str) -> dict[str, Any]:
     return settings
 
 
-def transform_from(settings: Mapping[str, Any], config: BackboneConfig, *, usual: PhotoTransform) -> PhotoTransform:
-    """A processor's settings, ``usual`` where they say nothing, changed as ``config`` asks.
+def transform_from(
+    settings: Mapping[str, Any], config: BackboneConfig, *, usual: PhotoTransform, patch: int = 1
+) -> PhotoTransform:
+    """A processor's settings, ``usual`` where they say nothing, changed as ``config`` asks: a square of whole patches.
 
-    A square is cut from a shorter side only where the processor does so.
+    It is cut from a shorter side only where the processor does so.
     """
     crop, size = settings.get("crop_size"), settings.get("size")
     cut = crop is not None and settings.get("do_center_crop", True)
     processed = one_side(crop if cut else size) or usual.size
     side = config.image_size or processed
+    if side < patch or side % patch:
+        below = max(patch, side // patch * patch)
+        message = f"patches of {patch} pixels do not fill a side of {side}"
+        raise UsageError(f"{message} — set backbone.image_size to {below} or {below + patch}")
     short = max(side, round(side * one_side(size) / processed)) if cut and config.resize == "center" else 0
     mean, std = settings.get("image_mean") or usual.mean, settings.get("image_std") or usual.std
     if config.pixel_stats == "imagenet":

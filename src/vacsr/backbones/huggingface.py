@@ -7,7 +7,7 @@ two checkpoints, and of a two-tower checkpoint the side that is asked for.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vacsr.backbones import hub
 from vacsr.backbones.base import Scheme, Source
-from vacsr.backbones.images import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, PhotoTransform, Triple
+from vacsr.backbones.images import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, PhotoTransform
 from vacsr.backbones.tokenizers import ByteTokenizer, HubTokenizer, Tokenizer, choose_context
 from vacsr.backbones.towers import Tower, TowerBackbone, read_assets
 from vacsr.config import BackboneConfig
@@ -70,22 +70,21 @@ class _HubTower(Tower):
         return tokens if self.has_tokens else tokens.unsqueeze(1)
 
     @abstractmethod
-    def named_inputs(self, *inputs: Tensor) -> dict[str, Tensor | None]:
-        """What the model takes, by its parameters' names."""
+    def last_hidden(self, *inputs: Tensor) -> Any:
+        """The tokens that the model itself gives."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        if self.output == "norm" and self._norms_tokens():
-            return self.model(**self.named_inputs(*inputs)).last_hidden_state  # type: ignore[no-any-return]
+        if self.output == "norm" and self._norms_tokens():  # without a hook, so that torch.compile can trace it
+            return self.last_hidden(*inputs)  # type: ignore[no-any-return]
         return super().forward(*inputs)
 
     def tokens(self, *inputs: Tensor) -> Tensor:
-        named = self.named_inputs(*inputs)
         norm = self.final_norm()
         if norm is None or not self._norms_tokens():
-            return self.model(**named).last_hidden_state  # type: ignore[no-any-return]
+            return self.last_hidden(*inputs)  # type: ignore[no-any-return]
         before_norm: list[Tensor] = []
         with norm.register_forward_pre_hook(lambda _norm, args: before_norm.append(args[0])):
-            self.model(**named)
+            self.last_hidden(*inputs)
         return before_norm[-1]
 
     def _norms_tokens(self) -> bool:
@@ -120,9 +119,8 @@ class HubImageTower(_HubTower):
         self.class_token = not self.has_tokens or any(name.endswith(("cls_token", "class_embedding")) for name in names)
         hub.use_products(self.model)
 
-    def named_inputs(self, *inputs: Tensor) -> dict[str, Tensor | None]:
-        (pixels,) = inputs
-        return {"pixel_values": pixels}
+    def last_hidden(self, *inputs: Tensor) -> Any:
+        return self.model(pixel_values=inputs[0]).last_hidden_state
 
     def joints(self) -> tuple[None, nn.Module]:
         return None, self.model.embeddings  # pixels and positions
@@ -150,9 +148,9 @@ class HubTextTower(_HubTower):
         causal = torch.ones(self.context, self.context, dtype=torch.bool).tril() if self.clip else None
         self.register_buffer("causal", causal, persistent=False)
 
-    def named_inputs(self, *inputs: Tensor) -> dict[str, Tensor | None]:
+    def last_hidden(self, *inputs: Tensor) -> Any:
         ids, mask = inputs
-        return {"input_ids": ids, "attention_mask": self._attention(mask)}
+        return self.model(input_ids=ids, attention_mask=self._attention(mask)).last_hidden_state
 
     def _attention(self, mask: Tensor) -> Tensor | None:
         """What the model takes; other causal towers need none, for padding comes last. [B, L] -> [1 or B, 1, L, L]"""
@@ -190,7 +188,8 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     """
     if source.assets is not None:
         saved = read_assets(source.assets)
-        sides = [_fresh(**saved[side]) for side in ("image", "text")]
+        towers = [saved[side] for side in ("image", "text")]
+        sides = [hub.fresh_model(hub.read_config(one["config"]), projection=one["projection"]) for one in towers]
         return _backbone(config, sides, saved["tokenizer"], saved["transform"], saved["name"])
     checkpoints, patch = _checkpoints(config)
     fresh = config.weights == "random"
@@ -200,7 +199,10 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     vision = _check_sides(config, checkpoints, configs)
     settings = {} if offline else hub.processor_settings(checkpoints[0])
     statistics = _STATISTICS[configs[0].model_type] if len(checkpoints) == 1 else (IMAGENET_MEAN, IMAGENET_STD)
-    transform = _transform(checkpoints[0], vision, config, settings, statistics=statistics)
+    # DINOv2's table of positions is for 518, but its image processor cuts 224.
+    side = 224 if vision.model_type.startswith("dinov2") else hub.one_side(vision.image_size)
+    usual, patch_side = PhotoTransform(side, *statistics), hub.one_side(vision.patch_size)
+    transform = hub.transform_from(settings, config, usual=usual, patch=patch_side)
     if fresh:
         vision.image_size = transform.size
     if vision.model_type == "siglip_vision_model":
@@ -263,28 +265,6 @@ def _check_sides(config: BackboneConfig, checkpoints: Sequence[str], configs: Se
         if getattr(whole, "is_encoder_decoder", False) or not hasattr(side, "hidden_size"):
             raise UsageError(f"{name} ({whole.model_type}) is not one encoder — give an encoder alone, as ViT or BERT")
     return vision
-
-
-def _transform(
-    name: str, vision: Any, config: BackboneConfig, settings: Mapping[str, Any], *, statistics: tuple[Triple, Triple]
-) -> PhotoTransform:
-    """How an image tower wants its photos: a square that it cuts into whole patches."""
-    # DINOv2's table of positions is for 518, but its image processor cuts 224.
-    side = 224 if vision.model_type.startswith("dinov2") else hub.one_side(vision.image_size)
-    transform = hub.transform_from(settings, config, usual=PhotoTransform(side, *statistics))
-    size, patch = transform.size, hub.one_side(vision.patch_size)
-    if size < patch or size % patch:
-        below = max(patch, size // patch * patch)
-        message = f"patches of {patch} pixels ({name}) do not fill a side of {size}"
-        raise UsageError(f"{message} — set backbone.image_size to {below} or {below + patch}")
-    return transform
-
-
-def _fresh(config: Mapping[str, Any], projection: int) -> hub.Loaded:
-    """What :meth:`_HubTower.architecture` described, with random weights; no map into a shared space where it is 0."""
-    loaded = hub.fresh_model(hub.read_config(config))
-    layer = nn.Linear(loaded.model.config.hidden_size, projection, bias=False) if projection else None
-    return loaded._replace(projection=layer)
 
 
 def _tokenizer(source: str, config: BackboneConfig, *, text: Any) -> Tokenizer:

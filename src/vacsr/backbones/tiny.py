@@ -52,13 +52,6 @@ class TinyConfig(Config):
             raise ValueError(f"{wanted} — e.g. tiny:width=96,size=64")
         return self
 
-    @classmethod
-    def from_spec(cls, spec: str, *, size: int = 0) -> TinyConfig:
-        """Read ``tiny:key=number,…``; ``size`` other than 0 overrides the one of the spec."""
-        options = (part.strip().partition("=") for part in filter(None, spec.partition(":")[2].split(",")))
-        values = {name: value for name, _, value in options}
-        return parse(cls, {**values, "size": size} if size else values, within="tiny")
-
 
 class Block(nn.Module):
     """Pre-norm attention and a two-layer perceptron, each added to its input."""
@@ -180,7 +173,9 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     if "projected" in (config.image_output, config.text_output):
         raise UsageError("tiny: has no projection — set image_output and text_output to norm or hidden")
     if source.assets is None:
-        sizes = TinyConfig.from_spec(config.spec, size=config.image_size)
+        options = (part.strip().partition("=") for part in filter(None, config.spec.partition(":")[2].split(",")))
+        values: dict[str, str | int] = {name: value for name, _, value in options}
+        sizes = parse(TinyConfig, values | ({"size": config.image_size} if config.image_size else {}), within="tiny")
         tokenizer = WordTokenizer(context=choose_context(config.context, longest=sizes.context))
         resample = "bilinear" if config.resample == "own" else config.resample
         transform, name = PhotoTransform(sizes.size, _HALF, _HALF, resample, config.resize), config.spec

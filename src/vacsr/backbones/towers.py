@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -48,7 +48,6 @@ class Tower(nn.Module):
     """Texts: trained on rows filled up to ``context`` with padding it attends to (SigLIP): they are filled here too."""
     tokens: Callable[..., Tensor]  # method: the inputs' tokens after the last block -> [B, L, W]
     edits: Any = None  # the vacsr.backbones.edits.TowerEdits that it computes with at the moment, if any
-    uncompiled: bool = False  # its blocks are compiled, which is not wanted at the moment
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:
@@ -85,22 +84,13 @@ class Tower(nn.Module):
     @property
     def recompute(self) -> dict[str, Any]:
         """Options of ``torch.utils.checkpoint``: a block is recomputed with the edits that it was computed with."""
+        from vacsr.backbones.edits import edited
+
         return {
             "use_reentrant": False,
             "preserve_rng_state": False,  # towers draw nothing
-            "context_fn": lambda: (nullcontext(), self._recomputing(self.edits)),
+            "context_fn": lambda: (nullcontext(), edited(self, self.edits)),
         }
-
-    @contextmanager
-    def _recomputing(self, edits: Any) -> Iterator[None]:
-        from vacsr.backbones.edits import edited
-
-        with self.stance(), edited(self, edits):
-            yield
-
-    def stance(self) -> AbstractContextManager[Any]:
-        """Switches compiled blocks off where they are not wanted."""
-        return torch.compiler.set_stance("force_eager") if self.uncompiled else nullcontext()
 
 
 class TowerBackbone(Backbone):
@@ -122,7 +112,6 @@ class TowerBackbone(Backbone):
         self.image_variance: nn.Module | None = None
         self.text_variance: nn.Module | None = None
         self.checkpointing = False
-        self._compiled: set[nn.Module] = set()
         for parameter in self.unused_params():
             parameter.requires_grad_(False)
         self._register_ids()
@@ -192,20 +181,19 @@ class TowerBackbone(Backbone):
 
     def _run(self, tower: Tower, branch: nn.Module | None, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """A tower's tokens, and those of its branch, which gets what the last block gets. -> [B, L, D], [B, L, W]"""
-        with tower.stance():
-            if branch is None:
-                return tower(*inputs), None
-            calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-            # A compiled block may skip its hooks, so the last block is not compiled where it has a branch beside it.
-            with tower.blocks()[-1].register_forward_pre_hook(
-                lambda _block, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
-            ):
-                values: Tensor = tower(*inputs)
-            args, kwargs = calls[0]
-            if self.checkpointing and torch.is_grad_enabled():
-                out = checkpoint(branch, *args, **tower.recompute, **kwargs)
-            else:
-                out = branch(*args, **kwargs)
+        if branch is None:
+            return tower(*inputs), None
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        # A compiled block may skip its hooks, so the last block is not compiled where it has a branch beside it.
+        with tower.blocks()[-1].register_forward_pre_hook(
+            lambda _block, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
+        ):
+            values: Tensor = tower(*inputs)
+        args, kwargs = calls[0]
+        if self.checkpointing and torch.is_grad_enabled():
+            out = checkpoint(branch, *args, **tower.recompute, **kwargs)
+        else:
+            out = branch(*args, **kwargs)
         return values, out[0] if isinstance(out, tuple) else out
 
     def fit(self, pairs: Any) -> None:
@@ -242,15 +230,9 @@ class TowerBackbone(Backbone):
         self.set_checkpointing(self.config.checkpointing)
 
     def compile_blocks(self, on: bool) -> None:
-        """A block that is compiled stays so; where that is not wanted, :meth:`Tower.stance` runs it eagerly."""
-        self.compiled = on
         for tower, branch in self._sides().values():
             for block in tower.blocks() if branch is None else [*tower.blocks()[:-1], branch]:
-                if on and block not in self._compiled:
-                    block.compile(dynamic=False)
-                    self._compiled.add(block)
-        for tower in (self.image, self.text):
-            tower.uncompiled = bool(self._compiled) and not on
+                block.compile(dynamic=False, disable=not on)
 
     def set_checkpointing(self, on: bool) -> None:
         self.checkpointing = on

@@ -21,16 +21,6 @@ Step = Callable[[], object]
 Log = Callable[[str], None]
 
 
-def run_bench(*, device: torch.device, size: str | None = None, log: Log = lambda _: None) -> BenchResult:
-    """Time the ways to score all pairs; the default size is ``coco`` on a GPU, ``small`` elsewhere.
-
-    ``log`` receives the name of each way before it is timed.
-    """
-    from vacsr.bench.scoring import SIZES, run
-
-    return run(device, log, **SIZES[size or ("coco" if device.type == "cuda" else "small")])
-
-
 class Prepared(NamedTuple):
     """A way that is ready to be timed."""
 
@@ -131,9 +121,7 @@ class BenchResult:
     settings: Mapping[str, Any]  # sizes of the problem
     rows: Sequence[Mapping[str, Cell]]  # one per way; `way` names it, `problem` says why it has no numbers
     columns: Mapping[str, str]  # keys that the table shows, with their headings
-    plotted: Sequence[str] = ()  # keys that the plot shows, one panel each
     notes: Sequence[str] = ()
-    label: str = "way"  # the key that names a row of the plot
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but how it is shown, as JSON holds it."""
@@ -151,29 +139,27 @@ class BenchResult:
         return "\n".join([table, "", self._settings(), *self.notes])
 
     def to_svg(self) -> str:
-        """The plotted columns on logarithmic axes. A way that failed says why; one without any value is left out."""
+        """The seconds of each way on a logarithmic axis. One that failed says why; one without a time is left out."""
         import matplotlib
         from matplotlib.figure import Figure
 
         from vacsr.pages.plots import palette
 
-        rows = [row for row in self.rows if row.get("problem") or any(row.get(key) for key in self.plotted)]
+        rows = [row for row in self.rows if row.get("problem") or row.get("seconds")]
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vacsr", "font.size": 9}):
-            figure = Figure(figsize=(4 + 4 * len(self.plotted), 1.8 + 0.3 * len(rows)), layout="constrained")
+            figure = Figure(figsize=(8, 1.8 + 0.3 * len(rows)), layout="constrained")
             figure.suptitle(self.bench)
-            panels = figure.subplots(1, len(self.plotted), squeeze=False, sharey=True)[0]
-            for axes, key in zip(panels, self.plotted, strict=True):
-                axes.set(xscale="log", xlabel=self.columns[key], ylim=(max(len(rows), 1) - 0.5, -0.5))
-                axes.set_yticks(range(len(rows)), [str(row[self.label]) for row in rows])
-                axes.grid(axis="x", alpha=0.3)
-                axes.margins(x=0.25)
-                for position, row in enumerate(rows):
-                    if value := row.get(key):
-                        axes.plot(value, position, "o", color=palette()["vacsr"])
-                        axes.annotate(f"  {_number(value)}", (value, position), va="center")
-                    else:
-                        text = str(row.get("problem") or "–")
-                        axes.text(0.02, position, text, va="center", transform=axes.get_yaxis_transform())
+            axes = figure.subplots()
+            axes.set(xscale="log", xlabel="seconds", ylim=(max(len(rows), 1) - 0.5, -0.5))
+            axes.set_yticks(range(len(rows)), [str(row.get("bar", row["way"])) for row in rows])
+            axes.grid(axis="x", alpha=0.3)
+            axes.margins(x=0.25)
+            for position, row in enumerate(rows):
+                if value := row.get("seconds"):
+                    axes.plot(value, position, "o", color=palette()["vacsr"])
+                    axes.annotate(f"  {_number(value)}", (value, position), va="center")
+                else:
+                    axes.text(0.02, position, str(row["problem"]), va="center", transform=axes.get_yaxis_transform())
             figure.supxlabel(self._settings(), fontsize=8)
             out = io.StringIO()
             figure.savefig(out, format="svg", metadata={"Date": None})

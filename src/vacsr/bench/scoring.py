@@ -75,8 +75,12 @@ def top_overlap(index: Tensor, reference: Tensor) -> float:
     return float((reference.unsqueeze(2) == index.unsqueeze(1)).any(dim=2).double().mean())
 
 
-def run(device: torch.device, log: Log = lambda _: None, *, images: int, texts: int, dim: int) -> BenchResult:
-    """Every way on random weights."""
+def run(device: torch.device, *, size: str | None = None, log: Log = lambda _: None) -> BenchResult:
+    """Every way on random weights; the default size is ``coco`` on a GPU, ``small`` elsewhere.
+
+    ``log`` receives the name of each way before it is timed.
+    """
+    images, texts, dim = SIZES[size or ("coco" if device.type == "cuda" else "small")].values()
     problem = Problem(images, texts, dim, device=device)
     with torch.inference_mode():
         rows = measure(ways(problem), device=device, log=log)
@@ -88,7 +92,7 @@ def run(device: torch.device, log: Log = lambda _: None, *, images: int, texts: 
             row |= {"of_ceiling": bare and bare / row["tflops"], "faster": paper and row["tflops"] / paper}
     decoder = problem.method.adapter.config.decoder_hidden
     settings = {"images": images, "texts": texts, "d": dim, "decoder": decoder}
-    return BenchResult("scoring", describe_device(device), settings, rows, COLUMNS, ("seconds",), _NOTES, label="bar")
+    return BenchResult("scoring", describe_device(device), settings, rows, COLUMNS, _NOTES)
 
 
 def ways(problem: Problem) -> Iterator[Way]:

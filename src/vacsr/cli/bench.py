@@ -38,7 +38,7 @@ def bench(
     """
     import torch
 
-    from vacsr.bench import run_bench
+    from vacsr.bench.scoring import run
     from vacsr.files import check_output, write_json, write_text
     from vacsr.model import choose_device
 
@@ -52,7 +52,7 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     log = lambda name: typer.echo(f"timing {name}", err=True)  # noqa: E731
-    result = run_bench(device=choose_device(device), size=size, log=log)
+    result = run(choose_device(device), size=size, log=log)
     typer.echo(result.to_markdown())
     if json is not None:
         write_json(json, result.to_dict())

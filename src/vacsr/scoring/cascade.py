@@ -63,7 +63,7 @@ class Cascade(Engine):
         self, coarse: KernelScorer, fine: BlockScorer, *, exact: bool, spare: int = 16, worthwhile: float = 1e12
     ) -> None:
         self.coarse, self.fine, self.exact, self.spare, self.worthwhile = coarse, fine, exact, spare, worthwhile
-        self.dtype, self.folded = fine.dtype if exact else coarse.dtype, fine.folded
+        self.dtype = fine.dtype if exact else coarse.dtype
 
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
         return (self.fine if self.exact else self.coarse).stream(v, t)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -30,8 +30,6 @@ class Engine(ABC):
 
     dtype: torch.dtype
     """Of the large products."""
-    folded: FoldedScore | None
-    """In which form it scores single pairs; None for a method that has no folded form."""
     exact: bool = True
     """The top-k is in the order of the scores."""
 
@@ -97,8 +95,10 @@ class BlockScorer(Engine):
         out = torch.empty(len(v.mean), len(t.mean), device=v.mean.device)
         for i in range(0, len(v.mean), rows):
             for j in range(0, len(t.mean), columns):
-                part = slice(i, i + rows), slice(j, j + columns)
-                out[part] = self._tile(take(v, part[0]), take(t, part[1]))
+                images, texts = slice(i, i + rows), slice(j, j + columns)
+                x, y = take(v, images), take(t, texts)
+                logits = self.folded.logits(x.mean, y.mean) if self.folded else self._dense(self.method.score, x, y)
+                out[images, texts] = logits
         return out
 
     def stream(self, v: Embedding, t: Embedding) -> Iterator[Tensor]:
@@ -106,11 +106,10 @@ class BlockScorer(Engine):
         for start in range(0, max(1, len(v.mean)), rows):
             yield self.block(take(v, slice(start, start + rows)), t)
 
-    def _tile(self, v: Embedding, t: Embedding) -> Tensor:
-        if self.folded is not None:
-            return self.folded.logits(v.mean, t.mean)
+    def _dense(self, score: Callable[[Embedding, Embedding], Tensor], v: Embedding, t: Embedding) -> Tensor:
+        """Of a method without a folded form."""
         with torch.autocast(v.mean.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return self.method.score(v, t).float()
+            return score(v, t).float()
 
     @torch.inference_mode()
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
@@ -119,9 +118,6 @@ class BlockScorer(Engine):
         for start in range(0, len(out), size):
             part = slice(start, start + size)
             x, y = take(v, part), take(t, part)
-            if self.folded is not None:
-                out[part] = self.folded.aligned_logits(x.mean, y.mean)
-            else:
-                with torch.autocast(out.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                    out[part] = self.method.aligned_score(x, y).float()
+            dense, folded = self.method.aligned_score, self.folded
+            out[part] = folded.aligned_logits(x.mean, y.mean) if folded else self._dense(dense, x, y)
         return out

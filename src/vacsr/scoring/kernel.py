@@ -165,7 +165,6 @@ class KernelScorer(Engine):
         if dtype == FP8 and self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) < (8, 9):
             raise EnvironmentProblem("this GPU has no float8 — use dtype=torch.bfloat16")
         self.plain = BlockScorer(method, dtype=half_dtype(folded) if dtype == FP8 else dtype, folded=folded)
-        self.folded = self.plain.folded
         (height, dim), width = first.trunk.shape, decoder_width(first)
         self.tile = tile or choose_tile(height, width, dim=dim, dtype=dtype, device=self.device)
         self._fits = True  # until a launch has failed
