@@ -120,13 +120,6 @@ class TrainingView:
         return torch.empty_like(values).index_copy(-1, groups.flatten()[:count], values)
 
 
-class Neighbours(NamedTuple):
-    """Two values per caption: for the trusted pair with the nearest image, and with the nearest text. [B], [B]"""
-
-    by_image: Tensor
-    by_text: Tensor
-
-
 class Method(nn.Module, ABC):
     """A loss, a score and hooks, on embeddings only. Subclasses override what differs from a plain cosine method.
 
@@ -197,13 +190,6 @@ class Method(nn.Module, ABC):
         """The method's parameters with learning rates and decay; by default scalars and biases do not decay."""
         return split_by_decay("loss", self.named_parameters())
 
-    def disagreement(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """Of aligned pairs: the standard deviation of the members' grades, or of their scores where they only rank.
-
-        None without members. [N, d], [N, d] -> [N]
-        """
-        return None
-
     def fold(self) -> FoldedScore | None:
         """An exact, cheaper form of :meth:`score`, for scoring at scale; None where there is none."""
         return None
@@ -234,18 +220,18 @@ class Method(nn.Module, ABC):
         for name, value in self.training_state().items():
             value.copy_(state[name])
 
-    def neighbours(self, captions: Tensor) -> Neighbours:
-        """Look-ahead: the trusted pairs nearest to these captions, as rows of the training set. [B] -> [B], [B]"""
+    def neighbours(self, captions: Tensor) -> Tensor:
+        """Look-ahead: the trusted pairs with the nearest image and with the nearest text. [B] captions -> [2, B]"""
         raise NotImplementedError
 
     def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
         """The loss of each aligned pair against the others. [..., B, d], [..., B, d], [..., B, B] -> [..., B]"""
         raise NotImplementedError
 
-    def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:
+    def weigh(self, captions: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """Look-ahead: take the neighbours' losses before and after the trial step; returns what to add to the loss.
 
-        ``before`` has a gradient to heads and pooling, ``after`` has none. -> 0-d
+        ``before`` has a gradient to heads and pooling, ``after`` has none. [B], [2, B], [2, B] -> 0-d
         """
         raise NotImplementedError
 

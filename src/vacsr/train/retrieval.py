@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from vacsr.config import BackboneConfig, DataConfig, MethodConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.report import dev_rsum
-from vacsr.methods.base import Embedding, Method, Neighbours, RetrievalConfig, SetEmbeddings, TrainingView, take
+from vacsr.methods.base import Embedding, Method, RetrievalConfig, SetEmbeddings, TrainingView, take
 from vacsr.methods.members import Members
 from vacsr.methods.mixtures import trust_labels
 from vacsr.model import Heads, MatchingModel
@@ -145,15 +144,15 @@ class RetrievalTask(Task):
             self.model.method.start_epoch(view)
             if self.trusting and epoch >= view.first_epochs(self.trusting):
                 self.update_trust(epoch)
-        return self.loader.batches(islice(self.order(epoch), start, self.steps_per_epoch))
+        return self.loader.batches(self.order(epoch)[start : self.steps_per_epoch])
 
-    def order(self, epoch: int) -> Iterator[Tensor]:
-        """The caption rows of each batch of an epoch."""
+    def order(self, epoch: int) -> Tensor:
+        """The caption rows of each batch of an epoch. [batches, B]"""
         return batch_order(len(self.pairs), batch=self.config.batch_size, seed=self.config.seed, epoch=epoch)
 
     def batch_ids(self, step: int) -> list[str]:
         epoch, number = divmod(step, self.steps_per_epoch)
-        return [self.pairs.caption_ids[row] for row in next(islice(self.order(epoch), number, None)).tolist()]
+        return [self.pairs.caption_ids[row] for row in self.order(epoch)[number].tolist()]
 
     def loss(self, batch: Batch, step: Tensor) -> LossTerms:
         model, captions, gather = self.model, batch.captions, partial(gather_rows, world=self.world)
@@ -209,7 +208,7 @@ class RetrievalTask(Task):
         for rows in (images, (images + shift) % count):
             parts = torch.split(torch.arange(len(rows), device=self.device), _FEATURES)
             scores.append(torch.cat([model.method.aligned_score(take(v, rows[p]), take(t, p)) for p in parts]))
-        self.trust.copy_(trust_labels(*scores).probability)
+        self.trust.copy_(trust_labels(*scores))
 
     def side_losses(self, batch: Batch) -> dict[str, Tensor]:
         """What a trial step says of the method's trusted pairs; it also weighs the pairs of the batch."""
@@ -297,9 +296,9 @@ class LookAhead:
         pairs = self._encode(batch.captions, batch.photos)
         near = [self._encode(captions) for captions in method.neighbours(batch.captions)]
         trial = self._trial_weights(pairs)
-        before = Neighbours(*(self._losses(pairs, {}) for pairs in near))
+        before = torch.stack([self._losses(pairs, {}) for pairs in near])
         with torch.no_grad():
-            after = Neighbours(*(self._losses(pairs, trial) for pairs in near))
+            after = torch.stack([self._losses(pairs, trial) for pairs in near])
         return method.weigh(batch.captions, before, after) / self.world.size
 
     @torch.no_grad()
