@@ -105,12 +105,12 @@ class Network(Heads):
     def member_images(self, images: Tensor, noise: RowNoise | None, mix: Partners | None) -> list[Embedding]:
         """Each member's embedding of features [N, D_image], or of photos [N, 3, H, W] uint8. -> [N, d] each"""
         tokens = self.backbone.encode_images(images, noise, mix)
-        return [heads.project_images(tokens, noise and of_member(noise, member)) for member, heads in enumerate(self.heads)]
+        return [heads.project_images(tokens, of_member(noise, member)) for member, heads in enumerate(self.heads)]
 
     def member_texts(self, texts: Tensor, noise: RowNoise | None) -> list[Embedding]:
         """Each member's embedding of features [M, D_text], or of tokens [M, L] with −1 for padding. -> [M, d] each"""
         tokens = self.backbone.encode_texts(texts, noise)
-        return [heads.project_texts(tokens, noise and of_member(noise, member)) for member, heads in enumerate(self.heads)]
+        return [heads.project_texts(tokens, of_member(noise, member)) for member, heads in enumerate(self.heads)]
 
     def tower_groups(self, config: TowersConfig) -> list[ParamGroup]:
         """Block ℓ of L at rate·decay^(L−ℓ), everything outside the blocks at the rate of the tower."""
@@ -319,7 +319,7 @@ def choose_device(name: str | torch.device) -> torch.device:
 
 def _join(networks: list[list[Embedding]]) -> Embedding:
     """Unit vectors of all members end to end as one; a member's networks stand side by side. [N, d] each"""
-    parts = [part for member in zip(*networks, strict=True) for part in member]
+    parts: list[Embedding] = [part for member in zip(*networks, strict=True) for part in member]
     if len(parts) == 1:
         return parts[0]
     variances = [part.log_var for part in parts if part.log_var is not None]

@@ -160,12 +160,12 @@ class RowNoise:
         return _box_muller(*self.uniform(lanes + lanes % 2).chunk(2, dim=-1))[..., :lanes]
 
 
-N = TypeVar("N", PairNoise, RowNoise)
+N = TypeVar("N", PairNoise, RowNoise | None)
 
 
 def of_member(noise: N, number: int) -> N:
     """The draws of one member of an ensemble; those of number 0 are the draws themselves."""
-    return replace(noise, seed=noise.seed + (number << 40)) if number else noise
+    return replace(noise, seed=noise.seed + (number << 40)) if noise is not None and number else noise
 
 
 def _box_muller(first: Tensor, second: Tensor) -> Tensor:

@@ -12,15 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vacsr.adapter import FoldedScore
-from vacsr.methods.base import (
-    Embedding,
-    Likelihood,
-    Method,
-    MethodConfig,
-    ParamGroup,
-    SetEmbeddings,
-    TrainingView,
-)  # fmt: skip
+from vacsr.methods.base import Embedding, Likelihood, Method, MethodConfig, ParamGroup, SetEmbeddings, TrainingView
 from vacsr.noise import of_member
 from vacsr.objective import LossTerms, PairBlock
 

@@ -86,9 +86,7 @@ class Npc(Method):
         losses = view.caption_losses(embedded, self).double()
         losses = rescaled(losses) if self.config.rescale else losses
         self.clean.copy_(clean_by_gaussians(losses, steps=100))
-        self.nearest.copy_(
-            nearest_in_bank(embedded, view.caption_image, self.clean, threshold=self.config.threshold)
-        )
+        self.nearest.copy_(nearest_in_bank(embedded, view.caption_image, self.clean, threshold=self.config.threshold))
         self.ready.fill_(1.0)
 
     def neighbours(self, captions: Tensor) -> Tensor:

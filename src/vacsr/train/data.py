@@ -129,7 +129,7 @@ class PairLoader:
         return self.texts.device
 
     def batches(self, order: Tensor) -> Iterator[Batch]:
-        """A batch for each row of ``order``, which holds rows of captions; photos are read some batches ahead. [n, B]"""
+        """One batch for each row of ``order``; photos are read some batches ahead. [n, B] rows of captions"""
         if isinstance(self.images, Tensor):
             for captions in order:
                 yield Batch(captions.to(self.device))

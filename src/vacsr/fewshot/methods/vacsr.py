@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.config.base import MethodConfig, method_entry, register
 from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from, encode_chunks
-from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
 from vacsr.noise import PairNoise
 from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, VacsrObjective, cosines, same_image
@@ -71,10 +70,8 @@ class FewshotVacsr(FewshotMethod):
         method_on={name: {"text_chunk": 250, "pair_chunk": 16_384} for name in ("imagenet", "sun397")},
     )
 
-    def __init__(
-        self, clip: ClipModel, config: FewshotVacsrConfig, *, classes: ClassSet, generator: torch.Generator
-    ) -> None:
-        super().__init__(clip, config, classes=classes, generator=generator)
+    def add_weights(self, classes: ClassSet, generator: torch.Generator) -> None:
+        clip, config = self.clip, self.config
         with drawn_from(generator):
             self.adapter = VariationalAdapter(clip.dim, config.adapter).to(clip.device)
         self.objective = VacsrObjective(config.objective)
