@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vacsr.methods import Embedding, Npc
+from vacsr.methods import Embedding
 from vacsr.methods.base import SetEmbeddings, TrainingView
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
-from vacsr.methods.npc import NpcConfig, nearest_in_bank, pair_weights
+from vacsr.methods.npc import Npc, NpcConfig, nearest_in_bank, pair_weights
 from vacsr.objective import same_image
 
 from .cases import block, unit

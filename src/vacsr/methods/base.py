@@ -16,6 +16,7 @@ from vacsr.config import MixConfig, Share
 from vacsr.config.base import MethodConfig as MethodConfig
 from vacsr.config.base import Task, method_entry
 from vacsr.config.base import register as register
+from vacsr.noise import epoch_generator
 from vacsr.objective import LossTerms, PairBlock, same_image
 
 
@@ -104,8 +105,7 @@ class TrainingView:
         """All captions in random groups of the batch size, the last filled up with others; new each epoch. -> [G, B]"""
         count = len(self.caption_image)
         size = min(self.batch_size, count)
-        mixed = (self.seed * 1_000_003 + self.epoch + (1 << 62)) % 2**64  # not the order of the epoch's batches
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
+        order = torch.randperm(count, generator=epoch_generator(self.seed, self.epoch, kind=1 << 62))
         return torch.cat((order, order[: -count % size])).view(-1, size).to(self.caption_image.device)
 
     def caption_losses(self, embedded: SetEmbeddings, method: Method, *, at_once: int = 1 << 20) -> Tensor:

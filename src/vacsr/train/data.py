@@ -21,7 +21,7 @@ from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
 from vacsr.data.photos import without_unreadable
 from vacsr.errors import DataError, NoSuchSplit, UsageError, VacsrError
 from vacsr.model import MatchingModel
-from vacsr.noise import RowNoise, Stream
+from vacsr.noise import RowNoise, Stream, epoch_generator
 from vacsr.objective import PairBlock, same_image
 from vacsr.train.checkpoint import run_pairs, run_section
 from vacsr.train.distributed import World
@@ -102,8 +102,7 @@ def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Tensor:
     A last, smaller batch is left out: its pair matrix would weigh differently. Its captions come in other epochs.
     -> [batches, B]
     """
-    mixed = (seed * 1_000_003 + epoch) % 2**64  # a generator takes no more bits
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
+    order = torch.randperm(count, generator=epoch_generator(seed, epoch))
     return order[: count // batch * batch].view(-1, batch)
 
 

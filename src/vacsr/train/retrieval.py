@@ -25,7 +25,7 @@ from vacsr.methods.base import Embedding, Method, RetrievalConfig, SetEmbeddings
 from vacsr.methods.members import Members
 from vacsr.methods.mixtures import trust_labels
 from vacsr.model import Heads, MatchingModel
-from vacsr.noise import RowNoise, Stream
+from vacsr.noise import RowNoise, Stream, epoch_generator
 from vacsr.objective import LossTerms, PairBlock, batch_block, same_image
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import PairScorer
@@ -201,8 +201,7 @@ class RetrievalTask(Task):
         assert self.average is not None
         model, images = self.average.model, self.loader.caption_image
         v, t = (Embedding(x) for x in self.embed_training_set(model))
-        generator = torch.Generator().manual_seed((self.config.seed * 1_000_003 + epoch + (1 << 61)) % 2**63)
-        count = len(v.mean)
+        count, generator = len(v.mean), epoch_generator(self.config.seed, epoch, kind=1 << 61)
         shift = torch.randint(1, max(2, count), images.shape, generator=generator).to(self.device)
         scores = []
         for rows in (images, (images + shift) % count):

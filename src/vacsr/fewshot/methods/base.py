@@ -92,8 +92,7 @@ class FewshotMethod(nn.Module):
 
     def __init__(self, clip: ClipModel, config: Any, *, classes: ClassSet, generator: torch.Generator) -> None:
         super().__init__()
-        clip.freeze()
-        self.clip, self.config = clip, config
+        self.clip, self.config = clip.requires_grad_(False).eval(), config
         self._cache: dict[str, tuple[object, Any]] = {}
         self.add_weights(classes, generator)
 

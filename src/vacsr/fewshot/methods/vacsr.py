@@ -17,8 +17,7 @@ from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.config.base import MethodConfig, method_entry, register
 from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from, encode_chunks
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
-from vacsr.noise import PairNoise
-from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, VacsrObjective, cosines, same_image
+from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, VacsrObjective, batch_block, cosines
 from vacsr.strips import PairLoss, StripLoss
 
 Blocks = Annotated[str, Field(pattern=r"^((first|last) [0-9]+|all|none)$")]
@@ -99,16 +98,12 @@ class FewshotVacsr(FewshotMethod):
             ids = ids[present]
             longest = int((ids >= 0).sum(dim=1).max())
             texts, columns = self._encode(ids[:, :longest])[index], labels
-        relevance = same_image(labels, columns)
-        noise = PairNoise.create(
-            seed=batch.seed, step=batch.step, rows=len(labels), cols=len(columns), device=labels.device
-        )
-        block = PairBlock(relevance, len(labels), relevance.sum(), noise)
+        block = batch_block(labels, columns, seed=batch.seed, step=batch.step)
         residual = self.adapter.residual
         if batch.step == 0 and residual is not None:
             with torch.no_grad():
                 scores = residual[0] * cosines(images, texts)
-                residual[1] = centred_bias(scores, share=relevance.double().mean())
+                residual[1] = centred_bias(scores, share=block.relevance.double().mean())
         rows = max(1, self.config.pair_chunk // len(texts)) if self.config.pair_chunk else len(images)
         pair_loss: PairLoss = self._pair_loss if rows >= len(images) else StripLoss(self._pair_loss, self.adapter, rows)
         return pair_loss(Embedding(images), Embedding(texts), block)
