@@ -48,8 +48,8 @@ def take_device(name: str) -> torch.device:
 
 
 def is_first_rank() -> bool:
-    """Does this process write the files? torchrun says so before it has joined the others."""
-    return int(os.environ.get("RANK", "0")) == 0
+    """Does this process write the files? Known before it has joined the others."""
+    return ranks() == 1 or int(os.environ.get("RANK", "0")) == 0
 
 
 def ranks() -> int:

@@ -20,7 +20,7 @@ _CLIP_SCALE = 100.0  # where CLIP's own training ended
 
 
 class ClipModel(nn.Module):
-    """Towers and maps into their shared space, as unit vectors. A method freezes them; its edits change what they do."""
+    """Towers and maps into their shared space: unit vectors. A method freezes them; its edits change what they do."""
 
     def __init__(
         self, backbone: Backbone, *, image_map: nn.Module, text_map: nn.Module, dim: int, scale: float = _CLIP_SCALE
