@@ -49,6 +49,8 @@ def take_device(name: str) -> torch.device:
 
 def is_first_rank() -> bool:
     """Does this process write the files? Known before it has joined the others."""
+    if dist.is_initialized():
+        return dist.get_rank() == 0
     return ranks() == 1 or int(os.environ.get("RANK", "0")) == 0
 
 
