@@ -51,7 +51,8 @@ def unsigned(x: Tensor) -> list[int]:
 
 
 def noise(*, seed: int = 0, step: int = 0, rows: int | Tensor = 128, cols: int | Tensor = 128) -> PairNoise:
-    return PairNoise.create(seed=seed, step=step, rows=rows, cols=cols)
+    rows, cols = (torch.arange(n) if isinstance(n, int) else n for n in (rows, cols))
+    return PairNoise(seed, torch.tensor(step), rows, cols)
 
 
 def signed(value: int) -> int:

@@ -17,8 +17,7 @@ from vacsr.config.base import METHODS, method_entry
 from vacsr.config.io import method_config
 from vacsr.data import load_pairs
 from vacsr.errors import DataError, UsageError
-from vacsr.methods import Sigmoid
-from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.model import MatchingModel
 from vacsr.provenance import Provenance
 

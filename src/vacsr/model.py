@@ -105,12 +105,12 @@ class Network(Heads):
     def member_images(self, images: Tensor, noise: RowNoise | None, mix: Partners | None) -> list[Embedding]:
         """Each member's embedding of features [N, D_image], or of photos [N, 3, H, W] uint8. -> [N, d] each"""
         tokens = self.backbone.encode_images(images, noise, mix)
-        return [heads.project_images(tokens, _drawn(noise, member)) for member, heads in enumerate(self.heads)]
+        return [heads.project_images(tokens, of_member(noise, member)) for member, heads in enumerate(self.heads)]
 
     def member_texts(self, texts: Tensor, noise: RowNoise | None) -> list[Embedding]:
         """Each member's embedding of features [M, D_text], or of tokens [M, L] with −1 for padding. -> [M, d] each"""
         tokens = self.backbone.encode_texts(texts, noise)
-        return [heads.project_texts(tokens, _drawn(noise, member)) for member, heads in enumerate(self.heads)]
+        return [heads.project_texts(tokens, of_member(noise, member)) for member, heads in enumerate(self.heads)]
 
     def tower_groups(self, config: TowersConfig) -> list[ParamGroup]:
         """Block ℓ of L at rate·decay^(L−ℓ), everything outside the blocks at the rate of the tower."""
@@ -259,13 +259,15 @@ class MatchingModel(Network):
 
         The vectors of all members and networks stand end to end, so the cosine is the mean of their cosines.
         """
-        first = self.member_images(images, noise, mix)
-        return _join(first, [] if self.second is None else self.second.member_images(images, _other(noise), mix))
+        return _join([network.member_images(images, draws, mix) for network, draws in self._draws(noise)])
 
     def embed_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Embedding:
         """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, dim]."""
-        first = self.member_texts(texts, noise)
-        return _join(first, [] if self.second is None else self.second.member_texts(texts, _other(noise)))
+        return _join([network.member_texts(texts, draws) for network, draws in self._draws(noise)])
+
+    def _draws(self, noise: RowNoise | None) -> Iterable[tuple[Network, RowNoise | None]]:
+        """Each network with its own draws: the second sees other crops and drops other units."""
+        return zip(self.networks, (noise, noise and noise.other(Stream.SECOND_NETWORK)), strict=False)
 
     def param_groups(self, towers: TowersConfig | None = None) -> list[ParamGroup]:
         """Heads, pooling, method and towers; towers have their own rates, and one with rate 0 is omitted."""
@@ -315,24 +317,14 @@ def choose_device(name: str | torch.device) -> torch.device:
     return torch.device(name)
 
 
-def _join(first: list[Embedding], second: list[Embedding]) -> Embedding:
-    """Unit vectors of all members end to end as one; a member's two networks stand side by side. [N, d] each"""
-    parts = [part for pair in zip(first, second, strict=True) for part in pair] if second else first
+def _join(networks: list[list[Embedding]]) -> Embedding:
+    """Unit vectors of all members end to end as one; a member's networks stand side by side. [N, d] each"""
+    parts: list[Embedding] = [part for member in zip(*networks, strict=True) for part in member]
     if len(parts) == 1:
         return parts[0]
     variances = [part.log_var for part in parts if part.log_var is not None]
     mean = torch.cat([part.mean for part in parts], dim=-1) * math.sqrt(1.0 / len(parts))
     return Embedding(mean, torch.cat(variances, dim=-1) if variances else None)
-
-
-def _drawn(noise: RowNoise | None, member: int) -> RowNoise | None:
-    """A member's own draws: it drops other units than the others."""
-    return None if noise is None else of_member(noise, member)
-
-
-def _other(noise: RowNoise | None) -> RowNoise | None:
-    """The second network's own draws: it sees other crops and drops other units."""
-    return None if noise is None else noise.other(Stream.SECOND_NETWORK)
 
 
 def model_card(model: MatchingModel) -> str:

@@ -106,12 +106,11 @@ class PairNoise:
 
     @classmethod
     def create(
-        cls, *, seed: int | Tensor, step: int | Tensor, rows: int | Tensor, cols: int | Tensor,
-        device: torch.device | None = None,
-    ) -> PairNoise:  # fmt: skip
-        """An integer n stands for the first n positions; tensors hold positions."""
-        positions = [torch.arange(n, device=device) if isinstance(n, int) else n for n in (rows, cols)]
-        return cls(seed, torch.as_tensor(step, dtype=torch.int64, device=device), positions[0], positions[1])
+        cls, *, seed: int | Tensor, step: int | Tensor, rows: int, cols: int, device: torch.device | None = None
+    ) -> PairNoise:
+        """Of the first so many rows and columns."""
+        step = torch.as_tensor(step, dtype=torch.int64, device=device)
+        return cls(seed, step, torch.arange(rows, device=device), torch.arange(cols, device=device))
 
     def block(self, rows: slice, cols: slice) -> PairNoise:
         """The draws of a sub-block: the same numbers that the whole block has there."""
@@ -160,12 +159,12 @@ class RowNoise:
         return _box_muller(*self.uniform(lanes + lanes % 2).chunk(2, dim=-1))[..., :lanes]
 
 
-N = TypeVar("N", PairNoise, RowNoise)
+N = TypeVar("N", PairNoise, RowNoise | None)
 
 
 def of_member(noise: N, number: int) -> N:
     """The draws of one member of an ensemble; those of number 0 are the draws themselves."""
-    return replace(noise, seed=noise.seed + (number << 40)) if number else noise
+    return replace(noise, seed=noise.seed + (number << 40)) if noise is not None and number else noise
 
 
 def _box_muller(first: Tensor, second: Tensor) -> Tensor:
@@ -178,6 +177,11 @@ def _start(seed: int | Tensor, stream: int) -> Tensor:
     """Where a (seed, stream) begins, mixed so that near seeds are far apart. -> 0-d"""
     number = int(stream)  # a plain integer for torch.compile, whose tracing of enumerations differs between versions
     return mix64(torch.as_tensor(seed) * _signed(_GAMMA) + _signed(number * _MIX_2))
+
+
+def epoch_generator(seed: int, epoch: int, *, kind: int = 0) -> torch.Generator:
+    """For draws over a whole training set: a function of seed and epoch. ``kind`` sets apart the draws of one epoch."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + epoch + kind) % 2**64)  # it takes no more bits
 
 
 @contextmanager

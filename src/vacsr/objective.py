@@ -87,13 +87,14 @@ def cosines(v: Tensor, t: Tensor) -> Tensor:
 
 
 def batch_block(
-    image_ids: Tensor, *, seed: int | Tensor, step: int | Tensor, captions: Tensor | None = None,
-    epoch: Tensor | None = None,
+    row_ids: Tensor, col_ids: Tensor | None = None, *, seed: int | Tensor, step: int | Tensor,
+    captions: Tensor | None = None, epoch: Tensor | None = None,
 ) -> PairBlock:  # fmt: skip
-    """The block of one training batch: caption j belongs to image ``image_ids[j]``, row i is caption i's image."""
-    relevance, count = same_image(image_ids, image_ids), len(image_ids)
-    noise = PairNoise.create(seed=seed, step=step, rows=count, cols=count, device=image_ids.device)
-    return PairBlock(relevance, count, relevance.sum(), noise, captions, epoch)
+    """The block of one training batch, where equal ids match. Without ``col_ids`` row i is the image of caption i."""
+    relevance = same_image(row_ids, row_ids if col_ids is None else col_ids)
+    rows, cols = relevance.shape
+    noise = PairNoise.create(seed=seed, step=step, rows=rows, cols=cols, device=row_ids.device)
+    return PairBlock(relevance, rows, relevance.sum(), noise, captions, epoch)
 
 
 def reconstruction_error(logit: Tensor, target: Tensor, *, kind: str = "ste") -> Tensor:

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from vacsr.config import Recipe
 from vacsr.config.base import METHODS, MethodConfig, method_entry, register
 from vacsr.errors import UsageError
-from vacsr.methods import Sigmoid, build_method
-from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.methods import build_method
+from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 
 MODULE = """
 from typing import Literal

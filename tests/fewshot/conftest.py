@@ -45,9 +45,6 @@ START: dict[str, Any] = {
 class StandIn(nn.Module):
     """Where a CLIP would be."""
 
-    def freeze(self) -> None:
-        """Nothing to freeze."""
-
 
 class Toy(FewshotMethod):
     """A linear map of the mean colour, and a mean of its weights over training that takes their place at the end."""

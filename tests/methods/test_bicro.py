@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from vacsr.methods import Bicro, Embedding
-from vacsr.methods.bicro import BicroConfig
+from vacsr.methods import Embedding
+from vacsr.methods.bicro import Bicro, BicroConfig
 from vacsr.methods.mixtures import clean_by_betas, clean_by_gaussians, rescaled
 from vacsr.methods.ncr import ALL, WARMUP, split_networks
 from vacsr.objective import same_image

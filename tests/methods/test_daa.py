@@ -13,9 +13,9 @@ from torch import Tensor
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.errors import UsageError
-from vacsr.methods import Daa, Embedding, Vse
-from vacsr.methods.daa import DaaConfig, rank_agreement
-from vacsr.methods.vse import VseConfig
+from vacsr.methods import Embedding
+from vacsr.methods.daa import Daa, DaaConfig, rank_agreement
+from vacsr.methods.vse import Vse, VseConfig
 from vacsr.model import MatchingModel
 
 from .cases import assert_same, block, pair

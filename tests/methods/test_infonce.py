@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from vacsr.methods import InfoNCE
-from vacsr.methods.infonce import InfoNCEConfig
+from vacsr.methods.infonce import InfoNCE, InfoNCEConfig
 
 from .cases import assert_same, block, pair
 

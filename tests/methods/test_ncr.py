@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vacsr.methods import Embedding, Ncr
+from vacsr.methods import Embedding
 from vacsr.methods.base import SetEmbeddings, TrainingView
-from vacsr.methods.ncr import ALL, CLEAN, WARMUP, NcrConfig, split_networks
+from vacsr.methods.ncr import ALL, CLEAN, WARMUP, Ncr, NcrConfig, split_networks
 
 from .cases import block, both_networks, unit
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vacsr.methods import Embedding, Npc
-from vacsr.methods.base import Neighbours, SetEmbeddings, TrainingView
+from vacsr.methods import Embedding
+from vacsr.methods.base import SetEmbeddings, TrainingView
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
-from vacsr.methods.npc import NpcConfig, nearest_in_bank, pair_weights
+from vacsr.methods.npc import Npc, NpcConfig, nearest_in_bank, pair_weights
 from vacsr.objective import same_image
 
 from .cases import block, unit
@@ -50,8 +50,8 @@ def test_losses_and_their_weighted_mean_are_those_written_out(seed: int, size: i
 
 def test_a_pair_that_hurts_its_neighbours_weighs_less() -> None:
     """A well learned neighbour's loss rounds to 0, before and after; a step that spoils it still counts."""
-    before = Neighbours(torch.tensor([2.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([2.0, 1.0, 1.0, 0.0, 2.0]))
-    after = Neighbours(torch.tensor([1.0, 4.0, 1.0, 0.0, 0.5]), torch.tensor([4.0, 2.0, 1.0, 0.0, 4.0]))
+    before = torch.tensor([[2.0, 1.0, 1.0, 0.0, 0.0], [2.0, 1.0, 1.0, 0.0, 2.0]])
+    after = torch.tensor([[1.0, 4.0, 1.0, 0.0, 0.5], [4.0, 2.0, 1.0, 0.0, 4.0]])
     # ratios ½(2 + ½), ½(¼ + ½), ½(1 + 1), ½(0/0 + 0/0) and ½(0 + ½)
     expected = torch.tensor([1.0, math.tanh(0.375), 1.0, 1.0, math.tanh(0.25)])
     torch.testing.assert_close(pair_weights(before, after), expected, atol=1e-5, rtol=0)
@@ -65,19 +65,19 @@ def test_neighbours_by_brute_force(seed: int, images: int, threshold: float) -> 
     image = torch.randint(images, (count,), generator=generator)
     clean = torch.rand(count, generator=generator)
     embedded = SetEmbeddings(unit(seed, images, 4), unit(seed + 1, count, 4))
-    nearest = nearest_in_bank(embedded, image, clean, threshold=threshold)
+    by_image, by_text = nearest_in_bank(embedded, image, clean, threshold=threshold)
     bank = [c for c in range(count) if clean[c] > threshold] or [int(clean.argmax())]
     for c in range(count):
         if c in bank:
-            assert (nearest.by_image[c], nearest.by_text[c]) == (c, c)
+            assert (by_image[c], by_text[c]) == (c, c)
             continue
-        assert nearest.by_text[c] == max(bank, key=lambda b: float(embedded.texts[c] @ embedded.texts[b]))
+        assert by_text[c] == max(bank, key=lambda b: float(embedded.texts[c] @ embedded.texts[b]))
         own = [b for b in bank if image[b] == image[c]]
         closest = max(
             {int(image[b]) for b in bank}, key=lambda i: float(embedded.images[image[c]] @ embedded.images[i])
         )
         among = own or [b for b in bank if image[b] == closest]
-        assert nearest.by_image[c] == max(among, key=lambda b: float(clean[b]))
+        assert by_image[c] == max(among, key=lambda b: float(clean[b]))
 
 
 def world(epoch: int) -> TrainingView:
@@ -93,12 +93,12 @@ def test_the_bank_holds_right_captions_and_is_rebuilt_only_if_asked(refresh: boo
     method.fit(None, world(0).caption_image)
     method.start_epoch(world(1))
     assert method.ready.item() == 0
-    assert torch.equal(method.by_text, torch.arange(60))
+    assert torch.equal(method.nearest[1], torch.arange(60))
     method.start_epoch(world(2))
     assert method.ready.item() == 1
     assert bool((method.clean[:40] > 0.9).all())
     assert bool((method.clean[40:] < 0.1).all())
-    assert bool((torch.cat((method.by_image, method.by_text)) < 40).all())
+    assert bool((method.nearest < 40).all())
     method.clean.zero_()
     method.start_epoch(world(3))
     assert bool(method.clean.any()) == refresh
@@ -107,8 +107,8 @@ def test_the_bank_holds_right_captions_and_is_rebuilt_only_if_asked(refresh: boo
 def test_weights_stay_1_and_the_bank_silent_before_there_is_a_bank() -> None:
     method = Npc(NpcConfig(bank_weight=3.0), dim=8)
     method.fit(None, torch.zeros(6, dtype=torch.int64))
-    old = Neighbours(torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 2.0], requires_grad=True))
-    new = Neighbours(torch.tensor([2.0, 2.0]), torch.tensor([9.0, 2.0]))
+    old = torch.tensor([[1.0, 2.0], [3.0, 2.0]], requires_grad=True)
+    new = torch.tensor([[2.0, 2.0], [9.0, 2.0]])
     captions = torch.tensor([4, 1])
     assert method.weigh(captions, old, new).item() == 0
     assert method.weight.tolist() == [1.0] * 6
@@ -117,8 +117,8 @@ def test_weights_stay_1_and_the_bank_silent_before_there_is_a_bank() -> None:
     assert gain.item() == pytest.approx(3.0 * (1.5 + 2.5))
     assert method.weight.tolist() == pytest.approx([1, 1, 1, 1, math.tanh(0.5 * (0.5 + 1 / 3)), 1])
     gain.backward()
-    assert old.by_image.grad is not None
-    assert old.by_image.grad.tolist() == [1.5, 1.5]
+    assert old.grad is not None
+    assert old.grad.tolist() == [[1.5, 1.5], [1.5, 1.5]]
 
 
 def test_the_mixture_is_fitted_to_rescaled_or_raw_losses() -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from vacsr.errors import UsageError
-from vacsr.methods import Embedding, Pcme
+from vacsr.methods import Embedding
 from vacsr.methods.base import take
-from vacsr.methods.pcme import PcmeConfig, scoring_noise
+from vacsr.methods.pcme import Pcme, PcmeConfig, scoring_noise
 from vacsr.noise import RowNoise, Stream
 
 from .cases import assert_same, block, gaussians

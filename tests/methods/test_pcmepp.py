@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vacsr.methods import Embedding, Pcmepp
-from vacsr.methods.pcmepp import PcmeppConfig, with_pseudo_positives
+from vacsr.methods import Embedding
+from vacsr.methods.pcmepp import Pcmepp, PcmeppConfig, with_pseudo_positives
 from vacsr.objective import PairBlock
 
 from .cases import assert_same, block, gaussians

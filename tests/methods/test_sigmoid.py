@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vacsr.methods import Sigmoid
-from vacsr.methods.sigmoid import SigmoidConfig
+from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 
 from .cases import assert_same, block, pair
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vacsr.config.io import method_config
-from vacsr.methods import Embedding, Vacsr
-from vacsr.methods.vacsr import VacsrConfig
+from vacsr.methods import Embedding
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.noise import seeded
 from vacsr.objective import VacsrObjective
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vacsr.methods import Embedding, Vse
-from vacsr.methods.vse import VseConfig
+from vacsr.methods import Embedding
+from vacsr.methods.vse import Vse, VseConfig
 
 from .cases import assert_same, block, pair
 

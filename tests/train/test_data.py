@@ -32,7 +32,7 @@ def model(pairs: PhotoSet) -> MatchingModel:
     return MatchingModel.build(SigmoidConfig(), TINY, fit=pairs)
 
 
-ORDER = [torch.tensor([17, 3, 0, 9]), torch.tensor([1, 1, 8, 16]), torch.tensor([4, 5, 6, 7])]
+ORDER = torch.tensor([[17, 3, 0, 9], [1, 1, 8, 16], [4, 5, 6, 7]])
 
 
 @pytest.mark.parametrize("size", [0, 24, 48])
@@ -70,7 +70,7 @@ def test_features_are_looked_up() -> None:
     )
     loader = build_loader(model, pairs, config=DataConfig(), device=CPU, world=World())
     assert loader.images is pairs.images
-    assert [batch.captions.tolist() for batch in loader.batches([torch.tensor([3, 1])])] == [[3, 1]]
+    assert [batch.captions.tolist() for batch in loader.batches(torch.tensor([[3, 1]]))] == [[3, 1]]
 
 
 def readers() -> set[threading.Thread]:
@@ -81,7 +81,7 @@ def readers() -> set[threading.Thread]:
 def test_leaving_an_epoch_stops_the_readers(model: MatchingModel, pairs: PhotoSet) -> None:
     before = readers()
     loader = build_loader(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=World())
-    batches = loader.batches(ORDER * 5)
+    batches = loader.batches(ORDER.repeat(5, 1))
     next(batches)
     assert readers() - before
     batches.close()  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def test_a_photo_that_breaks_on_the_way_is_named(model: MatchingModel, tmp_path:
     pairs, before = load_pairs(f"folder:{tmp_path}"), readers()
     loader = build_loader(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=World())
     (tmp_path / "4.png").write_bytes(b"no photo")
-    batches = loader.batches([torch.tensor([0, 1]), torch.tensor([4, 5]), torch.tensor([2, 3])])
+    batches = loader.batches(torch.tensor([[0, 1], [4, 5], [2, 3]]))
     assert next(batches).captions.tolist() == [0, 1]
     with pytest.raises(DataError, match=r"4\.png cannot be read as a photo"):
         next(batches)

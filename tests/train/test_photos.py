@@ -43,7 +43,7 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
 
 
 def first_batch(photos: PhotoSet) -> Batch:
-    return Batch(next(batch_order(len(photos), batch=8, seed=0, epoch=0)))
+    return Batch(batch_order(len(photos), batch=8, seed=0, epoch=0)[0])
 
 
 OTHERS = {"image_head", "text_head", "image_pool", "text_pool", "method"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -243,7 +242,7 @@ class ShotLoader:
         number, position = divmod(index, self.batches_per_pass)
         number += epoch * passes
         order = batch_order(len(self.shots), batch=self.batch_size, seed=self.config.seed, epoch=number)
-        return number, next(islice(order, position, None))
+        return number, order[position]
 
     def _draws(self, step: int) -> list[tuple[int, list[list[float]]]]:
         """The shots of a step, and the draws of each of their views."""

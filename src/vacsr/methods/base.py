@@ -16,6 +16,7 @@ from vacsr.config import MixConfig, Share
 from vacsr.config.base import MethodConfig as MethodConfig
 from vacsr.config.base import Task, method_entry
 from vacsr.config.base import register as register
+from vacsr.noise import epoch_generator
 from vacsr.objective import LossTerms, PairBlock, same_image
 
 
@@ -104,8 +105,7 @@ class TrainingView:
         """All captions in random groups of the batch size, the last filled up with others; new each epoch. -> [G, B]"""
         count = len(self.caption_image)
         size = min(self.batch_size, count)
-        mixed = (self.seed * 1_000_003 + self.epoch + (1 << 62)) % 2**64  # not the order of the epoch's batches
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
+        order = torch.randperm(count, generator=epoch_generator(self.seed, self.epoch, kind=1 << 62))
         return torch.cat((order, order[: -count % size])).view(-1, size).to(self.caption_image.device)
 
     def caption_losses(self, embedded: SetEmbeddings, method: Method, *, at_once: int = 1 << 20) -> Tensor:
@@ -118,13 +118,6 @@ class TrainingView:
             losses.append(method.pair_losses(v, t, same_image(image, image)).flatten(-2))
         values = torch.cat(losses, dim=-1)[..., :count]  # without the padding of the last group
         return torch.empty_like(values).index_copy(-1, groups.flatten()[:count], values)
-
-
-class Neighbours(NamedTuple):
-    """Two values per caption: for the trusted pair with the nearest image, and with the nearest text. [B], [B]"""
-
-    by_image: Tensor
-    by_text: Tensor
 
 
 class Method(nn.Module, ABC):
@@ -197,13 +190,6 @@ class Method(nn.Module, ABC):
         """The method's parameters with learning rates and decay; by default scalars and biases do not decay."""
         return split_by_decay("loss", self.named_parameters())
 
-    def disagreement(self, v: Embedding, t: Embedding) -> Tensor | None:
-        """Of aligned pairs: the standard deviation of the members' grades, or of their scores where they only rank.
-
-        None without members. [N, d], [N, d] -> [N]
-        """
-        return None
-
     def fold(self) -> FoldedScore | None:
         """An exact, cheaper form of :meth:`score`, for scoring at scale; None where there is none."""
         return None
@@ -234,18 +220,18 @@ class Method(nn.Module, ABC):
         for name, value in self.training_state().items():
             value.copy_(state[name])
 
-    def neighbours(self, captions: Tensor) -> Neighbours:
-        """Look-ahead: the trusted pairs nearest to these captions, as rows of the training set. [B] -> [B], [B]"""
+    def neighbours(self, captions: Tensor) -> Tensor:
+        """Look-ahead: the trusted pairs with the nearest image and with the nearest text. [B] captions -> [2, B]"""
         raise NotImplementedError
 
     def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
         """The loss of each aligned pair against the others. [..., B, d], [..., B, d], [..., B, B] -> [..., B]"""
         raise NotImplementedError
 
-    def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:
+    def weigh(self, captions: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """Look-ahead: take the neighbours' losses before and after the trial step; returns what to add to the loss.
 
-        ``before`` has a gradient to heads and pooling, ``after`` has none. -> 0-d
+        ``before`` has a gradient to heads and pooling, ``after`` has none. [B], [2, B], [2, B] -> 0-d
         """
         raise NotImplementedError
 

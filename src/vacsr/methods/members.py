@@ -6,20 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
 from vacsr.adapter import FoldedScore
-from vacsr.methods.base import (
-    Embedding,
-    Likelihood,
-    Method,
-    MethodConfig,
-    ParamGroup,
-    SetEmbeddings,
-    TrainingView,
-)  # fmt: skip
+from vacsr.methods.base import Embedding, Likelihood, Method, MethodConfig, ParamGroup, SetEmbeddings, TrainingView
 from vacsr.noise import of_member
 from vacsr.objective import LossTerms, PairBlock
 
@@ -82,14 +75,6 @@ class Members(Method):
     def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
         return _mean([member.uncertainty(x, y) for member, x, y in self._both(v, t)])
 
-    def disagreement(self, v: Embedding, t: Embedding) -> Tensor:
-        values = []
-        for member, x, y in self._both(v, t):
-            score = member.aligned_score(x, y)
-            grade = member.grade(score)
-            values.append(score if grade is None else grade)
-        return torch.stack(values).std(dim=0)
-
     def param_groups(self) -> list[ParamGroup]:
         return [group for member in self.each for group in member.param_groups()]
 
@@ -103,10 +88,7 @@ class Members(Method):
         known = [one for member in self.each if (one := member.likelihood()) is not None]
         if not known:
             return None
-        scale, bias = (
-            sum(values) / self.members for values in zip(*((one.scale, one.bias) for one in known), strict=True)
-        )
-        return Likelihood(known[0].kind, scale, bias)
+        return Likelihood(known[0].kind, fmean(one.scale for one in known), fmean(one.bias for one in known))
 
     def fit(self, captions: Sequence[str] | None, caption_image: Tensor) -> None:
         for member in self.each:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,16 +91,9 @@ def falling(probability: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(value).scatter(0, order, value)
 
 
-class Trust(NamedTuple):
-    """How many labels are right, and which."""
-
-    probability: Tensor  # [n] float64: of each label
-    share: float  # of all labels
-
-
 @torch.no_grad()
-def trust_labels(scores: Tensor, unrelated: Tensor, *, steps: int = 50) -> Trust:
-    """The probability that a labelled pair is right, from its score and from scores of unrelated pairs. [n], [m]
+def trust_labels(scores: Tensor, unrelated: Tensor, *, steps: int = 50) -> Tensor:
+    """The probability that a labelled pair is right, from its score and from those of unrelated pairs. [n], [m] -> [n]
 
     Right pairs are a Gaussian; wrong ones score like unrelated pairs, whose Gaussian is known. EM finds the share, mean
     and variance of the right ones. Without wrong labels the share goes to 1, where two free components would still
@@ -109,8 +101,8 @@ def trust_labels(scores: Tensor, unrelated: Tensor, *, steps: int = 50) -> Trust
 
     >>> right, wrong = torch.linspace(2, 6, 90), torch.linspace(-6, -2, 10)
     >>> trust = trust_labels(torch.cat((right, wrong)), torch.linspace(-7, -1, 500))
-    >>> round(trust.share, 2), bool((trust.probability[:90] > 0.9).all()), bool((trust.probability[90:] < 0.1).all())
-    (0.9, True, True)
+    >>> bool((trust[:90] > 0.9).all()), bool((trust[90:] < 0.1).all())
+    (True, True)
     """
     x, known = scores.double(), unrelated.double()
     floor = 1e-3 * torch.cat((x, known)).std().clamp_min(_TINY)
@@ -126,4 +118,4 @@ def trust_labels(scores: Tensor, unrelated: Tensor, *, steps: int = 50) -> Trust
         share = (total / len(x)).clamp(1e-3, 1.0 - 1e-3)
         mean = (weight * x).sum() / total
         std = ((weight * (x - mean).square()).sum() / total).sqrt().clamp_min(floor)
-    return Trust(falling(weight, -x), float(share))
+    return falling(weight, -x)

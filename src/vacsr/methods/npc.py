@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vacsr.config import Share
-from vacsr.methods.base import Embedding, Method, Neighbours, RetrievalConfig, SetEmbeddings, TrainingView, register
+from vacsr.methods.base import Embedding, Method, RetrievalConfig, SetEmbeddings, TrainingView, register
 from vacsr.methods.infonce import cross_entropy
 from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.objective import LossTerms, PairBlock, cosines
@@ -59,8 +59,7 @@ class Npc(Method):
     config: NpcConfig
     clean: Tensor
     weight: Tensor
-    by_image: Tensor
-    by_text: Tensor
+    nearest: Tensor
     ready: Tensor
 
     def __init__(self, config: NpcConfig, *, dim: int) -> None:
@@ -75,8 +74,7 @@ class Npc(Method):
         count = len(caption_image)
         self.register_training_state("clean", torch.ones(count))
         self.register_training_state("weight", torch.ones(count))
-        self.register_training_state("by_image", torch.arange(count))
-        self.register_training_state("by_text", torch.arange(count))
+        self.register_training_state("nearest", torch.arange(count).repeat(2, 1))  # by image, by text
 
     @torch.no_grad()
     def start_epoch(self, view: TrainingView) -> None:
@@ -88,25 +86,23 @@ class Npc(Method):
         losses = view.caption_losses(embedded, self).double()
         losses = rescaled(losses) if self.config.rescale else losses
         self.clean.copy_(clean_by_gaussians(losses, steps=100))
-        nearest = nearest_in_bank(embedded, view.caption_image, self.clean, threshold=self.config.threshold)
-        self.by_image.copy_(nearest.by_image)
-        self.by_text.copy_(nearest.by_text)
+        self.nearest.copy_(nearest_in_bank(embedded, view.caption_image, self.clean, threshold=self.config.threshold))
         self.ready.fill_(1.0)
 
-    def neighbours(self, captions: Tensor) -> Neighbours:
-        return Neighbours(self.by_image[captions], self.by_text[captions])
+    def neighbours(self, captions: Tensor) -> Tensor:
+        return self.nearest[:, captions]
 
     def pair_losses(self, v: Embedding, t: Embedding, relevance: Tensor) -> Tensor:
         """ℓ_i = ½·(cross entropy of row i + of column i), spread over the labelled matches."""
         logit = self.log_scale.exp() * cosines(v.mean, t.mean)
         return 0.5 * (cross_entropy(logit, relevance) + cross_entropy(logit.mT, relevance.mT))
 
-    def weigh(self, captions: Tensor, before: Neighbours, after: Neighbours) -> Tensor:
+    def weigh(self, captions: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """Store the batch's weights, all 1 before there is a bank; returns the bank's part of the loss."""
         with torch.no_grad():
             weight = torch.where(self.ready > 0, pair_weights(before, after), 1.0)
             self.weight.index_copy_(0, captions, weight)
-        return self.config.bank_weight * self.ready * (before.by_image.mean() + before.by_text.mean())
+        return self.config.bank_weight * self.ready * before.mean(dim=1).sum()
 
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         losses = self.pair_losses(v, t, pairs.relevance)
@@ -116,19 +112,18 @@ class Npc(Method):
         return LossTerms(total, {"cross_entropy": losses.detach().mean(), "weight": weight.mean()})
 
 
-def pair_weights(before: Neighbours, after: Neighbours) -> Tensor:
-    """w = ½·(L_I/L'_I + L_T/L'_T); tanh(w) below 1, else 1. [B] four times -> [B]
+def pair_weights(before: Tensor, after: Tensor) -> Tensor:
+    """w = ½·(L_I/L'_I + L_T/L'_T); tanh(w) below 1, else 1. [2, B], [2, B] -> [B]
 
     A neighbour that is learned so well that its loss rounds to 0 has nothing to lose: 0/0 counts as 1.
     """
     tiny = 1e-6  # smaller differences of a loss are rounding in float32
-    by_image, by_text = ((old.detach() + tiny) / (new + tiny) for old, new in zip(before, after, strict=True))
-    w = 0.5 * (by_image + by_text)
+    w = ((before.detach() + tiny) / (after + tiny)).mean(dim=0)
     return torch.where(w < 1.0, w.tanh(), torch.ones_like(w))
 
 
-def nearest_in_bank(embedded: SetEmbeddings, caption_image: Tensor, clean: Tensor, *, threshold: float) -> Neighbours:
-    """Each caption's nearest bank pair by image and by text; a bank pair is its own. -> [M], [M]
+def nearest_in_bank(embedded: SetEmbeddings, caption_image: Tensor, clean: Tensor, *, threshold: float) -> Tensor:
+    """Each caption's nearest bank pair by image and by text; a bank pair is its own. -> [2, M]
 
     An image stands for itself where one of its captions is in the bank: the most trusted one. Where no caption reaches
     the threshold, the most trusted caption of all is the bank.
@@ -145,7 +140,7 @@ def nearest_in_bank(embedded: SetEmbeddings, caption_image: Tensor, clean: Tenso
     by_image, by_text = torch.where(inside, captions, best[caption_image]), captions.clone()
     outside = (~inside).nonzero().squeeze(1)
     by_text[outside] = bank[_nearest(embedded.texts[outside], embedded.texts[bank])]
-    return Neighbours(by_image, by_text)
+    return torch.stack((by_image, by_text))
 
 
 def _nearest(x: Tensor, among: Tensor, *, at_once: int = 1 << 24) -> Tensor:

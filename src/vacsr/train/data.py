@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import tee
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
 from vacsr.data.photos import without_unreadable
 from vacsr.errors import DataError, NoSuchSplit, UsageError, VacsrError
 from vacsr.model import MatchingModel
-from vacsr.noise import RowNoise, Stream
+from vacsr.noise import RowNoise, Stream, epoch_generator
 from vacsr.objective import PairBlock, same_image
 from vacsr.train.checkpoint import run_pairs, run_section
 from vacsr.train.distributed import World
@@ -97,15 +96,14 @@ def training_pairs(run: Path) -> PairSet | PhotoSet | None:
         return None
 
 
-def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Iterator[Tensor]:
+def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Tensor:
     """The caption rows of each batch of an epoch (from 0): a function of (seed, epoch), so resuming needs no state.
 
     A last, smaller batch is left out: its pair matrix would weigh differently. Its captions come in other epochs.
+    -> [batches, B]
     """
-    mixed = (seed * 1_000_003 + epoch) % 2**64  # a generator takes no more bits
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
-    for start in range(0, count - batch + 1, batch):
-        yield order[start : start + batch]
+    order = torch.randperm(count, generator=epoch_generator(seed, epoch))
+    return order[: count // batch * batch].view(-1, batch)
 
 
 class Batch(NamedTuple):
@@ -129,15 +127,14 @@ class PairLoader:
         """Where batches are put."""
         return self.texts.device
 
-    def batches(self, order: Iterable[Tensor]) -> Iterator[Batch]:
-        """One batch for each tensor of caption rows [B]; photos are read some batches ahead."""
+    def batches(self, order: Tensor) -> Iterator[Batch]:
+        """One batch for each row of ``order``; photos are read some batches ahead. [n, B] rows of captions"""
         if isinstance(self.images, Tensor):
             for captions in order:
                 yield Batch(captions.to(self.device))
             return
-        images, (coming, ahead) = self.caption_image.cpu(), tee(order)
-        streamed = self.images.stream(images[rows[self.world.rows(len(rows))]].tolist() for rows in ahead)
-        for captions, photos in zip(coming, streamed, strict=True):
+        images = self.caption_image.cpu()[order[:, self.world.rows(order.shape[1])]]
+        for captions, photos in zip(order, self.images.stream(images.tolist()), strict=True):
             if self.device.type == "cuda" and photos.device.type == "cpu":
                 photos = photos.pin_memory()
             yield Batch(captions.to(self.device), photos.to(self.device, non_blocking=True))

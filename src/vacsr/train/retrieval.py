@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -22,11 +21,11 @@ from vacsr.config import BackboneConfig, DataConfig, MethodConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.report import dev_rsum
-from vacsr.methods.base import Embedding, Method, Neighbours, RetrievalConfig, SetEmbeddings, TrainingView, take
+from vacsr.methods.base import Embedding, Method, RetrievalConfig, SetEmbeddings, TrainingView, take
 from vacsr.methods.members import Members
 from vacsr.methods.mixtures import trust_labels
 from vacsr.model import Heads, MatchingModel
-from vacsr.noise import RowNoise, Stream
+from vacsr.noise import RowNoise, Stream, epoch_generator
 from vacsr.objective import LossTerms, PairBlock, batch_block, same_image
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import PairScorer
@@ -145,15 +144,15 @@ class RetrievalTask(Task):
             self.model.method.start_epoch(view)
             if self.trusting and epoch >= view.first_epochs(self.trusting):
                 self.update_trust(epoch)
-        return self.loader.batches(islice(self.order(epoch), start, self.steps_per_epoch))
+        return self.loader.batches(self.order(epoch)[start : self.steps_per_epoch])
 
-    def order(self, epoch: int) -> Iterator[Tensor]:
-        """The caption rows of each batch of an epoch."""
+    def order(self, epoch: int) -> Tensor:
+        """The caption rows of each batch of an epoch. [batches, B]"""
         return batch_order(len(self.pairs), batch=self.config.batch_size, seed=self.config.seed, epoch=epoch)
 
     def batch_ids(self, step: int) -> list[str]:
         epoch, number = divmod(step, self.steps_per_epoch)
-        return [self.pairs.caption_ids[row] for row in next(islice(self.order(epoch), number, None)).tolist()]
+        return [self.pairs.caption_ids[row] for row in self.order(epoch)[number].tolist()]
 
     def loss(self, batch: Batch, step: Tensor) -> LossTerms:
         model, captions, gather = self.model, batch.captions, partial(gather_rows, world=self.world)
@@ -203,12 +202,11 @@ class RetrievalTask(Task):
         The cosine, not the score: a decoder of pairs learns wrong labels by heart sooner.
         """
         assert self.average is not None
-        images = self.loader.caption_image
+        images, generator = self.loader.caption_image, epoch_generator(self.config.seed, epoch, kind=1 << 61)
         v, t = self.embed_training_set(self.average.model)
-        generator = torch.Generator().manual_seed((self.config.seed * 1_000_003 + epoch + (1 << 61)) % 2**63)
         shift = torch.randint(1, max(2, len(v)), images.shape, generator=generator).to(self.device)
         labelled, unrelated = ((v[rows] * t).sum(dim=-1) for rows in (images, (images + shift) % len(v)))
-        self.trust.copy_(trust_labels(labelled, unrelated).probability)
+        self.trust.copy_(trust_labels(labelled, unrelated))
 
     def side_losses(self, batch: Batch) -> dict[str, Tensor]:
         """What a trial step says of the method's trusted pairs; it also weighs the pairs of the batch."""
@@ -296,9 +294,9 @@ class LookAhead:
         pairs = self._encode(batch.captions, batch.photos)
         near = [self._encode(captions) for captions in method.neighbours(batch.captions)]
         trial = self._trial_weights(pairs)
-        before = Neighbours(*(self._losses(pairs, {}) for pairs in near))
+        before = torch.stack([self._losses(pairs, {}) for pairs in near])
         with torch.no_grad():
-            after = Neighbours(*(self._losses(pairs, trial) for pairs in near))
+            after = torch.stack([self._losses(pairs, trial) for pairs in near])
         return method.weigh(batch.captions, before, after) / self.world.size
 
     @torch.no_grad()

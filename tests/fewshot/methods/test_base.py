@@ -35,15 +35,15 @@ OWN_WORDS = ("coop", "cocoop", "maple", "coprompt")
 LEARNS = {
     "coop": {"context"},
     "cocoop": {"context", "meta"},
-    "maple": {"prompts"},
-    "coprompt": {"prompts", "image_adapter", "text_adapter"},
+    "maple": {"tokens", "maps"},
+    "coprompt": {"tokens", "maps", "image_adapter", "text_adapter"},
     "mma": {"image_adapters", "text_adapters", "shared"},
     "mmrl": {"tokens", "image_maps", "text_maps", "projection"},
     "clipood": {"clip.backbone.image"},
     "vacsr": {"adapter", "clip.backbone.image", "clip.backbone.text"},
 }
 """The modules whose parameters learn, of every method that trains."""
-FIXED_START = {"context", "prompts.tokens.0", "adapter.decoder.2.weight"}
+FIXED_START = {"context", "tokens.0", "adapter.decoder.2.weight"}
 """Matrices that start at the same values whatever the generator."""
 
 

@@ -141,10 +141,10 @@ def prompt_rows(clip: ClipModel, classes: ClassSet, context: str = "a photo of a
 
 
 def plain_prompts(method: Maple) -> PlainPrompts:
-    texts = list(method.prompts.tokens)
+    texts = list(method.tokens)
     images = [
         torch.stack([layer.weight @ token + layer.bias for token in tokens])
-        for layer, tokens in zip(method.prompts.maps, texts, strict=True)
+        for layer, tokens in zip(method.maps, texts, strict=True)
     ]
 
     def over(x: Tensor, prompts: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ def test_logits_are_the_plain_ones_for_any_classes(
     kind: type[Maple], fields: dict[str, Any], blocks: tuple[int, int]
 ) -> None:
     method, pixels = build(kind, small_clip(image_blocks=blocks[0], text_blocks=blocks[1]), **fields), photos(2)
-    assert len(method.prompts.tokens) == min(method.config.depth, *blocks)
+    assert len(method.tokens) == min(method.config.depth, *blocks)
     for classes in (DESCRIBED, OTHERS):
         prepared = method.prepare(classes)
         assert not prepared.requires_grad
@@ -229,9 +229,9 @@ def test_text_starts_as_the_words_it_replaces() -> None:
     torch.testing.assert_close(method.prepare(CLASSES), expected, rtol=0, atol=0)
     deep = Maple(clip, MapleConfig(), classes=CLASSES, generator=torch.Generator().manual_seed(0))
     assert not torch.allclose(deep.prepare(CLASSES), expected)
-    fresh = torch.stack(list(deep.prompts.tokens)[1:])
+    fresh = torch.stack(list(deep.tokens)[1:])
     assert 0.01 < fresh.std() < 0.03
-    first, second, third = (layer.weight for layer in deep.prompts.maps)
+    first, second, third = (layer.weight for layer in deep.maps)
     assert torch.equal(second, third)
     assert not torch.equal(first, second)
     assert second.data_ptr() != third.data_ptr()
@@ -243,7 +243,7 @@ def test_the_context_gives_the_words_and_the_first_tokens() -> None:
     rows = prompt_rows(method.clip, CLASSES, "{odd} words")
     expected = plain_text(method.clip, rows, plain_prompts(method).text)
     torch.testing.assert_close(method.prepare(CLASSES), expected, rtol=1e-8, atol=1e-8)
-    assert len(build(Maple, tokens=12).prompts.tokens[0]) == 12  # a tokenizer of bytes
+    assert len(build(Maple, tokens=12).tokens[0]) == 12  # a tokenizer of bytes
     with pytest.raises(UsageError, match=r"set method\.tokens to at most 12"):
         build(Maple, tokens=13)
 

@@ -51,7 +51,7 @@ def reference(method: FewshotVacsr, relevance: Tensor, columns: list[str], *, st
     v, t = plain_image(method.clip, batch().pixels), plain_text(method.clip, method.clip.tokens(columns))
     retrieval = Vacsr(VacsrConfig(adapter=method.config.adapter, objective=method.config.objective), dim=16)
     retrieval.adapter = method.adapter
-    noise = PairNoise.create(seed=7, step=step, rows=torch.arange(3), cols=torch.arange(len(columns)))
+    noise = PairNoise.create(seed=7, step=step, rows=3, cols=len(columns))
     block = PairBlock(relevance, 3, relevance.sum(), noise)
     return retrieval.loss(Embedding(v), Embedding(t), block).total
 

@@ -91,11 +91,13 @@ class FewshotMethod(nn.Module):
     config: MethodConfig
 
     def __init__(self, clip: ClipModel, config: Any, *, classes: ClassSet, generator: torch.Generator) -> None:
-        """``classes``: those of training; new weights are drawn from ``generator``, which is on the CPU."""
         super().__init__()
-        clip.freeze()
-        self.clip, self.config = clip, config
+        self.clip, self.config = clip.requires_grad_(False).eval(), config
         self._cache: dict[str, tuple[object, Any]] = {}
+        self.add_weights(classes, generator)
+
+    def add_weights(self, classes: ClassSet, generator: torch.Generator) -> None:
+        """Make what learns, for these ``classes``; new weights are drawn from ``generator``, which is on the CPU."""
 
     def image_edits(self) -> TowerEdits | None:
         """What the method changes in the image tower, with the present weights."""

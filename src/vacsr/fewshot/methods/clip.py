@@ -20,7 +20,7 @@ _CLIP_SCALE = 100.0  # where CLIP's own training ended
 
 
 class ClipModel(nn.Module):
-    """Frozen towers and the maps into their shared space. Returns unit vectors; edits may change what the towers do."""
+    """Towers and maps into their shared space: unit vectors. A method freezes them; its edits change what they do."""
 
     def __init__(
         self, backbone: Backbone, *, image_map: nn.Module, text_map: nn.Module, dim: int, scale: float = _CLIP_SCALE
@@ -33,7 +33,6 @@ class ClipModel(nn.Module):
         self.backbone, self.image_map, self.text_map = backbone, image_map, text_map
         self.scale, self.dim = scale, dim
         self.image_width, self.text_width = backbone.image.width, backbone.text.width
-        self.freeze()
 
     @classmethod
     def from_config(cls, config: BackboneConfig) -> ClipModel:
@@ -70,11 +69,6 @@ class ClipModel(nn.Module):
     def depths(self) -> tuple[int, int]:
         """Blocks of the image tower and of the text tower."""
         return len(self.backbone.image.blocks()), len(self.backbone.text.blocks())
-
-    def freeze(self) -> None:
-        """Nothing learns; a method unfreezes what it trains."""
-        self.requires_grad_(False)
-        self.eval()
 
     def tokens(self, prompts: Sequence[str]) -> Tensor:
         """Ids, −1 after the end, as long as the longest. -> [C, L]"""

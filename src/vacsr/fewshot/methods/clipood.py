@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from vacsr.config.base import MethodConfig, register
 from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, cross_entropy
-from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.objective import LossTerms
 
 
@@ -59,15 +58,12 @@ class Clipood(FewshotMethod):
         domain_method={"beta": 0.5},
     )  # fmt: skip
 
-    def __init__(
-        self, clip: ClipModel, config: ClipoodConfig, *, classes: ClassSet, generator: torch.Generator
-    ) -> None:
-        super().__init__(clip, config, classes=classes, generator=generator)
-        clip.backbone.image.requires_grad_(True)
-        clip.image_map.requires_grad_(True)
+    def add_weights(self, classes: ClassSet, generator: torch.Generator) -> None:
+        self.clip.backbone.image.requires_grad_(True)
+        self.clip.image_map.requires_grad_(True)
         tower = [parameter.detach().clone() for parameter in self.trainable().values()]
         self.average = nn.ParameterList(tower).requires_grad_(False)
-        self.register_buffer("weight", torch.zeros((), device=clip.device))  # of all that the average holds
+        self.register_buffer("weight", torch.zeros((), device=self.clip.device))  # of all that the average holds
 
     def loss(self, batch: ShotBatch, classes: ClassSet) -> LossTerms:
         """Mean cross-entropy of s·(f − λ·t_y)·t_c over the batch."""

@@ -20,7 +20,6 @@ from vacsr.backbones.edits import TowerEdits, first_norm
 from vacsr.backbones.towers import Tower
 from vacsr.config.base import MethodConfig, register
 from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, drawn_from
-from vacsr.fewshot.methods.clip import ClipModel
 
 
 class MmaConfig(MethodConfig):
@@ -106,8 +105,8 @@ class Mma(FewshotMethod):
         domain_train={"epochs": 1},
     )
 
-    def __init__(self, clip: ClipModel, config: MmaConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
-        super().__init__(clip, config, classes=classes, generator=generator)
+    def add_weights(self, classes: ClassSet, generator: torch.Generator) -> None:
+        clip, config = self.clip, self.config
         depth = min(config.layers, *clip.depths)
         with drawn_from(generator):
             self.image_adapters = nn.ModuleList(Adapter(clip.image_width, config.width) for _ in range(depth))

@@ -22,7 +22,7 @@ from torch.nn import functional
 from vacsr.backbones.edits import TowerEdits, splice
 from vacsr.config.base import MethodConfig, register
 from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, cosine_distance, drawn_from
-from vacsr.fewshot.methods.clip import ClipModel, unit
+from vacsr.fewshot.methods.clip import unit
 from vacsr.objective import LossTerms
 
 _CONSISTENCY = {
@@ -84,9 +84,8 @@ class Mmrl(FewshotMethod):
         domain_train={"epochs": 1, "batch_size": 32, "warmup_epochs": 0},
     )
 
-    def __init__(self, clip: ClipModel, config: MmrlConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
-        super().__init__(clip, config, classes=classes, generator=generator)
-        self.names = classes.names
+    def add_weights(self, classes: ClassSet, generator: torch.Generator) -> None:
+        clip, config, self.names = self.clip, self.config, classes.names
         count = min(config.layers, *clip.depths)
         self.tokens = nn.Parameter(0.02 * torch.randn(config.tokens, config.rep_dim, generator=generator))
         with drawn_from(generator):

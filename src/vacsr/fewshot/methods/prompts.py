@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -135,10 +135,9 @@ class Coop(FewshotMethod):
     config: CoopConfig
     plan = PublishedPlan({"lr": 0.002, "batch_size": 32, "epochs": 200}, train_on={"imagenet": {"epochs": 50}})
 
-    def __init__(self, clip: ClipModel, config: CoopConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
-        super().__init__(clip, config, classes=classes, generator=generator)
-        self.prefix = clip.tokens([config.context])[0, 1:-1]
-        self.context = nn.Parameter(word_table(clip.backbone.text).weight.detach()[self.prefix].clone())
+    def add_weights(self, classes: ClassSet, generator: torch.Generator) -> None:
+        self.prefix = self.clip.tokens([self.config.context])[0, 1:-1]
+        self.context = nn.Parameter(word_table(self.clip.backbone.text).weight.detach()[self.prefix].clone())
 
     def text_edits(self) -> TextPrompts:
         return TextPrompts([self.context])
@@ -164,9 +163,10 @@ class Cocoop(Coop):
     config: CocoopConfig
     plan = PublishedPlan({"lr": 0.002, "batch_size": 1, "epochs": 10})
 
-    def __init__(self, clip: ClipModel, config: CocoopConfig, *, classes: ClassSet, generator: torch.Generator) -> None:
-        super().__init__(clip, config, classes=classes, generator=generator)
-        hidden = max(1, clip.dim // config.reduction)
+    def add_weights(self, classes: ClassSet, generator: torch.Generator) -> None:
+        super().add_weights(classes, generator)
+        clip = self.clip
+        hidden = max(1, clip.dim // self.config.reduction)
         with drawn_from(generator):
             self.meta = nn.Sequential(nn.Linear(clip.dim, hidden), nn.ReLU(), nn.Linear(hidden, clip.text_width))
         self.meta.to(self.context)
@@ -197,24 +197,12 @@ class Cocoop(Coop):
             return self.clip.scale * (images.unsqueeze(1) * texts).sum(dim=-1)
 
 
-class DeepPrompts(nn.Module):
-    """The text tokens of every prompted block, and the maps from these to image tokens."""
-
-    def __init__(self, first: Tensor, *, depth: int, image_width: int, generator: torch.Generator) -> None:
-        """``first``: the text tokens of the first block at the start. [n, W_text]"""
-        super().__init__()
-        text_width = first.shape[1]
-        fresh = [0.02 * torch.randn(first.shape, generator=generator) for _ in range(depth - 1)]
-        self.tokens = nn.ParameterList([first.clone(), *fresh])
-        with drawn_from(generator):
-            first_map, other_map = nn.Linear(text_width, image_width), nn.Linear(text_width, image_width)
-        self.maps = nn.ModuleList([first_map, *(deepcopy(other_map) for _ in fresh)])  # the others start equal
-        self.to(first)
-
-
 @register("maple", MapleConfig, presets={"paper": {}})
 class Maple(FewshotMethod):
-    """Cross-entropy on scaled cosines of the prompted towers."""
+    """Cross-entropy on scaled cosines of the prompted towers.
+
+    ``tokens`` are the text tokens of every prompted block, ``maps`` make image tokens of them.
+    """
 
     config: MapleConfig
     plan = PublishedPlan(
@@ -223,22 +211,25 @@ class Maple(FewshotMethod):
         domain_train={"lr": 0.0026, "epochs": 2},
     )
 
-    def __init__(self, clip: ClipModel, config: Any, *, classes: ClassSet, generator: torch.Generator) -> None:
-        super().__init__(clip, config, classes=classes, generator=generator)
-        depth = min(config.depth, *clip.depths)
+    def add_weights(self, classes: ClassSet, generator: torch.Generator) -> None:
+        clip, config = self.clip, self.config
         words = clip.tokens([config.context])[0, 1:-1]  # without start and end
         if len(words) < config.tokens:
             message = f"method.tokens is {config.tokens}, {config.context!r} has {len(words)} tokens"
             raise UsageError(f"{message} — set method.tokens to at most {len(words)}, or write a longer method.context")
         first = word_table(clip.backbone.text).weight.detach()[words[: config.tokens]]
-        self.prompts = DeepPrompts(first, depth=depth, image_width=clip.image_width, generator=generator)
+        deeper = min(config.depth, *clip.depths) - 1
+        fresh = [0.02 * torch.randn(first.shape, generator=generator) for _ in range(deeper)]
+        with drawn_from(generator):
+            first_map, other_map = (nn.Linear(clip.text_width, clip.image_width) for _ in range(2))
+        maps = [first_map, *(deepcopy(other_map) for _ in fresh)]  # the others start equal
+        self.tokens, self.maps = nn.ParameterList([first.clone(), *fresh]).to(first), nn.ModuleList(maps).to(first)
 
     def image_edits(self) -> ImagePrompts:
-        pairs = zip(self.prompts.maps, self.prompts.tokens, strict=True)
-        return ImagePrompts([linear(tokens) for linear, tokens in pairs])
+        return ImagePrompts([linear(tokens) for linear, tokens in zip(self.maps, self.tokens, strict=True)])
 
     def text_edits(self) -> TextPrompts:
-        return TextPrompts(list(self.prompts.tokens))
+        return TextPrompts(list(self.tokens))
 
     def sentences(self, classes: ClassSet) -> list[str]:
         return context_sentences(self.config.context, classes)
@@ -286,11 +277,12 @@ class Coprompt(Maple):
         },
     )
 
-    def __init__(self, clip: ClipModel, config: Any, *, classes: ClassSet, generator: torch.Generator) -> None:
-        super().__init__(clip, config, classes=classes, generator=generator)
+    def add_weights(self, classes: ClassSet, generator: torch.Generator) -> None:
+        super().add_weights(classes, generator)
+        dim, config = self.clip.dim, self.config
         with drawn_from(generator):
             self.image_adapter, self.text_adapter = (
-                FeatureAdapter(clip.dim, reduction=config.reduction, blend=blend).to(self.prompts.tokens[0])
+                FeatureAdapter(dim, reduction=config.reduction, blend=blend).to(self.tokens[0])
                 for blend in (config.image_blend, config.text_blend)
             )
 

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from vacsr.adapter import AdapterConfig, VariationalAdapter
 from vacsr.config.base import MethodConfig, method_entry, register
 from vacsr.fewshot.methods.base import ClassSet, FewshotMethod, PublishedPlan, ShotBatch, drawn_from, encode_chunks
-from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.methods.base import Embedding, ParamGroup, split_by_decay
-from vacsr.noise import PairNoise
-from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, VacsrObjective, cosines, same_image
+from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, VacsrObjective, batch_block, cosines
 from vacsr.strips import PairLoss, StripLoss
 
 Blocks = Annotated[str, Field(pattern=r"^((first|last) [0-9]+|all|none)$")]
@@ -71,10 +69,8 @@ class FewshotVacsr(FewshotMethod):
         method_on={name: {"text_chunk": 250, "pair_chunk": 16_384} for name in ("imagenet", "sun397")},
     )
 
-    def __init__(
-        self, clip: ClipModel, config: FewshotVacsrConfig, *, classes: ClassSet, generator: torch.Generator
-    ) -> None:
-        super().__init__(clip, config, classes=classes, generator=generator)
+    def add_weights(self, classes: ClassSet, generator: torch.Generator) -> None:
+        clip, config = self.clip, self.config
         with drawn_from(generator):
             self.adapter = VariationalAdapter(clip.dim, config.adapter).to(clip.device)
         self.objective = VacsrObjective(config.objective)
@@ -102,16 +98,12 @@ class FewshotVacsr(FewshotMethod):
             ids = ids[present]
             longest = int((ids >= 0).sum(dim=1).max())
             texts, columns = self._encode(ids[:, :longest])[index], labels
-        relevance = same_image(labels, columns)
-        noise = PairNoise.create(
-            seed=batch.seed, step=batch.step, rows=len(labels), cols=len(columns), device=labels.device
-        )
-        block = PairBlock(relevance, len(labels), relevance.sum(), noise)
+        block = batch_block(labels, columns, seed=batch.seed, step=batch.step)
         residual = self.adapter.residual
         if batch.step == 0 and residual is not None:
             with torch.no_grad():
                 scores = residual[0] * cosines(images, texts)
-                residual[1] = centred_bias(scores, share=relevance.double().mean())
+                residual[1] = centred_bias(scores, share=block.relevance.double().mean())
         rows = max(1, self.config.pair_chunk // len(texts)) if self.config.pair_chunk else len(images)
         pair_loss: PairLoss = self._pair_loss if rows >= len(images) else StripLoss(self._pair_loss, self.adapter, rows)
         return pair_loss(Embedding(images), Embedding(texts), block)
