@@ -60,6 +60,8 @@ def test_scores_are_the_mean_of_the_members_scores(method: Any) -> None:
     aligned = torch.stack([score[:, :5].diagonal() for score in apart])
     torch.testing.assert_close(made.aligned_score(v, some), aligned.mean(dim=0))
     torch.testing.assert_close(BlockScorer(made).aligned(v, some), aligned.mean(dim=0), atol=1e-5, rtol=1e-5)
+    graded = aligned.sigmoid() if made.logit_score else aligned  # InfoNCE only ranks
+    torch.testing.assert_close(made.disagreement(v, some), graded.std(dim=0))
 
 
 def test_each_member_learns_from_its_own_loss_and_noise() -> None:

@@ -190,6 +190,13 @@ class Method(nn.Module, ABC):
         """The method's parameters with learning rates and decay; by default scalars and biases do not decay."""
         return split_by_decay("loss", self.named_parameters())
 
+    def disagreement(self, v: Embedding, t: Embedding) -> Tensor | None:
+        """Of aligned pairs: the standard deviation of the members' grades, or of their scores where they only rank.
+
+        None without members. [N, d], [N, d] -> [N]
+        """
+        return None
+
     def fold(self) -> FoldedScore | None:
         """An exact, cheaper form of :meth:`score`, for scoring at scale; None where there is none."""
         return None

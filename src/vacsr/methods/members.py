@@ -75,6 +75,14 @@ class Members(Method):
     def uncertainty(self, v: Embedding, t: Embedding) -> Tensor | None:
         return _mean([member.uncertainty(x, y) for member, x, y in self._both(v, t)])
 
+    def disagreement(self, v: Embedding, t: Embedding) -> Tensor:
+        values = []
+        for member, x, y in self._both(v, t):
+            score = member.aligned_score(x, y)
+            grade = member.grade(score)
+            values.append(score if grade is None else grade)
+        return torch.stack(values).std(dim=0)
+
     def param_groups(self) -> list[ParamGroup]:
         return [group for member in self.each for group in member.param_groups()]
 
