@@ -214,7 +214,8 @@ class EvaluateConfig(Config):
     splits: tuple[str, ...] = ("dev", "test")
     """Splits of data.pairs to report; missing ones are left out."""
     protocols: tuple[str, ...] = ("flickr",)
-    """`flickr`: the whole split in one gallery. On COCO's test images: `coco-1k`, `coco-5k`, `cxc`, `eccv`."""
+    """`flickr`: the whole split in one gallery. On COCO's test images: `coco-1k`, `coco-5k`, `cxc`, `eccv`;
+    on some of them: `cxc-part`, `eccv-part`."""
     judgments: tuple[str, ...] = ()
     """Files of human grades for the report."""
     ties: Literal["stable", "pessimistic"] = "stable"
