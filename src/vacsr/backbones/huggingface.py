@@ -199,7 +199,8 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     configs = [hub.read_config(standard)] if offline else [hub.load_config(one) for one in checkpoints]
     vision = _check_sides(config, checkpoints, configs)
     settings = {} if offline else hub.processor_settings(checkpoints[0])
-    statistics = _STATISTICS[configs[0].model_type] if len(checkpoints) == 1 else (IMAGENET_MEAN, IMAGENET_STD)
+    kind = configs[0].model_type.removesuffix("_vision_model")  # an image tower of CLIP alone sees pixels as CLIP does
+    statistics = _STATISTICS.get(kind, (IMAGENET_MEAN, IMAGENET_STD))
     transform = _transform(checkpoints[0], vision, config, settings, statistics=statistics)
     if fresh:
         vision.image_size = transform.size
