@@ -186,3 +186,10 @@ def test_the_flickr8k_recipe_has_the_settings_of_the_table() -> None:
     )
     free = {"data.pairs", "backbone.spec", "train.log_every", "train.checkpoint_epochs", "evaluate.judgments"}
     assert {field for field in ours if ours[field] != theirs[field]} <= free
+
+
+def test_the_coco_part_recipe_differs_from_flickr8ks_where_it_says() -> None:
+    """Other data and towers, and neither frozen epochs nor a warm-up of the loss."""
+    fields = changed("coco-part-clipb16-minilm.yaml", "flickr8k-dinov2-minilm.yaml")
+    assert (fields.pop("train.towers.freeze_image"), fields.pop("train.towers.ramp")) == (0, False)
+    assert set(fields) == {"data.pairs", "backbone.spec", "train.checkpoint_epochs", "evaluate.protocols"}

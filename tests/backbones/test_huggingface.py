@@ -17,6 +17,7 @@ from torch.nn import functional
 from vacsr.backbones import TowerBackbone, build_pooling, load_backbone
 from vacsr.backbones.heads import ProjectionHead
 from vacsr.backbones.hub import PatchProduct, use_products
+from vacsr.backbones.images import CLIP_MEAN, CLIP_STD
 from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, UsageError
 
@@ -309,6 +310,16 @@ def test_a_two_tower_checkpoint_gives_the_side_that_is_asked_for(clip_checkpoint
     vision = model.vision_model(pixel_values=both.transform.normalize(photos)).last_hidden_state
     torch.testing.assert_close(both.encode_images(photos).values, vision)
     assert both.encode_texts(both.tokenize(["ab", "abc"])).summary.tolist() == [3, 4]
+
+
+def test_an_image_tower_of_clip_alone(bert: Path, tmp_path: Path, photos: torch.Tensor) -> None:
+    """Saved with its projection and without a processor: pixels are CLIP's, tokens are the model's."""
+    config = transformers.CLIPVisionConfig(**SMALL, image_size=32, patch_size=16, projection_dim=8)
+    folder = save(transformers.CLIPVisionModelWithProjection(config), tmp_path / "clip-image")
+    backbone, model = towers(folder, bert, image_size=32), auto(folder)
+    assert (backbone.transform.mean, backbone.transform.std) == (CLIP_MEAN, CLIP_STD)
+    expected = model(pixel_values=backbone.transform.normalize(photos)).last_hidden_state
+    torch.testing.assert_close(backbone.encode_images(photos).values, expected)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "mpnet", "distilbert", "gpt2"])

@@ -15,6 +15,7 @@ from vacsr.config.base import METHODS
 from vacsr.config.io import read_recipe, recipe_from
 from vacsr.data.scenes.classes import ClassOptions, class_source
 from vacsr.errors import UsageError
+from vacsr.evaluate.protocols import check_protocols
 from vacsr.fewshot import read_fewshot
 from vacsr.fewshot.config import FewshotRecipe
 
@@ -83,6 +84,39 @@ def test_any_row_of_a_shipped_table_can_be_dropped(path: Path, tmp_path: Path) -
         assert all(entry.beside != row for entry in left.published)
         assert all(each.against != row for each in left.rows)
         assert left.page.gallery is None or row not in left.page.gallery.rows
+
+
+PARTS = {
+    "clip-features": [], "coco": [], "coco-part": [], "noun-noise": [], "scenes": [], "coco-vitb16": ["coco"],
+    "coco-part-towers": ["coco-part"], "flickr8k-coco": ["coco-part"],
+}  # fmt: skip
+"""Files for --with, and those they are laid on."""
+
+
+def test_every_part_is_known() -> None:
+    others = {"published", "scenes-small"}  # the paper's numbers, and a part of one table
+    assert {path.stem for path in COCO.parent.glob("*.yaml")} == PARTS.keys() | others
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("table", ["retrieval", "noise"])
+def test_every_part_fits_the_tables(name: str, table: str) -> None:
+    layers = [COCO.with_name(f"{part}.yaml") for part in (*PARTS[name], name)]
+    cells = list(list_cells(read_table(ROOT / f"tables/{table}.yaml", layers=layers), Path("x")))
+    assert cells
+    check_protocols([each for cell in cells for each in cell.recipe.evaluate.protocols])
+
+
+def test_the_papers_tables_have_all_their_columns() -> None:
+    """Every number of tables 1 and 2 is a column, and both towers have their published rows."""
+    table = read_table(ROOT / "tables/coco.yaml")
+    keys = {column.key for column in table.columns}
+    assert [entry for entry in table.published if not entry.values.keys() <= keys] == []
+    shown = {name: [one.name for one in collect(table, []).published_rows(name)] for name in ("vit-b32", "vit-b16")}
+    assert shown["vit-b16"] == ["P2RM", "DAA", "PCME", "PCME++", "VACSR"]
+    assert shown["vit-b32"] == [*shown["vit-b16"], "VACSR, uncertainty"]
+    b32, b16 = ({c.recipe.backbone.spec for c in list_cells(table, Path("x")) if c.setting == s} for s in shown)
+    assert (b32, b16) == ({"clip:openai/clip-vit-base-patch32"}, {"clip:openai/clip-vit-base-patch16"})
 
 
 def test_a_file_laid_over_a_table_may_drop_rows(below: Path) -> None:

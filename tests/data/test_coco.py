@@ -182,6 +182,16 @@ def test_photos_in_zips(tmp_path: Path, draw: Draw, photos_of: Load) -> None:
     assert (reds(pairs), reds(pairs.subset([4, 3]))) == ([0, 1, 2, 3, 4], [4, 3])
 
 
+def test_a_part_of_coco(tmp_path: Path, draw: Draw, photos_of: Load, refused: Refused) -> None:
+    """A list of photos with COCO's annotation ids, beside a zip."""
+    entry = {"image": "0009.png", "split": "test", "captions": ["a dog", "a cat"], "caption_ids": [101, 108]}
+    (tmp_path / "captions.json").write_text(json.dumps([entry]))
+    refused(f"coco:{tmp_path}", "images.zip")
+    draw(tmp_path / "images/0009.png")
+    pairs = photos_of(f"coco:{tmp_path}", split="test")
+    assert (pairs.image_ids, pairs.caption_ids, pairs.captions) == (("0009.png",), ("101", "108"), ("a dog", "a cat"))
+
+
 def test_only_the_photos_of_the_split_are_needed(root: Path, photos_of: Load, refused: Refused) -> None:
     for path in (root / "train2014").iterdir():
         path.unlink()

@@ -14,11 +14,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vacsr.data.noise import CaptionNoise, apply_noise, derange_captions, load_noise, make_noise, permute_captions
+from vacsr.data import load_pairs
+from vacsr.data.noise import (
+    CaptionNoise,
+    apply_noise,
+    derange_captions,
+    load_noise,
+    make_noise,
+    permute_captions,
+    swap_captions,
+)
+from vacsr.data.nouns import find_nouns, photo_nouns
 from vacsr.data.pairs import PairSet
 from vacsr.errors import DataError, ShapeMismatch, UsageError, VacsrError
 from vacsr.files import read_tensors, write_tensors
 
+SHARED = Path(__file__).resolve().parents[3] / "shared"
 ASSIGNMENTS = st.lists(st.integers(0, 20), max_size=60).map(lambda rows: torch.tensor(rows, dtype=torch.int64))
 RATIOS = st.floats(0, 1)
 SEEDS = st.integers(0, 2**32)
@@ -42,13 +53,15 @@ def test_captions_move_among_their_slots(rows: torch.Tensor, ratio: float, seed:
     [
         ("permute-captions", ["fcf2f18d93180d3a", "fbb9819a12881b48"]),
         ("derange-captions", ["3661d69632db20e2", "2c88279713cb2668"]),
+        ("swap-shared-noun", ["460703bb26f91088", "91979bb7e3767a1d"]),
     ],
 )
 def test_noise_stays_what_it_was(protocol: str, marks: list[str], tmp_path: Path) -> None:
     """Noise of earlier runs is drawn again by its seed alone, and saved with a hash of little-endian int64."""
     before, rows = torch.get_rng_state(), torch.arange(1000) // 5
+    texts = [f"a noun{row // 5 % 7} in the noun{row // 5 % 11}" for row in range(1000)]
     for ratio, mark in zip((0.2, 1.0), marks, strict=True):
-        noise = make_noise(protocol, rows, ratio=ratio, seed=0)
+        noise = make_noise(protocol, rows, ratio=ratio, seed=0, captions=texts)
         assert noise.sha256.startswith(mark)
         assert noise.sha256 == hashlib.sha256(struct.pack("<1000q", *noise.permutation.tolist())).hexdigest()
         noise.save(tmp_path / "n.safetensors")
@@ -56,13 +69,13 @@ def test_noise_stays_what_it_was(protocol: str, marks: list[str], tmp_path: Path
         assert again.permutation.equal(noise.permutation)
         assert again.assignment.equal(noise.assignment)
         assert (again.ratio, again.seed, again.protocol) == (ratio, 0, protocol)
-    assert make_noise(protocol, rows, ratio=0.2, seed=1).sha256[:16] not in marks
+    assert make_noise(protocol, rows, ratio=0.2, seed=1, captions=texts).sha256[:16] not in marks
     assert torch.get_rng_state().equal(before)
     with pytest.raises(UsageError, match=f"'swap'.*{protocol}"):
         make_noise("swap", rows, ratio=0.5, seed=0)
     for ratio in (-0.1, 1.1, float("nan")):
         with pytest.raises(UsageError, match=f"{ratio}.* — "):
-            make_noise(protocol, rows, ratio=ratio, seed=0)
+            make_noise(protocol, rows, ratio=ratio, seed=0, captions=texts)
 
 
 @given(ASSIGNMENTS, RATIOS, SEEDS)
@@ -81,6 +94,64 @@ def test_deranged_captions_all_change_their_image(rows: torch.Tensor, ratio: flo
     assert len(changed) == wanted
     assert (noise.assignment[changed] != rows[changed]).all()
     assert noise.permutation.equal(derange_captions(rows, ratio=ratio, seed=seed).permutation)
+
+
+@given(ASSIGNMENTS, RATIOS, SEEDS, st.integers(1, 12), st.randoms(use_true_random=False))
+def test_swapped_captions_go_to_photos_that_share_a_noun(
+    rows: torch.Tensor, ratio: float, seed: int, vocabulary: int, random: Any
+) -> None:
+    texts = [f"a noun{random.randrange(vocabulary)} on a noun{random.randrange(vocabulary)}" for _ in rows]
+    wanted = int(ratio * len(rows))
+    if sum(min(int(count), wanted // 2) for count in rows.bincount()) < wanted:
+        with pytest.raises(DataError, match="too few images"):
+            swap_captions(rows, texts, ratio=ratio, seed=seed)
+        return
+    noise = swap_captions(rows, texts, ratio=ratio, seed=seed)
+    assert sorted(noise.permutation.tolist()) == list(range(len(rows)))
+    assert noise.assignment.equal(rows[noise.permutation])
+    assert noise.original.equal(rows)
+    changed = (noise.permutation != torch.arange(len(rows))).nonzero().flatten().tolist()
+    assert len(changed) == wanted
+    nouns = photo_nouns(texts, rows.tolist())
+    old, new = ([nouns[int(image)] for image in images[changed]] for images in (rows, noise.assignment))
+    assert all(int(noise.assignment[row]) != int(rows[row]) for row in changed)
+    assert noise.fallbacks == sum(not a & b for a, b in zip(old, new, strict=True))
+    assert noise.permutation.equal(swap_captions(rows, texts, ratio=ratio, seed=seed).permutation)
+
+
+def test_where_nouns_are_common_nearly_every_swap_shares_one(tmp_path: Path) -> None:
+    rows = torch.arange(500) // 5
+    texts = [f"a noun{row // 5 % 7} in the noun{row // 5 % 11}" for row in range(500)]
+    noise = swap_captions(rows, texts, ratio=0.5, seed=0)
+    assert noise.changed_share == 0.5
+    assert noise.fallbacks <= 5
+    alone = [f"a lone{row // 5} in the lone{row // 5}" for row in range(500)]
+    other = swap_captions(rows, alone, ratio=0.5, seed=0)
+    assert (other.changed_share, other.fallbacks) == (0.5, 250), "no partner anywhere: any other photo"
+    other.save(tmp_path / "n.safetensors")
+    assert load_noise(tmp_path / "n.safetensors").fallbacks == 250
+    with pytest.raises(UsageError, match=r"words of captions.*captions=FILE"):
+        make_noise("swap-shared-noun", rows, ratio=0.5, seed=0)
+
+
+def test_nouns_end_a_phrase_after_a_determiner() -> None:
+    texts = ["Two dogs on the beach", "A brown dog runs on a beach.", "the dog is brown", "a dog and two dogs."]
+    assert find_nouns(texts) == {"dogs", "beach"}, "'dog' ends a phrase once only"
+    assert find_nouns([*texts, "The DOG, a dog"]) == {"dog", "dogs", "beach"}
+    rare = ["a red in it", "the red."] + ["a red ball in the sea"] * 30
+    assert find_nouns(rare) == {"sea"}, "an adjective is used so in too few of its captions"
+    assert photo_nouns(texts, [0, 0, 1, 1]) == {0: {"dogs", "beach"}, 1: {"dogs"}}
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not (SHARED / "data/coco").is_dir(), reason="needs ../shared/data/coco")
+def test_real_captions_share_nouns() -> None:
+    spec = f"features:{SHARED}/data/coco/features-clipb16-minilm.safetensors,captions={SHARED}/data/coco/captions.json"
+    pairs = load_pairs(spec, split="train")
+    noise = make_noise("swap-shared-noun", pairs.caption_image, ratio=0.5, seed=0, captions=pairs.captions)
+    assert int((noise.assignment != pairs.caption_image).sum()) == len(pairs) // 2 == 7197
+    assert noise.fallbacks < 0.01 * 7197
+    assert {"dog", "man", "street", "kitchen"} < find_nouns(pairs.captions or ())
 
 
 def test_noise_changes_the_labels_of_its_own_pairs(parts: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def table(path: Path, rows: Rows) -> str:
 
 def test_captions_files_of_every_kind(tmp_path: Path) -> None:
     """Images in the order of the list, of first appearance, or of a column."""
-    entries = [
+    entries: list[dict[str, Any]] = [
         {"image": "b", "split": "dev", "captions": ["one, with a comma", "two"]},
         {"image": "a", "split": "train", "captions": ["three"]},
     ]
@@ -59,6 +59,10 @@ def test_captions_files_of_every_kind(tmp_path: Path) -> None:
         assert [names.caption_ids[row] for row in order] == ["b#0", "b#1", "a#0"]
         assert names.caption_image[order].tolist() == [0, 0, 1]
         assert [(names.captions or ())[row] for row in order] == ["one, with a comma", "two", "three"]
+    for entry, ids in zip(entries, ([12, "x"], [3]), strict=True):
+        entry["caption_ids"] = ids
+    named = read_captions(written(tmp_path, "c.json", json.dumps(entries)))
+    assert (named.image_ids, named.caption_ids) == (("b", "a"), ("12", "x", "3"))
     numbered = [{"image": 7, "caption_id": "x", "image_row": 1}, {"image": "a", "caption_id": "y", "image_row": 0}]
     names = read_captions(written(tmp_path, "c.jsonl", "\n\n".join(map(json.dumps, numbered))))
     assert (names.image_ids, names.caption_ids, names.caption_image.tolist()) == (("a", "7"), ("x", "y"), [1, 0])
@@ -73,6 +77,8 @@ def test_captions_files_of_every_kind(tmp_path: Path) -> None:
         ("c.json", '[{"image": "a", "captions": ["x"]}, {"captions": ["x"]}]', ("entry 1", "image (None)")),
         ("c.json", '[{"image": "a", "captions": [1]}]', ("image 'a'", "no list of texts")),
         ("c.json", '[{"image": "a", "captions": ["x"]}, {"image": "a", "captions": ["x"]}]', ("image id 'a'",)),
+        ("c.json", '[{"image": "a", "captions": ["x"], "caption_ids": [1, 2]}]', ("image 'a'", "caption_ids [1, 2]")),
+        ("c.json", '[{"image": "a", "captions": ["x"], "caption_ids": [[]]}]', ("image 'a'", "one id per caption")),
         ("c.csv", "", ("no row at all", "columns image")),
         ("c.csv", "name,caption\na,x\n", ("columns image", "name, caption")),
         ("c.csv", "image,caption\na,x,y\n", ("line 2", "image, caption")),

@@ -41,7 +41,8 @@ def test_metrics_equal_their_definitions(levels: int, density: float, plain_metr
         shares = [np.nan if one is None else one[name] for one in expected]
         np.testing.assert_allclose(metric(ranks), shares, rtol=1e-12)
     result, asked = retrieval_metrics(ranks), [one for one in expected if one is not None]
-    assert list(result) == [*METRICS, "median_rank"]
+    assert list(result) == [*METRICS, "median_rank", "queries"]
+    assert result["queries"] == len(asked) < 40
     assert result["median_rank"] == np.median([one["median_rank"] for one in asked])
     assert result["map_at_r"] == pytest.approx(100 * np.mean([one["map_at_r"] for one in asked]))
 
@@ -60,5 +61,5 @@ def test_an_absent_relevant_item_is_never_retrieved_but_counted() -> None:
 def test_results_are_percent_and_rsum_adds_six() -> None:
     ranks = ranks_of(torch.eye(20), torch.eye(20))
     result = retrieval_result([BothRanks(ranks, ranks)])
-    assert result["i2t"] == result["t2i"] == {**dict.fromkeys(METRICS, 100.0), "median_rank": 1.0}
+    assert result["i2t"] == result["t2i"] == {**dict.fromkeys(METRICS, 100.0), "median_rank": 1.0, "queries": 20}
     assert result["rsum"] == 600

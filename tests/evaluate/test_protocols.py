@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vacsr.data import load_pairs
 from vacsr.errors import DataError, MissingExtra
 from vacsr.evaluate import protocols
 from vacsr.evaluate.metrics import METRICS, retrieval_result
@@ -23,6 +25,7 @@ from vacsr.evaluate.protocols import (
     coco_owners,
     coco_test,
     fitting_protocols,
+    part_gallery,
     protocol_galleries,
 )
 from vacsr.evaluate.report import evaluate_scores
@@ -30,6 +33,7 @@ from vacsr.evaluate.score_files import MatrixIds, MatrixScores
 from vacsr.evaluate.significance import contributions
 
 eccv_caption = pytest.importorskip("eccv_caption")
+SHARED = Path(__file__).resolve().parents[3] / "shared"
 KINDS = ("random", "perfect", "adversarial", "tied", "constant")
 EACH = 6  # images in a fold of the small world
 PROTOCOLS = {"coco-1k": ("coco", FOLDS), "coco-5k": ("coco", 1), "cxc": ("cxc", 1), "eccv": ("eccv", 1)}
@@ -265,6 +269,55 @@ def test_data_without_some_of_the_test_list(small: Small) -> None:
     none = MatrixIds(("a",), ("a#0",), torch.tensor([0]))
     with pytest.raises(DataError, match=f"30 of COCO's 30 test images, first '{small.images[0]}'.*flickr"):
         coco_galleries(none, source="eccv", known=small.known)
+
+
+def test_a_part_counts_the_matches_inside_it(small: Small) -> None:
+    """Some of the images under names of their own, with a caption from elsewhere; against a plain loop."""
+    pairs, matches = small.pairs(further=3), small.known.matches
+    kept = [col for col, row in enumerate(pairs.caption_image.tolist()) if row % 3]
+    some = replace(
+        pairs,
+        image_ids=tuple(f"photo-{name}" for name in pairs.image_ids),
+        caption_ids=tuple(pairs.caption_ids[col] for col in kept),
+        caption_image=pairs.caption_image[kept],
+    )
+    scores = draw_scores("random", some.caption_image, images=len(some.image_ids))
+    listed = [(int(name), col) for col, name in enumerate(some.caption_ids) if int(name) in set(small.captions)]
+    images = {small.known.image_of(name): int(some.caption_image[col]) for name, col in listed}
+    for source in ("cxc", "eccv"):
+        (part,) = part_gallery(some, source=source, known=small.known)  # type: ignore[arg-type]
+        assert (len(part.images), len(part.captions)) == (len(images), len(listed))
+        assert sorted(images.values()) == part.images.tolist()
+        result = retrieval_result([part.ranks(Blocks(scores))])["t2i"]
+        hits = []
+        for name, col in listed:
+            inside = [images[image] for image in matches[source]["t2i"].get(name, ()) if image in images]  # type: ignore[index]
+            best = max(images.values(), key=lambda row: float(scores[row, col]))
+            hits += [best in inside] if inside else []
+        assert (result["r1"], result["queries"]) == (pytest.approx(100 * np.mean(hits)), len(hits))
+    (whole,) = part_gallery(small.pairs(), source="eccv", known=small.known)
+    assert whole.whole
+    assert int(whole.i2t.relevant[0]) == int(whole.i2t.count[0]), "a match that is nowhere does not count"
+
+
+def test_parts_that_are_refused(small: Small) -> None:
+    none = MatrixIds(("a",), ("a#0",), torch.tensor([0]))
+    with pytest.raises(DataError, match=r"none of COCO's test captions.*'a#0'"):
+        part_gallery(none, source="eccv", known=small.known)
+    torn = MatrixIds(("a", "b"), tuple(map(str, small.captions[:2])), torch.tensor([0, 1]))
+    with pytest.raises(DataError, match="another image"):
+        part_gallery(torn, source="cxc", known=small.known)
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not (SHARED / "data/coco").is_dir(), reason="needs ../shared/data/coco")
+def test_the_part_of_coco_has_these_queries() -> None:
+    pairs = load_pairs(f"coco:{SHARED}/data/coco", split="test")
+    asked = {}
+    for name, (part,) in protocol_galleries(["cxc-part", "eccv-part"], pairs).items():
+        assert part.whole
+        asked[name] = [int((side.relevant > 0).sum()) for side in (part.i2t, part.t2i)]
+    assert asked == {"cxc-part": [512, 2557], "eccv-part": [123, 125]}
 
 
 def test_protocols_that_fit(whole: MatrixIds) -> None:

@@ -97,6 +97,7 @@ def test_retrieval_against_plain_python(pairs: PairSet, score: Tensor, own: Tens
         queries = [plain_metrics(*both) for both in zip(scores, relevant, strict=True)]
         expected = {name: 100 * np.mean([one[name] for one in queries]) for name in METRICS}
         expected["median_rank"] = np.median([one["median_rank"] for one in queries])
+        expected["queries"] = len(queries)
         assert result[direction] == pytest.approx(expected)
     recalls = [result[d][k] for d in ("i2t", "t2i") for k in ("r1", "r5", "r10")]
     assert result["rsum"] == pytest.approx(sum(recalls))

@@ -198,7 +198,8 @@ def _load(config: BackboneConfig, source: Source) -> TowerBackbone:
     configs = [hub.read_config(standard)] if offline else [hub.load_config(one) for one in checkpoints]
     vision = _check_sides(config, checkpoints, configs)
     settings = {} if offline else hub.processor_settings(checkpoints[0])
-    statistics = _STATISTICS[configs[0].model_type] if len(checkpoints) == 1 else (IMAGENET_MEAN, IMAGENET_STD)
+    kind = configs[0].model_type.removesuffix("_vision_model")  # an image tower of CLIP alone sees pixels as CLIP does
+    statistics = _STATISTICS.get(kind, (IMAGENET_MEAN, IMAGENET_STD))
     # DINOv2's table of positions is for 518, but its image processor cuts 224.
     side = 224 if vision.model_type.startswith("dinov2") else hub.one_side(vision.image_size)
     usual, patch_side = PhotoTransform(side, *statistics), hub.one_side(vision.patch_size)

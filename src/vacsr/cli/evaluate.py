@@ -16,7 +16,11 @@ def evaluate(
     pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Data (docs/data.md); default: the run's.")] = None,
     split: Annotated[str | None, typer.Option(metavar="S", help="Split to use; default: test, else all.")] = None,
     protocol: Annotated[
-        list[str] | None, typer.Option(metavar="P", help="flickr, or on COCO coco-1k, coco-5k, cxc, eccv. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="P",
+            help="flickr, or on COCO coco-1k, coco-5k, cxc, eccv, on a part of it cxc-part, eccv-part. Repeatable.",
+        ),
     ] = None,
     judgments: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Human grades; repeatable.")] = None,
     json: JsonFile = None,

@@ -14,8 +14,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class NoiseConfig(Config):
     """Label noise injected into the training captions."""
 
-    protocol: Literal["permute-captions", "derange-captions"] = "permute-captions"
-    """Choose int(ratio·M) captions and permute them; with `derange-captions` none stays with its own image."""
+    protocol: Literal["permute-captions", "derange-captions", "swap-shared-noun"] = "permute-captions"
+    """Choose int(ratio·M) captions and permute them; with `derange-captions` none stays with its own image, and with
+    `swap-shared-noun` each goes to a photo whose captions share a noun with those of its own."""
     ratio: Share = 0.0
     """Share of captions chosen."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -213,7 +214,8 @@ class EvaluateConfig(Config):
     splits: tuple[str, ...] = ("dev", "test")
     """Splits of data.pairs to report; missing ones are left out."""
     protocols: tuple[str, ...] = ("flickr",)
-    """`flickr`: the whole split in one gallery. On COCO's test images: `coco-1k`, `coco-5k`, `cxc`, `eccv`."""
+    """`flickr`: the whole split in one gallery. On COCO's test images: `coco-1k`, `coco-5k`, `cxc`, `eccv`;
+    on some of them: `cxc-part`, `eccv-part`."""
     judgments: tuple[str, ...] = ()
     """Files of human grades for the report."""
     ties: Literal["stable", "pessimistic"] = "stable"

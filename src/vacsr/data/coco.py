@@ -7,7 +7,8 @@
     ROOT/annotations/captions_val2014.json      (or the two of 2017)
     ROOT/train2014/  ROOT/val2014/              photos; or ROOT/images/train2014/ …, or train2014.zip …
 
-An image's id is its COCO id, a caption's id its annotation id: ECCV Caption and CxC judge by these.
+An image's id is its COCO id, a caption's id its annotation id: ECCV Caption and CxC judge by these. A part of COCO may
+instead be ``captions.json`` (see :mod:`vacsr.data.tables`) with ``images.zip`` or ``images/``; image ids are its own.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from vacsr.data.captions import missing, photo_set, table_of
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.pairs import check_split
 from vacsr.data.photos import PhotoSet
+from vacsr.data.tables import read_captions
 from vacsr.errors import DataError, UsageError
 from vacsr.files import read_json
 
 _SPLITS = {"train": "train", "restval": "train", "val": "dev", "test": "test"}  # Karpathy's names and ours
 _EXPECTED = (
     "annotations/dataset_coco.json (Karpathy's splits), or annotations/captions_train2014.json and "
-    "captions_val2014.json (or those of 2017)"
+    "captions_val2014.json (or those of 2017), or captions.json"
 )
 
 
@@ -56,6 +58,8 @@ def load_coco(spec: Spec, on_error: OnError) -> PhotoSet:
     number = spec.option("captions") or "5"
     if number != "all" and not (number.isdecimal() and 0 < len(number.lstrip("0")) < 10):
         raise UsageError(f"coco: captions={number[:20]}, expected a number per photo, or all — write captions=5")
+    if spec.path_option("annotations") is None and (root / "captions.json").is_file():
+        return _part(root, spec.path_option("images"), split=split, on_error=on_error)
     source, images = _read(root, spec.path_option("annotations"), split=split)
     captions = [image.captions[: None if number == "all" else int(number)] for image in images]
     table = table_of(
@@ -66,6 +70,16 @@ def load_coco(spec: Spec, on_error: OnError) -> PhotoSet:
         splits=[image.split for image in images],
     )
     photos = _photos(images, root=root, folder=spec.path_option("images"))
+    return photo_set(table, photos, split=split, on_error=on_error)
+
+
+def _part(root: Path, images: Path | None, *, split: str | None, on_error: OnError) -> PhotoSet:
+    """Some of COCO's photos, with all the captions that ``captions.json`` lists."""
+    table = read_captions(root / "captions.json")
+    candidates = [images] if images else [root / "images.zip", root / "images"]
+    photos = find_photos(candidates, table.image_ids)
+    if photos is None:
+        raise missing(root, expected=f"the photos in {' or '.join(map(str, candidates))}")
     return photo_set(table, photos, split=split, on_error=on_error)
 
 

@@ -1,4 +1,4 @@
-"""Label noise: captions permuted among images; seeded, saved and hashed, so that every method meets the same noise.
+"""Label noise: captions moved among images; seeded, saved and hashed, so that every method meets the same noise.
 
 Noise that others published is a list of M whole numbers, one per caption, as ``.npy``, ``.json`` or ``.txt``, in the
 convention of NCR (``t2i_index``), BiCro and DECL: entry j is the row of the **image** that **caption** j of the
@@ -13,8 +13,10 @@ slot ``entry[j]`` and takes that slot's image. If entry k is the caption at posi
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,12 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vacsr.data.nouns import photo_nouns
 from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.files import JSON_BYTES, load_json, read_npy, read_tensors, read_text, write_tensors
 
 P = TypeVar("P", bound=LabelledPairs)
 PROTOCOL = "permute-captions"
+SHARED_NOUN = "swap-shared-noun"
 FROM_FILE = "file"  # the protocol of noise that someone else drew
 
 
@@ -44,6 +48,7 @@ class CaptionNoise:
     ratio: float  # share of captions chosen; of noise from a file, the share that changed
     seed: int | None  # None of noise from a file
     protocol: str = PROTOCOL
+    fallbacks: int = 0  # of swap-shared-noun: captions that moved to a photo without a noun of their own photo
 
     @property
     def sha256(self) -> str:
@@ -61,10 +66,11 @@ class CaptionNoise:
         return float((self.assignment != self.original).double().mean()) if len(self.assignment) else 0.0
 
     def save(self, path: str | Path) -> None:
-        """Write it as safetensors; protocol, ratio, seed and hash go into the metadata."""
+        """Write it as safetensors; protocol, ratio, seed, fallbacks and hash go into the metadata."""
         tensors = {"assignment": self.assignment, "permutation": self.permutation}
         seed = "" if self.seed is None else str(self.seed)
         facts = {"protocol": self.protocol, "ratio": repr(self.ratio), "seed": seed, "sha256": self.sha256}
+        facts |= {"fallbacks": str(self.fallbacks)} if self.protocol == SHARED_NOUN else {}
         write_tensors(Path(path), tensors, metadata=facts)
 
 
@@ -93,20 +99,9 @@ def derange_captions(caption_image: Tensor, *, ratio: float, seed: int) -> Capti
     >>> derange_captions(torch.arange(100) // 5, ratio=0.2, seed=0).changed_share
     0.2
     """
-    generator, count = _generator(ratio, seed), len(caption_image)
-    images, wanted = caption_image.cpu().long(), int(ratio * count)
-    taken: Counter[int] = Counter()
-    rows: list[int] = []
-    order = torch.randperm(count, generator=generator)
-    for row, image in zip(order.tolist(), images[order].tolist(), strict=True):
-        if len(rows) < wanted and taken[image] < wanted // 2:
-            taken[image] += 1
-            rows.append(row)
-    chosen = torch.tensor(rows, dtype=torch.int64)
-    if len(chosen) < wanted:
-        message = f"too few images to give {wanted:,} of {count:,} captions another image"
-        raise DataError(f"{message} — lower the noise ratio, or use permute-captions")
-    slots = chosen[torch.randperm(wanted, generator=generator)]
+    generator, images = _generator(ratio, seed), caption_image.cpu().long()
+    chosen = _choose_movable(images, int(ratio * len(images)), generator)
+    slots = chosen[torch.randperm(len(chosen), generator=generator)]
     for row in (images[slots] == images[chosen]).nonzero().flatten().tolist():
         home = images[chosen[row]]
         if images[slots[row]] != home:
@@ -117,14 +112,109 @@ def derange_captions(caption_image: Tensor, *, ratio: float, seed: int) -> Capti
     return _moved(images, chosen, slots, ratio=ratio, seed=seed, protocol="derange-captions")
 
 
-PROTOCOLS = {PROTOCOL: permute_captions, "derange-captions": derange_captions}
+def swap_captions(caption_image: Tensor, captions: Sequence[str], *, ratio: float, seed: int) -> CaptionNoise:
+    """Exchange ``int(ratio * M)`` captions in twos between photos whose captions share a noun: plausible wrong labels.
+
+    Each chosen caption in turn is exchanged with one of another photo, by the rarest noun of its photo for which one is
+    left (:mod:`.nouns` has the rule for nouns). What then remains is exchanged with any other photo; ``fallbacks``
+    counts captions whose old and new photo share no noun. ``caption_image`` [M] int64, ``captions`` [M] texts.
+
+    >>> texts = ["a dog on a beach", "the dog.", "a red car on a street", "a car in the street"]
+    >>> swap_captions(torch.arange(4), texts, ratio=1.0, seed=0).assignment
+    tensor([1, 0, 3, 2])
+    """
+    images, generator = caption_image.cpu().long(), _generator(ratio, seed)
+    image_of, nouns = images.tolist(), photo_nouns(captions, images.tolist())
+    chosen = _choose_movable(images, int(ratio * len(images)), generator)
+    partner = _pair_by_noun(chosen.tolist(), image_of, nouns)
+    slot_of = _pair_the_rest([row for row in chosen.tolist() if row not in partner], partner, image_of)
+    slots = torch.tensor([slot_of[row] for row in chosen.tolist()], dtype=torch.int64)
+    noise = _moved(images, chosen, slots, ratio=ratio, seed=seed, protocol=SHARED_NOUN)
+    strangers = sum(nouns[image_of[row]].isdisjoint(nouns[image_of[slot]]) for row, slot in slot_of.items())
+    return replace(noise, fallbacks=strangers)
 
 
-def make_noise(protocol: str, caption_image: Tensor, *, ratio: float, seed: int) -> CaptionNoise:
-    """Noise by the protocol's name."""
-    if protocol not in PROTOCOLS:
+def _pair_by_noun(rows: Sequence[int], image_of: Sequence[int], nouns: Mapping[int, frozenset[str]]) -> dict[int, int]:
+    """Captions of different photos that share a noun, two by two, each under both names; some stay alone."""
+    waiting: dict[str, deque[int]] = {}  # captions by the nouns of their photos
+    for row in rows:
+        for noun in nouns[image_of[row]]:
+            waiting.setdefault(noun, deque()).append(row)
+    frequency = Counter(noun for words in nouns.values() for noun in words)
+    partner: dict[int, int] = {}
+    for row in rows:
+        for noun in sorted(nouns[image_of[row]], key=lambda word: (frequency[word], word)):
+            if row in partner:
+                break
+            others = waiting[noun]
+            while others[0] in partner:  # this caption is among them and still alone
+                others.popleft()
+            alone = (other for other in others if other not in partner and image_of[other] != image_of[row])
+            for other in islice(alone, 1):
+                partner[row], partner[other] = other, row
+    return partner
+
+
+def _pair_the_rest(alone: Sequence[int], partner: Mapping[int, int], image_of: Sequence[int]) -> dict[int, int]:
+    """The slot of every caption, where those that are alone go to any other photo.
+
+    Two of different photos are exchanged. In the end only captions of one photo are left: they join pairs of other
+    photos, two at a time, or one as a ring of three. Half of the captions are of other photos, so pairs suffice.
+    """
+    slot_of, left = dict(partner), list[int]()
+    for row in alone:
+        if left and image_of[left[-1]] != image_of[row]:
+            other = left.pop()
+            slot_of[row], slot_of[other] = other, row
+        else:
+            left.append(row)
+    if not left:
+        return slot_of
+    home = image_of[left[0]]
+    pairs = (
+        (row, slot)
+        for row, slot in tuple(slot_of.items())
+        if row < slot and home not in (image_of[row], image_of[slot])
+    )
+    while left:
+        first, second = next(pairs)
+        ring = [first, left.pop(), second, left.pop()] if len(left) > 1 else [first, left.pop(), second]
+        slot_of |= dict(zip(ring, ring[1:] + ring[:1], strict=True))
+    return slot_of
+
+
+PROTOCOLS = (PROTOCOL, "derange-captions", SHARED_NOUN)
+
+
+def make_noise(
+    protocol: str, caption_image: Tensor, *, ratio: float, seed: int, captions: Sequence[str] | None = None
+) -> CaptionNoise:
+    """Noise by the protocol's name; ``swap-shared-noun`` needs the texts of the captions [M]."""
+    if protocol == PROTOCOL:
+        return permute_captions(caption_image, ratio=ratio, seed=seed)
+    if protocol == "derange-captions":
+        return derange_captions(caption_image, ratio=ratio, seed=seed)
+    if protocol != SHARED_NOUN:
         raise UsageError(f"unknown noise protocol {protocol!r} — write one of: {', '.join(PROTOCOLS)}")
-    return PROTOCOLS[protocol](caption_image, ratio=ratio, seed=seed)
+    if captions is None:
+        message = f"noise {SHARED_NOUN} compares the words of captions, and these data have none"
+        raise UsageError(f"{message} — name the file with them: features:FILE,captions=FILE")
+    return swap_captions(caption_image, captions, ratio=ratio, seed=seed)
+
+
+def _choose_movable(images: Tensor, wanted: int, generator: torch.Generator) -> Tensor:
+    """Draw captions, of no image more than half of them, so that all can get another image. [M] -> [wanted]"""
+    taken: Counter[int] = Counter()
+    rows: list[int] = []
+    order = torch.randperm(len(images), generator=generator)
+    for row, image in zip(order.tolist(), images[order].tolist(), strict=True):
+        if len(rows) < wanted and taken[image] < wanted // 2:
+            taken[image] += 1
+            rows.append(row)
+    if len(rows) < wanted:
+        message = f"too few images to give {wanted:,} of {len(images):,} captions another image"
+        raise DataError(f"{message} — lower the noise ratio, or use permute-captions")
+    return torch.tensor(rows, dtype=torch.int64)
 
 
 def _generator(ratio: float, seed: int) -> torch.Generator:
@@ -164,9 +254,10 @@ def load_noise(path: str | Path, *, caption_image: Tensor | None = None) -> Capt
         permutation, assignment = tensors["permutation"], tensors["assignment"]
         protocol, ratio, stored = facts["protocol"], float(facts["ratio"]), facts["sha256"]
         seed = None if protocol == FROM_FILE else int(facts["seed"])
+        fallbacks = int(facts.get("fallbacks", 0))
     except (KeyError, ValueError) as error:
         raise DataError(f"{path} is not a noise file ({error}) — write one with make_noise(…).save(path)") from error
-    noise = CaptionNoise(assignment, permutation, ratio=ratio, seed=seed, protocol=protocol)
+    noise = CaptionNoise(assignment, permutation, ratio=ratio, seed=seed, protocol=protocol, fallbacks=fallbacks)
     rows = torch.arange(permutation.numel())
     whole = permutation.dtype == assignment.dtype == torch.int64 and permutation.shape == assignment.shape == rows.shape
     if not whole or not torch.equal(permutation.sort().values, rows) or noise.sha256 != stored:

@@ -1,7 +1,8 @@
 """Your own data: captions files, photos with a table (``csv:``, ``jsonl:``), and folders (``folder:``, ``photos:``).
 
 A captions file goes with cached features. ``.json``: ``[{"image": …, "split": …, "captions": [text, …]}, …]``, images
-in the order of the features; a caption's id is ``image#index``, counted from 0. ``.csv`` and ``.jsonl``: one row per
+in the order of the features; a caption's id is ``image#index``, counted from 0, unless every image lists
+``caption_ids``. ``.csv`` and ``.jsonl``: one row per
 caption in the order of the text features, with ``image`` and, optionally, ``caption`` (the text), ``caption_id``,
 ``split`` and ``image_row``. An image's row in the features is its ``image_row`` (counted from 0); without that column,
 images are in the order in which they first appear, and a warning is given if captions of an image are apart: the file
@@ -189,7 +190,20 @@ def _read_json(path: Path) -> CaptionTable:
     for image, texts in zip(images, captions, strict=True):
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise DataError(f'image {image!r} in {path} has no list of texts — write "captions": ["…"] or leave it out')
-    return table_of(path, images, captions, splits=rows.column("split"))
+    return table_of(path, images, captions, caption_ids=_caption_ids(entries, path), splits=rows.column("split"))
+
+
+def _caption_ids(entries: Sequence[Mapping[str, Any]], path: Path) -> list[list[str]] | None:
+    """The caption ids of each image of a ``.json`` file, or None where no image lists any."""
+    if all(entry.get("caption_ids") is None for entry in entries):
+        return None
+    for entry in entries:
+        names = entry.get("caption_ids")
+        whole = isinstance(names, list) and len(names) == len(entry["captions"])
+        if not whole or not all(isinstance(name, str | int) and str(name).strip() for name in names or ()):
+            message = f"image {entry['image']!r} in {path} has caption_ids {str(names)[:60]}"
+            raise DataError(f"{message} — give one id per caption in every entry, or none")
+    return [[str(name) for name in entry["caption_ids"]] for entry in entries]
 
 
 def read_rows(path: Path) -> Rows:

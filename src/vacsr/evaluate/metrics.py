@@ -74,7 +74,7 @@ def mean_of(metric: Callable[[Ranks], Tensor], ranks: Ranks) -> float:
 
 
 def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
-    """All metrics of one direction in percent, and the median over the queries of the best positive's rank.
+    """All metrics of one direction in percent, the median rank of the queries' best positives, and how many there are.
 
     >>> from vacsr.evaluate.ranks import positive_ranks
     >>> scores = torch.tensor([[0.9, 0.3, 0.5], [0.4, 0.6, 0.5]])
@@ -84,7 +84,8 @@ def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
     (50.0, 25.0, 1.5)
     """
     shares = {name: mean_of(metric, ranks) for name, metric in METRICS.items()}
-    return {**shares, "median_rank": float(best_ranks(ranks).nanquantile(0.5))}
+    best = best_ranks(ranks)
+    return {**shares, "median_rank": float(best.nanquantile(0.5)), "queries": float((~best.isnan()).sum())}
 
 
 def retrieval_result(galleries: Sequence[BothRanks]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ known by COCO's image ids and caption annotation ids, written as strings.
 - COCO 1K: the same in five galleries of 1,000 images, cut in the package's order; metrics are means over the five.
 - CxC adds the matches that Crisscrossed Captions' raters found; 28 captions have none and are not evaluated.
 - ECCV Caption adds those that people confirmed among machine-found candidates, for 1,261 images and 1,332 captions.
+- CxC and ECCV Caption in a part of the test images, ``cxc-part`` and ``eccv-part``: matches within the part count, and
+  queries that have one. A smaller gallery is easier, so these numbers compare systems on the same part only.
 """
 
 from __future__ import annotations
@@ -147,6 +149,29 @@ def coco_galleries(
     return tuple(_gallery(part, known, source=source, rows=(image_rows, caption_rows)) for part in parts)
 
 
+def part_gallery(pairs: LabelledPairs, *, source: Source, known: CocoTest | None = None) -> tuple[Gallery, ...]:
+    """One gallery of those test captions that the data have, and their images. Data without any are a DataError.
+
+    Captions are known by their annotation ids, images by their captions, so an image may have any id. Relevant items
+    outside the gallery do not count, and queries without another one are not evaluated.
+    """
+    known = known or coco_test()
+    listed, image_rows, caption_rows = set(known.captions), dict[str, int](), dict[str, int]()
+    for row, (name, image) in enumerate(zip(pairs.caption_ids, pairs.caption_image.tolist(), strict=True)):
+        if name.isdecimal() and int(name) in listed:
+            caption_rows[name] = row
+            if image_rows.setdefault(str(known.image_of(int(name))), image) != image:
+                message = f"caption '{name}' belongs to another image than the others of its COCO image"
+                raise DataError(f"{message} — correct its label, or choose --protocol flickr")
+    if not caption_rows:
+        message = f"the data have none of COCO's test captions, they begin with {pairs.caption_ids[0]!r}"
+        raise DataError(f"{message} — name captions by COCO's annotation ids, or choose --protocol flickr")
+    captions = [int(name) for name in caption_rows]
+    part = _gallery(captions, known, source=source, rows=(image_rows, caption_rows))
+    whole = (len(part.images), len(part.captions)) == (len(pairs.image_ids), len(pairs))
+    return (replace(part, i2t=replace(part.i2t, absent=None), t2i=replace(part.t2i, absent=None), whole=whole),)
+
+
 def coco_owners() -> dict[str, str]:
     """The image id of each of COCO's test captions."""
     known = coco_test()
@@ -197,6 +222,8 @@ PROTOCOLS: Mapping[str, Callable[[LabelledPairs], tuple[Gallery, ...]]] = {
     "coco-5k": partial(coco_galleries, source="coco"),
     "cxc": partial(coco_galleries, source="cxc"),
     "eccv": partial(coco_galleries, source="eccv"),
+    "cxc-part": partial(part_gallery, source="cxc"),
+    "eccv-part": partial(part_gallery, source="eccv"),
 }
 """By name."""
 

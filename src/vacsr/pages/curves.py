@@ -83,8 +83,10 @@ class RowStyle(NamedTuple):
 
 
 def follow(report: Any, *keys: str) -> Any:
-    """A part of nested mappings; None where there is no such part."""
+    """A part of nested mappings and lists, whose items are numbered from 0; None where there is no such part."""
     for key in keys:
+        if isinstance(report, list):
+            report = dict(zip(map(str, range(len(report))), report, strict=True))
         report = report.get(key) if isinstance(report, Mapping) else None
     return report
 

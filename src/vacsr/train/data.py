@@ -54,7 +54,9 @@ def training_data(config: DataConfig) -> TrainingData:
     if plan.file:  # published labels
         noise = load_noise(Path(plan.file).expanduser(), caption_image=train.caption_image)
     else:
-        noise = make_noise(plan.protocol, train.caption_image, ratio=plan.ratio, seed=plan.seed)
+        noise = make_noise(
+            plan.protocol, train.caption_image, ratio=plan.ratio, seed=plan.seed, captions=train.captions
+        )
     return TrainingData(apply_noise(train, noise), dev, noise)
 
 
