@@ -18,7 +18,19 @@ def evaluate(
     protocol: Annotated[
         list[str] | None, typer.Option(metavar="P", help="flickr, or on COCO coco-1k, coco-5k, cxc, eccv. Repeatable.")
     ] = None,
-    judgments: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Human grades; repeatable.")] = None,
+    grades: Annotated[
+        list[str] | None,
+        typer.Option("--grades", "--judgments", metavar="FILE", help="Human grades, FILE or NAME=FILE; repeatable."),
+    ] = None,
+    preferences: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Images with a better and a worse caption; repeatable.")
+    ] = None,
+    rival: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FILE", help="Another system's scores of these pairs; repeatable.")
+    ] = None,
+    captions: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Vectors of captions outside the data; repeatable.")
+    ] = None,
     json: JsonFile = None,
     pessimistic: Annotated[
         bool | None, typer.Option("--pessimistic/--stable", help="Ties: wrong items first, or in index order.")
@@ -46,6 +58,7 @@ def evaluate(
     """
     from vacsr.config import EvaluateConfig
     from vacsr.config.io import parse
+    from vacsr.evaluate.pair_files import named_file
     from vacsr.evaluate.report import evaluate_files
     from vacsr.files import check_output, write_json
     from vacsr.pretrained import encoder_spec
@@ -55,14 +68,18 @@ def evaluate(
     _check_kind(run, scores, ids=ids, uncertainty=uncertainty, posthoc=posthoc)
     fields: dict[str, Any] = {
         "protocols": protocol,
-        "judgments": [str(path) for path in judgments or ()],
+        "judgments": grades,
+        "preferences": preferences,
+        "rivals": rival,
+        "captions": [str(path) for path in captions or ()],
         "ties": None if pessimistic is None else "pessimistic" if pessimistic else "stable",
         "bins": bins,
         "posthoc": posthoc,
     }
     settings = {name: value for name, value in fields.items() if value}
     if json is not None:
-        inputs = [path for path in (scores, ids, uncertainty, *(judgments or ())) if path is not None]
+        named = [named_file(text)[1] for text in (*(grades or ()), *(preferences or ()), *(rival or ()))]
+        inputs = [path for path in (scores, ids, uncertainty, *named, *(captions or ())) if path is not None]
         check_output("--json", json, inputs=[*inputs, *(run_files(run) if run else ()), *spec_files(pairs)])
     if scores is not None and ids is not None:
         config = parse(EvaluateConfig, settings)
@@ -95,9 +112,10 @@ def score(
     pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Data with the ids; default: the run's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Score a photo against texts: score, grade and uncertainty, tab-separated.
+    """Score a photo against texts: score, grade and two uncertainties of the pair, tab-separated.
 
-    The grade is the probability of a match; "–" for a method that only ranks.
+    The grade is the probability of a match; "–" for a method that only ranks. The uncertainty is σ, the disagreement
+    is that of an ensemble's members.
 
     A model with encoders takes any photo and any words; a model on embeddings of unknown origin takes ids of its data.
     """
@@ -113,10 +131,10 @@ def score(
     else:
         scores = scorer.score_named(load_pairs(pairs or run_pairs(run), split="all"), image, text)
     cols = torch.arange(len(text))
-    score, grade, sigma = scores.at(torch.zeros_like(cols), cols)
-    typer.echo("image\ttext\tscore\tgrade\tuncertainty")
+    every = scores.at(torch.zeros_like(cols), cols)
+    typer.echo("image\ttext\tscore\tgrade\tuncertainty\tdisagreement")
     for row, words in enumerate(text):
-        own_grade = "–" if grade is None else f"{grade[row]:.4g}"
-        uncertainty = "–" if sigma is None else f"{sigma[row]:.4f}"
-        cells = (image, words, f"{score[row]:.4f}", own_grade, uncertainty)
+        grade = "–" if every.grade is None else f"{every.grade[row]:.4g}"
+        unsure = ["–" if one is None else f"{one[row]:.4f}" for one in (every.uncertainty, every.disagreement)]
+        cells = (image, words, f"{every.score[row]:.4f}", grade, *unsure)
         typer.echo("\t".join(map(one_line, cells)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -15,11 +15,14 @@ from vacsr.data.pairs import LabelledPairs
 from vacsr.display import data_frame
 from vacsr.errors import DataError
 from vacsr.evaluate.agreement import JUDGED, Judgments, judged_result, read_judgments
+from vacsr.evaluate.grades import PairTests, grades_result, preferences_result
 from vacsr.evaluate.histograms import score_histograms
 from vacsr.evaluate.metrics import METRICS, RECALLS, retrieval_result
+from vacsr.evaluate.pair_files import join_vectors, named_file, read_caption_vectors, read_preferences, read_rival
 from vacsr.evaluate.protocols import Gallery, check_protocols, coco_owners, fits_in_memory, protocol_galleries
 from vacsr.evaluate.ranks import Ties
 from vacsr.evaluate.score_files import MatrixIds, Scores, label_rows, read_ids, read_scores
+from vacsr.evaluate.signals import Temperature, fit_temperatures, own_temperature, signals_result
 from vacsr.evaluate.significance import Outcomes, query_outcomes
 from vacsr.evaluate.truth import Truth, exact_metrics
 from vacsr.evaluate.uncertainty import Bins, uncertainty_result
@@ -27,6 +30,7 @@ from vacsr.scoring.topk import DIRECTIONS, Direction
 
 SCHEMA = 1
 _DEFAULTS = EvaluateConfig()
+_NO_TESTS = PairTests()
 
 
 class Scorer(Protocol):
@@ -44,8 +48,25 @@ class RetrievalReport:
     outcomes: tuple[Outcomes, ...] = field(default=(), compare=False)
     """How each query did, in the order of the results; not part of the JSON."""
 
+    @property
+    def temperature(self) -> Temperature | None:
+        """That of confidences, where one was fitted to a split."""
+        for result in self.results:
+            known = result.get("signals", {}).get("confidence", {})
+            if known.get("fitted_on"):
+                return Temperature(known["temperature_i2t"], known["temperature_t2i"], known["fitted_on"])
+        return None
+
     def __repr__(self) -> str:
-        rows = (f"{result['protocol']} {result['split']}: RSUM {result['rsum']:.1f}" for result in self.results)
+        rows = []
+        for result in self.results:
+            row = [f"{result['protocol']} {result['split']}: RSUM {result['rsum']:.1f}"]
+            row += [
+                f"{name} τ-{one['variant']} {one['tau_published']:.1f}"
+                for name, one in result.get("grades", {}).items()
+            ]
+            row += [f"{name} accuracy {one['accuracy']:.1f}" for name, one in result.get("preferences", {}).items()]
+            rows.append(", ".join(row))
         return f"RetrievalReport({'; '.join(rows)})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,12 +74,27 @@ class RetrievalReport:
         return {"schema": SCHEMA, "results": list(self.results)}
 
     def to_markdown(self) -> str:
-        """One row per protocol and split, with every metric but R-Precision, which mAP@R refines."""
+        """One row per protocol and split, with every metric but R-Precision, which mAP@R refines.
+
+        Below it, of each split's first protocol: AURC by uncertainty, agreement with graded pairs, preferences.
+        """
         more = {name: name for name in METRICS if name not in (*RECALLS, "r_precision")} | {"map_at_r": "mAP@R"}
         head = ["protocol", "split", *(f"{direction} R@1/5/10" for direction in DIRECTIONS), "RSUM"]
         head += [f"{title} i2t/t2i" for title in more.values()]
         head += ["σ–R@1 i2t/t2i", "τ-c experts", "τ-b crowd"]
-        return markdown_table(head, [_markdown_row(result, tuple(more)) for result in self.results])
+        tables = [markdown_table(head, [_markdown_row(result, tuple(more)) for result in self.results])]
+        by_split = {result["split"]: result for result in reversed(self.results)}  # the first of its protocols
+        for head, rows in (
+            (["uncertainty", "split", "AURC i2t/t2i", "FN AUROC"], map(_signal_rows, by_split.values())),
+            (_GRADES, map(_grade_rows, by_split.values())),
+            (
+                ["preferences", "split", "kind", "pairs", "accuracy, 95%", "rivals"],
+                map(_preference_rows, by_split.values()),
+            ),
+        ):
+            every = [row for some in rows for row in some]
+            tables += [markdown_table(head, every)] if every else []
+        return "\n\n".join(tables)
 
     def to_frame(self) -> Any:
         """One row per protocol and split, one column per metric, such as ``i2t.r1``; needs pandas."""
@@ -89,16 +125,21 @@ def evaluate_retrieval(
     ties: Ties = "stable",
     bins: Bins = "count",
     truth: Truth | None = None,
+    tests: PairTests = _NO_TESTS,
+    temperature: Temperature | Literal["fit"] | None = None,
 ) -> RetrievalReport:
     """Score every pair of ``pairs`` and report each protocol.
 
     ``judgments`` adds agreement with human grades; ``ties`` orders equal scores; ``bins`` are the uncertainty's, of
-    equal count or equal width; ``truth`` adds agreement with exact grades, where they are known.
+    equal count or equal width; ``truth`` adds agreement with exact grades, where they are known; ``tests`` adds
+    preferences, rivals and captions that are not in the data. ``temperature`` is that of the confidence: fitted to
+    these pairs, or to a dev split before; None takes the scale of the loss.
     """
     protocol_galleries(protocols, pairs)  # refuses data that do not fit before anything is scored
     return evaluate_scores(
         scorer.score_set(pairs), pairs,
-        protocols=protocols, judgments=judgments, ties=ties, bins=bins, truth=truth,
+        protocols=protocols, judgments=judgments, ties=ties, bins=bins, truth=truth, tests=tests,
+        temperature=temperature,
     )  # fmt: skip
 
 
@@ -111,26 +152,45 @@ def evaluate_scores(
     ties: Ties = "stable",
     bins: Bins = "count",
     truth: Truth | None = None,
+    tests: PairTests = _NO_TESTS,
+    temperature: Temperature | Literal["fit"] | None = None,
 ) -> RetrievalReport:
     """Report each protocol on given scores; the options are those of :func:`evaluate_retrieval`."""
     if fits_in_memory(pairs):
         _ = scores.score  # asked for once, it is kept: blocks are then views
-    judged = {key: judged_result(scores, pairs, judgments, split=split) for key, split in JUDGED.items()}
-    shared: dict[str, Any] = {key: section for key, section in judged.items() if section}  # of every protocol
+    shared: dict[str, Any] = {}  # of every protocol
+    missed: dict[str, float] = {}
+    for key, split in JUDGED.items():
+        section = judged_result(scores, pairs, judgments, split=split)
+        by_signal = section.pop("auroc_false_negative", {})
+        if by_signal:
+            section["auroc_false_negative_score"] = by_signal["score"]
+        if key == "judgments":
+            missed = by_signal
+        elif "sigma" in by_signal:
+            section["auroc_false_negative"] = by_signal["sigma"]
+        shared |= {key: section} if section else {}
     if truth is not None:
         shared["exact"] = exact_metrics(scores, truth)
     shared["scores"] = score_histograms(scores, pairs)
-    missed = shared.get("judgments", {}).pop("auroc_false_negative", None)
+    shared["grades"] = grades_result(scores, pairs, judgments, tests)
+    shared["preferences"] = preferences_result(scores, pairs, tests)
+    if temperature == "fit":
+        gallery = Gallery.of_labels(pairs)
+        temperature = fit_temperatures(scores, gallery, gallery.ranks(scores), split=pairs.split)
+    heat = temperature or own_temperature(scores)
     cache: dict[Direction, Tensor] = {}
+    signals: dict[Direction, dict[str, Tensor]] = {}
     results: list[dict[str, Any]] = []
     outcomes: list[Outcomes] = []
     for name, galleries in protocol_galleries(protocols, pairs).items():
         ranks = [gallery.ranks(scores, ties=ties) for gallery in galleries]
         sigma = uncertainty_result(scores, galleries, ranks, bins=bins, cache=cache)
         if sigma is not None and "judgments" in shared:
-            sigma["auroc_false_negative"] = missed
+            sigma["auroc_false_negative"] = missed.get("sigma")
         head = {"protocol": name, "split": pairs.split}
-        results.append({**head, **retrieval_result(ranks), "uncertainty": sigma, **shared})
+        by_signal = signals_result(scores, galleries, ranks, temperature=heat, missed=missed, cache=signals)
+        results.append({**head, **retrieval_result(ranks), "uncertainty": sigma, "signals": by_signal, **shared})
         outcomes.append(query_outcomes(name, pairs, galleries=galleries, ranks=ranks))
     return RetrievalReport(tuple(results), tuple(outcomes))
 
@@ -167,17 +227,77 @@ def evaluate_files(
     return evaluate_scores(
         read_scores(scores, labelled, uncertainty=uncertainty), labelled,
         protocols=config.protocols, judgments=config_judgments(config), ties=config.ties, bins=config.bins,
+        tests=config_tests(config),
     )  # fmt: skip
 
 
 def config_judgments(config: EvaluateConfig) -> list[Judgments]:
     """The human grades that the config names."""
-    return [read_judgments(Path(path).expanduser()) for path in config.judgments]
+    return [read_judgments(path, name=name) for name, path in map(named_file, config.judgments)]
+
+
+def config_tests(config: EvaluateConfig) -> PairTests:
+    """The preferences, rivals and vectors of captions that the config names."""
+    return PairTests(
+        preferences=tuple(read_preferences(path, name=name) for name, path in map(named_file, config.preferences)),
+        rivals={name: read_rival(path) for name, path in map(named_file, config.rivals)},
+        captions=join_vectors([read_caption_vectors(Path(path).expanduser()) for path in config.captions]),
+    )
 
 
 def dev_rsum(scores: Scores, pairs: LabelledPairs) -> float:
     """RSUM alone: what model choice looks at."""
     return float(retrieval_result([Gallery.of_labels(pairs).ranks(scores)])["rsum"])
+
+
+_GRADES = ["grades", "split", "pairs", "τ published, 95%", "τ of mean grades, 95%", "Spearman", "human τ", "rivals"]
+
+
+def _grade_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """One row per file of grades."""
+    for name, one in result.get("grades", {}).items():
+        taus = [_with_interval(one[key], one[f"{key}_low"], one[f"{key}_high"]) for key in ("tau_published", "tau")]
+        human, spearman = _shown(one["human_tau"]), _shown(one["spearman"])
+        rivals = _rivals(one.get("rivals", {}), "tau_published")
+        yield [f"{name} (τ-{one['variant']})", result["split"], f"{one['pairs']:,}", *taus, spearman, human, rivals]
+
+
+def _preference_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """One row per kind, and one for all."""
+    for name, one in result.get("preferences", {}).items():
+        for kind, part in (("all", one), *one.get("kinds", {}).items()):
+            share = _with_interval(part["accuracy"], part["low"], part["high"])
+            yield [
+                name,
+                result["split"],
+                kind,
+                f"{part['pairs']:,}",
+                share,
+                _rivals(part.get("rivals", {}), "accuracy"),
+            ]
+
+
+def _signal_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """One row per uncertainty."""
+    for name, one in result.get("signals", {}).items():
+        both = " / ".join(_shown(one[f"aurc_{direction}"]) for direction in DIRECTIONS)
+        yield [name, result["split"], both, _shown(one.get("auroc_false_negative"))]
+
+
+def _rivals(rivals: Mapping[str, Any], key: str) -> str:
+    """Each rival's number, and ours less it on the same pairs."""
+    return "; ".join(
+        f"{name} {_shown(one[key])}, ours {one['difference']:+.1f} [{one['low']:+.1f}, {one['high']:+.1f}]"
+        for name, one in rivals.items()
+    )
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    return "–" if value != value else f"{value:.1f} [{_shown(low)}, {_shown(high)}]"
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None or value != value else f"{value:.1f}"
 
 
 def _markdown_row(result: dict[str, Any], more: Sequence[str]) -> list[str]:
