@@ -101,7 +101,7 @@ def embed_pairs(
 
 def embed_captions(
     config: BackboneConfig, captions: Sequence[str], out: Path, *, pooling: Pooling = "auto",
-    dtype: torch.dtype = torch.float16, device: str = "auto",
+    dtype: torch.dtype = torch.float16, device: str = "auto", progress: Callable[[str], Progress] | None = None,
 ) -> None:  # fmt: skip
     """Embed captions alone, and write ``out`` (.safetensors) with ``text`` and its captions file.
 
@@ -110,12 +110,22 @@ def embed_captions(
     _check_request(config, out, pooling=pooling)
     target = choose_device(device)
     encoder = _encoder(config, pooling).to(target)
-    batches = torch.split(encoder.backbone.tokenize(captions), 256 if target.type == "cuda" else 32)
-    text = torch.cat([encoder.texts(ids.to(target)).to(dtype).cpu() for ids in batches])
+    batch = 256 if target.type == "cuda" else 32
+
+    def texts(rows: range) -> Iterator[Tensor]:
+        """[B, D_text]"""
+        for ids in torch.split(encoder.backbone.tokenize(captions[rows.start : rows.stop]), batch):
+            yield encoder.texts(ids.to(target)).to(dtype)
+
+    metadata = encoder.provenance().as_metadata()
+    digest = hashlib.sha256(json.dumps([metadata, list(captions), str(dtype)], sort_keys=True).encode()).hexdigest()
+    parts = _Parts(out.with_name(f"{out.name}.parts"), digest, 8 * batch)
+    text = parts.join("texts", len(captions), texts, progress and progress("captions"))
+    lines = (json.dumps({"caption": caption}, ensure_ascii=False) + "\n" for caption in captions)
     with atomic_paths(out, captions_path(out)) as (features, words):
-        save_tensors(features, {"text": text}, metadata=encoder.provenance().as_metadata())
-        lines = (json.dumps({"caption": caption}, ensure_ascii=False) + "\n" for caption in captions)
+        save_tensors(features, {"text": text}, metadata=metadata)
         words.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
+    shutil.rmtree(parts.folder, ignore_errors=True)
 
 
 def _encoder(config: BackboneConfig, pooling: Pooling) -> FeatureEncoder:

@@ -58,7 +58,8 @@ def embed(
     if pairs is None:
         assert captions is not None, "checked above"
         words = read_caption_list(captions)
-        embed_captions(config, words, out, pooling=pooling, dtype=dtype, device=device)
+        with resumable(PhotoProgress("reading", show=True)) as bar:
+            embed_captions(config, words, out, pooling=pooling, dtype=dtype, device=device, progress=bar.named)
         typer.echo(f"embedded {len(words):,} captions", err=True)
         typer.echo(out)
         return

@@ -66,7 +66,9 @@ def answer_signals(
     scores: Scores, gallery: Gallery, direction: Direction, *, temperature: float | None
 ) -> dict[str, Tensor]:
     """The uncertainty of each query's first answer, by every signal that there is. -> [Q] each, on the CPU"""
-    vectors = scores.vectors()
+    vectors, one = scores.vectors(), torch.zeros(1, dtype=torch.int64)
+    if temperature is None and len(pair_signals(scores, one, one)) == 1:
+        return {}  # scores alone: no answer need be looked for
     width = CANDIDATES if temperature is not None else 2 if vectors is not None else 1
     top = gallery.topk(scores, width, direction=direction)
     queries, first = gallery.queries(direction).to(top.index.device), top.index[:, 0]
