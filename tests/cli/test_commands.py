@@ -41,7 +41,7 @@ def test_train(vacsr: Command, recipe: Path, tmp_path: Path, monkeypatch: Patch)
     monkeypatch.chdir(tmp_path)
     answer = vacsr("train", recipe, "--set", "train.epochs=2", "--set", "method.name=sigmoid")
     assert answer.code == 0, answer.err
-    assert [line.split(" | ")[1] for line in answer.out.split("\n\n")[0].splitlines()[2:]] == ["dev", "test"]
+    assert [line.split(" | ")[1] for line in answer.out.splitlines()[2:]] == ["dev", "test"]
     assert "epoch 2/2, dev RSUM" in answer.err
     config = yaml.safe_load(Path("runs/small/config.yaml").read_text(encoding="utf-8"))
     assert (config["train"]["epochs"], config["method"]["name"]) == (2, "sigmoid")
@@ -218,7 +218,7 @@ def test_score_prints_a_table(vacsr: Command, run: Path) -> None:
     answer = vacsr("score", run, "--image", "test-0003", "--text", "test-0003#0", "--text", "test-0004#1")
     assert (answer.code, answer.err) == (0, "")
     head, *lines = [line.split("\t") for line in answer.out.splitlines()]
-    assert head == ["image", "text", "score", "grade", "uncertainty", "disagreement"]
+    assert head == ["image", "text", "score", "grade", "uncertainty"]
     assert [line[:2] for line in lines] == [["test-0003", "test-0003#0"], ["test-0003", "test-0004#1"]]
     for line in lines:
         assert 0 <= float(line[3]) <= 1

@@ -112,10 +112,10 @@ def score(
     pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Data with the ids; default: the run's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Score a photo against texts: score, grade and two uncertainties of the pair, tab-separated.
+    """Score a photo against texts: score, grade and the pair's uncertainty, tab-separated.
 
-    The grade is the probability of a match; "–" for a method that only ranks. The uncertainty is σ, the disagreement
-    is that of an ensemble's members.
+    The grade is the probability of a match; "–" for a method that only ranks. The uncertainty is σ; an ensemble has
+    a column more, the disagreement of its members.
 
     A model with encoders takes any photo and any words; a model on embeddings of unknown origin takes ids of its data.
     """
@@ -132,9 +132,10 @@ def score(
         scores = scorer.score_named(load_pairs(pairs or run_pairs(run), split="all"), image, text)
     cols = torch.arange(len(text))
     every = scores.at(torch.zeros_like(cols), cols)
-    typer.echo("image\ttext\tscore\tgrade\tuncertainty\tdisagreement")
+    columns = {"score": every.score, "grade": every.grade, "uncertainty": every.uncertainty}
+    columns |= {} if every.disagreement is None else {"disagreement": every.disagreement}
+    typer.echo("\t".join(("image", "text", *columns)))
     for row, words in enumerate(text):
-        grade = "–" if every.grade is None else f"{every.grade[row]:.4g}"
-        unsure = ["–" if one is None else f"{one[row]:.4f}" for one in (every.uncertainty, every.disagreement)]
-        cells = (image, words, f"{every.score[row]:.4f}", grade, *unsure)
-        typer.echo("\t".join(map(one_line, cells)))
+        forms = ((".4g" if name == "grade" else ".4f", values) for name, values in columns.items())
+        numbers = ("–" if values is None else format(float(values[row]), form) for form, values in forms)
+        typer.echo("\t".join(map(one_line, (image, words, *numbers))))

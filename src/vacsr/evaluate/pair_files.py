@@ -158,15 +158,19 @@ def read_caption_vectors(path: Path) -> CaptionVectors:
 
 def join_vectors(parts: Sequence[CaptionVectors]) -> CaptionVectors | None:
     """Those of several files; None of none."""
-    if len(parts) < 2:
-        return parts[0] if parts else None
+    if not parts:
+        return None
+    provenance = next((part.provenance for part in parts if part.provenance.backbone), UNKNOWN)
     rows: dict[str, int] = {}
     start = 0
     for part in parts:
-        parts[0].provenance.check(part.provenance)
+        provenance.check(part.provenance)
+        if part.vectors.shape[1] != parts[0].vectors.shape[1]:
+            widths = f"{parts[0].vectors.shape[1]} and {part.vectors.shape[1]}"
+            raise ShapeMismatch(f"vectors of captions have {widths} dims — embed them all with the same encoder")
         rows |= {name: start + row for name, row in part.rows.items()}
         start += len(part.vectors)
-    return CaptionVectors(torch.cat([part.vectors for part in parts]), rows, parts[0].provenance)
+    return CaptionVectors(torch.cat([part.vectors for part in parts]), rows, provenance)
 
 
 def read_caption_list(path: Path) -> list[str]:

@@ -73,17 +73,19 @@ class RetrievalReport:
         """``{"schema": 1, "results": [...]}``, percent where a share."""
         return {"schema": SCHEMA, "results": list(self.results)}
 
-    def to_markdown(self) -> str:
+    def to_markdown(self, *, details: bool = True) -> str:
         """One row per protocol and split, with every metric but R-Precision, which mAP@R refines.
 
-        Below it, of each split's first protocol: AURC by uncertainty, agreement with graded pairs, preferences.
+        ``details`` of each split's first protocol follow: AURC by uncertainty, agreement with grades, preferences.
         """
         more = {name: name for name in METRICS if name not in (*RECALLS, "r_precision")} | {"map_at_r": "mAP@R"}
         head = ["protocol", "split", *(f"{direction} R@1/5/10" for direction in DIRECTIONS), "RSUM"]
         head += [f"{title} i2t/t2i" for title in more.values()]
         head += ["σ–R@1 i2t/t2i", "τ-c experts", "τ-b crowd"]
         tables = [markdown_table(head, [_markdown_row(result, tuple(more)) for result in self.results])]
-        by_split = {result["split"]: result for result in reversed(self.results)}  # the first of its protocols
+        by_split = {
+            result["split"]: result for result in reversed(self.results if details else ())
+        }  # the first of its protocols
         for head, rows in (
             (["uncertainty", "split", "AURC i2t/t2i", "FN AUROC"], map(_signal_rows, by_split.values())),
             (_GRADES, map(_grade_rows, by_split.values())),
@@ -158,23 +160,10 @@ def evaluate_scores(
     """Report each protocol on given scores; the options are those of :func:`evaluate_retrieval`."""
     if fits_in_memory(pairs):
         _ = scores.score  # asked for once, it is kept: blocks are then views
-    shared: dict[str, Any] = {}  # of every protocol
-    missed: dict[str, float] = {}
-    for key, split in JUDGED.items():
-        section = judged_result(scores, pairs, judgments, split=split)
-        by_signal = section.pop("auroc_false_negative", {})
-        if by_signal:
-            section["auroc_false_negative_score"] = by_signal["score"]
-        if key == "judgments":
-            missed = by_signal
-        elif "sigma" in by_signal:
-            section["auroc_false_negative"] = by_signal["sigma"]
-        shared |= {key: section} if section else {}
+    shared, missed = _human_sections(scores, pairs, judgments, tests)  # of every protocol
     if truth is not None:
         shared["exact"] = exact_metrics(scores, truth)
     shared["scores"] = score_histograms(scores, pairs)
-    shared["grades"] = grades_result(scores, pairs, judgments, tests)
-    shared["preferences"] = preferences_result(scores, pairs, tests)
     if temperature == "fit":
         gallery = Gallery.of_labels(pairs)
         temperature = fit_temperatures(scores, gallery, gallery.ranks(scores), split=pairs.split)
@@ -187,12 +176,37 @@ def evaluate_scores(
         ranks = [gallery.ranks(scores, ties=ties) for gallery in galleries]
         sigma = uncertainty_result(scores, galleries, ranks, bins=bins, cache=cache)
         if sigma is not None and "judgments" in shared:
-            sigma["auroc_false_negative"] = missed.get("sigma")
+            by_experts = "auroc_false_negative_score" in shared["judgments"]
+            sigma["auroc_false_negative"] = missed.get("sigma") if by_experts else None
         head = {"protocol": name, "split": pairs.split}
         by_signal = signals_result(scores, galleries, ranks, temperature=heat, missed=missed, cache=signals)
         results.append({**head, **retrieval_result(ranks), "uncertainty": sigma, "signals": by_signal, **shared})
         outcomes.append(query_outcomes(name, pairs, galleries=galleries, ranks=ranks))
     return RetrievalReport(tuple(results), tuple(outcomes))
+
+
+def _human_sections(
+    scores: Scores, pairs: LabelledPairs, judgments: Sequence[Judgments], tests: PairTests
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """The sections of a result that rest on people's grades, and by signal the AUROC of false negatives.
+
+    That is of the reporting half of experts' grades, else of the first file of other grades.
+    """
+    sections: dict[str, Any] = {}
+    missed: dict[str, float] = {}
+    for key, split in JUDGED.items():
+        section = judged_result(scores, pairs, judgments, split=split)
+        by_signal = section.pop("auroc_false_negative", {})
+        if by_signal:
+            section["auroc_false_negative_score"] = by_signal["score"]
+        if key == "judgments":
+            missed = by_signal
+        elif "sigma" in by_signal:
+            section["auroc_false_negative"] = by_signal["sigma"]
+        sections |= {key: section} if section else {}
+    sections["grades"] = grades_result(scores, pairs, judgments, tests)
+    sections["preferences"] = preferences_result(scores, pairs, tests)
+    return sections, missed or next((one["auroc_false_negative"] for one in sections["grades"].values()), {})
 
 
 def evaluate_files(
