@@ -17,16 +17,7 @@ from torch import Tensor
 from vacsr.data import PairSet, load_pairs
 from vacsr.errors import DataError, ShapeMismatch
 from vacsr.evaluate.agreement import read_judgments
-from vacsr.evaluate.grades import (
-    PairTests,
-    drawn_taus,
-    graded_agreement,
-    grades_result,
-    human_tau,
-    pair_values,
-    preference_accuracy,
-    preferences_result,
-)
+from vacsr.evaluate.grades import drawn_taus, graded_agreement, human_tau, preference_accuracy
 from vacsr.evaluate.pair_files import (
     join_vectors,
     named_file,
@@ -35,6 +26,7 @@ from vacsr.evaluate.pair_files import (
     read_preferences,
     read_rival,
 )
+from vacsr.evaluate.pair_tests import PairTests, grades_result, pair_values, preferences_result
 from vacsr.evaluate.score_files import MatrixScores
 from vacsr.evaluate.significance import image_draws
 
@@ -94,12 +86,13 @@ def test_graded_agreement(rated: dict[str, Any], variant: Literal["b", "c"]) -> 
     drawn = resampled(score[number], rating, images[number], times, variant)
     ends = result["tau_published_low"], result["tau_published_high"]
     assert ends == pytest.approx(np.quantile(drawn, [0.025, 0.975]))
-    ceiling = []
+    ceiling, weights = [], []
     for rater in range(RATERS):
         others = np.delete(ratings, rater, axis=1)
         both = [n for n in range(PAIRS) if not own[n] and ratings[n, rater] > 0 and (others[n] > 0).any()]
         ceiling.append(stats.kendalltau(np.nanmean(others[both], 1), ratings[both, rater], variant=variant).statistic)
-    assert result["human_tau"] == pytest.approx(100 * np.mean(ceiling))
+        weights.append(len(both))
+    assert result["human_tau"] == pytest.approx(100 * np.average(ceiling, weights=weights))
     assert (result["pairs"], result["images"]) == (PAIRS, len(set(images)))
     common = number < 40
     x, y, z, image = score[number][common], rival[number][common], rating[common], images[number][common]

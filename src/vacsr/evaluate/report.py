@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,10 +15,11 @@ from vacsr.data.pairs import LabelledPairs
 from vacsr.display import data_frame
 from vacsr.errors import DataError
 from vacsr.evaluate.agreement import JUDGED, Judgments, judged_result, read_judgments
-from vacsr.evaluate.grades import PairTests, grades_result, preferences_result
+from vacsr.evaluate.details import detail_tables
 from vacsr.evaluate.histograms import score_histograms
 from vacsr.evaluate.metrics import METRICS, RECALLS, retrieval_result
 from vacsr.evaluate.pair_files import join_vectors, named_file, read_caption_vectors, read_preferences, read_rival
+from vacsr.evaluate.pair_tests import PairTests, grades_result, preferences_result
 from vacsr.evaluate.protocols import Gallery, check_protocols, coco_owners, fits_in_memory, protocol_galleries
 from vacsr.evaluate.ranks import Ties
 from vacsr.evaluate.score_files import MatrixIds, Scores, label_rows, read_ids, read_scores
@@ -83,19 +84,9 @@ class RetrievalReport:
         head += [f"{title} i2t/t2i" for title in more.values()]
         head += ["σ–R@1 i2t/t2i", "τ-c experts", "τ-b crowd"]
         tables = [markdown_table(head, [_markdown_row(result, tuple(more)) for result in self.results])]
-        by_split = {
-            result["split"]: result for result in reversed(self.results if details else ())
-        }  # the first of its protocols
-        for head, rows in (
-            (["uncertainty", "split", "AURC i2t/t2i", "FN AUROC"], map(_signal_rows, by_split.values())),
-            (_GRADES, map(_grade_rows, by_split.values())),
-            (
-                ["preferences", "split", "kind", "pairs", "accuracy, 95%", "rivals"],
-                map(_preference_rows, by_split.values()),
-            ),
-        ):
-            every = [row for some in rows for row in some]
-            tables += [markdown_table(head, every)] if every else []
+        by_split = {result["split"]: result for result in reversed(self.results)}  # the first of its protocols
+        if details:
+            tables += [markdown_table(*table) for table in detail_tables(list(by_split.values()))]
         return "\n\n".join(tables)
 
     def to_frame(self) -> Any:
@@ -262,56 +253,6 @@ def config_tests(config: EvaluateConfig) -> PairTests:
 def dev_rsum(scores: Scores, pairs: LabelledPairs) -> float:
     """RSUM alone: what model choice looks at."""
     return float(retrieval_result([Gallery.of_labels(pairs).ranks(scores)])["rsum"])
-
-
-_GRADES = ["grades", "split", "pairs", "τ published, 95%", "τ of mean grades, 95%", "Spearman", "human τ", "rivals"]
-
-
-def _grade_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """One row per file of grades."""
-    for name, one in result.get("grades", {}).items():
-        taus = [_with_interval(one[key], one[f"{key}_low"], one[f"{key}_high"]) for key in ("tau_published", "tau")]
-        human, spearman = _shown(one["human_tau"]), _shown(one["spearman"])
-        rivals = _rivals(one.get("rivals", {}), "tau_published")
-        yield [f"{name} (τ-{one['variant']})", result["split"], f"{one['pairs']:,}", *taus, spearman, human, rivals]
-
-
-def _preference_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """One row per kind, and one for all."""
-    for name, one in result.get("preferences", {}).items():
-        for kind, part in (("all", one), *one.get("kinds", {}).items()):
-            share = _with_interval(part["accuracy"], part["low"], part["high"])
-            yield [
-                name,
-                result["split"],
-                kind,
-                f"{part['pairs']:,}",
-                share,
-                _rivals(part.get("rivals", {}), "accuracy"),
-            ]
-
-
-def _signal_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """One row per uncertainty."""
-    for name, one in result.get("signals", {}).items():
-        both = " / ".join(_shown(one[f"aurc_{direction}"]) for direction in DIRECTIONS)
-        yield [name, result["split"], both, _shown(one.get("auroc_false_negative"))]
-
-
-def _rivals(rivals: Mapping[str, Any], key: str) -> str:
-    """Each rival's number, and ours less it on the same pairs."""
-    return "; ".join(
-        f"{name} {_shown(one[key])}, ours {one['difference']:+.1f} [{one['low']:+.1f}, {one['high']:+.1f}]"
-        for name, one in rivals.items()
-    )
-
-
-def _with_interval(value: float, low: float, high: float) -> str:
-    return "–" if value != value else f"{value:.1f} [{_shown(low)}, {_shown(high)}]"
-
-
-def _shown(value: float | None) -> str:
-    return "–" if value is None or value != value else f"{value:.1f}"
 
 
 def _markdown_row(result: dict[str, Any], more: Sequence[str]) -> list[str]:
