@@ -20,8 +20,9 @@ from torch.nn import functional
 from vacsr.backbones import TowerBackbone, load_backbone
 from vacsr.config import BackboneConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
-from vacsr.embed import Embedded, embed_pairs, embedding_config
+from vacsr.embed import Embedded, embed_captions, embed_pairs, embedding_config
 from vacsr.errors import DataError, ProvenanceMismatch, UsageError
+from vacsr.evaluate.pair_files import read_caption_vectors
 from vacsr.files import read_tensors, write_tensors
 
 HERE = Path(__file__).parent
@@ -325,3 +326,18 @@ def test_the_command(clip: str, photos: str, tmp_path: Path, vacsr: Any) -> None
     assert tensors["text"].dtype == torch.float32
     assert metadata["preprocessing"].startswith("32 center of 32")
     assert load_pairs(done.out.strip()).provenance.preprocessing == metadata["preprocessing"]
+
+
+def test_captions_alone_have_the_vectors_that_they_have_beside_photos(clip: str, photos: str, tmp_path: Path) -> None:
+    """By exact text; a caption of the data and one outside of it."""
+    embed(clip, photos, tmp_path / "pairs.safetensors")
+    pairs = load_pairs(f"features:{tmp_path}/pairs.safetensors,captions={tmp_path}/pairs-captions.jsonl")
+    assert isinstance(pairs, PairSet)
+    assert pairs.captions is not None
+    known, out = pairs.captions[4], tmp_path / "words.safetensors"
+    embed_captions(embedding_config(clip), ["no such caption", known], out, device="cpu")
+    vectors = read_caption_vectors(out)
+    torch.testing.assert_close(vectors.vectors[vectors.rows[known]], pairs.texts[4], atol=1e-3, rtol=1e-3)
+    assert vectors.rows["no such caption"] == 0
+    assert vectors.provenance == pairs.provenance
+    assert not out.with_name(f"{out.name}.parts").exists()

@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -65,14 +65,8 @@ def embed_pairs(
         raise DataError(f"{pairs} holds features already, not photos — give photos, e.g. folder:DIR or csv:FILE")
     if on_error == "skip":
         data = without_unreadable(data, workers=workers)
-    with seeded(0):  # random weights, as tests and benchmarks use, are the same every time
-        backbone = load_backbone(config)
-    mean_words = pooling == "mean" or (pooling == "auto" and not scheme_of(config.spec).matched)
-    encoder = FeatureEncoder(
-        backbone, image="mean" if pooling == "mean" else "cls", text="mean" if mean_words else "cls"
-    )
     target = choose_device(device)
-    encoder.to(target)
+    encoder = _encoder(config, pooling).to(target)
     batch = 256 if target.type == "cuda" else 32
     reader = PhotoReader(data.photos, encoder.backbone.transform, workers=workers)
     tokens = encoder.backbone.tokenize(data.captions)
@@ -103,6 +97,42 @@ def embed_pairs(
         words.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
     shutil.rmtree(parts.folder, ignore_errors=True)
     return Embedded(f"features:{out},captions={captions}", len(data.image_ids), len(data), data.skipped)
+
+
+def embed_captions(
+    config: BackboneConfig, captions: Sequence[str], out: Path, *, pooling: Pooling = "auto",
+    dtype: torch.dtype = torch.float16, device: str = "auto", progress: Callable[[str], Progress] | None = None,
+) -> None:  # fmt: skip
+    """Embed captions alone, and write ``out`` (.safetensors) with ``text`` and its captions file.
+
+    :func:`vacsr.evaluate.pair_files.read_caption_vectors` reads them, to test models on captions outside their data.
+    """
+    _check_request(config, out, pooling=pooling)
+    target = choose_device(device)
+    encoder = _encoder(config, pooling).to(target)
+    batch = 256 if target.type == "cuda" else 32
+
+    def texts(rows: range) -> Iterator[Tensor]:
+        """[B, D_text]"""
+        for ids in torch.split(encoder.backbone.tokenize(captions[rows.start : rows.stop]), batch):
+            yield encoder.texts(ids.to(target)).to(dtype)
+
+    metadata = encoder.provenance().as_metadata()
+    digest = hashlib.sha256(json.dumps([metadata, list(captions), str(dtype)], sort_keys=True).encode()).hexdigest()
+    parts = _Parts(out.with_name(f"{out.name}.parts"), digest, 8 * batch)
+    text = parts.join("texts", len(captions), texts, progress and progress("captions"))
+    lines = (json.dumps({"caption": caption}, ensure_ascii=False) + "\n" for caption in captions)
+    with atomic_paths(out, captions_path(out)) as (features, words):
+        save_tensors(features, {"text": text}, metadata=metadata)
+        words.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
+    shutil.rmtree(parts.folder, ignore_errors=True)
+
+
+def _encoder(config: BackboneConfig, pooling: Pooling) -> FeatureEncoder:
+    with seeded(0):  # random weights, as tests and benchmarks use, are the same every time
+        backbone = load_backbone(config)
+    mean_words = pooling == "mean" or (pooling == "auto" and not scheme_of(config.spec).matched)
+    return FeatureEncoder(backbone, image="mean" if pooling == "mean" else "cls", text="mean" if mean_words else "cls")
 
 
 def captions_path(out: Path) -> Path:

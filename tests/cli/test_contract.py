@@ -18,7 +18,9 @@ import yaml
 
 from vacsr.bench import scoring
 from vacsr.cli import app
+from vacsr.data import load_pairs
 
+SPEC = "synthetic:images=20,held_out=15,per_image=2"
 PINNED = Path(__file__).with_name("contract.json")
 TOWERS: dict[str, Any] = {
     "data": {"pairs": "scenes:images=20,held_out=4,per_image=2,size=32", "dev": ""},
@@ -87,8 +89,17 @@ def test_a_run_and_its_evaluation(
     command: Command, trained: Callable[[str], Path], judgments: tuple[Path, Path], tmp_path: Path
 ) -> None:
     run, file = trained("features"), tmp_path / "out.json"
-    grades = [word for path in judgments for word in ("--judgments", path)]
-    command("evaluate", run, *grades, "--json", file)
+    images, captions = (load_pairs(SPEC, split="test").image_ids, load_pairs(SPEC, split="test").captions)
+    assert captions is not None
+    preferred, rival = tmp_path / "preferred.tsv", tmp_path / "rival.tsv"
+    lines = [f"add\t{name}\t{captions[2 * n]}\t{captions[-1 - 2 * n]}" for n, name in enumerate(images)]
+    preferred.write_text("\n".join(["kind\timage\tcaption\tnegative_caption", *lines]), encoding="utf-8")
+    lines = [line.rpartition("\t")[0] for line in judgments[1].read_text(encoding="utf-8").splitlines()]
+    scored = ["score", *map(str, range(len(lines) - 1))]
+    both = (f"{line}\t{score}" for line, score in zip(lines, scored, strict=True))
+    rival.write_text("\n".join(both), encoding="utf-8")
+    files = ["--grades", judgments[0], "--judgments", f"crowd={judgments[1]}", "--preferences", f"p={preferred}"]
+    command("evaluate", run, *files, "--rival", f"other={rival}", "--json", file)
     names = {"run folder": sorted(path.name for path in run.iterdir())}
     check(**names, report=key_paths(run / "report.json"), evaluation=key_paths(file))
 

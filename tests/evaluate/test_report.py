@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,18 @@ class MatrixScorer:
 
     def grade(self, score: Tensor) -> Tensor:
         return score.sigmoid()
+
+    def disagreement(self, rows: Tensor, cols: Tensor) -> None:
+        return None
+
+    def vectors(self) -> None:
+        return None
+
+    def temperature(self) -> float:
+        return 1.0
+
+    def against(self, texts: Tensor | Sequence[str]) -> None:
+        return None
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +200,12 @@ def test_markdown_and_json(pairs: PairSet, score: Tensor, sigma: Tensor, judged:
     report = evaluate_retrieval(MatrixScorer(score, sigma), pairs, judgments=judged)
     (result,) = report.results
     assert report.to_dict() == {"schema": 1, "results": [result]}
-    head, rule, row = report.to_markdown().splitlines()
+    table, *more = report.to_markdown().split("\n\n")
+    head, rule, row = table.splitlines()
+    assert [part.split(" | ")[0] for part in more] == ["| uncertainty", "| grades"]
+    assert f"| sigma | test | {result['uncertainty']['aurc_i2t']:.1f} / " in more[0]
+    assert f"| crowd (τ-b) | test | {result['grades']['crowd']['pairs']} | " in more[1]
+    assert f"expert τ-c {result['grades']['expert']['tau_published']:.1f}" in repr(report)
     assert head.count("|") == rule.count("|") == row.count("|") == 10
     assert f"| {result['rsum']:.1f} | {result['i2t']['map_at_r']:.1f} / {result['t2i']['map_at_r']:.1f} |" in row
     assert f"{result['uncertainty']['corr_r1_i2t']:.2f} / " in row

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from vacsr.data.pairs import PairSet, Provenance
 from vacsr.errors import DataError, EnvironmentProblem, ProvenanceMismatch, ShapeMismatch, UsageError
+from vacsr.methods.base import Embedding
 from vacsr.model import MatchingModel, choose_device
 from vacsr.scoring import CosineDistanceScorer, PairScorer, PairScores
 
@@ -250,3 +251,29 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("cuda:0")
     with pytest.raises(UsageError, match="use auto, cpu or cuda"):
         choose_device("tpu")
+
+
+@pytest.mark.parametrize("method", ["vacsr", "infonce"])
+def test_members_disagree_and_their_vectors_stand_end_to_end(method: str) -> None:
+    made, (images, texts) = model({"name": method, "members": 3}), inputs()
+    scores = PairScorer(made, device="cpu").score_all(images, texts)
+    rows, cols = torch.tensor([0, 4, 4]), torch.tensor([2, 0, 1])
+    with torch.no_grad():
+        v, t = made.embed_images(images), made.embed_texts(texts)
+        expected = made.method.disagreement(Embedding(v.mean[rows]), Embedding(t.mean[cols]))
+    torch.testing.assert_close(scores.at(rows, cols).disagreement, expected)
+    vectors = scores.vectors()
+    assert vectors.networks == 3
+    torch.testing.assert_close(vectors.images, v.mean)
+    likelihood = made.method.likelihood()
+    assert scores.temperature() == (1.0 if likelihood is None else pytest.approx(1 / likelihood.scale))
+
+
+def test_the_same_images_against_other_texts(scorer: PairScorer) -> None:
+    images, texts = inputs()
+    scores, other = scorer.score_all(images, texts), texts.flip(0)
+    against = scores.against(other)
+    assert against is not None
+    torch.testing.assert_close(against.score, scores.score.flip(1))
+    assert scores.against(["words"]) is None, "a model on features of unknown origin embeds no words"
+    assert scores.disagreement(torch.tensor([0]), torch.tensor([0])) is None

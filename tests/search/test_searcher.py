@@ -106,6 +106,17 @@ def test_hits_are_the_nearest_by_cosine_in_order_of_score(direction: str, scorer
         assert (result.answered, result.promised, result.calibrated, result.confidence) == (True, False, False, None)
 
 
+def test_hits_of_an_ensemble_say_how_much_its_members_disagree(pairs: PairSet) -> None:
+    ensemble = build(InfoNCEConfig(members=2), pairs)
+    shelf, matrix = images(ensemble, pairs), ensemble.score_set(pairs)
+    (result,) = Searcher(ensemble, shelf).search_texts(pairs.texts[3:4], k=4)
+    rows = torch.tensor([hit.metadata["n"] for hit in result.hits])
+    expected = matrix.disagreement(rows, torch.full_like(rows, 3))
+    assert expected is not None
+    np.testing.assert_allclose([hit.disagreement for hit in result.hits], expected, rtol=1e-4, atol=1e-6)
+    assert [hit.uncertainty for hit in result.hits] == [None] * 4
+
+
 def test_more_hits_than_candidates_follow_by_cosine_then_score(scorer: PairScorer, pairs: PairSet) -> None:
     """200 are scored together; those beyond come after them, ordered among themselves."""
     searcher, matrix = Searcher(scorer, texts(scorer, pairs)), scorer.score_set(pairs)

@@ -8,12 +8,18 @@ from typing import Annotated, Literal
 import typer
 
 from vacsr.cli.options import Device, Skip, Workers, resumable
+from vacsr.errors import UsageError
 
 
 def embed(
     backbone: Annotated[str, typer.Option(metavar="SPEC", help="clip:ID_OR_FOLDER or towers:IMAGE,TEXT.")],
-    pairs: Annotated[str, typer.Option(metavar="SPEC", help="Photos and captions, e.g. folder:DIR or csv:FILE.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The .safetensors file to write.")],
+    pairs: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Photos and captions, e.g. folder:DIR or csv:FILE.")
+    ] = None,
+    captions: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Captions alone: lines of a .txt file, or a table of pairs.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Only this split; default: all, with each image's split.")] = None,
     pooling: Annotated[
         Literal["auto", "cls", "mean"], typer.Option(help="From tokens to a vector; auto: as the model was trained.")
@@ -28,26 +34,39 @@ def embed(
 ) -> None:
     """Embed photos and captions once, to train on the cached features.
 
-    To continue after a stop, run the same command again.
+    To continue after a stop, run the same command again. With --captions instead of --pairs, texts alone are embedded,
+    for `vacsr evaluate --captions`.
     """
     import torch
 
     from vacsr.config import BackboneConfig
     from vacsr.config.io import merge, parse, parse_overrides
-    from vacsr.embed import captions_path, embed_pairs, embedding_config
+    from vacsr.embed import captions_path, embed_captions, embed_pairs, embedding_config
+    from vacsr.evaluate.pair_files import read_caption_list
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress
     from vacsr.train.checkpoint import spec_files
 
+    if (pairs is None) == (captions is None):
+        raise UsageError("embed takes either --pairs or --captions — e.g. --pairs folder:photos")
     towers = [Path(text).expanduser() for text in backbone.partition(":")[2].split(",") if text]
     for path in (out, captions_path(out)):
-        check_output("--out", path, inputs=[*spec_files(pairs), *towers])
+        check_output("--out", path, inputs=[*spec_files(pairs), *towers, *([captions] if captions else [])])
     base = embedding_config(backbone, pooling=pooling)
     config = parse(BackboneConfig, merge(base.model_dump(mode="json"), parse_overrides(overrides or [])))
+    dtype = torch.float32 if full else torch.float16
+    if pairs is None:
+        assert captions is not None, "checked above"
+        words = read_caption_list(captions)
+        with resumable(PhotoProgress("reading", show=True)) as bar:
+            embed_captions(config, words, out, pooling=pooling, dtype=dtype, device=device, progress=bar.named)
+        typer.echo(f"embedded {len(words):,} captions", err=True)
+        typer.echo(out)
+        return
     with resumable(PhotoProgress("reading", show=True)) as bar:
         result = embed_pairs(
             config, pairs, out,
-            split=split, pooling=pooling, dtype=torch.float32 if full else torch.float16, device=device,
+            split=split, pooling=pooling, dtype=dtype, device=device,
             workers=workers, on_error="skip" if skip else "fail", progress=bar.named,
         )  # fmt: skip
     skipped = f", skipped {len(result.skipped):,}" if result.skipped else ""

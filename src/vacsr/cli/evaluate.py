@@ -22,7 +22,19 @@ def evaluate(
             help="flickr, or on COCO coco-1k, coco-5k, cxc, eccv, on a part of it cxc-part, eccv-part. Repeatable.",
         ),
     ] = None,
-    judgments: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Human grades; repeatable.")] = None,
+    grades: Annotated[
+        list[str] | None,
+        typer.Option("--grades", "--judgments", metavar="FILE", help="Human grades, FILE or NAME=FILE; repeatable."),
+    ] = None,
+    preferences: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Images with a better and a worse caption; repeatable.")
+    ] = None,
+    rival: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FILE", help="Another system's scores of these pairs; repeatable.")
+    ] = None,
+    captions: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Vectors of captions outside the data; repeatable.")
+    ] = None,
     json: JsonFile = None,
     pessimistic: Annotated[
         bool | None, typer.Option("--pessimistic/--stable", help="Ties: wrong items first, or in index order.")
@@ -50,6 +62,7 @@ def evaluate(
     """
     from vacsr.config import EvaluateConfig
     from vacsr.config.io import parse
+    from vacsr.evaluate.pair_files import named_file
     from vacsr.evaluate.report import evaluate_files
     from vacsr.files import check_output, write_json
     from vacsr.pretrained import encoder_spec
@@ -59,14 +72,18 @@ def evaluate(
     _check_kind(run, scores, ids=ids, uncertainty=uncertainty, posthoc=posthoc)
     fields: dict[str, Any] = {
         "protocols": protocol,
-        "judgments": [str(path) for path in judgments or ()],
+        "judgments": grades,
+        "preferences": preferences,
+        "rivals": rival,
+        "captions": [str(path) for path in captions or ()],
         "ties": None if pessimistic is None else "pessimistic" if pessimistic else "stable",
         "bins": bins,
         "posthoc": posthoc,
     }
     settings = {name: value for name, value in fields.items() if value}
     if json is not None:
-        inputs = [path for path in (scores, ids, uncertainty, *(judgments or ())) if path is not None]
+        named = [named_file(text)[1] for text in (*(grades or ()), *(preferences or ()), *(rival or ()))]
+        inputs = [path for path in (scores, ids, uncertainty, *named, *(captions or ())) if path is not None]
         check_output("--json", json, inputs=[*inputs, *(run_files(run) if run else ()), *spec_files(pairs)])
     if scores is not None and ids is not None:
         config = parse(EvaluateConfig, settings)
@@ -99,9 +116,10 @@ def score(
     pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Data with the ids; default: the run's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Score a photo against texts: score, grade and uncertainty, tab-separated.
+    """Score a photo against texts: score, grade and the pair's uncertainty, tab-separated.
 
-    The grade is the probability of a match; "–" for a method that only ranks.
+    The grade is the probability of a match; "–" for a method that only ranks. The uncertainty is σ; an ensemble has
+    a column more, the disagreement of its members.
 
     A model with encoders takes any photo and any words; a model on embeddings of unknown origin takes ids of its data.
     """
@@ -117,10 +135,11 @@ def score(
     else:
         scores = scorer.score_named(load_pairs(pairs or run_pairs(run), split="all"), image, text)
     cols = torch.arange(len(text))
-    score, grade, sigma = scores.at(torch.zeros_like(cols), cols)
-    typer.echo("image\ttext\tscore\tgrade\tuncertainty")
+    every = scores.at(torch.zeros_like(cols), cols)
+    columns = {"score": every.score, "grade": every.grade, "uncertainty": every.uncertainty}
+    columns |= {} if every.disagreement is None else {"disagreement": every.disagreement}
+    typer.echo("\t".join(("image", "text", *columns)))
     for row, words in enumerate(text):
-        own_grade = "–" if grade is None else f"{grade[row]:.4g}"
-        uncertainty = "–" if sigma is None else f"{sigma[row]:.4f}"
-        cells = (image, words, f"{score[row]:.4f}", own_grade, uncertainty)
-        typer.echo("\t".join(map(one_line, cells)))
+        forms = ((".4g" if name == "grade" else ".4f", values) for name, values in columns.items())
+        numbers = ("–" if values is None else format(float(values[row]), form) for form, values in forms)
+        typer.echo("\t".join(map(one_line, (image, words, *numbers))))

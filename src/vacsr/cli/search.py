@@ -75,7 +75,10 @@ def _show(result: Results, guarantee: str) -> None:
     terminal = sys.stdout.isatty()
     if result.scored and result.note:
         typer.echo(f"warning: {result.note}", err=True)
-    for line in (result.note if not result.scored else "", result.reason, guarantee):
+    sure = (
+        "" if result.confidence is None else f"confidence {result.confidence:.3f}: the chance that the first is right"
+    )
+    for line in (result.note if not result.scored else "", result.reason, guarantee, sure):
         if line:
             typer.echo(line if terminal else f"# {line}")
     rows = [["rank", "id", *(("grade", "σ", "score", "cosine") if result.scored else ("cosine",)), "note"]]

@@ -35,7 +35,7 @@ def train(recipe: Recipe, overrides: Overrides = None, out: OutRun = None, resum
     if run.interrupted:
         _stopped("train", folder, run.state.step)
     if run.report is not None:
-        typer.echo(run.report.to_markdown())
+        typer.echo(run.report.to_markdown(details=False))
         typer.echo(f"the model is in {folder / 'model'}; score, audit, index and search take {folder} as RUN", err=True)
 
 

@@ -118,7 +118,8 @@ def exact_verdicts(truth: Truth) -> Verdicts:
 def judged_verdicts(pairs: Pairs, judgments: Sequence[Judgments]) -> Verdicts:
     """For data of which people judged some pairs: labels first, then experts, then the crowd."""
     known: dict[tuple[int, int], tuple[str, str]] = {}
-    for judged in sorted(judgments, key=lambda one: one.kind):  # experts come last and overwrite the crowd
+    kinds = [one for one in judgments if one.kind in _PARTLY]
+    for judged in sorted(kinds, key=lambda one: one.kind):  # experts come last and overwrite the crowd
         part, rows, cols = judged.within(pairs)
         for row, col, grade in zip(rows.tolist(), cols.tolist(), part.grades.tolist(), strict=True):
             badge = f"experts: {grade:.1f} of 4" if part.kind == "expert" else f"{grade:.0%} say yes"

@@ -217,7 +217,13 @@ class EvaluateConfig(Config):
     """`flickr`: the whole split in one gallery. On COCO's test images: `coco-1k`, `coco-5k`, `cxc`, `eccv`;
     on some of them: `cxc-part`, `eccv-part`."""
     judgments: tuple[str, ...] = ()
-    """Files of human grades for the report."""
+    """Files of human grades for the report, each as FILE or NAME=FILE."""
+    preferences: tuple[str, ...] = ()
+    """Files of images with a better and a worse caption, each as FILE or NAME=FILE."""
+    captions: tuple[str, ...] = ()
+    """Vectors of captions that are judged and not in the data, for models on features: safetensors files."""
+    rivals: tuple[str, ...] = ()
+    """Scores of other systems on the judged pairs, each as NAME=FILE."""
     ties: Literal["stable", "pessimistic"] = "stable"
     """Equal scores in index order, or every wrong item before the right one."""
     bins: Literal["count", "equal"] = "count"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,37 +18,46 @@ from torch import Tensor
 
 from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import DataError
+from vacsr.evaluate.pair_files import read_pair_table, stem_of
 from vacsr.evaluate.score_files import Scores
+from vacsr.evaluate.signals import pair_signals
 from vacsr.evaluate.uncertainty import Array, Values, as_vector, auroc, check_length, pearson
-from vacsr.files import read_lines
 
-Kind = Literal["expert", "crowd"]
+Kind = Literal["expert", "crowd", "graded", "shares"]
+"""``expert`` and ``crowd`` are of Flickr8k's form, which names a caption by image and index; the others are not."""
 Split = Literal["judged-dev", "judged-test"]
 JUDGED: Mapping[str, Split] = {"judgments": "judged-test", "judgments_dev": "judged-dev"}
 """The sections of a result, and the half of the judged images that each is about."""
-MATCH: Mapping[Kind, float] = {"expert": 3.0, "crowd": 0.5}
-"""Grades from which a judged pair is a match: of 1 to 4 by experts, of the share of "yes" by the crowd."""
-_PAIR = ("image", "caption_image", "caption_index")
-_GRADES: dict[Kind, tuple[str, ...]] = {"expert": ("rating_1", "rating_2", "rating_3"), "crowd": ("yes_share",)}
+MATCH: Mapping[Kind, float] = {"expert": 3.0, "crowd": 0.5, "graded": 3.0, "shares": 0.5}
+"""Grades from which a judged pair is a match: of 1 to 4 or 0 to 5, or of the share of "yes"."""
+_SHARES = ("yes_share", "share")
 
 
 @dataclass(frozen=True, eq=False)
 class Judgments:
-    """N judged pairs. An expert grade is the mean of three ratings, a crowd grade the share of "yes"."""
+    """N judged pairs. A grade is the mean of a pair's ratings, or the share of "yes"."""
 
     kind: Kind
     image_ids: tuple[str, ...]
     caption_ids: tuple[str, ...]
-    """``image#index``, the index of the caption counted from 0."""
+    """``image#index``, the index of the caption counted from 0; or another id; or the text where there is no id."""
     ratings: Array
-    """[N, 3] by experts, [N, 1] by the crowd."""
+    """[N, R], NaN where a pair has fewer than R ratings."""
     same_image: NDArray[np.bool_]
     """[N], True where the caption was written for this very image: a labelled pair."""
+    captions: tuple[str, ...] | None = None
+    """The texts, where the file has them."""
+    name: str = ""
+
+    @property
+    def variant(self) -> Literal["b", "c"]:
+        """Of Kendall's τ: τ-b with shares, τ-c with grades."""
+        return "b" if self.kind in ("crowd", "shares") else "c"
 
     @cached_property
     def grades(self) -> Array:
         """[N]"""
-        return np.asarray(self.ratings.mean(1))
+        return np.asarray(np.nanmean(self.ratings, axis=1))
 
     def __len__(self) -> int:
         return len(self.ratings)
@@ -61,7 +70,9 @@ class Judgments:
         """The pairs at these rows, in this order."""
         index = np.asarray(rows, dtype=np.int64)
         image_ids, caption_ids = (tuple(ids[row] for row in rows) for ids in (self.image_ids, self.caption_ids))
-        return Judgments(self.kind, image_ids, caption_ids, self.ratings[index], self.same_image[index])
+        captions = None if self.captions is None else tuple(self.captions[row] for row in rows)
+        ratings, same_image = self.ratings[index], self.same_image[index]
+        return Judgments(self.kind, image_ids, caption_ids, ratings, same_image, captions, self.name)
 
     def within(self, pairs: LabelledPairs) -> tuple[Judgments, Tensor, Tensor]:
         """The judged pairs that ``pairs`` holds, and their rows and columns there. -> N', [N'], [N'] int64"""
@@ -84,51 +95,67 @@ def judged_split(image_name: str) -> Split:
     return "judged-dev" if even else "judged-test"
 
 
-def read_judgments(path: Path) -> Judgments:
-    """Read a TSV file of expert or crowd judgments; the header tells which.
+def read_judgments(path: Path, *, name: str = "") -> Judgments:
+    """Read a TSV or CSV file of human grades; its header says what it holds.
 
-    Both have image, caption_image and caption_index; experts add rating_1 to rating_3, the crowd yes_share.
+    Pairs: image, and one of caption_id, caption (the text), or caption_image with caption_index. Grades: grade, any
+    number of columns rating_…, or share (yes_share). A pair may have several rows, each with further ratings. ``own``
+    is 1 where a caption was written for the image.
     """
-    header, *lines = read_lines(path) or [""]
-    columns = header.split("\t")
-    kind: Kind = "crowd" if "yes_share" in columns else "expert"
-    missing = [name for name in _PAIR + _GRADES[kind] if name not in columns]
-    if missing:
-        grades = " or ".join(", ".join(names) for names in _GRADES.values())
-        message = f"{path} has no column {', '.join(missing)}, expected {', '.join(_PAIR)} and {grades}"
-        raise DataError(f"{message}, separated by tabs — rename the columns")
-    rows = [
-        _read_row(dict(zip(columns, line.split("\t"), strict=False)), kind, where=f"{path}, line {number}")
-        for number, line in enumerate(lines, start=2)
-    ]
-    if not rows:
-        raise DataError(f"{path} holds no judgments, expected one pair per line — write or copy it again")
-    images, caption_images, indices, ratings = zip(*rows, strict=True)
-    return Judgments(
-        kind=kind,
-        image_ids=images,
-        caption_ids=tuple(f"{name}#{index}" for name, index in zip(caption_images, indices, strict=True)),
-        ratings=np.array(ratings, dtype=np.float64),
-        same_image=np.array([image == other for image, other in zip(images, caption_images, strict=True)]),
+    table = read_pair_table(path)
+    images, captions = table.need("image"), table.caption_ids()
+    share = [column for column in _SHARES if column in table.columns][:1]
+    columns = share or [column for column in table.columns if column == "grade" or column.startswith("rating_")]
+    if not columns:
+        raise DataError(f"{path} has no column grade, rating_1 … or share — rename the columns")
+    ratings: dict[tuple[str, str], list[float]] = {}
+    first: list[int] = []  # the row in which each pair is first
+    for row, (pair, values) in enumerate(zip(zip(images, captions, strict=True), table.numbers(columns), strict=True)):
+        if pair not in ratings:
+            first.append(row)
+        ratings.setdefault(pair, []).extend(values)
+    width, owners, texts = (
+        max(map(len, ratings.values())),
+        table.columns.get("caption_image"),
+        table.columns.get("caption"),
     )
-
-
-def _read_row(row: Mapping[str, str], kind: Kind, *, where: str) -> tuple[str, str, int, list[float]]:
-    """Image, image of the caption, index of the caption, ratings."""
-    try:
-        image, caption_image, index = (row[name] for name in _PAIR)
-        ratings = [float(row[name]) for name in _GRADES[kind]]
-        if image and caption_image and int(index) >= 0 and all(map(math.isfinite, ratings)):
-            return image, caption_image, int(index), ratings
-    except (KeyError, ValueError):
-        pass
-    expected = f"two image names, a caption index from 0, and numbers in {', '.join(_GRADES[kind])}"
-    raise DataError(f"{where}: expected {expected} — correct or drop the line")
+    own = [word == "1" for word in table.columns["own"]] if "own" in table.columns else None
+    if own is None:
+        own = [False] * len(images) if owners is None else [x == y for x, y in zip(images, owners, strict=True)]
+    kinds: tuple[Kind, Kind] = ("graded", "shares") if owners is None else ("expert", "crowd")
+    return Judgments(
+        kind=kinds[bool(share)],
+        image_ids=tuple(images[row] for row in first),
+        caption_ids=tuple(captions[row] for row in first),
+        ratings=np.array([values + [math.nan] * (width - len(values)) for values in ratings.values()]),
+        same_image=np.array([own[row] for row in first]),
+        captions=None if texts is None else tuple(texts[row] for row in first),
+        name=name or stem_of(path),
+    )
 
 
 def kendall_tau(x: Array, y: Array, *, variant: Literal["b", "c"] = "b") -> float:
     """Kendall's τ-b or τ-c (Stuart's) times 100; NaN if a side is constant or has fewer than two values. [N] each"""
     return 100 * float(kendalltau(x, y, variant=variant).statistic) if len(x) > 1 else math.nan
+
+
+class PublishedForm(NamedTuple):
+    """Every rating a row of its own, own captions left out, as papers on captioning metrics have it."""
+
+    score: Array
+    rating: Array
+    row: NDArray[np.int64]
+    """The pair that each rating is of."""
+
+
+def published_form(score: Array, ratings: Array, *, own: NDArray[np.bool_]) -> PublishedForm:
+    """[N], [N, R] with NaN for missing ratings, [N] -> one row per rating
+
+    >>> published_form(np.array([0.9, 0.2]), np.array([[4.0, 3.0], [1.0, np.nan]]), own=np.array([False, False])).row
+    array([0, 0, 1])
+    """
+    rows, raters = np.nonzero(~np.isnan(ratings) & ~own[:, None])
+    return PublishedForm(score[rows], ratings[rows, raters], rows)
 
 
 def grade_agreement(scores: Values, judgments: Judgments) -> dict[str, Any]:
@@ -143,39 +170,40 @@ def grade_agreement(scores: Values, judgments: Judgments) -> dict[str, Any]:
     """
     score, kind = as_vector("scores", scores), judgments.kind
     check_length(score, judgments.ratings)
-    variant: Literal["b", "c"] = "c" if kind == "expert" else "b"
-    across = ~judgments.same_image
-    repeated = np.repeat(score[across], judgments.ratings.shape[1])
+    variant, published = judgments.variant, published_form(score, judgments.ratings, own=judgments.same_image)
     return {
         f"{kind}_tau_{variant}": kendall_tau(score, judgments.grades, variant=variant),
-        f"{kind}_tau_{variant}_published": kendall_tau(repeated, judgments.ratings[across].ravel(), variant=variant),
+        f"{kind}_tau_{variant}_published": kendall_tau(published.score, published.rating, variant=variant),
         f"{kind}_spearman": 100 * pearson(rankdata(score), rankdata(judgments.grades)),
         f"{kind}_pairs": len(judgments),
     }
 
 
 def false_negative_auroc(values: Values, judgments: Judgments) -> float:
-    """How well values [N] tell false negatives, pairs across images that experts find fitting, from other such pairs.
+    """How well values [N] tell false negatives, pairs across images that people find fitting, from other such pairs.
 
     Times 100; NaN without false negatives or without others.
     """
     across = ~judgments.same_image
-    return 100.0 * auroc(as_vector("values", values)[across], judgments.grades[across] >= MATCH["expert"])
+    return 100.0 * auroc(as_vector("values", values)[across], judgments.grades[across] >= MATCH[judgments.kind])
 
 
 def judged_result(
     scores: Scores, pairs: LabelledPairs, judgments: Sequence[Judgments], *, split: Split
 ) -> dict[str, Any]:
-    """Agreement with human grades over the judged pairs that are in ``pairs``; empty where there are none."""
+    """Agreement with experts and crowd over one half of the judged images, where both are in ``pairs``.
+
+    Empty where there are none. ``auroc_false_negative`` is by signal, ``score`` among them.
+    """
     result: dict[str, Any] = {}
     for judged in judgments:
+        if judged.kind not in ("expert", "crowd"):
+            continue
         part, rows, cols = judged.subset(split).within(pairs)
         if not len(part):
             continue
-        score, sigma = scores.score_of(rows, cols), scores.uncertainty(rows, cols)
-        result |= grade_agreement(score, part)
+        result |= grade_agreement(scores.score_of(rows, cols), part)
         if part.kind == "expert":
-            result["auroc_false_negative_score"] = false_negative_auroc(score, part)
-            if sigma is not None:
-                result["auroc_false_negative"] = false_negative_auroc(sigma, part)
+            values = pair_signals(scores, rows, cols)
+            result["auroc_false_negative"] = {name: false_negative_auroc(x, part) for name, x in values.items()}
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -15,11 +15,15 @@ from vacsr.data.pairs import LabelledPairs
 from vacsr.display import data_frame
 from vacsr.errors import DataError
 from vacsr.evaluate.agreement import JUDGED, Judgments, judged_result, read_judgments
+from vacsr.evaluate.details import detail_tables
 from vacsr.evaluate.histograms import score_histograms
 from vacsr.evaluate.metrics import METRICS, RECALLS, retrieval_result
+from vacsr.evaluate.pair_files import join_vectors, named_file, read_caption_vectors, read_preferences, read_rival
+from vacsr.evaluate.pair_tests import PairTests, grades_result, preferences_result
 from vacsr.evaluate.protocols import Gallery, check_protocols, coco_owners, fits_in_memory, protocol_galleries
 from vacsr.evaluate.ranks import Ties
 from vacsr.evaluate.score_files import MatrixIds, Scores, label_rows, read_ids, read_scores
+from vacsr.evaluate.signals import Temperature, fit_temperatures, own_temperature, signals_result
 from vacsr.evaluate.significance import Outcomes, query_outcomes
 from vacsr.evaluate.truth import Truth, exact_metrics
 from vacsr.evaluate.uncertainty import Bins, uncertainty_result
@@ -27,6 +31,7 @@ from vacsr.scoring.topk import DIRECTIONS, Direction
 
 SCHEMA = 1
 _DEFAULTS = EvaluateConfig()
+_NO_TESTS = PairTests()
 
 
 class Scorer(Protocol):
@@ -44,21 +49,45 @@ class RetrievalReport:
     outcomes: tuple[Outcomes, ...] = field(default=(), compare=False)
     """How each query did, in the order of the results; not part of the JSON."""
 
+    @property
+    def temperature(self) -> Temperature | None:
+        """That of confidences, where one was fitted to a split."""
+        for result in self.results:
+            known = result.get("signals", {}).get("confidence", {})
+            if known.get("fitted_on"):
+                return Temperature(known["temperature_i2t"], known["temperature_t2i"], known["fitted_on"])
+        return None
+
     def __repr__(self) -> str:
-        rows = (f"{result['protocol']} {result['split']}: RSUM {result['rsum']:.1f}" for result in self.results)
+        rows = []
+        for result in self.results:
+            row = [f"{result['protocol']} {result['split']}: RSUM {result['rsum']:.1f}"]
+            row += [
+                f"{name} τ-{one['variant']} {one['tau_published']:.1f}"
+                for name, one in result.get("grades", {}).items()
+            ]
+            row += [f"{name} accuracy {one['accuracy']:.1f}" for name, one in result.get("preferences", {}).items()]
+            rows.append(", ".join(row))
         return f"RetrievalReport({'; '.join(rows)})"
 
     def to_dict(self) -> dict[str, Any]:
         """``{"schema": 1, "results": [...]}``, percent where a share."""
         return {"schema": SCHEMA, "results": list(self.results)}
 
-    def to_markdown(self) -> str:
-        """One row per protocol and split, with every metric but R-Precision, which mAP@R refines."""
+    def to_markdown(self, *, details: bool = True) -> str:
+        """One row per protocol and split, with every metric but R-Precision, which mAP@R refines.
+
+        ``details`` of each split's first protocol follow: AURC by uncertainty, agreement with grades, preferences.
+        """
         more = {name: name for name in METRICS if name not in (*RECALLS, "r_precision")} | {"map_at_r": "mAP@R"}
         head = ["protocol", "split", *(f"{direction} R@1/5/10" for direction in DIRECTIONS), "RSUM"]
         head += [f"{title} i2t/t2i" for title in more.values()]
         head += ["σ–R@1 i2t/t2i", "τ-c experts", "τ-b crowd"]
-        return markdown_table(head, [_markdown_row(result, tuple(more)) for result in self.results])
+        tables = [markdown_table(head, [_markdown_row(result, tuple(more)) for result in self.results])]
+        by_split = {result["split"]: result for result in reversed(self.results)}  # the first of its protocols
+        if details:
+            tables += [markdown_table(*table) for table in detail_tables(list(by_split.values()))]
+        return "\n\n".join(tables)
 
     def to_frame(self) -> Any:
         """One row per protocol and split, one column per metric, such as ``i2t.r1``; needs pandas."""
@@ -89,16 +118,21 @@ def evaluate_retrieval(
     ties: Ties = "stable",
     bins: Bins = "count",
     truth: Truth | None = None,
+    tests: PairTests = _NO_TESTS,
+    temperature: Temperature | Literal["fit"] | None = None,
 ) -> RetrievalReport:
     """Score every pair of ``pairs`` and report each protocol.
 
     ``judgments`` adds agreement with human grades; ``ties`` orders equal scores; ``bins`` are the uncertainty's, of
-    equal count or equal width; ``truth`` adds agreement with exact grades, where they are known.
+    equal count or equal width; ``truth`` adds agreement with exact grades, where they are known; ``tests`` adds
+    preferences, rivals and captions that are not in the data. ``temperature`` is that of the confidence: fitted to
+    these pairs, or to a dev split before; None takes the scale of the loss.
     """
     protocol_galleries(protocols, pairs)  # refuses data that do not fit before anything is scored
     return evaluate_scores(
         scorer.score_set(pairs), pairs,
-        protocols=protocols, judgments=judgments, ties=ties, bins=bins, truth=truth,
+        protocols=protocols, judgments=judgments, ties=ties, bins=bins, truth=truth, tests=tests,
+        temperature=temperature,
     )  # fmt: skip
 
 
@@ -111,28 +145,59 @@ def evaluate_scores(
     ties: Ties = "stable",
     bins: Bins = "count",
     truth: Truth | None = None,
+    tests: PairTests = _NO_TESTS,
+    temperature: Temperature | Literal["fit"] | None = None,
 ) -> RetrievalReport:
     """Report each protocol on given scores; the options are those of :func:`evaluate_retrieval`."""
     if fits_in_memory(pairs):
         _ = scores.score  # asked for once, it is kept: blocks are then views
-    judged = {key: judged_result(scores, pairs, judgments, split=split) for key, split in JUDGED.items()}
-    shared: dict[str, Any] = {key: section for key, section in judged.items() if section}  # of every protocol
+    shared, missed = _human_sections(scores, pairs, judgments, tests)  # of every protocol
     if truth is not None:
         shared["exact"] = exact_metrics(scores, truth)
     shared["scores"] = score_histograms(scores, pairs)
-    missed = shared.get("judgments", {}).pop("auroc_false_negative", None)
+    if temperature == "fit":
+        gallery = Gallery.of_labels(pairs)
+        temperature = fit_temperatures(scores, gallery, gallery.ranks(scores), split=pairs.split)
+    heat = temperature or own_temperature(scores)
     cache: dict[Direction, Tensor] = {}
+    signals: dict[Direction, dict[str, Tensor]] = {}
     results: list[dict[str, Any]] = []
     outcomes: list[Outcomes] = []
     for name, galleries in protocol_galleries(protocols, pairs).items():
         ranks = [gallery.ranks(scores, ties=ties) for gallery in galleries]
         sigma = uncertainty_result(scores, galleries, ranks, bins=bins, cache=cache)
         if sigma is not None and "judgments" in shared:
-            sigma["auroc_false_negative"] = missed
+            by_experts = "auroc_false_negative_score" in shared["judgments"]
+            sigma["auroc_false_negative"] = missed.get("sigma") if by_experts else None
         head = {"protocol": name, "split": pairs.split}
-        results.append({**head, **retrieval_result(ranks), "uncertainty": sigma, **shared})
+        by_signal = signals_result(scores, galleries, ranks, temperature=heat, missed=missed, cache=signals)
+        results.append({**head, **retrieval_result(ranks), "uncertainty": sigma, "signals": by_signal, **shared})
         outcomes.append(query_outcomes(name, pairs, galleries=galleries, ranks=ranks))
     return RetrievalReport(tuple(results), tuple(outcomes))
+
+
+def _human_sections(
+    scores: Scores, pairs: LabelledPairs, judgments: Sequence[Judgments], tests: PairTests
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """The sections of a result that rest on people's grades, and by signal the AUROC of false negatives.
+
+    That is of the reporting half of experts' grades, else of the first file of other grades.
+    """
+    sections: dict[str, Any] = {}
+    missed: dict[str, float] = {}
+    for key, split in JUDGED.items():
+        section = judged_result(scores, pairs, judgments, split=split)
+        by_signal = section.pop("auroc_false_negative", {})
+        if by_signal:
+            section["auroc_false_negative_score"] = by_signal["score"]
+        if key == "judgments":
+            missed = by_signal
+        elif "sigma" in by_signal:
+            section["auroc_false_negative"] = by_signal["sigma"]
+        sections |= {key: section} if section else {}
+    sections["grades"] = grades_result(scores, pairs, judgments, tests)
+    sections["preferences"] = preferences_result(scores, pairs, tests)
+    return sections, missed or next((one["auroc_false_negative"] for one in sections["grades"].values()), {})
 
 
 def evaluate_files(
@@ -167,12 +232,22 @@ def evaluate_files(
     return evaluate_scores(
         read_scores(scores, labelled, uncertainty=uncertainty), labelled,
         protocols=config.protocols, judgments=config_judgments(config), ties=config.ties, bins=config.bins,
+        tests=config_tests(config),
     )  # fmt: skip
 
 
 def config_judgments(config: EvaluateConfig) -> list[Judgments]:
     """The human grades that the config names."""
-    return [read_judgments(Path(path).expanduser()) for path in config.judgments]
+    return [read_judgments(path, name=name) for name, path in map(named_file, config.judgments)]
+
+
+def config_tests(config: EvaluateConfig) -> PairTests:
+    """The preferences, rivals and vectors of captions that the config names."""
+    return PairTests(
+        preferences=tuple(read_preferences(path, name=name) for name, path in map(named_file, config.preferences)),
+        rivals={name: read_rival(path) for name, path in map(named_file, config.rivals)},
+        captions=join_vectors([read_caption_vectors(Path(path).expanduser()) for path in config.captions]),
+    )
 
 
 def dev_rsum(scores: Scores, pairs: LabelledPairs) -> float:

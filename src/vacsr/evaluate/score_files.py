@@ -21,6 +21,7 @@ from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import DataError, ShapeMismatch
 from vacsr.files import map_npy, read_json, read_tensors
 from vacsr.provenance import UNKNOWN, Provenance
+from vacsr.scoring.scorer import Vectors
 
 _ROWS = 256  # images per block
 
@@ -43,6 +44,18 @@ class Scores(Protocol):
 
     def grade(self, score: Tensor) -> Tensor | None:
         """Scores as probabilities of a match, order kept; None where scores only rank. [...] -> [...]"""
+
+    def disagreement(self, rows: Tensor, cols: Tensor) -> Tensor | None:
+        """Of an ensemble's members about the pairs (rows[n], cols[n]); None without members. [P], [P] -> [P]"""
+
+    def vectors(self) -> Vectors | None:
+        """What the scores were computed from; None where only scores are known."""
+
+    def temperature(self) -> float | None:
+        """At which a softmax of the scores is the one of the loss; None where the loss has none."""
+
+    def against(self, texts: Tensor | Sequence[str]) -> Scores | None:
+        """The same images with other captions, given as features or words; None where these cannot be embedded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +85,22 @@ class MatrixScores:
 
     def grade(self, score: Tensor) -> Tensor | None:
         """None: a foreign score's scale is not known."""
+        return None
+
+    def disagreement(self, rows: Tensor, cols: Tensor) -> Tensor | None:
+        """None: nothing is known but the scores."""
+        return None
+
+    def vectors(self) -> Vectors | None:
+        """None, as for :meth:`disagreement`."""
+        return None
+
+    def temperature(self) -> float | None:
+        """None, as for :meth:`grade`."""
+        return None
+
+    def against(self, texts: Tensor | Sequence[str]) -> Scores | None:
+        """None: there is no model to embed them."""
         return None
 
 

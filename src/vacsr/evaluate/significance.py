@@ -197,10 +197,14 @@ def drawn_means(parts: Sequence[Part], *, draws: int, generator: np.random.Gener
     blocks = []
     step = max(1, at_once // len(images))
     for start in range(0, draws, step):
-        shape = min(step, draws - start), len(images)
-        chosen = generator.integers(0, len(images), shape) + len(images) * np.arange(shape[0])[:, None]
-        times = np.bincount(chosen.ravel(), minlength=chosen.size).reshape(shape).astype(float)
+        times = image_draws(len(images), draws=min(step, draws - start), generator=generator)
         with np.errstate(invalid="ignore"):  # 0/0: no query of this part was drawn
             blocks.append(sum(times @ total / (times @ count) for total, count in grouped))
     means = np.concatenate(blocks)
     return np.asarray(means[~np.isnan(means).any(axis=1)])
+
+
+def image_draws(images: int, *, draws: int, generator: np.random.Generator) -> Array:
+    """How often each image is drawn when as many are drawn with replacement. -> [D, I]"""
+    chosen = generator.integers(0, images, (draws, images)) + images * np.arange(draws)[:, None]
+    return np.bincount(chosen.ravel(), minlength=chosen.size).reshape(draws, images).astype(float)

@@ -104,6 +104,14 @@ def risk_at(risk: Array, coverages: Sequence[float]) -> Array:
     return np.asarray(risk[np.maximum(accepted, 1) - 1])
 
 
+def risk_curve(risk: Array) -> dict[str, list[float]]:
+    """Twenty points of a risk–coverage curve, in percent, from the selective risk [Q]."""
+    return {
+        "coverage": [100 * share for share in _COVERAGES],
+        "risk": (100 * risk_at(risk, _COVERAGES)).tolist(),
+    }
+
+
 def aurc(uncertainty: Values, loss: Values) -> float:
     """Area under the risk–coverage curve: the mean selective risk over the coverages 1/n, 2/n, …, 1. Lower is better.
 
@@ -228,9 +236,6 @@ def uncertainty_result(
             f"aurc_{direction}": 100.0 * float(risk.mean()),
             f"bins_{direction}": {"sigma": bin_sigma.tolist(), "r1": bin_hit.tolist()},
             f"topk_{direction}": topk_correlation(sigma, quality),
-            f"risk_{direction}": {
-                "coverage": [100 * share for share in _COVERAGES],
-                "risk": (100 * risk_at(risk, _COVERAGES)).tolist(),
-            },
+            f"risk_{direction}": risk_curve(risk),
         }
     return result

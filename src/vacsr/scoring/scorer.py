@@ -36,11 +36,20 @@ class AlignedScores(NamedTuple):
 
     score: Tensor  # [N]
     grade: Tensor | None  # [N], in (0, 1); None where the method only ranks
-    uncertainty: Tensor | None  # [N]
+    uncertainty: Tensor | None  # [N], σ; None where the method has none
+    disagreement: Tensor | None  # [N], of the members; None without members
 
     def to_dict(self) -> dict[str, Any]:
         """As lists."""
         return {name: None if values is None else values.tolist() for name, values in self._asdict().items()}
+
+
+class Vectors(NamedTuple):
+    """Unit vectors whose dot product is the cosine; those of several networks stand end to end."""
+
+    images: Tensor  # [I, d]
+    texts: Tensor  # [T, d]
+    networks: int
 
 
 class PairScores:
@@ -100,13 +109,36 @@ class PairScores:
     @torch.inference_mode()
     def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
         """Of the pairs (rows[n], cols[n]); None where the method has none. [N], [N] -> [N]"""
-        parts = [self.scorer.pair_uncertainty(v, t) for v, t in self._aligned(rows, cols)]
-        return None if parts[0] is None else torch.cat([part for part in parts if part is not None])
+        return _joined(self.scorer.pair_uncertainty(v, t) for v, t in self._aligned(rows, cols))
+
+    @torch.inference_mode()
+    def disagreement(self, rows: Tensor, cols: Tensor) -> Tensor | None:
+        """Of the members about the pairs (rows[n], cols[n]); None without members. [N], [N] -> [N]"""
+        return _joined(self.scorer.model.method.disagreement(v, t) for v, t in self._aligned(rows, cols))
 
     def at(self, rows: Tensor, cols: Tensor) -> AlignedScores:
-        """Score, grade and uncertainty of the pairs (rows[n], cols[n]), without the matrix. [N], [N]"""
+        """Score, grade, uncertainty and disagreement of the pairs (rows[n], cols[n]), without the matrix. [N], [N]"""
         score = self.score_of(rows, cols)
-        return AlignedScores(score, self.grade(score), self.uncertainty(rows, cols))
+        return AlignedScores(score, self.grade(score), self.uncertainty(rows, cols), self.disagreement(rows, cols))
+
+    def vectors(self) -> Vectors:
+        """The embeddings that cosines are of."""
+        method = self.scorer.model.method
+        return Vectors(self.images.mean, self.texts.mean, method.networks * method.members)
+
+    def temperature(self) -> float | None:
+        """At which a softmax of the scores is the one of the loss; None where the loss has none."""
+        method = self.scorer.model.method
+        likelihood = None if method.logit_score else method.likelihood()
+        return 1.0 if method.logit_score else None if likelihood is None else 1.0 / likelihood.scale
+
+    def against(self, texts: Texts) -> PairScores | None:
+        """The same images with other texts; None for words that a model on features cannot embed."""
+        model = self.scorer.model
+        words = not isinstance(texts, Tensor | np.ndarray)
+        if words and not (model.has_towers or model.backbone.reads_photos):
+            return None
+        return PairScores(self.scorer, self.images, self.scorer.embed_texts(texts))
 
     @torch.inference_mode()
     def grade(self, score: Tensor) -> Tensor | None:
@@ -264,6 +296,12 @@ def check_cosine(method: Method, *, dim: int) -> None:
     if not torch.allclose(scores.float(), v @ t.T, atol=1e-5):
         message = f"{method.config.name} does not score by a cosine, so 1 − cosine is not its uncertainty"
         raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=none")
+
+
+def _joined(parts: Iterable[Tensor | None]) -> Tensor | None:
+    """One vector of all parts, or None where the first is None."""
+    every = list(parts)
+    return None if every[0] is None else torch.cat([part for part in every if part is not None])
 
 
 def _index(name: str, names: Sequence[str], what: str) -> int:

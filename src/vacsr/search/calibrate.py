@@ -280,6 +280,7 @@ class Rescored(NamedTuple):
     order: Tensor  # [Q, w] positions in the order that was given
     score: Tensor  # [Q, w]
     sigma: Tensor | None  # [Q, depth]
+    disagreement: Tensor | None  # [Q, depth], of members
 
 
 def rescore(
@@ -287,7 +288,7 @@ def rescore(
 ) -> Rescored:
     """Order items by (−score, given order): the first ``candidates`` of each query, then any others. [Q], [Q, w]
 
-    All pairs are scored in one pass. The uncertainty is of the first ``depth``.
+    All pairs are scored in one pass. The uncertainties are of the first ``depth``.
     """
 
     def pairs_of(some: Tensor) -> tuple[Tensor, Tensor]:
@@ -299,5 +300,6 @@ def rescore(
     parts = [part.argsort(dim=1, descending=True, stable=True) for part in torch.split(score, candidates, dim=1)]
     order = torch.cat([part + number * candidates for number, part in enumerate(parts)], dim=1)
     top = items.gather(1, order[:, :depth])
-    sigma = scores.uncertainty(*pairs_of(top))
-    return Rescored(order, score.gather(1, order), None if sigma is None else sigma.cpu().view(top.shape))
+    unsure = (scores.uncertainty(*pairs_of(top)), scores.disagreement(*pairs_of(top)))
+    sigma, disagreement = (None if one is None else one.cpu().view(top.shape) for one in unsure)
+    return Rescored(order, score.gather(1, order), sigma, disagreement)

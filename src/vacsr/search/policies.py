@@ -31,6 +31,7 @@ class Scored(NamedTuple):
     grade: Array | None  # [m], calibrated where there is a calibration; None where the method only ranks
     sigma: Array | None  # [d], of the first ones
     confidence: float | None  # that the first is right; None without a calibration
+    disagreement: Array | None = None  # [d], of an ensemble's members about the first ones
 
 
 class Ranked(NamedTuple):

@@ -56,7 +56,9 @@ class Hit(_Result):
     """The probability that it is a match: calibrated if there is a calibration, else as the method was trained. None
     where neither knows one: a method that only ranks, or no score."""
     uncertainty: float | None
-    """σ; None where the method has none, or there is no score."""
+    """σ of the pair; None where the method has none, or there is no score."""
+    disagreement: float | None = None
+    """Of an ensemble's members about the pair; None without members, or without a score."""
     probably_also: bool
     """Not the first, but by its calibrated grade more likely a match than not."""
     metadata: Annotated[dict[str, Any], SkipValidation]
@@ -79,7 +81,7 @@ class Results(_Result):
     reason: str
     """Why there is no answer; empty where there is one."""
     confidence: float | None
-    """Chance that the first by score is right; None without a calibration."""
+    """Of the answer: the chance that the first by score is right; None without a calibration."""
     promised: bool
     """Is the first hit guaranteed? Only an answer of ``abstain`` is, from an exact index of the size of the fit."""
     note: str
@@ -209,7 +211,9 @@ class Searcher:
     def _scored(self, hits: Hits, rescored: Rescored, row: int) -> Scored:
         order, score = rescored.order[row], _floats(rescored.score[row])
         cosine = _floats(hits.scores[row].cpu()[order])
-        sigma = None if rescored.sigma is None else _floats(rescored.sigma[row])
+        sigma, disagreement = (
+            None if one is None else _floats(one[row]) for one in (rescored.sigma, rescored.disagreement)
+        )
         grade, confidence = self.grade(rescored.score[row]), None
         if self.fitted is not None and len(score) > 1:  # from as many candidates as it was fitted with
             near, deep = slice(self.fitted.candidates), slice(self.fitted.depth)
@@ -217,7 +221,7 @@ class Searcher:
             confidence = float(self.fitted.answer.confidence_of(score[None, near], cosine[None, near], first)[0])
         ids = LazyList(hits.ids[row].__getitem__, order.tolist())  # most are never shown
         metadata = LazyList(hits.metadata[row].__getitem__, order.tolist())
-        return Scored(ids, metadata, cosine, score, grade, sigma, confidence)
+        return Scored(ids, metadata, cosine, score, grade, sigma, confidence, disagreement)
 
     def _results(self, scored: Scored, ranked: Ranked, *, k: int, policy: Policy, size: int) -> Results:
         order = [int(position) for position in ranked.order[:k]]
@@ -254,11 +258,14 @@ def _cell(value: Any) -> str:
 
 
 def _hit(scored: Scored, position: int, rank: int, *, also: bool) -> Hit:
-    sigma = scored.sigma if scored.sigma is not None and position < len(scored.sigma) else None
+    unsure = [
+        float(values[position]) if values is not None and position < len(values) else None
+        for values in (scored.sigma, scored.disagreement)
+    ]
     return Hit(
         rank=rank, id=scored.ids[position], metadata=scored.metadata[position], cosine=float(scored.cosine[position]),
         score=float(scored.score[position]), grade=None if scored.grade is None else float(scored.grade[position]),
-        uncertainty=None if sigma is None else float(sigma[position]), probably_also=also,
+        uncertainty=unsure[0], disagreement=unsure[1], probably_also=also,
     )  # fmt: skip
 
 

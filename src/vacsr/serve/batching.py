@@ -199,7 +199,7 @@ class Worker:
         scores = self._searcher.scorer.score_all(list(job.images), list(job.texts))
         shape = (len(job.texts), len(job.images))
         cols, rows = (index.flatten() for index in torch.meshgrid(*map(torch.arange, shape), indexing="ij"))
-        score, _, sigma = scores.at(rows, cols)
+        score, _, sigma, _ = scores.at(rows, cols)
         grade = self._searcher.grade(score)
         values = {"score": score, "grade": None if grade is None else torch.from_numpy(grade), "uncertainty": sigma}
         tables = {name: None if one is None else one.double().view(shape).tolist() for name, one in values.items()}

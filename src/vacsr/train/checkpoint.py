@@ -23,6 +23,7 @@ from vacsr.config import Config
 from vacsr.config.io import read_yaml
 from vacsr.data import parse_spec
 from vacsr.errors import DataError, OtherRun, UsageError
+from vacsr.evaluate.pair_files import named_file
 from vacsr.files import lock_file, make_folder, read_tensors, write_tensors
 from vacsr.train.distributed import is_first_rank
 
@@ -214,11 +215,12 @@ def run_pairs(run: Path) -> str:
 
 def run_files(run: Path) -> list[Path]:
     """The files that commands read of a run or model folder and of its data; not what else is in the folder."""
-    data, judged = run_section(run, "data"), run_section(run, "evaluate").get("judgments") or ()
+    data, settings = run_section(run, "data"), run_section(run, "evaluate")
+    judged = [path for name in ("judgments", "preferences", "captions", "rivals") for path in settings.get(name) or ()]
     model = run / "model" if (run / "model").is_dir() else run
     files = [run / "config.yaml"]
     files += [model / name for name in ("config.json", "model.safetensors", "search.json", "backbone")]
-    return [*files, *(Path(str(path)).expanduser() for path in judged), *spec_files(data.get("pairs"))]
+    return [*files, *(named_file(str(path))[1] for path in judged), *spec_files(data.get("pairs"))]
 
 
 def spec_files(spec: str | None) -> list[Path]:

@@ -18,10 +18,11 @@ from vacsr.config.io import dump_yaml, method_config, parse
 from vacsr.data import PairSet, PhotoSet, check_captioned, parse_spec
 from vacsr.errors import NoSuchSplit, UsageError
 from vacsr.evaluate.protocols import check_protocols, fitting_protocols, protocol_galleries
-from vacsr.evaluate.report import RetrievalReport, config_judgments, evaluate_retrieval
+from vacsr.evaluate.report import RetrievalReport, config_judgments, config_tests, evaluate_retrieval
+from vacsr.evaluate.signals import Temperature
 from vacsr.evaluate.significance import write_outcomes
 from vacsr.evaluate.truth import scene_truth
-from vacsr.files import write_json, write_text
+from vacsr.files import read_json, write_json, write_text
 from vacsr.methods.base import Method, build_method
 from vacsr.model import MatchingModel, choose_device
 from vacsr.scoring import CosineDistanceScorer, PairScorer, check_cosine
@@ -74,7 +75,7 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
         task.model.save_pretrained(out / "model")
         with matmul_precision("fp32"):  # metrics are compared across runs, however these were trained
             scorer = _scorer(task.model, recipe.evaluate, device=recipe.train.device)
-            report = _evaluate(scorer, sets, recipe.evaluate, spec=recipe.data.pairs)
+            report = _evaluate(scorer, sets, recipe.evaluate, spec=recipe.data.pairs, dev=recipe.data.dev)
         write_outcomes(out / "outcomes.safetensors", report.outcomes)
         write_json(out / "report.json", report.to_dict())
         _warn_of_sigma(report)
@@ -162,7 +163,7 @@ def report_sets(recipe: Recipe, *, held_out: PairSet | PhotoSet | None = None) -
 
     COCO's protocols are about its test images: other splits skip them, but one split has to fit.
     """
-    config_judgments(recipe.evaluate)  # refuses files that cannot be read
+    config_judgments(recipe.evaluate), config_tests(recipe.evaluate)  # refuse files that cannot be read
     sets: list[PairSet | PhotoSet] = []
     for split in recipe.evaluate.splits:
         if split == "dev" and held_out is not None:
@@ -227,23 +228,46 @@ def evaluate_run(
     else:
         data = read_named(pairs, split, default="test")
     protocols = config.protocols if "protocols" in settings else fitting_protocols(config.protocols, data)
-    return _evaluate(scorer, [(data, tuple(protocols))], config, spec=pairs or run_pairs(run))
+    return _evaluate(
+        scorer, [(data, tuple(protocols))], config, spec=pairs or run_pairs(run), temperature=_fitted_temperature(run)
+    )
 
 
-def _evaluate(scorer: PairScorer, sets: ReportSets, config: EvaluateConfig, *, spec: str) -> RetrievalReport:
-    """Score each split and report its protocols, as ``config`` says; ``spec`` is that of the data."""
-    judgments = config_judgments(config)
-    reports = [
-        evaluate_retrieval(
-            scorer, pairs,
-            protocols=protocols, judgments=judgments, ties=config.ties, bins=config.bins,
-            truth=scene_truth(spec, pairs),
-        )
-        for pairs, protocols in sets
-        if protocols
-    ]  # fmt: skip
-    results = tuple(result for report in reports for result in report.results)
-    return RetrievalReport(results, tuple(outcome for report in reports for outcome in report.outcomes))
+def _fitted_temperature(run: Path) -> Temperature | None:
+    """What the run's report fitted to its dev split, if it did."""
+    path = run / "report.json"
+    return RetrievalReport(tuple(read_json(path).get("results", ()))).temperature if path.is_file() else None
+
+
+def _evaluate(
+    scorer: PairScorer,
+    sets: ReportSets,
+    config: EvaluateConfig,
+    *,
+    spec: str,
+    dev: str | None = None,
+    temperature: Temperature | None = None,
+) -> RetrievalReport:
+    """Score each split and report its protocols, as ``config`` says; ``spec`` is that of the data.
+
+    The temperature of confidences is fitted to the split ``dev``, which is therefore scored first, or as given.
+    """
+    judgments, tests = config_judgments(config), config_tests(config)
+    if tests.captions is not None:
+        scorer.model.provenance.check(tests.captions.provenance)
+    reports: dict[int, RetrievalReport] = {}
+    for number, (pairs, protocols) in sorted(enumerate(sets), key=lambda entry: entry[1][0].split != dev):
+        if protocols:
+            fit = temperature is None and pairs.split == dev
+            reports[number] = evaluate_retrieval(
+                scorer, pairs,
+                protocols=protocols, judgments=judgments, ties=config.ties, bins=config.bins,
+                truth=scene_truth(spec, pairs), tests=tests, temperature="fit" if fit else temperature,
+            )  # fmt: skip
+            temperature = reports[number].temperature or temperature
+    ordered = [report for _, report in sorted(reports.items())]
+    results = tuple(result for report in ordered for result in report.results)
+    return RetrievalReport(results, tuple(outcome for report in ordered for outcome in report.outcomes))
 
 
 def _scorer(model: MatchingModel, config: EvaluateConfig, *, device: str) -> PairScorer:
