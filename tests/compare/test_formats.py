@@ -15,7 +15,6 @@ from vacsr.compare.results import (
     Published,
     Sweep,
     read_results,
-    table_to_json,
 )
 from vacsr.errors import DataError
 from vacsr.files import json_text
@@ -161,12 +160,12 @@ def test_the_same_table_comes_back_from_its_data(tmp_path: Path) -> None:
         note="Mind this.",
     )
     path = tmp_path / "results.json"
-    path.write_text(json_text(table_to_json(full)), encoding="utf-8")
+    path.write_text(json_text(full.to_dict()), encoding="utf-8")
     values, differences = read_results(path)
     again = replace(full, values=values, differences=differences)
     for name, form in FORMATS.items():
         assert form(again) == form(full), name
-    assert table_to_json(again) == table_to_json(full)
+    assert again.to_dict() == full.to_dict()
     assert "| a | 1 | **300.0** | 541.4 | **15.0** | **30.0** |" in to_markdown(again)
     assert "| P2RM & co (published) | – | 999.9 | – | 15.0 | – |" in to_markdown(again)
 

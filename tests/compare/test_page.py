@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from vacsr.compare.page import page_data, sweeps_of, to_html
+from vacsr.compare.formats import to_html
+from vacsr.compare.page import page_data, sweeps_of
 from vacsr.compare.results import (
     Column,
     ComparisonTable,

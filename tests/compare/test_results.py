@@ -12,7 +12,6 @@ from vacsr.compare.results import (
     ComparisonTable,
     look_up,
     read_records,
-    table_to_json,
     write_records,
 )
 from vacsr.errors import DataError
@@ -56,7 +55,7 @@ def test_all_of_exact_ties_lead() -> None:
 
 
 def test_json_has_every_value_of_every_seed() -> None:
-    found = table_to_json(table(Column(key="test.rsum"), Column(key="test.uncertainty.aurc")))
+    found = table(Column(key="test.rsum"), Column(key="test.uncertainty.aurc")).to_dict()
     assert (found["schema"], found["title"], len(found["cells"])) == (2, "Small", 5)
     assert found["cells"][0] == {
         "setting": "clean",
