@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from vacsr.compare.formats import FORMATS, to_csv, to_latex, to_markdown
-from vacsr.compare.results import (
-    Column,
-    ComparisonTable,
-    Difference,
-    Published,
-    Sweep,
-    read_results,
-)
+from vacsr.compare.results import Column, ComparisonTable, Difference, Published, Sweep, read_results
 from vacsr.errors import DataError
 from vacsr.files import json_text
 from vacsr.pages.curves import RunRecord
@@ -154,10 +147,7 @@ def test_the_same_table_comes_back_from_its_data(tmp_path: Path) -> None:
         "test/eccv": {"i2t": {"map_at_r": 30.0}},
     }
     full = replace(
-        table(published=(QUOTED, OWN)),
-        columns=columns,
-        values=(RunRecord("a", "clean", 0, report),),
-        note="Mind this.",
+        table(published=(QUOTED, OWN)), columns=columns, values=(RunRecord("a", "clean", 0, report),), note="Mind this."
     )
     path = tmp_path / "results.json"
     path.write_text(json_text(full.to_dict()), encoding="utf-8")

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from vacsr.compare.formats import differences_to_markdown, to_markdown
-from vacsr.compare.results import (
-    Column,
-    ComparisonTable,
-    look_up,
-    read_records,
-    write_records,
-)
+from vacsr.compare.results import Column, ComparisonTable, look_up, read_records, write_records
 from vacsr.errors import DataError
 from vacsr.pages.curves import RunRecord
 

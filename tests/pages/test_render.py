@@ -17,24 +17,8 @@ from PIL import Image
 
 from vacsr.objective import reconstruction_error
 from vacsr.pages.curves import RunRecord
-from vacsr.pages.examples import (
-    Answer,
-    Examples,
-    Interval,
-    Picture,
-    Query,
-    RowAnswers,
-    photo_uri,
-)
-from vacsr.pages.render import (
-    Cell,
-    Comparison,
-    Row,
-    SettingTable,
-    comparison_page,
-    gradient_plots,
-    render,
-)
+from vacsr.pages.examples import Answer, Examples, Interval, Picture, Query, RowAnswers, photo_uri
+from vacsr.pages.render import Cell, Comparison, Row, SettingTable, comparison_page, gradient_plots, render
 
 VOID = ("meta", "img", "link")
 

@@ -8,15 +8,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from vacsr.compare.results import (
-    RECORDS,
-    RESULTS,
-    Column,
-    ComparisonTable,
-    Published,
-    Summary,
-    write_records,
-)
+from vacsr.compare.results import RECORDS, RESULTS, Column, ComparisonTable, Published, Summary, write_records
 from vacsr.evaluate.report import markdown_table
 from vacsr.files import csv_cell, write_json, write_text
 from vacsr.pages.render import Cell, Row, SettingTable, render
