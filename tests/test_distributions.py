@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal, kl_divergence
 from torch.nn import functional
 
-from vacsr.distributions import (
-    bounded_variance,
-    kl_to_standard_normal,
-    mixture_kl_bound,
-    relaxed_one_hot,
-)
+from vacsr.distributions import bounded_variance, kl_to_standard_normal, mixture_kl_bound, relaxed_one_hot
 
 PROPERTY = settings(max_examples=30, deadline=None, derandomize=True)
 sizes = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 5), st.integers(0, 10_000))  # N, K, D, seed

@@ -12,14 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vacsr.adapter import AdapterConfig, VariationalAdapter
-from vacsr.objective import (
-    ObjectiveConfig,
-    PairBlock,
-    VacsrObjective,
-    batch_block,
-    cosines,
-    mean_over_rows,
-)
+from vacsr.objective import ObjectiveConfig, PairBlock, VacsrObjective, batch_block, cosines, mean_over_rows
 
 DIM, LATENT = 5, 3
 IDS = torch.tensor([7, 8, 7, 9, 3])

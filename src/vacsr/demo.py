@@ -148,7 +148,7 @@ def run_demo(out: Path, *, seed: int = 0, config: DemoConfig | None = None, prog
     text = render("demo.md", data=data, rows=_rows(measured))
     write_json(out / RESULTS, data)  # first: it marks the folder as the demo's
     write_text(out / TABLE, text)
-    page = {**_search(measured, splits["test"]), **_audit(measured, noisy), "plots_of": _plots(measured)}
+    page = {"queries": _search(measured, splits["test"]), **_audit(measured, noisy), "plots_of": _plots(measured)}
     write_text(out / PAGE, render("demo.html", data=data, rows=_rows(measured), commands=commands, **page))
     for name, model in models.items():
         with_towers(model, towers).save_pretrained(out / name / "model")
@@ -312,7 +312,7 @@ def _rows(measured: Mapping[str, Measured]) -> list[Row]:
     return rows
 
 
-def _search(measured: Mapping[str, Measured], test: Split) -> dict[str, Any]:
+def _search(measured: Mapping[str, Measured], test: Split) -> list[tuple[str, dict[str, Any]]]:
     """Captions with the answers of both methods: where vacsr leads most, a typical one, and where it trails most."""
     lead = measured[OURS].answers.hits() - measured[USUAL].answers.hits()
     order = np.lexsort((-measured[OURS].answers.confidence, -lead))
@@ -321,58 +321,39 @@ def _search(measured: Mapping[str, Measured], test: Split) -> dict[str, Any]:
         "A typical caption": order[len(order) // 2],
         "Where vacsr is furthest behind": order[-1],
     }
-    return {"queries": [(title, _query(measured, test, int(col))) for title, col in chosen.items()]}
+    return [(title, _query(measured, test, int(col))) for title, col in chosen.items()]
 
 
 def _query(measured: Mapping[str, Measured], test: Split, col: int) -> dict[str, Any]:
-    def cards(answers: Answers) -> list[dict[str, Any]]:
-        return [
-            {
-                "picture": _picture(test.world, row),
-                "kind": "official" if right else "wrong",
-                "badge": "true" if right else "not true",
-                "grade": grade,
-            }
-            for row, right, grade in zip(
-                answers.images[col, :_SHOWN].tolist(), answers.right[col], answers.grade[col], strict=False
-            )
-        ]
-
-    return {
-        "text": test.world.pairs.captions[col],
-        "matches": int(test.truth.relevant[:, col].sum()),
-        "methods": [
-            {"name": name, "confidence": float(one.confidence[col]), "hits": int(one.hits()[col]), "cards": cards(one)}
-            for name in (OURS, USUAL)
-            for one in [measured[name].answers]
-        ],
-    }
+    """A caption, and per method the pictures of the first answers, whether they are true, and their grades."""
+    methods = []
+    for name in (OURS, USUAL):
+        one = measured[name].answers
+        pictures = [_picture(test.world, row) for row in one.images[col, :_SHOWN].tolist()]
+        cards = list(zip(pictures, one.right[col], one.grade[col], strict=False))
+        said = {"name": name, "confidence": float(one.confidence[col]), "hits": int(one.hits()[col])}
+        methods.append({**said, "cards": cards})
+    return {"text": test.world.pairs.captions[col], "methods": methods}
 
 
 def _audit(measured: Mapping[str, Measured], train: Split) -> dict[str, Any]:
-    """The first suspects of vacsr's audit, and the first matches that it finds without a label."""
+    """The first suspects of vacsr's audit, and the first matches that it finds without a label.
+
+    Of each: the caption, the picture it is labelled with or found for, another picture, and whether the audit is right.
+    """
     signals, wrong = measured[OURS].audited.signals, measured[OURS].audited.wrong
-    captions, owner = train.world.pairs.captions, train.features.caption_image
-    suspects = [
-        {
-            "caption": captions[col],
-            "picture": _picture(train.world, int(owner[col])),
-            "better": _picture(train.world, int(signals.near.image[col])),
-            "really": bool(wrong[col]),
-        }
-        for col in signals.suspicion.argsort(descending=True, stable=True)[:_CARDS].tolist()
-    ]
+    owner, rivals = train.features.caption_image.tolist(), signals.near.image.tolist()
+
+    def card(col: int, row: int, other: int, really: bool) -> tuple[str, Picture, Picture, bool]:
+        return train.world.pairs.captions[col], _picture(train.world, row), _picture(train.world, other), really
+
+    suspected = signals.suspicion.argsort(descending=True, stable=True)[:_CARDS].tolist()
     first = signals.near.caption_agreement[:, 0].argsort(descending=True, stable=True)[:_CARDS].tolist()
-    missing = [
-        {
-            "caption": captions[col],
-            "picture": _picture(train.world, row),
-            "own": _picture(train.world, int(owner[col])),
-            "really": bool(train.truth.relevant[row, col]),
-        }
-        for row, col in zip(first, signals.near.caption[first, 0].tolist(), strict=True)
-    ]
-    return {"suspects": suspects, "missing": missing}
+    found = zip(first, signals.near.caption[first, 0].tolist(), strict=True)
+    return {
+        "suspects": [card(col, owner[col], rivals[col], bool(wrong[col])) for col in suspected],
+        "missing": [card(col, row, owner[col], bool(train.truth.relevant[row, col])) for row, col in found],
+    }
 
 
 def _plots(measured: Mapping[str, Measured]) -> dict[str, list[Plot]]:

@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from vacsr.compare.formats import FORMATS, to_csv, to_latex, to_markdown
-from vacsr.compare.results import (
-    Column,
-    ComparisonTable,
-    Difference,
-    Published,
-    Sweep,
-    read_results,
-    table_to_json,
-)
+from vacsr.compare.results import Column, ComparisonTable, Difference, Published, Sweep, read_results
 from vacsr.errors import DataError
 from vacsr.files import json_text
 from vacsr.pages.curves import RunRecord
@@ -155,18 +147,15 @@ def test_the_same_table_comes_back_from_its_data(tmp_path: Path) -> None:
         "test/eccv": {"i2t": {"map_at_r": 30.0}},
     }
     full = replace(
-        table(published=(QUOTED, OWN)),
-        columns=columns,
-        values=(RunRecord("a", "clean", 0, report),),
-        note="Mind this.",
+        table(published=(QUOTED, OWN)), columns=columns, values=(RunRecord("a", "clean", 0, report),), note="Mind this."
     )
     path = tmp_path / "results.json"
-    path.write_text(json_text(table_to_json(full)), encoding="utf-8")
+    path.write_text(json_text(full.to_dict()), encoding="utf-8")
     values, differences = read_results(path)
     again = replace(full, values=values, differences=differences)
     for name, form in FORMATS.items():
         assert form(again) == form(full), name
-    assert table_to_json(again) == table_to_json(full)
+    assert again.to_dict() == full.to_dict()
     assert "| a | 1 | **300.0** | 541.4 | **15.0** | **30.0** |" in to_markdown(again)
     assert "| P2RM & co (published) | – | 999.9 | – | 15.0 | – |" in to_markdown(again)
 

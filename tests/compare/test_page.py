@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
-from vacsr.compare.page import page_data, sweeps_of, to_html
-from vacsr.compare.results import (
-    Column,
-    ComparisonTable,
-    Difference,
-    PageConfig,
-    Published,
-    Sweep,
-)
+from vacsr.compare.formats import to_html
+from vacsr.compare.page import page_data, sweeps_of
+from vacsr.compare.results import Column, ComparisonTable, Difference, PageConfig, Published, Sweep
 from vacsr.pages.curves import RunRecord
 from vacsr.pages.render import comparison_page
 

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from vacsr.compare.formats import differences_to_markdown, to_markdown
-from vacsr.compare.results import (
-    Column,
-    ComparisonTable,
-    look_up,
-    read_records,
-    table_to_json,
-    write_records,
-)
+from vacsr.compare.results import Column, ComparisonTable, look_up, read_records, write_records
 from vacsr.errors import DataError
 from vacsr.pages.curves import RunRecord
 
@@ -56,7 +49,7 @@ def test_all_of_exact_ties_lead() -> None:
 
 
 def test_json_has_every_value_of_every_seed() -> None:
-    found = table_to_json(table(Column(key="test.rsum"), Column(key="test.uncertainty.aurc")))
+    found = table(Column(key="test.rsum"), Column(key="test.uncertainty.aurc")).to_dict()
     assert (found["schema"], found["title"], len(found["cells"])) == (2, "Small", 5)
     assert found["cells"][0] == {
         "setting": "clean",

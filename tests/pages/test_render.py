@@ -17,24 +17,8 @@ from PIL import Image
 
 from vacsr.objective import reconstruction_error
 from vacsr.pages.curves import RunRecord
-from vacsr.pages.examples import (
-    Answer,
-    Examples,
-    Interval,
-    Picture,
-    Query,
-    RowAnswers,
-    photo_uri,
-)
-from vacsr.pages.render import (
-    Cell,
-    Comparison,
-    Row,
-    SettingTable,
-    comparison_page,
-    gradient_plots,
-    tables_html,
-)
+from vacsr.pages.examples import Answer, Examples, Interval, Picture, Query, RowAnswers, photo_uri
+from vacsr.pages.render import Cell, Comparison, Row, SettingTable, comparison_page, gradient_plots, render
 
 VOID = ("meta", "img", "link")
 
@@ -168,7 +152,7 @@ def test_hostile_text_stays_text(word: str) -> None:
 
 
 def test_a_table_names_rows_columns_and_the_best() -> None:
-    whole = tables_html([setting_table(notes=["see < there"])], note="all & more")
+    whole = render("tables.html", tables=[setting_table(notes=["see < there"])], note="all & more")
     assert re.findall(r"<strong>(.*?)</strong>(?:<span class=\"rest\">(.*?)</span>)?", whole) == [("300.1", " ± 0.1")]
     assert whole.count('scope="col"') == 3
     assert whole.count('scope="row"') == 2
@@ -186,7 +170,9 @@ def test_a_table_names_rows_columns_and_the_best() -> None:
 )  # fmt: skip
 def test_wide_tables_are_set_narrow_and_long_ones_may_break(columns: int, rows: int, rest: str, style: str) -> None:
     body = [Row("a", [Cell("1", spread=rest)] * (columns - 1))] * rows
-    assert f'<div class="{style}"' in tables_html([SettingTable("s", "c", ["x"] * columns, body)])
+    assert f'<div class="{style}"' in render(
+        "tables.html", tables=[SettingTable("s", "c", ["x"] * columns, body)], note=""
+    )
 
 
 @pytest.mark.parametrize(("grade", "share"), [(-1.0, 0), (0.0, 0), (0.3, 30), (9.0, 100)])

@@ -345,7 +345,7 @@ def test_search_by_text(vacsr: Command, towers: Path, tmp_path: Path) -> None:
         assert line[2:6] == [f"{hit[name]:.3f}" for name in ("grade", "uncertainty", "score", "cosine")]
     assert (written["answered"], written["calibrated"], written["policy"]) == (True, False, "score")
     assert vacsr("search", towers, *words, "--policy", "abstain").refused(2, "vacsr calibrate")
-    assert vacsr("search", towers, *words, "--policy", "lcb").refused(2, "'lcb' was removed", "use one of score")
+    assert vacsr("search", towers, *words, "--policy", "best").refused(2, "use one of score")
     assert "|".join(POLICIES) in vacsr("search", "--help").out
 
 

@@ -124,7 +124,7 @@ def test_a_streamed_run_resumes_exactly(launch: Any, reference: Any, tmp_path: P
 
 @SLOW
 @pytest.mark.parametrize("case", [case for case in CASES if case != "never"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_random_moments(launch: Any, reference: Any, tmp_path: Path, case: str, seed: int) -> None:
     draw = random.Random(f"{case}/{seed}")
     highest = {"after step": 3, "in log": 3, "before checkpoint": 1, "in checkpoint": 1, "after checkpoint": 1}

@@ -64,11 +64,9 @@ def compare(
     from vacsr.compare import compare as run_table
     from vacsr.compare import read_table, redraw
     from vacsr.compare.formats import FORMATS, differences_to_markdown
-    from vacsr.compare.page import to_html
 
-    forms = {**FORMATS, "html": to_html}
-    if form not in forms:
-        raise UsageError(f"--format {form} — choose one of: {', '.join(forms)}")
+    if form not in FORMATS:
+        raise UsageError(f"--format {form} — choose one of: {', '.join(FORMATS)}")
     plan = read_table(table, overrides or [], layers=layers or [])
     names = [variant.name for variant in plan.rows]
     if against is not None and against not in names:
@@ -84,7 +82,7 @@ def compare(
         raise UsageError(f"--from only reads stored results — leave out {options}")
     else:
         result = redraw(plan, stored, out, page=page)
-    typer.echo(forms[form](result), nl=False)
+    typer.echo(FORMATS[form](result), nl=False)
     if against is not None and form == "md":
         typer.echo(f"\n{differences_to_markdown(result, against)}", nl=False)
     elif against is not None:  # Markdown, which would spoil the table for a program that reads it

@@ -3,24 +3,11 @@
 import sys
 from types import ModuleType
 
-from vacsr.compare.cells import Cell, list_cells, run_cell
-from vacsr.compare.formats import write_results
+from vacsr.compare.cells import Cell, list_cells
 from vacsr.compare.run import collect, compare, redraw
-from vacsr.compare.table import Table, TableRow, Variant, read_table
+from vacsr.compare.table import Table, read_table
 
-__all__ = [
-    "Cell",
-    "Table",
-    "TableRow",
-    "Variant",
-    "collect",
-    "compare",
-    "list_cells",
-    "read_table",
-    "redraw",
-    "run_cell",
-    "write_results",
-]
+__all__ = ["Cell", "Table", "collect", "compare", "list_cells", "read_table", "redraw"]
 
 
 class _Package(ModuleType):

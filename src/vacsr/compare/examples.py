@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -45,13 +46,73 @@ class Verdicts(NamedTuple):
     """Known matches without a label, by image and caption. [P, 2] int64"""
 
 
-class Material(NamedTuple):
-    """Loaded runs and the data they are asked about."""
+@dataclass(frozen=True)
+class Material:
+    """Loaded runs and the data they are asked about, as a page shows them."""
 
     pairs: Pairs
     verdicts: Verdicts
     photos: PhotoSet | None
     scores: Mapping[str, PairScores]
+    _pictures: dict[int, Picture] = field(default_factory=dict)  # every photo is encoded once
+
+    def picture(self, row: int) -> Picture:
+        if row not in self._pictures:
+            image_id, uri = self.pairs.image_ids[row], ""
+            if self.photos is not None and image_id in self.photos.image_ids:
+                photo = self.photos.photos.open(self.photos.image_ids.index(image_id), side=SIDE)
+                uri = photo_uri(photo, side=SIDE)
+            cols = (self.pairs.caption_image == row).nonzero().flatten().tolist()
+            self._pictures[row] = Picture(image_id, self.pairs.words(cols[0]) if cols else image_id, uri)
+        return self._pictures[row]
+
+    def answers(self, scores: PairScores, rows: Tensor, cols: Tensor, *, pictures: bool) -> list[Answer]:
+        """Pairs with their verdict, grade and σ. [P], [P]"""
+        scored = scores.at(rows, cols)
+        sigmas = [None] * len(rows) if scored.uncertainty is None else scored.uncertainty.tolist()
+        grades = [None] * len(rows) if scored.grade is None else scored.grade.tolist()
+        answers = []
+        for row, col, *known in zip(rows.tolist(), cols.tolist(), grades, sigmas, scored.score.tolist(), strict=True):
+            picture = self.picture(row) if pictures else None
+            answers.append(Answer(picture, self.pairs.words(col), *self.verdicts.judge(row, col), *known))
+        return answers
+
+    def query(self, direction: Direction, index: int) -> Query:
+        """A query with the best answers of every row."""
+        rows = torch.arange(len(self.pairs.image_ids)) if direction == "t2i" else torch.tensor([index])
+        cols = torch.arange(len(self.pairs.caption_ids)) if direction == "i2t" else torch.tensor([index])
+        rows, cols = (grid.flatten() for grid in torch.meshgrid(rows, cols, indexing="ij"))
+        answered = []
+        for name, scores in self.scores.items():
+            score = scores.score_of(rows, cols).cpu()
+            order = score.argsort(descending=True, stable=True)
+            labelled = self.pairs.caption_image[cols[order]] == rows[order]
+            best = order[:_ANSWERS]
+            answers = self.answers(scores, rows[best], cols[best], pictures=direction == "t2i")
+            answered.append(RowAnswers(name, int(labelled.int().argmax()) + 1, tuple(answers)))
+        unlabelled = int((self.verdicts.unlabelled[:, 1 if direction == "t2i" else 0] == index).sum())
+        if direction == "t2i":
+            return Query(self.pairs.caption_ids[index], self.pairs.words(index), None, unlabelled, tuple(answered))
+        return Query(self.pairs.image_ids[index], "", self.picture(index), unlabelled, tuple(answered))
+
+    def intervals(self, row: str, *, generator: torch.Generator) -> Iterator[Interval]:
+        """Grade a sample of pairs by one row and draw a pair from each interval of the grades it gives, if any."""
+        scores = self.scores[row]
+        rows, cols = sample_pairs(self.pairs, SAMPLE, generator=generator)
+        graded = scores.at(rows, cols).grade
+        if graded is None:
+            return
+        grades = graded.cpu()
+        edges = interval_edges(grades)
+        numbers = torch.bucketize(grades.to(edges.dtype), edges[1:-1], right=True)  # on an edge: the upper interval
+        for number, (low, high) in enumerate(pairwise(edges.tolist())):
+            inside = (numbers == number).nonzero().flatten()
+            if not len(inside):
+                yield Interval(low, high, 0, None)
+                continue
+            drawn = inside[torch.randint(len(inside), (1,), generator=generator)]
+            (answer,) = self.answers(scores, rows[drawn], cols[drawn], pictures=True)
+            yield Interval(low, high, len(inside), answer._replace(grade=float(grades[drawn])))
 
 
 def load_material(
@@ -88,17 +149,11 @@ def load_material(
 
 def examples_of(material: Material, setting: str, *, captions: int = 5, images: int = 3) -> Examples:
     """Queries by captions and images with the answers of every row, and pairs by interval of the first row's grade."""
-    shown, rows = _Shown(material), tuple(material.scores)
-    queries = choose_queries(material, captions=captions, images=images)
-    return Examples(
-        setting,
-        material.pairs.split,
-        rows,
-        material.verdicts.known,
-        tuple(shown.query(direction, index) for direction, index in queries),
-        tuple(shown.intervals(rows[0], generator=torch.Generator().manual_seed(0))),
-        SAMPLE,
-    )
+    rows = tuple(material.scores)
+    queries = choose_queries(material.pairs, material.verdicts, captions=captions, images=images)
+    shown = tuple(material.query(direction, index) for direction, index in queries)
+    intervals = tuple(material.intervals(rows[0], generator=torch.Generator().manual_seed(0)))
+    return Examples(setting, material.pairs.split, rows, material.verdicts.known, shown, intervals, SAMPLE)
 
 
 def exact_verdicts(truth: Truth) -> Verdicts:
@@ -132,16 +187,15 @@ def judged_verdicts(pairs: Pairs, judgments: Sequence[Judgments]) -> Verdicts:
     return Verdicts(kind, lambda row, col: known.get((row, col), ("unknown", "no label")), matches)
 
 
-def choose_queries(material: Material, *, captions: int, images: int) -> list[tuple[Direction, int]]:
+def choose_queries(pairs: Pairs, verdicts: Verdicts, *, captions: int, images: int) -> list[tuple[Direction, int]]:
     """Captions, then images, by how many unlabelled matches are known; where none is, evenly over the split."""
-    pairs, known = material.pairs, material.verdicts.unlabelled
-    by_image = torch.bincount(known[:, 0], minlength=len(pairs.image_ids)).tolist()
-    by_caption = torch.bincount(known[:, 1], minlength=len(pairs.caption_ids)).tolist()
+    by_image = torch.bincount(verdicts.unlabelled[:, 0], minlength=len(pairs.image_ids)).tolist()
+    by_caption = torch.bincount(verdicts.unlabelled[:, 1], minlength=len(pairs.caption_ids)).tolist()
     every_row, owners = list(range(len(pairs.image_ids))), pairs.caption_image.tolist()
     rows = _evenly(every_row, images)
-    if material.verdicts.known == "exact":
+    if verdicts.known == "exact":
         cols = choose(by_caption, _EXACT[:captions], groups=owners)
-    elif len(known):
+    elif len(verdicts.unlabelled):
         cols = choose(by_caption, _falling(max(by_caption), captions), groups=owners)
         rows = choose(by_image, _falling(max(by_image), images), groups=every_row)
     else:
@@ -177,86 +231,6 @@ def _falling(most: int, number: int) -> list[int]:
 def _evenly(indices: Sequence[int], number: int) -> list[int]:
     number = min(number, len(indices))
     return [indices[at * len(indices) // number] for at in range(number)]
-
-
-class _Shown:
-    """Turns pairs of loaded data into what a page shows; every photo is encoded once."""
-
-    def __init__(self, material: Material) -> None:
-        self.material = material
-        photos = material.photos
-        self._photo_row = {} if photos is None else {name: row for row, name in enumerate(photos.image_ids)}
-        self._pictures: dict[int, Picture] = {}
-
-    def picture(self, row: int) -> Picture:
-        if row not in self._pictures:
-            pairs, photos = self.material.pairs, self.material.photos
-            image_id, uri = pairs.image_ids[row], ""
-            if photos is not None and image_id in self._photo_row:
-                uri = photo_uri(photos.photos.open(self._photo_row[image_id], side=SIDE), side=SIDE)
-            cols = (pairs.caption_image == row).nonzero().flatten().tolist()
-            self._pictures[row] = Picture(image_id, self.caption(cols[0]) if cols else image_id, uri)
-        return self._pictures[row]
-
-    def caption(self, col: int) -> str:
-        pairs = self.material.pairs
-        return pairs.caption_ids[col] if pairs.captions is None else pairs.captions[col]
-
-    def answers(self, scores: PairScores, rows: Tensor, cols: Tensor, *, pictures: bool) -> list[Answer]:
-        """Pairs with their verdict, grade and σ. [P], [P]"""
-        scored = scores.at(rows, cols)
-        sigmas = [None] * len(rows) if scored.uncertainty is None else scored.uncertainty.tolist()
-        grades = [None] * len(rows) if scored.grade is None else scored.grade.tolist()
-        pairs = zip(rows.tolist(), cols.tolist(), grades, sigmas, scored.score.tolist(), strict=True)
-        return [
-            Answer(
-                self.picture(row) if pictures else None,
-                self.caption(col),
-                *self.material.verdicts.judge(row, col),
-                grade,
-                sigma,
-                score,
-            )
-            for row, col, grade, sigma, score in pairs
-        ]
-
-    def query(self, direction: Direction, index: int) -> Query:
-        """A query with the best answers of every row."""
-        pairs = self.material.pairs
-        rows = torch.arange(len(pairs.image_ids)) if direction == "t2i" else torch.tensor([index])
-        cols = torch.arange(len(pairs.caption_ids)) if direction == "i2t" else torch.tensor([index])
-        rows, cols = (grid.flatten() for grid in torch.meshgrid(rows, cols, indexing="ij"))
-        answered = []
-        for name, scores in self.material.scores.items():
-            score = scores.score_of(rows, cols).cpu()
-            order = score.argsort(descending=True, stable=True)
-            labelled = pairs.caption_image[cols[order]] == rows[order]
-            best = order[:_ANSWERS]
-            answers = self.answers(scores, rows[best], cols[best], pictures=direction == "t2i")
-            answered.append(RowAnswers(name, int(labelled.int().argmax()) + 1, tuple(answers)))
-        unlabelled = int((self.material.verdicts.unlabelled[:, 1 if direction == "t2i" else 0] == index).sum())
-        if direction == "t2i":
-            return Query(pairs.caption_ids[index], self.caption(index), None, unlabelled, tuple(answered))
-        return Query(pairs.image_ids[index], "", self.picture(index), unlabelled, tuple(answered))
-
-    def intervals(self, row: str, *, generator: torch.Generator) -> Iterator[Interval]:
-        """Grade a sample of pairs by one row and draw a pair from each interval of the grades it gives, if any."""
-        scores = self.material.scores[row]
-        rows, cols = sample_pairs(self.material.pairs, SAMPLE, generator=generator)
-        graded = scores.at(rows, cols).grade
-        if graded is None:
-            return
-        grades = graded.cpu()
-        edges = interval_edges(grades)
-        numbers = torch.bucketize(grades.to(edges.dtype), edges[1:-1], right=True)  # on an edge: the upper interval
-        for number, (low, high) in enumerate(pairwise(edges.tolist())):
-            inside = (numbers == number).nonzero().flatten()
-            if not len(inside):
-                yield Interval(low, high, 0, None)
-                continue
-            drawn = inside[torch.randint(len(inside), (1,), generator=generator)]
-            (answer,) = self.answers(scores, rows[drawn], cols[drawn], pictures=True)
-            yield Interval(low, high, len(inside), answer._replace(grade=float(grades[drawn])))
 
 
 def interval_edges(grades: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A comparison table as Markdown, CSV and LaTeX. HTML is made of the same :func:`setting_table`, by :mod:`.page`."""
+"""A comparison table as Markdown, CSV, LaTeX and HTML, all of :func:`setting_table`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,10 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from vacsr.compare.results import (
-    RECORDS,
-    RESULTS,
-    Column,
-    ComparisonTable,
-    Published,
-    Summary,
-    table_to_json,
-    write_records,
-)
+from vacsr.compare.results import RECORDS, RESULTS, Column, ComparisonTable, Published, Summary, write_records
 from vacsr.evaluate.report import markdown_table
 from vacsr.files import csv_cell, write_json, write_text
-from vacsr.pages.render import Cell, Row, SettingTable
+from vacsr.pages.render import Cell, Row, SettingTable, render
 
 _ABSENT = "–"
 _BETTER, _WORSE = "†", "‡"
@@ -208,9 +199,16 @@ def signed(value: float, digits: int) -> str:
     return shown if float(shown) else shown[1:]
 
 
-FORMATS: dict[str, Callable[[ComparisonTable], str]] = {"md": to_markdown, "csv": to_csv, "latex": to_latex}
+def to_html(table: ComparisonTable) -> str:
+    """A fragment for other pages: a heading, a table and its notes per setting."""
+    return render("tables.html", tables=[setting_table(table, setting) for setting in table.settings], note=table.note)
+
+
+FORMATS: dict[str, Callable[[ComparisonTable], str]] = {
+    "md": to_markdown, "csv": to_csv, "latex": to_latex, "html": to_html
+}  # fmt: skip
 """By the name of the command line's --format."""
-FILES = {"md": "table.md", "csv": "table.csv", "latex": "table.tex"}
+FILES = {"md": "table.md", "csv": "table.csv", "latex": "table.tex", "html": "table.html"}
 """Where each is written."""
 
 
@@ -218,6 +216,6 @@ def write_results(table: ComparisonTable, out: Path) -> None:
     """The table in every format, results.json, and records.json where a page was asked for."""
     for name, form in FORMATS.items():
         write_text(out / FILES[name], form(table))
-    write_json(out / RESULTS, table_to_json(table))
+    write_json(out / RESULTS, table.to_dict())
     if table.records is not None:
         write_records(out / RECORDS, table.records)

@@ -12,7 +12,7 @@ from vacsr.compare.results import Column, ComparisonTable, Difference, Summary
 from vacsr.files import write_text
 from vacsr.pages.curves import MOST
 from vacsr.pages.examples import Examples
-from vacsr.pages.render import Cell, Comparison, Row, SettingTable, comparison_page, counted, tables_html
+from vacsr.pages.render import Cell, Comparison, Row, SettingTable, comparison_page, counted
 from vacsr.pages.sweeps import SweepPoint, Sweeps
 
 PAGE = "page.html"
@@ -20,19 +20,13 @@ _MORE = 3  # digits of a difference beyond the column's, at most
 
 
 def write_pages(table: ComparisonTable, out: Path) -> None:
-    """All files of a comparison: every format, table.html, and page.html where the table has records."""
+    """All files of a comparison: every format, and page.html where the table has records."""
     write_results(table, out)
-    write_text(out / "table.html", to_html(table))
     if table.records is not None:
         gallery = table.page.gallery
         material = None if gallery is None else load_material(table.records, gallery)
         examples = None if gallery is None or material is None else examples_of(material, gallery.setting)
         write_text(out / PAGE, comparison_page(page_data(table, examples=examples)))
-
-
-def to_html(table: ComparisonTable) -> str:
-    """A fragment for other pages: a heading, a table and its notes per setting."""
-    return tables_html([setting_table(table, setting) for setting in table.settings], note=table.note)
 
 
 def page_data(table: ComparisonTable, *, examples: Examples | None = None, split: str = "test") -> Comparison:

@@ -21,7 +21,6 @@ from vacsr.pages.curves import RunRecord, follow
 
 SCHEMA = 2
 RESULTS, RECORDS = "results.json", "records.json"
-_DIGITS = 5  # of a number that is only drawn
 
 
 class Column(Config):
@@ -183,8 +182,36 @@ class ComparisonTable:
         return f"ComparisonTable({self.title!r}: {size})"
 
     def to_dict(self) -> dict[str, Any]:
-        """What results.json holds."""
-        return table_to_json(self)
+        """What results.json holds: every value of every seed, the summaries, what was tested, what others published."""
+        keys = [column.key for column in self.columns if not column.published]
+        summaries = {
+            setting: {
+                row: {key: one._asdict() for key in keys if (one := self.summary(setting, row, key))}
+                for row in self.shown_rows(setting)
+            }
+            for setting in self.settings
+        }
+        cells = [
+            {
+                **{name: getattr(run, name) for name in ("setting", "row", "seed")},
+                "values": {key: look_up(run.report, key) for key in keys},
+            }
+            for run in self.values
+        ]
+        return {
+            "schema": SCHEMA,
+            "title": self.title,
+            "note": self.note,
+            "columns": [column.model_dump(mode="json") for column in self.columns],
+            "rows": list(self.rows),
+            "settings": list(self.settings),
+            "baselines": list(self.baselines),
+            "sweeps": [{"row": row, **sweep.model_dump(mode="json")} for row, sweep in self.sweeps],
+            "published": [entry.model_dump(mode="json") for entry in self.published],
+            "comparisons": [one._asdict() for one in self.differences],
+            "summaries": summaries,
+            "cells": cells,
+        }
 
     def to_markdown(self) -> str:
         """What `vacsr compare` prints."""
@@ -200,8 +227,7 @@ class ComparisonTable:
             for run in self.values
         )
 
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
+    _repr_markdown_ = to_markdown
 
     def summary(self, setting: str, row: str, key: str) -> Summary | None:
         """Mean and sample standard deviation (0 for one seed) of a metric over its seeds."""
@@ -264,40 +290,6 @@ class ComparisonTable:
         return [entry for entry in rows if any(entry.printed(key) for key in keys)]
 
 
-def table_to_json(table: ComparisonTable) -> dict[str, Any]:
-    """Every value of every seed, the summaries, what was tested, and what others published."""
-    keys = [column.key for column in table.columns if not column.published]
-    summaries = {
-        setting: {
-            row: {key: one._asdict() for key in keys if (one := table.summary(setting, row, key))}
-            for row in table.shown_rows(setting)
-        }
-        for setting in table.settings
-    }
-    return {
-        "schema": SCHEMA,
-        "title": table.title,
-        "note": table.note,
-        "columns": [column.model_dump(mode="json") for column in table.columns],
-        "rows": list(table.rows),
-        "settings": list(table.settings),
-        "baselines": list(table.baselines),
-        "sweeps": [{"row": row, **sweep.model_dump(mode="json")} for row, sweep in table.sweeps],
-        "published": [entry.model_dump(mode="json") for entry in table.published],
-        "comparisons": [one._asdict() for one in table.differences],
-        "summaries": summaries,
-        "cells": [
-            {
-                "setting": run.setting,
-                "row": run.row,
-                "seed": run.seed,
-                "values": {key: look_up(run.report, key) for key in keys},
-            }
-            for run in table.values
-        ],
-    }
-
-
 def read_results(path: Path) -> tuple[tuple[RunRecord, ...], tuple[Difference, ...]]:
     """The values and tested differences of a results.json."""
     raw = read_json(path)
@@ -331,7 +323,10 @@ def write_records(path: Path, records: Sequence[RunRecord]) -> None:
     for run in records:
         report = {split: result for split, result in run.report.items() if "/" not in split}
         entry = {"row": run.row, "setting": run.setting, "seed": run.seed, "report": report, "history": run.history}
-        lines.append(json.dumps(_short(entry), ensure_ascii=False, separators=(",", ":")))
+        short = json.loads(
+            json.dumps(entry), parse_float=lambda text: float(f"{float(text):.5g}"), parse_constant=lambda _: None
+        )
+        lines.append(json.dumps(short, ensure_ascii=False, separators=(",", ":")))
     write_text(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
 
@@ -341,13 +336,3 @@ def read_records(path: Path) -> tuple[RunRecord, ...]:
         return tuple(RunRecord(**entry) for entry in load_json(read_text(path), source=path))
     except (DataError, TypeError) as error:
         raise DataError(f"{path} does not hold records of runs ({error}) — vacsr compare --page writes it") from error
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if abs(value) < float("inf") else None
-    if isinstance(value, Mapping):
-        return {key: _short(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(item) for item in value]
-    return value

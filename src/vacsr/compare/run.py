@@ -9,15 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vacsr.compare.cells import (
-    Cell,
-    check_cells,
-    list_cells,
-    read_history,
-    read_report,
-    start_cell,
-    train_start,
-)
+from vacsr.compare.cells import Cell, check_cells, list_cells, read_history, read_report, start_cell, train_start
 from vacsr.compare.differences import tested_photos, tested_queries
 from vacsr.compare.page import write_pages
 from vacsr.compare.results import RECORDS, ComparisonTable, look_up, read_records, read_results

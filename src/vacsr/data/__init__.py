@@ -14,17 +14,9 @@ from vacsr.errors import UsageError
 from vacsr.provenance import Provenance
 
 __all__ = [
-    "PairSet",
-    "PhotoSet",
-    "Provenance",
-    "check_captioned",
-    "images_spec",
-    "load_images",
-    "load_pairs",
-    "parse_spec",
-    "without_unreadable",
-    "write_shards",
-]
+    "PairSet", "PhotoSet", "Provenance", "check_captioned", "images_spec", "load_images", "load_pairs", "parse_spec",
+    "without_unreadable", "write_shards",
+]  # fmt: skip
 
 
 def load_pairs(

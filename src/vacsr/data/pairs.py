@@ -56,6 +56,10 @@ class LabelledPairs:
         """The input fields of the image rows [K] and caption rows [J]."""
         raise NotImplementedError
 
+    def words(self, col: int) -> str:
+        """The text of a caption, or its id where texts are not known."""
+        return self.caption_ids[col] if self.captions is None else self.captions[col]
+
     def captions_per_image(self) -> str:
         """``5``, or ``1–3`` where images differ."""
         counts = torch.bincount(self.caption_image, minlength=len(self.image_ids))

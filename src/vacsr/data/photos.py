@@ -144,6 +144,10 @@ class PhotoSet(LabelledPairs):
     def taken(self, images: Tensor, captions: Tensor) -> dict[str, Any]:
         return {"photos": self.photos.take(images.tolist())}
 
+    def by_id(self) -> dict[str, tuple[Photos, int]]:
+        """Where the photo of each image id is."""
+        return {name: (self.photos, row) for row, name in enumerate(self.image_ids)}
+
     def digest(self) -> str:
         """Of photos, captions and labels."""
         data = hashlib.sha256(self.photos.digest().encode())

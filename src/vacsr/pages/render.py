@@ -106,11 +106,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def tables_html(tables: Sequence[SettingTable], *, note: str = "") -> str:
-    """A fragment for other pages: a heading, a table and its notes per setting."""
-    return render("tables.html", tables=tables, note=note)
-
-
 def comparison_page(page: Comparison) -> str:
     """The whole page; sections without data are left out."""
     styles = row_styles(page.rows)

@@ -9,22 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vacsr.search.index import (
-        AddResult,
-        Entry,
-        Hits,
-        IndexInfo,
-        VectorIndex,
-        embedding_provenance,
-        model_digest,
-        open_index,
-    )
+    from vacsr.search.index import Hits, VectorIndex, embedding_provenance, model_digest, open_index
     from vacsr.search.searcher import Searcher
 
-__all__ = [
-    "AddResult", "Entry", "Hits", "IndexInfo", "Searcher", "VectorIndex", "embedding_provenance", "model_digest",
-    "open_index",
-]  # fmt: skip
+__all__ = ["Hits", "Searcher", "VectorIndex", "embedding_provenance", "model_digest", "open_index"]
 
 
 def __getattr__(name: str) -> Any:

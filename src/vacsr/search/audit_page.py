@@ -44,7 +44,7 @@ def load_pictures(source: str, image_ids: Sequence[str], *, on_error: OnError = 
         pairs = load_images(source, on_error=on_error)
         if not isinstance(pairs, PhotoSet):
             raise UsageError(f"--photos {source} holds embeddings, expected photos — give the folder they are in")
-        pictures = {name: (pairs.photos, row) for row, name in enumerate(pairs.image_ids)}
+        pictures = pairs.by_id()
     if image_ids and not any(name in pictures for name in image_ids):
         message = f"--photos {source} has none of the data's images, such as {image_ids[0]!r}"
         raise DataError(f"{message} — give the folder in which files have these names, or leave --photos out")
@@ -91,7 +91,7 @@ def write_audit(
     """
     lines = lines or {}
     if photos is None and isinstance(pairs, PhotoSet):
-        photos = {name: (pairs.photos, row) for row, name in enumerate(pairs.image_ids)}
+        photos = pairs.by_id()
     files = {
         WRONG: _csv(_WRONG_HEAD, _wrong_lines(report, pairs, lines)),
         MISSING: _csv(_MISSING_HEAD, _missing_lines(report, pairs)),
@@ -143,7 +143,7 @@ def _page(report: AuditReport, view: _View, *, title: str) -> str:
     wrong = [
         view.suspect("wrong", pair.row, pair.col, pair.known)
         | view.other_image(pair.better_row, pair.better_image, col=pair.col)
-        | {"better_caption": "" if pair.better_col is None else view.caption(pair.better_col)}
+        | {"better_caption": "" if pair.better_col is None else view.pairs.words(pair.better_col)}
         for pair in report.wrong[:_SHOWN]
     ]
     missing = [
@@ -175,18 +175,15 @@ class _View:
         for col, row in enumerate(pairs.caption_image.tolist()):
             self._captions.setdefault(row, []).append(col)
 
-    def caption(self, col: int) -> str:
-        return self.pairs.caption_ids[col] if self.pairs.captions is None else self.pairs.captions[col]
-
-    def siblings(self, row: int, *, without: int | None) -> list[str]:
-        return [self.caption(col) for col in self._captions.get(row, []) if col != without]
+    def siblings(self, row: int, *, without: int) -> list[str]:
+        return [self.pairs.words(col) for col in self._captions.get(row, []) if col != without]
 
     def suspect(self, kind: str, row: int, col: int, known: Known) -> dict[str, Any]:
         """``cells``: what the page exports of it, beside the mark that a person gives it."""
         captions = self.siblings(row, without=col)[:_SIBLINGS]
         line = self.lines.get(self.pairs.caption_ids[col]) if kind == "wrong" else None
         cells = [kind, _image(self.pairs, row), *_caption(self.pairs, col), str(line or "")]
-        shown = {"caption": self.caption(col), "picture": self.picture(row), "known": known, "captions": captions}
+        shown = {"caption": self.pairs.words(col), "picture": self.picture(row), "known": known, "captions": captions}
         return {**shown, "cells": cells, "line": line, "other": None, "better_caption": ""}
 
     def other_image(self, row: int | None, known: Known | None, *, col: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, model_validator
 from torch import Tensor
 
 from vacsr.errors import DataError, DiskFull, EnvironmentProblem
@@ -49,13 +49,6 @@ _TRIES = 20  # to open files that a writer replaces meanwhile
 _LOOKUP = 4096  # ids or rows per statement
 
 
-def _read_sources(text: str) -> list[str]:
-    sources = json.loads(text)
-    if not isinstance(sources, list) or not all(isinstance(spec, str) for spec in sources):
-        raise ValueError("sources are not a list of strings")
-    return sources
-
-
 class State(BaseModel):
     """The row of ``state``."""
 
@@ -69,7 +62,7 @@ class State(BaseModel):
     rows: int = Field(default=0, ge=0, lt=1 << 32)
     max_norm: float = Field(default=0.0, ge=0)  # of any stored vector: bounds the rounding of products
     deleted: bytes = b""  # a bit per row; empty if none is deleted
-    sources: Annotated[SkipValidation[list[str]], BeforeValidator(_read_sources)] = []  # may hold lone surrogates
+    sources: Annotated[list[InstanceOf[str]], BeforeValidator(json.loads)] = []  # may hold lone surrogates
 
     @model_validator(mode="after")
     def _check_deleted(self) -> Self:

@@ -130,8 +130,7 @@ class IndexWatch:
         self._shown = self._seen
         photos: PhotosById = {}
         for one in () if self._find is None else self._find():
-            for row, name in enumerate(one.image_ids):
-                photos.setdefault(name, (one.photos, row))
+            photos = one.by_id() | photos  # of two with one id, the first
         self.photos = photos or None
 
     def open_photo(self, name: str, *, side: int = 0) -> Image.Image:

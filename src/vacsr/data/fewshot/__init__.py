@@ -9,18 +9,9 @@ from vacsr.data.formats import CLASS_FORMATS, parse_spec
 from vacsr.data.scenes import classes  # noqa: F401, registers its format
 
 __all__ = [
-    "CLASS_FORMATS",
-    "FewshotSource",
-    "LabelledPhotos",
-    "Shots",
-    "base_and_new",
-    "check_template",
-    "draw_shots",
-    "load_classes",
-    "load_shots",
-    "save_shots",
-    "take_shots",
-]
+    "CLASS_FORMATS", "FewshotSource", "LabelledPhotos", "Shots", "base_and_new", "check_template", "draw_shots",
+    "load_classes", "load_shots", "save_shots", "take_shots",
+]  # fmt: skip
 
 
 def load_classes(spec: str, *, whole: bool = False) -> FewshotSource:

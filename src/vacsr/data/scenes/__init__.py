@@ -28,16 +28,9 @@ from vacsr.data.scenes.render import SceneRenderer, Size, render_scene
 from vacsr.data.synthetic import WorldOptions
 
 __all__ = [
-    "EASY_BELOW",
-    "PairKinds",
-    "SceneOptions",
-    "SceneWorld",
-    "load_scenes",
-    "pair_kinds",
-    "render_scene",
-    "scene_grades",
-    "scene_world",
-]
+    "EASY_BELOW", "PairKinds", "SceneOptions", "SceneWorld", "load_scenes", "pair_kinds", "render_scene",
+    "scene_grades", "scene_world",
+]  # fmt: skip
 _TRIES = 20  # draws for a caption that its image does not have yet
 
 
