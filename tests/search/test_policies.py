@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vacsr.errors import UsageError
-from vacsr.search.policies import NO_ANSWER, Abstain, Scored, choose_policy, offered
+from vacsr.search.policies import NO_ANSWER, RETIRED, Abstain, Scored, choose_policy, offered
 from vacsr.search.probabilities import AnswerRule, Logistic
 
 
@@ -52,6 +52,9 @@ def test_policies_by_name() -> None:
         choose_policy("best", None)
     with pytest.raises(UsageError, match="vacsr calibrate"):
         choose_policy("abstain", None)
+    for retired in RETIRED:
+        with pytest.raises(UsageError, match=r"was removed.* — use one of score, abstain"):
+            choose_policy(retired, None)
 
 
 def test_the_names_are_read_without_torch() -> None:

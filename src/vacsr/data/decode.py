@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from vacsr.errors import DataError
 
@@ -29,6 +29,15 @@ _MARKER = re.compile(rb"\xff+([^\x00\x01\xd0-\xd8\xff])")  # of a JPEG, less tho
 _PIXEL_SEGMENTS = {0xE0, 0xEE, *range(0xC0, 0xE0)}  # JFIF and Adobe (colour), tables and frames
 _ORIENTATION = 0x0112  # the EXIF tag
 _MAX_TAGS = 4096  # of an EXIF directory that are looked at
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # the limit is enough
 
 
@@ -156,12 +165,7 @@ def _exif_orientation(exif: bytes) -> int:
 
 
 def _turned(photo: Image.Image, orientation: int) -> Image.Image:
-    """A photo upright, without its metadata, which Pillow would parse again; one that is upright stays as it is."""
-    if not 2 <= orientation <= 8:
-        return photo
-    photo.info = {}
-    photo.getexif()[_ORIENTATION] = orientation
-    return ImageOps.exif_transpose(photo)
+    return photo.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else photo
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # the command line reads the names, and should not wait for t
     from vacsr.search.probabilities import AnswerRule
 
 NO_ANSWER = "no answer"
+RETIRED = {"lcb": "score − λσ gained 0.4 points of R@1 at most", "missed": "weighting σ gained 0.1 points at most"}
+"""Policies of earlier versions, and why they were removed. For one release they are named in the error."""
 
 
 class Scored(NamedTuple):
@@ -110,6 +112,8 @@ def offered(calibration: DirectionCalibration | None) -> list[str]:
 
 
 def choose_policy(name: str, calibration: DirectionCalibration | None) -> Policy:
+    if name in RETIRED:
+        raise UsageError(f"policy '{name}' was removed: {RETIRED[name]} — use one of {', '.join(POLICIES)}")
     if name not in POLICIES:
         raise UsageError(f"unknown policy {name!r} — use one of {', '.join(POLICIES)}")
     if calibration is None and POLICIES[name].needs_calibration:

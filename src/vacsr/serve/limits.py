@@ -14,7 +14,7 @@ from typing import ClassVar
 import h11
 from fastapi.security import HTTPBearer
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -39,6 +39,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+_RAW_HEADERS = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
 
 
 class _Upload:
@@ -135,9 +136,9 @@ class Limits:
         async def reply(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
+                headers = list(message["headers"])
+                sent = {name for name, _ in headers}
+                message["headers"] = headers + [header for header in _RAW_HEADERS if header[0] not in sent]
             await send(message)  # may wait for a client that does not read
             status = message.get("status", status)
 
