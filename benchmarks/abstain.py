@@ -68,6 +68,10 @@ class Table:
         """[N], [N] -> [N]"""
         return self.scores.uncertainty(rows, cols)
 
+    def disagreement(self, rows: Tensor, cols: Tensor) -> Tensor | None:
+        """[N], [N] -> [N]"""
+        return self.scores.disagreement(rows, cols)
+
     def lists(self, rows: Tensor, *, size: int, generator: torch.Generator) -> dict[str, Candidates]:
         """Of galleries that are drawn from these images."""
         drawn = [rows[part] for part in random_galleries(len(rows), size=size, generator=generator)]

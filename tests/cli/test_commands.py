@@ -228,6 +228,16 @@ def test_score_prints_a_table(vacsr: Command, run: Path) -> None:
     assert vacsr("score", run, "--image", "test-0003", "--text", words[6]).code == 0
 
 
+def test_score_of_an_ensemble_has_the_disagreement_too(vacsr: Command, recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ensemble"
+    changes = [word for change in ("method.name=infonce", "method.members=2") for word in ("--set", change)]
+    assert vacsr("train", recipe, "--out", out, *changes).code == 0
+    answer = vacsr("score", out, "--image", "test-0003", "--text", "test-0003#0")
+    head, line = [line.split("\t") for line in answer.out.splitlines()]
+    assert head == ["image", "text", "score", "grade", "uncertainty", "disagreement"]
+    assert (line[3:5], float(line[5]) > 0) == (["–", "–"], True)
+
+
 def test_a_warning_is_one_plain_line(recipe: Path, tmp_path: Path) -> None:
     data = Features(tmp_path)
     np.save(tmp_path / "image.npy", data.images.numpy())

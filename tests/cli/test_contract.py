@@ -100,6 +100,11 @@ def test_a_run_and_its_evaluation(
     rival.write_text("\n".join(both), encoding="utf-8")
     files = ["--grades", judgments[0], "--judgments", f"crowd={judgments[1]}", "--preferences", f"p={preferred}"]
     command("evaluate", run, *files, "--rival", f"other={rival}", "--json", file)
+    kept, again = (json.loads(path.read_text(encoding="utf-8"))["results"] for path in (run / "report.json", file))
+    dev, test = (results[0]["signals"]["confidence"] for results in (kept, again))
+    for name in ("temperature_i2t", "temperature_t2i", "fitted_on"):
+        assert test[name] == dev[name], "evaluate takes what the run fitted to its dev split"
+    assert dev["fitted_on"] == "dev"
     names = {"run folder": sorted(path.name for path in run.iterdir())}
     check(**names, report=key_paths(run / "report.json"), evaluation=key_paths(file))
 

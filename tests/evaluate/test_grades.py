@@ -181,16 +181,18 @@ def test_captions_are_looked_up_in_the_data_then_in_vectors_then_embedded(pairs:
     write(tmp_path / "texts-captions.jsonl", json.dumps({"caption": "five"}))
     vectors = join_vectors([read_caption_vectors(tmp_path / f"{name}.safetensors") for name in ("ids", "texts")])
     spoken = Products(pairs.images, pairs.texts, {"six": torch.ones(4)})
-    names = [("a#0", "a#0"), ("x", "two"), ("8", "eight"), ("y", "five"), ("z", "six"), ("a#0", "a#0")]
+    ids, texts = ["a#0", "x", "8", "y", "z", "a#0"], ["?", "two", "eight", "five", "six", "one"]
     images = ["b", "b", "a", "a", "c", "unknown"]
     expected = [
         pairs.images[1] @ pairs.texts[0], pairs.images[1] @ pairs.texts[1], pairs.images[0, 1], pairs.images[0, 2],
         pairs.images[2].sum(), torch.nan,
     ]  # fmt: skip
-    found = pair_values(spoken, pairs, images, names, captions=vectors)["score"]
+    found = pair_values(spoken, pairs, images, ids=ids, texts=texts, captions=vectors)["score"]
     np.testing.assert_allclose(found, np.array([float(value) for value in expected]), rtol=1e-5)
-    silent = pair_values(Products(pairs.images, pairs.texts), pairs, images, names)["score"]
+    silent = pair_values(Products(pairs.images, pairs.texts), pairs, images, ids=ids, texts=texts)["score"]
     assert np.isnan(silent).tolist() == [False, False, True, True, True, True]
+    nameless = pair_values(spoken, pairs, images, ids=ids, texts=None, captions=vectors)["score"]
+    assert np.isnan(nameless).tolist() == [False, True, False, True, True, True], "an id is never embedded as words"
 
 
 def test_results_by_name(pairs: PairSet, tmp_path: Path) -> None:
@@ -205,7 +207,8 @@ def test_results_by_name(pairs: PairSet, tmp_path: Path) -> None:
     )
     tests = PairTests(preferences=(given,), rivals={"other": read_rival(rival)})
     scores = Products(pairs.images, pairs.texts)
-    (result,) = grades_result(scores, pairs, [judged], tests).values()
+    with pytest.warns(UserWarning, match="1 of 6 pairs are left out.*--captions FILE"):
+        (result,) = grades_result(scores, pairs, [judged], tests).values()
     assert (result["pairs"], result["left_out"], result["pairs_published"]) == (5, 1, 4)
     score = (pairs.images @ pairs.texts.T).numpy()
     grades, own_left_out = [4.5, 3, 1, 2, 1], slice(1, None)
@@ -215,7 +218,8 @@ def test_results_by_name(pairs: PairSet, tmp_path: Path) -> None:
     assert result["tau_published"] == pytest.approx(100 * tau)
     assert result["rivals"]["other"]["pairs"] == 3
     assert set(result["auroc_false_negative"]) == {"score"}
-    (preferred,) = preferences_result(scores, pairs, tests).values()
+    with pytest.warns(UserWarning, match="p: 1 of 2 pairs"):
+        (preferred,) = preferences_result(scores, pairs, tests).values()
     assert preferred["accuracy"] == (100.0 if score[0, 0] > score[0, 3] else 0.0)
     assert (preferred["pairs"], preferred["left_out"]) == (1, 1)
     lost = read_judgments(write(tmp_path / "lost.tsv", "image\tcaption\tshare\na\tnowhere\t0.5\n"))

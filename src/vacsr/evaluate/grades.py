@@ -19,6 +19,7 @@ from vacsr.evaluate.significance import Interval, Part, image_draws, interval, p
 from vacsr.evaluate.uncertainty import Array, Values, as_vector, check_length, pearson
 
 Integers = NDArray[np.int64]
+Names = Sequence[str] | NDArray[Any]
 DRAWS = 1000
 _BLOCK = 1 << 23  # pairs of rows that are compared at once
 
@@ -27,7 +28,7 @@ def graded_agreement(
     score: Values,
     ratings: Values,
     *,
-    images: Sequence[Any],
+    images: Names,
     own: Sequence[bool] | NDArray[np.bool_] | None = None,
     variant: Literal["b", "c"] = "c",
     rivals: Mapping[str, Values] | None = None,
@@ -143,8 +144,8 @@ def preference_accuracy(
     better: Values,
     worse: Values,
     *,
-    images: Sequence[Any],
-    kinds: Sequence[str] = (),
+    images: Names,
+    kinds: Names = (),
     rivals: Mapping[str, tuple[Values, Values]] | None = None,
     draws: int = DRAWS,
     seed: int = 0,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vacsr.data.pairs import LabelledPairs
 from vacsr.evaluate.agreement import Judgments, false_negative_auroc
@@ -37,30 +38,30 @@ def pair_values(
     scores: Scores,
     pairs: LabelledPairs,
     images: Sequence[str],
-    names: Sequence[Sequence[str]],
     *,
+    ids: Sequence[str],
+    texts: Sequence[str] | None,
     captions: CaptionVectors | None = None,
 ) -> dict[str, Array]:
     """Score and uncertainties of pairs of an image id and a caption, NaN where image or caption is unknown. -> [N] each
 
-    ``names[n]``: what the caption goes by, its id and perhaps its text, which is the last. It is looked for in the
-    data, then among ``captions``; else the model embeds the text, if it can.
+    A caption is looked for in the data, then among ``captions``, by id and by text; else the model embeds its text, if
+    that is known and the model can.
     """
     rows = {name: row for row, name in enumerate(pairs.image_ids)}
     gallery = {text: col for col, text in enumerate(pairs.captions or ())}
     gallery |= {name: col for col, name in enumerate(pairs.caption_ids)}
     stored, words = {} if captions is None else captions.rows, dict[str, int]()
     sources: list[list[tuple[int, int, int]]] = [[], [], []]  # of each: position, row, column
-    for position, (image, called) in enumerate(zip(images, names, strict=True)):
-        if image not in rows:
-            continue
-        for source, known in enumerate((gallery, stored)):
-            name = next((name for name in called if name in known), None)
-            if name is not None:
-                sources[source].append((position, rows[image], known[name]))
-                break
-        else:
-            sources[2].append((position, rows[image], words.setdefault(called[-1], len(words))))
+    for position, (image, *called) in enumerate(zip(images, ids, texts or ids, strict=True)):
+        places = (
+            (source, known[name]) for source, known in enumerate((gallery, stored)) for name in called if name in known
+        )
+        source, col = next(places, (2, -1))
+        if source == 2 and texts is not None and image in rows:
+            col = words.setdefault(called[1], len(words))
+        if image in rows and col >= 0:
+            sources[source].append((position, rows[image], col))
     others = (
         scores,
         scores.against(captions.vectors) if captions is not None and sources[1] else None,
@@ -69,10 +70,10 @@ def pair_values(
     values: dict[str, Array] = {"score": np.full(len(images), math.nan)}
     for listed, scored in zip(sources, others, strict=True):
         if scored is not None and listed:
-            places, image_rows, cols = torch.tensor(listed).unbind(1)
+            positions, image_rows, cols = torch.tensor(listed).unbind(1)
             for name, value in pair_signals(scored, image_rows, cols).items():
                 filled = values.setdefault(name, np.full(len(images), math.nan))
-                filled[places.numpy()] = value.double().cpu().numpy()
+                filled[positions.numpy()] = value.double().cpu().numpy()
     return values
 
 
@@ -86,18 +87,19 @@ def grades_result(
     labelled = {*zip(owners, pairs.caption_ids, strict=True), *zip(owners, pairs.captions or (), strict=False)}
     for judged in judgments:
         part = judged.take([row for row, image in enumerate(judged.image_ids) if image in held])
-        every = pair_values(scores, pairs, part.image_ids, _names(part), captions=tests.captions)
+        every = pair_values(
+            scores, pairs, part.image_ids, ids=part.caption_ids, texts=part.captions, captions=tests.captions
+        )
         known = ~np.isnan(every["score"])
-        if len(part) and not known.any():
-            _warn_of_captions(part.name)
+        left_out = _count_unknown(part.name, known)
         if not known.any():
             continue
-        left_out, part = int((~known).sum()), part.take(np.flatnonzero(known).tolist())
-        called = list(zip(part.image_ids, _names(part), strict=True))
-        own = [any((image, name) in labelled for name in names) for image, names in called]
+        part = part.take(np.flatnonzero(known).tolist())
+        called = [part.image_ids, part.caption_ids, part.captions or part.caption_ids]
+        own = [bool({(image, name), (image, text)} & labelled) for image, name, text in zip(*called, strict=True)]
         part = replace(part, same_image=part.same_image | np.array(own))
         values = {name: value[known] for name, value in every.items()}
-        rivals = {name: _look_up(scored, called) for name, scored in tests.rivals.items()}
+        rivals = {name: _look_up(scored, *called) for name, scored in tests.rivals.items()}
         result[part.name] = graded_agreement(
             values["score"], part.ratings, images=part.image_ids, own=part.same_image, variant=part.variant,
             rivals={name: score for name, score in rivals.items() if not np.isnan(score).all()},
@@ -110,47 +112,41 @@ def grades_result(
 def preferences_result(scores: Scores, pairs: LabelledPairs, tests: PairTests) -> dict[str, Any]:
     """By name: accuracy over the preferences whose image is in ``pairs``."""
     result: dict[str, Any] = {}
+    held = set(pairs.image_ids)
     for given in tests.preferences:
-        sides = [
-            pair_values(scores, pairs, given.image_ids, [(text,) for text in side], captions=tests.captions)["score"]
-            for side in (given.better, given.worse)
-        ]
-        known = ~np.isnan(sides[0]) & ~np.isnan(sides[1])
-        here = sum(image in set(pairs.image_ids) for image in given.image_ids)
-        if here and not known.any():
-            _warn_of_captions(given.name)
+        here = [row for row, image in enumerate(given.image_ids) if image in held]
+        images, *sides = ([column[row] for row in here] for column in (given.image_ids, given.better, given.worse))
+        better, worse = (
+            pair_values(scores, pairs, images, ids=side, texts=side, captions=tests.captions)["score"] for side in sides
+        )
+        known = ~np.isnan(better + worse)
+        left_out = _count_unknown(given.name, known)
         if not known.any():
             continue
-        rows = np.flatnonzero(known).tolist()
-        images = [given.image_ids[row] for row in rows]
-        texts = [[side[row] for row in rows] for side in (given.better, given.worse)]
         rivals = {}
         for name, scored in tests.rivals.items():
-            both = [
-                _look_up(scored, [(image, (text,)) for image, text in zip(images, side, strict=True)]) for side in texts
-            ]
-            if not np.isnan(both[0] - both[1]).all():
-                rivals[name] = (both[0], both[1])
-        kinds = [given.kinds[row] for row in rows] if given.kinds else ()
-        better, worse = (side[known] for side in sides)
-        accuracy = preference_accuracy(better, worse, images=images, kinds=kinds, rivals=rivals)
-        result[given.name] = {**accuracy, "left_out": here - len(rows)}
+            above, below = (_look_up(scored, images, side, side)[known] for side in sides)
+            if not np.isnan(above - below).all():
+                rivals[name] = (above, below)
+        kinds = np.array([given.kinds[row] for row in here])[known] if given.kinds else ()
+        accuracy = preference_accuracy(
+            better[known], worse[known], images=np.array(images)[known], kinds=kinds, rivals=rivals
+        )
+        result[given.name] = {**accuracy, "left_out": left_out}
     return result
 
 
-def _names(judged: Judgments) -> list[tuple[str, str]]:
-    """What each caption goes by: its id, and its text where that is known."""
-    return list(zip(judged.caption_ids, judged.captions or judged.caption_ids, strict=True))
+def _look_up(scored: Scored, images: Sequence[str], ids: Sequence[str], texts: Sequence[str]) -> Array:
+    """A rival's scores, by caption id or else by text; NaN where it has none. -> [N]"""
+    called = zip(images, ids, texts, strict=True)
+    return np.array([scored.get((image, name), scored.get((image, text), math.nan)) for image, name, text in called])
 
 
-def _look_up(scored: Scored, called: Sequence[tuple[str, Sequence[str]]]) -> Array:
-    """A rival's scores; NaN where it has none. -> [N]"""
-    found = (
-        next((scored[image, name] for name in names if (image, name) in scored), math.nan) for image, names in called
-    )
-    return np.array(list(found), dtype=np.float64)
-
-
-def _warn_of_captions(name: str) -> None:
-    message = f"{name}: the model cannot embed words, and the data do not have these captions"
-    warnings.warn(f"{message} — give their vectors: --captions FILE (vacsr embed --captions writes it)", stacklevel=4)
+def _count_unknown(name: str, known: NDArray[np.bool_]) -> int:
+    """How many pairs have a caption without a vector; a warning says so."""
+    unknown = int((~known).sum())
+    if unknown:
+        message = f"{name}: {unknown:,} of {len(known):,} pairs are left out, as their captions have no vectors"
+        action = "give these with --captions FILE, which vacsr embed --captions writes"
+        warnings.warn(f"{message} — {action}", stacklevel=4)
+    return unknown
