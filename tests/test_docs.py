@@ -31,7 +31,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 RUN = [
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("compare", "data", "extending", "training")),
+    *(DOCS / f"{name}.md" for name in ("data", "extending", "training")),
     *sorted((DOCS / "get-started").glob("*.md")),
     *sorted((DOCS / "how-to").glob("*.md")),
 ]

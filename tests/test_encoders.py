@@ -22,6 +22,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.model import MatchingModel, load_model
 from vacsr.pretrained import encoder_spec
 from vacsr.scoring import PairScorer
+from vacsr.search import Searcher, open_index
 
 from .conftest import Answer, byte_tokenizer
 
@@ -177,6 +178,12 @@ def test_a_model_on_features_embeds_photos_and_words_with_their_encoders(
     found = vacsr("search", tmp_path / "model", "--index", index, "--text", photos.captions[0], "-k", 3)
     best = cached.topk(3, direction="t2i").index[0]
     assert [line.split()[1] for line in found.out.splitlines()[1:]] == [pairs.image_ids[row] for row in best]
+    client = pytest.importorskip("starlette.testclient")
+    from vacsr.serve import create_app
+
+    with client.TestClient(create_app(Searcher(scorer, open_index(index)))) as page:
+        hits = page.post("/search", json={"text": photos.captions[0], "k": 3}).json()["hits"]
+    assert [hit["id"] for hit in hits] == [pairs.image_ids[row] for row in best]
     shutil.rmtree(moved)
     with pytest.raises(DataError, match="put the encoders where they were"):
         PairScorer.from_pretrained(tmp_path / "model", device="cpu").embed_texts(["a dog"])

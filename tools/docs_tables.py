@@ -249,6 +249,16 @@ def image_step(cells: list[str], heading: str) -> str | None:
     return shown.get(heading, "–")
 
 
+def strips(cells: list[str], heading: str) -> str | None:
+    """Milliseconds and memory of the loss of a batch, each way in a CUDA graph."""
+    way = {"dense": "dense", "in strips": "strips", "in square tiles": "tiles"}[heading]
+    for row in stored("strips.json")["rows"]:
+        same = (f"{row['B']:,}", row["way"].split()[0], row["precision"]) == (cells[0], way, "bf16")
+        if same and row["graph"] and row["fused"]:
+            return f"{row['ms']:,.{0 if row['ms'] > 1000 else 1}f} ms, {row['peak_gib']:.2f} GiB"
+    return None
+
+
 def service(cells: list[str], heading: str) -> str | None:
     """64 clients: milliseconds by path."""
     path = cells[0].split("`")[1].replace("ID", "")
@@ -371,6 +381,7 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("performance.md", "way | decoder"): scoring,
         ("performance.md", "scores"): rankings,
         ("performance.md", "way | p50 ms"): index,
+        ("performance.md", "batch"): strips,
         ("performance.md", "training step"): image_step,
         ("how-to/serve.md", "path | p50"): service,
         ("how-to/label-noise.md", "method | networks"): noisy,

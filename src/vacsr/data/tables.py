@@ -111,8 +111,8 @@ def list_folder(root: Path, *, expected: str) -> tuple[list[str], list[str], lis
     names = sorted(set(names) - odd)
     unread = [name for name in names if name.lower().endswith(_UNREAD)]
     if unread:
-        message = f"{root}: {len(unread):,} photos of kinds that cannot be decoded are left out, such as {unread[0]}"
-        warnings.warn(f"{message} — convert them to JPEG to include them", stacklevel=3)
+        message = f"{root}: left out, because the format cannot be decoded: {len(unread):,}, such as {unread[0]}"
+        warnings.warn(f"{message} — convert to JPEG to include them", stacklevel=3)
     photos, texts = ([name for name in names if name.lower().endswith(kind)] for kind in (PHOTO_SUFFIXES, ".txt"))
     if not photos:
         raise missing(root, expected=expected)

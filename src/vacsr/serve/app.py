@@ -47,9 +47,10 @@ class Service:
 
     def __init__(self, searcher: Searcher, settings: ServiceSettings, find_photos: FindPhotos | None = None) -> None:
         backbone = searcher.scorer.model.backbone
-        if backbone.cached:
-            message = "the model reads cached features, so it can embed neither words nor photos"
-            raise UsageError(f"{message} — train one with towers: see docs/get-started/photos.md")
+        if not backbone.reads_photos:
+            message = "the model was trained on features whose encoders it does not know"
+            action = "train on features that `vacsr embed` wrote, or with towers (docs/get-started/photos.md)"
+            raise UsageError(f"{message}, so it can embed neither words nor photos — {action}")
         self.searcher, self.settings, self.watch = searcher, settings, IndexWatch(searcher, find_photos)
         self.decoder = Decoder(settings, backbone.transform)
         self.queue: Batcher[Job, Answer] = Batcher(
