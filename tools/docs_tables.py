@@ -190,6 +190,14 @@ def _tflops(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
+def ensembles(cells: list[str], heading: str) -> str | None:
+    """Share of the rate of the trunk's products, for one network and for four."""
+    for row in stored("members.json")["rows"]:
+        if (f"{row['d']:,}", str(row["members"]), row["way"]) == (cells[0], cells[1], heading):
+            return f"{row['seconds']:.3f} s, {row['share']:.0%}"
+    return None
+
+
 def rankings(cells: list[str], heading: str) -> str | None:
     """What a precision does to the order."""
     names = {"kernel, fp8, 30 candidates scored again in fp16": "fp8 rescored", "default topk(10)": "default topk"}
@@ -380,6 +388,7 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("results.md", "gallery"): abstain,
         ("performance.md", "way | decoder"): scoring,
         ("performance.md", "scores"): rankings,
+        ("performance.md", "d | networks"): ensembles,
         ("performance.md", "way | p50 ms"): index,
         ("performance.md", "batch"): strips,
         ("performance.md", "training step"): image_step,
