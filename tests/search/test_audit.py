@@ -77,6 +77,7 @@ def test_moved_captions_are_found(models: dict[str, Path], data: PairSet) -> Non
     assert len(moved & {pair.col for pair in report.wrong}) >= 0.7 * len(moved)
     values = [pair.suspicion for pair in report.wrong]
     assert values == sorted(values, reverse=True)
+    assert report.estimated_wrong == pytest.approx(len(moved), rel=0.5)
 
 
 def test_what_is_said_of_a_pair_is_what_the_model_says(trained: PairScorer, data: PairSet) -> None:
@@ -131,3 +132,4 @@ def test_one_image_has_no_other(trained: PairScorer, data: PairSet) -> None:
     assert len(report.wrong) == 3
     assert all(pair.better_row is pair.better_image is pair.better_col is None for pair in report.wrong)
     assert report.missing == ()
+    assert report.estimated_wrong is None

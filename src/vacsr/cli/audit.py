@@ -46,6 +46,8 @@ def audit(
     if not report.missing and least is not None and usual is not None and least > usual:
         reached = f"three of four labelled pairs reach {usual:.2g}"
         typer.echo(f"no missing match reaches grade {least:g}; {reached} — lower --min-grade", err=True)
+    if report.estimated_wrong is not None:
+        typer.echo(f"about {report.estimated_wrong:,} of {report.labelled:,} captions are wrong, by estimate", err=True)
     title, lines = f"{short_spec(pairs)}, {data.split}", caption_lines(parse_spec(pairs))
     write_audit(out, report, data, title=title, photos=pictures, lines=lines)
     typer.echo(f"wrong\t{len(report.wrong)}\t{out / WRONG}")

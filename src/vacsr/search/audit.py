@@ -19,6 +19,7 @@ from torch.nn import functional
 from vacsr.data import PairSet, PhotoSet
 from vacsr.display import data_frame
 from vacsr.errors import UsageError
+from vacsr.methods.mixtures import trust_labels
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.scoring.topk import stable_topk
@@ -81,10 +82,12 @@ class AuditReport(NamedTuple):
     labelled: int  # pairs that were checked
     min_grade: float | None  # the least grade of a missing match; None where the method only ranks
     usual_grade: float | None  # what three of four labelled pairs reach, which is the default least grade
+    estimated_wrong: int | None = None  # of the labelled pairs, see :func:`wrong_labels`; None with one image only
 
     def __repr__(self) -> str:
         lists = f"{len(self.wrong):,} suspected wrong pairs, {len(self.missing):,} suspected missing matches"
-        return f"AuditReport({lists}, {self.labelled:,} labelled pairs)"
+        estimate = "" if self.estimated_wrong is None else f", of which about {self.estimated_wrong:,} are wrong"
+        return f"AuditReport({lists}, {self.labelled:,} labelled pairs{estimate})"
 
     def to_frame(self, kind: Literal["wrong", "missing"] = "wrong") -> Any:
         """One row per suspect, the most suspected first; needs pandas."""
@@ -117,6 +120,7 @@ class Signals(NamedTuple):
     suspicion: Tensor
     level: Tensor  # grade, or score of a method that only ranks
     near: Neighbours
+    wrong: Tensor | None  # probability that the label is wrong
 
 
 def audit(
@@ -149,7 +153,10 @@ def audit(
     least = usual if min_grade is None else min_grade if graded else float("-inf")
     missing = _find_missing(scores, owner, every, top=top, least=least)
     grades = (least, usual) if graded else (None, None)
-    return AuditReport(_find_wrong(scores, owner, every, top=top), missing, len(owner), *grades)
+    estimate = None if every.wrong is None else round(float(every.wrong.sum()))
+    return AuditReport(
+        _find_wrong(scores, owner, every, top=top), missing, len(owner), *grades, estimated_wrong=estimate
+    )
 
 
 @torch.inference_mode()
@@ -161,8 +168,10 @@ def signals(scores: PairScores, owner: Tensor, *, captions: int = _EACH, progres
     weight = weights(score, grade)
     sums = caption_sums(t, owner, weight, images=len(v))
     own = own_agreement(v, t, owner, weight=weight, sums=sums)
-    near = find_neighbours(prototypes(v, sums), t, owner, captions=captions, progress=progress)
-    return Signals(own, suspicion(own, near.image_agreement), score if grade is None else grade, near)
+    prototype = prototypes(v, sums)
+    near = find_neighbours(prototype, t, owner, captions=captions, progress=progress)
+    level, wrong = score if grade is None else grade, wrong_labels(own, prototype, t, owner)
+    return Signals(own, suspicion(own, near.image_agreement), level, near, wrong)
 
 
 def _find_wrong(scores: PairScores, owner: Tensor, every: Signals, *, top: int) -> tuple[WrongPair, ...]:
@@ -240,6 +249,20 @@ def own_agreement(images: Tensor, texts: Tensor, owner: Tensor, *, weight: Tenso
         rest = prototypes(images[image], sums[image] - weight[rows].unsqueeze(1) * t)
         parts.append((rest * t).sum(dim=1))
     return torch.cat(parts)
+
+
+def wrong_labels(own: Tensor, prototype: Tensor, texts: Tensor, owner: Tensor) -> Tensor | None:
+    """The probability that each label is wrong: wrong captions agree with their image as with unrelated ones. -> [M]
+
+    None with one image only. Their sum estimates how many are wrong; a model that was trained on the same labels has
+    learned some of the wrong ones, so it is rather low.
+    """
+    if len(prototype) < 2:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    shift = torch.randint(1, len(prototype), owner.shape, generator=generator).to(owner.device)
+    unrelated = (prototype[(owner + shift) % len(prototype)] * texts).sum(dim=1)
+    return 1.0 - trust_labels(own, unrelated)
 
 
 def suspicion(own: Tensor, rival: Tensor) -> Tensor:

@@ -158,6 +158,7 @@ def _page(report: AuditReport, view: _View, *, title: str) -> str:
         captions=len(view.pairs),
         lists={"wrong": wrong, "missing": missing},
         totals={"wrong": len(report.wrong), "missing": len(report.missing)},
+        estimate=report.estimated_wrong,
         graded=report.usual_grade is not None,
         min_grade=report.min_grade,
         sigma=(min(sigmas, default=0.0), max(sigmas, default=0.0)),
