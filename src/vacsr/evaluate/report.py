@@ -183,7 +183,7 @@ def _human_sections(
 
     That is of the reporting half of experts' grades, else of the first file of other grades.
     """
-    sections: dict[str, Any] = {}
+    sections: dict[str, Any] = {"grades": {}, "preferences": {}}
     missed: dict[str, float] = {}
     for key, split in JUDGED.items():
         section = judged_result(scores, pairs, judgments, split=split)
@@ -195,8 +195,10 @@ def _human_sections(
         elif "sigma" in by_signal:
             section["auroc_false_negative"] = by_signal["sigma"]
         sections |= {key: section} if section else {}
-    sections["grades"] = grades_result(scores, pairs, judgments, tests)
-    sections["preferences"] = preferences_result(scores, pairs, tests)
+    if judgments:
+        sections["grades"] = grades_result(scores, pairs, judgments, tests)
+    if tests.preferences:
+        sections["preferences"] = preferences_result(scores, pairs, tests)
     return sections, missed or next((one["auroc_false_negative"] for one in sections["grades"].values()), {})
 
 

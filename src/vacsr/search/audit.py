@@ -152,11 +152,11 @@ def audit(
     usual = float(every.level.sort().values[len(owner) // 4])
     least = usual if min_grade is None else min_grade if graded else float("-inf")
     missing = _find_missing(scores, owner, every, top=top, least=least)
-    grades = (least, usual) if graded else (None, None)
-    estimate = None if every.wrong is None else round(float(every.wrong.sum()))
     return AuditReport(
-        _find_wrong(scores, owner, every, top=top), missing, len(owner), *grades, estimated_wrong=estimate
-    )
+        _find_wrong(scores, owner, every, top=top), missing, len(owner),
+        min_grade=least if graded else None, usual_grade=usual if graded else None,
+        estimated_wrong=None if every.wrong is None else round(float(every.wrong.sum())),
+    )  # fmt: skip
 
 
 @torch.inference_mode()
