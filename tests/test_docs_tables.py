@@ -34,7 +34,7 @@ def test_no_table_is_stale(tool: Any) -> None:
 
 def test_a_wrong_number_is_replaced_and_nothing_else(tool: Any) -> None:
     head, cell = next((head, cell) for (_, head), cell in tool.tables().items() if head == "clean labels")
-    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/measurements.md").read_text(encoding="utf-8")
     row = next(line for line in page.split(f"| {head} |", 1)[1].splitlines() if line.startswith("| infonce |"))
     rsum = row.split("|")[2].strip()
     assert tool.filled(page.replace(row, row.replace(rsum, "1.0")), head, cell) == page

@@ -303,6 +303,7 @@ SCENES = {
 STEP = {
     "parameters, M": Measured(("step.parameters",), 2), "of the method, M": Measured(("step.method_parameters",), 2),
     "inference, ms": Measured(("step.inference.ms",), 2), "training, ms": Measured(("step.training.ms",), 2),
+    "inference, GiB": Measured(("step.inference.peak_gib",), 2),
     "training, GiB": Measured(("step.training.peak_gib",), 2),
 }  # fmt: skip
 NOISE = {"clean labels": "clean", "20% wrong": "noise-20", "50% wrong": "noise-50"}
@@ -324,7 +325,7 @@ FEWSHOT = {
 
 
 def comparisons(name: str, columns: dict[str, Measured], heads: dict[str, str]) -> dict[tuple[str, str], Cell]:
-    return {("results.md", head): Comparison(name, setting, columns) for head, setting in heads.items()}
+    return {("measurements.md", head): Comparison(name, setting, columns) for head, setting in heads.items()}
 
 
 def across(columns: dict[str, tuple[Comparison, str]]) -> Cell:
@@ -381,11 +382,11 @@ def tables() -> dict[tuple[str, str], Cell]:
         **comparisons("frame/results.json", FRAME, {"frame": "clean"}),
         **comparisons("scenes/results.json", SCENES, WORLDS),
         **comparisons("efficiency/results.json", STEP, STEPS),
-        **{("results.md", head): audit(setting) for head, setting in AUDITS.items()},
-        ("results.md", "labels"): averaged,
-        ("results.md", "parts"): parts(),
-        ("results.md", "few-shot"): fewshot(),
-        ("results.md", "gallery"): abstain,
+        **{("measurements.md", head): audit(setting) for head, setting in AUDITS.items()},
+        ("measurements.md", "labels"): averaged,
+        ("measurements.md", "parts"): parts(),
+        ("measurements.md", "few-shot"): fewshot(),
+        ("measurements.md", "gallery"): abstain,
         ("performance.md", "way | decoder"): scoring,
         ("performance.md", "scores"): rankings,
         ("performance.md", "d | networks"): ensembles,

@@ -7,7 +7,7 @@ averaged weights; vacsr has the settings of its preset `ensemble`, with a narrow
 How the settings were chosen, on the dev splits of seeds 501 and 502. Captions speak of a scene's subject (subject=1),
 as captions of photos do; in scenes without a subject the audit is behind the cosine. Among linear and two-layer heads
 and 5, 10 and 20 epochs: the plan in which wrong labels cost InfoNCE most dev precision at 1, among those in which it
-comes within two points of its best with clean labels. docs/results.md has the numbers, and those of other seeds.
+comes within two points of its best with clean labels. docs/measurements.md has the numbers, and those of other seeds.
 """
 
 from __future__ import annotations

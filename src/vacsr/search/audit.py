@@ -3,7 +3,7 @@
 Pairs are ranked by how well a caption agrees with an image *and the image's other captions*. An image's prototype is
 its own vector plus those of its captions, each weighted by how well the model says it fits (:func:`weights`), so that
 a caption which does not fit pulls little. A wrong caption disagrees with the prototype of the rest; an unlabelled
-caption that agrees with it is likely a match that nobody labelled. docs/results.md compares it with other
+caption that agrees with it is likely a match that nobody labelled. docs/measurements.md compares it with other
 signals; the model's uncertainty was not among the good ones.
 """
 
