@@ -254,8 +254,8 @@ def own_agreement(images: Tensor, texts: Tensor, owner: Tensor, *, weight: Tenso
 def wrong_labels(own: Tensor, prototype: Tensor, texts: Tensor, owner: Tensor) -> Tensor | None:
     """The probability that each label is wrong: wrong captions agree with their image as with unrelated ones. -> [M]
 
-    None with one image only. Their sum estimates how many are wrong; a model that was trained on the same labels has
-    learned some of the wrong ones, so it is rather low.
+    None with one image only. Their sum estimates how many are wrong: too few where the model has learned the labels by
+    heart, too many where captions are so vague that they fit unrelated images as well.
     """
     if len(prototype) < 2:
         return None
