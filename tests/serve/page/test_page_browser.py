@@ -70,7 +70,7 @@ def test_an_abstention_is_shown_as_one(live: Start, searcher: Any, tab: Any) -> 
     assert tab.js("document.querySelector('.verdict')") is None
 
 
-def test_a_promise_is_made_only_at_its_size(live: Start, searcher: Any, tab: Any) -> None:
+def test_a_guarantee_holds_only_at_its_size(live: Start, searcher: Any, tab: Any) -> None:
     tab.open(live(searcher).port)
     tab.ask()
     tab.pick("abstain")
@@ -82,11 +82,11 @@ def test_a_promise_is_made_only_at_its_size(live: Start, searcher: Any, tab: Any
     part = searcher.calibration.t2i.model_copy(update={"gallery": 1000})
     searcher.calibration = searcher.calibration.model_copy(update={"t2i": part})
     tab.pick("score")
-    assert "fitted at 1,000" in tab.js("document.querySelector('.about').textContent")
+    assert "for 1,000" in tab.js("document.querySelector('.about').textContent")
     assert not tab.js("document.querySelector('.about dl').checkVisibility()"), "not the first thing to read"
     tab.pick("abstain")
     assert tab.text(".verdict h2") == "A likely answer, without a guarantee"
-    assert "fitted at 1,000" in tab.text(".verdict")
+    assert "for 1,000" in tab.text(".verdict")
     assert tab.js("document.querySelector('.guaranteed')") is None
 
 
