@@ -19,6 +19,7 @@ import torch
 from vacsr.data import PairSet, PhotoSet, load_pairs, write_shards
 from vacsr.data.features import write_features
 from vacsr.files import write_json
+from vacsr.provenance import UNKNOWN
 
 SPLITS = ("train", "dev", "test")
 
@@ -36,11 +37,18 @@ def join(specs: list[str], out: Path) -> str:
     if photos:
         return f"shards:{out}/*/*.tar"
     first_rows = torch.tensor([0, *(len(pairs.image_ids) for pairs in features)]).cumsum(0).tolist()
+    known = next((pairs.provenance for pairs in features if pairs.provenance.backbone), UNKNOWN)
+    for pairs in features:
+        known.check(pairs.provenance)
+    names = [name for pairs in features for name in pairs.image_ids]
+    if len(set(names)) < len(names):
+        raise SystemExit("the sets share image ids — rename the images of one of them")
     write_features(
         out / "features.safetensors",
         image=torch.cat([pairs.images for pairs in features]),
         text=torch.cat([pairs.texts for pairs in features]),
         caption_image=torch.cat([pairs.caption_image + row for pairs, row in zip(features, first_rows, strict=False)]),
+        provenance=known,
     )
     write_json(out / "captions.json", [entry for pairs in features for entry in entries(pairs)])
     return f"features:{out}/features.safetensors,captions={out}/captions.json"

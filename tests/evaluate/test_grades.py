@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from scipy import stats
 from torch import Tensor
 
+from vacsr.config import EvaluateConfig
 from vacsr.data import PairSet, load_pairs
-from vacsr.errors import DataError, ShapeMismatch
+from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.evaluate.agreement import read_judgments
 from vacsr.evaluate.grades import drawn_taus, graded_agreement, human_tau, preference_accuracy
 from vacsr.evaluate.pair_files import (
@@ -27,6 +28,7 @@ from vacsr.evaluate.pair_files import (
     read_rival,
 )
 from vacsr.evaluate.pair_tests import PairTests, grades_result, pair_values, preferences_result
+from vacsr.evaluate.report import config_judgments
 from vacsr.evaluate.score_files import MatrixScores
 from vacsr.evaluate.significance import image_draws
 
@@ -225,6 +227,16 @@ def test_results_by_name(pairs: PairSet, tmp_path: Path) -> None:
     lost = read_judgments(write(tmp_path / "lost.tsv", "image\tcaption\tshare\na\tnowhere\t0.5\n"))
     with pytest.warns(UserWarning, match="--captions FILE"):
         assert grades_result(scores, pairs, [lost], PairTests()) == {}
+
+
+def test_an_empty_rating_is_missing(tmp_path: Path) -> None:
+    judged = read_judgments(write(tmp_path / "g.csv", "image,caption,rating_1,rating_2\na,x,1,\nb,y,2,4\n"))
+    np.testing.assert_array_equal(judged.ratings, [[1, np.nan], [2, 4]])
+
+
+def test_two_files_need_two_names() -> None:
+    with pytest.raises(UsageError, match="NAME="):
+        config_judgments(EvaluateConfig(judgments=("dev/grades.tsv", "test/grades.tsv")))
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:

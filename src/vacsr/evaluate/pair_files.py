@@ -55,11 +55,11 @@ class PairTable:
         return tuple(f"{image}#{index}" for image, index in zip(self.need("caption_image"), indices, strict=True))
 
     def numbers(self, columns: Sequence[str]) -> list[list[float]]:
-        """Finite numbers, row by row."""
+        """Finite numbers, row by row, at least one in each; an empty cell is left out."""
         rows = []
         for row, words in enumerate(zip(*(self.columns[name] for name in columns), strict=True)):
             try:
-                values = [float(word) for word in words]
+                values = [float(word) for word in words if word.strip()] or [math.nan]
             except ValueError:
                 values = [math.nan]
             if not all(map(math.isfinite, values)):
@@ -97,7 +97,7 @@ class Preferences:
     name: str
     image_ids: tuple[str, ...]
     better: tuple[str, ...]
-    """Texts, or ids of captions."""
+    """Texts."""
     worse: tuple[str, ...]
     kinds: tuple[str, ...]
     """What the worse caption has wrong; empty where the file does not say."""

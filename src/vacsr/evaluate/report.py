@@ -13,7 +13,7 @@ from vacsr.config import EvaluateConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.pairs import LabelledPairs
 from vacsr.display import data_frame
-from vacsr.errors import DataError
+from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.agreement import JUDGED, Judgments, judged_result, read_judgments
 from vacsr.evaluate.details import detail_tables
 from vacsr.evaluate.histograms import score_histograms
@@ -240,16 +240,25 @@ def evaluate_files(
 
 def config_judgments(config: EvaluateConfig) -> list[Judgments]:
     """The human grades that the config names."""
-    return [read_judgments(path, name=name) for name, path in map(named_file, config.judgments)]
+    return [read_judgments(path, name=name) for name, path in _named(config.judgments)]
 
 
 def config_tests(config: EvaluateConfig) -> PairTests:
     """The preferences, rivals and vectors of captions that the config names."""
     return PairTests(
-        preferences=tuple(read_preferences(path, name=name) for name, path in map(named_file, config.preferences)),
-        rivals={name: read_rival(path) for name, path in map(named_file, config.rivals)},
+        preferences=tuple(read_preferences(path, name=name) for name, path in _named(config.preferences)),
+        rivals={name: read_rival(path) for name, path in _named(config.rivals)},
         captions=join_vectors([read_caption_vectors(Path(path).expanduser()) for path in config.captions]),
     )
+
+
+def _named(files: Sequence[str]) -> list[tuple[str, Path]]:
+    """Names and paths; a name stands for one file."""
+    named = [named_file(file) for file in files]
+    for name, path in named:
+        if [other for other, _ in named].count(name) > 1:
+            raise UsageError(f"two files are called '{name}' — name them: NAME={path}")
+    return named
 
 
 def dev_rsum(scores: Scores, pairs: LabelledPairs) -> float:

@@ -214,6 +214,7 @@ def test_blocks_by_name() -> None:
         ({"text_blocks": [0, 1]}, "text_blocks"),
         ({"objective": {"positives": "diagonal"}}, "pairs=batch"),
         ({"pair_chunk": 8, "objective": {"negative_direction": "both"}}, "pair_chunk=0"),
+        ({"objective": {"contrastive_weight": 1.0}}, "pairs=batch"),
     ],
 )
 def test_settings_that_cannot_be(fields: dict[str, object], words: str) -> None:

@@ -49,12 +49,15 @@ class FewshotVacsrConfig(MethodConfig):
     def _fits(self) -> FewshotVacsrConfig:
         if self.pairs == "classes" and self.objective.positives == "diagonal":
             raise ValueError("objective.positives=diagonal is undefined for photos × classes — use pairs=batch or ids")
+        if self.pairs == "classes" and self.objective.contrastive_weight:
+            message = "objective.contrastive_weight needs a caption for every photo, not classes"
+            raise ValueError(f"{message} — use pairs=batch, or set it to 0")
         if self.pair_chunk and "both" in (self.objective.negative_direction, self.objective.contrastive_direction):
             raise ValueError("objective: the direction 'both' needs whole columns — set pair_chunk=0")
         return self
 
 
-@register("vacsr", FewshotVacsrConfig, presets=method_entry("vacsr").presets)
+@register("vacsr", FewshotVacsrConfig, presets={"paper": method_entry("vacsr").presets["paper"]})
 class FewshotVacsr(FewshotMethod):
     """Logit = decoder of the mixture's mean (+ a·cos + b); uncertainty = mixed bounded variance of the pair."""
 
