@@ -306,7 +306,7 @@ STEP = {
     "inference, GiB": Measured(("step.inference.peak_gib",), 2),
     "training, GiB": Measured(("step.training.peak_gib",), 2),
 }  # fmt: skip
-NOISE = {"clean labels": "clean", "20% wrong": "noise-20", "50% wrong": "noise-50"}
+NOISE = {"clean labels": "clean", "50% wrong": "noise-50"}
 WORLDS = {"4,000 scenes, 20 epochs": "4000-scenes-20-epochs", "1,000 scenes, 20 epochs": "1000-scenes-20-epochs"}
 STEPS = {
     "ViT-B/32, eager": "vit-b32",
