@@ -26,6 +26,7 @@ from vacsr.search.index import AddResult, Check, Entry, Hits, IndexInfo, Metadat
 
 _TOKEN = "MILVUS_TOKEN"  # a server's token, or user:password; not a part of the name, since names are printed
 _MESSAGE = 1 << 24  # bytes of vectors in one message; a server takes 64 MiB
+_QUIET = {"grpc.keepalive_time_ms": 600_000, "grpc.keepalive_permit_without_calls": False}
 _LOOKUP = 4096  # ids in one query
 _MAX_SOURCES = 16384  # Milvus returns no more
 _ID_BYTES = 65535  # of Milvus' longest text
@@ -212,7 +213,8 @@ def _connect(name: MilvusName, *, create: bool) -> Any:
     with _milvus_errors(name):
         if name.remote:
             return MilvusClient(uri=name.uri, token=os.environ.get(_TOKEN, ""))
-        return MilvusClient(str(path), timeout=60)  # its own server starts first, slowly on a busy machine
+        # Its own server starts first, slowly on a busy machine. It refuses clients that ping it every ten seconds.
+        return MilvusClient(str(path), timeout=60, grpc_options=_QUIET)
 
 
 @contextmanager
