@@ -54,10 +54,10 @@ def pair_values(
     stored, words = {} if captions is None else captions.rows, dict[str, int]()
     sources: list[list[tuple[int, int, int]]] = [[], [], []]  # of each: position, row, column
     for position, (image, *called) in enumerate(zip(images, ids, texts or ids, strict=True)):
-        places = (
+        columns = (
             (source, known[name]) for source, known in enumerate((gallery, stored)) for name in called if name in known
         )
-        source, col = next(places, (2, -1))
+        source, col = next(columns, (2, -1))
         if source == 2 and texts is not None and image in rows:
             col = words.setdefault(called[1], len(words))
         if image in rows and col >= 0:
