@@ -54,7 +54,7 @@ def test_every_script_explains_itself(run: Any) -> None:
 @pytest.mark.parametrize(
     ("code", "words", "names"),
     [
-        (0, "nothing to do without them", ["abstain", "audit", "averaged_runs", "readings"]),
+        (0, "nothing to do without them", ["abstain", "audit", "readings"]),
         (3, "CUDA GPU", ["gpo", "image_step", "scoring"]),
     ],
 )
