@@ -318,8 +318,11 @@ def test_an_image_tower_of_clip_alone(bert: Path, tmp_path: Path, photos: torch.
     folder = save(transformers.CLIPVisionModelWithProjection(config), tmp_path / "clip-image")
     backbone, model = towers(folder, bert, image_size=32), auto(folder)
     assert (backbone.transform.mean, backbone.transform.std) == (CLIP_MEAN, CLIP_STD)
-    expected = model(pixel_values=backbone.transform.normalize(photos)).last_hidden_state
-    torch.testing.assert_close(backbone.encode_images(photos).values, expected)
+    pixels = backbone.transform.normalize(photos)
+    torch.testing.assert_close(backbone.encode_images(photos).values, model(pixel_values=pixels).last_hidden_state)
+    projected = towers(folder, bert, image_size=32, image_output="projected").encode_images(photos).values
+    whole = transformers.CLIPVisionModelWithProjection.from_pretrained(folder, dtype=torch.float32)
+    torch.testing.assert_close(projected[:, 0], whole(pixel_values=pixels).image_embeds)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "mpnet", "distilbert", "gpt2"])

@@ -73,8 +73,10 @@ class Loaded(NamedTuple):
 def load_model(source: str, config: Any) -> Loaded:
     """The checkpoint with its weights in float32; from safetensors, since a pickle may run code."""
     with _transformers(source) as library, _quiet(library.utils.logging):
-        name = local_folder(source) or source
-        return _built(partial(library.AutoModel.from_pretrained, name, config=config, use_safetensors=True))
+        name, kind = local_folder(source) or source, (config.architectures or [""])[0]
+        # AutoModel would leave out the projection of a tower that was saved alone.
+        loader = getattr(library, kind, library.AutoModel) if kind.endswith("WithProjection") else library.AutoModel
+        return _built(partial(loader.from_pretrained, name, config=config, use_safetensors=True))
 
 
 def fresh_model(config: Any, *, projection: int = 0) -> Loaded:
