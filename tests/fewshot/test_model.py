@@ -83,6 +83,6 @@ def test_answers_do_not_depend_on_the_batch() -> None:
     assert torch.equal(one.predicted, many.predicted)
     for row in range(11):
         square = TRANSFORM.pixels(photos.photos.open(row))
-        logits = method.logits(TRANSFORM.normalize(square[None]), method.prepare(CLASSES))[0]
+        logits = method.predict(TRANSFORM.normalize(square[None]), method.prepare(CLASSES))[0][0]
         assert int(one.predicted[row]) == int(logits.argmax())
         assert float(many.confidence[row]) == pytest.approx(logits.detach().softmax(0).max().item(), abs=1e-5)

@@ -127,10 +127,10 @@ class Mmrl(FewshotMethod):
         return self.text_features(classes), classes.names == self.names and not classes.shifted
 
     @torch.no_grad()
-    def logits(self, pixels: Tensor, prepared: tuple[Tensor, bool]) -> Tensor:
+    def predict(self, pixels: Tensor, prepared: tuple[Tensor, bool]) -> tuple[Tensor, None]:
         images, representations = self.both_features(pixels)
         texts, mixed = prepared
-        by_class = self.scaled_cosines(images, texts)
-        if not mixed:
-            return by_class
-        return torch.lerp(self.scaled_cosines(representations, texts), by_class, self.config.class_weight)
+        logits = self.scaled_cosines(images, texts)
+        if mixed:
+            logits = torch.lerp(self.scaled_cosines(representations, texts), logits, self.config.class_weight)
+        return logits, None

@@ -123,11 +123,6 @@ class ImagePrompts(TowerEdits):
         return splice(tokens, self.prompts[depth], start=tokens.shape[1] - n, length=n)
 
 
-def context_sentences(context: str, classes: ClassSet) -> list[str]:
-    """These words, the name of the class and a full stop."""
-    return [f"{context} {name.replace('_', ' ')}." for name in classes.names]
-
-
 @register("coop", CoopConfig, presets={"paper": {}})
 class Coop(FewshotMethod):
     """One context for all classes; cross-entropy of scaled cosines."""
@@ -142,8 +137,8 @@ class Coop(FewshotMethod):
     def text_edits(self) -> TextPrompts:
         return TextPrompts([self.context])
 
-    def sentences(self, classes: ClassSet) -> list[str]:
-        return context_sentences(self.config.context, classes)
+    def template(self, classes: ClassSet) -> str:
+        return f"{self.config.context} {{}}."
 
     def tokenize(self, sentences: Sequence[str]) -> Tensor:
         """All ids must begin with those of the context."""
@@ -179,8 +174,8 @@ class Cocoop(Coop):
         return self.sentence_ids(classes)
 
     @torch.no_grad()
-    def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
-        return self._logits(pixels, prepared)
+    def predict(self, pixels: Tensor, prepared: Tensor) -> tuple[Tensor, None]:
+        return self._logits(pixels, prepared), None
 
     def _logits(self, pixels: Tensor, ids: Tensor) -> Tensor:
         """Every class's sentence with every photo's context. [B, 3, S, S], [C, L] -> [B, C]"""
@@ -231,8 +226,8 @@ class Maple(FewshotMethod):
     def text_edits(self) -> TextPrompts:
         return TextPrompts(list(self.tokens))
 
-    def sentences(self, classes: ClassSet) -> list[str]:
-        return context_sentences(self.config.context, classes)
+    def template(self, classes: ClassSet) -> str:
+        return f"{self.config.context} {{}}."
 
 
 _COPROMPT_DEPTH_TOKENS_CONSISTENCY = {
