@@ -62,40 +62,36 @@ class Loaded(NamedTuple):
     """A model and what belongs to it."""
 
     model: Any
-    sdpa: bool = True  # attends by torch's scaled_dot_product_attention
     projection: nn.Module | None = None  # maps its tokens into a shared space
 
     def half(self, model: str, projection: str) -> Loaded:
         """One tower of a two-tower model, by its names there; a single tower as it is."""
-        return Loaded(getattr(self.model, model, self.model), self.sdpa, getattr(self.model, projection, None))
+        return Loaded(getattr(self.model, model, self.model), getattr(self.model, projection, None))
 
 
 def load_model(source: str, config: Any) -> Loaded:
     """The checkpoint with its weights in float32; from safetensors, since a pickle may run code."""
     with _transformers(source) as library, _quiet(library.utils.logging):
         name = local_folder(source) or source
-        return _built(partial(library.AutoModel.from_pretrained, name, config=config, use_safetensors=True))
+        return Loaded(_built(partial(library.AutoModel.from_pretrained, name, config=config, use_safetensors=True)))
 
 
 def fresh_model(config: Any, *, projection: int = 0) -> Loaded:
     """The same architecture with random weights in float32, and a map into ``projection`` dimensions unless 0."""
     with _transformers() as library:
         if config.model_type == "siglip_text_model":  # the one tower that AutoModel does not know
-            loaded = Loaded(library.SiglipTextModel(config).float())
+            model = library.SiglipTextModel(config).float()
         else:
-            loaded = _built(partial(library.AutoModel.from_config, config))
-    layer = nn.Linear(config.hidden_size, projection, bias=False) if projection else None
-    return loaded._replace(projection=layer)
+            model = _built(partial(library.AutoModel.from_config, config))
+    return Loaded(model, nn.Linear(config.hidden_size, projection, bias=False) if projection else None)
 
 
-def _built(build: Callable[..., Any]) -> Loaded:
-    """With torch's attention and without a pooling layer, whose weights would get no gradient, if possible."""
+def _built(build: Callable[..., Any]) -> Any:
+    """Without a pooling layer, whose weights would get no gradient, where the class can do without one."""
     build = partial(build, dtype=torch.float32, trust_remote_code=False)
-    kinds = [(attention, pooling) for attention in ("sdpa", "eager") for pooling in ({"add_pooling_layer": False}, {})]
-    for attention, pooling in kinds[:-1]:
-        with suppress(TypeError, ValueError):  # the class knows no such argument, or no such attention
-            return Loaded(build(attn_implementation=attention, **pooling), attention == "sdpa")
-    return Loaded(build(attn_implementation="eager"), sdpa=False)
+    with suppress(TypeError):  # the class knows no such argument
+        return build(add_pooling_layer=False)
+    return build()
 
 
 @contextmanager

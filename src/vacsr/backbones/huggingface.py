@@ -138,7 +138,8 @@ class HubTextTower(_HubTower):
 
     def __init__(self, loaded: hub.Loaded, tokenizer: Tokenizer, *, output: Output) -> None:
         super().__init__(loaded, output=output)
-        config, self.sdpa = self.model.config, loaded.sdpa
+        config = self.model.config
+        self.sdpa = config._attn_implementation == "sdpa"  # else the library's own attention, of classes without it
         self.context, self.vocabulary = context_of(self.model), int(config.vocab_size)
         self.summary = "first" if tokenizer.starts_with_class else "last"
         pad = config.pad_token_id if tokenizer.pad is None else tokenizer.pad

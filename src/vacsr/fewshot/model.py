@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ class FewshotModel:
     method: FewshotMethod
     classes: ClassSet
     transform: PhotoTransform  # the shorter side resized to the tower's size, then the centre cropped
-    origin: dict[str, str]  # the CLIP below it: name, preprocessing and a hash of its weights and scale before training
+    origin: Provenance  # of the CLIP below it; the revision is a hash of its weights and scale before training
 
     @classmethod
     def build(
@@ -62,10 +62,10 @@ class FewshotModel:
     ) -> FewshotModel:
         """New weights are drawn from ``seed``; torch's global generator is not touched."""
         clip = ClipModel.from_config(backbone)
-        origin, transform = asdict(clip.backbone.provenance()), replace(clip.backbone.transform, resize="center")
+        origin, transform = clip.backbone.provenance(), replace(clip.backbone.transform, resize="center")
         heads = nn.ModuleList([clip.image_map, clip.text_map]).state_dict()
         if heads:  # of a trained start
-            origin["revision"] = hash_weights(heads, start=f"{origin['revision']} {clip.scale!r}")
+            origin = replace(origin, revision=hash_weights(heads, start=f"{origin.revision} {clip.scale!r}"))
         generator = torch.Generator().manual_seed(seed)
         kind = method_entry(method.name, task="fewshot").method
         built = kind(clip.to(device), method, classes=classes, generator=generator).to(device)
@@ -124,7 +124,7 @@ class FewshotModel:
         config = {
             "task": "fewshot",
             "backbone": recipe.backbone.model_dump(mode="json") | {"start": start},
-            "origin": self.origin,
+            "origin": vars(self.origin),
             "method": recipe.method.model_dump(mode="json"),
             "classes": list(self.classes.names),
             "template": self.classes.template,
@@ -150,7 +150,7 @@ def load_fewshot(run: str | Path, *, device: str = "auto", start: str | Path | N
         raise DataError(f"{message} — restore that run, or say where it is: load_fewshot(RUN, start=FOLDER)")
     method = method_config(raw["method"], task="fewshot")
     model = FewshotModel.build(method, backbone, classes=classes, seed=0, device=choose_device(device))
-    Provenance(**raw["origin"]).check(Provenance(**model.origin))
+    Provenance(**raw["origin"]).check(model.origin)
     model.method.load_weights(tensors)
     model.method.eval()
     return model

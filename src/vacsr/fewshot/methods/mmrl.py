@@ -57,9 +57,7 @@ class InsertedTokens(TowerEdits):
     def before(self, depth: int, tokens: Tensor) -> Tensor:
         """[B, L, W] -> [B, L + n, W] at the first of the blocks, the same length at the others"""
         index = depth - self.first
-        if index < 0:
-            return tokens
-        return splice(tokens, self.rows[index], start=1, length=len(self.rows[index]) if index else 0)
+        return tokens if index < 0 else splice(tokens, self.rows[index], start=1, insert=index == 0)
 
 
 def equal_maps(inputs: int, outputs: int, *, count: int) -> nn.ModuleList:

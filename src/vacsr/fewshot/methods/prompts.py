@@ -99,12 +99,10 @@ class TextPrompts(TowerEdits):
     prompts: Sequence[Tensor]  # of the words and of blocks 1, 2, …: [n, W] for all sentences, or [C, n, W]
 
     def words(self, tokens: Tensor) -> Tensor:
-        return splice(tokens, self.prompts[0], start=1, length=self.prompts[0].shape[-2])
+        return splice(tokens, self.prompts[0], start=1)
 
     def before(self, depth: int, tokens: Tensor) -> Tensor:
-        if not 0 < depth < len(self.prompts):
-            return tokens
-        return splice(tokens, self.prompts[depth], start=1, length=self.prompts[depth].shape[-2])
+        return splice(tokens, self.prompts[depth], start=1) if 0 < depth < len(self.prompts) else tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,13 +112,12 @@ class ImagePrompts(TowerEdits):
     prompts: Sequence[Tensor]  # of each block [n, W]
 
     def entry(self, tokens: Tensor) -> Tensor:
-        return splice(tokens, self.prompts[0], start=tokens.shape[1], length=0)
+        return splice(tokens, self.prompts[0], start=tokens.shape[1], insert=True)
 
     def before(self, depth: int, tokens: Tensor) -> Tensor:
         if not 0 < depth < len(self.prompts):
             return tokens
-        n = len(self.prompts[depth])
-        return splice(tokens, self.prompts[depth], start=tokens.shape[1] - n, length=n)
+        return splice(tokens, self.prompts[depth], start=tokens.shape[1] - len(self.prompts[depth]))
 
 
 @register("coop", CoopConfig, presets={"paper": {}})
