@@ -22,6 +22,7 @@ from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch
 from vacsr.fewshot.methods.base import ZeroshotConfig, cross_entropy
 from vacsr.fewshot.model import FewshotModel, FewshotTask
 from vacsr.objective import LossTerms
+from vacsr.provenance import UNKNOWN
 from vacsr.train import run_recipe
 from vacsr.train.trainer import Trainer
 
@@ -71,8 +72,8 @@ class Toy(FewshotMethod):
     def prepare(self, classes: ClassSet) -> Tensor:
         return torch.eye(3)[:, : len(classes.names)]
 
-    def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
-        return self.map(pixels.mean(dim=(2, 3))) @ prepared
+    def predict(self, pixels: Tensor, prepared: Tensor) -> tuple[Tensor, None]:
+        return self.map(pixels.mean(dim=(2, 3))) @ prepared, None
 
     def after_step(self, step: int, steps: int) -> None:
         self.after.append(step)
@@ -123,7 +124,7 @@ def make_trainer() -> Make:
         fields = {"epochs": 3, "batch_size": 4, "lr": 0.5, "warmup_epochs": 0, "log_every": 1, "workers": 1} | fields
         config = FewshotTrainConfig(device="cpu", **fields)
         method = Toy(torch.Generator().manual_seed(config.seed), second=second)
-        model = FewshotModel(method, CLASSES, TRANSFORM, {})
+        model = FewshotModel(method, CLASSES, TRANSFORM, UNKNOWN)
         return Trainer(FewshotTask(model, shots or colours(14), config), config, out)
 
     return make

@@ -15,6 +15,7 @@ from vacsr.fewshot import fewshot_from, load_fewshot, run_fewshot
 from vacsr.fewshot.data import load_sets
 from vacsr.fewshot.model import FewshotModel
 from vacsr.files import read_tensors
+from vacsr.provenance import UNKNOWN
 
 from .conftest import CLASSES, TRANSFORM, Toy, colours
 
@@ -78,11 +79,11 @@ def test_a_relative_start_is_found_from_anywhere(
 
 def test_answers_do_not_depend_on_the_batch() -> None:
     method, photos = Toy(torch.Generator().manual_seed(0)), colours(11)
-    model = FewshotModel(method, CLASSES, TRANSFORM, {})
+    model = FewshotModel(method, CLASSES, TRANSFORM, UNKNOWN)
     one, many = (model.evaluate(photos, CLASSES, batch_size=size) for size in (1, 4))
     assert torch.equal(one.predicted, many.predicted)
     for row in range(11):
         square = TRANSFORM.pixels(photos.photos.open(row))
-        logits = method.logits(TRANSFORM.normalize(square[None]), method.prepare(CLASSES))[0]
+        logits = method.predict(TRANSFORM.normalize(square[None]), method.prepare(CLASSES))[0][0]
         assert int(one.predicted[row]) == int(logits.argmax())
         assert float(many.confidence[row]) == pytest.approx(logits.detach().softmax(0).max().item(), abs=1e-5)

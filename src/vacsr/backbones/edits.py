@@ -88,10 +88,10 @@ def word_table(tower: Tower) -> nn.Embedding:
     return table
 
 
-def splice(tokens: Tensor, prompts: Tensor, *, start: int, length: int) -> Tensor:
-    """Replace ``length`` tokens of every row from ``start`` on; 0 inserts. [B, L, W], [n, W] or [B, n, W]"""
+def splice(tokens: Tensor, prompts: Tensor, *, start: int, insert: bool = False) -> Tensor:
+    """Put prompts in place of the tokens from ``start`` on, or between them. [B, L, W], [n, W] or [B, n, W]"""
     rows = prompts.to(tokens.dtype).expand(len(tokens), -1, -1)
-    return torch.cat((tokens[:, :start], rows, tokens[:, start + length :]), dim=1)
+    return torch.cat((tokens[:, :start], rows, tokens[:, start if insert else start + rows.shape[1] :]), dim=1)
 
 
 def _inputs(args: Any, kwargs: Any) -> Any:

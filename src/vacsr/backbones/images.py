@@ -173,15 +173,20 @@ class PhotoReader:
             return read_ahead(self.read, batches, workers=self.workers)
         return (pixels[torch.as_tensor(rows, dtype=torch.int64)] for rows in batches)
 
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """All photos in their order. -> uint8 [B, 3, S, S]"""
+        every = range(len(self.photos))
+        return self.stream([every[start : start + size] for start in every[::size]])
+
     def read_all(self, progress: Progress | None = None) -> Tensor:
         """Every photo. -> uint8 [N, 3, S, S]"""
-        side = self.transform.size
+        side, done = self.transform.size, 0
         whole = torch.empty(len(self.photos), 3, side, side, dtype=torch.uint8)
-        chunks = [range(start, min(start + 256, len(whole))) for start in range(0, len(whole), 256)]
-        for rows, batch in zip(chunks, self.stream(chunks), strict=True):
-            whole[rows.start : rows.stop] = batch
+        for batch in self.batches(256):
+            whole[done : done + len(batch)] = batch
+            done += len(batch)
             if progress is not None:
-                progress(rows.stop, len(whole))
+                progress(done, len(whole))
         return whole
 
 

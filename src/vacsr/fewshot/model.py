@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from vacsr.backbones.images import PhotoReader, PhotoTransform, Progress
 from vacsr.backbones.towers import hash_weights
 from vacsr.config import BackboneConfig, MethodConfig
+from vacsr.config.base import method_entry
 from vacsr.config.io import method_config, parse
 from vacsr.data.fewshot import LabelledPhotos
 from vacsr.data.photos import ListedPhotos, Photos
@@ -23,7 +24,7 @@ from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.fewshot import Answers, answers, join_answers
 from vacsr.fewshot.config import FewshotRecipe, FewshotTrainConfig
 from vacsr.fewshot.data import ShotLoader
-from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod, ShotBatch, build_fewshot
+from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod, ShotBatch
 from vacsr.model import choose_device
 from vacsr.objective import LossTerms
 from vacsr.pretrained import SavedModel, write_model_folder
@@ -53,7 +54,7 @@ class FewshotModel:
     method: FewshotMethod
     classes: ClassSet
     transform: PhotoTransform  # the shorter side resized to the tower's size, then the centre cropped
-    origin: dict[str, str]  # the CLIP below it: name, preprocessing and a hash of its weights and scale before training
+    origin: Provenance  # of the CLIP below it; the revision is a hash of its weights and scale before training
 
     @classmethod
     def build(
@@ -61,13 +62,14 @@ class FewshotModel:
     ) -> FewshotModel:
         """New weights are drawn from ``seed``; torch's global generator is not touched."""
         clip = ClipModel.from_config(backbone)
-        origin, transform = asdict(clip.backbone.provenance()), replace(clip.backbone.transform, resize="center")
+        origin, transform = clip.backbone.provenance(), replace(clip.backbone.transform, resize="center")
         heads = nn.ModuleList([clip.image_map, clip.text_map]).state_dict()
         if heads:  # of a trained start
-            origin["revision"] = hash_weights(heads, start=f"{origin['revision']} {clip.scale!r}")
+            origin = replace(origin, revision=hash_weights(heads, start=f"{origin.revision} {clip.scale!r}"))
         generator = torch.Generator().manual_seed(seed)
-        built = build_fewshot(clip.to(device), method, classes=classes, generator=generator)
-        return cls(built.to(device), classes, transform, origin)
+        kind = method_entry(method.name, task="fewshot").method
+        built = kind(clip.to(device), method, classes=classes, generator=generator).to(device)
+        return cls(built, classes, transform, origin)
 
     @property
     def device(self) -> torch.device:
@@ -85,7 +87,7 @@ class FewshotModel:
             if isinstance(names, str) or not names or any(not name.strip() for name in names):
                 raise UsageError(f"classes {names!r} — give a list of names, as in ['red tree', 'blue fish']")
             classes = ClassSet(tuple(names), classes.template)
-        _, logits, sigmas = zip(*self._scores(listed, classes, batch_size=batch_size), strict=True)
+        logits, sigmas = zip(*self._scores(listed, classes, batch_size=batch_size), strict=True)
         probabilities = torch.cat(logits).double().softmax(dim=1).float().cpu()
         sigma = None if sigmas[0] is None else torch.cat(sigmas).float().cpu()
         return Predicted(classes.names, probabilities, sigma)
@@ -95,25 +97,25 @@ class FewshotModel:
         progress: Progress | None = None,
     ) -> Answers:  # fmt: skip
         """Every photo against these classes, in float32, so that runs are comparable however they were trained."""
-        parts: list[Answers] = []
-        for rows, logits, sigma in self._scores(photos.photos, classes, batch_size=batch_size, workers=workers):
-            labels = photos.labels[rows.start : rows.stop]
+        parts, done = [], 0
+        batches = self._scores(photos.photos, classes, batch_size=batch_size, workers=workers)
+        for labels, (logits, sigma) in zip(torch.split(photos.labels, batch_size), batches, strict=True):
             parts.append(answers(logits, labels, uncertainty=sigma, graded=sigma is not None))
+            done += len(labels)
             if progress is not None:
-                progress(rows.stop, len(photos))
+                progress(done, len(photos))
         return join_answers(parts)
 
     @torch.no_grad()
     def _scores(
         self, photos: Photos | ListedPhotos, classes: ClassSet, *, batch_size: int, workers: int = 0
-    ) -> Iterator[tuple[range, Tensor, Tensor | None]]:
-        """Rows of photos, their logits [B, C] and uncertainty [B, C], batch by batch."""
-        batches = [range(start, min(start + batch_size, len(photos))) for start in range(0, len(photos), batch_size)]
-        squares = PhotoReader(photos, self.transform, workers=workers).stream(batches)
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Logits [B, C] and uncertainty [B, C] of all photos, batch by batch."""
+        squares = PhotoReader(photos, self.transform, workers=workers).batches(batch_size)
         with matmul_precision("fp32"):
             prepared = self.method.prepare(classes)
-            for rows, pixels in zip(batches, squares, strict=True):
-                yield rows, *self.method.predict(self.transform.normalize(pixels.to(self.device)), prepared)
+            for pixels in squares:
+                yield self.method.predict(self.transform.normalize(pixels.to(self.device)), prepared)
 
     def save(self, folder: Path, recipe: FewshotRecipe) -> None:
         """Write config.json and model.safetensors, the learned weights without the CLIP; both or neither."""
@@ -122,7 +124,7 @@ class FewshotModel:
         config = {
             "task": "fewshot",
             "backbone": recipe.backbone.model_dump(mode="json") | {"start": start},
-            "origin": self.origin,
+            "origin": vars(self.origin),
             "method": recipe.method.model_dump(mode="json"),
             "classes": list(self.classes.names),
             "template": self.classes.template,
@@ -148,7 +150,7 @@ def load_fewshot(run: str | Path, *, device: str = "auto", start: str | Path | N
         raise DataError(f"{message} — restore that run, or say where it is: load_fewshot(RUN, start=FOLDER)")
     method = method_config(raw["method"], task="fewshot")
     model = FewshotModel.build(method, backbone, classes=classes, seed=0, device=choose_device(device))
-    Provenance(**raw["origin"]).check(Provenance(**model.origin))
+    Provenance(**raw["origin"]).check(model.origin)
     model.method.load_weights(tensors)
     model.method.eval()
     return model

@@ -54,7 +54,7 @@ def run_fewshot(recipe: FewshotRecipe, out: Path, *, resume: bool = False, progr
             raise UsageError("a search needs validation shots, the draw has none — lower data.shots or take search out")
         model = _build(recipe, sets, device=device)
         description = describe_recipe(method=recipe.method, backbone=recipe.backbone, train=recipe.train) | {
-            "origin": model.origin,
+            "origin": vars(model.origin),
             "shots": [sets.shots.hash, sets.train.digest()],
             "classes": sets.classes,
             "search": recipe.search.model_dump(mode="json"),

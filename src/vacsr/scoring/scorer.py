@@ -179,9 +179,8 @@ class PairScorer:
         """Features [I, D_image], or photos for a model with encoders. -> [I, d] on the scorer's device"""
         if self._takes_features(images):
             return self._embed(self.model.embed_images, [_checked_features(images, kind="image", device=self.device)])
-        photos = ListedPhotos.of(images)
-        batches = self._photo_batches(PhotoReader(photos, self.model.backbone.transform), len(photos))
-        return self._embed(self.model.embed_images, batches)
+        photos = PhotoReader(ListedPhotos.of(images), self.model.backbone.transform)
+        return self._embed(self.model.embed_images, photos.batches(self._step))
 
     @torch.inference_mode()
     def embed_texts(self, texts: Texts) -> Embedding:
@@ -197,9 +196,6 @@ class PairScorer:
         """A model on features takes these, and photos and words only if it knows its encoders."""
         features = isinstance(items, Tensor | np.ndarray) or not self.model.backbone.reads_photos
         return features and not self.model.has_towers
-
-    def _photo_batches(self, images: PhotoReader, count: int) -> Iterator[Tensor]:
-        return images.stream([range(count)[start : start + self._step] for start in range(0, count, self._step)])
 
     def _embed(self, embed: Callable[[Tensor], Embedding], batches: Iterable[Tensor]) -> Embedding:
         """Features, pixels or tokens, batch by batch, also where there are none. -> [N, d]"""
@@ -243,8 +239,7 @@ class PairScorer:
             t = self._embed(self.model.embed_texts, [pairs.texts])
         else:
             inputs = inputs or tower_inputs(self.model.backbone, pairs)
-            photos = self._photo_batches(inputs.images, len(pairs.image_ids))
-            v = self._embed(self.model.embed_images, photos)
+            v = self._embed(self.model.embed_images, inputs.images.batches(self._step))
             t = self._embed(self.model.embed_texts, torch.split(inputs.texts, self._step))
         return PairScores(self, v, t)
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from vacsr.config import BackboneConfig, HeadConfig, MethodConfig
-from vacsr.fewshot.methods import ClipModel, FewshotMethod
+from vacsr.config.base import method_entry
+from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod
 from vacsr.model import MatchingModel
 
 CAPTIONS = ["a red dog", "two cats sleep", "a photo of a dog"]
@@ -38,6 +39,16 @@ class Plain:
 
 
 NOTHING = Plain()
+
+
+def build_fewshot(
+    clip: ClipModel, config: MethodConfig, *, classes: ClassSet, generator: torch.Generator
+) -> FewshotMethod:
+    """The method that a config describes."""
+    method: FewshotMethod = method_entry(config.name, task="fewshot").method(
+        clip, config, classes=classes, generator=generator
+    )
+    return method
 
 
 def small_clip(*, image_blocks: int = 3, text_blocks: int = 3, dtype: torch.dtype = torch.float64) -> ClipModel:

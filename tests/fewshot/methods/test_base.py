@@ -12,12 +12,12 @@ from torch import Tensor
 from vacsr.config import BackboneConfig
 from vacsr.config.base import METHODS
 from vacsr.errors import DataError
-from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch, build_fewshot
+from vacsr.fewshot.methods import ClassSet, FewshotMethod, ShotBatch
 from vacsr.fewshot.methods.base import ZeroshotConfig
 from vacsr.fewshot.methods.clip import ClipModel
 from vacsr.fewshot.methods.prompts import CoopConfig
 
-from .plain_clip import photos, plain_image, plain_text, small_clip
+from .plain_clip import build_fewshot, photos, plain_image, plain_text, small_clip
 
 FAR = ClassSet(("cat", "night_heron", "x"), "a {}, seen from afar.")
 BASE = ClassSet(("cat", "night_heron", "x"), "a {}.")
@@ -61,7 +61,7 @@ def batch() -> ShotBatch:
 
 def loss_and_logits(method: FewshotMethod, classes: ClassSet) -> tuple[Tensor, Tensor]:
     loss = method.loss(batch(), classes).total.detach()
-    return loss, method.logits(batch().pixels, method.prepare(classes))
+    return loss, method.predict(batch().pixels, method.prepare(classes))[0]
 
 
 def trained(method: FewshotMethod, *, steps: int) -> list[float]:
@@ -125,7 +125,7 @@ def test_weights_are_the_whole_method(name: str) -> None:
     trained(method, steps=2)
     other.load_weights(method.weights())
     for classes in (BASE, NEW):
-        logits = [m.logits(batch().pixels, m.prepare(classes)) for m in (method, other)]
+        logits = [m.predict(batch().pixels, m.prepare(classes))[0] for m in (method, other)]
         assert torch.equal(*logits)
 
 
@@ -181,7 +181,7 @@ def test_another_template_is_another_sentence(name: str) -> None:
 @pytest.mark.parametrize("name", LEARNS)
 def test_half_precision_stays_close_and_reaches_all_that_learns(name: str) -> None:
     method = built(name)
-    exact = method.logits(batch().pixels, method.prepare(BASE))
+    exact = method.predict(batch().pixels, method.prepare(BASE))[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rough, loss = loss_and_logits(method, BASE)[1], method.loss(batch(), BASE).total
     assert rough.dtype == loss.dtype == torch.float32
@@ -211,7 +211,7 @@ def test_zeroshot_logits_are_a_hundred_cosines() -> None:
     method = build_fewshot(clip, ZeroshotConfig(), classes=FAR, generator=torch.Generator())
     images, texts = plain_image(clip, pixels), plain_text(clip, clip.tokens(FAR.prompts()))
     expected = torch.tensor([[100.0 * float((v * t).sum()) for t in texts] for v in images], dtype=torch.float64)
-    logits = method.logits(pixels, method.prepare(FAR))
+    logits = method.predict(pixels, method.prepare(FAR))[0]
     torch.testing.assert_close(logits, expected)
     terms = method.loss(ShotBatch(pixels, torch.tensor([2, 0])), FAR)
     manual = [-float(torch.log_softmax(row, 0)[label]) for row, label in zip(expected, (2, 0), strict=True)]

@@ -45,7 +45,7 @@ def test_starts_as_zero_shot_clip() -> None:
     for classes in (CLASSES, OTHERS):
         rows = method.clip.tokens(classes.prompts())
         plain = 100.0 * plain_image(method.clip, pixels) @ plain_text(method.clip, rows).T
-        torch.testing.assert_close(method.logits(pixels, method.prepare(classes)), plain, rtol=1e-8, atol=1e-7)
+        torch.testing.assert_close(method.predict(pixels, method.prepare(classes))[0], plain, rtol=1e-8, atol=1e-7)
 
 
 def test_loss_and_gradients_are_the_plain_ones() -> None:
@@ -82,13 +82,13 @@ def test_training_ends_at_the_weighted_mean(tmp_path: Path, beta: float, tiny: b
     assert not torch.allclose(history[0][0], history[6][0], atol=1e-4)
     weight = [float(beta_distribution(beta, beta).pdf((i + 0.5) / 7)) for i in range(7)]
     texts = method.prepare(OTHERS)
-    last = method.logits(photos(1), texts)
+    last = method.predict(photos(1), texts)[0]
     assert all(map(torch.equal, method.trainable().values(), history[-1]))
     method.finish()
     for index, mean in enumerate(method.trainable().values()):
         wanted = sum(w * past[index] for w, past in zip(weight, history, strict=True)) / sum(weight)
         torch.testing.assert_close(mean.detach(), wanted, rtol=1e-6, atol=1e-7)
-    assert not torch.allclose(method.logits(photos(1), texts), last)
+    assert not torch.allclose(method.predict(photos(1), texts)[0], last)
 
 
 def test_texts_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:

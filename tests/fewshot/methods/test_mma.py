@@ -61,7 +61,7 @@ def test_logits_and_loss_are_the_plain_ones(wanted: int, layers: int) -> None:
     method, pixels = build(layers=wanted), photos(3)
     assert len(method.image_adapters) == len(method.text_adapters) == len(method.shared) == layers
     expected = plain_logits(method, pixels, blocks=(4, 3), layers=layers)
-    torch.testing.assert_close(method.logits(pixels, method.prepare(CLASSES)), expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(method.predict(pixels, method.prepare(CLASSES))[0], expected, rtol=1e-8, atol=1e-8)
     loss = method.loss(ShotBatch(pixels, torch.tensor([2, 0, 1])), CLASSES)
     by_hand = -sum(row[y] - row.exp().sum().log() for row, y in zip(expected, (2, 0, 1), strict=True)) / 3
     torch.testing.assert_close(loss.total, by_hand, rtol=1e-8, atol=1e-8)
@@ -84,12 +84,12 @@ def test_gradients_are_the_true_ones_over_the_scale_and_the_stream_keeps_its_own
 def test_with_nothing_going_up_it_is_zero_shot_and_at_the_start_close_to_it() -> None:
     method, pixels = build(layers=8, scale=0.001, width=32, template=""), photos(4)
     zero_shot = 100 * method.clip.image(pixels) @ method.clip.text(method.clip.tokens(CLASSES.prompts())).T
-    start = method.logits(pixels, method.prepare(CLASSES))
+    start = method.predict(pixels, method.prepare(CLASSES))[0]
     away = float((start - zero_shot).detach().abs().max())
     assert 0 < away < 0.3, away  # of a range of ±100
     for adapter in (*method.image_adapters, *method.text_adapters):
         nn.init.zeros_(adapter.up.weight)
-    assert method.logits(pixels, method.prepare(CLASSES)).equal(zero_shot)
+    assert method.predict(pixels, method.prepare(CLASSES))[0].equal(zero_shot)
 
 
 def test_the_start_is_kaiming_by_outputs() -> None:

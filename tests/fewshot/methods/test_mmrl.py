@@ -84,9 +84,9 @@ def test_logits_are_the_plain_ones(wanted: int, layers: int) -> None:
     assert len(method.image_maps) == len(method.text_maps) == layers
     plain = Features(method, pixels, CLASSES, layers=layers)
     mixed = 70 * plain.of_class @ plain.texts.T + 30 * plain.of_rep @ plain.texts.T
-    close(method.logits(pixels, method.prepare(CLASSES)), mixed)
+    close(method.predict(pixels, method.prepare(CLASSES))[0], mixed)
     others = Features(method, pixels, OTHERS, layers=layers)
-    close(method.logits(pixels, method.prepare(OTHERS)), 100 * others.of_class @ others.texts.T)
+    close(method.predict(pixels, method.prepare(OTHERS))[0], 100 * others.of_class @ others.texts.T)
 
 
 def test_the_loss_is_the_plain_one_and_so_are_its_gradients() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vacsr.config import BackboneConfig
 from vacsr.errors import UsageError
-from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod, ShotBatch, build_fewshot
+from vacsr.fewshot.methods import ClassSet, ClipModel, FewshotMethod, ShotBatch
 from vacsr.fewshot.methods.base import ZeroshotConfig
 from vacsr.fewshot.methods.prompts import (
     CocoopConfig,
@@ -28,6 +28,7 @@ from vacsr.methods.infonce import InfoNCEConfig
 from .plain_clip import (
     Plain,
     assert_same_gradients,
+    build_fewshot,
     photos,
     plain_finish,
     plain_image,
@@ -86,8 +87,8 @@ def test_coops_loss_gradients_and_logits_are_the_plain_ones(config: CoopConfig) 
     logits = plain_logits(method, pixels, CLASSES.names)
     expected = -torch.log_softmax(logits, dim=1)[torch.arange(3), labels].mean()
     assert_same_gradients(method, loss, expected)
-    torch.testing.assert_close(method.logits(pixels, method.prepare(CLASSES)), logits.detach())
-    others = method.logits(pixels, method.prepare(OTHERS))
+    torch.testing.assert_close(method.predict(pixels, method.prepare(CLASSES))[0], logits.detach())
+    others = method.predict(pixels, method.prepare(OTHERS))[0]
     torch.testing.assert_close(others, plain_logits(method, pixels, OTHERS.names).detach())
     assert not others.requires_grad
 
@@ -101,7 +102,7 @@ def test_coop_starts_at_zero_shot_clip_exactly(tmp_path: Path, tiny: bool) -> No
         clip = ClipModel.from_config(BackboneConfig(start=str(tmp_path)))
 
     def logits(method: FewshotMethod) -> Tensor:
-        return method.logits(pixels, method.prepare(classes))
+        return method.predict(pixels, method.prepare(classes))[0]
 
     zero = logits(coop(ZeroshotConfig(), clip, classes))
     started = coop(CoopConfig(), clip, classes)
@@ -212,7 +213,7 @@ def test_logits_are_the_plain_ones_for_any_classes(
         prepared = method.prepare(classes)
         assert not prepared.requires_grad
         images, texts = plain_features(method, pixels, classes)
-        torch.testing.assert_close(method.logits(pixels, prepared), 100.0 * images @ texts.T, rtol=1e-8, atol=1e-7)
+        torch.testing.assert_close(method.predict(pixels, prepared)[0], 100.0 * images @ texts.T, rtol=1e-8, atol=1e-7)
 
 
 def test_maples_loss_and_gradients_are_the_plain_ones() -> None:

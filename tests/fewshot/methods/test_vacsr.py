@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from vacsr.config.base import method_entry
-from vacsr.fewshot.methods import ClassSet, ShotBatch, build_fewshot
+from vacsr.fewshot.methods import ClassSet, ShotBatch
 from vacsr.fewshot.methods.base import ZeroshotConfig
 from vacsr.fewshot.methods.vacsr import FewshotVacsr, FewshotVacsrConfig, centred_bias, chosen_blocks
 from vacsr.methods.base import Embedding
@@ -20,7 +20,7 @@ from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.noise import PairNoise, seeded
 from vacsr.objective import PairBlock
 
-from .plain_clip import photos, plain_image, plain_text, small_clip
+from .plain_clip import build_fewshot, photos, plain_image, plain_text, small_clip
 
 CLASSES = ClassSet(("cat", "night_heron", "red car", "x"), "{} texture.")
 OTHERS = ClassSet(("dog", "blue"))
@@ -118,23 +118,23 @@ def test_it_starts_at_zero_shot_clip() -> None:
     clip = small_clip(dtype=torch.float32)
     zero = build_fewshot(clip, ZeroshotConfig(), classes=CLASSES, generator=torch.Generator())
     pixels = photos(6, dtype=torch.float32)
-    expected = zero.logits(pixels, zero.prepare(CLASSES))
-    logits = method.logits(pixels, method.prepare(CLASSES))
+    expected = zero.predict(pixels, zero.prepare(CLASSES))[0]
+    logits = method.predict(pixels, method.prepare(CLASSES))[0]
     torch.testing.assert_close(logits - logits[:1, :1], expected - expected[:1, :1], rtol=1e-4, atol=1e-3)
     assert torch.equal(logits.argsort(dim=1), expected.argsort(dim=1))
     method.loss(batch(0), CLASSES)  # the first step moves every logit by the same number
-    later = method.logits(pixels, method.prepare(CLASSES))
+    later = method.predict(pixels, method.prepare(CLASSES))[0]
     assert float((later - logits).abs().max()) > 1
     torch.testing.assert_close(later - logits, (later - logits)[:1, :1].expand(6, 4), rtol=1e-4, atol=1e-3)
     drawn = trained()
-    assert not torch.allclose(drawn.logits(pixels, drawn.prepare(CLASSES)), logits, atol=1e-3)
+    assert not torch.allclose(drawn.predict(pixels, drawn.prepare(CLASSES))[0], logits, atol=1e-3)
 
 
 def test_the_first_step_centres_the_bias_and_no_other_does() -> None:
     method = built()
     assert float(method.adapter.residual.detach()[1]) == method.config.adapter.residual_bias
     method.loss(batch(0), CLASSES)
-    p = method.logits(batch().pixels, method.prepare(CLASSES)).sigmoid()
+    p = method.predict(batch().pixels, method.prepare(CLASSES))[0].sigmoid()
     assert float(p.mean()) == pytest.approx(1 / 4, abs=1e-4)
     with torch.no_grad():
         method.adapter.residual[1] = 3.0
@@ -158,7 +158,7 @@ def test_test_time_numbers_are_the_adapters(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(method.clip, "image", lambda x, edits: (passes.append(len(x)), plain(x, edits=edits))[1])
     logits, spread = method.predict(pixels, prepared)
     assert passes == [5]
-    assert torch.equal(logits, method.logits(pixels, prepared))
+    assert torch.equal(logits, method.predict(pixels, prepared)[0])
     v, t = plain_image(method.clip, pixels), plain_text(method.clip, method.clip.tokens(OTHERS.prompts()))
     for i in range(5):
         for j in range(2):

@@ -64,7 +64,7 @@ class ClassSet(NamedTuple):
         >>> ClassSet(("night_heron",), "{}, a type of bird.").prompts()
         ['night heron, a type of bird.']
         """
-        return [self.template.format(name.replace("_", " ")) for name in self.names]
+        return [self.template.replace("{}", name.replace("_", " ")) for name in self.names]
 
 
 class ShotBatch(NamedTuple):
@@ -107,9 +107,9 @@ class FewshotMethod(nn.Module):
         """What the method changes in the text tower, with the present weights."""
         return None
 
-    def sentences(self, classes: ClassSet) -> list[str]:
-        """One for each class: the data set's own by default."""
-        return classes.prompts()
+    def template(self, classes: ClassSet) -> str:
+        """Of the sentence for each class, with {} for its name: the data set's own by default."""
+        return classes.template
 
     def image_features(self, pixels: Tensor) -> Tensor:
         """Unit vectors. [B, 3, S, S] -> [B, d]"""
@@ -134,13 +134,12 @@ class FewshotMethod(nn.Module):
         return self.text_features(classes)
 
     @torch.no_grad()
-    def logits(self, pixels: Tensor, prepared: Any) -> Tensor:
-        """At test time; larger is likelier. [B, 3, S, S] -> [B, C]"""
-        return self.scaled_cosines(self.image_features(pixels), prepared)
-
     def predict(self, pixels: Tensor, prepared: Any) -> tuple[Tensor, Tensor | None]:
-        """Logits, and the uncertainty of every pair of photo and class where the method has one. -> [B, C], [B, C]"""
-        return self.logits(pixels, prepared), None
+        """Logits at test time, and the uncertainty of every pair of photo and class where the method has one.
+
+        [B, 3, S, S] -> [B, C], [B, C]
+        """
+        return self.scaled_cosines(self.image_features(pixels), prepared), None
 
     def scaled_cosines(self, images: Tensor, texts: Tensor) -> Tensor:
         """Of unit vectors, never in half precision: the scale would amplify the rounding. [B, d], [C, d] -> [B, C]"""
@@ -149,7 +148,8 @@ class FewshotMethod(nn.Module):
 
     def sentence_ids(self, classes: ClassSet) -> Tensor:
         """Token ids of the classes' sentences, cached. -> [C, L]"""
-        return self.cached("ids", classes, lambda: self.tokenize(self.sentences(classes)))
+        described = classes._replace(template=self.template(classes))
+        return self.cached("ids", classes, lambda: self.tokenize(described.prompts()))
 
     def tokenize(self, sentences: Sequence[str]) -> Tensor:
         """-> [C, L]"""

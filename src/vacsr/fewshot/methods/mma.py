@@ -119,5 +119,5 @@ class Mma(FewshotMethod):
     def text_edits(self) -> AdapterEdits:
         return AdapterEdits(self.clip.backbone.text, self.text_adapters, self.shared, scale=self.config.scale)
 
-    def sentences(self, classes: ClassSet) -> list[str]:
-        return classes._replace(template=self.config.template or classes.template).prompts()
+    def template(self, classes: ClassSet) -> str:
+        return self.config.template or classes.template

@@ -57,9 +57,7 @@ class InsertedTokens(TowerEdits):
     def before(self, depth: int, tokens: Tensor) -> Tensor:
         """[B, L, W] -> [B, L + n, W] at the first of the blocks, the same length at the others"""
         index = depth - self.first
-        if index < 0:
-            return tokens
-        return splice(tokens, self.rows[index], start=1, length=len(self.rows[index]) if index else 0)
+        return tokens if index < 0 else splice(tokens, self.rows[index], start=1, insert=index == 0)
 
 
 def equal_maps(inputs: int, outputs: int, *, count: int) -> nn.ModuleList:
@@ -127,10 +125,10 @@ class Mmrl(FewshotMethod):
         return self.text_features(classes), classes.names == self.names and not classes.shifted
 
     @torch.no_grad()
-    def logits(self, pixels: Tensor, prepared: tuple[Tensor, bool]) -> Tensor:
+    def predict(self, pixels: Tensor, prepared: tuple[Tensor, bool]) -> tuple[Tensor, None]:
         images, representations = self.both_features(pixels)
         texts, mixed = prepared
-        by_class = self.scaled_cosines(images, texts)
-        if not mixed:
-            return by_class
-        return torch.lerp(self.scaled_cosines(representations, texts), by_class, self.config.class_weight)
+        logits = self.scaled_cosines(images, texts)
+        if mixed:
+            logits = torch.lerp(self.scaled_cosines(representations, texts), logits, self.config.class_weight)
+        return logits, None

@@ -99,12 +99,10 @@ class TextPrompts(TowerEdits):
     prompts: Sequence[Tensor]  # of the words and of blocks 1, 2, …: [n, W] for all sentences, or [C, n, W]
 
     def words(self, tokens: Tensor) -> Tensor:
-        return splice(tokens, self.prompts[0], start=1, length=self.prompts[0].shape[-2])
+        return splice(tokens, self.prompts[0], start=1)
 
     def before(self, depth: int, tokens: Tensor) -> Tensor:
-        if not 0 < depth < len(self.prompts):
-            return tokens
-        return splice(tokens, self.prompts[depth], start=1, length=self.prompts[depth].shape[-2])
+        return splice(tokens, self.prompts[depth], start=1) if 0 < depth < len(self.prompts) else tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,18 +112,12 @@ class ImagePrompts(TowerEdits):
     prompts: Sequence[Tensor]  # of each block [n, W]
 
     def entry(self, tokens: Tensor) -> Tensor:
-        return splice(tokens, self.prompts[0], start=tokens.shape[1], length=0)
+        return splice(tokens, self.prompts[0], start=tokens.shape[1], insert=True)
 
     def before(self, depth: int, tokens: Tensor) -> Tensor:
         if not 0 < depth < len(self.prompts):
             return tokens
-        n = len(self.prompts[depth])
-        return splice(tokens, self.prompts[depth], start=tokens.shape[1] - n, length=n)
-
-
-def context_sentences(context: str, classes: ClassSet) -> list[str]:
-    """These words, the name of the class and a full stop."""
-    return [f"{context} {name.replace('_', ' ')}." for name in classes.names]
+        return splice(tokens, self.prompts[depth], start=tokens.shape[1] - len(self.prompts[depth]))
 
 
 @register("coop", CoopConfig, presets={"paper": {}})
@@ -142,8 +134,8 @@ class Coop(FewshotMethod):
     def text_edits(self) -> TextPrompts:
         return TextPrompts([self.context])
 
-    def sentences(self, classes: ClassSet) -> list[str]:
-        return context_sentences(self.config.context, classes)
+    def template(self, classes: ClassSet) -> str:
+        return f"{self.config.context} {{}}."
 
     def tokenize(self, sentences: Sequence[str]) -> Tensor:
         """All ids must begin with those of the context."""
@@ -179,8 +171,8 @@ class Cocoop(Coop):
         return self.sentence_ids(classes)
 
     @torch.no_grad()
-    def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
-        return self._logits(pixels, prepared)
+    def predict(self, pixels: Tensor, prepared: Tensor) -> tuple[Tensor, None]:
+        return self._logits(pixels, prepared), None
 
     def _logits(self, pixels: Tensor, ids: Tensor) -> Tensor:
         """Every class's sentence with every photo's context. [B, 3, S, S], [C, L] -> [B, C]"""
@@ -231,8 +223,8 @@ class Maple(FewshotMethod):
     def text_edits(self) -> TextPrompts:
         return TextPrompts(list(self.tokens))
 
-    def sentences(self, classes: ClassSet) -> list[str]:
-        return context_sentences(self.config.context, classes)
+    def template(self, classes: ClassSet) -> str:
+        return f"{self.config.context} {{}}."
 
 
 _COPROMPT_DEPTH_TOKENS_CONSISTENCY = {

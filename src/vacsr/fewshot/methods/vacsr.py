@@ -122,9 +122,6 @@ class FewshotVacsr(FewshotMethod):
         """[C, L] ids -> [C, d]"""
         return encode_chunks(self.clip.text, ids, size=self.config.text_chunk or len(ids))
 
-    def logits(self, pixels: Tensor, prepared: Tensor) -> Tensor:
-        return self.predict(pixels, prepared)[0]
-
     @torch.no_grad()
     def predict(self, pixels: Tensor, prepared: Tensor) -> tuple[Tensor, Tensor | None]:
         """Some photos at a time."""
