@@ -97,7 +97,7 @@ def test_what_is_encoders_and_what_is_a_folder(
     assert encoder_spec("openai/clip-vit-base-patch32") == "clip:openai/clip-vit-base-patch32"
     assert encoder_spec("models/mine") is None
     assert encoder_spec("models/mistyped") is None, "the folder models is here, so this is no id"
-    with pytest.raises(DataError, match="no trained model in models/mistyped"):
+    with pytest.raises(DataError, match="no such folder: models/mistyped"):
         load_model("models/mistyped")
 
 

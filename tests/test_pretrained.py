@@ -101,8 +101,12 @@ def test_a_spoiled_file_is_named(name: str, change: Any, tmp_path: Path) -> None
 
 
 def test_missing_pieces(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no trained model"):
+    with pytest.raises(DataError, match=r"no such folder.* vacsr train"):
         MatchingModel.from_pretrained(tmp_path / "nowhere")
+    (tmp_path / "stopped").mkdir()
+    (tmp_path / "stopped" / "config.yaml").touch()
+    with pytest.raises(DataError, match=r"not finished.* --resume"):
+        MatchingModel.from_pretrained(tmp_path / "stopped")
     with pytest.raises(DataError, match="no trained model in"):
         MatchingModel.build(method_config("vacsr"), backbone(start=str(tmp_path)))
     build().save_pretrained(tmp_path / "m")

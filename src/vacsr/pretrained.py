@@ -28,7 +28,10 @@ def model_folder(folder: Path) -> Path:
     for candidate in (folder / "model", folder):
         if (candidate / "config.json").is_file():
             return candidate
-    message = f"no trained model in {folder} (no config.json)"
+    if (folder / "config.yaml").is_file():
+        how = f"vacsr train {folder / 'config.yaml'} --out {folder} --resume"
+        raise DataError(f"the run in {folder} is not finished, it has no model yet — continue it: {how}")
+    message = f"no trained model in {folder} (no config.json)" if folder.is_dir() else f"no such folder: {folder}"
     raise DataError(f"{message} — train one: vacsr train RECIPE.yaml --out DIR, or search without: clip:ID_OR_FOLDER")
 
 

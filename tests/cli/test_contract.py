@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from vacsr.bench import scoring
 from vacsr.cli import app
@@ -69,6 +70,11 @@ def test_option_names() -> None:
         for name, command in _walk("vacsr", typer.main.get_command(app))
     }
     check(options=dict(sorted(options.items())))
+
+
+def test_flags_are_shown_without_a_type() -> None:
+    for command in ([], ["index"], ["index", "add"], ["train"]):
+        assert "bool" not in CliRunner().invoke(app, [*command, "--help"]).stdout
 
 
 def test_every_help_ends_with_an_example_that_parses() -> None:

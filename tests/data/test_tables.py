@@ -288,7 +288,7 @@ def test_a_plain_path_is_a_folder_of_photos(album: Path, refused: Refused, monke
     assert images_spec("folder") == "photos:folder"  # a folder that is called like a format
     for spec in ("folder:trip", "lost", "a.jpg", "folder:", "scenes:"):
         assert images_spec(spec) == spec
-    refused("lost", "no folder has this name", error=UsageError, load=load_images)
+    refused("lost", "no such folder: lost", error=UsageError, load=load_images)
 
 
 def test_photos_are_refused_where_captions_are_needed(album: Path, refused: Refused) -> None:

@@ -202,7 +202,7 @@ def test_the_interval_is_wilsons_for_as_many_trials_as_images_are_worth() -> Non
 @pytest.mark.parametrize(
     ("check", "words"),
     [
-        (RiskCheck(100, 0, 0, 50), "nothing was answered"),
+        (RiskCheck(100, 0, 0, 50), "no query was answered"),
         (RiskCheck(100, 50, 5, 50, (0.04, 0.2)), "; held: 10.0% wrong"),
         (RiskCheck(100, 50, 4, 49, (0.032, 0.188)), "on fewer images (49) than the calibration used (50)."),
         (RiskCheck(100, 50, 6, 50, (0.06, 0.24)), "did NOT hold, which chance may explain: 12.0% wrong"),

@@ -14,11 +14,13 @@ from rich.console import Console
 
 from vacsr import __version__
 from vacsr.cli import audit, bench, compare, embed, evaluate, index, search, serve, train
+from vacsr.cli.options import Command, Group
 from vacsr.errors import EnvironmentProblem, VacsrError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
+    cls=Group,
     help="Image-text similarity with a grade and an uncertainty.",
     no_args_is_help=True,
     add_completion=False,
@@ -70,7 +72,7 @@ _GROUPS: dict[str, dict[Callable[..., None], str]] = {
 """The commands by what they are for, each with the example that ends its help."""
 for _group, _commands in _GROUPS.items():
     for _command, _example in _commands.items():
-        app.command(rich_help_panel=_group, epilog=f"Example: {_example}")(_command)
+        app.command(cls=Command, rich_help_panel=_group, epilog=f"Example: {_example}")(_command)
     if _group == "Search":
         app.add_typer(index.index, name="index", rich_help_panel=_group)
 

@@ -8,13 +8,15 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vacsr.cli.options import Device, IndexName, RunOption, Skip, Workers, load_scorer, resumable
+from vacsr.cli.options import Command, Device, Group, IndexName, RunOption, Skip, Workers, load_scorer, resumable
 from vacsr.errors import DataError, UsageError
 
-index = typer.Typer(help="Fill an index with images or captions, remove items, show info.", no_args_is_help=True)
+index = typer.Typer(
+    cls=Group, help="Fill an index with images or captions, remove items, show info.", no_args_is_help=True
+)
 
 
-@index.command(epilog="Example: vacsr index add exact:photos-index --run runs/mine --pairs photos/")
+@index.command(cls=Command, epilog="Example: vacsr index add exact:photos-index --run runs/mine --pairs photos/")
 def add(
     name: IndexName,
     run: RunOption,
@@ -74,7 +76,7 @@ def add(
     typer.echo(name)
 
 
-@index.command(epilog="Example: vacsr index rm exact:photos-index beach/0001.jpg")
+@index.command(cls=Command, epilog="Example: vacsr index rm exact:photos-index beach/0001.jpg")
 def rm(name: IndexName, ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Ids to remove.")]) -> None:
     """Remove images or captions from an index by their ids."""
     from vacsr.search.index import open_index
@@ -89,7 +91,7 @@ def rm(name: IndexName, ids: Annotated[list[str], typer.Argument(metavar="ID…"
     typer.echo(f"removed {removed:,}{unknown}; {left:,} in the index", err=True)
 
 
-@index.command(epilog="Example: vacsr index info exact:photos-index")
+@index.command(cls=Command, epilog="Example: vacsr index info exact:photos-index")
 def info(name: IndexName, json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Show what an index holds: number of vectors, dimension, model and data."""
     from vacsr.files import json_text

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 if TYPE_CHECKING:
     from vacsr.progress import PhotoProgress
@@ -74,3 +75,22 @@ def one_line(text: str) -> str:
     'a dog [2J'
     """
     return re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", text).strip()
+
+
+class _PlainFlags:
+    """Help shows a flag without `<bool>`, which looks as if it took a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if isinstance(param, TyperOption) and param.is_flag:
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainFlags, TyperCommand):
+    """Of every command."""
+
+
+class Group(_PlainFlags, TyperGroup):
+    """Of ``vacsr`` and ``vacsr index``."""

@@ -75,7 +75,7 @@ def _show(result: Results, guarantee: str) -> None:
     terminal = sys.stdout.isatty()
     if result.scored and result.note:
         typer.echo(f"warning: {result.note}", err=True)
-    sure = "" if result.confidence is None else f"confidence {result.confidence:.3f}: the best by score is right"
+    sure = "" if result.confidence is None else f"confidence that the first hit is right: {result.confidence:.3f}"
     for line in (result.note if not result.scored else "", result.reason, guarantee, sure):
         if line:
             typer.echo(line if terminal else f"# {line}")

@@ -17,8 +17,8 @@ _ABSENT = "–"
 _BETTER, _WORSE = "†", "‡"
 _LEGEND = (
     f"{_BETTER} better, {_WORSE} worse than the best baseline of the column, or than the row it varies: the 95% "
-    "interval of the difference leaves out 0. It comes from a paired bootstrap over queries and knows nothing of the "
-    "spread over training seeds."
+    "interval of the difference excludes 0. It comes from a paired bootstrap over queries; variation between training "
+    "seeds is not included."
 )
 _GREEK = (
     "alpha beta gamma delta varepsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau varphi chi psi omega "

@@ -152,7 +152,7 @@ def parse_spec(spec: str, *, formats: Mapping[str, Format] = FORMATS) -> Spec:
     """
     scheme, colon, rest = spec.partition(":")
     if not colon:
-        raise UsageError(f"{spec!r} has no scheme{_with_scheme(spec, formats)}")
+        raise UsageError(_without_scheme(spec, formats))
     if scheme not in formats:
         raise UsageError(f"unknown scheme {scheme!r}{did_you_mean(scheme, formats)} — write one of: {usage(formats)}")
     entry = formats[scheme]
@@ -174,13 +174,16 @@ def usage(formats: Mapping[str, Format] = FORMATS) -> str:
     return " · ".join(entry.usage() for entry in formats.values())
 
 
-def _with_scheme(path: str, formats: Mapping[str, Format]) -> str:
-    """The SPEC that a bare path probably means."""
+def _without_scheme(path: str, formats: Mapping[str, Format]) -> str:
+    """What to write instead of a bare path."""
     if os.path.isdir(path) and formats is FORMATS:
-        return f" — write folder:{path} for photos with texts beside them, or photos:{path} to index and search photos"
+        how = f"folder:{path} for photos with texts beside them, or photos:{path} to index and search photos"
+        return f"{path!r} has no scheme — write {how}"
     suffix = os.path.splitext(path)[1].lower()
     scheme = next((name for name, entry in formats.items() if suffix and entry.suffix == suffix), None)
-    return f" — write {scheme}:{path}" if scheme else f", and no folder has this name — write one of: {usage(formats)}"
+    if scheme:
+        return f"{path!r} has no scheme — write {scheme}:{path}"
+    return f"no such folder: {path} — check the name, or write one of: {usage(formats)}"
 
 
 def _absolute(path: str) -> str:

@@ -210,7 +210,7 @@ def verdict(check: RiskCheck, *, risk: float, confidence: float, images: int) ->
     """Did the guarantee hold? One sentence with the numbers. ``images``: how many certified it."""
     bound = f"guaranteed at most {100 * risk:g}% wrong, confidence {100 * confidence:g}%"
     if not check.answered:
-        return f"{bound}; nothing was answered, so nothing was wrong."
+        return f"{bound}; no query was answered."
     low, high = check.interval
     counted = f"{check.risk:.1%} wrong (95% interval {low:.1%} to {high:.1%}), {check.coverage:.1%} answered"
     if check.images < images:  # a count over fewer has more noise than the confidence allows for

@@ -123,7 +123,7 @@ def test_what_cannot_be_started_from(tmp_path: Path) -> None:
     features.save_pretrained(tmp_path / "features")
     cases = [
         ({"spec": "tiny:"}, UsageError, "backbone.start"),
-        ({"start": "nothing"}, DataError, "no trained model"),
+        ({"start": "nothing"}, DataError, "no such folder"),
         ({"start": "gpo"}, UsageError, "backbone.pooling=cls"),
         ({"start": "cls", "spec": "clip:vit-b32"}, UsageError, "leave backbone.spec out"),
         ({"start": "two"}, UsageError, "one, such as infonce"),
