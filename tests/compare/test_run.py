@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import statistics
+import sys
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -18,7 +19,7 @@ import yaml
 
 from vacsr.compare import compare, list_cells, read_table, redraw
 from vacsr.compare.formats import FILES, differences_to_markdown, to_markdown
-from vacsr.errors import NonFiniteLoss, OtherRun, UsageError
+from vacsr.errors import EnvironmentProblem, NonFiniteLoss, OtherRun, UsageError
 from vacsr.files import read_tensors, write_tensors
 from vacsr.train import Run, run_recipe
 from vacsr.train.checkpoint import FILE
@@ -224,6 +225,13 @@ def test_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UsageError, match=r"torchrun has started 2 ranks — start it without torchrun"):
         compare(read_table(write(tmp_path)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_extra_in_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(EnvironmentProblem, match=r"clean / infonce / seed 0: wandb is not installed") as caught:
+        compare(read_table(write(tmp_path, seeds=[0]), ["train.trackers=[wandb]"]), tmp_path / "out")
+    assert caught.value.exit_code == 3
 
 
 def test_one_row_at_a_time(whole: Path, tmp_path: Path) -> None:
