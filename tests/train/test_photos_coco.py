@@ -7,7 +7,6 @@ override at all; the test changes two fields that cost time: the epochs, and d.
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from PIL import Image
 
 from vacsr.files import read_tensors
 
-HELPERS = runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))
+from ..conftest import byte_tokenizer
+
 RECIPE = Path(__file__).parents[2] / "recipes" / "coco-vitb32.yaml"
 COUNTS = {"train": 20, "restval": 6, "val": 10, "test": 10}  # 26 to train on: 130 captions, a batch of 128
 COLOURS = {"red": (200, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 200), "yellow": (220, 210, 60)}
@@ -73,7 +73,7 @@ def write_clip(folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         transformers.CLIPModel(config).save_pretrained(folder)
-    HELPERS["byte_tokenizer"](transformers).save_pretrained(folder)
+    byte_tokenizer(transformers).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
