@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,3 +76,10 @@ def test_float64_scores_that_float32_cannot_tell_apart() -> None:
     assert stable_topk(scores, 3).index.tolist() == [[1, 0, 2]]
     wide = scores.T.expand(3, 700)
     assert blocks_topk(wide.split(1), 3)[1].index.tolist() == [[1, 0, 2]] * 700
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)])
+def test_nothing_to_choose_from(shape: tuple[int, int]) -> None:
+    top = stable_topk(torch.zeros(shape), 3)
+    assert top.index.shape == top.score.shape == (shape[0], min(3, shape[1]))
+    assert stable_topk(torch.zeros(2, 5), 0).index.shape == (2, 0)
