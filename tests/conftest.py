@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from collections.abc import Callable
@@ -48,6 +49,19 @@ def vacsr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         return Answer(int(left.value.code or 0), *plain)
 
     return command
+
+
+def load_script(path: str) -> Any:
+    """A script of the repository, such as tools/join_data.py, as a module."""
+    file = Path(__file__).resolve().parents[1] / path
+    name = f"script_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where a dataclass looks up its annotations
+    spec.loader.exec_module(module)
+    return module
 
 
 def clip_folder(folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """How kernels are tested: in Triton's interpreter, which runs them without a GPU, slowly; and in CUDA graphs.
 
 The interpreter must be switched on before Triton is imported, so the tests that want it run in a process of their own:
-they are named `test_interpreted_…`, and another test of their file calls :func:`run_interpreted`.
+they are named `test_interpreted_…`, and tests of test_kernel.py and test_latents.py call :func:`run_interpreted`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
     return marked
 
 
-def run_interpreted(file: str, *, marks: str = "not slow and not gpu", only: str = "interpreted") -> None:
-    """Run the interpreted tests of a file that have these marks and this in their name; their failure is ours."""
+def run_interpreted(*paths: str, marks: str = "not slow and not gpu") -> None:
+    """Run the interpreted tests of files below tests/ that have these marks, in one process; their failure is ours."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed: pip install triton")
     if INTERPRETED:
         pytest.skip("the interpreter is on already")
-    command = [sys.executable, "-m", "pytest", file, "-k", only, "-m", marks, "-p", "no:cacheprovider"]
-    command += ["-n", "0"]  # one process: this one runs beside others
+    tests = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", *(str(tests / path) for path in paths), "-k", "interpreted", "-m", marks]
+    command += ["-p", "no:cacheprovider", "-n", "0"]  # one process: this one runs beside others
     done = subprocess.run(
         command,
         env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[1],
+        cwd=tests.parent,
         capture_output=True,
         text=True,
         check=False,

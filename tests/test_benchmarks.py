@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import runpy
@@ -20,6 +19,8 @@ from vacsr.data import load_pairs
 from vacsr.evaluate.report import evaluate_retrieval
 from vacsr.model import MatchingModel
 from vacsr.scoring import BlockScorer, PairScorer
+
+from .conftest import load_script
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "benchmarks"
 SIZE = ["--device", "cpu", "--images", "20", "--texts", "45", "--dim", "16", "--edge", "32", "--rounds", "2"]
@@ -103,12 +104,7 @@ def test_scripts_that_need_nothing(
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    spec = importlib.util.spec_from_file_location("scoring_script", SCRIPTS / "scoring.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/scoring.py")
 
 
 def test_scoring_rows_and_ratios(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,12 @@ from vacsr.data import PairSet, load_pairs
 from vacsr.data.features import write_features
 from vacsr.files import write_json
 
-ROOT = Path(__file__).resolve().parent.parent
+from .conftest import load_script
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("join_data", ROOT / "tools/join_data.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("tools/join_data.py")
 
 
 def features(folder: Path, name: str, *, captions: int) -> str:

@@ -17,7 +17,7 @@ from vacsr.backbones.towers import TowerBackbone
 from vacsr.config import AugmentConfig, BackboneConfig, HeadConfig, TowersConfig, TrainConfig
 from vacsr.config.io import method_config
 from vacsr.data import PhotoSet, load_pairs
-from vacsr.errors import DataError, UsageError
+from vacsr.errors import DataError
 from vacsr.model import MatchingModel
 from vacsr.noise import RowNoise, Stream
 from vacsr.scoring import PairScorer
@@ -98,11 +98,6 @@ def test_building_leaves_torchs_generators_alone(monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(1)
     two = build(seed=5).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one), "nor do weights depend on it"
-
-
-def test_an_object_that_is_no_method_is_refused() -> None:
-    with pytest.raises(UsageError, match="Linear"):
-        MatchingModel.build(nn.Linear(2, 2), FEATURES, image_dim=6, text_dim=4)
 
 
 def test_dropout_only_with_noise_and_never_the_same_on_both_sides() -> None:

@@ -13,7 +13,6 @@ import typer
 import yaml
 
 from vacsr.cli import app
-from vacsr.config import Recipe
 from vacsr.config.io import read_recipe, read_yaml, recipe_from, recipe_layers
 from vacsr.data import load_pairs, parse_spec
 from vacsr.data.fewshot import CLASS_FORMATS
@@ -26,7 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 FEWSHOT = [path for path in RECIPES if any(layer.get("task") == "fewshot" for layer in recipe_layers(path))]
-RETRIEVAL = [path for path in RECIPES if path not in FEWSHOT]
 PARSER: Any = typer.main.get_command(app)
 
 
@@ -36,12 +34,6 @@ def flatten(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     for name, value in fields.items():
         flat |= flatten(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
     return flat
-
-
-@pytest.mark.parametrize("path", RETRIEVAL, ids=lambda path: path.name)
-def test_recipe_is_valid(path: Path) -> None:
-    assert isinstance(read_recipe(path), Recipe)
-    parse_spec(read_recipe(path).data.pairs)
 
 
 @pytest.mark.parametrize("path", FEWSHOT, ids=lambda path: path.name)

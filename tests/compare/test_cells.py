@@ -25,7 +25,9 @@ def overlays(path: Path) -> list[list[Path]]:
     table = read_table(path)
     own_data = any("pairs" in setting.set.get("data", {}) for setting in table.settings)
     cached = table.task == "train" and table.data_spec().startswith("features:") and not own_data
-    return [[], [COCO], [COCO, COCO_B16], [SCENES]] if cached else [[]]
+    if not cached:
+        return [[]]
+    return [[], [COCO], [SCENES], *([[COCO, COCO_B16]] if path.stem == "retrieval" else [])]
 
 
 CASES = [(path, layers) for path in SHIPPED for layers in overlays(path)]

@@ -121,6 +121,7 @@ def test_tolerance_is_that_of_the_loss_on_judged_test_images(tmp_path: Path, fie
     assert result["mean"] == pytest.approx(float(expected.r.mean()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_step(tmp_path: Path) -> None:
     """Two methods on cached features; each in a process of its own."""
     table = {

@@ -105,16 +105,6 @@ def test_plots_show_some_rows_and_the_page_says_how_many_are_left_out() -> None:
     assert page_data(swept).rows == ["row-9", "row-10", "row-11"]  # points of curves have their own plots
 
 
-def test_the_lead_counts_what_was_run() -> None:
-    runs = grid_of_runs("a", "b", seeds=(0, 1))
-    assert page_data(table_of(runs)).lead == "2 rows × 2 settings × 2 seeds: 8 runs under one protocol."
-    fewer = page_data(table_of(runs[:-1])).lead
-    assert fewer == "7 runs under one protocol: 2 rows, 2 settings, 1 to 2 seeds each."
-    gap = page_data(table_of(runs[:-2])).lead
-    assert gap == "6 runs under one protocol: 2 rows, 2 settings, 2 seeds each; not every row in every setting."
-    assert "0 runs" in page_data(table_of(())).lead
-
-
 def test_sweeps_come_from_the_table_itself() -> None:
     values = (("K=1", 300.0, 1), ("paper", 310.0, 2), ("K=3", 305.0, 3))
     runs = [RunRecord(row, "clean", seed, {"test": {"rsum": v + seed}}) for row, v, _ in values for seed in (0, 1)]

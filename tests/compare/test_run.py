@@ -19,7 +19,7 @@ import yaml
 
 from vacsr.compare import compare, list_cells, read_table, redraw
 from vacsr.compare.formats import FILES, differences_to_markdown, to_markdown
-from vacsr.errors import DataError, EnvironmentProblem, NonFiniteLoss, OtherRun, UsageError
+from vacsr.errors import EnvironmentProblem, NonFiniteLoss, OtherRun, UsageError
 from vacsr.files import read_tensors, write_tensors
 from vacsr.train import Run, run_recipe
 from vacsr.train.checkpoint import FILE
@@ -227,13 +227,6 @@ def test_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_a_worker_tells_what_went_wrong(tmp_path: Path) -> None:
-    base = {**TABLE["base"], "data": {"pairs": "synthetic:images=20,held_out=10,per_image=2", "train": "val"}}
-    with pytest.raises(DataError, match=r"seed 0: .*no split 'val'"):
-        compare(read_table(write(tmp_path, base=base, seeds=[0])), tmp_path / "out", jobs=2)
-
-
 def test_a_missing_extra_in_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(EnvironmentProblem, match=r"clean / infonce / seed 0: wandb is not installed") as caught:
@@ -370,13 +363,12 @@ def test_a_recipe_that_cannot_be_read_is_another(whole: Path, tmp_path: Path, te
     assert (out / "table.md").read_text(encoding="utf-8") == (whole / "table.md").read_text(encoding="utf-8")
 
 
-def test_what_never_got_far_is_not_in_the_way(whole: Path, tmp_path: Path) -> None:
+def test_what_never_got_far_is_not_in_the_way(tmp_path: Path) -> None:
     out = tmp_path / "out"
     left = out / NAMES[0] / "config.yaml"
     left.parent.mkdir(parents=True)
     left.write_text("train: {epochs: 77}", encoding="utf-8")
-    compare(read_table(write(tmp_path)), out)
-    assert (out / "table.md").read_text(encoding="utf-8") == (whole / "table.md").read_text(encoding="utf-8")
+    assert [cell.outdated() for cell in list_cells(read_table(write(tmp_path)), out)] == [None] * 8
 
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:

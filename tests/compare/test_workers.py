@@ -77,7 +77,7 @@ def test_two_jobs_killed_half_way(tmp_path: Path) -> None:
     until(lambda: not any(running(pid) for pid in children))
     done = {path: path.stat().st_mtime_ns for path in out.rglob("report.json")}
     assert 2 <= len(done) < 8
-    compare(read_table(file), out, jobs=2)
+    compare(read_table(file), out)
     assert {path: path.stat().st_mtime_ns for path in done} == done
     compare(read_table(file), tmp_path / "whole")  # by one job, never killed
     for name in FILES:

@@ -24,6 +24,7 @@ from vacsr.config.io import (
     recipe_from,
 )
 from vacsr.errors import ConfigError
+from vacsr.fewshot import config as fewshot_config
 from vacsr.methods.infonce import InfoNCEConfig
 from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.methods.vacsr import VacsrConfig
@@ -193,15 +194,16 @@ def test_a_few_lines_that_stand_for_billions_are_refused(text: str, tmp_path: Pa
 
 
 def test_every_field_gives_its_reason() -> None:
-    kinds = [kind for kind in vars(config_module).values() if isinstance(kind, type) and issubclass(kind, Config)]
-    kinds += [entry.config for entry in METHODS["retrieval"].values()] + [AdapterConfig, ObjectiveConfig]
+    named = [*vars(config_module).values(), *vars(fewshot_config).values(), AdapterConfig, ObjectiveConfig]
+    kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, Config)]
+    kinds += [entry.config for methods in METHODS.values() for entry in methods.values()]
     silent = [
         f"{kind.__name__}.{name}"
         for kind in kinds
         for name, field in kind.model_fields.items()
         if name != "name" and not (field.description or "").strip()  # MethodConfig documents `name`
     ]
-    assert len(kinds) > 20
+    assert len(kinds) > 30
     assert silent == []
 
 

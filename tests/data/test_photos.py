@@ -130,8 +130,9 @@ def test_pictures_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     picture(size=(64, 64)).save(buffer, "PNG")
     torn = Image.open(io.BytesIO(buffer.getvalue()[:200]))
-    photos = ListedPhotos.of([torn, tmp_path / "none.jpg", tmp_path])
-    for row, name in enumerate(("image 0 of the list cannot be decoded", "none.jpg", tmp_path.name)):
+    (tmp_path / "torn.png").write_bytes(buffer.getvalue()[:200])
+    photos = ListedPhotos.of([torn, tmp_path / "none.jpg", tmp_path, tmp_path / "torn.png"])
+    for row, name in enumerate(("image 0 of the list cannot be decoded", "none.jpg", tmp_path.name, "torn.png")):
         with pytest.raises(DataError, match=name):
             photos.open(row)
 

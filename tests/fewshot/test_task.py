@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,10 +22,6 @@ from .conftest import TRANSFORM, Make, Toy, colours
 
 def toy(trainer: Trainer) -> Toy:
     return trainer.task.model
-
-
-def rows(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_run_is_a_plain_loop_over_its_batches(make_trainer: Make) -> None:
@@ -80,42 +73,6 @@ def test_gradients_accumulate(make_trainer: Make) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- stop and go on
-
-
-def stopped(make_trainer: Make, out: Path, step: int, **fields: Any) -> Trainer:
-    """A run that is asked to stop while ``step`` is in hand."""
-    trainer = make_trainer(out=out, **fields)
-    method = toy(trainer)
-    counted = method.after_step
-
-    def after_step(at: int, steps: int) -> None:
-        counted(at, steps)
-        if at == step:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    method.after_step = after_step  # type: ignore[method-assign]
-    run = trainer.run(progress=False)
-    assert run.interrupted
-    assert run.state.step == step + 1
-    assert method.finished == 0
-    return trainer
-
-
-@pytest.mark.parametrize(("step", "optimizer"), [(0, "sgd"), (2, "sgd"), (4, "adamw")])
-def test_a_stopped_run_ends_as_an_unbroken_one(make_trainer: Make, tmp_path: Path, step: int, optimizer: str) -> None:
-    fields = {"optimizer": optimizer, "lr": 0.1}
-    whole = make_trainer(out=tmp_path / "whole", **fields)
-    whole.run(progress=False)
-    stopped(make_trainer, tmp_path / "cut", step, **fields)
-    again = make_trainer(out=tmp_path / "cut", **fields)
-    again.resume()
-    run = again.run(progress=False)
-    assert toy(again).after == list(range(step + 1, 9))
-    for name, tensor in whole.task.state_dict().items():
-        assert torch.equal(tensor, again.task.state_dict()[name]), name
-    logs = [[row | {"steps_per_second": 0} for row in rows(tmp_path / name)] for name in ("whole", "cut")]
-    assert logs[0] == logs[1]
-    assert run.state.step == 9
 
 
 def test_a_finished_run_resumes_to_itself(make_trainer: Make, tmp_path: Path) -> None:

@@ -15,23 +15,12 @@ from vacsr import kernels
 from vacsr.backbones.base import Tokens
 from vacsr.backbones.heads import GeneralizedPooling
 
-from ..interpreter import captured, interpreted, on_gpu, run_interpreted, without_waiting
+from ..interpreter import captured, interpreted, on_gpu, without_waiting
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 from vacsr.kernels import gpo
 
 SIZES = [(128, 257, 512), (128, 50, 1024), (16, 197, 1024), (7, 33, 65), (3, 1, 1)]
-
-
-@pytest.mark.slow
-def test_the_kernels_in_the_interpreter() -> None:
-    run_interpreted(__file__)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_operators_in_the_interpreter() -> None:
-    run_interpreted(__file__, marks="slow and not gpu")
 
 
 def _packed_states(gru: nn.GRU, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

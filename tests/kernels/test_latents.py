@@ -47,19 +47,15 @@ class Reading(NamedTuple):
 DEFAULT = Reading()
 
 
-def test_the_clamp_in_the_interpreter() -> None:
-    run_interpreted(__file__, only="interpreted_clamped")
-
-
 @pytest.mark.slow
 def test_the_kernels_in_the_interpreter() -> None:
-    run_interpreted(__file__)
+    run_interpreted("kernels/test_gpo.py", "kernels/test_latents.py")
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_operators_in_the_interpreter() -> None:
-    run_interpreted(__file__, marks="slow and not gpu")
+    run_interpreted("kernels/test_gpo.py", "kernels/test_latents.py", marks="slow and not gpu")
 
 
 # ------------------------------------------------------------------------------------------------- one pair at a time

@@ -192,17 +192,6 @@ def test_a_dot_is_placed_among_the_answers_of_its_own_row() -> None:
     assert "2 images without a label" in whole
 
 
-def test_intervals_say_which_are_empty_and_whether_all_grades_are_equal() -> None:
-    whole = comparison_page(comparison(examples=examples()))
-    assert "Grade 0.020 to 0.060" in whole
-    assert "No pair has a grade of 0.060 to 0.100." in whole
-    equal = examples()._replace(intervals=(Interval(0.25, 0.25, 3, answer(picture=Picture("i", "x"))),))
-    whole = comparison_page(comparison(examples=equal))
-    assert "Grade 0.250<" in whole
-    assert "the same grade, 0.250" in whole
-    assert "No pair has" not in whole
-
-
 @pytest.mark.parametrize(("position", "label"), [(0, 1.0), (1, 0.0)])
 @pytest.mark.parametrize(("kind", "name"), [("ste", "straight-through (as trained)"), ("plain", "plain sigmoid")])
 def test_gradients_are_those_of_the_loss(position: int, label: float, kind: Any, name: str) -> None:

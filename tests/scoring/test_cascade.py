@@ -1,6 +1,6 @@
 """Top-k in two stages: right also where the coarse score cannot tell items apart.
 
-The kernel is interpreted as in test_kernel.py: one test runs the interpreted ones in a process of their own.
+The interpreted tests are run by one of test_kernel.py.
 """
 
 from __future__ import annotations
@@ -23,15 +23,11 @@ from vacsr.scoring.folded import FP8, BlockScorer, half_dtype
 from vacsr.scoring.kernel import KernelScorer
 from vacsr.scoring.topk import DIRECTIONS, TopK, best_of, stable_topk
 
-from ..interpreter import interpreted, on_gpu, run_interpreted
+from ..interpreter import interpreted, on_gpu
 from .models import exact, inputs, method, model, units
 
 WAYS = ("i2t", "t2i", "both")
 every_way = pytest.mark.parametrize("way", WAYS)
-
-
-def test_the_cascade_in_the_interpreter() -> None:
-    run_interpreted(__file__)
 
 
 def cascade(made: Vacsr, *, spare: int = 4) -> Cascade:

@@ -1,7 +1,7 @@
 """The scoring kernel against the adapter written out in float64.
 
 Without a GPU the kernel runs in Triton's interpreter, which must be switched on before Triton is imported: one test
-runs the interpreted ones in a process of their own.
+runs the interpreted ones, also those of the cascade and the quickest of the loss, in a process of their own.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def unit(count: int, dim: int = 20, *, seed: int) -> Embedding:
     return Embedding(units(count, dim, seed=seed))
 
 
-def test_the_kernel_in_the_interpreter() -> None:
-    run_interpreted(__file__)
+def test_the_kernels_in_the_interpreter() -> None:
+    clamp = "kernels/test_latents.py::test_interpreted_clamped_log_variances_have_no_gradient"
+    run_interpreted("scoring/test_kernel.py", "scoring/test_cascade.py", clamp)
 
 
 @interpreted

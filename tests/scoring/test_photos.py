@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,16 +63,6 @@ def test_scores_are_those_of_single_pairs(scorer: PairScorer, pairs: PhotoSet, p
         assert torch.equal(scorer.score_set(pairs, inputs=inputs).score, scores)
 
 
-def test_paths_and_images_mixed(scorer: PairScorer, pairs: PhotoSet, tmp_path: Path) -> None:
-    names = [tmp_path / f"{row}.png" for row in range(3)]
-    for row, name in enumerate(names):
-        pairs.photos.open(row).save(name)
-    texts = list(pairs.captions[:4])
-    expected = scorer.score_all(names, texts).score
-    for photos in ([str(name) for name in names], (names[0], Image.open(names[1]), str(names[2]))):
-        assert torch.equal(scorer.score_all(photos, texts).score, expected)
-
-
 def test_aligned_and_named_pairs(scorer: PairScorer, pairs: PhotoSet, paths: list[str]) -> None:
     """A photo of a set is read as the whole set's are, whatever its size."""
     matrix = scorer.score_set(pairs)
@@ -101,13 +90,6 @@ def test_neither_texts_nor_photos(scorer: PairScorer) -> None:
     for images in (features[0], "photo.jpg", Image.new("RGB", (2, 2)), [3], None):
         with pytest.raises(UsageError, match="expected a"):
             scorer.embed_images(images)
-
-
-def test_photos_that_cannot_be_read(scorer: PairScorer, paths: list[str], tmp_path: Path) -> None:
-    (tmp_path / "torn.jpg").write_bytes(Path(paths[0]).read_bytes()[:300])
-    for bad in (tmp_path / "torn.jpg", tmp_path / "none.jpg"):
-        with pytest.raises(DataError, match=bad.name):
-            scorer.score_all([paths[0], bad], ["a dog"])
 
 
 def test_other_kinds_of_data_are_refused(scorer: PairScorer, pairs: PhotoSet, paths: list[str]) -> None:

@@ -155,11 +155,6 @@ def test_features_that_cannot_be_scored(
         getattr(scorer, call)(*wrong)
 
 
-def test_aligned_pairs_need_equal_counts(scorer: PairScorer) -> None:
-    with pytest.raises(ShapeMismatch, match="150 and 90"):
-        scorer.score_pairs(*inputs())
-
-
 def test_topk_refuses_what_it_does_not_know(scorer: PairScorer) -> None:
     scores = scorer.score_all(*inputs())
     for direction in ("I2T", ""):

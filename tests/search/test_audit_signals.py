@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ..conftest import load_script
 
-def load() -> Any:
-    path = Path(__file__).resolve().parents[2] / "benchmarks/_audit_signals.py"
-    spec = importlib.util.spec_from_file_location("_audit_signals", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SIGNALS = load()
+SIGNALS = load_script("benchmarks/_audit_signals.py")
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,7 +1,7 @@
 """Runs in a process of its own (see conftest.py): does a JOB, and dies on command.
 
 JOB: ``argv`` for the command line, or ``task`` for one of the functions below; ``env``, ``output`` (where stdout and
-stderr go), ``cwd``, ``kill`` (name and number of a moment), ``limit`` (largest file in bytes).
+stderr go), ``kill`` (name and number of a moment), ``limit`` (largest file in bytes).
 """
 
 from __future__ import annotations
@@ -126,8 +126,6 @@ def run() -> None:
     for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         stream.flush()
         os.dup2(os.open(f"{JOB['output']}.{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    if "cwd" in JOB:
-        os.chdir(JOB["cwd"])
     if "limit" in JOB:
         resource.setrlimit(resource.RLIMIT_FSIZE, (JOB["limit"], resource.RLIM_INFINITY))
     if "kill" in JOB:

@@ -78,16 +78,6 @@ def readers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("photos")}
 
 
-def test_leaving_an_epoch_stops_the_readers(model: MatchingModel, pairs: PhotoSet) -> None:
-    before = readers()
-    loader = build_loader(model, pairs, config=DataConfig(cache_gb=0, workers=2), device=CPU, world=World())
-    batches = loader.batches(ORDER.repeat(5, 1))
-    next(batches)
-    assert readers() - before
-    batches.close()  # type: ignore[attr-defined]
-    assert readers() <= before
-
-
 def test_a_photo_that_breaks_on_the_way_is_named(model: MatchingModel, tmp_path: Path) -> None:
     for number in range(6):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")

@@ -203,7 +203,7 @@ def test_channels_last_weights_are_updated_in_place() -> None:
 
 @pytest.mark.slow
 def test_compiled_adamp_is_the_plain_one() -> None:
-    shapes = [(512, 520), (512, 520), (1024, 300), (6, 5), (7,)]
+    shapes = [(512, 520), (512, 520), (6, 5), (7,)]
     plain, compiled = _weights(shapes), _weights(shapes)
     for weights, on in ((plain, False), (compiled, True)):
         optimizer = AdamP(weights, lr=0.01, weight_decay=0.2, compiled=on)

@@ -7,7 +7,6 @@ override at all; the test changes two fields that cost time: the epochs, and d.
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from PIL import Image
 
 from vacsr.files import read_tensors
 
-HELPERS = runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))
+from ..conftest import byte_tokenizer
+
 RECIPE = Path(__file__).parents[2] / "recipes" / "coco-vitb32.yaml"
 COUNTS = {"train": 20, "restval": 6, "val": 10, "test": 10}  # 26 to train on: 130 captions, a batch of 128
 COLOURS = {"red": (200, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 200), "yellow": (220, 210, 60)}
@@ -73,7 +73,7 @@ def write_clip(folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         transformers.CLIPModel(config).save_pretrained(folder)
-    HELPERS["byte_tokenizer"](transformers).save_pretrained(folder)
+    byte_tokenizer(transformers).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +86,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_recipe_with_two_overrides(launch: Any, place: Path, tmp_path: Path) -> None:
+def test_the_recipe_with_two_overrides(
+    vacsr: Any, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three epochs: two in which the image tower is frozen, and the one that unfreezes it."""
     out = tmp_path / "run"
+    monkeypatch.chdir(place)
     quick = ["--set", "train.epochs=3", "--set", "backbone.head.dim=16"]
-    done = launch("train", RECIPE, "--out", out, *quick, cwd=str(place))
+    done = vacsr("train", RECIPE, "--out", out, *quick)
     assert done.code == 0, done.err
     assert "| flickr | test |" in done.out
     (result,) = json.loads((out / "report.json").read_text(encoding="utf-8"))["results"]
@@ -103,10 +106,10 @@ def test_the_recipe_with_two_overrides(launch: Any, place: Path, tmp_path: Path)
     assert (config["data"]["photo_size"], config["train"]["optimizer"]) == (384, "adamp")
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["epoch"] for row in rows if "dev_rsum" in row] == [1, 2, 3]
-    again = launch("evaluate", out, "--json", tmp_path / "again.json", cwd=str(place))
+    again = vacsr("evaluate", out, "--json", tmp_path / "again.json")
     assert again.code == 0, again.err
     assert again.out.splitlines()[2] == done.out.splitlines()[2]
     photo = next((place / "data" / "coco" / "val2014").iterdir())
-    scored = launch("score", out, "--image", photo, "--text", "a red thing", "--text", "a blue thing")
+    scored = vacsr("score", out, "--image", photo, "--text", "a red thing", "--text", "a blue thing")
     assert scored.code == 0, scored.err
     assert len(scored.out.splitlines()) == 3

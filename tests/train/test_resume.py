@@ -75,11 +75,8 @@ def assert_resumes_exactly(
     ("case", "moments"),
     [
         ("vacsr", "after step 12"),
-        ("vacsr", "after checkpoint 2"),
         ("vacsr", "before checkpoint 3"),
         ("vacsr", "in checkpoint 1"),  # before there is any: the run starts again
-        ("vacsr", "in checkpoint 4"),
-        ("vacsr", "in log 9"),
         ("vacsr", "after step 5, in checkpoint 2, in log 4, after checkpoint 1"),
         ("vacsr", "ctrl-c 7"),  # its epoch's last, whose evaluation must not be lost
         ("vacsr", "ctrl-c 11"),
@@ -87,7 +84,6 @@ def assert_resumes_exactly(
         ("vacsr-adamp", "after step 17"),
         ("infonce-adamp", "after checkpoint 4"),
         ("accumulate", "after step 10"),
-        ("accumulate", "after checkpoint 3"),
         ("accumulate", "ctrl-c 6"),  # an epoch's last
         ("accumulate", "ctrl-c 11"),  # half an optimiser step
         ("cosine", "after step 5"),
@@ -97,7 +93,6 @@ def assert_resumes_exactly(
         *((method, "after step 10") for method in ("vse", "pcme", "pcmepp", "daa")),
         *((method, "after step 12") for method in ("ncr", "bicro", "npc")),
         pytest.param("photos", EACH_EPOCH, marks=SLOW),
-        pytest.param("photos-adamp", EACH_EPOCH, marks=SLOW),
     ],
 )
 def test_a_stopped_run_resumes_exactly(launch: Any, reference: Any, tmp_path: Path, case: str, moments: str) -> None:
@@ -109,9 +104,8 @@ def test_a_stopped_run_resumes_exactly(launch: Any, reference: Any, tmp_path: Pa
     [
         ("photos", "ctrl-c 4"),  # the next process begins with a tower unfrozen
         ("photos", EACH_EPOCH),
-        ("photos-adamp", "after step 11"),
         ("npc-photos", "after step 6"),  # in the middle of an epoch, with the bank of its beginning
-        ("npc-photos", "ctrl-c 11"),
+        pytest.param("npc-photos", "ctrl-c 11", marks=SLOW),
         pytest.param("photos-adamp", EACH_EPOCH, marks=SLOW),
         *(pytest.param(f"photos-{case}", "ctrl-c 5, ctrl-c 6", marks=SLOW) for case in ("accumulate", "mean")),
     ],
@@ -122,10 +116,16 @@ def test_a_streamed_run_resumes_exactly(launch: Any, reference: Any, tmp_path: P
     assert_resumes_exactly(launch, reference, tmp_path / "run", case, moments, options)
 
 
+RANDOM = [(case, seed) for seed in (0, 1) for case in CASES if case != "never"]
+QUICK = [("vacsr", 0), ("accumulate", 0), ("average", 0)]
+
+
 @SLOW
-@pytest.mark.parametrize("case", [case for case in CASES if case != "never"])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("case", "seed"), [*QUICK, *(pytest.param(*one, marks=pytest.mark.long) for one in RANDOM if one not in QUICK)]
+)
 def test_random_moments(launch: Any, reference: Any, tmp_path: Path, case: str, seed: int) -> None:
+    """Other cases stop at moments of their own above."""
     draw = random.Random(f"{case}/{seed}")
     highest = {"after step": 3, "in log": 3, "before checkpoint": 1, "in checkpoint": 1, "after checkpoint": 1}
     moments = [f"{name} {draw.randint(1, highest[name])}" for name in draw.choices(list(highest), k=3)]
@@ -134,7 +134,7 @@ def test_random_moments(launch: Any, reference: Any, tmp_path: Path, case: str, 
 
 
 @SLOW
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_killed_from_outside(launch: Any, reference: Any, tmp_path: Path, seed: int) -> None:
     file, expected = reference({"method.name": "vacsr", "train.epochs": 20})
     out, draw = tmp_path / "run", random.Random(seed)
