@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.stats import kendalltau, rankdata
 from torch import Tensor
 
 from vacsr.data.pairs import LabelledPairs
@@ -136,7 +136,7 @@ def read_judgments(path: Path, *, name: str = "") -> Judgments:
 
 def kendall_tau(x: Array, y: Array, *, variant: Literal["b", "c"] = "b") -> float:
     """Kendall's τ-b or τ-c (Stuart's) times 100; NaN if a side is constant or has fewer than two values. [N] each"""
-    return 100 * float(kendalltau(x, y, variant=variant).statistic) if len(x) > 1 else math.nan
+    return 100 * float(scipy.stats.kendalltau(x, y, variant=variant).statistic) if len(x) > 1 else math.nan
 
 
 class PublishedForm(NamedTuple):
@@ -174,7 +174,7 @@ def grade_agreement(scores: Values, judgments: Judgments) -> dict[str, Any]:
     return {
         f"{kind}_tau_{variant}": kendall_tau(score, judgments.grades, variant=variant),
         f"{kind}_tau_{variant}_published": kendall_tau(published.score, published.rating, variant=variant),
-        f"{kind}_spearman": 100 * pearson(rankdata(score), rankdata(judgments.grades)),
+        f"{kind}_spearman": 100 * pearson(scipy.stats.rankdata(score), scipy.stats.rankdata(judgments.grades)),
         f"{kind}_pairs": len(judgments),
     }
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from scipy.stats import rankdata
 
 from vacsr.evaluate.agreement import kendall_tau, published_form
 from vacsr.evaluate.significance import Interval, Part, image_draws, interval, paired_bootstrap
@@ -64,7 +64,7 @@ def graded_agreement(
         _, low, high, _ = interval(tau.value, _known(tau.drawn))
         result |= {name: tau.value, f"{name}_low": low, f"{name}_high": high}
     result |= {
-        "spearman": 100 * pearson(rankdata(values), rankdata(mean)),
+        "spearman": 100 * pearson(scipy.stats.rankdata(values), scipy.stats.rankdata(mean)),
         "human_tau": human_tau(every[~hidden], variant=variant),
         "pairs": len(values),
         "pairs_published": int((~hidden).sum()),

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
+import scipy  # its parts load when they are used; scipy.stats takes most of a second
 import torch
 from numpy.typing import NDArray
-from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from vacsr.errors import DataError, ShapeMismatch, UsageError
@@ -135,7 +135,7 @@ def auroc(score: Values, positive: Values) -> float:
     check_length(value, label)
     if label.all() or not label.any():
         return float("nan")
-    wins = mannwhitneyu(value[label], value[~label], method="asymptotic").statistic
+    wins = scipy.stats.mannwhitneyu(value[label], value[~label], method="asymptotic").statistic
     return float(wins / (label.sum() * (~label).sum()))
 
 
