@@ -29,7 +29,7 @@ from vacsr.noise import RowNoise, Stream, epoch_generator
 from vacsr.objective import LossTerms, PairBlock, batch_block, same_image
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import PairScorer
-from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
+from vacsr.strips import PairLoss, StripLoss, compile_pairs
 from vacsr.train.callbacks import Callback, FreezeTowers, WeightAverage
 from vacsr.train.checkpoint import describe_recipe
 from vacsr.train.data import Batch, Mixer, PairLoader, batch_order, build_loader
@@ -115,7 +115,7 @@ class RetrievalTask(Task):
         method, batch = self.model.method, self.config.batch_size
         height = batch // self.world.size if method.pairwise else batch
         itemsize = 2 if self.config.precision == "bf16" else 4
-        rows = strip_rows(method, self.config.tile, rows=height, columns=batch, itemsize=itemsize, graphed=self.graphed)
+        rows = method.strip_rows(self.config.tile, rows=height, columns=batch, itemsize=itemsize, graphed=self.graphed)
         return method.loss if rows == height else StripLoss(method.loss, method, rows)
 
     def build_optimizer(self) -> Optimizer:

@@ -26,7 +26,6 @@ from vacsr.files import read_json, write_json, write_text
 from vacsr.methods.base import Method, build_method
 from vacsr.model import MatchingModel, choose_device
 from vacsr.scoring import CosineDistanceScorer, PairScorer, check_cosine
-from vacsr.strips import strip_rows
 from vacsr.train.callbacks import Callback
 from vacsr.train.checkpoint import check_checkpoint, check_folder, describe_recipe, run_lock, run_pairs, run_section
 from vacsr.train.data import TrainingData, read_named, read_split, read_split_or_all, training_data
@@ -144,7 +143,7 @@ def check_recipe(recipe: Recipe, *, timed: bool = False) -> None:
             )
     with torch.random.fork_rng(devices=[]):  # cheap beside towers, which are only looked at
         method = build_method(recipe.method, dim=recipe.backbone.head.dim)
-    strip_rows(method, recipe.train.tile, rows=recipe.train.batch_size, columns=recipe.train.batch_size)
+    method.strip_rows(recipe.train.tile, rows=recipe.train.batch_size, columns=recipe.train.batch_size)
     if scheme.cached and spec.scheme == "features" and "captions" not in spec.options:
         method.fit(None, torch.zeros(1, dtype=torch.int64))  # refuses data without words, where it needs them
     if timed:
