@@ -38,7 +38,8 @@ def test_a_score_is_the_mean_of_both_networks_cosines(pairs: PairSet, method: st
     first, second = run.model.networks
     apart = []
     for network in (first, second):
-        (v,), (t,) = network.member_images(pairs.images, None, None), network.member_texts(pairs.texts, None)
+        backbone = network.backbone
+        v, t = network(backbone.encode_images(pairs.images), backbone.encode_texts(pairs.texts))
         apart.append((v.mean @ t.mean.T).detach())
     assert float((apart[0] - apart[1]).abs().max()) > 0.05, "two networks"
     scores = PairScorer(run.model, device="cpu").score_set(pairs).score
