@@ -258,7 +258,7 @@ class MatchingModel(Network):
             tokens = encode(network.backbone, draws)
             every = enumerate(network.heads)
             networks.append([heads.project(side, tokens, of_member(draws, member)) for member, heads in every])
-        parts = [part for member in zip(*networks, strict=True) for part in member]
+        parts: list[Embedding] = [part for member in zip(*networks, strict=True) for part in member]
         if len(parts) == 1:
             return parts[0]
         variances = [part.log_var for part in parts if part.log_var is not None]

@@ -216,7 +216,7 @@ class RetrievalTask(Task):
 
         A trial step takes gradients of its own, which the compiler cannot trace.
         """
-        self.look_ahead = [torch.compiler.disable(look_ahead.__call__) for look_ahead in self.look_ahead]
+        self.look_ahead = [torch.compiler.disable(one) for one in self.look_ahead]  # type: ignore[no-untyped-call]
         if not self.model.has_towers and not isinstance(self.pair_loss, StripLoss):
             return compile_pairs(self.loss)
         self.model.compile_blocks(True)
