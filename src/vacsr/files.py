@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import io
 import json
 import os
 import socket
@@ -211,23 +210,6 @@ def csv_cell(text: str) -> str:
     ("'=1+1", 'one two', {"'"})
     """
     return (f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text).replace("\r", " ")
-
-
-class BoundedReader(io.BufferedReader):
-    """A file of any size, of which one read gives at most ``limit`` bytes, whatever its headers ask for."""
-
-    def __init__(self, path: Path, *, limit: int) -> None:
-        super().__init__(io.FileIO(path))
-        self._path, self._limit = path, limit
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """``size`` bytes, or the rest."""
-        if size is None or size < 0:
-            size = max(0, os.fstat(self.fileno()).st_size - self.tell())
-        if size > self._limit:
-            message = f"{self._path} asks to read {size:,} bytes at once, {self._limit:,} are the limit"
-            raise DataError(f"{message} — the file is damaged or harmful: copy it again")
-        return super().read(size)
 
 
 def read_text(path: Path, *, limit: int = TABLE_BYTES, action: str = "save it as UTF-8 text") -> str:

@@ -12,8 +12,7 @@ from torch import Tensor
 from vacsr.config import EvaluateConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.pairs import LabelledPairs
-from vacsr.display import data_frame
-from vacsr.errors import DataError, UsageError
+from vacsr.errors import DataError, EnvironmentProblem, UsageError
 from vacsr.evaluate.agreement import JUDGED, Judgments, judged_result, read_judgments
 from vacsr.evaluate.details import detail_tables
 from vacsr.evaluate.histograms import score_histograms
@@ -107,6 +106,20 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, align:
     rules = ["---", *[align] * (len(head) - 1)] if isinstance(align, str) else align
     lines = ([cell.replace("|", r"\|") for cell in cells] for cells in (head, rules, *rows))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def data_frame(rows: Iterable[dict[str, Any]]) -> Any:
+    """A pandas DataFrame, one row per dictionary; names of nested ones are joined by dots, lists are left out.
+
+    >>> data_frame([{"split": "test", "i2t": {"r1": 50.0, "bins": [1, 2]}}]).to_dict("records")
+    [{'split': 'test', 'i2t.r1': 50.0}]
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise EnvironmentProblem("pandas is not installed — run: pip install pandas, or use to_dict()") from error
+    frame = pandas.json_normalize(list(rows))
+    return frame.loc[:, ~frame.map(lambda cell: isinstance(cell, list | tuple)).any()]
 
 
 def evaluate_retrieval(

@@ -6,7 +6,6 @@ One safetensors file and one rename: after a kill at any moment there is either 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -187,15 +186,6 @@ def run_lock(out: Path) -> Iterator[None]:
         for path in made:
             with suppress(OSError):
                 path.rmdir()
-
-
-def clear_folder(out: Path) -> None:
-    """Remove everything that a run left, except for the lock, which the caller holds."""
-    for path in out.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != LOCK:
-            path.unlink()
 
 
 def run_section(run: Path, name: str) -> dict[str, Any]:

@@ -19,11 +19,10 @@ from vacsr.data import PairSet, PhotoSet, load_pairs, parse_spec
 from vacsr.data.formats import OnError
 from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
 from vacsr.data.photos import without_unreadable
-from vacsr.errors import DataError, NoSuchSplit, UsageError, VacsrError
+from vacsr.errors import DataError, NoSuchSplit, UsageError
 from vacsr.model import MatchingModel
 from vacsr.noise import RowNoise, Stream, epoch_generator
 from vacsr.objective import PairBlock, same_image
-from vacsr.train.checkpoint import run_pairs, run_section
 from vacsr.train.distributed import World
 
 _GPU_SHARE = 0.5  # of a GPU's free memory that photos may take
@@ -85,17 +84,6 @@ def read_named(pairs: str, split: str | None, *, default: str, on_error: OnError
     """Data that a user names: the split asked for, else the SPEC's own, else ``default``, else everything."""
     chosen = split or parse_spec(pairs).options.get("split")
     return read_split_or_all(parse(DataConfig, {"pairs": pairs, "on_error": on_error}), chosen, default=default)
-
-
-def training_pairs(run: Path) -> PairSet | PhotoSet | None:
-    """The whole training split, with any share that was held out; None if it is unknown or cannot be read."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of missing photos; only names are compared
-            split = str(run_section(run, "data").get("train", "train"))
-            return load_pairs(run_pairs(run), split=split, on_error="skip")
-    except VacsrError:
-        return None
 
 
 def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Tensor:
