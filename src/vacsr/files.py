@@ -50,17 +50,11 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_path(target: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of ``target``; on success it becomes ``target``, on failure it is removed."""
-    with atomic_paths(target) as (temporary,):
-        yield temporary
-
-
-@contextmanager
 def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
-    """The same for files that belong together: all are on disk before the first is renamed.
+    """Yield a temporary sibling of each target; on success they become the targets, on failure they are removed.
 
-    A symbolic link stays, and the file it points to is replaced.
+    Of files that belong together, all are on disk before the first is renamed. A symbolic link stays, and the file it
+    points to is replaced.
     """
     for target in targets:
         _check_regular(target, name=str(target))
@@ -149,7 +143,7 @@ def make_folder(folder: Path) -> None:
 def write_text(target: Path, text: str) -> None:
     """Write a text file atomically."""
     try:
-        with atomic_path(target) as temporary:
+        with atomic_paths(target) as (temporary,):
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {target} ({error.strerror}) — choose another folder") from error
@@ -170,7 +164,7 @@ def write_tensors(
     target: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write a safetensors file atomically."""
-    with atomic_path(target) as temporary:
+    with atomic_paths(target) as (temporary,):
         save_tensors(temporary, tensors, metadata=metadata)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from vacsr.config import DataConfig
 from vacsr.config.io import parse
-from vacsr.data import PairSet, PhotoSet, load_pairs
+from vacsr.data import PairSet, PhotoSet, load_pairs, read_split
 from vacsr.data.formats import OnError
 from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import ConfigError, DataError, UsageError, VacsrError
@@ -30,7 +30,6 @@ from vacsr.search.calibrate import (
 )
 from vacsr.search.certify import verdict
 from vacsr.train.checkpoint import run_pairs, run_section
-from vacsr.train.data import read_split
 
 _ARROWS: dict[Direction, str] = {"i2t": "image → text", "t2i": "text → image"}
 

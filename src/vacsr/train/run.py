@@ -15,7 +15,7 @@ from torch import nn
 from vacsr.backbones import load_backbone, scheme_of
 from vacsr.config import BackboneConfig, DataConfig, EvaluateConfig, MethodConfig, Recipe, TrainConfig
 from vacsr.config.io import dump_yaml, method_config, parse
-from vacsr.data import PairSet, PhotoSet, check_captioned, parse_spec
+from vacsr.data import PairSet, PhotoSet, check_captioned, parse_spec, read_named, read_split, read_split_or_all
 from vacsr.errors import NoSuchSplit, UsageError
 from vacsr.evaluate.protocols import check_protocols, fitting_protocols, protocol_galleries
 from vacsr.evaluate.report import RetrievalReport, config_judgments, config_tests, evaluate_retrieval
@@ -28,7 +28,7 @@ from vacsr.model import MatchingModel, choose_device
 from vacsr.scoring import CosineDistanceScorer, PairScorer, check_cosine
 from vacsr.train.callbacks import Callback
 from vacsr.train.checkpoint import check_checkpoint, check_folder, describe_recipe, run_lock, run_pairs, run_section
-from vacsr.train.data import TrainingData, read_named, read_split, read_split_or_all, training_data
+from vacsr.train.data import TrainingData, training_data
 from vacsr.train.distributed import barrier
 from vacsr.train.retrieval import RetrievalTask, is_graphed
 from vacsr.train.step import matmul_precision
@@ -227,15 +227,9 @@ def evaluate_run(
     else:
         data = read_named(pairs, split, default="test")
     protocols = config.protocols if "protocols" in settings else fitting_protocols(config.protocols, data)
-    return _evaluate(
-        scorer, [(data, tuple(protocols))], config, spec=pairs or run_pairs(run), temperature=_fitted_temperature(run)
-    )
-
-
-def _fitted_temperature(run: Path) -> Temperature | None:
-    """What the run's report fitted to its dev split, if it did."""
-    path = run / "report.json"
-    return RetrievalReport(tuple(read_json(path).get("results", ()))).temperature if path.is_file() else None
+    earlier = read_json(run / "report.json") if (run / "report.json").is_file() else {}
+    fitted = RetrievalReport(tuple(earlier.get("results", ()))).temperature  # to the dev split, if it was
+    return _evaluate(scorer, [(data, tuple(protocols))], config, spec=pairs or run_pairs(run), temperature=fitted)
 
 
 def _evaluate(
