@@ -146,7 +146,7 @@ def test_a_changed_report_does_not_train_again(recipes: Any, tmp_path: Path) -> 
         assert result["t2i"]["r5"] == pytest.approx(100 * float(outcomes.t2i["r5"].mean()))
     recipe = recipes.recipe({**fields, "evaluate.splits": ["test"]})
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("vacsr.train.run.evaluate_retrieval", killed)
+        patched.setattr("vacsr.evaluate.report.evaluate_retrieval", killed)
         with pytest.raises(KeyboardInterrupt):
             run_recipe(recipe, tmp_path, resume=True, progress=False)
     assert not (tmp_path / "report.json").exists()
