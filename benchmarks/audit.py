@@ -27,14 +27,14 @@ from torch.nn.functional import normalize
 from _audit_signals import HIGH_RECALLS, measured, missing_signals, wrong_signals
 from _common import keep, parser, stored, timed
 from vacsr.config.io import read_recipe
-from vacsr.data import load_pairs
+from vacsr.data import load_pairs, read_split
 from vacsr.evaluate.agreement import Judgments, read_judgments
 from vacsr.evaluate.truth import scene_truth
 from vacsr.files import write_json, write_text
 from vacsr.pages.plots import palette
 from vacsr.scoring import PairScorer
 from vacsr.search.audit import find_neighbours
-from vacsr.train.data import read_split, training_data
+from vacsr.train.data import training_data
 
 Record = dict[str, Any]
 OURS, RIVAL = "vacsr-default", "infonce-cosine"

@@ -29,7 +29,7 @@ from vacsr.methods.base import Embedding, Method
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.objective import ObjectiveConfig, batch_block
-from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
+from vacsr.strips import PairLoss, StripLoss, compile_pairs
 from vacsr.train.step import matmul_precision
 
 Row = dict[str, Any]
@@ -82,7 +82,7 @@ def losses(args: argparse.Namespace, batch: int, *, device: torch.device) -> Ite
         vacsr = Vacsr(VacsrConfig(objective=ObjectiveConfig(fused=with_kernels)), dim=args.dim).to(device)
         way, itemsize = FUSED if with_kernels else "", ITEM[args.precision]
         yield f"dense{way}", vacsr, compiled(vacsr.loss)
-        rows = strip_rows(vacsr, args.tile, rows=batch, columns=batch, itemsize=itemsize, graphed=args.graph)
+        rows = vacsr.strip_rows(args.tile, rows=batch, columns=batch, itemsize=itemsize, graphed=args.graph)
         if rows < batch:
             yield f"strips {rows}×{batch}{way}", vacsr, compiled(StripLoss(vacsr.loss, vacsr, rows))
 

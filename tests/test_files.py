@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from vacsr.errors import DataError, DiskFull, EnvironmentProblem, FolderInUse, UsageError
 from vacsr.files import (
-    atomic_path,
+    atomic_paths,
     check_output,
     disk_errors,
     lock_file,
@@ -48,7 +48,7 @@ def full(*_: Any, **__: Any) -> None:
 
 
 def half_written(target: Path, error: BaseException) -> None:
-    with atomic_path(target) as temporary:
+    with atomic_paths(target) as (temporary,):
         temporary.write_text("half")
         raise error
 
@@ -59,7 +59,7 @@ def test_a_reader_never_sees_half(tmp_path: Path) -> None:
     link.symlink_to(target)
     for path in (target, link):
         write_text(path, "één\n")
-        with atomic_path(path) as temporary:
+        with atomic_paths(path) as (temporary,):
             temporary.write_text("half")
             assert target.read_text(encoding="utf-8") == "één\n"
             assert temporary.parent == target.parent  # a rename is atomic only within a file system

@@ -15,22 +15,18 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from vacsr.adapter import AdapterConfig
-from vacsr.errors import UsageError
 from vacsr.methods.base import Embedding
-from vacsr.methods.infonce import InfoNCE, InfoNCEConfig
 from vacsr.methods.pcme import Pcme, PcmeConfig
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
-from vacsr.methods.vacsr import Vacsr, VacsrConfig
+from vacsr.methods.vacsr import Vacsr
 from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, batch_block
-from vacsr.strips import StripLoss, compile_pairs, strip_rows
+from vacsr.strips import StripLoss, compile_pairs
 
 from . import losses
 from .losses import Fields, Result, assert_same, leaves, make_vacsr, run_loss
 
 DIM = 5
 IDS = torch.tensor([7, 8, 7, 9, 3, 8, 8, 1, 2, 7, 4])
-with torch.device("meta"):
-    PAPER = Vacsr(VacsrConfig(), dim=1024)
 
 
 def make(adapter: Fields = {}, objective: Fields = {}) -> Vacsr:  # noqa: B006
@@ -113,7 +109,7 @@ def test_any_rows_of_any_batch(ids: list[int], rows: int, hard: int, components:
 )
 def test_strips_of_other_pairwise_methods(method: Any) -> None:
     v, t = sides(len(IDS), variance=isinstance(method, Pcme))
-    rows = strip_rows(method, 4, rows=len(IDS), columns=len(IDS))
+    rows = method.strip_rows(4, rows=len(IDS), columns=len(IDS))
     assert rows == 4
     expected = run_loss(method.loss, method, IDS, v, t)
     assert all(g is not None for g in expected.grads)
@@ -141,50 +137,6 @@ def test_gradients_that_share_memory_are_added_up_apart() -> None:
     result = run_loss(StripLoss(method.loss, method, 2), method, ids, v, t)
     assert result.grads[2] is None
     assert_same(result, run_loss(method.loss, method, ids, v, t), within=1e-5)
-
-
-@pytest.mark.parametrize("method", [InfoNCE(InfoNCEConfig(), dim=8), make(objective={"contrastive_direction": "both"})])
-def test_a_loss_across_rows_is_taken_whole(method: Any) -> None:
-    assert strip_rows(method, "auto", rows=8192, columns=8192) == 8192
-    assert strip_rows(method, 0, rows=8192, columns=8192) == 8192
-    with pytest.raises(UsageError, match=r"train.tile=64: .* — set train.tile=0 or auto"):
-        strip_rows(method, 64, rows=128, columns=128)
-
-
-def test_the_height_of_a_strip() -> None:
-    method, paper, sigmoid = make(), PAPER, Sigmoid(SigmoidConfig(), dim=8)
-    assert strip_rows(method, 0, rows=100, columns=100) == 100
-    assert strip_rows(method, 64, rows=100, columns=100) == 50, "equal strips compile once"
-    assert strip_rows(method, 200, rows=50, columns=100) == 50
-    assert strip_rows(paper, "auto", rows=128, columns=128) == 128
-    assert strip_rows(paper, "auto", rows=4096, columns=4096) == 16
-    assert strip_rows(paper, "auto", rows=512, columns=4096) == 16, "a rank's rows"
-    assert strip_rows(paper, "auto", rows=100_000, columns=100_000) == 1
-    assert strip_rows(sigmoid, "auto", rows=4096, columns=4096) == 4096
-    assert strip_rows(sigmoid, "auto", rows=16384, columns=16384) == 4096
-    assert strip_rows(method, 64, rows=0, columns=0) == 0
-
-
-def test_strips_of_a_graph_are_smaller() -> None:
-    paper, small = PAPER, Vacsr(VacsrConfig(), dim=256)
-    height = partial(strip_rows, tile="auto", graphed=True)
-    assert height(paper, rows=128, columns=128) == 32
-    assert height(paper, rows=128, columns=128, itemsize=2) == 64
-    assert height(small, rows=128, columns=128) == 128, "what is small stays whole"
-    assert height(paper, rows=1024, columns=1024) == 16
-    assert height(paper, rows=4096, columns=4096) == 16, "nor may there be too many"
-
-
-@settings(deadline=None)
-@given(rows=st.integers(1, 3000), columns=st.integers(800, 100_000))
-def test_strips_are_equal_where_that_leaves_them_large(rows: int, columns: int) -> None:
-    pairs = (9 << 23) // 2048
-    most = max(pairs // columns, min(16, 2 * pairs // columns), 1)
-    height = strip_rows(PAPER, "auto", rows=rows, columns=columns)
-    assert 1 <= height <= min(rows, most)
-    assert (height == rows) == (rows <= most)
-    assert rows % height == 0 or 2 * height >= most
-    assert 3 * height >= min(rows, most)
 
 
 class Held:

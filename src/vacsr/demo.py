@@ -32,7 +32,7 @@ from vacsr.data.scenes import SceneWorld, load_scenes, render_scene, scene_grade
 from vacsr.errors import UsageError
 from vacsr.evaluate.truth import Truth, exact_metrics, exact_truth, truth_facts
 from vacsr.evaluate.uncertainty import Array, aurc, selective_risk
-from vacsr.files import atomic_path, make_folder, write_json, write_text
+from vacsr.files import atomic_paths, make_folder, write_json, write_text
 from vacsr.model import MatchingModel
 from vacsr.pages.curves import Plot
 from vacsr.pages.examples import Picture, data_uri
@@ -152,7 +152,7 @@ def run_demo(out: Path, *, seed: int = 0, config: DemoConfig | None = None, prog
     write_text(out / PAGE, render("demo.html", data=data, rows=_rows(measured), commands=commands, **page))
     for name, model in models.items():
         with_towers(model, towers).save_pretrained(out / name / "model")
-    with atomic_path(out / PICTURE) as temporary:
+    with atomic_paths(out / PICTURE) as (temporary,):
         Image.fromarray(render_scene(splits["test"].world.scenes[0], 256)).save(temporary, "png")
     return f"{text}\nSaved in {out}. Open {out / PAGE} in a browser. Next, try: {next(iter(commands.values()))}"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import io
 import json
 import os
 import socket
@@ -51,17 +50,11 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_path(target: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of ``target``; on success it becomes ``target``, on failure it is removed."""
-    with atomic_paths(target) as (temporary,):
-        yield temporary
-
-
-@contextmanager
 def atomic_paths(*targets: Path) -> Iterator[tuple[Path, ...]]:
-    """The same for files that belong together: all are on disk before the first is renamed.
+    """Yield a temporary sibling of each target; on success they become the targets, on failure they are removed.
 
-    A symbolic link stays, and the file it points to is replaced.
+    Of files that belong together, all are on disk before the first is renamed. A symbolic link stays, and the file it
+    points to is replaced.
     """
     for target in targets:
         _check_regular(target, name=str(target))
@@ -150,7 +143,7 @@ def make_folder(folder: Path) -> None:
 def write_text(target: Path, text: str) -> None:
     """Write a text file atomically."""
     try:
-        with atomic_path(target) as temporary:
+        with atomic_paths(target) as (temporary,):
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {target} ({error.strerror}) — choose another folder") from error
@@ -171,7 +164,7 @@ def write_tensors(
     target: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write a safetensors file atomically."""
-    with atomic_path(target) as temporary:
+    with atomic_paths(target) as (temporary,):
         save_tensors(temporary, tensors, metadata=metadata)
 
 
@@ -211,23 +204,6 @@ def csv_cell(text: str) -> str:
     ("'=1+1", 'one two', {"'"})
     """
     return (f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text).replace("\r", " ")
-
-
-class BoundedReader(io.BufferedReader):
-    """A file of any size, of which one read gives at most ``limit`` bytes, whatever its headers ask for."""
-
-    def __init__(self, path: Path, *, limit: int) -> None:
-        super().__init__(io.FileIO(path))
-        self._path, self._limit = path, limit
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """``size`` bytes, or the rest."""
-        if size is None or size < 0:
-            size = max(0, os.fstat(self.fileno()).st_size - self.tell())
-        if size > self._limit:
-            message = f"{self._path} asks to read {size:,} bytes at once, {self._limit:,} are the limit"
-            raise DataError(f"{message} — the file is damaged or harmful: copy it again")
-        return super().read(size)
 
 
 def read_text(path: Path, *, limit: int = TABLE_BYTES, action: str = "save it as UTF-8 text") -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ from vacsr.noise import RowNoise, Stream, of_member, seeded
 from vacsr.pretrained import SavedModel, check_start, encoder_spec, write_model_folder
 from vacsr.provenance import UNKNOWN, Provenance
 
+Side = Literal["image", "text"]
+
 
 class Heads(nn.Module):
     """Two projection heads and their pooling: tokens in, unit vectors out. A member of an ensemble has its own."""
@@ -41,20 +43,11 @@ class Heads(nn.Module):
 
     def forward(self, images: Tokens, texts: Tokens) -> tuple[Embedding, Embedding]:
         """As one function of their weights. -> [N, d], [M, d]"""
-        return self.project_images(images), self.project_texts(texts)
+        return self.project("image", images), self.project("text", texts)
 
-    def project_images(self, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
-        """From the backbone's image tokens to unit vectors. -> [N, d]"""
-        return self._project(tokens, self.image_head, self.image_pool, self.image_variance, noise)
-
-    def project_texts(self, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
-        """From the backbone's text tokens to unit vectors. -> [M, d]"""
-        return self._project(tokens, self.text_head, self.text_pool, self.text_variance, noise)
-
-    def _project(
-        self, tokens: Tokens, head: nn.Module, pool: nn.Module, variance: VarianceHead | None, noise: RowNoise | None
-    ) -> Embedding:
-        """Unit vectors and, with a variance head, logσ², with dropout of its own."""
+    def project(self, side: Side, tokens: Tokens, noise: RowNoise | None = None) -> Embedding:
+        """The backbone's tokens to unit vectors and, with a variance head, logσ², with dropout of its own. -> [N, d]"""
+        head, pool, variance = (getattr(self, f"{side}_{part}") for part in ("head", "pool", "variance"))
         mean = functional.normalize(self._pooled(tokens, head, pool, noise), dim=-1)
         if variance is None:
             return Embedding(mean)
@@ -101,16 +94,6 @@ class Network(Heads):
                 for dim in self.backbone.spread_dims
             )
         self.backbone.add_variance()
-
-    def member_images(self, images: Tensor, noise: RowNoise | None, mix: Partners | None) -> list[Embedding]:
-        """Each member's embedding of features [N, D_image], or of photos [N, 3, H, W] uint8. -> [N, d] each"""
-        tokens = self.backbone.encode_images(images, noise, mix)
-        return [heads.project_images(tokens, of_member(noise, member)) for member, heads in enumerate(self.heads)]
-
-    def member_texts(self, texts: Tensor, noise: RowNoise | None) -> list[Embedding]:
-        """Each member's embedding of features [M, D_text], or of tokens [M, L] with −1 for padding. -> [M, d] each"""
-        tokens = self.backbone.encode_texts(texts, noise)
-        return [heads.project_texts(tokens, of_member(noise, member)) for member, heads in enumerate(self.heads)]
 
     def tower_groups(self, config: TowersConfig) -> list[ParamGroup]:
         """Block ℓ of L at rate·decay^(L−ℓ), everything outside the blocks at the rate of the tower."""
@@ -259,15 +242,28 @@ class MatchingModel(Network):
 
         The vectors of all members and networks stand end to end, so the cosine is the mean of their cosines.
         """
-        return _join([network.member_images(images, draws, mix) for network, draws in self._draws(noise)])
+        return self._embed("image", lambda backbone, draws: backbone.encode_images(images, draws, mix), noise)
 
     def embed_texts(self, texts: Tensor, noise: RowNoise | None = None) -> Embedding:
         """Features [M, D_text], or tokens [M, L] with −1 for padding, to unit vectors [M, dim]."""
-        return _join([network.member_texts(texts, draws) for network, draws in self._draws(noise)])
+        return self._embed("text", lambda backbone, draws: backbone.encode_texts(texts, draws), noise)
 
-    def _draws(self, noise: RowNoise | None) -> Iterable[tuple[Network, RowNoise | None]]:
-        """Each network with its own draws: the second sees other crops and drops other units."""
-        return zip(self.networks, (noise, noise and noise.other(Stream.SECOND_NETWORK)), strict=False)
+    def _embed(
+        self, side: Side, encode: Callable[[Backbone, RowNoise | None], Tokens], noise: RowNoise | None
+    ) -> Embedding:
+        """Unit vectors of all members end to end as one; a member's networks stand side by side. -> [N, dim]"""
+        networks: list[list[Embedding]] = []
+        # The second network has its own draws: it sees other crops and drops other units.
+        for network, draws in zip(self.networks, (noise, noise and noise.other(Stream.SECOND_NETWORK)), strict=False):
+            tokens = encode(network.backbone, draws)
+            every = enumerate(network.heads)
+            networks.append([heads.project(side, tokens, of_member(draws, member)) for member, heads in every])
+        parts: list[Embedding] = [part for member in zip(*networks, strict=True) for part in member]
+        if len(parts) == 1:
+            return parts[0]
+        variances = [part.log_var for part in parts if part.log_var is not None]
+        mean = torch.cat([part.mean for part in parts], dim=-1) * math.sqrt(1.0 / len(parts))
+        return Embedding(mean, torch.cat(variances, dim=-1) if variances else None)
 
     def param_groups(self, towers: TowersConfig | None = None) -> list[ParamGroup]:
         """Heads, pooling, method and towers; towers have their own rates, and one with rate 0 is omitted."""
@@ -305,7 +301,7 @@ load_model = MatchingModel.from_pretrained
 
 
 def choose_device(name: str | torch.device) -> torch.device:
-    """``auto`` is CUDA where present; asking for CUDA without a GPU is an error."""
+    """``auto`` is CUDA where present; asking for a GPU that is not there is an error."""
     if isinstance(name, torch.device):
         return name
     if name == "auto":
@@ -314,17 +310,10 @@ def choose_device(name: str | torch.device) -> torch.device:
         raise UsageError(f"unknown device '{name}' — use auto, cpu or cuda")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise EnvironmentProblem("this torch sees no CUDA GPU — use device=cpu, or see: vacsr doctor")
-    return torch.device(name)
-
-
-def _join(networks: list[list[Embedding]]) -> Embedding:
-    """Unit vectors of all members end to end as one; a member's networks stand side by side. [N, d] each"""
-    parts: list[Embedding] = [part for member in zip(*networks, strict=True) for part in member]
-    if len(parts) == 1:
-        return parts[0]
-    variances = [part.log_var for part in parts if part.log_var is not None]
-    mean = torch.cat([part.mean for part in parts], dim=-1) * math.sqrt(1.0 / len(parts))
-    return Embedding(mean, torch.cat(variances, dim=-1) if variances else None)
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is not None and device.index >= (gpus := torch.cuda.device_count()):
+        raise EnvironmentProblem(f"no GPU '{name}', there are {gpus} — use a number below {gpus}, or cuda")
+    return device
 
 
 def model_card(model: MatchingModel) -> str:

@@ -50,7 +50,7 @@ class PairBlock:
     def rows(self, rows: slice) -> Self:
         """A block of this block's rows; the counts stay those of the whole batch."""
         targets = None if self.targets is None else self.targets[rows]
-        noise = self.noise.block(rows, slice(None))
+        noise = replace(self.noise, rows=self.noise.rows[rows])
         return replace(self, relevance=self.relevance[rows], noise=noise, targets=targets)
 
     def weigh(self, values: Tensor) -> Tensor:

@@ -10,56 +10,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch._functorch.config
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from vacsr.errors import UsageError
-from vacsr.methods.base import Embedding, Method, take
+from vacsr.methods.base import Embedding, take
 from vacsr.objective import LossTerms, PairBlock
 
 PairLoss = Callable[[Embedding, Embedding, PairBlock], LossTerms]
 """[R, d], [C, d] and their pairs -> the block's share of the batch's loss."""
 Loss = TypeVar("Loss", bound=Callable[..., LossTerms])
-
-_NUMBERS = 9 << 23  # pairs × width of a strip chosen by `auto`: 9 rows of 4,096 pairs of two components at d = 1024
-_GRAPH_BYTES = 1 << 25  # the smallest strip of a CUDA graph: 4,096 such pairs in float32
-_GRAPH_STRIPS = 64  # a graph with more strips than this gets larger ones
-_FEW_ROWS = 16  # every strip reads all texts, so a strip of fewer rows may hold twice the pairs
-
-
-def strip_rows(
-    method: Method, tile: int | Literal["auto"], *, rows: int, columns: int, itemsize: int = 4, graphed: bool = False
-) -> int:
-    """Rows of a strip of a [rows, columns] pair matrix; ``rows`` means that the matrix is taken whole.
-
-    ``auto`` chooses strips that keep a GPU busy for longer than the host needs to launch them. A CUDA graph launches
-    for free: there a strip is smaller, but has at least 32 MiB (``itemsize``: bytes of a number in a matrix product).
-    """
-    if tile == 0 or not rows * columns or (tile == "auto" and not method.pairwise):
-        return rows
-    if not method.pairwise:
-        name = method.config.name
-        message = f"train.tile={tile}: the loss of '{name}' compares pairs across rows and cannot be split into strips"
-        raise UsageError(f"{message} — set train.tile=0 or auto")
-    if tile != "auto":
-        return _even(rows, tile)
-    width = method.pair_width
-    pairs = _NUMBERS // width
-    if graphed:
-        pairs = min(pairs, max(_GRAPH_BYTES // (itemsize * width), rows * columns // _GRAPH_STRIPS))
-    most = min(rows, max(pairs // columns, min(_FEW_ROWS, 2 * pairs // columns), 1))
-    # Strips of one shape are compiled once; where the divisors are all small, the last strip is shorter instead.
-    divisor = max(n for n in range(1, most + 1) if rows % n == 0)
-    return divisor if 2 * divisor >= most else _even(rows, most)
-
-
-def _even(rows: int, most: int) -> int:
-    """Rows of the fewest strips with at most ``most`` rows, all of one height but perhaps the last."""
-    return -(-rows // -(-rows // most))
 
 
 @dataclass(frozen=True)

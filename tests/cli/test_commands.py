@@ -181,7 +181,7 @@ def test_evaluate_takes_the_settings_of_the_run(
         asked.update(options, judgments=[judged.kind for judged in options["judgments"]])
         return evaluate_retrieval(scorer, pairs, protocols=protocols, **options)
 
-    monkeypatch.setattr("vacsr.train.run.evaluate_retrieval", record)
+    monkeypatch.setattr("vacsr.evaluate.report.evaluate_retrieval", record)
 
     def settings(*options: object) -> dict[str, Any]:
         answer = vacsr("evaluate", *options)
@@ -294,6 +294,6 @@ def test_ctrl_c_outside_training(vacsr: Command, run: Path, monkeypatch: Patch) 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vacsr.train.run.evaluate_retrieval", interrupted)
+    monkeypatch.setattr("vacsr.evaluate.report.evaluate_retrieval", interrupted)
     answer = vacsr("evaluate", run)
     assert (answer.code, answer.out) == (130, "")

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from vacsr.compare import compare, list_cells, read_table
-from vacsr.compare.cells import check_cells
+from vacsr.compare.cells import check_cells, clear_folder
 from vacsr.errors import UsageError
+from vacsr.train.checkpoint import LOCK, run_lock
 
 TABLES = Path(__file__).resolve().parents[2] / "tables"
 PARTS = TABLES / "parts"
@@ -103,3 +104,17 @@ def test_a_start_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert "backbone.image_output is 'hidden', but 'norm' in runs/start" in told
     write(tmp_path / "start.yaml", {**start, "evaluate": {"protocols": ["eccv"]}})
     assert "what the cells start from cannot be trained: protocol 'eccv'" in refusal(tmp_path, **fields)
+
+
+def test_clearing_keeps_the_lock_and_what_a_link_points_to(tmp_path: Path) -> None:
+    out, far = tmp_path / "run", tmp_path / "far"
+    far.mkdir()
+    (far / "kept").touch()
+    with run_lock(out):
+        (out / "checkpoint").mkdir()
+        (out / "checkpoint" / "state").touch()
+        (out / "report.json").touch()
+        (out / "link").symlink_to(far)
+        clear_folder(out)
+        assert [path.name for path in out.iterdir()] == [LOCK]
+    assert (far / "kept").exists()

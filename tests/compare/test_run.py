@@ -386,7 +386,7 @@ def test_a_changed_cell_that_is_killed_is_not_taken_for_finished(
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vacsr.train.run.evaluate_retrieval", killed)
+    monkeypatch.setattr("vacsr.evaluate.report.evaluate_retrieval", killed)
     with pytest.raises(KeyboardInterrupt):
         compare(table, out, rows=["ours"], fresh=True)
     monkeypatch.undo()

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from vacsr.data import load_pairs
-from vacsr.data.archives import FilePhoto, TarPhoto, zip_photos
+from vacsr.data.archives import BoundedReader, FilePhoto, TarPhoto, zip_photos
 from vacsr.data.decode import PHOTO_BYTES
 from vacsr.data.noise import load_noise
 from vacsr.data.shards import MAX_SHARDS, MEMBER_BYTES
 from vacsr.errors import DataError
-from vacsr.files import JSON_BYTES, TABLE_BYTES, BoundedReader, read_npy
+from vacsr.files import JSON_BYTES, TABLE_BYTES, read_npy
 
 
 def sparse(path: Path, size: int = 20 << 30) -> Path:

@@ -1,16 +1,26 @@
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from vacsr.config.io import merge, method_config, parse_overrides
+from vacsr.errors import UsageError
 from vacsr.methods import Embedding, build_method
 from vacsr.methods.base import split_by_decay
 from vacsr.methods.pcmepp import closed_form_distance
+from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
+from vacsr.methods.vacsr import Vacsr, VacsrConfig
 
 from .cases import gaussians
 
+with torch.device("meta"):
+    PAPER = Vacsr(VacsrConfig(), dim=1024)
 NAMES = ("vacsr", "sigmoid", "infonce", "vse", "pcme", "pcmepp", "daa", "ncr", "bicro", "npc")
 
 
@@ -93,3 +103,48 @@ PAPERS = {
 def test_the_papers_settings(name: str) -> None:
     fields = method_config(f"{name}-paper").model_dump()
     assert merge(fields, parse_overrides(PAPERS[name].split())) == fields
+
+
+@pytest.mark.parametrize("method", ["infonce", {"name": "vacsr", "objective": {"contrastive_direction": "both"}}])
+def test_a_loss_across_rows_is_taken_whole(method: Any) -> None:
+    method = build_method(method_config(method), dim=8)
+    assert method.strip_rows("auto", rows=8192, columns=8192) == 8192
+    assert method.strip_rows(0, rows=8192, columns=8192) == 8192
+    with pytest.raises(UsageError, match=r"train.tile=64: .* — set train.tile=0 or auto"):
+        method.strip_rows(64, rows=128, columns=128)
+
+
+def test_the_height_of_a_strip() -> None:
+    method, paper, sigmoid = Vacsr(VacsrConfig(), dim=8), PAPER, Sigmoid(SigmoidConfig(), dim=8)
+    assert method.strip_rows(0, rows=100, columns=100) == 100
+    assert method.strip_rows(64, rows=100, columns=100) == 50, "equal strips compile once"
+    assert method.strip_rows(200, rows=50, columns=100) == 50
+    assert paper.strip_rows("auto", rows=128, columns=128) == 128
+    assert paper.strip_rows("auto", rows=4096, columns=4096) == 16
+    assert paper.strip_rows("auto", rows=512, columns=4096) == 16, "a rank's rows"
+    assert paper.strip_rows("auto", rows=100_000, columns=100_000) == 1
+    assert sigmoid.strip_rows("auto", rows=4096, columns=4096) == 4096
+    assert sigmoid.strip_rows("auto", rows=16384, columns=16384) == 4096
+    assert method.strip_rows(64, rows=0, columns=0) == 0
+
+
+def test_strips_of_a_graph_are_smaller() -> None:
+    paper, small = PAPER, Vacsr(VacsrConfig(), dim=256)
+    height = partial(Vacsr.strip_rows, tile="auto", graphed=True)
+    assert height(paper, rows=128, columns=128) == 32
+    assert height(paper, rows=128, columns=128, itemsize=2) == 64
+    assert height(small, rows=128, columns=128) == 128, "what is small stays whole"
+    assert height(paper, rows=1024, columns=1024) == 16
+    assert height(paper, rows=4096, columns=4096) == 16, "nor may there be too many"
+
+
+@settings(deadline=None)
+@given(rows=st.integers(1, 3000), columns=st.integers(800, 100_000))
+def test_strips_are_equal_where_that_leaves_them_large(rows: int, columns: int) -> None:
+    pairs = (9 << 23) // 2048
+    most = max(pairs // columns, min(16, 2 * pairs // columns), 1)
+    height = PAPER.strip_rows("auto", rows=rows, columns=columns)
+    assert 1 <= height <= min(rows, most)
+    assert (height == rows) == (rows <= most)
+    assert rows % height == 0 or 2 * height >= most
+    assert 3 * height >= min(rows, most)

@@ -117,6 +117,16 @@ def test_hits_of_an_ensemble_say_how_much_its_members_disagree(pairs: PairSet) -
     assert [hit.uncertainty for hit in result.hits] == [None] * 4
 
 
+def test_a_notebook_shows_hits_as_a_table(scorer: PairScorer, pairs: PairSet) -> None:
+    shelf = images(scorer, pairs)
+    shelf.ids = [f"<{name}>" for name in shelf.ids]
+    (result,) = Searcher(scorer, shelf).search_texts(pairs.texts[:1], k=2)
+    shown = result._repr_html_()
+    assert shown.startswith("<table><tr><th>rank</th><th>id</th>")
+    assert f"<tr><td>1</td><td>&lt;{result.hits[0].id[1:-1]}&gt;</td><td>" in shown
+    assert shown.count("<tr>") == 3
+
+
 def test_more_hits_than_candidates_follow_by_cosine_then_score(scorer: PairScorer, pairs: PairSet) -> None:
     """200 are scored together; those beyond come after them, ordered among themselves."""
     searcher, matrix = Searcher(scorer, texts(scorer, pairs)), scorer.score_set(pairs)

@@ -37,7 +37,8 @@ def test_a_score_is_the_mean_of_both_networks_cosines(pairs: PairSet, method: st
     first, second = run.model.networks
     apart = []
     for network in (first, second):
-        (v,), (t,) = network.member_images(pairs.images, None, None), network.member_texts(pairs.texts, None)
+        backbone = network.backbone
+        v, t = network(backbone.encode_images(pairs.images), backbone.encode_texts(pairs.texts))
         apart.append((v.mean @ t.mean.T).detach())
     assert float((apart[0] - apart[1]).abs().max()) > 0.05, "two networks"
     scores = PairScorer(run.model, device="cpu").score_set(pairs).score
@@ -225,7 +226,7 @@ def test_weights_come_from_a_trial_step_that_leaves_no_trace(pairs: PairSet) -> 
     method.nearest.copy_(torch.randint(len(pairs), (2, len(pairs)), generator=generator))
     method.ready.fill_(1.0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    gain = trainer.task.side_losses(Batch(captions))["bank"]
+    gain = trainer.task.look_ahead[0](Batch(captions))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 

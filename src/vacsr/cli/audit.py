@@ -25,14 +25,13 @@ def audit(
     device: Device = "auto",
 ) -> None:
     """Find wrong captions and missing matches in your data."""
-    from vacsr.data.formats import OnError, parse_spec
+    from vacsr.data import read_named
+    from vacsr.data.formats import OnError, parse_spec, spec_files
     from vacsr.data.tables import caption_lines
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress
     from vacsr.search.audit import audit as audit_pairs
     from vacsr.search.audit_page import MISSING, PAGE, WRONG, load_pictures, short_spec, write_audit
-    from vacsr.train.checkpoint import spec_files
-    from vacsr.train.data import read_named
 
     for name in (WRONG, MISSING, PAGE):
         check_output("--out", out / name, inputs=spec_files(pairs))

@@ -41,11 +41,11 @@ def embed(
 
     from vacsr.config import BackboneConfig
     from vacsr.config.io import merge, parse, parse_overrides
+    from vacsr.data.formats import spec_files
     from vacsr.embed import captions_path, embed_captions, embed_pairs, embedding_config
     from vacsr.evaluate.pair_files import read_caption_list
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress
-    from vacsr.train.checkpoint import spec_files
 
     if (pairs is None) == (captions is None):
         raise UsageError("embed takes either --pairs or --captions — e.g. --pairs folder:photos")

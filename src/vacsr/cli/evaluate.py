@@ -62,11 +62,12 @@ def evaluate(
     """
     from vacsr.config import EvaluateConfig
     from vacsr.config.io import parse
+    from vacsr.data.formats import spec_files
     from vacsr.evaluate.pair_files import named_file
     from vacsr.evaluate.report import evaluate_files
     from vacsr.files import check_output, write_json
     from vacsr.pretrained import encoder_spec
-    from vacsr.train.checkpoint import run_files, spec_files
+    from vacsr.train.checkpoint import run_files
     from vacsr.train.run import evaluate_run
 
     _check_kind(run, scores, ids=ids, uncertainty=uncertainty, posthoc=posthoc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from vacsr.files import write_json, write_text
 from vacsr.methods.base import Likelihood
 from vacsr.pretrained import check_start
 from vacsr.scoring import PairScorer
-from vacsr.train.checkpoint import NO_EFFECT, check_folder, clear_folder, first_difference, holds_run, run_lock
+from vacsr.train.checkpoint import LOCK, NO_EFFECT, check_folder, first_difference, holds_run, run_lock
 from vacsr.train.run import check_recipe, report_sets, run_recipe
 
 
@@ -114,6 +115,15 @@ def run_cell(cell: Cell, *, progress: bool, fresh: bool = False) -> None:
                 raise OtherRun(f"{str(error).partition(' — ')[0]} — {hint}") from error
             clear_folder(cell.folder)
             _fill(cell, progress=progress)
+
+
+def clear_folder(out: Path) -> None:
+    """Remove everything that a run left, except for the lock, which the caller holds."""
+    for path in out.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
 
 
 def _fill(cell: Cell, *, progress: bool) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vacsr.compare.results import GalleryConfig
 from vacsr.config.io import read_recipe
-from vacsr.data import PairSet, PhotoSet, load_pairs
+from vacsr.data import PairSet, PhotoSet, load_pairs, read_split
 from vacsr.data.scenes import EASY_BELOW
 from vacsr.errors import UsageError
 from vacsr.evaluate.agreement import MATCH, Judgments
@@ -23,7 +23,6 @@ from vacsr.pages.curves import RunRecord
 from vacsr.pages.examples import Answer, Examples, Interval, Known, Picture, Query, RowAnswers, photo_uri
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.scoring.topk import Direction
-from vacsr.train.data import read_split
 
 Pairs = PairSet | PhotoSet
 INTERVALS = 8

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from vacsr.config import Config
 from vacsr.config.io import merge
-from vacsr.display import data_frame
 from vacsr.errors import DataError
+from vacsr.evaluate.report import data_frame
 from vacsr.files import load_json, read_json, read_text, write_text
 from vacsr.pages.curves import RunRecord, follow
 

@@ -6,6 +6,7 @@ Several threads may read at once. Photos travel to other processes by fork and b
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import zipfile
 import zlib
@@ -20,9 +21,26 @@ from PIL import Image
 from vacsr.data.decode import PHOTO_BYTES, decode_photo
 from vacsr.data.photos import SKIP
 from vacsr.errors import DataError
-from vacsr.files import BoundedReader, reading
+from vacsr.files import reading
 
 _ZIP_LISTING = 1 << 27  # bytes; a zip of ImageNet lists its photos in 110 MB
+
+
+class BoundedReader(io.BufferedReader):
+    """A file of any size, of which one read gives at most ``limit`` bytes, whatever its headers ask for."""
+
+    def __init__(self, path: Path, *, limit: int) -> None:
+        super().__init__(io.FileIO(path))
+        self._path, self._limit = path, limit
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """``size`` bytes, or the rest."""
+        if size is None or size < 0:
+            size = max(0, os.fstat(self.fileno()).st_size - self.tell())
+        if size > self._limit:
+            message = f"{self._path} asks to read {size:,} bytes at once, {self._limit:,} are the limit"
+            raise DataError(f"{message} — the file is damaged or harmful: copy it again")
+        return super().read(size)
 
 
 class StoredPhoto(ABC):

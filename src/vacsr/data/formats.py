@@ -169,6 +169,15 @@ def parse_spec(spec: str, *, formats: Mapping[str, Format] = FORMATS) -> Spec:
     return Spec(entry, path, options)
 
 
+def spec_files(spec: str | None) -> list[Path]:
+    """The files that a SPEC names; a folder's are unknown."""
+    if spec is None:
+        return []
+    parsed = parse_spec(str(spec))
+    paths = [Path(text).expanduser() for text in (parsed.path, *parsed.options.values()) if text]
+    return [path for path in paths if path.is_file()]
+
+
 def usage(formats: Mapping[str, Format] = FORMATS) -> str:
     """How to write each format."""
     return " · ".join(entry.usage() for entry in formats.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -129,6 +130,13 @@ class PairSet(LabelledPairs):
         sizes = f"{images:,} images ({image_dims} dims), {captions:,} captions ({text_dims} dims)"
         backbone = self.provenance.backbone or "unknown"
         return f"{self.split}: {sizes}, {self.captions_per_image()} per image, backbone {backbone}"
+
+    def digest(self) -> str:
+        """Of features and labels."""
+        data = hashlib.sha256()
+        for tensor in (self.images, self.texts, self.caption_image):
+            data.update(tensor.contiguous().numpy().tobytes())
+        return data.hexdigest()
 
     def taken(self, images: Tensor, captions: Tensor) -> dict[str, Any]:
         return {"images": self.images[images], "texts": self.texts[captions]}

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from vacsr.data.archives import StoredPhotos, TarPhoto
+from vacsr.data.archives import BoundedReader, StoredPhotos, TarPhoto
 from vacsr.data.captions import photo_set, table_of
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.photos import PhotoSet
 from vacsr.errors import DataError, UsageError
-from vacsr.files import BoundedReader, atomic_paths, load_json
+from vacsr.files import atomic_paths, load_json
 
 Format = Literal["same", "jpg", "png", "webp"]
 MAX_SHARDS = 100_000

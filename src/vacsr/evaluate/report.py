@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,7 @@ from torch import Tensor
 from vacsr.config import EvaluateConfig
 from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.pairs import LabelledPairs
-from vacsr.display import data_frame
-from vacsr.errors import DataError, UsageError
+from vacsr.errors import DataError, EnvironmentProblem, UsageError
 from vacsr.evaluate.agreement import JUDGED, Judgments, judged_result, read_judgments
 from vacsr.evaluate.details import detail_tables
 from vacsr.evaluate.histograms import score_histograms
@@ -25,13 +25,17 @@ from vacsr.evaluate.ranks import Ties
 from vacsr.evaluate.score_files import MatrixIds, Scores, label_rows, read_ids, read_scores
 from vacsr.evaluate.signals import Temperature, fit_temperatures, own_temperature, signals_result
 from vacsr.evaluate.significance import Outcomes, query_outcomes
-from vacsr.evaluate.truth import Truth, exact_metrics
+from vacsr.evaluate.truth import Truth, exact_metrics, scene_truth
 from vacsr.evaluate.uncertainty import Bins, uncertainty_result
 from vacsr.scoring.topk import DIRECTIONS, Direction
 
 SCHEMA = 1
 _DEFAULTS = EvaluateConfig()
 _NO_TESTS = PairTests()
+_UPSIDE_DOWN = 0.3  # correlation of σ with R@1 from which on it is no longer noise
+
+ReportSets = Sequence[tuple[PairSet | PhotoSet, tuple[str, ...]]]
+"""The splits of a report, each with those of the recipe's protocols that fit it."""
 
 
 class Scorer(Protocol):
@@ -57,6 +61,16 @@ class RetrievalReport:
             if known.get("fitted_on"):
                 return Temperature(known["temperature_i2t"], known["temperature_t2i"], known["fitted_on"])
         return None
+
+    def warn_of_sigma(self) -> None:
+        """Say so where σ is upside down on the first split: the answers that it calls sure are wrong more often."""
+        for result in self.results[:1]:
+            sigma = result["uncertainty"] or {}
+            ways = [way for way in DIRECTIONS if sigma.get(f"corr_r1_{way}", 0.0) > _UPSIDE_DOWN]
+            if ways:
+                where = f"on {result['split']} ({', '.join(ways)})"
+                message = f"σ is upside down {where}: sure answers are wrong more often"
+                warnings.warn(f"{message} — use the grade instead, or train longer", stacklevel=3)
 
     def __repr__(self) -> str:
         rows = []
@@ -109,6 +123,20 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, align:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def data_frame(rows: Iterable[dict[str, Any]]) -> Any:
+    """A pandas DataFrame, one row per dictionary; names of nested ones are joined by dots, lists are left out.
+
+    >>> data_frame([{"split": "test", "i2t": {"r1": 50.0, "bins": [1, 2]}}]).to_dict("records")
+    [{'split': 'test', 'i2t.r1': 50.0}]
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise EnvironmentProblem("pandas is not installed — run: pip install pandas, or use to_dict()") from error
+    frame = pandas.json_normalize(list(rows))
+    return frame.loc[:, ~frame.map(lambda cell: isinstance(cell, list | tuple)).any()]
+
+
 def evaluate_retrieval(
     scorer: Scorer,
     pairs: PairSet | PhotoSet,
@@ -134,6 +162,35 @@ def evaluate_retrieval(
         protocols=protocols, judgments=judgments, ties=ties, bins=bins, truth=truth, tests=tests,
         temperature=temperature,
     )  # fmt: skip
+
+
+def evaluate_splits(
+    scorer: Scorer,
+    sets: ReportSets,
+    config: EvaluateConfig,
+    *,
+    spec: str,
+    dev: str | None = None,
+    temperature: Temperature | None = None,
+) -> RetrievalReport:
+    """Score each split and report its protocols, as ``config`` says; ``spec`` is that of the data.
+
+    The temperature of confidences is fitted to the split ``dev``, which is therefore scored first, or as given.
+    """
+    judgments, tests = config_judgments(config), config_tests(config)
+    reports: dict[int, RetrievalReport] = {}
+    for number, (pairs, protocols) in sorted(enumerate(sets), key=lambda entry: entry[1][0].split != dev):
+        if protocols:
+            fit = temperature is None and pairs.split == dev
+            reports[number] = evaluate_retrieval(
+                scorer, pairs,
+                protocols=protocols, judgments=judgments, ties=config.ties, bins=config.bins,
+                truth=scene_truth(spec, pairs), tests=tests, temperature="fit" if fit else temperature,
+            )  # fmt: skip
+            temperature = reports[number].temperature or temperature
+    ordered = [report for _, report in sorted(reports.items())]
+    results = tuple(result for report in ordered for result in report.results)
+    return RetrievalReport(results, tuple(outcome for report in ordered for outcome in report.outcomes))
 
 
 def evaluate_scores(

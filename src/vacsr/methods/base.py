@@ -16,6 +16,7 @@ from vacsr.config import MixConfig, Share
 from vacsr.config.base import MethodConfig as MethodConfig
 from vacsr.config.base import Task, method_entry
 from vacsr.config.base import register as register
+from vacsr.errors import UsageError
 from vacsr.noise import epoch_generator
 from vacsr.objective import LossTerms, PairBlock, same_image
 
@@ -32,7 +33,11 @@ class RetrievalConfig(MethodConfig):
     it likely to be right; needs `train.ema`. 0 trusts all captions."""
 
 
-_SQUARE = 64
+_SQUARE = 64  # pairs whose diagonal gives scores of aligned pairs
+_NUMBERS = 9 << 23  # pairs × width of a strip chosen by `auto`: 9 rows of 4,096 pairs of two components at d = 1024
+_GRAPH_BYTES = 1 << 25  # the smallest strip of a CUDA graph: 4,096 such pairs in float32
+_GRAPH_STRIPS = 64  # a graph with more strips than this gets larger ones
+_FEW_ROWS = 16  # every strip reads all texts, so a strip of fewer rows may hold twice the pairs
 
 
 class Embedding(NamedTuple):
@@ -143,7 +148,7 @@ class Method(nn.Module, ABC):
     variance_norm: float | None = None
     """The weight that a LayerNorm on logσ² starts with; None for no norm."""
     pair_width: int = 1
-    """Numbers that the loss holds per pair; sets the size of a strip."""
+    """Numbers that the loss holds per pair; :meth:`strip_rows` goes by it."""
     mix: MixConfig | None = None
     """Mixup and cutmix of the batch's images, with soft labels in ``PairBlock.targets``."""
     look_ahead: float = 0.0
@@ -158,6 +163,30 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """The block's part of the batch's loss. [R, d], [C, d]"""
+
+    def strip_rows(
+        self, tile: int | Literal["auto"], *, rows: int, columns: int, itemsize: int = 4, graphed: bool = False
+    ) -> int:
+        """Rows of a strip of a [rows, columns] pair matrix; ``rows`` means that the loss takes the matrix whole.
+
+        ``auto`` chooses strips that keep a GPU busy for longer than the host needs to launch them. A CUDA graph
+        launches for free: there a strip is smaller, but has at least 32 MiB (``itemsize``: bytes of a number in a
+        matrix product).
+        """
+        if tile == 0 or not rows * columns or (tile == "auto" and not self.pairwise):
+            return rows
+        if not self.pairwise:
+            message = f"train.tile={tile}: the loss of '{self.config.name}' compares pairs across rows"
+            raise UsageError(f"{message} and cannot be split into strips — set train.tile=0 or auto")
+        if tile != "auto":
+            return _even(rows, tile)
+        pairs = _NUMBERS // self.pair_width
+        if graphed:
+            pairs = min(pairs, max(_GRAPH_BYTES // (itemsize * self.pair_width), rows * columns // _GRAPH_STRIPS))
+        most = min(rows, max(pairs // columns, min(_FEW_ROWS, 2 * pairs // columns), 1))
+        # Strips of one shape are compiled once; where the divisors are all small, the last strip is shorter instead.
+        divisor = max(n for n in range(1, most + 1) if rows % n == 0)
+        return divisor if 2 * divisor >= most else _even(rows, most)
 
     def score(self, v: Embedding, t: Embedding) -> Tensor:
         """Score of every pair, larger is more similar. By default the cosine. [I, d], [T, d] -> [I, T]"""
@@ -241,6 +270,11 @@ class Method(nn.Module, ABC):
         ``before`` has a gradient to heads and pooling, ``after`` has none. [B], [2, B], [2, B] -> 0-d
         """
         raise NotImplementedError
+
+
+def _even(rows: int, most: int) -> int:
+    """Rows of the fewest strips with at most ``most`` rows, all of one height but perhaps the last."""
+    return -(-rows // -(-rows // most))
 
 
 def build_method(config: MethodConfig, *, dim: int) -> Method:

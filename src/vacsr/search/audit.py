@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from vacsr.data import PairSet, PhotoSet
-from vacsr.display import data_frame
 from vacsr.errors import UsageError
+from vacsr.evaluate.report import data_frame
 from vacsr.methods.mixtures import trust_labels
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, PairScores

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from vacsr.config import DataConfig
 from vacsr.config.io import parse
+from vacsr.data import PairSet, PhotoSet, load_pairs, read_split
 from vacsr.data.formats import OnError
 from vacsr.data.pairs import LabelledPairs
-from vacsr.errors import ConfigError, DataError, UsageError
+from vacsr.errors import ConfigError, DataError, UsageError, VacsrError
 from vacsr.evaluate.report import markdown_table
 from vacsr.files import read_json, write_json
 from vacsr.pretrained import encoder_spec, model_folder
@@ -29,7 +30,6 @@ from vacsr.search.calibrate import (
 )
 from vacsr.search.certify import verdict
 from vacsr.train.checkpoint import run_pairs, run_section
-from vacsr.train.data import read_split, training_pairs
 
 _ARROWS: dict[Direction, str] = {"i2t": "image → text", "t2i": "text → image"}
 
@@ -174,6 +174,17 @@ def _check_images(run: Path, fit: LabelledPairs, check: LabelledPairs | None) ->
             message = f"{len(seen):,} of {len(pairs.image_ids):,} images of split '{pairs.split}' were trained on"
             action = "give images that the model has not seen: another split, or --pairs SPEC with other data"
             raise DataError(f"{message} (first {seen[0]}), so the model is too sure of them — {action}")
+
+
+def training_pairs(run: Path) -> PairSet | PhotoSet | None:
+    """The whole training split, with any share that was held out; None if it is unknown or cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of missing photos; only names are compared
+            split = str(run_section(run, "data").get("train", "train"))
+            return load_pairs(run_pairs(run), split=split, on_error="skip")
+    except VacsrError:
+        return None
 
 
 def seen_images(pairs: LabelledPairs, trained: LabelledPairs) -> list[str]:

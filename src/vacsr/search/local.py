@@ -19,7 +19,7 @@ from torch import Tensor
 
 import vacsr.search.store as store
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
-from vacsr.files import atomic_path, lock_file, make_folder
+from vacsr.files import atomic_paths, lock_file, make_folder
 from vacsr.search.index import AddResult, Check, Entry, Hits, IndexInfo, LazyList, Metadata, VectorIndex
 from vacsr.search.nearest import nearest_rows
 from vacsr.search.store import Snapshot, State, open_snapshot
@@ -240,10 +240,10 @@ def _write_pair(
     """Write a pair of files. It counts from the moment that the items file has its name."""
     vectors, path = folder / store.VECTORS.format(number), folder / store.ITEMS.format(number)
     values = {**state.model_dump(), "sources": json.dumps(state.sources)}
-    with store.storage_errors(vectors), atomic_path(vectors) as temporary, temporary.open("wb") as file:
+    with store.storage_errors(vectors), atomic_paths(vectors) as (temporary,), temporary.open("wb") as file:
         for block in blocks:
             file.write(block.contiguous().numpy().data)
-    with store.storage_errors(path), atomic_path(path) as temporary:
+    with store.storage_errors(path), atomic_paths(path) as (temporary,):
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             with connection:

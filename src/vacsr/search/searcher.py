@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, computed_fiel
 from torch import Tensor
 
 from vacsr.data.photos import Picture
-from vacsr.display import data_frame, html_table
 from vacsr.errors import UsageError
+from vacsr.evaluate.report import data_frame
 from vacsr.evaluate.uncertainty import Array
 from vacsr.methods.base import Embedding
 from vacsr.model import MatchingModel
@@ -115,7 +116,9 @@ class Results(_Result):
 
     def _repr_html_(self) -> str:
         names = ("rank", "id", "grade", "uncertainty", "score", "cosine")
-        return html_table(names, [[_cell(getattr(hit, name)) for name in names] for hit in self.hits])
+        rows = [[escape(_cell(getattr(hit, name))) for name in names] for hit in self.hits]
+        lines = [f"<th>{'</th><th>'.join(names)}</th>", *(f"<td>{'</td><td>'.join(row)}</td>" for row in rows)]
+        return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 class Searcher:

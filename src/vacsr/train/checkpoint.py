@@ -6,7 +6,6 @@ One safetensors file and one rename: after a kill at any moment there is either 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -21,7 +20,7 @@ from torch.optim import Optimizer
 
 from vacsr.config import Config
 from vacsr.config.io import read_yaml
-from vacsr.data import parse_spec
+from vacsr.data.formats import spec_files
 from vacsr.errors import DataError, OtherRun, UsageError
 from vacsr.evaluate.pair_files import named_file
 from vacsr.files import lock_file, make_folder, read_tensors, write_tensors
@@ -189,15 +188,6 @@ def run_lock(out: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def clear_folder(out: Path) -> None:
-    """Remove everything that a run left, except for the lock, which the caller holds."""
-    for path in out.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != LOCK:
-            path.unlink()
-
-
 def run_section(run: Path, name: str) -> dict[str, Any]:
     """A section of config.yaml, not validated: an older run may have other fields. Empty if it is missing."""
     config = run / "config.yaml"
@@ -221,12 +211,3 @@ def run_files(run: Path) -> list[Path]:
     files = [run / "config.yaml"]
     files += [model / name for name in ("config.json", "model.safetensors", "search.json", "backbone")]
     return [*files, *(named_file(str(path))[1] for path in judged), *spec_files(data.get("pairs"))]
-
-
-def spec_files(spec: str | None) -> list[Path]:
-    """The files that a SPEC names; a folder's are unknown."""
-    if spec is None:
-        return []
-    parsed = parse_spec(str(spec))
-    paths = [Path(text).expanduser() for text in (parsed.path, *parsed.options.values()) if text]
-    return [path for path in paths if path.is_file()]

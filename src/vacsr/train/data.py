@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,16 +13,12 @@ from torch import Tensor
 from vacsr.backbones.augment import Mixture, Partners, draw_mixture, mixed_labels
 from vacsr.backbones.images import PhotoReader, Progress, tower_inputs
 from vacsr.config import DataConfig, MixConfig
-from vacsr.config.io import parse
-from vacsr.data import PairSet, PhotoSet, load_pairs, parse_spec
-from vacsr.data.formats import OnError
+from vacsr.data import PairSet, PhotoSet, read_split
 from vacsr.data.noise import CaptionNoise, apply_noise, load_noise, make_noise
-from vacsr.data.photos import without_unreadable
-from vacsr.errors import DataError, NoSuchSplit, UsageError, VacsrError
+from vacsr.errors import DataError, NoSuchSplit, UsageError
 from vacsr.model import MatchingModel
 from vacsr.noise import RowNoise, Stream, epoch_generator
 from vacsr.objective import PairBlock, same_image
-from vacsr.train.checkpoint import run_pairs, run_section
 from vacsr.train.distributed import World
 
 _GPU_SHARE = 0.5  # of a GPU's free memory that photos may take
@@ -58,44 +53,6 @@ def training_data(config: DataConfig) -> TrainingData:
             plan.protocol, train.caption_image, ratio=plan.ratio, seed=plan.seed, captions=train.captions
         )
     return TrainingData(apply_noise(train, noise), dev, noise)
-
-
-def read_split(config: DataConfig, split: str) -> PairSet | PhotoSet:
-    """One split of the data. Under `skip` every photo is decoded once, so that none fails in the middle of training."""
-    pairs = load_pairs(config.pairs, split=split, on_error=config.on_error)
-    if isinstance(pairs, PairSet) or config.on_error == "fail":
-        return pairs
-    return without_unreadable(pairs, workers=config.workers)
-
-
-def read_split_or_all(config: DataConfig, split: str | None, *, default: str) -> PairSet | PhotoSet:
-    """The split that is named; without a name ``default``, or everything, with a warning, if the data lack it."""
-    if split:
-        return read_split(config, split)
-    try:
-        return read_split(config, default)
-    except NoSuchSplit:
-        pairs = read_split(config, "all")
-    message = f"the data have no split '{default}': taking all {len(pairs.image_ids):,} images"
-    warnings.warn(f"{message}, including any that the model was trained on — choose one with --split", stacklevel=2)
-    return pairs
-
-
-def read_named(pairs: str, split: str | None, *, default: str, on_error: OnError = "fail") -> PairSet | PhotoSet:
-    """Data that a user names: the split asked for, else the SPEC's own, else ``default``, else everything."""
-    chosen = split or parse_spec(pairs).options.get("split")
-    return read_split_or_all(parse(DataConfig, {"pairs": pairs, "on_error": on_error}), chosen, default=default)
-
-
-def training_pairs(run: Path) -> PairSet | PhotoSet | None:
-    """The whole training split, with any share that was held out; None if it is unknown or cannot be read."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of missing photos; only names are compared
-            split = str(run_section(run, "data").get("train", "train"))
-            return load_pairs(run_pairs(run), split=split, on_error="skip")
-    except VacsrError:
-        return None
 
 
 def batch_order(count: int, *, batch: int, seed: int, epoch: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vacsr.errors import DataError, EnvironmentProblem, UsageError
+from vacsr.errors import DataError, UsageError
 from vacsr.model import choose_device
 
 
@@ -40,9 +40,6 @@ def take_device(name: str) -> torch.device:
     """The device of a run. A numbered GPU becomes CUDA's current one, where streams and graphs are made."""
     device = choose_device(name)
     if device.type == "cuda" and device.index is not None:
-        gpus = torch.cuda.device_count()
-        if device.index >= gpus:
-            raise EnvironmentProblem(f"no GPU '{name}', there are {gpus} — use a number below {gpus}, or cuda")
         torch.cuda.set_device(device)
     return device
 

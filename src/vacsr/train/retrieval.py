@@ -29,7 +29,7 @@ from vacsr.noise import RowNoise, Stream, epoch_generator
 from vacsr.objective import LossTerms, PairBlock, batch_block, same_image
 from vacsr.progress import PhotoProgress
 from vacsr.scoring import PairScorer
-from vacsr.strips import PairLoss, StripLoss, compile_pairs, strip_rows
+from vacsr.strips import PairLoss, StripLoss, compile_pairs
 from vacsr.train.callbacks import Callback, FreezeTowers, WeightAverage
 from vacsr.train.checkpoint import describe_recipe
 from vacsr.train.data import Batch, Mixer, PairLoader, batch_order, build_loader
@@ -102,7 +102,7 @@ class RetrievalTask(Task):
         # The text tower runs on its own stream: its small kernels fill what the image tower leaves free.
         self.stream = torch.cuda.Stream() if towers else None  # type: ignore[no-untyped-call]
         self.pair_loss = self._plain_pair_loss()
-        self.look_ahead = []
+        self.look_ahead: list[Callable[[Batch], Tensor]] = []
         if model.method.look_ahead > 0:
             methods = model.method.each if isinstance(model.method, Members) else [model.method]
             self.look_ahead = [
@@ -115,7 +115,7 @@ class RetrievalTask(Task):
         method, batch = self.model.method, self.config.batch_size
         height = batch // self.world.size if method.pairwise else batch
         itemsize = 2 if self.config.precision == "bf16" else 4
-        rows = strip_rows(method, self.config.tile, rows=height, columns=batch, itemsize=itemsize, graphed=self.graphed)
+        rows = method.strip_rows(self.config.tile, rows=height, columns=batch, itemsize=itemsize, graphed=self.graphed)
         return method.loss if rows == height else StripLoss(method.loss, method, rows)
 
     def build_optimizer(self) -> Optimizer:
@@ -155,6 +155,8 @@ class RetrievalTask(Task):
         return [self.pairs.caption_ids[row] for row in self.order(epoch)[number].tolist()]
 
     def loss(self, batch: Batch, step: Tensor) -> LossTerms:
+        # First of all, since it also weighs the pairs of the batch.
+        bank = torch.stack([look_ahead(batch) for look_ahead in self.look_ahead]).mean() if self.look_ahead else None
         model, captions, gather = self.model, batch.captions, partial(gather_rows, world=self.world)
         rows = self.world.rows(len(captions))
         image = self.loader.caption_image[captions]
@@ -178,7 +180,8 @@ class RetrievalTask(Task):
             if model.method.pairwise:  # every rank has its own rows of the pair matrix
                 return self.pair_loss(v, t, self.taught(block.rows(rows), images, texts))
             whole = self.pair_loss(v.map(gather), t, self.taught(block, images, texts))
-        return LossTerms(whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()})
+        total, parts = whole.total / self.world.size, {k: p / self.world.size for k, p in whole.parts.items()}
+        return LossTerms(total, parts) if bank is None else LossTerms(total + bank, {**parts, "bank": bank.detach()})
 
     @torch.no_grad()
     def taught(self, block: PairBlock, images: Tensor, texts: Tensor) -> PairBlock:
@@ -208,14 +211,12 @@ class RetrievalTask(Task):
         labelled, unrelated = ((v[rows] * t).sum(dim=-1) for rows in (images, (images + shift) % len(v)))
         self.trust.copy_(trust_labels(labelled, unrelated))
 
-    def side_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """What a trial step says of the method's trusted pairs; it also weighs the pairs of the batch."""
-        if not self.look_ahead:
-            return {}
-        return {"bank": torch.stack([look_ahead(batch) for look_ahead in self.look_ahead]).mean()}
-
     def compile(self) -> Callable[[Batch, Tensor], LossTerms]:
-        """On features the whole loss; with towers their blocks, one compilation for all of a kind, and the pairs."""
+        """On features the whole loss; with towers their blocks, one compilation for all of a kind, and the pairs.
+
+        A trial step takes gradients of its own, which the compiler cannot trace.
+        """
+        self.look_ahead = [torch.compiler.disable(one) for one in self.look_ahead]  # type: ignore[no-untyped-call]
         if not self.model.has_towers and not isinstance(self.pair_loss, StripLoss):
             return compile_pairs(self.loss)
         self.model.compile_blocks(True)
@@ -358,12 +359,7 @@ def check_batches(pairs: PairSet | PhotoSet, config: TrainConfig) -> None:
 def describe_data(pairs: PairSet | PhotoSet) -> dict[str, str]:
     """Digests of features or photos with their labels, and of the words of the captions, which a method may read."""
     captions = hashlib.sha256(json.dumps(pairs.captions).encode()).hexdigest()
-    if isinstance(pairs, PhotoSet):
-        return {"photos": pairs.digest(), "captions": captions}
-    data = hashlib.sha256()
-    for tensor in (pairs.images, pairs.texts, pairs.caption_image):
-        data.update(tensor.contiguous().numpy().tobytes())
-    return {"features": data.hexdigest(), "captions": captions}
+    return {"photos" if isinstance(pairs, PhotoSet) else "features": pairs.digest(), "captions": captions}
 
 
 def is_graphed(config: TrainConfig, device: torch.device, *, ranks: int = 1) -> bool:

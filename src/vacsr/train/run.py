@@ -15,32 +15,25 @@ from torch import nn
 from vacsr.backbones import load_backbone, scheme_of
 from vacsr.config import BackboneConfig, DataConfig, EvaluateConfig, MethodConfig, Recipe, TrainConfig
 from vacsr.config.io import dump_yaml, method_config, parse
-from vacsr.data import PairSet, PhotoSet, check_captioned, parse_spec
+from vacsr.data import PairSet, PhotoSet, check_captioned, parse_spec, read_named, read_split, read_split_or_all
 from vacsr.errors import NoSuchSplit, UsageError
 from vacsr.evaluate.protocols import check_protocols, fitting_protocols, protocol_galleries
-from vacsr.evaluate.report import RetrievalReport, config_judgments, config_tests, evaluate_retrieval
-from vacsr.evaluate.signals import Temperature
+from vacsr.evaluate.report import ReportSets, RetrievalReport, config_judgments, config_tests, evaluate_splits
 from vacsr.evaluate.significance import write_outcomes
-from vacsr.evaluate.truth import scene_truth
 from vacsr.files import read_json, write_json, write_text
 from vacsr.methods.base import Method, build_method
 from vacsr.model import MatchingModel, choose_device
 from vacsr.scoring import CosineDistanceScorer, PairScorer, check_cosine
-from vacsr.strips import strip_rows
 from vacsr.train.callbacks import Callback
 from vacsr.train.checkpoint import check_checkpoint, check_folder, describe_recipe, run_lock, run_pairs, run_section
-from vacsr.train.data import TrainingData, read_named, read_split, read_split_or_all, training_data
+from vacsr.train.data import TrainingData, training_data
 from vacsr.train.distributed import barrier
 from vacsr.train.retrieval import RetrievalTask, is_graphed
 from vacsr.train.step import matmul_precision
 from vacsr.train.trainer import Run, Trainer
 
 _FEATURES = ("features", "synthetic")  # schemes of cached features; the others are photos
-_UPSIDE_DOWN = 0.3  # correlation of σ with R@1 from which on it is no longer noise
 _NOT_COCO = ("flickr8k", "scenes", "synthetic")  # other schemes may hold COCO's images
-
-ReportSets = list[tuple[PairSet | PhotoSet, tuple[str, ...]]]
-"""The splits of a report, each with those of the recipe's protocols that fit it."""
 
 
 def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = True) -> Run:
@@ -75,21 +68,11 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
         task.model.save_pretrained(out / "model")
         with matmul_precision("fp32"):  # metrics are compared across runs, however these were trained
             scorer = _scorer(task.model, recipe.evaluate, device=recipe.train.device)
-            report = _evaluate(scorer, sets, recipe.evaluate, spec=recipe.data.pairs, dev=recipe.data.dev)
+            report = evaluate_splits(scorer, sets, recipe.evaluate, spec=recipe.data.pairs, dev=recipe.data.dev)
         write_outcomes(out / "outcomes.safetensors", report.outcomes)
         write_json(out / "report.json", report.to_dict())
-        _warn_of_sigma(report)
+        report.warn_of_sigma()
         return replace(run, report=report)
-
-
-def _warn_of_sigma(report: RetrievalReport) -> None:
-    """Say so where σ is upside down on the first split: the answers that it calls sure are wrong more often."""
-    for result in report.results[:1]:
-        sigma = result["uncertainty"] or {}
-        ways = [way for way in ("i2t", "t2i") if sigma.get(f"corr_r1_{way}", 0.0) > _UPSIDE_DOWN]
-        if ways:
-            message = f"σ is upside down on {result['split']} ({', '.join(ways)}): sure answers are wrong more often"
-            warnings.warn(f"{message} — use the grade instead, or train longer", stacklevel=3)
 
 
 def fit(
@@ -144,7 +127,7 @@ def check_recipe(recipe: Recipe, *, timed: bool = False) -> None:
             )
     with torch.random.fork_rng(devices=[]):  # cheap beside towers, which are only looked at
         method = build_method(recipe.method, dim=recipe.backbone.head.dim)
-    strip_rows(method, recipe.train.tile, rows=recipe.train.batch_size, columns=recipe.train.batch_size)
+    method.strip_rows(recipe.train.tile, rows=recipe.train.batch_size, columns=recipe.train.batch_size)
     if scheme.cached and spec.scheme == "features" and "captions" not in spec.options:
         method.fit(None, torch.zeros(1, dtype=torch.int64))  # refuses data without words, where it needs them
     if timed:
@@ -228,47 +211,15 @@ def evaluate_run(
     else:
         data = read_named(pairs, split, default="test")
     protocols = config.protocols if "protocols" in settings else fitting_protocols(config.protocols, data)
-    return _evaluate(
-        scorer, [(data, tuple(protocols))], config, spec=pairs or run_pairs(run), temperature=_fitted_temperature(run)
-    )
-
-
-def _fitted_temperature(run: Path) -> Temperature | None:
-    """What the run's report fitted to its dev split, if it did."""
-    path = run / "report.json"
-    return RetrievalReport(tuple(read_json(path).get("results", ()))).temperature if path.is_file() else None
-
-
-def _evaluate(
-    scorer: PairScorer,
-    sets: ReportSets,
-    config: EvaluateConfig,
-    *,
-    spec: str,
-    dev: str | None = None,
-    temperature: Temperature | None = None,
-) -> RetrievalReport:
-    """Score each split and report its protocols, as ``config`` says; ``spec`` is that of the data.
-
-    The temperature of confidences is fitted to the split ``dev``, which is therefore scored first, or as given.
-    """
-    judgments, tests = config_judgments(config), config_tests(config)
-    if tests.captions is not None:
-        scorer.model.provenance.check(tests.captions.provenance)
-    reports: dict[int, RetrievalReport] = {}
-    for number, (pairs, protocols) in sorted(enumerate(sets), key=lambda entry: entry[1][0].split != dev):
-        if protocols:
-            fit = temperature is None and pairs.split == dev
-            reports[number] = evaluate_retrieval(
-                scorer, pairs,
-                protocols=protocols, judgments=judgments, ties=config.ties, bins=config.bins,
-                truth=scene_truth(spec, pairs), tests=tests, temperature="fit" if fit else temperature,
-            )  # fmt: skip
-            temperature = reports[number].temperature or temperature
-    ordered = [report for _, report in sorted(reports.items())]
-    results = tuple(result for report in ordered for result in report.results)
-    return RetrievalReport(results, tuple(outcome for report in ordered for outcome in report.outcomes))
+    earlier = read_json(run / "report.json") if (run / "report.json").is_file() else {}
+    fitted = RetrievalReport(tuple(earlier.get("results", ()))).temperature  # to the dev split, if it was
+    spec = pairs or run_pairs(run)
+    return evaluate_splits(scorer, [(data, tuple(protocols))], config, spec=spec, temperature=fitted)
 
 
 def _scorer(model: MatchingModel, config: EvaluateConfig, *, device: str) -> PairScorer:
+    """Of a model that fits the captions that the config adds to the data."""
+    captions = config_tests(config).captions
+    if captions is not None:
+        model.provenance.check(captions.provenance)
     return (CosineDistanceScorer if config.posthoc == "cosine" else PairScorer)(model, device=device)

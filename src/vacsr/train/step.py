@@ -72,14 +72,10 @@ class TrainStep:
 
     def backward(self, batch: Any, step: Tensor) -> Tensor:
         """Add the gradient of one batch. -> [loss, parts...] of this rank"""
-        side = self.task.side_losses(batch)
         terms = self.loss(batch, step)
-        total, parts = terms.total, {**terms.parts, **side}
-        for term in side.values():
-            total = total + term
-        (total * self.loss_scale / self.config.accumulate).backward()
-        self.names = ("loss", *parts)
-        return torch.stack([total.detach(), *(part.detach() for part in parts.values())]).float()
+        (terms.total * self.loss_scale / self.config.accumulate).backward()
+        self.names = ("loss", *terms.parts)
+        return torch.stack([part.detach() for part in (terms.total, *terms.parts.values())]).float()
 
 
 class GraphedStep(TrainStep):

@@ -62,10 +62,6 @@ class Task(ABC):
     def loss(self, batch: Any, step: Tensor) -> LossTerms:
         """This rank's share of the loss of a batch. ``step`` is 0-d, on the device."""
 
-    def side_losses(self, batch: Any) -> dict[str, Tensor]:
-        """Further terms, added to the loss. They are computed before it, and never compiled."""
-        return {}
-
     @abstractmethod
     def batch_ids(self, step: int) -> list[str]:
         """What the batch of a step held, for messages."""
