@@ -162,7 +162,7 @@ def test_refusals_name_the_field() -> None:
         ({"data": {"targets": {"x": "scenes:"}}}, "protocol: domain with targets"),
         ({"data": {"protocol": "domain", "targets": {"source": "scenes:"}}}, "give it another name"),
         ({"data": {"protocol": "domain", "targets": {"x": "scene:"}}}, "scene"),
-        ({"data": {"spec": "coop"}}, "no scheme"),
+        ({"data": {"spec": "coop"}}, "no such folder"),
         ({"method": "coop", "search": {"image_blocks": ["all"]}}, r"take search\.image_blocks out"),
         ({"method": "zeroshot", "search": {"epochs": [1]}}, "take search out"),
         ({"backbone": {"spec": "tiny:"}}, "clip:ID_OR_FOLDER"),

@@ -185,9 +185,9 @@ def usage(formats: Mapping[str, Format] = FORMATS) -> str:
 
 def _without_scheme(path: str, formats: Mapping[str, Format]) -> str:
     """What to write instead of a bare path."""
-    if os.path.isdir(path) and formats is FORMATS:
-        how = f"folder:{path} for photos with texts beside them, or photos:{path} to index and search photos"
-        return f"{path!r} has no scheme — write {how}"
+    if os.path.isdir(path):
+        others = f" for photos with texts beside them, or photos:{path} to index and search photos"
+        return f"{path!r} has no scheme — write folder:{path}{others if 'photos' in formats else ''}"
     suffix = os.path.splitext(path)[1].lower()
     scheme = next((name for name, entry in formats.items() if suffix and entry.suffix == suffix), None)
     if scheme:
