@@ -42,8 +42,7 @@ from vacsr.progress import Bars
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.search.audit import Signals
 from vacsr.search.audit import signals as audit_signals
-from vacsr.search.probabilities import Isotonic, Mask, expected_calibration_error, fit_isotonic, fit_logistic
-from vacsr.search.probabilities import signals as confidence_signals
+from vacsr.search.probabilities import Isotonic, Mask, expected_calibration_error, fit_hits, fit_isotonic
 from vacsr.train import Callback, Trainer, fit
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -251,20 +250,16 @@ def measure(scorer: PairScorer, train: Split, dev: Split, test: Split) -> Measur
 
 def answer(scores: PairScores, truth: Truth, *, grades: Isotonic, fitted: PairScores, known: Truth) -> Answers:
     """The best images of each caption. Confidences are fitted to ``fitted``, whose truth is ``known``."""
-    images, right, score, signals = _lists(scores, truth)
-    _, was_right, _, others = _lists(fitted, known)
-    confidence = fit_logistic(others, was_right[:, 0].astype(np.float64)).apply(signals)
-    return Answers(images, right, grades.apply(score.flatten()).reshape(score.shape), confidence)
+    (images, right, score), (_, was_right, known_score) = _lists(scores, truth), _lists(fitted, known)
+    siblings = max(int(np.median(was_right.sum(1))) - 1, 0)
+    confidence = fit_hits([(known_score, was_right)], siblings=siblings, depth=1).apply(score)[:, 0]
+    return Answers(images, right, grades.apply(score.ravel()).reshape(score.shape), confidence)
 
 
-def _lists(scores: PairScores, truth: Truth) -> tuple[Tensor, Mask, Tensor, Array]:
-    """The best images of each caption, which are right, their scores, and the signals of confidence. [M, …] each"""
+def _lists(scores: PairScores, truth: Truth) -> tuple[Tensor, Mask, Array]:
+    """The best images of each caption, which are right, and their scores. [M, …] each"""
     top, columns = scores.topk(_LIST, direction="t2i"), torch.arange(len(scores.texts.mean))[:, None]
-    cosine = (scores.texts.mean[:, None] * scores.images.mean[top.index]).sum(-1)
-    sigma = scores.uncertainty(top.index.flatten(), columns.expand(top.index.shape).flatten())
-    spread = None if sigma is None else sigma.view(top.index.shape).double().numpy()
-    parts = confidence_signals(top.score.double().numpy(), cosine.double().numpy(), spread, spread=1, cosine_spread=1)
-    return top.index, truth.relevant[top.index, columns].numpy(), top.score, np.stack(list(parts.values()), axis=1)
+    return top.index, truth.relevant[top.index, columns].numpy(), top.score.double().numpy()
 
 
 def audit_labels(scores: PairScores, split: Split) -> Audited:

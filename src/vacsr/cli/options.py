@@ -30,6 +30,9 @@ Overrides = Annotated[
 ]
 Index = Annotated[str, typer.Option(metavar="INDEX", help=_INDEX)]
 IndexName = Annotated[str, typer.Argument(metavar="INDEX", help=_INDEX)]
+CalibrationFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="From `vacsr calibrate --out`; default: the index's or the model's.")
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")]
 Skip = Annotated[bool, typer.Option("--skip", help="Skip unreadable photos and captions instead of stopping.")]
 Workers = Annotated[int, typer.Option(min=0, help="Threads that decode photos; 0: one per core.")]
@@ -53,7 +56,7 @@ def note_untrained(scorer: PairScorer) -> None:
 
 def say_untrained(name: str) -> None:
     message = f"{name} is used without training, so scores are cosines"
-    typer.echo(f"{message}; `vacsr train` on your own captions adds grades and uncertainty", err=True)
+    typer.echo(f"{message}; `vacsr calibrate` adds grades, `vacsr train` on your own captions uncertainty", err=True)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vacsr.cli.options import Device, Index, RunFolder, note_untrained
+from vacsr.cli.options import CalibrationFile, Device, Index, RunFolder, note_untrained
 from vacsr.errors import UsageError
 
 
@@ -26,6 +26,7 @@ def serve(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="A=B", help="Change a limit, e.g. --set max_k=50. Repeatable.")
     ] = None,
+    calibration: CalibrationFile = None,
     device: Device = "auto",
 ) -> None:
     """Serve a search page and its HTTP API until Ctrl-C.
@@ -47,7 +48,7 @@ def serve(
     if "hosts" not in fields or settings.hosts is not None:
         settings = settings.model_copy(update={"hosts": default_hosts(host, more=settings.hosts)})
     with bind(host, port) as listening, closing(open_index(index)) as opened:
-        searcher = Searcher.from_pretrained(run, opened, device=device)
+        searcher = Searcher.from_pretrained(run, opened, calibration=calibration, device=device)
         note_untrained(searcher.scorer)
         find = partial(find_photos, searcher, photos or (), report=partial(typer.echo, err=True))
         app = create_app(searcher, settings, photos=None if no_photos else find)

@@ -1,4 +1,4 @@
-"""The calibration of a run: ``search.json`` in its model folder, fitted to data that the model was not trained on.
+"""Calibrations on disk: ``search.json`` in a model folder, or in the folder of the index that was the gallery.
 
 Leakage is checked by the names of splits, and then by images, however data and splits are spelled.
 """
@@ -6,6 +6,7 @@ Leakage is checked by the names of splits, and then by images, however data and 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +25,11 @@ from vacsr.search.calibrate import (
     CalibrateSettings,
     Calibration,
     DirectionCalibration,
-    DirectionCheck,
+    SizeCheck,
     calibrate,
     check_calibration,
 )
-from vacsr.search.certify import verdict
+from vacsr.search.index import VectorIndex, check_fits, embedding_provenance, held_kind
 from vacsr.train.checkpoint import run_pairs, run_section
 
 _ARROWS: dict[Direction, str] = {"i2t": "image → text", "t2i": "text → image"}
@@ -39,73 +40,102 @@ class CalibratedRun(NamedTuple):
 
     calibration: Calibration
     path: Path
-    checks: dict[Direction, DirectionCheck]  # empty without a check
+    checks: dict[Direction, list[SizeCheck]]  # empty without a check
     check_split: str = ""
 
     def to_markdown(self) -> str:
-        rule = self.calibration.t2i.answer
-        bound = f"at most {100 * rule.risk:.4g}% of the answers are wrong, with {100 * rule.confidence:.4g}% confidence"
-        head = ["", "gallery", "confidence by", "answered", "wrong", "R@1, held out", "ECE", "temperature", "isotonic"]
-        rows = [_fitted_row(name, self.calibration.of(direction)) for direction, name in _ARROWS.items()]
-        lines = [f"**{self.calibration.split}**, guaranteed: {bound}", "", markdown_table(head, rows, align="---:")]
-        if self.checks:
-            head = ["", "gallery", "answered", "wrong", "answered without a match", "R@1", "ECE", "calibrated"]
-            rows = [_check_row(name, self.checks[direction]) for direction, name in _ARROWS.items()]
-            lines += ["", f"**{self.check_split}**", "", markdown_table(head, rows, align="---:"), ""]
-        for direction, check in self.checks.items():
-            rule, name = self.calibration.of(direction).answer, _ARROWS[direction]
-            result = verdict(check.answers, risk=rule.risk, confidence=rule.confidence, images=rule.images)
-            lines.append(f"{name}, galleries of {check.gallery:,}: {result}")
+        one = self.calibration
+        labels = "the indexed photos' own captions, which nobody checked" if one.own_captions else f"split {one.split}"
+        lines = [
+            f"Calibrated on {labels}.", f"Of the confident hits at least {_percent(one.precision)} are right, with "
+            f"{_percent(one.confidence)} confidence; {_percent(one.coverage)} of the answer sets hold a right hit.",
+        ]  # fmt: skip
+        for direction, name in _ARROWS.items():
+            fitted = one.of(direction)
+            if fitted is not None:
+                lines += ["", f"**{name}**: {fitted.queries:,} queries of {fitted.images:,} images. {_limits(fitted)}"]
+                lines += ["", _table(fitted.sizes)]
+            if direction in self.checks:
+                lines += ["", f"Checked on split {self.check_split}:", "", _table(self.checks[direction])]
         return "\n".join(lines)
 
 
-def _fitted_row(name: str, part: DirectionCalibration) -> list[str]:
-    rule = part.answer
-    answered = "none certified" if rule.threshold is None else f"{rule.answered / rule.certified:.1%}"
-    wrong = "–" if rule.threshold is None else f"{rule.wrong / rule.answered:.1%}"
-    shares = [_share(value) for value in (part.r1, part.ece_own, part.ece_temperature, part.ece_isotonic)]
-    return [name, f"{part.gallery:,}", rule.measure, answered, wrong, *shares]
+def _limits(fitted: DirectionCalibration) -> str:
+    if fitted.cutoff is None:
+        return "No cutoff could be shown to hold: give more pairs, or ask for less precision."
+    return f"Hits are confident from a grade of {fitted.cutoff:.2f}, certified for up to {fitted.certified:,} items."
 
 
-def _check_row(name: str, part: DirectionCheck) -> list[str]:
-    wrong = f"{part.answers.risk:.1%}" if part.answers.answered else "–"
-    shares = [_share(value) for value in (part.absent.coverage, part.r1, part.ece_own, part.ece)]
-    return [name, f"{part.gallery:,}", f"{part.answers.coverage:.1%}", wrong, *shares]
+def _table(sizes: Sequence[SizeCheck]) -> str:
+    head = [
+        "items",
+        "with a confident hit",
+        "precision",
+        "silent without a match",
+        "answer set",
+        "sets that hold",
+        "R@1",
+    ]
+    rows = [
+        [
+            f"{one.size:,}", *map(_share, (one.answered, one.precision, one.silent)),
+            "–" if one.set_size is None else f"{one.set_size:.1f} hits", _share(one.held), _share(one.r1),
+        ]
+        for one in sizes
+    ]  # fmt: skip
+    return markdown_table(head, rows, align="---:")
 
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
 
 
+def _percent(value: float) -> str:
+    return f"{100 * value:.4g}%"
+
+
 def calibrate_run(
     run: Path,
     settings: CalibrateSettings | None = None,
     *,
+    index: VectorIndex | None = None,
     pairs: str | None = None,
     split: str = "dev",
     check: str | None = None,
+    out: Path | None = None,
     on_error: OnError = "fail",
     device: str = "auto",
 ) -> CalibratedRun:
-    """Calibrate a run or model folder on a split of ``pairs`` (default: its own data) and store search.json in it.
+    """Calibrate a model on a split of ``pairs`` (default: the run's own data) and store the result.
 
-    ``check``: another split, to count on. Data that the model was trained on are refused.
+    ``index``: search this one instead of the labelled items alone. ``check``: another split, to count on. Data that the
+    model was trained on are refused; nobody knows what pretrained encoders have seen. The result goes to ``out``, or to
+    search.json in the folder of the index or of the model.
     """
-    if encoder_spec(run) is not None:
-        save = f"python -c \"import vacsr; vacsr.load_model('{run}').save_pretrained('DIR')\""
-        raise UsageError(f"{run} is not a folder that can store a calibration — save the model first: {save}")
+    trained = encoder_spec(run) is None
     home = _enclosing_run(run)
+    if not trained and pairs is None:
+        raise UsageError(f"{run} has no data of its own — name labelled pairs: --pairs SPEC")
+    path = out or _index_path(index) or (calibration_path(run) if trained else None)
+    if path is None:
+        message = f"{run} has no folder for a calibration"
+        raise UsageError(f"{message} — fit it to an index (--index exact:FOLDER), or name a file: --out search.json")
     spec = pairs or run_pairs(home)
-    _check_splits(home, spec, split=split, check=check)
     source = DataConfig(pairs=spec, on_error=on_error)
+    if trained:
+        _check_splits(home, spec, split=split, check=check)
     data, others = read_split(source, split), read_split(source, check) if check else None
-    _check_images(home, data, others)
+    if trained:
+        _check_images(home, data, others)
     scorer = PairScorer.from_pretrained(run, device=device)
-    calibration = calibrate(scorer, data, settings, spec=spec, selected_on=_selection_split(home, spec))
+    if index is not None:
+        provenance = embedding_provenance(scorer.model, held_kind(index.provenance))
+        check_fits("the index", index, dim=scorer.model.dim, provenance=provenance)
+    selected_on = _selection_split(home, spec) if trained else ""
+    calibration = calibrate(scorer, data, settings, index=index, spec=spec, selected_on=selected_on)
     checks = {} if others is None else check_calibration(scorer, others, calibration)
-    path = calibration_path(run)
     write_json(path, calibration.model_dump(mode="json"))
-    if calibration.selected_on == split:
+    if selected_on == split:
         warnings.warn(f"training chose the epoch on {split} too, so the model is slightly better there", stacklevel=2)
     return CalibratedRun(calibration, path, checks, check or "")
 
@@ -114,21 +144,30 @@ def calibration_path(run: Path) -> Path:
     return model_folder(run) / "search.json"
 
 
-def load_calibration(run: Path, *, model: str) -> Calibration | None:
-    """Read it; None if there is none. One that was fitted to other weights is an error.
+def _index_path(index: VectorIndex | None) -> Path | None:
+    """In the folder of a local index; None for one without a folder."""
+    return Path(index.where) / "search.json" if index is not None and Path(index.where).is_dir() else None
+
+
+def load_calibration(run: Path, index: VectorIndex | None = None, *, model: str) -> Calibration | None:
+    """That of the index if it has one, else that of the run; None if neither has. One of other weights is an error.
 
     ``model``: the digest of the model that is to search, see :func:`vacsr.search.model_digest`.
     """
-    path = None if encoder_spec(run) is not None else calibration_path(run)
-    if path is None or not path.is_file():
-        return None
-    action = f"fit it again: vacsr calibrate {run} --pairs SPEC"
+    paths = [_index_path(index), None if encoder_spec(run) is not None else calibration_path(run)]
+    path = next((path for path in paths if path is not None and path.is_file()), None)
+    return None if path is None else read_calibration(path, model=model)
+
+
+def read_calibration(path: Path, *, model: str) -> Calibration:
+    """A file that ``vacsr calibrate`` wrote for the model with this digest."""
+    action = "fit it again: vacsr calibrate RUN --pairs SPEC"
     try:
         calibration = parse(Calibration, read_json(path))
     except (DataError, ConfigError) as error:
         raise DataError(f"{path} cannot be read ({error}) — {action}") from error
     if calibration.model != model:
-        raise DataError(f"{path} was fitted to other weights than those beside it — {action}")
+        raise DataError(f"{path} was fitted to other weights than those of the model — {action}")
     return calibration
 
 

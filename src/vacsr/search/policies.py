@@ -1,4 +1,4 @@
-"""Policies: in which order candidates are shown, and whether there is an answer at all.
+"""Policies: which hits are shown, in which order, and whether there is an answer at all.
 
 To add one, write a class and add a line to :data:`POLICIES`; the command line, the service and its page read it.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vacsr.errors import UsageError
 
 if TYPE_CHECKING:  # the command line reads the names, and should not wait for torch
     from vacsr.evaluate.uncertainty import Array
-    from vacsr.search.calibrate import DirectionCalibration
-    from vacsr.search.probabilities import AnswerRule
 
-NO_ANSWER = "no answer"
-RETIRED = {"lcb": "score − λσ gained 0.4 points of R@1 at most", "missed": "weighting σ gained 0.1 points at most"}
+RETIRED = {
+    "abstain": "confident replaces it, for hits of any rank",
+    "lcb": "score − λσ gained 0.4 points of R@1 at most",
+    "missed": "weighting σ gained 0.1 points at most",
+}
 """Policies of earlier versions, and why they were removed. For one release they are named in the error."""
 
 
@@ -30,14 +31,15 @@ class Scored(NamedTuple):
     score: Array  # [m]
     grade: Array | None  # [m], calibrated where there is a calibration; None where the method only ranks
     sigma: Array | None  # [d], of the first ones
-    confidence: float | None  # that the first is right; None without a calibration
     disagreement: Array | None = None  # [d], of an ensemble's members about the first ones
+    confident: int | None = None  # so many of the first have a grade above the cutoff; None without a calibration
+    answer_set: int | None = None  # so many of the first hold the right one; None where no set can
 
 
 class Ranked(NamedTuple):
     """A policy's result."""
 
-    order: Sequence[int]  # [m] positions, best first
+    order: Sequence[int]  # positions of the candidates to show, best first
     answered: bool = True
     reason: str = ""
     """Why there is no answer."""
@@ -52,71 +54,50 @@ class Policy:
     meaning: str
     """In a sentence or two."""
     needs_calibration = False
-    rule: AnswerRule | None = None
-    """What guarantees its answers; None if nothing does."""
-
-    @classmethod
-    def fitted(cls, calibration: DirectionCalibration | None) -> Self:
-        """With what was calibrated; never None where it ``needs_calibration``."""
-        return cls()
 
     def apply(self, scored: Scored) -> Ranked:
-        """An order of all candidates, and whether the first is an answer."""
+        """An order of the candidates to show, and whether that is an answer."""
         raise NotImplementedError
 
 
 class ByScore(Policy):
-    name, label, meaning = "score", "By score", "Rank by score, and always answer."
+    name, label, meaning = "score", "All hits", "Show the best k hits, and mark those that are confident."
 
     def apply(self, scored: Scored) -> Ranked:
         return Ranked(range(len(scored.ids)))
 
 
-class Abstain(Policy):
-    """By score, with an answer only where the confidence reaches the certified threshold."""
+class Confident(Policy):
+    """Only hits above the calibrated cutoff."""
 
-    name, label, meaning = "abstain", "Only if sure", "Give no answer if the first hit is too likely to be wrong."
+    name, label = "confident", "Only confident"
+    meaning = "Show only confident hits: at least 90% of such hits are right, or what you calibrated for."
     needs_calibration = True
 
-    def __init__(self, rule: AnswerRule) -> None:
-        self.rule: AnswerRule = rule
-
-    @classmethod
-    def fitted(cls, calibration: DirectionCalibration | None) -> Self:
-        assert calibration is not None
-        return cls(calibration.answer)
-
     def apply(self, scored: Scored) -> Ranked:
-        order = range(len(scored.ids))
-        if self.rule.threshold is None:
-            bound = f"a risk of {100 * self.rule.risk:.4g}%"
-            return Ranked(order, False, f"{NO_ANSWER}: no threshold met {bound} on the dev split")
-        if scored.confidence is None:
-            return Ranked(order, False, f"{NO_ANSWER}: there is no second candidate to compare with")
-        if not scored.confidence >= self.rule.threshold:  # also for NaN
-            chance, needed = (f"{100 * value:.4g}%" for value in (scored.confidence, self.rule.threshold))
-            return Ranked(order, False, f"{NO_ANSWER}: confidence {chance}, the risk bound needs {needed}")
-        return Ranked(order)
+        confident = scored.confident or 0
+        if confident:
+            return Ranked(range(confident))
+        return Ranked((), False, "no confident match")
 
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (ByScore, Abstain)}
-"""By name: what the command line, the service and its page offer. Add your class here."""
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in (ByScore(), Confident())}
+"""By name: what the command line, the service and its page offer. Add yours here."""
 PolicyName = StrEnum("PolicyName", [(name.upper(), name) for name in POLICIES])  # type: ignore[misc]
 """The same as a type, for the service."""
 SCORE = PolicyName("score")
 
 
-def offered(calibration: DirectionCalibration | None) -> list[str]:
-    """Names of the policies that can be used with this calibration."""
-    return [name for name, policy in POLICIES.items() if calibration is not None or not policy.needs_calibration]
+def offered(*, calibrated: bool) -> list[str]:
+    """Names of the policies that can be used."""
+    return [name for name, policy in POLICIES.items() if calibrated or not policy.needs_calibration]
 
 
-def choose_policy(name: str, calibration: DirectionCalibration | None) -> Policy:
-    if name in RETIRED:
-        raise UsageError(f"policy '{name}' was removed: {RETIRED[name]} — use one of {', '.join(POLICIES)}")
+def choose_policy(name: str, *, calibrated: bool) -> Policy:
     if name not in POLICIES:
-        raise UsageError(f"unknown policy {name!r} — use one of {', '.join(POLICIES)}")
-    if calibration is None and POLICIES[name].needs_calibration:
-        message = f"policy '{name}' needs a calibration, and the model has no search.json"
+        problem = f"policy '{name}' was removed: {RETIRED[name]}" if name in RETIRED else f"unknown policy {name!r}"
+        raise UsageError(f"{problem} — use one of {', '.join(POLICIES)}")
+    if POLICIES[name].needs_calibration and not calibrated:
+        message = f"policy '{name}' needs a calibration, and neither the index nor the model has one"
         raise UsageError(f"{message} — fit it: vacsr calibrate RUN --pairs SPEC --split dev")
-    return POLICIES[name].fitted(calibration)
+    return POLICIES[name]

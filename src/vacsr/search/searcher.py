@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, computed_field
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 from torch import Tensor
 
 from vacsr.data.photos import Picture
@@ -23,18 +23,17 @@ from vacsr.methods.base import Embedding
 from vacsr.model import MatchingModel
 from vacsr.scoring import Images, PairScorer, PairScores, Texts
 from vacsr.scoring.topk import Direction
-from vacsr.search.calibrate import CANDIDATES, DEPTH, Calibration, DirectionCalibration, Rescored, rescore
-from vacsr.search.calibrate_run import load_calibration
+from vacsr.search.calibrate import CANDIDATES, Calibration, DirectionCalibration
+from vacsr.search.calibrate_run import load_calibration, read_calibration
+from vacsr.search.galleries import Rescored, rescore
 from vacsr.search.index import Hits, LazyList, VectorIndex, check_fits, embedding_provenance, held_kind, model_digest
-from vacsr.search.policies import ByScore, Policy, Ranked, Scored, choose_policy
+from vacsr.search.policies import SCORE, Policy, Scored, choose_policy
 
 Way = Literal["t2i", "i2t", "i2i", "t2t"]
 """What was asked with and what was found: images of a text, texts of an image, similar images, similar texts. The last
 two are by cosine alone: the method scores pairs of an image and a text, and no others."""
 UserText = Annotated[str, SkipValidation]
 """A string of the user's data: it may hold half a surrogate pair, as JSON may, which a check for UTF-8 would refuse."""
-LIKELY = 0.5
-"""From this grade on a hit is more likely a match than not."""
 _HELD: dict[Direction, str] = {"t2i": "images", "i2t": "texts"}
 
 
@@ -54,49 +53,69 @@ class Hit(_Result):
     score: float | None
     """The method's. It has none for two images or two texts."""
     grade: float | None
-    """The probability that it is a match: calibrated if there is a calibration, else as the method was trained. None
-    where neither knows one: a method that only ranks, or no score."""
+    """The probability that it is right: calibrated among the other candidates if there is a calibration, else as the
+    method was trained. None where neither knows one: a method that only ranks, or no score."""
     uncertainty: float | None
     """σ of the pair; None where the method has none, or there is no score."""
     disagreement: float | None = None
     """Of an ensemble's members about the pair; None without members, or without a score."""
-    probably_also: bool
-    """Not the first, but by its calibrated grade more likely a match than not."""
+    confident: bool
+    """Is its grade above the calibrated cutoff?"""
     metadata: Annotated[dict[str, Any], SkipValidation]
     """That the index keeps with it."""
 
 
 class Results(_Result):
-    """Hits, best first, and whether the first is guaranteed."""
+    """Hits, best first, and how far they can be trusted."""
 
-    schema_version: int = Field(default=1, alias="schema")
+    schema_version: int = Field(default=2, alias="schema")
     """Of this answer's form."""
     direction: Way
     """t2i: a text found images. i2t: an image found texts. i2i, t2t: similar ones, by cosine, without grade."""
     policy: str
-    """That ordered the hits."""
+    """That chose the hits."""
     hits: tuple[Hit, ...]
-    """As many as were asked for, or as the index holds."""
+    """As many as were asked for, or as the policy shows."""
     answered: bool
-    """False only where the policy abstains; nothing is guaranteed of the hits then."""
+    """False only where the policy shows confident hits alone, and there is none."""
     reason: str
     """Why there is no answer; empty where there is one."""
+    confident: int | None
+    """How many hits are confident; None without a calibration."""
+    answer_set: int | None
+    """The first so many hits by score hold the right one, at the rate ``coverage``; None where no set does."""
+    cutoff: float | None
+    """The grade from which on a hit is confident; None where no cutoff could be shown to hold."""
+    precision: float | None
+    """Of confident hits, so many are right at least; None without a calibration."""
     confidence: float | None
-    """Of the answer: the chance that the first by score is right; None without a calibration."""
-    promised: bool
-    """Is the first hit guaranteed? Only an answer of ``abstain`` is, from an exact index of the size of the fit."""
+    """With which that holds."""
+    coverage: float | None
+    """Share of the answer sets that hold the right one."""
+    guaranteed: bool
+    """Do these hold here? Only in an exact index of a size that the calibration has checked."""
     note: str
     """What does not hold for this answer, and what to type; empty where all does."""
-    calibrated: bool
-    """Are grades those of a calibration?"""
     index_size: int
     """Items that were searched."""
 
-    @computed_field  # type: ignore[prop-decorator]
     @property
-    def probably_also(self) -> list[str]:
-        """Ids of the hits that are probably matches too."""
-        return [hit.id for hit in self.hits if hit.probably_also]
+    def calibrated(self) -> bool:
+        """Are grades those of a calibration?"""
+        return self.precision is not None
+
+    @property
+    def summary(self) -> str:
+        """In a few words, what a calibration says of the hits; empty without one."""
+        if self.confident is None or self.coverage is None:
+            return ""
+        if self.confident:
+            return f"{self.confident} confident match{'' if self.confident == 1 else 'es'}"
+        if self.answer_set is None or self.answer_set > max(10, len(self.hits)):
+            return "no confident match"
+        rate = f"({100 * self.coverage:.4g}%)"
+        which = "the first hit" if self.answer_set == 1 else f"one of the first {self.answer_set} hits"
+        return f"no confident match; probably {which} {rate}"
 
     @property
     def scored(self) -> bool:
@@ -139,10 +158,15 @@ class Searcher:
         self.use(index)
 
     @classmethod
-    def from_pretrained(cls, run: str | Path, index: VectorIndex, *, device: str = "auto") -> Searcher:
-        """From a run or model folder, with its ``search.json`` if it has one."""
+    def from_pretrained(
+        cls, run: str | Path, index: VectorIndex, *, calibration: Path | None = None, device: str = "auto"
+    ) -> Searcher:
+        """From RUN, with a calibration: of this file, or else that of the index or the model if there is one."""
         scorer = PairScorer.from_pretrained(run, device=device)
-        return cls(scorer, index, load_calibration(Path(run), model=model_digest(scorer.model)))
+        model = model_digest(scorer.model)
+        if calibration is not None:
+            return cls(scorer, index, read_calibration(calibration, model=model))
+        return cls(scorer, index, load_calibration(Path(run), index, model=model))
 
     def use(self, index: VectorIndex) -> None:
         """Search this index from now on: of the same model and the same kind."""
@@ -151,107 +175,125 @@ class Searcher:
 
     @property
     def fitted(self) -> DirectionCalibration | None:
+        """The calibration of the direction that this index answers."""
         return None if self.calibration is None else self.calibration.of(self.direction)
 
-    @torch.inference_mode()
-    def grade(self, score: Tensor) -> Array | None:
-        """The probability of a match: calibrated, or else the method's own; None if there is neither. [N] -> [N]"""
-        if self.fitted is not None:
-            return self.fitted.grades.apply(_floats(score))
-        grade = self.scorer.model.method.grade(score.to(self.scorer.device))
-        return None if grade is None else _floats(grade)
-
     def search(
-        self, *, text: str | None = None, image: Picture | None = None, k: int = 10, policy: str | Policy = "score"
-    ) -> Results:
-        """One query of a model with towers: words, or a photo as a path or a PIL image."""
+        self, *, text: str | None = None, image: Picture | None = None, k: int = 10, policy: str | Policy = "score",
+        min_grade: float = 0.0,
+    ) -> Results:  # fmt: skip
+        """One query of a model with towers: words, or a photo as a path or a PIL image.
+
+        ``min_grade``: leave out hits with a lower grade, whatever the policy.
+        """
         if (text is None) == (image is None):
             raise UsageError("a query is a text or an image — give one of them: search(text='a dog on a beach')")
         if text is not None:
-            return self.search_texts([text], k=k, policy=policy)[0]
-        return self.search_images([image], k=k, policy=policy)[0]  # type: ignore[list-item]
+            return self.search_texts([text], k=k, policy=policy, min_grade=min_grade)[0]
+        return self.search_images([image], k=k, policy=policy, min_grade=min_grade)[0]  # type: ignore[list-item]
 
-    def search_texts(self, texts: Texts, *, k: int = 10, policy: str | Policy = "score") -> list[Results]:
+    def search_texts(
+        self, texts: Texts, *, k: int = 10, policy: str | Policy = "score", min_grade: float = 0.0
+    ) -> list[Results]:
         """The images for each text, or similar texts: words for a model with towers, else features [Q, D_text]."""
         way: Way = "t2i" if self.direction == "t2i" else "t2t"
-        return self._search(lambda: self.scorer.embed_texts(texts), way=way, k=k, policy=policy)
+        return self._search(lambda: self.scorer.embed_texts(texts), way=way, k=k, policy=policy, min_grade=min_grade)
 
-    def search_images(self, images: Images, *, k: int = 10, policy: str | Policy = "score") -> list[Results]:
+    def search_images(
+        self, images: Images, *, k: int = 10, policy: str | Policy = "score", min_grade: float = 0.0
+    ) -> list[Results]:
         """The texts for each image, or similar images: photos for a model with towers, else features [Q, D_image]."""
         way: Way = "i2t" if self.direction == "i2t" else "i2i"
-        return self._search(lambda: self.scorer.embed_images(images), way=way, k=k, policy=policy)
+        return self._search(lambda: self.scorer.embed_images(images), way=way, k=k, policy=policy, min_grade=min_grade)
 
-    def _search(self, embed: Callable[[], Embedding], *, way: Way, k: int, policy: str | Policy) -> list[Results]:
+    def _search(
+        self, embed: Callable[[], Embedding], *, way: Way, k: int, policy: str | Policy, min_grade: float
+    ) -> list[Results]:
         if k < 1:
             raise UsageError(f"k is {k}, expected 1 or more — try -k 10")
         name = policy if isinstance(policy, str) else policy.name
-        if way != self.direction and name != ByScore.name:
+        if way != self.direction and (name != SCORE or min_grade):
             kind, other = ("images", "a text") if way == "i2i" else ("texts", "an image")
-            message = f"policy {name!r} needs scores, and similar {kind} are found by cosine alone"
-            raise UsageError(f"{message} — leave the policy out, or search with {other}")
+            message = f"similar {kind} are found by cosine alone, without the grades that a policy or --min-grade needs"
+            raise UsageError(f"{message} — leave both out, or search with {other}")
         size = len(self.index)  # read once per search, since it may be on a server
         if not size:
             raise UsageError("the index is empty — fill it: vacsr index add INDEX --run RUN --pairs SPEC")
         if way != self.direction:
             return _similar(self.index.search(embed().mean, k), way, size=size)
-        chosen = choose_policy(policy, self.fitted) if isinstance(policy, str) else policy
-        scored = self._candidates(embed(), k)
-        return [self._results(one, chosen.apply(one), k=k, policy=chosen, size=size) for one in scored]
+        chosen = choose_policy(policy, calibrated=self.fitted is not None) if isinstance(policy, str) else policy
+        scored = self._candidates(embed(), k, size)
+        if min_grade and scored and scored[0].grade is None:
+            raise UsageError("the model only ranks, so its hits have no grade — calibrate it: vacsr calibrate RUN")
+        return [self._results(one, k=k, policy=chosen, size=size, min_grade=min_grade) for one in scored]
 
-    def _candidates(self, queries: Embedding, k: int) -> list[Scored]:
+    def _candidates(self, queries: Embedding, k: int, size: int) -> list[Scored]:
         """The nearest by cosine, ordered by score as :func:`rescore` does."""
-        candidates, depth = (CANDIDATES, DEPTH) if self.fitted is None else (self.fitted.candidates, self.fitted.depth)
+        candidates = CANDIDATES if self.fitted is None else self.fitted.candidates
         hits = self.index.search(queries.mean, max(candidates, k))
         count, width = hits.scores.shape
         held = Embedding(hits.vectors.reshape(count * width, -1).to(self.scorer.device))
         scores = PairScores(self.scorer, *((held, queries) if self.direction == "t2i" else (queries, held)))
         rescored = rescore(
             scores, torch.arange(count), torch.arange(count * width).view(count, width),
-            direction=self.direction, candidates=candidates, depth=max(depth, k),
+            direction=self.direction, candidates=candidates, depth=k,
         )  # fmt: skip
-        return [self._scored(hits, rescored, row) for row in range(count)]
+        grade = self._grades(rescored.score, candidates=candidates)
+        return [self._scored(hits, rescored, grade, row, size) for row in range(count)]
 
-    def _scored(self, hits: Hits, rescored: Rescored, row: int) -> Scored:
-        order, score = rescored.order[row], _floats(rescored.score[row])
-        cosine = _floats(hits.scores[row].cpu()[order])
+    def _grades(self, score: Tensor, *, candidates: int) -> Array | None:
+        """Calibrated, or else the method's own; None if there is neither. What is no candidate has grade 0. [Q, w]"""
+        if self.fitted is not None:
+            graded = np.zeros(score.shape)
+            graded[:, :candidates] = self.fitted.model.apply(_floats(score[:, :candidates]))
+            return graded
+        grade = self.scorer.model.method.grade(score.to(self.scorer.device))
+        return None if grade is None else _floats(grade)
+
+    def _scored(self, hits: Hits, rescored: Rescored, grades: Array | None, row: int, size: int) -> Scored:
+        order = rescored.order[row]
         sigma, disagreement = (
             None if one is None else _floats(one[row]) for one in (rescored.sigma, rescored.disagreement)
         )
-        grade, confidence = self.grade(rescored.score[row]), None
-        if self.fitted is not None and len(score) > 1:  # from as many candidates as it was fitted with
-            near, deep = slice(self.fitted.candidates), slice(self.fitted.depth)
-            first = None if sigma is None else sigma[None, deep]
-            confidence = float(self.fitted.answer.confidence_of(score[None, near], cosine[None, near], first)[0])
+        confident = answer_set = None
+        if self.fitted is not None and grades is not None:
+            confident = int(self.fitted.confident(grades[row : row + 1])[0])
+            sets = self.fitted.answer_set(grades[row : row + 1], size)
+            answer_set = None if sets is None else int(sets[0])
+        grade = None if grades is None else grades[row]
         ids = LazyList(hits.ids[row].__getitem__, order.tolist())  # most are never shown
         metadata = LazyList(hits.metadata[row].__getitem__, order.tolist())
-        return Scored(ids, metadata, cosine, score, grade, sigma, confidence, disagreement)
+        cosine = _floats(hits.scores[row].cpu()[order])
+        score = _floats(rescored.score[row])
+        return Scored(ids, metadata, cosine, score, grade, sigma, disagreement, confident, answer_set)
 
-    def _results(self, scored: Scored, ranked: Ranked, *, k: int, policy: Policy, size: int) -> Results:
+    def _results(self, scored: Scored, *, k: int, policy: Policy, size: int, min_grade: float) -> Results:
+        ranked = policy.apply(scored)
         order = [int(position) for position in ranked.order[:k]]
-        fitted, also = self.fitted, set[int]()
-        if fitted is not None and scored.grade is not None and fitted.covers(size):
-            likely = (scored.grade >= LIKELY) & (scored.score >= fitted.also_floor)
-            also = {*np.flatnonzero(likely[: fitted.depth]).tolist()} - {order[0]}
-        note = self._note(policy, size)
-        certified = fitted is not None and policy.rule == fitted.answer and policy.rule.threshold is not None
+        order = [n for n in order if scored.grade is None or scored.grade[n] >= min_grade]
+        note, fitted = self._note(size), self.fitted
+        calibration = None if fitted is None else self.calibration
         return Results(
             direction=self.direction, policy=policy.name, answered=ranked.answered, reason=ranked.reason,
-            hits=tuple(_hit(scored, position, rank, also=position in also) for rank, position in enumerate(order, 1)),
-            confidence=scored.confidence, promised=ranked.answered and not note and certified, note=note,
-            calibrated=fitted is not None, index_size=size,
+            hits=tuple(_hit(scored, position, rank) for rank, position in enumerate(order, 1)),
+            confident=scored.confident, answer_set=scored.answer_set, cutoff=None if fitted is None else fitted.cutoff,
+            precision=None if calibration is None else calibration.precision,
+            confidence=None if calibration is None else calibration.confidence,
+            coverage=None if calibration is None else calibration.coverage,
+            guaranteed=fitted is not None and not note, note=note, index_size=size,
         )  # fmt: skip
 
-    def _note(self, policy: Policy, size: int) -> str:
-        """What of the calibration does not hold for this index; empty if all does."""
+    def _note(self, size: int) -> str:
+        """What of the calibration is not shown to hold for this index; empty if all is."""
         if self.fitted is None:
             return ""
-        if not self.fitted.same_size(size):
-            message = f"grades and confidence are off: the index holds {size:,} items, the calibration is for"
-            if policy.rule is not None:
-                message = f"no guarantee at this size: the index holds {size:,} items, the calibration is for"
-            action = "vacsr calibrate RUN --pairs SPEC --gallery N, with N images per gallery"
-            return f"{message} {self.fitted.gallery:,} — calibrate again: {action}"
-        if policy.rule is not None and not self.index.exact:
+        again = "check it here: vacsr calibrate RUN --index INDEX"
+        if not self.fitted.covers(size):
+            checked = self.fitted.sizes[-1].size
+            return f"grades were checked with up to {checked:,} items, and the index holds {size:,} — {again}"
+        if self.fitted.cutoff is not None and not self.fitted.certifies(size):
+            return f"confident hits were certified with up to {self.fitted.certified:,} items; the index holds {size:,}"
+        if not self.index.exact:
             return "no guarantee: the index is approximate and may miss the nearest items — use exact:FOLDER"
         return ""
 
@@ -260,7 +302,7 @@ def _cell(value: Any) -> str:
     return "–" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _hit(scored: Scored, position: int, rank: int, *, also: bool) -> Hit:
+def _hit(scored: Scored, position: int, rank: int) -> Hit:
     unsure = [
         float(values[position]) if values is not None and position < len(values) else None
         for values in (scored.sigma, scored.disagreement)
@@ -268,19 +310,19 @@ def _hit(scored: Scored, position: int, rank: int, *, also: bool) -> Hit:
     return Hit(
         rank=rank, id=scored.ids[position], metadata=scored.metadata[position], cosine=float(scored.cosine[position]),
         score=float(scored.score[position]), grade=None if scored.grade is None else float(scored.grade[position]),
-        uncertainty=unsure[0], disagreement=unsure[1], probably_also=also,
+        uncertainty=unsure[0], disagreement=unsure[1], confident=position < (scored.confident or 0),
     )  # fmt: skip
 
 
 def _similar(hits: Hits, way: Way, *, size: int) -> list[Results]:
     """Similar images of an image, or texts of a text: the index's own order, without scores."""
     kind = "images" if way == "i2i" else "texts"
-    common: dict[str, Any] = {
-        "direction": way, "policy": ByScore.name, "answered": True, "reason": "", "confidence": None,
-        "promised": False, "calibrated": False, "index_size": size,
+    common: dict[str, Any] = dict.fromkeys(("confident", "answer_set", "cutoff", "precision", "confidence", "coverage"))
+    common |= {
+        "direction": way, "policy": SCORE, "answered": True, "reason": "", "guaranteed": False, "index_size": size,
         "note": f"similar {kind}, by cosine alone: no grade, no uncertainty, no guarantee",
     }  # fmt: skip
-    ungraded: dict[str, Any] = {"score": None, "grade": None, "uncertainty": None, "probably_also": False}
+    ungraded: dict[str, Any] = {"score": None, "grade": None, "uncertainty": None, "confident": False}
     results = []
     for row in zip(hits.ids, hits.scores.tolist(), hits.metadata, strict=True):
         items = enumerate(zip(*row, strict=True), 1)

@@ -65,7 +65,7 @@ class Service:
         histogram = partial(Histogram, registry=self.registry)
         self._sizes = histogram("vacsr_batch_size", "Queries per batch of the model.", buckets=_SIZES)
         self._seconds = histogram("vacsr_batch_seconds", "Seconds per batch of the model.", buckets=SECONDS)
-        self._abstained = Counter("vacsr_abstained_total", "Searches without an answer.", registry=self.registry)
+        self._abstained = Counter("vacsr_abstained_total", "Searches that showed no hit.", registry=self.registry)
         self.registry.register(watch.reopened)
         for name, about, value in (
             ("vacsr_queue_length", "Queries waiting for the model.", self.queue.__len__),
@@ -91,12 +91,12 @@ class Service:
         self.decoder.close()
         await self.queue.close(seconds=_STOP)
 
-    async def search(self, query: str | bytes, *, k: int, policy: str) -> dict[str, Any]:
+    async def search(self, query: str | bytes, *, k: int, policy: str, min_grade: float) -> dict[str, Any]:
         """Hits of a text or of an encoded image, without where an item's file is."""
         if not 1 <= k <= self.settings.max_k:
             raise Problem(422, "bad_k", f"k is 1 to {self.settings.max_k}")
         asked = self._checked(query) if isinstance(query, str) else await self.decoder.upload(query)
-        results = await self._ask(SearchJob(asked, k, policy))
+        results = await self._ask(SearchJob(asked, k, policy, min_grade))
         assert isinstance(results, Results), "a search job gives results"
         if not results.answered:
             self._abstained.inc()
@@ -130,12 +130,10 @@ class Service:
             "version": __version__,
             "direction": self.searcher.direction,
             "index_size": self.watch.size,
-            "policies": offered(fitted),
+            "policies": offered(calibrated=fitted is not None),
             "photos": self.watch.photos is not None,
             "calibrated": fitted is not None,
-            "risk": None if fitted is None else fitted.answer.risk,
-            "confidence": None if fitted is None else fitted.answer.confidence,
-            "gallery": None if fitted is None else fitted.gallery,
+            "gallery": None if fitted is None else fitted.sizes[-1].size,
             **self.settings.model_dump(include={"max_k", "max_text", "max_body", "max_pixels"}),
         }
 
@@ -194,20 +192,22 @@ def _add_queries(app: FastAPI, service: Service) -> None:
         request: Request,
         k: int = Query(10, ge=1, le=limits.max_k, description="Number of hits, unless the body sets it."),
         policy: Annotated[PolicyName, Query(description="The policy, unless the body sets it.")] = SCORE,
+        min_grade: float = Query(0.0, ge=0, le=1, description="Least grade of a hit, unless the body sets it."),
     ) -> Response:
         """Images for a text, or texts for an image; with the index's own kind, similar ones by cosine, without grade.
 
         The body is JSON, or an image's own bytes.
         """
         if _media_type(request) in schemas.IMAGE_TYPES:
-            return _as_json(await service.search(request.state.body, k=k, policy=policy))
+            return _as_json(await service.search(request.state.body, k=k, policy=policy, min_grade=min_grade))
         asked = _parse(schemas.SearchRequest, request, "JSON, or an image")
         fields = asked.model_fields_set
         if len(fields & {"text", "image"}) != 1:
             raise Problem(422, "bad_query", "a search takes either a text or an image")
         query = asked.text if "text" in fields else from_base64(asked.image)
         k, policy = asked.k if "k" in fields else k, asked.policy if "policy" in fields else policy
-        return _as_json(await service.search(query, k=k, policy=policy))
+        min_grade = asked.min_grade if "min_grade" in fields else min_grade
+        return _as_json(await service.search(query, k=k, policy=policy, min_grade=min_grade))
 
     @app.post("/score", response_model=schemas.ScoreAnswer, responses=errors, openapi_extra=schemas.score_body(limits))
     async def score(request: Request) -> Response:

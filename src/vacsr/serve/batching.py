@@ -134,6 +134,7 @@ class SearchJob(NamedTuple):
     query: str | Image.Image
     k: int
     policy: str
+    min_grade: float = 0.0
 
 
 class ScoreJob(NamedTuple):
@@ -162,7 +163,7 @@ class Worker:
         """One outcome or one exception per job; jobs whose clients have ``gone`` are skipped."""
         groups: dict[object, dict[int, Job]] = {}
         for position, job in enumerate(jobs):
-            alike = (isinstance(job.query, str), job.k, job.policy) if isinstance(job, SearchJob) else position
+            alike = (isinstance(job.query, str), *job[1:]) if isinstance(job, SearchJob) else position
             groups.setdefault(alike, {})[position] = job
         outcomes: dict[int, Answer | Exception] = {}
         for group in groups.values():
@@ -193,14 +194,13 @@ class Worker:
             raise busy(message, status=503, code="empty_index")
         queries: list[Any] = [job.query for job in jobs if isinstance(job, SearchJob)]  # of one kind
         search = self._searcher.search_texts if isinstance(first.query, str) else self._searcher.search_images
-        return search(queries, k=first.k, policy=first.policy)
+        return search(queries, k=first.k, policy=first.policy, min_grade=first.min_grade)
 
     def _score(self, job: ScoreJob) -> dict[str, Any]:
         scores = self._searcher.scorer.score_all(list(job.images), list(job.texts))
         shape = (len(job.texts), len(job.images))
         cols, rows = (index.flatten() for index in torch.meshgrid(*map(torch.arange, shape), indexing="ij"))
-        score, _, sigma, _ = scores.at(rows, cols)
-        grade = self._searcher.grade(score)
-        values = {"score": score, "grade": None if grade is None else torch.from_numpy(grade), "uncertainty": sigma}
+        score, grade, sigma, _ = scores.at(rows, cols)
+        values = {"score": score, "grade": grade, "uncertainty": sigma}
         tables = {name: None if one is None else one.double().view(shape).tolist() for name, one in values.items()}
         return {"schema": 1, **tables}

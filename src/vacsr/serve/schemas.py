@@ -120,7 +120,9 @@ class SearchRequest(_Request):
     k: int = 10
     """How many hits."""
     policy: Annotated[PolicyName, Field(strict=False)] = SCORE
-    """How hits are ordered, and whether there is an answer. Similar images and similar texts take score only."""
+    """Which hits are shown. Similar images and similar texts take score only."""
+    min_grade: float = Field(0.0, ge=0, le=1)
+    """Leave out hits with a lower grade."""
 
 
 class ScoreRequest(_Request):
@@ -140,7 +142,7 @@ class HitAnswer(Hit):
 
 
 class SearchAnswer(Results):
-    """Hits, best first, and whether the first is guaranteed."""
+    """Hits, best first, and how far they can be trusted."""
 
     hits: tuple[HitAnswer, ...]
     """As many as were asked for, or as the index holds."""
@@ -152,7 +154,8 @@ class ScoreAnswer(_Answer):
     schema_version: int = Field(1, alias="schema")
     score: list[list[float]]
     grade: list[list[float]] | None
-    """The probability of a match, on the scale of the hits; null where the method only ranks."""
+    """The probability of a match as the method was trained; null where it only ranks. Not the grade among the hits of a
+    search, which a calibration takes from the other candidates too."""
     uncertainty: list[list[float]] | None
     """σ; null where the method has none."""
 
@@ -175,12 +178,8 @@ class Info(_Answer):
     photos: bool
     """Are hits shown?"""
     calibrated: bool
-    risk: float | None
-    """That the policy abstain was fitted for."""
-    confidence: float | None
-    """With which it holds."""
     gallery: int | None
-    """Items of the index for which it holds."""
+    """Items of the largest index that the calibration has checked; null without a calibration."""
     max_k: int
     max_text: int
     max_body: int

@@ -1,0 +1,199 @@
+"""Labelled queries searched in galleries of many sizes: lists of candidates with known answers.
+
+A gallery is simulated: each query keeps its own image and a random part of the others. An index can stand in as a
+larger gallery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vacsr.data import PairSet, PhotoSet
+from vacsr.errors import DataError
+from vacsr.evaluate.uncertainty import Array
+from vacsr.methods.base import Embedding, take
+from vacsr.scoring import PairScorer, PairScores
+from vacsr.scoring.topk import Direction
+from vacsr.search.certify import Graded
+from vacsr.search.index import VectorIndex
+from vacsr.search.probabilities import HitModel, Mask
+
+_STEP = 10**0.2  # from one size to the next
+QUERIES = 5_000
+"""That are searched with, spread over the images."""
+_PRODUCTS = 2e9  # queries times items at most: keeps a calibration on a million items under a minute
+_MATRIX = 5e7  # scores in memory
+_GALLERY = 5_000  # labelled images that are searched at most
+_SMALLEST = 20
+
+
+class Lists(NamedTuple):
+    """Candidates of queries with known answers, best score first."""
+
+    score: Array  # [Q, m]
+    right: Mask  # [Q, m]
+    image: NDArray[np.int64]  # [Q] the image that a query is, or belongs to
+    size: int  # items that were searched
+
+    def graded(self, hits: HitModel) -> Graded:
+        return Graded(hits.apply(self.score), self.right, self.image)
+
+    def without_matches(self) -> Lists:
+        """As if no right item were in the gallery; all cut to the length of the shortest."""
+        wrong, order = ~self.right, self.right.argsort(axis=1, kind="stable")
+        score = np.take_along_axis(self.score, order, 1)[:, : int(wrong.sum(1).min())]
+        return self._replace(score=score, right=np.zeros_like(score, dtype=bool))
+
+
+@torch.inference_mode()
+def simulated_lists(
+    scorer: PairScorer, pairs: PairSet | PhotoSet, *, candidates: int, seed: int, direction: Direction
+) -> Iterator[Lists]:
+    """The labelled items as their own gallery, from few of the images to all; the same queries in each."""
+    rng = np.random.default_rng(seed)
+    owner = pairs.caption_image.cpu().numpy()
+    images = np.unique(owner)  # an image without captions asks nothing, and is an item of the largest gallery alone
+    images = np.sort(rng.permutation(images)[:_GALLERY])
+    items = np.flatnonzero(np.isin(owner, images))
+    held, group = (images, images) if direction == "t2i" else (items, owner[items])
+    queries, image = (items, owner[items]) if direction == "t2i" else (images, images)
+    some = spread_over(image, min(QUERIES, int(_MATRIX / len(held))), rng)
+    queries, image = queries[some], image[some]
+    scores = scorer.score_set(pairs)
+    asked, answers = (scores.texts, scores.images) if direction == "t2i" else (scores.images, scores.texts)
+    chosen = (take(asked, torch.from_numpy(queries)), take(answers, torch.from_numpy(held)))
+    block = PairScores(scorer, *(chosen if direction == "i2t" else chosen[::-1]))
+    score = (block.score if direction == "i2t" else block.score.T).cpu()
+    cosine = (chosen[0].mean @ chosen[1].mean.T).cpu()
+    column = np.searchsorted(images, group)  # of the image that an item is, or belongs to
+    own = np.searchsorted(images, image)
+    for size in _sizes(len(images)):
+        keys = rng.random((len(queries), len(images)), dtype=np.float32)
+        keys[np.arange(len(queries)), own] = -1  # its own image is always there
+        kept = np.zeros(keys.shape, dtype=bool)
+        np.put_along_axis(kept, np.argpartition(keys, size - 1, axis=1)[:, :size], True, axis=1)
+        there = torch.from_numpy(kept[:, column])
+        width = min(candidates, int(there.sum(1).min()))
+        near = cosine.masked_fill(~there, -torch.inf).topk(width, dim=1).indices
+        best = score.gather(1, near).sort(dim=1, descending=True, stable=True)
+        right = group[near.gather(1, best.indices).numpy()] == image[:, None]
+        yield Lists(best.values.double().numpy(), right, image, round(float(there.sum(1).double().mean())))
+
+
+def _sizes(most: int) -> list[int]:
+    """Rising to ``most``, five to a power of ten."""
+    sizes = [most]
+    while sizes[0] / _STEP >= _SMALLEST:
+        sizes.insert(0, round(sizes[0] / _STEP))
+    return sizes
+
+
+def spread_over(image: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Some queries, as many of each image as possible are alike: one of each, then another. [Q] -> positions [≤ count]
+
+    >>> image = np.array([0, 0, 0, 1, 2, 2])
+    >>> sorted(image[spread_over(image, 5, np.random.default_rng(0))].tolist())
+    [0, 0, 1, 2, 2]
+    """
+    order = rng.permutation(len(image))
+    order = order[image[order].argsort(kind="stable")]
+    first = np.r_[0, [n + 1 for n, (a, b) in enumerate(pairwise(image[order])) if a != b]].astype(np.int64)
+    turn = np.arange(len(order)) - np.repeat(first, np.diff(np.r_[first, len(order)]))
+    return np.sort(order[(turn + rng.random(len(order)) * 0.5).argsort(kind="stable")][:count])
+
+
+@torch.inference_mode()
+def searched_lists(
+    scorer: PairScorer, pairs: PairSet | PhotoSet, index: VectorIndex, *, candidates: int, seed: int,
+    direction: Direction,
+) -> tuple[Lists, bool]:  # fmt: skip
+    """Labelled queries on an index, as if it held their right items too; does it hold most of them indeed?"""
+    size, rng = len(index), np.random.default_rng(seed)
+    if size < _SMALLEST:
+        raise DataError(f"the index holds {size} items, expected {_SMALLEST} or more — calibrate without --index")
+    owner = pairs.caption_image.cpu().numpy()
+    image = owner if direction == "t2i" else np.unique(owner)
+    queries = spread_over(image, min(QUERIES, int(_PRODUCTS / size)), rng)
+    image = image[queries]
+    rows = queries if direction == "t2i" else image  # of captions, or of images
+    groups = [[one] if direction == "t2i" else np.flatnonzero(owner == one).tolist() for one in image.tolist()]
+    width = min(map(len, groups))
+    own = torch.tensor([group[:width] for group in groups])  # the right items of each query [Q, c]
+    names = pairs.image_ids if direction == "t2i" else pairs.caption_ids
+    scores = scorer.score_set(pairs)
+    asked, answers = (scores.texts, scores.images) if direction == "t2i" else (scores.images, scores.texts)
+    score, right, known = [], [], 0
+    for part in torch.split(torch.arange(len(rows)), 256):
+        query, held = take(asked, torch.from_numpy(rows)[part]), take(answers, own[part].flatten())
+        hits = index.search(query.mean, candidates + width)
+        labels = [{names[item] for item in groups[row]} for row in part.tolist()]
+        is_own = torch.tensor([[name in label for name in ids] for ids, label in zip(hits.ids, labels, strict=True)])
+        known += int(is_own.any(1).sum())
+        wrong = is_own.long().argsort(dim=1, stable=True)[:, : min(candidates, hits.scores.shape[1] - width)]
+        vectors = hits.vectors.to(scorer.device).gather(1, wrong.to(scorer.device)[..., None].expand(-1, -1, index.dim))
+        cosine = hits.scores.cpu().gather(1, wrong)
+        there = (query.mean[:, None] * held.mean.view(len(part), width, -1)).sum(2).cpu() >= cosine[:, -1:]
+        both = torch.cat((vectors, held.mean.view(len(part), width, -1)), dim=1)
+        value = _score_lists(scorer, query, both, direction=direction)
+        score.append(value.masked_fill(torch.cat((torch.zeros_like(cosine) > 0, ~there), dim=1), -torch.inf))
+        right.append(torch.cat((torch.zeros_like(cosine) > 0, there), dim=1))
+    joined, matches = torch.cat(score), torch.cat(right)
+    floor = joined.masked_fill(joined.isinf(), torch.inf).amin(dim=1, keepdim=True)
+    joined = torch.where(joined.isinf(), floor, joined)  # a right item that is not among the candidates is no hit
+    best = joined.sort(dim=1, descending=True, stable=True)
+    lists = Lists(best.values.double().numpy(), matches.gather(1, best.indices).numpy(), image, size)
+    return lists, known > len(rows) / 2
+
+
+def _score_lists(scorer: PairScorer, queries: Embedding, items: Tensor, *, direction: Direction) -> Tensor:
+    """Scores of each query with its own items. [Q, d], [Q, m, d] -> [Q, m]"""
+    held = Embedding(items.flatten(0, 1))
+    scores = PairScores(scorer, *((held, queries) if direction == "t2i" else (queries, held)))
+    count, width = items.shape[:2]
+    order = torch.arange(count * width).view(count, width)
+    asked = torch.arange(count)
+    return score_pairs(scores, asked, order, direction=direction)
+
+
+def score_pairs(scores: PairScores, queries: Tensor, items: Tensor, *, direction: Direction) -> Tensor:
+    """The method's scores of each query with its items, in one pass. [Q], [Q, w] -> [Q, w] on the CPU"""
+    return scores.score_of(*pairs_of(queries, items, direction=direction)).cpu().view(items.shape)
+
+
+def pairs_of(queries: Tensor, items: Tensor, *, direction: Direction) -> tuple[Tensor, Tensor]:
+    """Image rows and caption columns of all pairs. [Q], [Q, m] -> [Q·m], [Q·m]"""
+    repeated, flat = queries.repeat_interleave(items.shape[1]), items.flatten()
+    return (repeated, flat) if direction == "i2t" else (flat, repeated)
+
+
+class Rescored(NamedTuple):
+    """Q queries with w items each, best score first."""
+
+    order: Tensor  # [Q, w] positions in the order that was given
+    score: Tensor  # [Q, w]
+    sigma: Tensor | None  # [Q, depth]
+    disagreement: Tensor | None  # [Q, depth], of members
+
+
+def rescore(
+    scores: PairScores, queries: Tensor, items: Tensor, *, direction: Direction, candidates: int, depth: int
+) -> Rescored:
+    """Order items by (−score, given order): the first ``candidates`` of each query, then any others. [Q], [Q, w]
+
+    All pairs are scored in one pass. The uncertainties are of the first ``depth``.
+    """
+    score = score_pairs(scores, queries, items, direction=direction)
+    parts = [part.argsort(dim=1, descending=True, stable=True) for part in torch.split(score, candidates, dim=1)]
+    order = torch.cat([part + number * candidates for number, part in enumerate(parts)], dim=1)
+    top = items.gather(1, order[:, :depth])
+    pairs = pairs_of(queries, top, direction=direction)
+    unsure = (scores.uncertainty(*pairs), scores.disagreement(*pairs))
+    sigma, disagreement = (None if one is None else one.cpu().view(top.shape) for one in unsure)
+    return Rescored(order, score.gather(1, order), sigma, disagreement)
