@@ -32,8 +32,8 @@ def scorer(pairs: PairSet) -> PairScorer:
 
 @pytest.fixture(scope="package")
 def calibration(scorer: PairScorer, pairs: PairSet) -> Calibration:
-    """With 20 candidates and a depth of 8."""
-    return calibrate(scorer, pairs, CalibrateSettings(candidates=20, depth=8))
+    """With 20 candidates."""
+    return calibrate(scorer, pairs, CalibrateSettings(candidates=20))
 
 
 @pytest.fixture(scope="package")

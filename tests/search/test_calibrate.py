@@ -1,155 +1,153 @@
-"""The calibration on a small generated world: galleries, lists, the fit, and its check."""
+"""The calibration of a small generated world: the fit, what it stores, and its check."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from vacsr.data import PairSet
 from vacsr.errors import DataError, UsageError
 from vacsr.scoring import PairScorer
-from vacsr.scoring.topk import Direction
 from vacsr.search.calibrate import (
+    DEPTH,
     CalibrateSettings,
     Calibration,
     calibrate,
     check_calibration,
-    choosing,
+    check_size,
     fit_direction,
-    labelled_candidates,
-    random_galleries,
-    search_lists,
-    without_matches,
 )
-from vacsr.search.probabilities import Candidates
+from vacsr.search.certify import Graded, find_cutoff
+from vacsr.search.galleries import Lists, simulated_lists
+from vacsr.search.index import embedding_provenance, open_index
 
 
-def lists(score: np.ndarray, right: np.ndarray, *, depth: int) -> Candidates:
-    rows = np.arange(len(score))
-    return Candidates(score, score / 10, score[:, :depth] / 5, right, rows, rows, gallery=50)
+def drawn(size: int, *, queries: int = 2000, seed: int = 0, lead: float = 4.0) -> Lists:
+    """Right scores are normal around ``lead``, wrong ones around 0; five queries of an image are alike."""
+    rng = np.random.default_rng(seed)
+    score = rng.normal(size=(queries, size))
+    score[:, 0] += lead + rng.normal(size=queries // 5).repeat(5)
+    order = (-score).argsort(axis=1)[:, :100]
+    return Lists(np.take_along_axis(score, order, 1), order == 0, np.arange(queries) // 5, size)
 
 
-@pytest.mark.parametrize(("images", "share"), [(40, 0.5), (60, 0.5), (100, 0.3), (2000, 0.25)])
-def test_images_choose_or_certify_and_never_both(images: int, share: float) -> None:
-    score = np.zeros((3 * images, 2))
-    candidates = lists(score, score > 0, depth=1)._replace(image=np.arange(3 * images) % images)
-    picked = choosing(candidates, np.random.default_rng(1))
-    assert not set(candidates.image[picked]) & set(candidates.image[~picked])
-    assert picked.mean() == pytest.approx(share, abs=3 * np.sqrt(share * (1 - share) / images))
+def test_one_cutoff_keeps_the_precision_in_every_gallery() -> None:
+    sizes = [20, 100, 500]
+    settings = CalibrateSettings()
+    fitted = fit_direction([drawn(size) for size in sizes], settings)
+    assert fitted.cutoff is not None
+    assert [row.size for row in fitted.sizes] == sizes
+    for size, row in zip(sizes, fitted.sizes, strict=True):
+        graded = drawn(size).graded(fitted.model)
+        own = find_cutoff(Graded(graded.grade[:, :DEPTH], graded.right[:, :DEPTH], graded.image), **goal(settings))
+        assert own is None or own <= fitted.cutoff, "the strictest that any size needs"
+        fresh = check_size(drawn(size, seed=1), fitted)
+        assert fresh.precision is not None
+        assert min(row.precision or 0, fresh.precision) >= 0.9
+        assert fresh.answered > 0.2
+        assert fresh.held == pytest.approx(0.9, abs=0.04)
+        assert fresh.set_cutoff == row.set_cutoff
+    larger = check_size(drawn(5000, seed=2, queries=500), fitted)
+    assert larger.precision is None or larger.precision > 0.85, "grades adapt to a gallery that was not searched"
+    assert larger.held is None, "and there is no answer set for it"
 
 
-@pytest.mark.parametrize(("size", "per_draw", "draws"), [(7, 1, 5), (3, 3, 5), (10, 1, 1)])
-def test_galleries_of_a_draw_share_no_image(size: int, per_draw: int, draws: int) -> None:
-    galleries = random_galleries(10, size=size, generator=torch.Generator().manual_seed(0))
-    assert [len(rows) for rows in galleries] == [size] * per_draw * draws
-    for draw in range(draws):
-        assert len(set(torch.cat(galleries[per_draw * draw : per_draw * (draw + 1)]).tolist())) == per_draw * size
-    assert len(set(torch.cat(galleries).tolist())) == 10, "drawn again until no image is left out"
+def goal(settings: CalibrateSettings) -> dict[str, float]:
+    return {"precision": settings.precision, "confidence": settings.confidence}
 
 
-@pytest.mark.parametrize("size", [1, 11])
-def test_galleries_that_cannot_be_made(size: int) -> None:
-    with pytest.raises(DataError, match="--gallery 10"):
-        random_galleries(10, size=size, generator=torch.Generator())
+def test_what_a_row_counts() -> None:
+    lists = drawn(50)
+    fitted = fit_direction([lists], CalibrateSettings(coverage=0.8))
+    row, grade = fitted.sizes[0], fitted.model.apply(lists.score)
+    shown = grade[:, :DEPTH] >= fitted.cutoff
+    assert row.answered == pytest.approx(shown[:, 0].mean())
+    assert (row.hits, row.r1) == (shown.sum(), lists.right[:, 0].mean())
+    assert row.precision == pytest.approx(lists.right[:, :DEPTH][shown].mean())
+    assert row.low <= row.precision <= row.high
+    alone = fitted.model.apply(lists.without_matches().score)
+    assert row.silent == pytest.approx((alone[:, 0] < fitted.cutoff).mean())
+    inside = grade >= row.set_cutoff
+    inside[:, 0] = True
+    assert row.held == pytest.approx((inside & lists.right).any(1).mean())
+    assert row.set_size == pytest.approx(inside.sum(1).mean())
+    assert fitted.answer_set(grade, 50) is not None
+    np.testing.assert_array_equal(fitted.answer_set(grade, 50), inside.sum(1))
+    np.testing.assert_array_equal(fitted.confident(grade), (grade >= fitted.cutoff).sum(1))
 
 
-@pytest.mark.parametrize("direction", ["i2t", "t2i"])
-def test_lists_are_those_of_a_plain_loop(direction: Direction, scorer: PairScorer, pairs: PairSet) -> None:
-    few = pairs.subset(range(12))
-    scores = scorer.score_set(few)
-    groups = [torch.arange(6), torch.arange(6, 12)]
-    found = labelled_candidates(scores, few, groups, direction=direction, limit=4, depth=2)
-    matrix, cosine = scores.score, scores.images.mean @ scores.texts.mean.T
-    row = 0
-    for group in groups:
-        own = [m for m in range(len(few)) if int(few.caption_image[m]) in group.tolist()]
-        queries, items = (group.tolist(), own) if direction == "i2t" else (own, group.tolist())
-        for query in queries:
-            cell = (lambda item, q=query: (q, item)) if direction == "i2t" else (lambda item, q=query: (item, q))
-            near = sorted(items, key=lambda item, c=cell: -float(cosine[c(item)]))[:4]
-            best = sorted(near, key=lambda item, c=cell: -float(matrix[c(item)]))
-            np.testing.assert_allclose(found.score[row], [float(matrix[cell(item)]) for item in best], rtol=1e-4)
-            np.testing.assert_allclose(found.cosine[row], [float(cosine[cell(item)]) for item in best], rtol=1e-4)
-            right = [int(few.caption_image[cell(item)[1]]) == cell(item)[0] for item in best]
-            assert found.right[row].tolist() == right
-            row += 1
-    assert row == len(found.score)
-    assert found.sigma is not None
-    assert found.sigma.shape == (row, 2)
-    assert found.gallery == (30 if direction == "i2t" else 6)
+def test_nothing_is_confident_where_nothing_can_be_shown() -> None:
+    noise = drawn(100, lead=0.0)
+    fitted = fit_direction([noise], CalibrateSettings())
+    assert (fitted.cutoff, fitted.certified, fitted.sizes[0].silent) == (None, 0, 1.0)
+    assert (fitted.confident(fitted.model.apply(noise.score)) == 0).all()
+    assert not fitted.certifies(20)
 
 
-def test_lists_without_matches_keep_their_order() -> None:
-    score = np.array([[4.0, 3.0, 2.0, 1.0], [8.0, 7.0, 6.0, 5.0]])
-    right = np.array([[True, False, True, False], [False, True, False, False]])
-    rest = without_matches(lists(score, right, depth=4))
-    assert (rest.score.tolist(), (rest.cosine * 10).tolist()) == ([[3.0, 1.0], [8.0, 6.0]],) * 2
-    assert rest.sigma is not None
-    np.testing.assert_allclose(rest.sigma, [[0.6, 0.2], [1.6, 1.2]])
-    assert not rest.right.any()
+def test_queries_with_several_right_items_have_siblings() -> None:
+    lists = drawn(60)
+    thrice = lists._replace(right=np.arange(60) < 3 + np.zeros((2000, 1)))
+    assert fit_direction([thrice], CalibrateSettings()).model.siblings == 2
 
 
-def test_a_fit_is_checked_in_galleries_of_its_size(scorer: PairScorer, pairs: PairSet) -> None:
-    dev, test = pairs.subset(range(70)), replace(pairs.subset(range(70, 120)), split="other")
-    settings = CalibrateSettings(gallery=50, candidates=20, depth=10)
+@pytest.mark.parametrize(("size", "covered"), [(1, True), (120, True), (122, True), (123, False)])
+def test_which_sizes_are_covered(size: int, covered: bool, calibration: Calibration) -> None:
+    fitted = calibration.t2i
+    assert fitted is not None
+    assert fitted.sizes[-1].size == 120
+    assert fitted.covers(size) is covered
+    rows = tuple(row.model_copy(update={"set_cutoff": 0.5}) for row in fitted.sizes)
+    fitted = fitted.model_copy(update={"sizes": rows})
+    assert (fitted.answer_set(np.ones((1, 5)), size) is not None) is covered
+    half = fitted.model_copy(update={"certified": 60})
+    assert (half.certifies(60), half.certifies(120)) == (True, False)
+
+
+def test_a_calibration_says_what_it_was_fitted_to(scorer: PairScorer, pairs: PairSet, tmp_path: Path) -> None:
+    settings = CalibrateSettings(precision=0.8, candidates=20, seed=4)
+    dev = pairs.subset(range(70))
     fitted = calibrate(scorer, dev, settings, spec="mine", selected_on="dev")
-    assert (fitted.t2i.gallery, fitted.i2t.gallery, fitted.pairs, fitted.selected_on) == (50, 250, "mine", "dev")
+    assert fitted.t2i is not None
+    assert fitted.i2t is not None
+    assert (fitted.t2i.sizes[-1].size, fitted.i2t.sizes[-1].size, fitted.t2i.candidates) == (70, 350, 20)
+    assert (fitted.pairs, fitted.selected_on, fitted.precision, fitted.index) == ("mine", "dev", 0.8, "")
     assert fitted.data != calibrate(scorer, pairs.subset(range(1, 71)), settings).data
-    checked = check_calibration(scorer, test, fitted)
-    searched = search_lists(scorer, test, settings)["t2i"]
-    assert searched.sigma is not None
-    assert (searched.score.shape, searched.sigma.shape) == ((250, 20), (250, 10))
-    first = searched.right[:, 0]
-    assert (checked["t2i"].answers.queries, checked["t2i"].r1) == (250, pytest.approx(first.mean()))
-    with pytest.raises(DataError, match="--gallery 30"):
-        check_calibration(scorer, pairs.subset(range(30)), fitted)
+    provenance = embedding_provenance(scorer.model, "images")
+    index = open_index(f"exact:{tmp_path / 'index'}", dim=scorer.model.dim, provenance=provenance, create=True)
+    index.add(pairs.image_ids[70:], scorer.score_set(pairs).images.mean[70:])
+    beside = calibrate(scorer, dev, settings, index=index)
+    assert beside.t2i is not None
+    assert (beside.i2t, beside.own_captions, beside.index) == (None, False, f"exact:{tmp_path / 'index'}")
+    assert [row.size for row in beside.t2i.sizes][-1] == 50, "the index is the largest gallery that is searched"
 
 
-@pytest.mark.parametrize("count", [2, 12])
-def test_next_to_nothing_is_refused_before_anything_is_fitted(count: int, scorer: PairScorer, pairs: PairSet) -> None:
-    few = pairs.subset(range(count))
-    for seed in range(6):  # in some of which one part has no image at all
-        with pytest.raises(DataError, match=f"of {count} images are too few .* give 60 images or more"):
-            calibrate(scorer, few, CalibrateSettings(candidates=2, depth=2, seed=seed))
+def test_a_check_counts_on_other_pairs(scorer: PairScorer, pairs: PairSet) -> None:
+    fitted = calibrate(scorer, pairs.subset(range(60)), CalibrateSettings(candidates=20))
+    other = replace(pairs.subset(range(60, 120)), split="other")
+    checked = check_calibration(scorer, other, fitted)
+    assert fitted.t2i is not None
+    lists = [*simulated_lists(scorer, other, candidates=20, seed=0, direction="t2i")]
+    assert [row.size for row in checked["t2i"]] == [part.size for part in lists]
+    assert checked["t2i"][-1].r1 == pytest.approx(lists[-1].right[:, 0].mean())
+    assert checked["t2i"][0] == check_size(lists[0], fitted.t2i)
 
 
-@pytest.mark.parametrize(
-    ("size", "same"), [(100, True), (80, True), (79, False), (102, True), (103, False), (120, False), (1, False)]
-)
-def test_which_sizes_of_an_index_count_as_the_same(size: int, same: bool, calibration: Calibration) -> None:
-    assert calibration.t2i.model_copy(update={"gallery": 100}).same_size(size) is same
+def test_next_to_nothing_is_refused(scorer: PairScorer, pairs: PairSet) -> None:
+    with pytest.raises(DataError, match="give 40 or more"):
+        calibrate(scorer, pairs.subset(range(12)))
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"risk": 0.0}, {"risk": 1.0}, {"confidence": 1.5}, {"confidence": 0.49}, {"confidence": 0.99999},
-        {"confidence": float("nan")}, {"candidates": 1, "depth": 1}, {"depth": 500}, {"depth": 0},
+        {"precision": 0.0}, {"precision": 1.0}, {"confidence": 0.5}, {"confidence": float("nan")}, {"coverage": 1.5},
+        {"candidates": 1},
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="--"):
         CalibrateSettings(**wrong)
-    for limit in ({"confidence": 0.5}, {"confidence": 0.9999}, {"candidates": 2, "depth": 1}, {"candidates": 20}):
-        CalibrateSettings(**limit)  # type: ignore[arg-type]
-
-
-def test_depth_and_candidates_limit_what_is_fitted(scorer: PairScorer) -> None:
-    """Ten candidates, of which the fit of grades and the floor read the first three, the confidence all."""
-    rng, count = np.random.default_rng(0), 400
-    score = np.sort(rng.normal(size=(count, 10)), axis=1)[:, ::-1]
-    right = rng.random((count, 10)) < 0.4
-    right[:, 0] = rng.random(count) < 0.9
-    candidates, settings = lists(score, right, depth=3), CalibrateSettings(candidates=10, depth=3)
-    fitted = fit_direction(scorer, candidates, settings)
-    assert (fitted.candidates, fitted.depth, fitted.queries) == (10, 3, count)
-    assert fitted.also_floor == np.median(score[:, :3][right[:, :3]])
-    assert fitted.r1 == right[~choosing(candidates, np.random.default_rng(0)), 0].mean()
-    beyond = candidates._replace(right=np.concatenate((right[:, :3], ~right[:, 3:]), axis=1))
-    assert fit_direction(scorer, beyond, settings) == fitted, "labels beyond the depth are not read"
-    deeper = fit_direction(scorer, candidates, CalibrateSettings(candidates=10, depth=4))
-    assert deeper.grades != fitted.grades

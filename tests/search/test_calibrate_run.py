@@ -23,7 +23,7 @@ FEATURES = "synthetic:images=200,held_out=60"
 AGAIN = "synthetic:held_out=60,images=200"
 """The same data."""
 CPU = ("--device", "cpu")
-SMALL = ("--candidates", 30, "--gallery", 10, *CPU)
+SMALL = ("--candidates", 30, *CPU)
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +51,16 @@ def configure(run: Path, data: str, *more: str) -> None:
     (run / "config.yaml").write_text("\n".join([f'data: {{pairs: "{FEATURES}", {data}}}', *more]))
 
 
-def test_the_guarantee_is_printed_with_what_it_is_worth(vacsr: Command, model: Path) -> None:
-    answer = vacsr("calibrate", model, "--pairs", FEATURES, *SMALL, "--check", "test", "--risk", 0.5)
+def test_what_was_fitted_is_printed_with_what_it_is_worth(vacsr: Command, model: Path) -> None:
+    answer = vacsr("calibrate", model, "--pairs", FEATURES, *SMALL, "--check", "test", "--precision", 0.5)
     assert answer.code == 0, answer.err
-    assert "**dev**, guaranteed: at most 50% of the answers are wrong, with 90% confidence" in answer.out
-    assert "text → image, galleries of 10: guaranteed at most 50% wrong" in answer.out
-    rows = [line for line in answer.out.splitlines() if line.startswith(("| image →", "| text →"))]
-    assert len(rows) == 4
+    assert "at least 50% are right, with 90% confidence; 90% of the answer sets" in answer.out
     stored = json.loads((model / "search.json").read_text())
-    rule = stored["t2i"]["answer"]
-    assert (stored["t2i"]["gallery"], rule["threshold"] is None) == (10, False)
-    answered, wrong = rule["answered"] / rule["certified"], rule["wrong"] / rule["answered"]
-    assert f"| {answered:.1%} | {wrong:.1%} |" in rows[1]
+    assert stored["t2i"]["certified"] > 0
+    assert f"from a grade of {stored['t2i']['cutoff']:.2f}" in answer.out
+    largest = stored["t2i"]["sizes"][-1]
+    assert f"| 60 | {largest['answered']:.1%} | {largest['precision']:.1%} |" in answer.out
+    assert answer.out.count("Checked on split test:") == 2
     assert str(model / "search.json") in answer.err
     assert "may have been trained on these pairs" in answer.err
 
@@ -84,8 +82,9 @@ def test_a_stored_calibration_is_for_its_model_alone(vacsr: Command, model: Path
 
 def test_options_that_are_refused(vacsr: Command, model: Path) -> None:
     fit_to = ("calibrate", model, "--pairs", FEATURES, *CPU)
-    assert vacsr(*fit_to, "--gallery", 1000).refused(4, "--gallery 60")
-    assert vacsr(*fit_to, "--risk", 2).refused(2, "risk")
+    assert vacsr(*fit_to, "--precision", 2).refused(2, "--precision")
+    assert vacsr("calibrate", "clip:no/model", *CPU).refused(2, "--pairs SPEC")
+    assert vacsr("calibrate", "clip:no/model", "--pairs", FEATURES, *CPU).refused(2, "--index", "--out")
     assert vacsr("calibrate", model, *CPU).refused(2, "--pairs")
     assert vacsr(*fit_to, "--check", "dev").refused(2, "--check test")
     assert vacsr(*fit_to, "--check", "all").refused(2, "--check test")

@@ -24,10 +24,10 @@ from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import Direction
 from vacsr.search import Hits, Searcher, embedding_provenance, open_index
-from vacsr.search.calibrate import CalibrateSettings, Calibration, calibrate, search_lists
+from vacsr.search.calibrate import CalibrateSettings, Calibration, calibrate
+from vacsr.search.galleries import simulated_lists
 from vacsr.search.index import LazyList
-from vacsr.search.policies import NO_ANSWER, POLICIES, Abstain, Policy, Ranked, Scored
-from vacsr.search.probabilities import Isotonic, Logistic
+from vacsr.search.policies import POLICIES, Policy, Ranked, Scored
 from vacsr.search.searcher import Results
 
 
@@ -36,6 +36,7 @@ class Shelf:
 
     exact = True
     sources = ()
+    where = ""
 
     def __init__(self, ids: Sequence[str], vectors: torch.Tensor, provenance: str) -> None:
         self.ids, self.vectors, self.provenance, self.dim = list(ids), vectors, provenance, vectors.shape[1]
@@ -77,12 +78,12 @@ def ask(searcher: Searcher, pairs: PairSet, rows: slice, **options: Any) -> list
     return searcher.search_images(pairs.images[rows], **options)
 
 
-def with_t2i(calibration: Calibration, **values: Any) -> Calibration:
-    return calibration.model_copy(update={"t2i": calibration.t2i.model_copy(update=values)})
-
-
-def with_threshold(calibration: Calibration, threshold: float | None) -> Calibration:
-    return with_t2i(calibration, answer=calibration.t2i.answer.model_copy(update={"threshold": threshold}))
+def with_cutoffs(calibration: Calibration, cutoff: float | None, set_cutoff: float | None = None) -> Calibration:
+    """That were certified at every size which was searched."""
+    assert calibration.t2i is not None
+    rows = tuple(row.model_copy(update={"set_cutoff": set_cutoff}) for row in calibration.t2i.sizes)
+    changed = calibration.t2i.model_copy(update={"cutoff": cutoff, "sizes": rows, "certified": rows[-1].size})
+    return calibration.model_copy(update={"t2i": changed})
 
 
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])
@@ -103,7 +104,7 @@ def test_hits_are_the_nearest_by_cosine_in_order_of_score(direction: str, scorer
         expected = {"score": scores[best], "cosine": cosine[best], "grade": grade, "uncertainty": sigma}
         for name, values in expected.items():
             np.testing.assert_allclose([getattr(hit, name) for hit in result.hits], values, rtol=1e-4, atol=1e-5)
-        assert (result.answered, result.promised, result.calibrated, result.confidence) == (True, False, False, None)
+        assert (result.answered, result.guaranteed, result.calibrated, result.confident) == (True, False, False, None)
 
 
 def test_hits_of_an_ensemble_say_how_much_its_members_disagree(pairs: PairSet) -> None:
@@ -139,81 +140,86 @@ def test_more_hits_than_candidates_follow_by_cosine_then_score(scorer: PairScore
 
 
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])
-def test_confidence_is_that_of_the_calibration(
+def test_grades_are_those_of_the_calibration(
     direction: Direction, scorer: PairScorer, pairs: PairSet, calibration: Calibration
 ) -> None:
-    """So the confidence of a query is the same in both, which is what the guarantee rests on."""
-    lists = search_lists(scorer, pairs, CalibrateSettings(candidates=20, depth=8))[direction]
+    """So a hit has the same grade in both, which is what the guarantee rests on."""
+    *_, lists = simulated_lists(scorer, pairs, candidates=20, seed=0, direction=direction)
     fitted = calibration.of(direction)
+    assert fitted is not None
     searcher = Searcher(scorer, (images if direction == "t2i" else texts)(scorer, pairs), calibration)
-    results = ask(searcher, pairs, slice(None), policy="abstain")
-    here, there = sorted(one.confidence or 0 for one in results), sorted(fitted.answer.outcomes(lists).value.tolist())
-    np.testing.assert_allclose(here, there, rtol=1e-3)
-    hits = results[0].hits
-    np.testing.assert_allclose([hit.grade for hit in hits], fitted.grades.apply([hit.score for hit in hits]))
+    grade = fitted.model.apply(lists.score)
+    results = ask(searcher, pairs, slice(None))
+    for row in range(0, len(results), 9):
+        np.testing.assert_allclose([hit.grade for hit in results[row].hits], grade[row, :10], rtol=1e-3)
     (many,) = ask(searcher, pairs, slice(1), k=50)
-    assert many.confidence == pytest.approx(results[0].confidence)  # whatever k is
-    assert [hit.id for hit in many.hits[:10]] == [hit.id for hit in hits]
+    assert [hit.grade for hit in many.hits[:10]] == pytest.approx([hit.grade for hit in results[0].hits])
+    assert {hit.grade for hit in many.hits[20:]} == {0.0}, "what is beyond the candidates is no match"
 
 
-def test_a_confidence_is_from_the_depth_of_the_fit(
+def test_confident_hits_and_answer_sets(scorer: PairScorer, pairs: PairSet, calibration: Calibration) -> None:
+    shelf, one = images(scorer, pairs), pairs.texts[:1]
+    (plain,) = Searcher(scorer, shelf, calibration).search_texts(one, k=10)
+    grades = [hit.grade or 0.0 for hit in plain.hits]
+    searcher = Searcher(scorer, shelf, with_cutoffs(calibration, grades[2], grades[4]))
+    (every,) = searcher.search_texts(one, k=4)
+    assert [hit.confident for hit in every.hits] == [True, True, True, False]
+    assert (every.confident, every.answer_set, every.cutoff, every.answered) == (3, 5, grades[2], True)
+    assert (every.summary, every.guaranteed, every.note) == ("3 confident matches", True, "")
+    assert (every.precision, every.confidence, every.coverage) == (0.9, 0.9, 0.9)
+    (sure,) = searcher.search_texts(one, k=10, policy="confident")
+    assert [hit.id for hit in sure.hits] == [hit.id for hit in every.hits[:3]]
+    (none,) = Searcher(scorer, shelf, with_cutoffs(calibration, 2.0, grades[4])).search_texts(one, policy="confident")
+    assert (none.hits, none.answered, none.confident, bool(none.reason)) == ((), False, 0, True)
+    assert none.summary == "no confident match; probably one of the first 5 hits (90%)"
+    (first,) = Searcher(scorer, shelf, with_cutoffs(calibration, None, 2.0)).search_texts(one)
+    assert (first.answer_set, first.summary) == (1, "no confident match; probably the first hit (90%)")
+    (nothing,) = Searcher(scorer, shelf, with_cutoffs(calibration, None)).search_texts(one)
+    assert (nothing.answer_set, nothing.summary) == (None, "no confident match")
+
+
+@pytest.mark.parametrize("policy", ["score", "confident"])
+def test_a_plain_threshold(policy: str, scorer: PairScorer, pairs: PairSet, calibration: Calibration) -> None:
+    searcher = Searcher(scorer, images(scorer, pairs), with_cutoffs(calibration, 0.0))
+    every = searcher.search_texts(pairs.texts[:1], k=10)[0].hits
+    least = every[3].grade or 0.0
+    (some,) = searcher.search_texts(pairs.texts[:1], k=10, policy=policy, min_grade=least)
+    assert some.hits == every[:4]
+    with pytest.raises(UsageError, match="--min-grade"):
+        searcher.search_images(pairs.images[:1], min_grade=0.5)
+
+
+@pytest.mark.parametrize(
+    ("count", "certified", "exact", "said"),
+    [
+        (120, 120, True, ""), (10, 120, True, ""), (119, 60, True, "certified with up to 60"),
+        (120, 120, False, "exact:FOLDER"), (50, 60, True, ""),
+    ],
+)  # fmt: skip
+def test_where_a_calibration_holds(
+    count: int, certified: int, exact: bool, said: str, scorer: PairScorer, pairs: PairSet, calibration: Calibration
+) -> None:
+    fitted = with_cutoffs(calibration, 0.0)
+    assert fitted.t2i is not None
+    fitted = fitted.model_copy(update={"t2i": fitted.t2i.model_copy(update={"certified": certified})})
+    shelf = images(scorer, pairs.subset(range(count)))
+    shelf.exact = exact
+    (result,) = Searcher(scorer, shelf, fitted).search_texts(pairs.texts[:1])
+    assert (result.guaranteed, result.index_size, bool(result.note)) == (not said, count, bool(said))
+    assert said in result.note
+
+
+def test_beyond_what_was_checked_grades_come_with_a_warning(
     scorer: PairScorer, pairs: PairSet, calibration: Calibration
 ) -> None:
-    by_sigma = Logistic(mean=(0.0,), scale=(1.0,), weight=(9.0,), bias=0.0)
-    answer = calibration.t2i.answer.model_copy(update={"signals": ("sigma5",), "logistic": by_sigma})
-    searcher = Searcher(scorer, images(scorer, pairs), with_t2i(calibration, depth=2, answer=answer))
-    few, many = (ask(searcher, pairs, slice(1), k=k)[0].confidence for k in (1, 10))
-    assert few == many
-
-
-@pytest.mark.parametrize(("count", "promised"), [(120, True), (96, True), (95, False), (10, False)])
-def test_a_guarantee_is_for_its_size(
-    count: int, promised: bool, scorer: PairScorer, pairs: PairSet, calibration: Calibration
-) -> None:
-    searcher = Searcher(scorer, images(scorer, pairs.subset(range(count))), with_threshold(calibration, 0.0))
-    (result,) = searcher.search_texts(pairs.texts[:1], policy="abstain")
-    assert (result.answered, result.promised, result.index_size) == (True, promised, count)
-    assert ("no guarantee at this size" in result.note) is not promised
-    (result,) = searcher.search_texts(pairs.texts[:1])
-    assert ("grades and confidence" in result.note) is not promised, "grades do not hold either"
-    assert not result.promised
-
-
-def test_what_is_not_certified_is_not_promised(scorer: PairScorer, pairs: PairSet, calibration: Calibration) -> None:
-    shelf, one = images(scorer, pairs), pairs.texts[:1]
-    for threshold in (None, 2.0):
-        searcher = Searcher(scorer, shelf, with_threshold(calibration, threshold))
-        (result,) = searcher.search_texts(one, policy="abstain")
-        assert (result.answered, result.promised, result.note) == (False, False, "")
-    own = Abstain(with_threshold(calibration, 0.0).t2i.answer)  # a threshold that nobody certified
-    (result,) = Searcher(scorer, shelf, with_threshold(calibration, 0.5)).search_texts(one, policy=own)
-    assert (result.answered, result.promised) == (True, False)
-    shelf.exact = False  # it may miss the nearest
-    searcher = Searcher(scorer, shelf, with_threshold(calibration, 0.0))
-    (result,) = searcher.search_texts(one, policy="abstain")
-    assert (result.answered, result.promised, "exact:FOLDER" in result.note) == (True, False, True)
-    assert searcher.search_texts(one)[0].note == ""
-    (result,) = Searcher(scorer, images(scorer, pairs.subset([0])), calibration).search_texts(one, policy="abstain")
-    assert (len(result.hits), result.answered, result.confidence) == (1, False, None), "nothing to compare with"
-
-
-def test_what_is_probably_also_a_match(scorer: PairScorer, pairs: PairSet, calibration: Calibration) -> None:
-    shelf = images(scorer, pairs)
-
-    def marked(grade: float, **values: Any) -> Results:
-        """With this grade for all."""
-        flat = calibration.t2i.grades.model_copy(update={"kind": "isotonic", "isotonic": Isotonic(x=(0,), y=(grade,))})
-        fitted = with_t2i(calibration, grades=flat, **{"also_floor": -1e9, **values})
-        (result,) = Searcher(scorer, shelf, fitted).search_texts(pairs.texts[:1], k=10, policy="abstain")
-        assert result.to_dict()["probably_also"] == [hit.id for hit in result.hits if hit.probably_also]
-        return result
-
-    result = marked(0.5)
-    assert [hit.probably_also for hit in result.hits] == [False] + [True] * 7 + [False] * 2  # depth is 8
-    floor = result.hits[2].score
-    assert [hit.probably_also for hit in marked(0.5, also_floor=floor).hits[:4]] == [False, True, True, False]
-    assert marked(0.5, gallery=1000).probably_also == result.probably_also, "fewer items err less often"
-    assert marked(0.49).probably_also == marked(0.5, gallery=100).probably_also == []
+    few = calibrate(scorer, pairs.subset(range(60)), CalibrateSettings(candidates=20))
+    (result,) = Searcher(scorer, images(scorer, pairs), few).search_texts(pairs.texts[:1])
+    assert not result.guaranteed
+    assert "up to 60 items, and the index holds 120" in result.note
+    assert "vacsr calibrate" in result.note
+    assert result.answer_set is None
+    (result,) = Searcher(scorer, images(scorer, pairs.subset([0])), calibration).search_texts(pairs.texts[:1])
+    assert result.hits[0].grade == pytest.approx(0.0, abs=0.9), "with nothing to compare with nobody is sure"
 
 
 def test_a_method_that_only_ranks_has_no_grade(pairs: PairSet) -> None:
@@ -223,8 +229,9 @@ def test_a_method_that_only_ranks_has_no_grade(pairs: PairSet) -> None:
     (result,) = Searcher(ranks, shelf).search_texts(pairs.texts[:1])
     assert {hit.grade for hit in result.hits} == {None}
     assert [hit.score for hit in result.hits] == pytest.approx([hit.cosine for hit in result.hits], abs=1e-5)
-    fitted = calibrate(ranks, pairs, CalibrateSettings(candidates=20, depth=8))
-    assert (fitted.t2i.ece_own, fitted.i2t.ece_own) == (None, None)
+    with pytest.raises(UsageError, match="vacsr calibrate"):
+        Searcher(ranks, shelf).search_texts(pairs.texts[:1], min_grade=0.5)
+    fitted = calibrate(ranks, pairs, CalibrateSettings(candidates=20))
     (result,) = Searcher(ranks, shelf, Calibration(**fitted.model_dump(mode="json"))).search_texts(pairs.texts[:1])
     assert all(hit.grade is not None and 0 < hit.grade < 1 for hit in result.hits)
 
@@ -249,7 +256,7 @@ def test_a_policy_of_ones_own(scorer: PairScorer, pairs: PairSet) -> None:
     (result,) = Searcher(scorer, images(scorer, pairs)).search_texts(pairs.texts[:1], k=60, policy=Backwards())
     scores = [hit.score for hit in result.hits]
     assert scores == sorted(scores)
-    assert (result.policy, result.promised) == ("backwards", False)
+    assert (result.policy, result.guaranteed) == ("backwards", False)
 
 
 @pytest.mark.parametrize("way", ["i2i", "t2t"])
@@ -265,35 +272,30 @@ def test_its_own_kind_is_found_by_cosine(
         near = sorted(range(len(shelf)), key=lambda row, by=cosine: -float(by[row]))[:7]
         assert [(hit.rank, hit.id) for hit in result.hits] == [(n, shelf.ids[row]) for n, row in enumerate(near, 1)]
         np.testing.assert_allclose([hit.cosine for hit in result.hits], cosine[near], atol=1e-5)
-        ungraded = {(hit.score, hit.grade, hit.uncertainty, hit.probably_also) for hit in result.hits}
+        ungraded = {(hit.score, hit.grade, hit.uncertainty, hit.confident) for hit in result.hits}
         assert ungraded == {(None, None, None, False)}
-        assert (result.direction, result.scored, result.answered, result.promised) == (way, False, True, False)
-        assert (result.calibrated, result.confidence, result.reason) == (False, None, "")
+        assert (result.direction, result.scored, result.answered, result.guaranteed) == (way, False, True, False)
+        assert (result.calibrated, result.confident, result.reason) == (False, None, "")
         assert "no grade, no uncertainty, no guarantee" in result.note
-    for policy in ("abstain", "nonsense"):
-        with pytest.raises(UsageError, match="leave the policy out"):
+    for policy in ("confident", "nonsense"):
+        with pytest.raises(UsageError, match="leave both out"):
             search(asked, policy=policy)
 
 
 @pytest.mark.parametrize(
     ("part", "values"),
     [
-        (("answer", "logistic"), {"weight": [1.0] * 99}), (("answer", "logistic"), {"mean": []}),
-        (("answer",), {"signals": ["nonsense"]}), (("grades", "isotonic"), {"x": [], "y": []}),
-        (("grades", "isotonic"), {"y": [0.5]}), ((), {"candidates": 0}), ((), {"depth": "x"}),
+        ("model", {"temperature": 0.0}), ("model", {"odds_weight": -1.0}), ("model", {"bias": "x"}),
+        (None, {"sizes": []}), (None, {"candidates": 0}), (None, {"nonsense": 1}),
     ],
 )  # fmt: skip
 def test_a_changed_calibration_is_a_data_error(
-    part: tuple[str, ...], values: dict[str, Any], scorer: PairScorer, pairs: PairSet, calibration: Calibration,
+    part: str | None, values: dict[str, Any], scorer: PairScorer, pairs: PairSet, calibration: Calibration,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     scorer.model.save_pretrained(tmp_path)
     stored = calibration.model_dump(mode="json")
-    stored["t2i"]["grades"]["kind"] = "isotonic"
-    inner = stored["t2i"]
-    for name in part:
-        inner = inner[name]
-    inner.update(values)
+    (stored["t2i"] if part is None else stored["t2i"][part]).update(values)
     (tmp_path / "search.json").write_text(json.dumps(stored))
     with pytest.raises(DataError, match="vacsr calibrate"):
         Searcher.from_pretrained(tmp_path, images(scorer, pairs), device="cpu").search_texts(pairs.texts[:1])
@@ -353,8 +355,9 @@ def test_search_by_text(vacsr: Command, towers: Path, tmp_path: Path) -> None:
     for hit, line in zip(written["hits"], lines, strict=True):
         assert line[:2] == [str(hit["rank"]), hit["id"]]
         assert line[2:6] == [f"{hit[name]:.3f}" for name in ("grade", "uncertainty", "score", "cosine")]
-    assert (written["answered"], written["calibrated"], written["policy"]) == (True, False, "score")
-    assert vacsr("search", towers, *words, "--policy", "abstain").refused(2, "vacsr calibrate")
+    assert (written["answered"], written["precision"], written["policy"]) == (True, None, "score")
+    assert vacsr("search", towers, *words, "--policy", "confident").refused(2, "vacsr calibrate")
+    assert vacsr("search", towers, *words, "--policy", "abstain").refused(2, "was removed")
     assert vacsr("search", towers, *words, "--policy", "best").refused(2, "use one of score")
     assert "|".join(POLICIES) in vacsr("search", "--help").out
 
@@ -375,33 +378,40 @@ def test_a_hit_is_one_whole_line_whatever_its_id(
     assert head.split()[:2] == ["rank", "id"]
 
 
-def test_an_abstention_is_said_plainly(vacsr: Command, towers: Path, tmp_path: Path) -> None:
-    fit_to = ("calibrate", towers, "--pairs", SCENES, "--candidates", 30, "--risk", 0.01, *CPU)
-    assert vacsr(*fit_to).code == 0
-    out, index = tmp_path / "found.json", f"exact:{towers / 'images'}"
-    query = ("search", towers, "--index", index, "--text", "a red circle", "--json", out, *CPU)
-    answer = vacsr(*query, "--policy", "abstain")
-    assert answer.code == 0, answer.err
-    assert answer.out.startswith(f"# {NO_ANSWER}")
-    assert "no guarantee" not in answer.err
-    written = json.loads(out.read_text())
-    assert written["answered"] is False
-    shown = {hit["id"] for hit in written["hits"]}
-    open_index(index).delete([name for name in load_pairs(SCENES, split="dev").image_ids if name not in shown])
-    smaller = vacsr(*query, "--policy", "abstain").err
-    assert "warning: no guarantee at this size: the index holds 10" in smaller
-    assert "warning: grades and confidence are off" in vacsr(*query).err
-
-
-def test_a_guarantee_is_printed_with_its_conditions(vacsr: Command, towers: Path) -> None:
+def test_what_a_calibration_says_is_printed_first(vacsr: Command, towers: Path, tmp_path: Path) -> None:
+    index, out = f"exact:{towers / 'images'}", tmp_path / "found.json"
     assert vacsr("calibrate", towers, "--pairs", SCENES, "--candidates", 30, *CPU).code == 0
+    query = ("search", towers, "--index", index, "--text", "a red circle", "--json", out, *CPU)
+    answer = vacsr(*query, "--policy", "confident")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("# no confident match")
+    written = json.loads(out.read_text())
+    assert (written["answered"], written["hits"], written["confident"]) == (False, [], 0)
     stored = json.loads((towers / "search.json").read_text())
-    stored["t2i"]["answer"].update(threshold=0.0, risk=0.125, confidence=0.9999)
+    stored["t2i"].update(cutoff=0.0, certified=120)
+    stored.update(precision=0.875, confidence=0.9999)
     (towers / "search.json").write_text(json.dumps(stored))
-    query = ("search", towers, "--index", f"exact:{towers / 'images'}", "--text", "a red circle", *CPU)
-    answer = vacsr(*query, "--policy", "abstain")
-    assert "at most 12.5% of such answers are wrong, with 99.99% confidence, if a match is in the index" in answer.out
-    assert "guaranteed" not in vacsr(*query).out
+    answer = vacsr(*query, "-k", 2)
+    first, promise, _, *hits = answer.out.splitlines()
+    assert first == f"# {json.loads(out.read_text())['confident']} confident matches"
+    assert "at least 87.5% are right, with 99.99% confidence, if a match is in the index" in promise
+    assert [line.split("\t")[-1] for line in hits] == ["confident", "confident"]
+
+
+def test_a_calibration_for_an_index_lies_beside_it(vacsr: Command, towers: Path, tmp_path: Path) -> None:
+    index, query = f"exact:{towers / 'images'}", ("--text", "a red circle", *CPU)
+    fit_to = ("calibrate", towers, "--pairs", SCENES, "--candidates", 30, *CPU)
+    answer = vacsr(*fit_to, "--index", index)
+    assert answer.code == 0, answer.err
+    assert "own captions" in answer.out, "the index holds the photos of the labelled pairs"
+    assert (towers / "images" / "search.json").is_file()
+    assert not (towers / "search.json").exists()
+    assert vacsr(*fit_to, "--out", tmp_path / "other.json", "--precision", 0.8).code == 0
+    found = vacsr("search", towers, "--index", index, "--json", tmp_path / "a", *query)
+    other = ("--calibration", tmp_path / "other.json", "--json", tmp_path / "b")
+    assert vacsr("search", towers, "--index", index, *query, *other).code == 0, found.err
+    assert [json.loads((tmp_path / name).read_text())["precision"] for name in "ab"] == [0.9, 0.8]
+    assert vacsr(*fit_to, "--index", f"exact:{tmp_path / 'none'}").refused(4, "index add")
 
 
 def test_search_by_image_and_similar_ones(vacsr: Command, towers: Path, tmp_path: Path) -> None:
@@ -420,7 +430,7 @@ def test_search_by_image_and_similar_ones(vacsr: Command, towers: Path, tmp_path
     assert lines[2].split() == ["1", data.image_ids[7], "1.000"]
     similar = ("search", towers, "--index", words, "--text", "a dog", *CPU)
     assert vacsr(*similar).out.startswith("# similar texts, by cosine alone")
-    assert vacsr(*similar, "--policy", "abstain").refused(2, "search with an image")
+    assert vacsr(*similar, "--policy", "confident").refused(2, "search with an image")
 
 
 def test_refused_searches(vacsr: Command, towers: Path, models: Models, features: str, tmp_path: Path) -> None:

@@ -146,7 +146,8 @@ def calibration_path(run: Path) -> Path:
 
 def _index_path(index: VectorIndex | None) -> Path | None:
     """In the folder of a local index; None for one without a folder."""
-    return Path(index.where) / "search.json" if index is not None and Path(index.where).is_dir() else None
+    local = index is not None and index.where and Path(index.where).is_dir()
+    return Path(index.where) / "search.json" if index is not None and local else None
 
 
 def load_calibration(run: Path, index: VectorIndex | None = None, *, model: str) -> Calibration | None:

@@ -129,37 +129,34 @@ def searched_lists(
     names = pairs.image_ids if direction == "t2i" else pairs.caption_ids
     scores = scorer.score_set(pairs)
     asked, answers = (scores.texts, scores.images) if direction == "t2i" else (scores.images, scores.texts)
-    score, right, known = [], [], 0
+    own_names = {names[item] for group in groups for item in group}
+    score, right = [], []
     for part in torch.split(torch.arange(len(rows)), 256):
         query, held = take(asked, torch.from_numpy(rows)[part]), take(answers, own[part].flatten())
         hits = index.search(query.mean, candidates + width)
         labels = [{names[item] for item in groups[row]} for row in part.tolist()]
         is_own = torch.tensor([[name in label for name in ids] for ids, label in zip(hits.ids, labels, strict=True)])
-        known += int(is_own.any(1).sum())
         wrong = is_own.long().argsort(dim=1, stable=True)[:, : min(candidates, hits.scores.shape[1] - width)]
         vectors = hits.vectors.to(scorer.device).gather(1, wrong.to(scorer.device)[..., None].expand(-1, -1, index.dim))
         cosine = hits.scores.cpu().gather(1, wrong)
         there = (query.mean[:, None] * held.mean.view(len(part), width, -1)).sum(2).cpu() >= cosine[:, -1:]
         both = torch.cat((vectors, held.mean.view(len(part), width, -1)), dim=1)
         value = _score_lists(scorer, query, both, direction=direction)
-        score.append(value.masked_fill(torch.cat((torch.zeros_like(cosine) > 0, ~there), dim=1), -torch.inf))
-        right.append(torch.cat((torch.zeros_like(cosine) > 0, there), dim=1))
-    joined, matches = torch.cat(score), torch.cat(right)
-    floor = joined.masked_fill(joined.isinf(), torch.inf).amin(dim=1, keepdim=True)
-    joined = torch.where(joined.isinf(), floor, joined)  # a right item that is not among the candidates is no hit
-    best = joined.sort(dim=1, descending=True, stable=True)
+        # A right item that is not among the candidates is no hit: it ends the list.
+        floor = value[:, : wrong.shape[1]].amin(dim=1, keepdim=True)
+        score.append(torch.cat((value[:, : wrong.shape[1]], value[:, wrong.shape[1] :].where(there, floor)), dim=1))
+        right.append(torch.cat((torch.zeros_like(wrong, dtype=torch.bool), there), dim=1))
+    best, matches = torch.cat(score).sort(dim=1, descending=True, stable=True), torch.cat(right)
     lists = Lists(best.values.double().numpy(), matches.gather(1, best.indices).numpy(), image, size)
-    return lists, known > len(rows) / 2
+    return lists, len(index.metadata(sorted(own_names))) > len(own_names) / 2
 
 
 def _score_lists(scorer: PairScorer, queries: Embedding, items: Tensor, *, direction: Direction) -> Tensor:
     """Scores of each query with its own items. [Q, d], [Q, m, d] -> [Q, m]"""
     held = Embedding(items.flatten(0, 1))
     scores = PairScores(scorer, *((held, queries) if direction == "t2i" else (queries, held)))
-    count, width = items.shape[:2]
-    order = torch.arange(count * width).view(count, width)
-    asked = torch.arange(count)
-    return score_pairs(scores, asked, order, direction=direction)
+    rows = torch.arange(items[..., 0].numel()).view(items.shape[:2])
+    return score_pairs(scores, torch.arange(len(items)), rows, direction=direction)
 
 
 def score_pairs(scores: PairScores, queries: Tensor, items: Tensor, *, direction: Direction) -> Tensor:

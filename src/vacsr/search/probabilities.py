@@ -50,12 +50,12 @@ def rival_odds(value: Array, *, siblings: int = 0) -> Array:
     >>> rival_odds(np.log([[6.0, 3.0, 1.0]]), siblings=1).round(3)
     array([[ 1.792,  1.099, -1.099]])
     """
-    odds, first = np.full(value.shape, _MOST), siblings + 1
+    odds, first = np.zeros(value.shape), siblings + 1  # without rivals they say nothing
     if value.shape[1] > first:
         odds[:, :first] = value[:, :first] - logsumexp(value[:, first:], axis=1, keepdims=True)
         rest = value[:, siblings:]  # the best siblings are those before; of the rest each rivals all others
         others = logsumexp(rest, axis=1, keepdims=True) - rest[:, 1:]
-        odds[:, first:] = -np.log(np.maximum(np.expm1(others), 1e-12))
+        odds[:, first:] = -np.log(np.maximum(np.expm1(np.minimum(others, 2 * _MOST)), 1e-12))
     return np.asarray(np.clip(odds, -_MOST, _MOST))
 
 
