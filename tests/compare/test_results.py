@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scipy.stats import ttest_ind
 
 from vacsr.compare.formats import differences_to_markdown, to_markdown
 from vacsr.compare.results import Column, ComparisonTable, look_up, read_records, write_records
@@ -80,6 +81,28 @@ def test_differences_count_standard_errors_and_zero_has_no_sign() -> None:
     ]
     alone = replace(lines, values=tuple(run for run in values if run.row != "d" or run.seed == 0))
     assert "| d | -2.0 |" in differences_to_markdown(alone, "a"), "one seed has no spread"
+
+
+def test_differences_are_corrected_for_the_number_of_rows() -> None:
+    """A p of .03 is clear of one rival, not of one among four."""
+    spread = (-1.0, 0.0, 1.0)
+    values = [
+        RunRecord(row, "clean", seed, {"rsum": mean + one})
+        for row, mean in {"a": 0.0, "b": -2.7, "c": -20.0, "d": 0.1, "e": 0.2}.items()
+        for seed, one in enumerate(spread)
+    ]
+    table = ComparisonTable("t", (Column(key="rsum"),), ("a", "b", "c", "d", "e"), ("clean",), tuple(values))
+    p = ttest_ind(spread, [one - 2.7 for one in spread], equal_var=False).pvalue
+    assert 0.05 / 4 < p < 0.05
+    lines = differences_to_markdown(table, "a").splitlines()
+    assert lines[6:10] == [
+        "| b | -2.7 (-3.3) |",
+        "| c | -20.0 (-24.5)* |",
+        "| d | +0.1 (+0.1) |",
+        "| e | +0.2 (+0.2) |",
+    ]
+    pair = replace(table, rows=("a", "b"))
+    assert "| b | -2.7 (-3.3)* |" in differences_to_markdown(pair, "a")
 
 
 def test_records_come_back_short_and_without_folders(tmp_path: Path) -> None:

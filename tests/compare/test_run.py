@@ -138,7 +138,14 @@ def test_what_cannot_be_collected(whole: Path, tmp_path: Path, vacsr: Callable[.
     answer = vacsr("compare", file, "--out", tmp_path / "none", "--only-collect")
     assert answer.refused(4, "no cell of the table is finished in", "leave --only-collect out")
     assert not (tmp_path / "none").exists()
-    for option in (["--row", "ours"], ["--jobs", "2"], ["--fresh"], ["--seeds", "0"], ["--only-collect"]):
+    for option in (
+        ["--row", "ours"],
+        ["--setting", "clean"],
+        ["--jobs", "2"],
+        ["--fresh"],
+        ["--seeds", "0"],
+        ["--only-collect"],
+    ):
         assert vacsr("compare", file, "--from", whole / "results.json", *option).refused(2, "--from only reads stored")
     assert vacsr("compare", file, "--out", out, "--format", "pdf").refused(2, "choose one of: md, csv, latex, html")
     slip = write(tmp_path, columns=[{"key": "test.rsum"}, {"key": "test.rsun", "name": "slip"}])
@@ -155,6 +162,7 @@ def test_the_table_is_drawn_again_from_its_data(whole: Path, tmp_path: Path, vac
     assert vacsr("compare", stored_only, "--from", whole / "results.json").out == shown.out
     assert not list(list_cells(read_table(stored_only), tmp_path, seeds=[0]))
     assert vacsr("compare", stored_only, "--row", "ours").refused(2, "no row 'ours' to run")
+    assert vacsr("compare", stored_only, "--setting", "other").refused(2, "no setting 'other' to run")
     other = write(tmp_path, rows=[{"name": "other"}])
     assert vacsr("compare", other, "--from", whole / "results.json").refused(4, "has no cell of this table's rows")
 
@@ -234,10 +242,11 @@ def test_a_missing_extra_in_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert caught.value.exit_code == 3
 
 
-def test_one_row_at_a_time(whole: Path, tmp_path: Path) -> None:
+def test_one_row_or_setting_at_a_time(whole: Path, tmp_path: Path) -> None:
     table, out = read_table(write(tmp_path)), tmp_path / "out"
+    compare(table, out, rows=["ours"], settings=["clean"])
+    assert sorted(str(path.parent.parent.relative_to(out)) for path in out.rglob("report.json")) == ["clean/ours"] * 2
     compare(table, out, rows=["ours"])
-    assert sorted(path.name for path in (out / "clean").iterdir()) == ["ours"]
     compare(table, out, rows=["infonce"])
     assert (out / "table.md").read_text(encoding="utf-8") == (whole / "table.md").read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="no row 'our' to run — the table has: infonce, ours"):

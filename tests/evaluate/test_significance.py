@@ -18,6 +18,7 @@ from vacsr.evaluate.significance import (
     Outcomes,
     Part,
     drawn_means,
+    holm,
     paired_bootstrap,
     read_outcomes,
     write_outcomes,
@@ -52,6 +53,16 @@ def test_against_plain_loops(score: Tensor, found: Outcomes, plain_metrics: Any)
             expected = plain_metrics(row, positives) if positives.any() else dict.fromkeys(METRICS, np.nan)
             for name in METRICS:
                 assert float(stored[name][query]) == pytest.approx(expected[name], nan_ok=True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_holm_against_plain_steps(count: int) -> None:
+    """From the smallest on: times the number of tests left, never below the one before, never above 1."""
+    p = [round(float(one), 2) for one in np.random.default_rng(count).uniform(0, 0.4, count)]
+    corrected, before = {}, 0.0
+    for step, (value, test) in enumerate(sorted((value, test) for test, value in enumerate(p))):
+        before = corrected[test] = max(before, min(1.0, value * (count - step)))
+    assert holm(p) == pytest.approx([corrected[test] for test in range(count)])
 
 
 def test_a_file_gives_back_what_it_was_given(score: Tensor, tmp_path: Path) -> None:

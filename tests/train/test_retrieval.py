@@ -137,16 +137,18 @@ def test_nothing_is_called_noisy_before_there_is_anything_to_judge_by(pairs: Pai
     assert bool((trainer.task.model.method.clean == 1).all())  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("kind", ["features", "photos", "streamed"])
+@pytest.mark.parametrize("kind", ["features", "photos", "streamed", "bf16"])
 def test_the_set_is_embedded_as_a_scorer_would(pairs: PairSet, photos: PhotoSet, kind: str) -> None:
     data = pairs if kind == "features" else photos
-    trainer = make(data, "ncr", reading=DataConfig(cache_gb=0.0 if kind == "streamed" else 4.0))
+    precision, reading = "bf16" if kind == "bf16" else "fp32", DataConfig(cache_gb=0.0 if kind == "streamed" else 4.0)
+    trainer = make(data, "ncr", reading=reading, precision=precision)
     embedded = trainer.task.embed_training_set()
     assert trainer.task.model.training
     expected = PairScorer(trainer.task.model, device="cpu").score_set(data)
-    close = 1e-6 if kind != "streamed" else 2e-2  # JPEGs and the like are read quicker for training
+    rounded = {"bf16": 2e-2}.get(kind, 1e-6)
+    close = 2e-2 if kind == "streamed" else rounded  # JPEGs and the like are read quicker for training
     torch.testing.assert_close(embedded.images, expected.images.mean, atol=close, rtol=0)
-    torch.testing.assert_close(embedded.texts, expected.texts.mean, atol=1e-6, rtol=0)
+    torch.testing.assert_close(embedded.texts, expected.texts.mean, atol=rounded, rtol=0)
 
 
 class Diary(Method):

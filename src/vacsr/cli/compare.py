@@ -33,6 +33,7 @@ Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the ta
 Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the runs, if tables share them.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Worker processes; several may share a GPU.")]
 Rows = Annotated[list[str] | None, typer.Option(metavar="ROW", help="Run only this row, show all finished ones.")]
+Settings = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Run only this setting, show all finished.")]
 Against = Annotated[str | None, typer.Option(metavar="ROW", help="Also print every row's difference from this one.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Delete and rerun cells of another recipe or other data.")]
 OnlyCollect = Annotated[bool, typer.Option("--only-collect", help="Run nothing; collect the finished cells.")]
@@ -50,6 +51,7 @@ def compare(
     runs: Runs = None,
     jobs: Jobs = 1,
     row: Rows = None,
+    setting: Settings = None,
     against: Against = None,
     fresh: Fresh = False,
     only_collect: OnlyCollect = False,
@@ -74,11 +76,11 @@ def compare(
     if stored is None:
         result = run_table(
             plan, out or Path("runs") / table.stem,
-            seeds=_numbers(seeds), runs=runs, jobs=jobs, rows=tuple(row or ()), fresh=fresh,
-            only_collect=only_collect, page=page,
+            seeds=_numbers(seeds), runs=runs, jobs=jobs, rows=tuple(row or ()),
+            settings=tuple(setting or ()), fresh=fresh, only_collect=only_collect, page=page,
         )  # fmt: skip
-    elif seeds is not None or runs or jobs > 1 or row or fresh or only_collect:
-        options = "--seeds, --runs, --jobs, --row, --fresh and --only-collect"
+    elif seeds is not None or runs or jobs > 1 or row or setting or fresh or only_collect:
+        options = "--seeds, --runs, --jobs, --row, --setting, --fresh and --only-collect"
         raise UsageError(f"--from only reads stored results — leave out {options}")
     else:
         result = redraw(plan, stored, out, page=page)

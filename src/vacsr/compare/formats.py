@@ -7,9 +7,11 @@ import io
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from vacsr.compare.results import RECORDS, RESULTS, Column, ComparisonTable, Published, Summary, write_records
 from vacsr.evaluate.report import markdown_table
+from vacsr.evaluate.significance import holm
 from vacsr.files import csv_cell, write_json, write_text
 from vacsr.pages.render import Cell, Row, SettingTable, render
 
@@ -19,6 +21,10 @@ _LEGEND = (
     f"{_BETTER} better, {_WORSE} worse than the best baseline of the column, or than the row it varies: the 95% "
     "interval of the difference excludes 0. It comes from a paired bootstrap over queries; variation between training "
     "seeds is not included."
+)
+_CORRECTED = (
+    "\\* p < .05 by Welch's t-test over seeds, corrected for the number of rows by Holm's method, but not for that of "
+    "columns and settings."
 )
 _GREEK = (
     "alpha beta gamma delta varepsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau varphi chi psi omega "
@@ -167,26 +173,51 @@ def latex(text: str) -> str:
 
 
 def differences_to_markdown(table: ComparisonTable, against: str) -> str:
-    """Every row's mean minus that of ``against``, and how many standard errors that is (Welch)."""
+    """Every row's mean minus that of ``against``, how many standard errors that is (Welch), and `*` where it is clear
+    after a correction for the number of rows."""
     parts = [f"# {table.title}: difference from {against} (standard errors)"]
     for setting in table.settings:
         columns = [column for column in table.columns_of(setting) if not column.published]
-        rows = []
-        for row in table.rows:
-            pairs = [(table.summary(setting, row, c.key), table.summary(setting, against, c.key)) for c in columns]
-            if row != against and any(ours and theirs for ours, theirs in pairs):
-                rows.append([row, *(_difference(*pair, column) for pair, column in zip(pairs, columns, strict=True))])
+        names = [row for row in table.shown_rows(setting) if row != against]
+        by_column = [_differences(table, setting, names, against, column) for column in columns]
+        rows = [row for row in map(list, zip(names, *by_column, strict=True)) if {*row[1:]} != {_ABSENT}]
         parts.append(f"## {setting}\n\n{markdown_table(['method', *(column.head for column in columns)], rows)}")
+    parts += [_CORRECTED] if any("*" in cell for cell in parts[1:]) else []
     return "\n\n".join(parts) + "\n"
 
 
-def _difference(ours: Summary | None, theirs: Summary | None, column: Column) -> str:
+def _differences(table: ComparisonTable, setting: str, names: list[str], against: str, column: Column) -> list[str]:
+    """One column: the cell of each row."""
+    theirs = table.summary(setting, against, column.key)
+    gaps = {name: _gap(table.summary(setting, name, column.key), theirs) for name in names}
+    tested = {name: gap.p for name, gap in gaps.items() if gap is not None and gap.p is not None}
+    clear = {name for name, p in zip(tested, holm([*tested.values()]), strict=True) if p < 0.05}
+    shown = []
+    for name, gap in gaps.items():
+        counted = f" ({signed(gap.errors, 1)})" if gap is not None and gap.errors is not None else ""
+        text = _ABSENT if gap is None else f"{signed(gap.difference, column.digits)}{counted}"
+        shown.append(text + "*" * (name in clear))
+    return shown
+
+
+class _Gap(NamedTuple):
+    """A difference of two means, in standard errors too, and its p by Welch's test; None where no seeds vary."""
+
+    difference: float
+    errors: float | None = None
+    p: float | None = None
+
+
+def _gap(ours: Summary | None, theirs: Summary | None) -> _Gap | None:
     if ours is None or theirs is None:
-        return _ABSENT
-    gap = ours.mean - theirs.mean
-    error = math.sqrt(ours.std**2 / ours.seeds + theirs.std**2 / theirs.seeds)
-    counted = f" ({signed(gap / error, 1)})" if error > 0 and min(ours.seeds, theirs.seeds) > 1 else ""
-    return f"{signed(gap, column.digits)}{counted}"
+        return None
+    gap, error = ours.mean - theirs.mean, math.sqrt(ours.std**2 / ours.seeds + theirs.std**2 / theirs.seeds)
+    if error == 0 or min(ours.seeds, theirs.seeds) < 2:
+        return _Gap(gap)
+    from scipy.stats import ttest_ind_from_stats
+
+    sides = ours.mean, ours.std, ours.seeds, theirs.mean, theirs.std, theirs.seeds
+    return _Gap(gap, gap / error, float(ttest_ind_from_stats(*sides, equal_var=False).pvalue))
 
 
 def signed(value: float, digits: int) -> str:

@@ -31,14 +31,16 @@ def compare(
     seeds: Sequence[int] = (),
     jobs: int = 1,
     rows: Sequence[str] = (),
+    settings: Sequence[str] = (),
     fresh: bool = False,
     only_collect: bool = False,
     page: bool = False,
 ) -> ComparisonTable:
-    """Run what is missing (of ``rows`` only, if given), then write the table in every format and as results.json.
+    """Run what is missing, then write the table in every format and as results.json.
 
-    ``table`` may be the path of a table file; ``out`` is then runs/TABLE unless given, as on the command line. Run
-    folders lie in ``runs``, which several tables may share, or in ``out``. What the cells start from is trained first,
+    With ``rows`` or ``settings`` only theirs is run. ``table`` may be the path of a table file; ``out`` is then
+    runs/TABLE unless given, as on the command line. Run folders lie in ``runs``, which several tables may share, or in
+    ``out``. What the cells start from is trained first,
     where the table says how and it is not there. Rows that can never finish are refused before anything runs. So are
     runs of another recipe, which are in the way, or with ``fresh`` they are deleted, as are unfinished ones of other
     data. ``only_collect`` takes what is finished. ``page`` adds page.html, and what its plots are drawn from as
@@ -51,9 +53,10 @@ def compare(
         raise UsageError("a table that was not read from a file has no folder — pass out=DIR")
     out = Path(out)
     check_not_file(out)
-    _check_call(table, rows, jobs=jobs)
+    _check_call(table, rows, settings, jobs=jobs)
     every = list(list_cells(table, runs or out, seeds=seeds))
-    todo = [] if only_collect else [cell for cell in every if not rows or cell.row in rows]
+    asked = [c for c in every if (not rows or c.row in rows) and (not settings or c.setting in settings)]
+    todo = [] if only_collect else asked
     missing = [cell for cell in todo if not cell.finished()]
     check_cells(table, missing)
     start = start_cell(table, missing)
@@ -78,15 +81,16 @@ def compare(
     return result
 
 
-def _check_call(table: Table, rows: Sequence[str], *, jobs: int) -> None:
+def _check_call(table: Table, rows: Sequence[str], settings: Sequence[str], *, jobs: int) -> None:
     if ranks() > 1:
         raise UsageError(
             f"a table runs its cells in --jobs, and torchrun has started {ranks()} ranks — start it without torchrun"
         )
-    known = [row.name for row in table.rows if row.seeds != ()]
-    unknown = [name for name in rows if name not in known]
-    if unknown:
-        raise UsageError(f"no row '{unknown[0]}' to run — the table has: {', '.join(known)}")
+    runnable = [row.name for row in table.rows if row.seeds != ()]
+    for kind, asked, known in (("row", rows, runnable), ("setting", settings, [one.name for one in table.settings])):
+        unknown = [name for name in asked if name not in known]
+        if unknown:
+            raise UsageError(f"no {kind} '{unknown[0]}' to run — the table has: {', '.join(known)}")
     if table.task == "efficiency" and jobs > 1:
         raise UsageError(f"--jobs {jobs}: steps timed side by side slow each other — leave --jobs out for this table")
 

@@ -182,6 +182,19 @@ def interval(difference: float, drawn: Array) -> Interval:
     return Interval(difference, float(low), float(high), min(1.0, 2 * (rarer + 1) / (len(drawn) + 1)))
 
 
+def holm(p: Sequence[float]) -> list[float]:
+    """p-values of several tests, corrected for their number by Holm's method.
+
+    >>> holm([0.01, 0.5, 0.02])
+    [0.03, 0.5, 0.04]
+    """
+    order = np.argsort(p)
+    scaled = np.asarray(p)[order] * np.arange(len(p), 0, -1)
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return [float(value) for value in corrected]
+
+
 def drawn_means(parts: Sequence[Part], *, draws: int, generator: np.random.Generator, at_once: int = 1 << 22) -> Array:
     """The metric over images drawn with replacement; a draw without any query of some part is left out. -> [D, C]
 

@@ -240,11 +240,14 @@ class RetrievalTask(Task):
 
     @torch.no_grad()
     def embed_training_set(self, model: MatchingModel | None = None) -> SetEmbeddings:
-        """Every image and caption without augmentation; ranks share the work and all get the result."""
+        """Every image and caption without augmentation, at the precision of a step.
+
+        Ranks share the work and all get the result.
+        """
         model, loader = model or self.model, self.loader
-        training = model.training
+        training, half = model.training, self.config.precision == "bf16"
         model.eval()
-        with self._eagerly():
+        with self._eagerly(), torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             v = self._embed_share(loader.images, len(self.pairs.image_ids), model.embed_images)
             t = self._embed_share(loader.texts, len(loader.texts), model.embed_texts)
         model.train(training)
