@@ -138,22 +138,21 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def abstain(cells: list[str], heading: str) -> str | None:
-    """Cases of the fresh splits that answer, and what these answer together."""
-    cases = [
-        r
-        for r in stored("abstain.json")["records"]
-        if (r["kind"], str(r.get("gallery")), r.get("direction")) == ("check", cells[0], cells[1])
-        and r["name"].startswith("resplit-")
-        and not r["name"].endswith("-last")
-    ]
-    answering = [r for r in cases if r["answered"]]
-    answered, wrong = (sum(r[key] for r in answering) for key in ("answered", "wrong"))
+WAYS = {"vacsr calibrate": "vacsr", "softmax, one size": "softmax", "flat cosine, each size": "flat cosine"}
+
+
+def cutoffs(cells: list[str], heading: str) -> str | None:
+    """What is shown in galleries of one size, over many halves."""
+    asked = (int(cells[0].replace(",", "")), WAYS[cells[1]])
+    row = next(r for r in stored("cutoffs.json")["records"] if (r["size"], r["way"]) == asked)
+    answered = f"{percent(row['answered'])} ({percent(row['low'])} to {percent(row['high'])})"
     shown = {
-        "cases that answer": f"{len(answering)} of {len(cases)}",
-        "above 10%": str(sum(r["wrong"] > 0.1 * r["answered"] for r in answering)),
-        "answered": percent(answered / sum(r["queries"] for r in answering)) if answering else "–",
-        "wrong": percent(wrong / answered) if answering else "–",
+        "queries with a confident hit": answered if row["answered"] else "none",
+        "precision": percent(row["precision"]) if row["precision"] else "–",
+        "halves that keep 90%": f"{round(row['kept'] * row['rounds'])} of {row['rounds']}" if row["answered"] else "–",
+        "silent without a match": percent(row["silent"]) if "silent" in row else "–",
+        "answer set": f"{row['set_size']:.1f}" if "set_size" in row else "–",
+        "sets that hold": percent(row["held"]) if "held" in row else "–",
     }
     return shown.get(heading)
 
@@ -422,7 +421,7 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("measurements.md", "beyond the order"): grid_trust,
         ("measurements.md", "parts"): parts(),
         ("measurements.md", "few-shot"): fewshot(),
-        ("measurements.md", "gallery"): abstain,
+        ("measurements.md", "items | way"): cutoffs,
         ("performance.md", "way | decoder"): scoring,
         ("performance.md", "scores"): rankings,
         ("performance.md", "d | networks"): ensembles,
