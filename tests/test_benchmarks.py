@@ -55,7 +55,7 @@ def test_every_script_explains_itself(run: Any) -> None:
 @pytest.mark.parametrize(
     ("code", "words", "names"),
     [
-        (0, "nothing to do without them", ["abstain", "audit", "readings"]),
+        (0, "nothing to do without them", ["audit", "calibration", "readings"]),
         (3, "CUDA GPU", ["gpo", "image_step", "scoring"]),
     ],
 )
@@ -81,7 +81,7 @@ def test_all_gpu_benchmarks(words: list[str], code: int, expected: str, tmp_path
         ("strip_training", ["--dim", "8", "--batches", "16,24"], "strips", {"sigmoid", "dense", "strips 12×24"}),
         ("loader", ["--photos", "4", "--sides", "32", "--threads", "1", "--rounds", "1"], "loader", {32}),
         ("metrics", [], "metrics", {"vacsr", "torchmetrics"}),
-        ("abstain", ["simulate", "--rounds", "3"], "", set()),
+        ("calibration", ["simulate", "--rounds", "3"], "", set()),
     ],
 )
 def test_scripts_that_need_nothing(
