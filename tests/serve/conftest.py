@@ -58,12 +58,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="session")
 def calibrated(world: World) -> Callable[..., Searcher]:
-    """The searcher of images, calibrated on other pictures, with a cutoff of your choice and answer sets from a grade on."""
+    """Makes searchers of images, calibrated on other pictures, with cutoffs of your choice."""
     pairs = load_pairs("scenes:images=128,held_out=4,per_image=1,size=32,seed=7", split="train")
     fitted = calibrate(world.searcher.scorer, pairs, CalibrateSettings(candidates=20))
 
     def make(cutoff: float | None, *, set_cutoff: float | None = None, size: int | None = None) -> Searcher:
-        """``size``: the largest gallery that was checked."""
+        """``set_cutoff``: hits belong to the answer set from this grade on. ``size``: the largest checked gallery."""
         assert fitted.t2i is not None
         largest = size or fitted.t2i.sizes[-1].size
         sizes = [one.model_copy(update={"set_cutoff": set_cutoff}) for one in fitted.t2i.sizes if one.size < largest]
