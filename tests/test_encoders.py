@@ -34,7 +34,7 @@ CAPTIONS = ["a dog", "two red boats"]
 def siglip_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("siglip") / "small-siglip"
     sides = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    text = {**sides, "vocab_size": 600, "max_position_embeddings": 24, "pad_token_id": 1, "projection_size": 32}
+    text = {**sides, "vocab_size": 600, "max_position_embeddings": 64, "pad_token_id": 1, "projection_size": 32}
     config = transformers.SiglipConfig(vision_config={**sides, "image_size": 32, "patch_size": 8}, text_config=text)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -78,10 +78,11 @@ def test_siglip_pools_photos_and_fills_captions_as_in_its_training(siglip_checkp
         model.embed_images(photos).mean,
         _pooled(own.get_image_features(pixel_values=model.backbone.transform.normalize(photos))),
     )
-    ids = model.backbone.tokenize(CAPTIONS)
-    filled = functional.pad(ids, (0, 24 - ids.shape[1]), value=-1).long()
-    text = _pooled(own.get_text_features(input_ids=torch.where(filled < 0, 1, filled)))
-    torch.testing.assert_close(model.embed_texts(ids).mean, text)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(siglip_checkpoint)
+    filled = tokenizer(CAPTIONS, padding="max_length", max_length=64, return_tensors="pt").input_ids
+    text, short = (_pooled(own.get_text_features(input_ids=ids)) for ids in (filled, filled[:, :20]))
+    torch.testing.assert_close(model.embed_texts(model.backbone.tokenize(CAPTIONS)).mean, text)
+    assert not torch.allclose(text, short, atol=1e-3), "shorter rows are other texts to it"
     score = torch.tensor([0.1, 0.4])
     torch.testing.assert_close(model.method.grade(score), torch.sigmoid(score * own.logit_scale.exp() - 3.0))
 
@@ -153,7 +154,34 @@ def test_every_command_that_takes_a_run_takes_encoders(
         assert "without training" in answer.err
     assert vacsr(*argv, "--min-grade", 0.5).refused(2, "leave min_grade out")
     assert vacsr("evaluate", run).refused(2, "--pairs")
-    assert vacsr("calibrate", run, "--pairs", spec).refused(2, "save_pretrained")
+    assert vacsr("calibrate", run).refused(2, "--pairs")
+    assert vacsr("calibrate", run, "--pairs", spec).refused(2, "--index", "--out")
+
+
+def test_encoders_are_calibrated_to_a_file_or_with_an_index(
+    clip_checkpoint: Path, tmp_path: Path, vacsr: Callable[..., Answer]
+) -> None:
+    spec, run, out = "scenes:images=20,held_out=45,per_image=2,size=32", f"clip:{clip_checkpoint}", tmp_path / "hits"
+    index, file = f"exact:{tmp_path / 'index'}", tmp_path / "calibration.json"
+    assert vacsr("index", "add", index, "--run", run, "--pairs", spec).code == 0
+
+    def search(*words: object) -> Any:
+        answer = vacsr("search", run, "--index", index, "--text", "a red boat", "--json", out, *words)
+        assert answer.code == 0, answer.err
+        return json.loads(out.read_text())
+
+    assert {hit["grade"] for hit in search()["hits"]} == {None}
+    fitted = vacsr("calibrate", clip_checkpoint, "--pairs", spec, "--out", file)
+    assert fitted.code == 0, fitted.err
+    assert search()["confident"] is None, "the file is used where it is named"
+    found = search("--calibration", file)
+    assert all(0 <= hit["grade"] <= 1 for hit in found["hits"])
+    assert found["confident"] is not None
+    assert not found["guaranteed"], "the index holds more than the labelled images that were searched"
+    fitted = vacsr("calibrate", run, "--pairs", spec, "--index", index)
+    assert fitted.code == 0, fitted.err
+    assert search()["guaranteed"], "fitted to this index, and stored with it"
+    assert search("--calibration", file) == found
 
 
 def test_a_model_on_features_embeds_photos_and_words_with_their_encoders(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +152,46 @@ def test_an_index_of_photos(vacsr: Command, run: Path, photos: Photos, tmp_path:
     refused = vacsr(*ask, "broken.jpg")
     assert refused.refused(4, "broken.jpg cannot be read as a photo (no known image format) — copy it again")
     assert "skip" not in refused.err  # a query cannot be left out
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_search_says_what_is_confident_first(
+    vacsr: Command, run: Path, tmp_path: Path, monkeypatch: Patch, terminal: bool
+) -> None:
+    index, file, held_out = f"exact:{tmp_path / 'i'}", tmp_path / "c.json", "scenes:images=9,held_out=45,size=32,seed=9"
+    assert vacsr("index", "add", index, "--run", run, "--pairs", f"{held_out},split=test").code == 0
+    assert vacsr("calibrate", run, "--pairs", held_out, "--out", file).code == 0
+
+    def search(*words: object) -> list[str]:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+        ask = ("search", run, "--index", index, "--text", "a red boat", "--calibration", file, "-k", 5)
+        answer = vacsr(*ask, *words)
+        assert answer.code == 0, answer.err
+        lines = answer.out.splitlines()
+        assert terminal or all(line.startswith("# ") != ("\t" in line) for line in lines)
+        return [line.removeprefix("# ") for line in lines]
+
+    def use(**fields: Any) -> None:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored["t2i"] |= fields
+        file.write_text(json.dumps(stored), encoding="utf-8")
+
+    use(cutoff=None)
+    grades = [float(line.split()[2]) for line in search()[-5:]]
+    assert grades == sorted(grades, reverse=True)
+    assert search()[0].startswith("no confident match")
+    (said,) = search("--policy", "confident")
+    assert said.startswith("no confident match")
+    assert search("--min-grade", 1)[1:] == ["no hit has a grade of 1 or more"]
+    use(cutoff=grades[1] - 1e-3, certified=1000)
+    said, guarantee, head, *hits = search()
+    assert said.split() == [str(sum(grade >= grades[1] - 1e-3 for grade in grades)), "confident", "matches"]
+    assert "at least 90% are right" in guarantee
+    assert head.split() == ["rank", "id", "grade", "σ", "score", "cosine", "note"]
+    sure = [line for line in hits if line.endswith("confident")]
+    assert (len(sure), len(hits)) == (int(said.split()[0]), 5)
+    assert search("--policy", "confident")[3:] == sure
+    assert len(search("--min-grade", grades[0] + 1e-3)) == 3
 
 
 @pytest.mark.parametrize("spec", ["photos:photos", "photos"])

@@ -18,6 +18,7 @@ from vacsr import BackboneConfig, HeadConfig, TrainConfig, fit
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.scoring import PairScorer
 from vacsr.search import embedding_provenance, open_index
+from vacsr.search.calibrate import CalibrateSettings, calibrate
 from vacsr.search.fill import fill_index
 from vacsr.search.searcher import Searcher
 from vacsr.serve import ServiceSettings, create_app
@@ -53,6 +54,25 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     )
     fill_index(captions, scorer, photos, source=PHOTOS, texts=True)
     return World(root / "model", f"exact:{root / 'index'}", photos, Searcher(scorer, index), Searcher(scorer, captions))
+
+
+@pytest.fixture(scope="session")
+def calibrated(world: World) -> Callable[..., Searcher]:
+    """Makes searchers of images, calibrated on other pictures, with cutoffs of your choice."""
+    pairs = load_pairs("scenes:images=128,held_out=4,per_image=1,size=32,seed=7", split="train")
+    fitted = calibrate(world.searcher.scorer, pairs, CalibrateSettings(candidates=20))
+
+    def make(cutoff: float | None, *, set_cutoff: float | None = None, size: int | None = None) -> Searcher:
+        """``set_cutoff``: hits belong to the answer set from this grade on. ``size``: the largest checked gallery."""
+        assert fitted.t2i is not None
+        largest = size or fitted.t2i.sizes[-1].size
+        sizes = [one.model_copy(update={"set_cutoff": set_cutoff}) for one in fitted.t2i.sizes if one.size < largest]
+        sizes.append(fitted.t2i.sizes[-1].model_copy(update={"set_cutoff": set_cutoff, "size": largest}))
+        part = {"cutoff": cutoff, "certified": 0 if cutoff is None else largest, "sizes": tuple(sizes)}
+        calibration = fitted.model_copy(update={"t2i": fitted.t2i.model_copy(update=part)})
+        return Searcher(world.searcher.scorer, world.searcher.index, calibration)
+
+    return make
 
 
 Opened = Callable[..., TestClient]

@@ -67,17 +67,62 @@ def test_search_by_image_is_the_searchers(
 
 
 def test_policies_that_do_not_apply_are_refused(client: TestClient, image_client: TestClient, picture: Picture) -> None:
-    """Similar items have no policy, and one that was not fitted says what to type."""
+    """Similar items have no grades for a policy or a threshold, and what was not fitted says what to type."""
     data = base64.b64encode(picture()).decode()
     for asked, body, action in (
-        (client, {"image": data}, "leave the policy out"),
-        (image_client, {"text": "a dog"}, "leave the policy out"),
-        (client, {"text": "a dog"}, "vacsr calibrate"),
+        (client, {"image": data, "policy": "confident"}, "leave both out"),
+        (client, {"image": data, "min_grade": 0.5}, "leave both out"),
+        (image_client, {"text": "a dog", "policy": "confident"}, "leave both out"),
+        (client, {"text": "a dog", "policy": "confident"}, "vacsr calibrate"),
     ):
-        answer = asked.post("/search", json={**body, "policy": "abstain"})
+        answer = asked.post("/search", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "refused")
         assert action in answer.json()["error"]["message"]
-    assert client.get("/info").json()["policies"] == ["score"]
+    info = client.get("/info").json()
+    assert (info["policies"], info["calibrated"], info["gallery"]) == (["score"], False, None)
+
+
+@pytest.mark.parametrize("where", ["the body", "the query"])
+def test_hits_below_a_grade_are_left_out(client: TestClient, where: str) -> None:
+    every = client.post("/search", json=DOG).json()["hits"]
+    least = sorted(hit["grade"] for hit in every)[len(every) // 2]
+    asked = {"json": {**DOG, "min_grade": least}} if where == "the body" else {"json": DOG}
+    asked |= {} if where == "the body" else {"params": {"min_grade": least}}
+    answer = client.post("/search", **asked).json()
+    assert [hit["id"] for hit in answer["hits"]] == [hit["id"] for hit in every if hit["grade"] >= least]
+    assert answer["answered"]
+
+
+def test_a_calibrated_service_marks_confident_hits(opened: Opened, calibrated: Any) -> None:
+    every = opened(calibrated(None)).post("/search", json=DOG).json()
+    assert (every["confident"], every["answered"], every["precision"]) == (0, True, 0.9)
+    cutoff = every["hits"][2]["grade"]
+    client = opened(calibrated(cutoff))
+    found = client.post("/search", json=DOG).json()
+    jsonschema_rs.validate(SearchAnswer.model_json_schema(mode="serialization"), found)
+    assert [hit["grade"] for hit in found["hits"]] == [hit["grade"] for hit in every["hits"]]
+    assert [hit["confident"] for hit in found["hits"]] == [hit["grade"] >= cutoff for hit in found["hits"]]
+    assert (found["confident"], found["cutoff"], found["guaranteed"], found["note"]) == (3, cutoff, True, "")
+    only = client.post("/search", json={**DOG, "policy": "confident"}).json()
+    assert only["hits"] == found["hits"][:3]
+    info = Info.model_validate(client.get("/info").json())
+    assert (info.policies, info.calibrated, info.gallery) == (["score", "confident"], True, 128)
+
+
+def test_where_nothing_is_confident_that_policy_shows_nothing(opened: Opened, calibrated: Any) -> None:
+    fourth = opened(calibrated(None)).post("/search", json=DOG).json()["hits"][3]["grade"]
+    client = opened(calibrated(None, set_cutoff=fourth))
+    found = client.post("/search", json={**DOG, "policy": "confident"}).json()
+    assert (found["hits"], found["answered"], found["confident"], found["answer_set"]) == ([], False, 0, 4)
+    assert found["reason"]
+    values = client.app.state.service.registry  # type: ignore[attr-defined]
+    assert values.get_sample_value("vacsr_abstained_total") == 1
+
+
+def test_grades_of_pairs_are_the_methods_own(opened: Opened, client: TestClient, calibrated: Any, world: Any) -> None:
+    """A calibrated grade depends on the other candidates, and a pair alone has none."""
+    body = {"texts": ["a dog"], "ids": list(world.photos.image_ids[:3])}
+    assert opened(calibrated(0.5)).post("/score", json=body).json() == client.post("/score", json=body).json()
 
 
 def test_score_is_the_scorers(client: TestClient, world: Any, picture: Picture) -> None:

@@ -172,9 +172,11 @@ def calls(world: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_one_bad_query_does_not_spoil_the_others(world: Any, calls: list[list[str]]) -> None:
     jobs = [SearchJob(text, k, "score") for text, k in (("a", 2), ("bad", 2), ("b", 3), ("c", 2))]
+    jobs.append(SearchJob("d", 2, "score", 1.0))
     outcomes: list[Any] = Worker(world.searcher, IndexWatch(world.searcher))(jobs)
     assert isinstance(outcomes[1], RuntimeError)
     assert calls[0] == ["a", "bad", "c"], "alike queries go together"
+    assert outcomes[4].hits == (), "its least grade is its own"
     for position, text, k in ((0, "a", 2), (2, "b", 3), (3, "c", 2)):
         alone = world.searcher.search_texts([text], k=k)[0]
         assert [hit.id for hit in outcomes[position].hits] == [hit.id for hit in alone.hits]

@@ -41,6 +41,7 @@ NO_QUERY = [
     b"null", b"[]", b"{}", b'"text"', b'{"text": null}', b'{"text": 3}', b'{"text": ["a"]}', b'{"text": ""}',
     b'{"text": " \\n\\t"}', b'{"text": "a", "image": "AAAA"}', b'{"text": "a", "extra": 1}',
     b'{"text": "a", "policy": "best"}', b'{"text": "a", "policy": ["score"]}', b'{"text": "' + b"a" * 1001 + b'"}',
+    *(b'{"text": "a", "min_grade": %s}' % grade for grade in (b"-0.1", b"1.1", b"NaN", b'"0.5"', b"null", b"true")),
     *(b'{"text": "a", "k": %s}' % k for k in (
         b"0", b"-1", b"101", b"1e400", b"NaN", b"Infinity", b"-Infinity", b"2.5", b'"5"', b"true", b"9" * 20,
     )),
@@ -65,7 +66,11 @@ def test_odd_words_are_words(client: TestClient, text: str) -> None:
     assert client.post("/search", json={"text": text}).status_code == 200
 
 
-@pytest.mark.parametrize("query", ["k=0", "k=-1", "k=101", "k=nan", "k=inf", "k=", "k=1e9", "policy=x", "policy="])
+BAD = [f"k={k}" for k in ("0", "-1", "101", "nan", "inf", "", "1e9")] + ["policy=x", "policy="]
+BAD += [f"min_grade={grade}" for grade in ("-0.1", "1.1", "nan", "")]
+
+
+@pytest.mark.parametrize("query", BAD)
 def test_bad_parameters(image_client: TestClient, picture: Picture, query: str) -> None:
     answer = image_client.post(f"/search?{query}", content=picture(), headers={"content-type": "image/png"})
     assert refused(answer, 422)

@@ -26,7 +26,9 @@ def search(
     image: Annotated[Path | None, typer.Option(metavar="FILE", help="Query: finds texts, or similar images.")] = None,
     k: Annotated[int, typer.Option("-k", help="Number of hits.")] = 10,
     policy: Annotated[str, typer.Option(metavar="|".join(POLICIES), help=_MEANINGS)] = "score",
-    min_grade: Annotated[float, typer.Option(metavar="G", help="Leave out hits with a lower grade, 0 to 1.")] = 0.0,
+    min_grade: Annotated[
+        float, typer.Option(metavar="G", min=0, max=1, help="Leave out hits with a lower grade, 0 to 1.")
+    ] = 0.0,
     calibration: CalibrationFile = None,
     json: JsonFile = None,
     device: Device = "auto",
@@ -62,7 +64,7 @@ def search(
         result = searcher.search(text=text, image=image, k=k, policy=policy, min_grade=min_grade)
     if json is not None:
         write_json(json, result.to_dict())
-    _show(result)
+    _show(result, min_grade)
 
 
 def _guarantee(result: Results) -> str:
@@ -73,14 +75,18 @@ def _guarantee(result: Results) -> str:
     return f"of such hits at least {right:.4g}% are right, with {sure:.4g}% confidence, if a match is in the index"
 
 
-def _show(result: Results) -> None:
+def _show(result: Results, min_grade: float) -> None:
     """Hits on stdout, one whole line each: columns on a terminal, elsewhere tab-separated with other lines after #."""
     terminal = sys.stdout.isatty()
     if result.scored and result.note:
         typer.echo(f"warning: {result.note}", err=True)
-    for line in (result.note if not result.scored else "", result.summary or result.reason, _guarantee(result)):
+    missing = f"no hit has a grade of {min_grade:g} or more" if result.answered and not result.hits else ""
+    note = "" if result.scored else result.note
+    for line in (note, result.summary or result.reason, _guarantee(result), missing):
         if line:
             typer.echo(line if terminal else f"# {line}")
+    if not result.hits:
+        return
     rows = [["rank", "id", *(("grade", "σ", "score", "cosine") if result.scored else ("cosine",)), "note"]]
     for hit in result.hits:
         values = (hit.grade, hit.uncertainty, hit.score, hit.cosine) if result.scored else (hit.cosine,)

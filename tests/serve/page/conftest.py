@@ -9,14 +9,12 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vacsr.data import load_pairs
-from vacsr.search.calibrate import CalibrateSettings, Calibration, calibrate
 from vacsr.search.searcher import Searcher
 
 QUERY = "a red boat"
@@ -184,19 +182,15 @@ def tab(browser: Browser) -> Iterator[Tab]:
     made.close()
 
 
-@pytest.fixture(scope="session")
-def calibration(world: Any) -> Calibration:
-    """Fitted to more pictures than the index holds, then said to be of its size."""
-    pairs = load_pairs("scenes:images=128,held_out=4,per_image=1,size=32,seed=7", split="train")
-    found = calibrate(world.searcher.scorer, pairs, CalibrateSettings(candidates=20, depth=10))
-    part = found.t2i.model_copy(update={"gallery": len(world.searcher.index)})
-    return found.model_copy(update={"t2i": part})
+@pytest.fixture
+def searcher(calibrated: Callable[..., Searcher]) -> Searcher:
+    """Calibrated such that the first three hits of :data:`QUERY` are confident."""
+    third = calibrated(None).search_texts([QUERY])[0].hits[2].grade
+    return calibrated(third)
 
 
 @pytest.fixture
-def searcher(world: Any, calibration: Calibration, request: pytest.FixtureRequest) -> Searcher:
-    """Calibrated; a parameter sets the confidence from which on ``abstain`` answers."""
-    threshold = getattr(request, "param", 0.0)
-    fitted = calibration.t2i.answer.model_copy(update={"threshold": threshold, "risk": 0.1})
-    part = calibration.t2i.model_copy(update={"answer": fitted})
-    return Searcher(world.searcher.scorer, world.searcher.index, calibration.model_copy(update={"t2i": part}))
+def unsure(calibrated: Callable[..., Searcher]) -> Searcher:
+    """Calibrated such that no hit is confident, and the first two of :data:`QUERY` hold the right one."""
+    second = calibrated(None).search_texts([QUERY])[0].hits[1].grade
+    return calibrated(None, set_cutoff=second)

@@ -82,12 +82,19 @@ def test_ids_are_unique_and_names_lead_to_them() -> None:
     assert [name for name in used if name not in ids] == []
 
 
+def test_every_style_is_of_something_on_the_page() -> None:
+    styled = set(re.findall(r"[.#]([a-z][\w-]*)(?=[^{}]*\{)", re.sub(r"\{[^{}]*\}", "{}", STYLE[1])))
+    there = {word for _, known in TAGS for name in ("id", "class") for word in known.get(name, "").split()}
+    there |= {word for words in re.findall(r"\"([\w -]+)\"|`([\w -]+) ", SCRIPT[1]) for word in " ".join(words).split()}
+    assert len(styled) > 20
+    assert styled <= there
+
+
 def test_it_reads_fields_that_the_service_sends() -> None:
-    """`gallery` and `confidence` are shown where /info has them."""
-    answer = {*SearchAnswer.model_fields, *SearchAnswer.model_computed_fields}
+    answer = {*SearchAnswer.model_fields}
     fields = {
         "found": answer, "hit": {*HitAnswer.model_fields}, "other": {*HitAnswer.model_fields},
-        "own": {*ScoreAnswer.model_fields}, "info": {*Info.model_fields, "gallery", "confidence"},
+        "own": {*ScoreAnswer.model_fields}, "info": {*Info.model_fields},
     }  # fmt: skip
     for name, known in fields.items():
         used = set(re.findall(rf"(?<![\w\"-]){name}\.(\w+)", SCRIPT[1]))

@@ -32,7 +32,7 @@ def test_words_find_photos_and_every_policy_shows_its_hits(live: Start, searcher
     tab.open(live(searcher).port)
     assert tab.text("#holds") == "32 images in the index"
     tab.ask()
-    for policy in ("score", "abstain"):
+    for policy in ("score", "confident"):
         if policy != "score":
             tab.pick(policy)
         wanted = searcher.search_texts([QUERY], k=10, policy=policy)[0]
@@ -41,53 +41,58 @@ def test_words_find_photos_and_every_policy_shows_its_hits(live: Start, searcher
         assert shown == [graded(hit.grade) for hit in wanted.hits]
         bars = tab.js("[...document.querySelectorAll('.hit .track i')].map(bar => parseFloat(bar.style.width))")
         assert bars == pytest.approx([100 * hit.grade for hit in wanted.hits], abs=0.01)
-        likely = sum(hit.grade >= 0.5 for hit in wanted.hits)
-        assert tab.js("document.querySelectorAll('.hits.below .hit').length") == 10 - likely
-        assert tab.js("document.querySelectorAll('.cut').length") == (likely < 10)
+        assert tab.text(".summary") == "3 confident matches"
+        assert tab.js("[...document.querySelectorAll('.hit.sure .mark')].length") == 3
+        assert tab.js("document.querySelectorAll('.hits.below .hit').length") == len(wanted.hits) - 3
+        assert tab.js("document.querySelectorAll('.cut').length") == (len(wanted.hits) > 3)
         assert not tab.js("document.querySelector('.hit dl').checkVisibility()"), "behind details"
-        also = tab.js("[...document.querySelectorAll('.hit.also .id span')].map(span => span.textContent)")
-        assert also == [hit.id for hit in wanted.hits if hit.probably_also]
         tab.until(SEEN)
     assert tab.violations() == []
     assert tab.complaints() == []
 
 
-@pytest.mark.parametrize("searcher", [1.1], indirect=True)
-def test_an_abstention_is_shown_as_one(live: Start, searcher: Any, tab: Any) -> None:
-    tab.open(live(searcher).port)
+def test_where_nothing_is_confident_the_page_says_so(live: Start, unsure: Any, tab: Any) -> None:
+    tab.open(live(unsure).port)
     tab.ask()
-    tab.pick("abstain")
-    assert tab.text("#status") == f"No answer for “{QUERY}”"
-    assert tab.text(".verdict h2") == "No answer"
-    assert "the risk bound needs" in tab.text(".verdict")
-    assert not tab.js("document.querySelector('#found details').open")
-    assert not tab.js("document.querySelector('.hit').checkVisibility()")
-    tab.js("document.querySelector('#found summary').focus()")
+    assert tab.text(".summary") == "No confident match; probably one of the first 2 hits (90%)"
+    assert tab.js(f"[{HITS}, document.querySelectorAll('.mark, .cut').length]") == [10, 0]
+    tab.pick("confident")
+    assert tab.text("#status") == f"0 images for “{QUERY}”"
+    assert tab.js(HITS) == 0
+    tab.js("document.querySelector('#found button').focus()")
     tab.press("Enter")
-    tab.until("document.querySelector('.hit').checkVisibility()")
-    assert tab.js("document.querySelector('.guaranteed')") is None
-    tab.pick("score")
-    assert tab.js("document.querySelector('.verdict')") is None
+    tab.until(f"{DONE} && {HITS} == 10")
+    assert tab.js("document.querySelector('input[name=policy]:checked').value") == "score"
+    assert tab.complaints() == []
 
 
-def test_a_guarantee_holds_only_at_its_size(live: Start, searcher: Any, tab: Any) -> None:
+def test_a_guarantee_is_named_only_where_it_holds(live: Start, calibrated: Any, tab: Any) -> None:
+    service = live(calibrated(0.0))
+    about = "document.querySelector('.about').textContent"
+    tab.open(service.port)
+    tab.ask()
+    assert not tab.js("document.querySelector('.about dl').checkVisibility()"), "not the first thing to read"
+    assert "at least 90% of such hits are right, with 90% confidence" in tab.js(about)
+    for other, words in ((calibrated(0.0, size=20), "up to 20 items"), (calibrated(None), "no cutoff")):
+        service.server.config.loaded_app.state.service.searcher.calibration = other.calibration
+        tab.ask()
+        assert words in tab.js(about)
+        assert "at least 90%" not in tab.js(about)
+
+
+def test_details_of_a_hit_leave_the_others_as_they_are(live: Start, searcher: Any, tab: Any) -> None:
     tab.open(live(searcher).port)
     tab.ask()
-    tab.pick("abstain")
-    assert tab.text(".verdict h2") == "The first hit meets the risk bound"
-    for told in (tab.text(".verdict").lower(), tab.js("at('promise').textContent").lower()):
-        assert "at most 10%" in told
-        assert "with 90% confidence, if a match is in the index" in told
-    assert tab.text(".hit .mark") == "Guaranteed"
-    part = searcher.calibration.t2i.model_copy(update={"gallery": 1000})
-    searcher.calibration = searcher.calibration.model_copy(update={"t2i": part})
-    tab.pick("score")
-    assert "for 1,000" in tab.js("document.querySelector('.about').textContent")
-    assert not tab.js("document.querySelector('.about dl').checkVisibility()"), "not the first thing to read"
-    tab.pick("abstain")
-    assert tab.text(".verdict h2") == "A likely answer, without a guarantee"
-    assert "for 1,000" in tab.text(".verdict")
-    assert tab.js("document.querySelector('.guaranteed')") is None
+    tab.until(SEEN)
+    heights = "[...document.querySelectorAll('.hit')].map(card => card.getBoundingClientRect().height)"
+    before = tab.js(heights)
+    tab.js("document.querySelector('.hit summary').click()")
+    after = tab.js(heights)
+    assert after[0] > before[0]
+    assert after[1:] == before[1:]
+    assert tab.js("[...document.querySelector('.hit dl').querySelectorAll('dt')].map(name => name.textContent)") == [
+        "score", "cosine", "uncertainty",
+    ]  # fmt: skip
 
 
 def test_the_keyboard_is_enough(live: Start, searcher: Any, tab: Any) -> None:
@@ -108,9 +113,8 @@ def test_the_keyboard_is_enough(live: Start, searcher: Any, tab: Any) -> None:
         tab.press("Tab")
     assert tab.focus() == "score"
     tab.press("ArrowRight")
-    assert tab.focus() == "abstain"
-    tab.until("document.querySelector('.verdict')")
-    assert tab.js("!at('promise').hidden")
+    assert tab.focus() == "confident"
+    tab.until(f"{DONE} && {HITS} == 3")
 
 
 def as_file(picture: Callable[..., bytes], folder: Path) -> Path:
@@ -147,23 +151,23 @@ def test_an_image_finds_similar_ones_by_cosine(
     mine = tmp_path / "mine.png"
     world.photos.photos.open(5).save(mine)
     tab.open(live(searcher).port)
-    tab.js("document.querySelector('input[value=abstain]').click()")
+    tab.js("document.querySelector('input[value=confident]').click()")
     tab.choose("#file", mine)
     tab.until(f"{DONE} && {HITS} == 10")
     wanted = searcher.search_images([world.photos.photos.open(5)], k=10)[0]
     assert tab.ids()[0] == world.photos.image_ids[5]
     assert tab.text("#status") == "10 images similar to your photo"
     shown = tab.js("[...document.querySelectorAll('.hit .match')].map(bar => bar.innerText.trim().split(/\\s+/))")
-    assert shown == [["similarity", f"{hit.cosine:.2f}"] for hit in wanted.hits]
+    assert shown == [["cosine", f"{hit.cosine:.2f}"] for hit in wanted.hits]
     bars = tab.js("[...document.querySelectorAll('.hit .track i')].map(bar => parseFloat(bar.style.width))")
     assert bars == pytest.approx([100 * hit.cosine for hit in wanted.hits], abs=0.1)
-    assert tab.js("document.querySelector('.verdict, .mark, .cut')") is None
+    assert tab.js("document.querySelector('.summary, .mark, .cut')") is None
     assert tab.js("at('choice').hidden")
     tab.until(SEEN)
-    tab.ask()  # words beside it: the chosen policy again, and the image graded
-    assert tab.text(".verdict h2") == "The first hit meets the risk bound"
+    tab.ask()  # words beside it: the chosen policy again, and the image scored
+    assert tab.text(".summary") == "3 confident matches"
     assert tab.text(".own h2") == "Your photo with these words"
-    assert not tab.js("at('choice').hidden || at('promise').hidden")
+    assert not tab.js("at('choice').hidden")
     tab.js("at('text').value = ''; at('text').dispatchEvent(new Event('input')); at('remove').click()")
     assert tab.js(f"[{HITS}, at('status').textContent, at('choice').hidden]") == [0, "", False]
     assert tab.violations() == []
@@ -185,7 +189,7 @@ def test_without_a_calibration_only_the_score_can_be_chosen(live: Start, tab: An
     assert tab.js("!at('unfitted').hidden")
     tab.ask()
     assert "not calibrated" in tab.js("document.querySelector('.about').textContent")
-    assert tab.js("document.querySelector('.mark')") is None, "nothing backs it"
+    assert tab.js("document.querySelector('.summary, .mark, .cut')") is None, "nothing backs them"
 
 
 def test_a_file_that_is_no_image_is_refused(live: Start, world: Any, tab: Any, tmp_path: Path) -> None:
@@ -286,7 +290,6 @@ def test_nothing_sticks_out(live: Start, searcher: Any, tab: Any, width: int) ->
     tab.open(live(searcher).port)
     tab.resize(width)
     tab.ask()
-    tab.pick("abstain")
     assert tab.js("document.documentElement.scrollWidth") <= width
     buttons = "[...document.querySelectorAll('button, select, .policy, .button')].filter(node => node.offsetHeight)"
     assert tab.js(f"Math.min(...{buttons}.map(node => node.getBoundingClientRect().height))") >= 36
