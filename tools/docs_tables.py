@@ -221,6 +221,22 @@ def index(cells: list[str], heading: str) -> str | None:
     return "–" if row[key] is None else format(row[key], form)
 
 
+def stores(cells: list[str], heading: str) -> str | None:
+    """The stores side by side: search without rerank, and its ratio to the exact index of the same run."""
+    rows = {
+        r["way"].removesuffix(": search"): r for r in stored("stores.json")["rows"] if r["way"].endswith(": search")
+    }
+    row = rows[cells[0]]
+    shown = {"vectors": ("vectors", ",.0f"), "p50 ms": ("p50_ms", ",.1f"), "recall": ("recall", ".1%")}
+    shown |= {"filled per second": ("fill_rate", ",.0f"), "on disk, MB": ("disk_mb", ",.0f")}
+    shown |= {"memory, MB": ("memory_mb", ",.0f")}
+    if heading == "× exact":
+        same = row["vectors"] == rows["exact float32"]["vectors"]
+        return f"{row['p50_ms'] / rows['exact float32']['p50_ms']:.2g}" if same else "–"
+    key, form = shown[heading]
+    return "–" if row[key] is None else format(row[key], form)
+
+
 GRID = {
     f"{features}{labels}": f"{name}{setting}"
     for features, name in (("TinyViT", "tinyvit"), ("CLIP", "clip"), ("part of COCO", "coco"))
@@ -427,6 +443,7 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("performance.md", "scores"): rankings,
         ("performance.md", "d | networks"): ensembles,
         ("performance.md", "way | p50 ms"): index,
+        ("performance.md", "store"): stores,
         ("performance.md", "batch"): strips,
         ("performance.md", "training step"): image_step,
         ("how-to/serve.md", "path | p50"): service,
