@@ -51,9 +51,9 @@ test-fast: $(FULL) ## the suite without slow tests
 
 test-lowest: ## the suite without slow tests, in .lowest, with the lowest versions of pyproject.toml (torch: that of constraints.txt)
 	"$(PYTHON)" -m venv --clear $(LOWEST)
-	$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt torch uv
+	$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check --no-deps -c constraints.txt torch uv
 	$(LOWEST)/bin/uv pip install -q --python $(LOWEST) --resolution lowest-direct \
-	  -e '.[dev,clip,serve,eval,faiss,milvus,pgvector,qdrant,tensorboard]'
+	  -e '.[dev,clip,serve,eval,faiss,pgvector,qdrant,tensorboard]'
 	$(LOWEST)/bin/pytest
 
 docs: $(DOCS) ## build the site into site/; open site/index.html

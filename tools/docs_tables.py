@@ -223,16 +223,13 @@ def index(cells: list[str], heading: str) -> str | None:
 
 def stores(cells: list[str], heading: str) -> str | None:
     """The stores side by side: search without rerank, and its ratio to the exact index of the same run."""
-    rows = {
-        r["way"].removesuffix(": search"): r for r in stored("stores.json")["rows"] if r["way"].endswith(": search")
-    }
-    row = rows[cells[0]]
+    rows = {row["way"]: row for row in stored("stores.json")["rows"]}
+    row, exact = rows[f"{cells[0]}: search"], rows["exact float32: search"]
     shown = {"vectors": ("vectors", ",.0f"), "p50 ms": ("p50_ms", ",.1f"), "recall": ("recall", ".1%")}
     shown |= {"filled per second": ("fill_rate", ",.0f"), "on disk, MB": ("disk_mb", ",.0f")}
     shown |= {"memory, MB": ("memory_mb", ",.0f")}
     if heading == "× exact":
-        same = row["vectors"] == rows["exact float32"]["vectors"]
-        return f"{row['p50_ms'] / rows['exact float32']['p50_ms']:.2g}" if same else "–"
+        return f"{row['p50_ms'] / exact['p50_ms']:.2g}" if row["vectors"] == exact["vectors"] else "–"
     key, form = shown[heading]
     return "–" if row[key] is None else format(row[key], form)
 
