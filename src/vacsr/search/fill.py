@@ -88,7 +88,9 @@ def fill_index(
         done = done._replace(added=done.added + result.added, replaced=done.replaced + result.replaced)
         if committed is not None:
             committed(done)
-    return done._replace(removed=index.delete(gone) if gone else 0)
+    done = done._replace(removed=index.delete(gone) if gone else 0)
+    index.optimize()
+    return done
 
 
 def _find_changed(index: VectorIndex, metadata: Mapping[str, Metadata]) -> list[int]:

@@ -26,7 +26,13 @@ Metadata = dict[str, Any]
 """A JSON object."""
 Check = Callable[[dict[str, Metadata]], None]
 """Receives the stored metadata of ids that are about to be replaced, and may raise."""
-BACKENDS = {"exact": "vacsr.search.local:ExactIndex", "milvus": "vacsr.search.milvus:MilvusIndex"}
+BACKENDS = {
+    "exact": "vacsr.search.local:ExactIndex",
+    "faiss": "vacsr.search.faiss:FaissIndex",
+    "milvus": "vacsr.search.milvus:MilvusIndex",
+    "qdrant": "vacsr.search.qdrant:QdrantIndex",
+    "pgvector": "vacsr.search.pgvector:PgvectorIndex",
+}
 """Scheme → ``module:class``."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -72,7 +78,7 @@ class IndexInfo(NamedTuple):
     provenance: str
     dead: int  # deleted vectors that still take space
     parts: int  # files of vectors
-    bytes: int | None  # on this machine's disk; None if it is stored elsewhere
+    bytes: int | None  # on disk; None where a server does not say
     holds: str  # images, texts, or "" if unknown
     exact: bool
     sources: tuple[str, ...]
@@ -131,6 +137,9 @@ class VectorIndex(ABC):
     def note_source(self, spec: str) -> None:
         """Remember a SPEC that it is filled from, once."""
 
+    def optimize(self) -> None:  # noqa: B027 — most have nothing to do
+        """Make searches fast again after many changes. Most backends do that themselves."""
+
     @abstractmethod
     def close(self) -> None:
         """Release files and connections."""
@@ -186,17 +195,17 @@ class VectorIndex(ABC):
 def open_index(
     spec: str, *, dim: int | None = None, provenance: str | None = None, create: bool = False, dtype: str | None = None
 ) -> VectorIndex:
-    """Open ``exact:FOLDER``, or just ``FOLDER``, or ``milvus:FILE_OR_URI``; checks dimension and provenance if given.
+    """Open an index by its name, as in docs/cli.md, or just ``FOLDER``; checks dimension and provenance if given.
 
-    ``create`` makes a missing index, which needs ``dim``. ``dtype``: how a new exact index stores vectors, float32
-    (default) or float16; Milvus stores float32.
+    ``create`` makes a missing index, which needs ``dim``. ``dtype``: how a new index in a folder stores vectors,
+    float32 (default) or float16; databases store float32.
     """
     scheme, colon, where = spec.partition(":")
     if not colon:
         scheme, where = "exact", spec
     if scheme not in BACKENDS or not where:
-        action = "write exact:FOLDER, milvus:FILE.db or milvus:http://HOST:19530"
-        raise UsageError(f"{spec!r} is not the name of an index — {action}")
+        others = ", ".join(f"{name}:" for name in BACKENDS if name != "exact")
+        raise UsageError(f"{spec!r} is not the name of an index — write exact:FOLDER, or a place after {others}")
     if (create and not dim) or dtype not in (None, *DTYPES):
         raise UsageError(f"dim={dim}, dtype={dtype}: a new index needs both — pass dim=512, and float32 or float16")
     module, _, name = BACKENDS[scheme].partition(":")

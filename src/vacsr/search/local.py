@@ -21,7 +21,7 @@ import vacsr.search.store as store
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
 from vacsr.files import atomic_paths, lock_file, make_folder
 from vacsr.search.index import AddResult, Check, Entry, Hits, IndexInfo, LazyList, Metadata, VectorIndex
-from vacsr.search.nearest import nearest_rows
+from vacsr.search.nearest import Floats, Rows, nearest_rows
 from vacsr.search.store import Snapshot, State, open_snapshot
 
 _LOCK = "writer.lock"
@@ -84,7 +84,7 @@ class ExactIndex(VectorIndex):
     def _search(self, queries: Tensor, k: int) -> Hits:
         now = self._snapshot
         try:
-            rows, scores = nearest_rows(now.vectors, queries, k, deleted=now.deleted, max_norm=now.state.max_norm)
+            rows, scores = self._nearest(now, queries, k)
         except FloatingPointError as error:
             raise store.damaged(now.database.vectors, str(error)) from error
         vectors = torch.from_numpy(now.vectors.numpy()[rows].astype(np.float32))
@@ -92,6 +92,10 @@ class ExactIndex(VectorIndex):
         ids = [LazyList(lambda row: item(row)[0], hits) for hits in rows.tolist()]
         metadata = [LazyList(lambda row: item(row)[1], hits) for hits in rows.tolist()]
         return Hits(ids, torch.from_numpy(scores), vectors, metadata)
+
+    def _nearest(self, now: Snapshot, queries: Tensor, k: int) -> tuple[Rows, Floats]:
+        """Rows that are not deleted and their scores, best first. [Q, d] -> [Q, k] each"""
+        return nearest_rows(now.vectors, queries, k, deleted=now.deleted, max_norm=now.state.max_norm)
 
     def _add(self, ids: list[str], vectors: Tensor, metadata: list[str], check: Check | None) -> AddResult:
         """All or none."""

@@ -9,25 +9,33 @@ There are two collections: the vectors, and NAME_about with one row of facts, wr
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import torch
 from torch import Tensor
 
-from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, ShapeMismatch, UsageError
-from vacsr.search.index import AddResult, Check, Entry, Hits, IndexInfo, Metadata, VectorIndex
+from vacsr.errors import DataError, EnvironmentProblem, ShapeMismatch, UsageError
+from vacsr.search.database import (
+    LOOKUP,
+    DatabaseIndex,
+    Row,
+    as_dict,
+    disk_bytes,
+    import_extra,
+    no_index,
+    refuse_float16,
+    row_key,
+    split_name,
+)
+from vacsr.search.index import IndexInfo, Metadata
 
 _TOKEN = "MILVUS_TOKEN"  # a server's token, or user:password; not a part of the name, since names are printed
-_MESSAGE = 1 << 24  # bytes of vectors in one message; a server takes 64 MiB
 _QUIET = {"grpc.keepalive_time_ms": 600_000, "grpc.keepalive_permit_without_calls": False}
-_LOOKUP = 4096  # ids in one query
 _MAX_SOURCES = 16384  # Milvus returns no more
 _ID_BYTES = 65535  # of Milvus' longest text
 
@@ -49,14 +57,11 @@ class MilvusName(NamedTuple):
         >>> MilvusName.parse("photos.db,collection=cats")
         MilvusName(uri='photos.db', collection='cats', kind='FLAT')
         """
-        uri, *parts = where.split(",")
-        options = dict(part.partition("=")[::2] for part in parts)
-        if not uri or not set(options) <= {"collection", "index"} or not all(options.values()):
-            raise UsageError(f"cannot parse milvus:{where} — write milvus:FILE_OR_URI[,collection=NAME][,index=KIND]")
-        return cls(uri, options.get("collection", "vacsr"), options.get("index", "FLAT"))
+        uri, options = split_name("milvus", where, collection="vacsr", index="FLAT")
+        return cls(uri, options["collection"], options["index"])
 
 
-class MilvusIndex(VectorIndex):
+class MilvusIndex(DatabaseIndex):
     """See :class:`vacsr.search.VectorIndex`."""
 
     kind = "milvus"
@@ -77,14 +82,13 @@ class MilvusIndex(VectorIndex):
 
     @classmethod
     def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
-        if dtype == "float16":
-            raise UsageError("Milvus stores float32, not float16 — leave it out, or use exact:FOLDER")
+        refuse_float16(dtype)
         return cls(MilvusName.parse(where), dim=dim, provenance=provenance or "")
 
     @property
     def sources(self) -> tuple[str, ...]:
         rows = self._call("query", self._about, filter="", output_fields=["metadata"], limit=_MAX_SOURCES)
-        facts = [_as_dict(row["metadata"]) for row in rows]
+        facts = [as_dict(row["metadata"]) for row in rows]
         noted = sorted((fact for fact in facts if "source" in fact), key=lambda fact: fact["since"])
         return tuple(str(fact["source"]) for fact in noted)
 
@@ -97,76 +101,43 @@ class MilvusIndex(VectorIndex):
         rows = self._call("query", self.name.collection, filter="", output_fields=["count(*)"])
         return int(rows[0]["count(*)"])
 
-    def get(self, ids: Sequence[str]) -> dict[str, Entry]:
-        rows = self._stored(ids, ["id", "vector", "metadata"])
-        return {str(row["id"]): Entry(torch.tensor(row["vector"]), _as_dict(row["metadata"])) for row in rows}
-
-    def metadata(self, ids: Sequence[str]) -> dict[str, Metadata]:
-        return {str(row["id"]): _as_dict(row["metadata"]) for row in self._stored(ids, ["id", "metadata"])}
-
     def records(self) -> Iterator[tuple[str, Metadata]]:
         with _milvus_errors(self.name):
             pages = self._client.query_iterator(
-                self.name.collection, batch_size=_LOOKUP, output_fields=["id", "metadata"]
+                self.name.collection, batch_size=LOOKUP, output_fields=["id", "metadata"]
             )
             while rows := pages.next():
-                yield from ((str(row["id"]), _as_dict(row["metadata"])) for row in rows)
+                yield from ((str(row["id"]), as_dict(row["metadata"])) for row in rows)
             pages.close()
 
-    def delete(self, ids: Sequence[str]) -> int:
-        keys = [row["key"] for row in self._stored(ids, ["key"])]
-        for start in range(0, len(keys), _LOOKUP):
-            self._call("delete", self.name.collection, ids=keys[start : start + _LOOKUP])
-        return len(keys)
-
     def info(self) -> IndexInfo:
-        path = Path(self.name.uri).expanduser()
-        files = [] if self.name.remote else [path, *path.rglob("*")]  # some versions make a folder
-        size = sum(file.stat().st_size for file in files if file.is_file())
-        return super().info()._replace(bytes=None if self.name.remote else size)
+        size = None if self.name.remote else disk_bytes(Path(self.name.uri).expanduser())
+        return super().info()._replace(bytes=size)
 
     def close(self) -> None:
         self._client.close()
 
-    def _add(self, ids: list[str], vectors: Tensor, metadata: list[str], check: Check | None) -> AddResult:
-        items = [json.loads(text) for text in metadata]
-        _check_unicode(ids, items)
-        existing = self.metadata(ids)
-        if check is not None and existing:
-            check(existing)
-        size = max(_MESSAGE // (4 * self.dim), 1)
-        for start in range(0, len(ids), size):
-            part = slice(start, start + size)
-            rows = [
-                {"key": _key(name), "id": name, "vector": vector.numpy(), "metadata": item}
-                for name, vector, item in zip(ids[part], vectors[part], items[part], strict=True)
-            ]
-            self._call("upsert", self.name.collection, rows)
-        return AddResult(len(ids) - len(existing), len(existing))
+    def _rows(self, ids: list[str], *, vectors: bool) -> list[Row]:
+        fields = ["id", "metadata", *(["vector"] if vectors else [])]
+        rows = self._call("get", self.name.collection, ids=[row_key(name) for name in ids], output_fields=fields)
+        return [_as_row(row) for row in rows]
 
-    def _search(self, queries: Tensor, k: int) -> Hits:
-        answers: list[Any] = []
-        for some in torch.split(queries, max(_MESSAGE // (4 * self.dim * k), 1)) if len(queries) else ():
-            answers += self._call(
-                "search", self.name.collection, data=list(some.numpy()), limit=k, anns_field="vector",
-                search_params={"metric_type": "IP"}, output_fields=["id", "vector", "metadata"],
-            )  # fmt: skip
-        shortest = min(map(len, answers), default=0)  # an approximate index may find fewer for some
-        rows = [list(answer)[:shortest] for answer in answers]
-        scores = torch.tensor([[hit["distance"] for hit in row] for row in rows], dtype=torch.float32)
-        vectors = torch.tensor([[hit["entity"]["vector"] for hit in row] for row in rows], dtype=torch.float32)
-        return Hits(
-            [[str(hit["entity"]["id"]) for hit in row] for row in rows],
-            scores.view(len(rows), shortest),
-            vectors.view(len(rows), shortest, self.dim),
-            [[_as_dict(hit["entity"]["metadata"]) for hit in row] for row in rows],
-        )
+    def _write(self, ids: list[str], vectors: Tensor, metadata: list[str]) -> None:
+        rows = [
+            {"key": row_key(name), "id": name, "vector": vector.numpy(), "metadata": json.loads(text)}
+            for name, vector, text in zip(ids, vectors, metadata, strict=True)
+        ]
+        self._call("upsert", self.name.collection, rows)
 
-    def _stored(self, ids: Sequence[str], fields: list[str]) -> Iterator[Any]:
-        keys = [_key(name) for name in dict.fromkeys(ids)]
-        for start in range(0, len(keys), _LOOKUP):
-            some = keys[start : start + _LOOKUP]
-            yield from self._call("get", self.name.collection, ids=some, output_fields=fields)
+    def _remove(self, ids: list[str]) -> None:
+        self._call("delete", self.name.collection, ids=[row_key(name) for name in ids])
+
+    def _nearest(self, queries: Tensor, k: int) -> list[list[Row]]:
+        answers = self._call(
+            "search", self.name.collection, data=list(queries.numpy()), limit=k, anns_field="vector",
+            search_params={"metric_type": "IP"}, output_fields=["id", "vector", "metadata"],
+        )  # fmt: skip
+        return [[_as_row(hit["entity"])._replace(score=hit["distance"]) for hit in answer] for answer in answers]
 
     def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
         with _milvus_errors(self.name):
@@ -177,14 +148,13 @@ class MilvusIndex(VectorIndex):
         if not self._client.has_collection(self._about):
             return None
         self._client.load_collection(self._about)
-        rows = self._client.get(self._about, ids=[_key("about")], output_fields=["metadata"])
-        return _as_dict(rows[0]["metadata"]) if rows else None
+        rows = self._client.get(self._about, ids=[row_key("about")], output_fields=["metadata"])
+        return as_dict(rows[0]["metadata"]) if rows else None
 
     def _create(self, dim: int | None, provenance: str) -> Metadata:
         """Make what is missing: an earlier creation may have been stopped half-way."""
         if dim is None:
-            message = f"no index in milvus:{self.name.uri}, collection {self.name.collection!r}"
-            raise DataError(f"{message} — fill one: vacsr index add milvus:{self.name.uri} --run RUN --pairs SPEC")
+            raise no_index(f"milvus:{self.where}")
         _ensure_collection(self._client, self.name, dim=dim)
         _ensure_collection(self._client, self.name._replace(collection=self._about, kind="FLAT"), dim=2)
         if self._facts() is None:
@@ -192,29 +162,23 @@ class MilvusIndex(VectorIndex):
         return self._facts() or {"dim": dim, "provenance": provenance}
 
     def _write_about(self, key: str, facts: Metadata) -> None:
-        row = {"key": _key(key), "id": key.partition(" ")[0], "vector": [1.0, 0.0], "metadata": facts}
+        row = {"key": row_key(key), "id": key.partition(" ")[0], "vector": [1.0, 0.0], "metadata": facts}
         self._call("upsert", self._about, [row])
 
 
 def _connect(name: MilvusName, *, create: bool) -> Any:
     """A client. A local file that is missing is created only on request."""
-    try:
-        from pymilvus import MilvusClient
-
-        if not name.remote:
-            import milvus_lite  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(error.name or "pymilvus", "milvus") from error
+    client = import_extra("milvus", "pymilvus", *([] if name.remote else ["milvus_lite"])).MilvusClient
     path = Path(name.uri).expanduser()
     if not name.remote and path.suffix != ".db":
         raise UsageError(f"milvus:{name.uri} is neither a server's address nor a file.db — write milvus:FILE.db")
     if not name.remote and not create and not path.exists():
-        raise DataError(f"no index at {path} — fill one: vacsr index add milvus:{name.uri} --run RUN --pairs SPEC")
+        raise no_index(f"milvus:{name.uri}")
     with _milvus_errors(name):
         if name.remote:
-            return MilvusClient(uri=name.uri, token=os.environ.get(_TOKEN, ""))
+            return client(uri=name.uri, token=os.environ.get(_TOKEN, ""))
         # Its own server starts first, slowly on a busy machine. It refuses clients that ping it every ten seconds.
-        return MilvusClient(str(path), timeout=60, grpc_options=_QUIET)
+        return client(str(path), timeout=60, grpc_options=_QUIET)
 
 
 @contextmanager
@@ -259,21 +223,5 @@ def _is_flat(client: Any, collection: str) -> bool:
     return any(kind.get("field_name") == "vector" and kind.get("index_type") == "FLAT" for kind in kinds)
 
 
-def _check_unicode(ids: Sequence[str], metadata: Sequence[Metadata]) -> None:
-    """Refuse lone surrogates, which Milvus cannot store."""
-    for name, item in zip(ids, metadata, strict=True):
-        try:
-            json.dumps([name, item], ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            message = f"id or metadata of {name!r} are not Unicode text, which Milvus does not take"
-            raise DataError(f"{message} — fix them, or use exact:FOLDER") from error
-
-
-def _as_dict(value: Any) -> Metadata:
-    """A JSON field, which some versions return as text."""
-    return dict(json.loads(value) if isinstance(value, str | bytes) else value)
-
-
-def _key(name: str) -> str:
-    """Of a row: 160 bits in hexadecimal."""
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+def _as_row(fields: Any) -> Row:
+    return Row(str(fields["id"]), as_dict(fields["metadata"]), fields.get("vector", ()))

@@ -45,7 +45,7 @@ def nearest_rows(
             some = queries[start : start + _QUERIES].double()
             near = _candidates(vectors, some, k, deleted=deleted, max_norm=max_norm, block_scores=block_scores)
             for n, query in enumerate(some.numpy()):
-                rows[start + n], scores[start + n] = _best(vectors, query, near[n], k)
+                rows[start + n], scores[start + n] = best_rows(vectors, query, near[n], k)
     return rows, scores
 
 
@@ -83,7 +83,7 @@ def _candidates(
     return rows
 
 
-def _best(vectors: Tensor, query: NDArray[np.float64], rows: Rows, k: int) -> tuple[Rows, Floats]:
+def best_rows(vectors: Tensor, query: NDArray[np.float64], rows: Rows, k: int) -> tuple[Rows, Floats]:
     """The first k by (−score, row), with scores from float64. [N, d], [d], [m] -> [k] each"""
     stored = vectors.numpy()
     parts = (rows[start : start + _RESCORE] for start in range(0, len(rows), _RESCORE))

@@ -14,6 +14,7 @@ from prometheus_client import Counter
 from vacsr.data import PhotoSet, load_images
 from vacsr.data.photos import Photos
 from vacsr.errors import DataError, VacsrError
+from vacsr.search.index import open_index
 from vacsr.search.local import ExactIndex
 from vacsr.search.searcher import Searcher
 from vacsr.serve.schemas import Problem, busy, stale_index
@@ -113,7 +114,7 @@ class IndexWatch:
         try:
             index.refresh()
         except (VacsrError, OSError):
-            rebuilt = ExactIndex(index.folder, patience=index.patience)
+            rebuilt = open_index(f"{index.kind}:{index.where}")
             try:
                 self._searcher.use(rebuilt)
             except VacsrError:

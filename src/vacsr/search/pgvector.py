@@ -1,0 +1,175 @@
+"""`pgvector:postgresql://HOST/DATABASE`: an index in a table of PostgreSQL, with the extension pgvector.
+
+A call that adds or deletes is one transaction: all or none, and no other process changes the table between a check and
+the change. Without ``index=HNSW`` a search compares with every vector, so it is exact.
+
+There are two tables: the vectors, with ``metadata`` as jsonb for queries of your own, and NAME_about with the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+from torch import Tensor
+
+from vacsr.errors import DataError, EnvironmentProblem, UsageError
+from vacsr.search.database import (
+    LOOKUP,
+    DatabaseIndex,
+    Row,
+    check_index_kind,
+    import_extra,
+    no_index,
+    refuse_float16,
+    split_name,
+)
+from vacsr.search.index import IndexInfo, Metadata
+
+_CREATE = (
+    "CREATE EXTENSION IF NOT EXISTS vector",
+    "CREATE TABLE {name} (id text PRIMARY KEY, embedding vector({dim}) NOT NULL, metadata jsonb NOT NULL)",
+    "CREATE TABLE {about} (number int GENERATED ALWAYS AS IDENTITY, key text, value text, UNIQUE (key, value))",
+)
+_EXISTS = "SELECT 1 FROM pg_tables WHERE tablename = %s AND schemaname = ANY (current_schemas(false))"  # never cached
+_HNSW = "CREATE INDEX ON {name} USING hnsw (embedding vector_ip_ops)"
+_APPROXIMATE = "SELECT count(*) FROM pg_indexes WHERE tablename = %s AND indexdef ~ 'USING (hnsw|ivfflat)'"
+_NOTE = "INSERT INTO {about} (key, value) VALUES (%s, %s) ON CONFLICT DO NOTHING"
+_WRITE = """INSERT INTO {name} VALUES (%s, %s, %s)
+    ON CONFLICT (id) DO UPDATE SET embedding = excluded.embedding, metadata = excluded.metadata"""
+_NEAREST = """SELECT id, metadata, embedding::real[], -(embedding <#> %(query)s::vector)
+    FROM {name} ORDER BY embedding <#> %(query)s::vector LIMIT %(k)s"""
+_MAX_EF = 1000  # of pgvector's hnsw.ef_search; the iterative scan finds the rest
+
+
+class PgvectorIndex(DatabaseIndex):
+    """See :class:`vacsr.search.VectorIndex`."""
+
+    kind = "pgvector"
+
+    def __init__(self, where: str, *, dim: int | None = None, provenance: str = "") -> None:
+        self._place, options = split_name("pgvector", where, table="vacsr", index="FLAT")
+        check_index_kind("pgvector", options["index"], ("FLAT", "HNSW"))
+        if not self._place.startswith(("postgresql://", "postgres://")):
+            raise UsageError(f"pgvector:{self._place} has no server — write pgvector:postgresql://HOST/DATABASE")
+        self.table = options["table"]
+        self.where = f"{self._place},table={self.table}"
+        self._connection = self._connect()
+        try:
+            facts = self._facts() if self._exists() else {}
+            if not facts and dim is not None:
+                facts = self._create(dim, provenance, hnsw=options["index"] == "HNSW")
+            if not facts:
+                raise no_index(f"pgvector:{self.where}")
+            self.dim, self.provenance = int(facts["dim"]), facts["provenance"]
+            self.exact = not self._query(_APPROXIMATE, [self.table])[0][0]
+        except Exception:
+            self.close()
+            raise
+
+    @classmethod
+    def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
+        refuse_float16(dtype)
+        return cls(where, dim=dim, provenance=provenance or "")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        rows = self._query("SELECT value FROM {about} WHERE key = 'source' ORDER BY number")
+        return tuple(value for (value,) in rows)
+
+    def note_source(self, spec: str) -> None:
+        self._query(_NOTE, ["source", spec])
+
+    def __len__(self) -> int:
+        return int(self._query("SELECT count(*) FROM {name}")[0][0])
+
+    def records(self) -> Iterator[tuple[str, Metadata]]:
+        page, last = "SELECT id, metadata FROM {name} WHERE id > %s ORDER BY id LIMIT %s", ""
+        while rows := self._query(page, [last, LOOKUP]):
+            yield from rows
+            last = rows[-1][0]
+
+    def info(self) -> IndexInfo:
+        size = self._query("SELECT pg_total_relation_size(%s::regclass)", [f'"{self.table}"'])[0][0]
+        return super().info()._replace(bytes=int(size))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _rows(self, ids: list[str], *, vectors: bool) -> list[Row]:
+        vector = ", embedding::real[]" if vectors else ""
+        rows = self._query(f"SELECT id, metadata{vector} FROM {{name}} WHERE id = ANY(%s)", [ids])
+        return [Row(*row) for row in rows]
+
+    def _write(self, ids: list[str], vectors: Tensor, metadata: list[str]) -> None:
+        rows = zip(ids, map(str, vectors.tolist()), metadata, strict=True)
+        with self._errors(), self._connection.cursor() as cursor:
+            cursor.executemany(self._sql(_WRITE), rows)
+
+    def _remove(self, ids: list[str]) -> None:
+        self._query("DELETE FROM {name} WHERE id = ANY(%s)", [ids])
+
+    def _nearest(self, queries: Tensor, k: int) -> list[list[Row]]:
+        with self._errors(), self._connection.transaction():
+            if not self.exact:
+                self._query("SELECT set_config('hnsw.ef_search', %s, true)", [str(min(max(k, 40), _MAX_EF))])
+                self._query("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
+            answers = [self._query(_NEAREST, {"query": str(query), "k": k}) for query in queries.tolist()]
+        return [[Row(row[0], row[1], row[2], row[3]) for row in answer] for answer in answers]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Others may read meanwhile, and not write."""
+        with self._errors(), self._connection.transaction():
+            self._query("LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
+            yield
+
+    def _connect(self) -> Any:
+        psycopg = import_extra("pgvector", "psycopg")
+        with self._errors():
+            if "password" in psycopg.conninfo.conninfo_to_dict(self._place):
+                message = "a name is printed, so it must not hold a password"
+                raise UsageError(f"{message} — leave it out, and set PGPASSWORD or write ~/.pgpass")
+            return psycopg.connect(self._place, autocommit=True)
+
+    def _exists(self) -> bool:
+        return bool(self._query(_EXISTS, [f"{self.table}_about"]))
+
+    def _facts(self) -> dict[str, str]:
+        return dict(self._query("SELECT key, value FROM {about} WHERE key <> 'source'"))
+
+    def _create(self, dim: int, provenance: str, *, hnsw: bool) -> dict[str, str]:
+        """All or none. A second process waits, and then finds the tables."""
+        with self._errors(), self._connection.transaction():
+            self._query("SELECT pg_advisory_xact_lock(hashtext(%s))", [self.table])
+            if not self._exists():
+                for statement in (*_CREATE, *([_HNSW] if hnsw else [])):
+                    self._query(statement.replace("{dim}", str(dim)))
+                for fact in (("dim", str(dim)), ("provenance", provenance)):
+                    self._query(_NOTE, fact)
+        return self._facts()
+
+    def _query(self, sql: str, values: Any = None) -> list[Any]:
+        with self._errors():
+            cursor = self._connection.execute(self._sql(sql), values)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def _sql(self, text: str) -> Any:
+        """With the names of the tables, quoted."""
+        from psycopg.sql import SQL, Identifier
+
+        return SQL(text).format(name=Identifier(self.table), about=Identifier(f"{self.table}_about"))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """PostgreSQL's errors as ours."""
+        import psycopg
+
+        try:
+            yield
+        except psycopg.DataError as error:
+            raise DataError(f"pgvector:{self._place} does not store this ({error}) — use exact:FOLDER") from error
+        except psycopg.Error as error:
+            message, action = " ".join(str(error).split()), "check the server, the database and your rights"
+            raise EnvironmentProblem(f"pgvector:{self._place}: {message} — {action}") from error

@@ -1,0 +1,177 @@
+"""`qdrant:FOLDER_OR_URL`: an index in Qdrant, in the client's local mode or on a server, by the same calls.
+
+A server stores each message of a call as a whole, not all of the call, and locks nothing between a check and a change.
+Local mode is for tests and small data: it keeps all vectors in memory and compares with each. It stores a point at a
+time and lets one process open the folder. Its files are pickled, so open only folders that you trust.
+
+Points are keyed by a hash of their id. The facts about an index are the metadata of its collection.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor
+
+from vacsr.errors import DataError, EnvironmentProblem
+from vacsr.search.database import (
+    LOOKUP,
+    DatabaseIndex,
+    Row,
+    check_index_kind,
+    disk_bytes,
+    import_extra,
+    no_index,
+    refuse_float16,
+    row_key,
+    split_name,
+)
+from vacsr.search.index import IndexInfo, Metadata
+
+_TOKEN = "QDRANT_API_KEY"
+_FACT = "vacsr"  # of a collection that is an index
+
+
+class QdrantIndex(DatabaseIndex):
+    """See :class:`vacsr.search.VectorIndex`. ``exact``: always in local mode, on a server with ``index=FLAT``."""
+
+    kind = "qdrant"
+
+    def __init__(self, where: str, *, dim: int | None = None, provenance: str = "") -> None:
+        self._place, options = split_name("qdrant", where, collection="vacsr", index="FLAT")
+        check_index_kind("qdrant", options["index"], ("FLAT", "HNSW"))
+        self.name = options["collection"]
+        self.where = f"{self._place},collection={self.name}"
+        self.remote = "://" in self._place
+        self._path = Path(self._place).expanduser()
+        self._client = self._connect(create=dim is not None)
+        try:
+            if dim is not None and not self._call("collection_exists", self.name):
+                self._create(dim, {"dim": dim, "provenance": provenance, "index": options["index"]})
+            facts = self._facts()
+            self.dim, self.provenance = int(facts["dim"]), str(facts["provenance"])
+            self.exact = not self.remote or facts["index"] == "FLAT"
+        except Exception:
+            self.close()
+            raise
+
+    @classmethod
+    def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
+        refuse_float16(dtype)
+        return cls(where, dim=dim, provenance=provenance or "")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        noted = [fact for key, fact in self._metadata().items() if key.startswith("source ")]
+        return tuple(str(fact["source"]) for fact in sorted(noted, key=lambda fact: fact["since"]))
+
+    def note_source(self, spec: str) -> None:
+        """Remember a SPEC, once: under a key of its own, so that several who fill at once lose none."""
+        if spec not in self.sources:
+            fact = {"source": spec, "since": time.time_ns()}
+            self._call("update_collection", self.name, metadata={f"source {row_key(spec)}": fact})
+
+    def __len__(self) -> int:
+        return int(self._call("count", self.name, exact=True).count)
+
+    def records(self) -> Iterator[tuple[str, Metadata]]:
+        offset = None
+        while True:
+            points, offset = self._call("scroll", self.name, limit=LOOKUP, offset=offset, with_payload=True)
+            yield from ((point.payload["id"], point.payload["metadata"]) for point in points)
+            if offset is None:
+                return
+
+    def info(self) -> IndexInfo:
+        return super().info()._replace(bytes=None if self.remote else disk_bytes(self._path))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _rows(self, ids: list[str], *, vectors: bool) -> list[Row]:
+        keys = [_point_id(name) for name in ids]
+        return [_as_row(point) for point in self._call("retrieve", self.name, keys, with_vectors=vectors)]
+
+    def _write(self, ids: list[str], vectors: Tensor, metadata: list[str]) -> None:
+        from qdrant_client.models import Batch
+
+        payloads = [{"id": name, "metadata": json.loads(text)} for name, text in zip(ids, metadata, strict=True)]
+        batch = Batch(ids=[_point_id(name) for name in ids], vectors=vectors.tolist(), payloads=payloads)
+        self._call("upsert", self.name, batch, wait=True)
+
+    def _remove(self, ids: list[str]) -> None:
+        self._call("delete", self.name, [_point_id(name) for name in ids], wait=True)
+
+    def _nearest(self, queries: Tensor, k: int) -> list[list[Row]]:
+        from qdrant_client.models import QueryRequest, SearchParams
+
+        params = SearchParams(exact=self.exact) if self.remote else None
+        requests = [
+            QueryRequest(query=query, limit=k, with_payload=True, with_vector=True, params=params)
+            for query in queries.tolist()
+        ]
+        answers = self._call("query_batch_points", self.name, requests)
+        return [[_as_row(hit) for hit in answer.points] for answer in answers]
+
+    def _connect(self, *, create: bool) -> Any:
+        """A client. A local folder that is missing is created only on request."""
+        client = import_extra("qdrant", "qdrant_client").QdrantClient
+        if not self.remote and not create and not (self._path / "meta.json").exists():
+            raise no_index(f"qdrant:{self._place}")
+        with self._errors():
+            if self.remote:
+                return client(url=self._place, api_key=os.environ.get(_TOKEN), timeout=60)
+            return client(path=str(self._path), force_disable_check_same_thread=True)
+
+    def _create(self, dim: int, facts: Metadata) -> None:
+        from qdrant_client.models import Distance, HnswConfigDiff, VectorParams
+
+        self._call(
+            "create_collection", self.name, metadata={_FACT: facts},
+            vectors_config=VectorParams(size=dim, distance=Distance.DOT),
+            hnsw_config=HnswConfigDiff(m=0) if facts["index"] == "FLAT" else None,  # 0: no graph is built
+        )  # fmt: skip
+
+    def _facts(self) -> Metadata:
+        if not self._call("collection_exists", self.name):
+            raise no_index(f"qdrant:{self.where}")
+        facts = self._metadata().get(_FACT)
+        if facts is None:
+            message = f"qdrant:{self._place}: the collection {self.name!r} is not an index of vacsr"
+            raise DataError(f"{message} — choose another: qdrant:{self._place},collection=NAME")
+        return dict(facts)
+
+    def _metadata(self) -> Metadata:
+        return dict(self._call("get_collection", self.name).config.metadata or {})
+
+    def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        with self._errors():
+            return getattr(self._client, verb)(*arguments, **options)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Qdrant's errors as ours. Local mode raises those of Python."""
+        from qdrant_client.http.exceptions import ApiException
+
+        try:
+            yield
+        except (ApiException, RuntimeError, OSError, sqlite3.Error) as error:
+            action = "the server and its address" if self.remote else "that no other program has the folder open"
+            raise EnvironmentProblem(f"qdrant:{self._place}: {error} — check {action}") from error
+
+
+def _as_row(point: Any) -> Row:
+    return Row(point.payload["id"], point.payload["metadata"], point.vector or (), getattr(point, "score", 0.0))
+
+
+def _point_id(name: str) -> str:
+    """Qdrant's ids are numbers or UUIDs."""
+    return str(uuid.UUID(row_key(name)[:32]))
