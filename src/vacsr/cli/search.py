@@ -49,6 +49,8 @@ def search(
 
     if (text is None) == (image is None):
         raise UsageError('search takes either --text or --image — e.g. --text "a dog on a beach"')
+    if text is not None and not text.strip():
+        raise UsageError('--text is blank — give some words, e.g. --text "a dog on a beach"')
     if json is not None:
         folder = Path(index.partition(":")[2] or index)
         check_output("--json", json, inputs=[*run_files(run), folder, *([] if image is None else [image])])
