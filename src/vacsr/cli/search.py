@@ -37,7 +37,8 @@ def search(
     similar texts in an index of texts: by cosine alone, without a grade.
 
     A grade is the probability that a hit is right. It is "–" for a model
-    that only ranks and is not calibrated. Piped, hits are tab-separated lines.
+    that only ranks and is not calibrated. σ is the uncertainty of the pair.
+    Piped, hits are tab-separated lines.
 
     After `vacsr calibrate` the output says which hits are confident, or how
     many of the first hold the right one. Without an answer the exit code is 0.
