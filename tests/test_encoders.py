@@ -153,7 +153,7 @@ def test_every_command_that_takes_a_run_takes_encoders(
         assert "without training" in answer.err
     assert vacsr(*argv, "--min-grade", 0.5).refused(2, "leave min_grade out")
     assert vacsr("evaluate", run).refused(2, "--pairs")
-    assert vacsr("calibrate", run, "--pairs", spec).refused(2, "save_pretrained")
+    assert vacsr("calibrate", run, "--pairs", spec).refused(2, "--index", "--out")
 
 
 def test_a_model_on_features_embeds_photos_and_words_with_their_encoders(

@@ -193,7 +193,7 @@ def linked_sources() -> set[Path]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links out of docs/ lead to copies; those to folders become plain text. Fenced blocks stay as they are."""
     here = Path(config.docs_dir, page.file.src_uri).parent
-    if page.file.src_uri.startswith("methods/") and "methods" not in str(page.title).lower():
+    if page.file.src_uri == f"methods/{page.title}.md":
         page.meta.setdefault("title", f"Method {page.title}")
 
     def moved(match: re.Match[str]) -> str:

@@ -98,7 +98,8 @@ class RetrievalReport:
         head += [f"{title} i2t/t2i" for title in more.values()]
         head += ["σ–R@1 i2t/t2i", "τ-c experts", "τ-b crowd"]
         columns = zip(head, *(_markdown_row(result, tuple(more)) for result in self.results), strict=True)
-        head, *rows = zip(*(column for column in columns if not set(column[1:]) <= {"–", "– / –"}), strict=True)
+        shown = (column for column in columns if not self.results or set(column[1:]) - {"–", "– / –"})
+        head, *rows = zip(*shown, strict=True)
         tables = [markdown_table(head, rows)]
         by_split = {result["split"]: result for result in reversed(self.results)}  # the first of its protocols
         if details:
