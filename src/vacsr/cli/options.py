@@ -84,8 +84,10 @@ def one_line(text: str) -> str:
 class _PlainHelp:
     """Help wraps at the width of the terminal, and shows a flag without `<bool>`, which looks as if it took a value."""
 
+    help: str | None
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        self.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(getattr(self, "help", None) or ""))
+        self.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(self.help or ""))
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def get_params(self, ctx: Any) -> list[Any]:

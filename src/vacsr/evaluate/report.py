@@ -99,8 +99,8 @@ class RetrievalReport:
         head += ["σ–R@1 i2t/t2i", "τ-c experts", "τ-b crowd"]
         columns = zip(head, *(_markdown_row(result, tuple(more)) for result in self.results), strict=True)
         shown = (column for column in columns if not self.results or set(column[1:]) - {"–", "– / –"})
-        head, *rows = zip(*shown, strict=True)
-        tables = [markdown_table(head, rows)]
+        first, *rows = zip(*shown, strict=True)
+        tables = [markdown_table(first, rows)]
         by_split = {result["split"]: result for result in reversed(self.results)}  # the first of its protocols
         if details:
             tables += [markdown_table(*table) for table in detail_tables(list(by_split.values()))]
