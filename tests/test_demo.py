@@ -15,7 +15,19 @@ from typer.testing import CliRunner
 from vacsr.cli import app
 from vacsr.data.formats import parse_spec
 from vacsr.data.scenes import SceneWorld, load_scenes
-from vacsr.demo import METHODS, METRICS, PAGE, PICTURE, RESULTS, TABLE, DemoConfig, claim_folder, load_towers, run_demo
+from vacsr.demo import (
+    ALBUM,
+    METHODS,
+    METRICS,
+    PAGE,
+    PICTURE,
+    RESULTS,
+    TABLE,
+    DemoConfig,
+    claim_folder,
+    load_towers,
+    run_demo,
+)
 from vacsr.errors import EnvironmentProblem, UsageError
 from vacsr.evaluate.report import evaluate_retrieval
 from vacsr.evaluate.truth import scene_truth
@@ -41,7 +53,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 def test_the_page_stands_alone(done: Done) -> None:
     page = (done.out / "index.html").read_text(encoding="utf-8")
-    assert {path.name for path in done.out.iterdir()} == {RESULTS, TABLE, PAGE, PICTURE, *METHODS}
+    assert {path.name for path in done.out.iterdir()} == {RESULTS, TABLE, PAGE, PICTURE, ALBUM, *METHODS}
     assert len(page) < 3_000_000
     assert not any(part in page for part in ("http:", "https:", "@import", "<script"))
     assert page.count('<img src="data:image/') == 3 * 2 * 5 + 2 * 6 * 2
@@ -57,6 +69,21 @@ def test_the_commands_it_names_work(done: Done) -> None:
     words = ["score", str(done.out / "vacsr"), "--image", str(done.out / "scene.png"), "--text", "a red star"]
     graded = CliRunner().invoke(app, [*words, "--device", "cpu"])
     assert graded.exit_code == 0, graded.output
+
+
+def test_its_album_can_be_searched_with_a_calibrated_model(done: Done, tmp_path: Path) -> None:
+    run, index, found = str(done.out / "vacsr"), f"exact:{tmp_path / 'index'}", tmp_path / "found.json"
+    for command in (
+        ["index", "add", index, "--run", run, "--pairs", str(done.out / ALBUM)],
+        ["search", run, "--index", index, "--text", "a red heart", "--json", str(found)],
+    ):
+        result = CliRunner().invoke(app, [*command, "--device", "cpu"])
+        assert result.exit_code == 0, result.output
+    results = json.loads(found.read_text(encoding="utf-8"))
+    assert results["index_size"] == SMALL.held_out
+    assert results["precision"] == 0.9
+    assert results["confident"] is not None
+    assert not results["note"]
 
 
 def test_table_page_and_json_agree_with_the_saved_models(done: Done) -> None:

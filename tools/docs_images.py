@@ -2,9 +2,9 @@
 
     python tools/docs_images.py plot               # docs/images/noise.svg, from docs/results/
     python tools/docs_images.py search             # docs/images/search.png: runs `vacsr demo` first (a minute)
-    python tools/docs_images.py search --run RUN   # the same with a model that is there, trained on drawn scenes
+    python tools/docs_images.py search --demo DIR  # the same with a demo that is there
 
-`search` needs chromedriver and chromium; the first run's model stays in runs/docs-images and is used again.
+`search` needs chromedriver and chromium; the first run's demo stays in runs/docs-images and is used again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs/images"
 VACSR = [sys.executable, "-m", "vacsr"]
-SCENES = "scenes:images=1000,held_out=300,subject=1,seed=0,size=224"
-"""Drawn larger than the model sees them, so that the page looks sharp."""
 LINES = {
     "vacsr-ensemble": "#3a3fb5",
     "ncr": "#0b7a4b",
@@ -69,20 +67,19 @@ def plot() -> Path:
     return path
 
 
-def trained() -> Path:
-    """The vacsr model of the demo, which runs unless it is there."""
-    folder = ROOT / "runs/docs-images"
+def finished(folder: Path) -> Path:
+    """The folder of a demo, which runs unless it is there."""
     if not (folder / "results.json").is_file():
         subprocess.run([*VACSR, "demo", "--out", str(folder)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return folder / "vacsr"
+    return folder
 
 
 @contextmanager
-def served(run: Path, folder: Path) -> Iterator[str]:
-    """The address of a service for this model and an index of drawn scenes."""
-    index = f"exact:{folder}/index"
-    subprocess.run([*VACSR, "index", "add", index, "--run", str(run), "--pairs", SCENES, "--split", "test"], check=True)
-    command = [*VACSR, "serve", str(run), "--index", index, "--port", "0"]
+def served(demo: Path, folder: Path) -> Iterator[str]:
+    """The address of a service for the demo's vacsr model and its album."""
+    run, index = str(demo / "vacsr"), f"exact:{folder}/index"
+    subprocess.run([*VACSR, "index", "add", index, "--run", run, "--pairs", str(demo / "album")], check=True)
+    command = [*VACSR, "serve", run, "--index", index, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -143,9 +140,9 @@ class Browser:
         self.process.wait()
 
 
-def search(run: Path | None, query: str, *, width: int, height: int, dark: bool, out: Path) -> Path:
+def search(demo: Path, query: str, *, width: int, height: int, dark: bool, out: Path) -> Path:
     """The page with the hits of a query."""
-    with tempfile.TemporaryDirectory() as folder, served(run or trained(), Path(folder)) as address:
+    with tempfile.TemporaryDirectory() as folder, served(finished(demo), Path(folder)) as address:
         browser = Browser(width=width, height=height, dark=dark)
         try:
             browser.ask("/url", {"url": address})
@@ -165,7 +162,7 @@ def search(run: Path | None, query: str, *, width: int, height: int, dark: bool,
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("image", choices=["plot", "search"])
-    parser.add_argument("--run", type=Path, help="a model trained on drawn scenes")
+    parser.add_argument("--demo", type=Path, default=ROOT / "runs/docs-images", help="where `vacsr demo` is or goes")
     parser.add_argument("--query", default="a drawing of a red heart")
     parser.add_argument("--size", default="1280x843", metavar="WIDTHxHEIGHT")
     parser.add_argument("--dark", action="store_true")
@@ -173,7 +170,7 @@ def main() -> int:
     options = parser.parse_args()
     width, height = map(int, options.size.split("x"))
     size = {"width": width, "height": height, "dark": options.dark}
-    print(plot() if options.image == "plot" else search(options.run, options.query, **size, out=options.out))
+    print(plot() if options.image == "plot" else search(options.demo, options.query, **size, out=options.out))
     return 0
 
 

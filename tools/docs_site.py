@@ -35,6 +35,12 @@ FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\w$])\$(\S(?:[^$\n]*\S)?)\$(?!\w)", re.DOTALL)
 NOTEBOOK = ROOT / "examples/quickstart.ipynb"
+FIRST = (
+    "load_pairs", "load_model", "fit", "PairScorer", "PairScores", "Searcher", "open_index", "audit",
+    "evaluate_retrieval", "RetrievalReport", "compare", "TrainConfig", "BackboneConfig", "HeadConfig", "Run",
+)  # fmt: skip
+"""Public names in the order in which a newcomer meets them; the others follow by the alphabet."""
+METHOD_HEADING = re.compile(r'(<h3 id="vacsr\.[\w.]*?(\w+)\.\w+"[^>]*>\s*<span class="doc doc-object-name[^>]*>)')
 MATH: list[str] = []
 """Formulas of the pages, put in after Markdown is done."""
 
@@ -137,11 +143,11 @@ def recipe_page() -> str:
 
 def api_page() -> str:
     lines = ["# Python API", "", "The public names of `vacsr`. Everything else may change between releases.", ""]
-    for module, names in vacsr._HOMES.items():
-        for name in names:
-            lines += [f"::: vacsr.{module}.{name}", ""]
-            if module == "config":  # its fields are on the page of recipes
-                lines[-1:] = ["    options:", "      members: false", ""]
+    homes = {name: module for module, names in vacsr._HOMES.items() for name in names}
+    for name in (*FIRST, *sorted(homes.keys() - set(FIRST))):
+        lines += [f"::: vacsr.{homes[name]}.{name}", ""]
+        if homes[name] == "config":  # its fields are on the page of recipes
+            lines[-1:] = ["    options:", "      members: false", ""]
     return "\n".join(lines)
 
 
@@ -187,6 +193,8 @@ def linked_sources() -> set[Path]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links out of docs/ lead to copies; those to folders become plain text. Fenced blocks stay as they are."""
     here = Path(config.docs_dir, page.file.src_uri).parent
+    if page.file.src_uri == f"methods/{page.title}.md":
+        page.meta.setdefault("title", f"Method {page.title}")
 
     def moved(match: re.Match[str]) -> str:
         text, link = match.groups()
@@ -209,7 +217,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Tables of numbers get a mark for site.css; formulas become MathML, which browsers draw without a script."""
+    """Tables of numbers get a mark for site.css; formulas become MathML, which browsers draw without a script.
+
+    Headings of methods in the reference start with their class.
+    """
+    html = METHOD_HEADING.sub(r"\1\2.", html)
     html = re.sub(r"<table>(.*?)</table>", numbers_marked, html, flags=re.DOTALL)
     return re.sub(r"formula(\d+)formula", lambda match: MATH[int(match.group(1))], html)
 

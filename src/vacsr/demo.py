@@ -29,6 +29,7 @@ from vacsr.config import BackboneConfig, Config, HeadConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet, parse_spec
 from vacsr.data.noise import apply_noise, make_noise
 from vacsr.data.scenes import SceneWorld, load_scenes, render_scene, scene_grades
+from vacsr.data.scenes.render import SceneRenderer
 from vacsr.errors import UsageError
 from vacsr.evaluate.truth import Truth, exact_metrics, exact_truth, truth_facts
 from vacsr.evaluate.uncertainty import Array, aurc, selective_risk
@@ -42,6 +43,10 @@ from vacsr.progress import Bars
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.search.audit import Signals
 from vacsr.search.audit import signals as audit_signals
+from vacsr.search.calibrate import CalibrateSettings, Calibration, fit_direction
+from vacsr.search.calibrate_run import calibration_path
+from vacsr.search.galleries import Lists
+from vacsr.search.index import model_digest
 from vacsr.search.probabilities import Isotonic, Mask, expected_calibration_error, fit_hits, fit_isotonic
 from vacsr.train import Callback, Trainer, fit
 
@@ -51,7 +56,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "vacsr": {"name": "vacsr", "preset": "ensemble", "members": 2, "adapter": {"hidden": 32, "latent": 16}},
 }
 OURS, USUAL = "vacsr", "infonce"
-RESULTS, TABLE, PAGE, PICTURE = "results.json", "table.md", "index.html", "scene.png"
+RESULTS, TABLE, PAGE, PICTURE, ALBUM = "results.json", "table.md", "index.html", "scene.png", "album"
 KIND = "vacsr demo"
 """Marks a results.json as the demo's, which may be overwritten."""
 TOWERS = "demo-towers"
@@ -68,7 +73,7 @@ METRICS = {
     "grade_error": ("calibration error of the grade", "low"),
 }
 """Of results.json, with their names in the table and which value is best."""
-_LIST, _SHOWN, _CARDS, _SIDE = 20, 5, 6, 160
+_LIST, _SHOWN, _CARDS, _SIDE, _ALBUM_SIDE = 20, 5, 6, 160, 224
 _COST = {"draw": 10.0, "infonce": 5.0, "sigmoid": 5.0, "vacsr": 30.0, "measure": 10.0}  # seconds, for the time left
 
 
@@ -151,8 +156,10 @@ def run_demo(out: Path, *, seed: int = 0, config: DemoConfig | None = None, prog
     write_text(out / PAGE, render("demo.html", data=data, rows=_rows(measured), commands=commands, **page))
     for name, model in models.items():
         with_towers(model, towers).save_pretrained(out / name / "model")
+    calibrate_saved(out / OURS, splits["dev"], spec=config.pairs(seed))
     with atomic_paths(out / PICTURE) as (temporary,):
         Image.fromarray(render_scene(splits["test"].world.scenes[0], 256)).save(temporary, "png")
+    save_album(out / ALBUM, splits["test"].world)
     return f"{text}\nSaved in {out}. Open {out / PAGE} in a browser. Next, try: {next(iter(commands.values()))}"
 
 
@@ -162,7 +169,7 @@ def claim_folder(out: Path) -> None:
         ours = json.loads((out / RESULTS).read_text(encoding="utf-8"))["kind"] == KIND
     except (OSError, ValueError, KeyError, TypeError):
         ours = False
-    names = [name for name in (RESULTS, TABLE, PAGE, PICTURE, *METHODS) if (out / name).exists()]
+    names = [name for name in (RESULTS, TABLE, PAGE, PICTURE, ALBUM, *METHODS) if (out / name).exists()]
     if names and not ours:
         raise UsageError(f"{out} already holds {names[0]}, which is not the demo's — choose another --out")
     make_folder(out)
@@ -199,6 +206,27 @@ def with_towers(model: MatchingModel, towers: MatchingModel) -> MatchingModel:
     whole = MatchingModel(towers.backbone, model.method, config=config)
     whole.image_head, whole.text_head, whole.others = model.image_head, model.text_head, model.others
     return whole.eval()
+
+
+def calibrate_saved(run: Path, split: Split, *, spec: str) -> None:
+    """Calibrate a saved model on its dev pictures, so that its searches say which hits are confident.
+
+    `vacsr calibrate` knows labels; here the truth of every pair is known, and a hit is right where it is true.
+    """
+    scorer, pairs, settings = PairScorer.from_pretrained(run, device="cpu"), split.world.pairs, CalibrateSettings()
+    _, right, score = _lists(scorer.score_set(pairs), split.truth, settings.candidates)
+    fitted = fit_direction([Lists(score, right, pairs.caption_image.numpy(), len(pairs.image_ids))], settings)
+    asked = {name: getattr(settings, name) for name in ("precision", "confidence", "coverage", "seed")}
+    done = Calibration(model=model_digest(scorer.model), data="", pairs=spec, split=pairs.split, t2i=fitted, **asked)
+    write_json(calibration_path(run), done.model_dump(mode="json"))
+
+
+def save_album(folder: Path, world: SceneWorld) -> None:
+    """The pictures as a folder of photos, to search."""
+    make_folder(folder)
+    renderer = SceneRenderer(_ALBUM_SIDE)
+    for row, scene in enumerate(world.scenes):
+        Image.fromarray(renderer.render(scene)).save(folder / f"{row:04d}.jpg", quality=92)
 
 
 def with_wrong_captions(split: Split, *, seed: int) -> Split:
@@ -256,9 +284,9 @@ def answer(scores: PairScores, truth: Truth, *, grades: Isotonic, fitted: PairSc
     return Answers(images, right, grades.apply(score.ravel()).reshape(score.shape), confidence)
 
 
-def _lists(scores: PairScores, truth: Truth) -> tuple[Tensor, Mask, Array]:
-    """The best images of each caption, which are right, and their scores. [M, …] each"""
-    top, columns = scores.topk(_LIST, direction="t2i"), torch.arange(len(scores.texts.mean))[:, None]
+def _lists(scores: PairScores, truth: Truth, count: int = _LIST) -> tuple[Tensor, Mask, Array]:
+    """The best images of each caption, which are right, and their scores. [M, count] each"""
+    top, columns = scores.topk(count, direction="t2i"), torch.arange(len(scores.texts.mean))[:, None]
     return top.index, truth.relevant[top.index, columns].numpy(), top.score.double().numpy()
 
 
@@ -387,10 +415,14 @@ def _picture(world: SceneWorld, row: int) -> Picture:
 
 def _commands(out: Path, world: SceneWorld, *, pairs: str, seed: int) -> dict[str, str]:
     """What to type next, by what it does."""
-    run, picture = shlex.quote(str(out / OURS)), shlex.quote(str(out / PICTURE))
+    run, picture, album = (shlex.quote(str(out / name)) for name in (OURS, PICTURE, ALBUM))
+    index = shlex.quote(f"exact:{out / 'index'}")
     captions = world.pairs.captions
     texts = " ".join(f"--text {shlex.quote(caption)}" for caption in (captions[0], captions[-1]))
     return {
+        "Put the test pictures into an index": f"vacsr index add {index} --run {run} --pairs {album}",
+        "Search them": f"vacsr search {run} --index {index} --text 'a drawing of a red heart'",
+        "Search them on a page": f"vacsr serve {run} --index {index}",
         "Evaluate the saved model": f"vacsr evaluate {run} --pairs {pairs} --split test",
         "Score any text for any picture": f"vacsr score {run} --image {picture} {texts}",
         "Repeat with another seed": f"vacsr demo --seed {seed + 1} --out {shlex.quote(f'{out}-{seed + 1}')}",

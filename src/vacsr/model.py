@@ -298,6 +298,7 @@ class MatchingModel(Network):
 
 
 load_model = MatchingModel.from_pretrained
+"""A trained model, from a run, a model folder or a Hub id; or pretrained encoders: ``clip:ID_OR_FOLDER``."""
 
 
 def choose_device(name: str | torch.device) -> torch.device:

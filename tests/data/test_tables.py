@@ -289,6 +289,14 @@ def test_a_plain_path_is_a_folder_of_photos(album: Path, refused: Refused, monke
     for spec in ("folder:trip", "lost", "a.jpg", "folder:", "scenes:"):
         assert images_spec(spec) == spec
     refused("lost", "no such folder: lost", error=UsageError, load=load_images)
+    refused("trip/a.jpg", "its folder: trip", error=UsageError, load=load_images)
+
+
+def test_a_folder_without_any_captions_says_so_whatever_the_split(album: Path, refused: Refused) -> None:
+    for text in album.rglob("*.txt"):
+        text.unlink()
+    for spec in (f"folder:{album}", f"folder:{album},split=train"):
+        refused(spec, "captions", f"photos:{album}")
 
 
 def test_photos_are_refused_where_captions_are_needed(album: Path, refused: Refused) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -232,6 +233,9 @@ def _transformers(source: str = "") -> Iterator[Any]:
         raise MissingExtra("transformers", "clip") from error
     from safetensors import SafetensorError
 
+    retries = logging.getLogger("huggingface_hub.utils._http")  # without a network ten lines before our message
+    level = retries.level
+    retries.setLevel(logging.ERROR)
     try:
         yield transformers
     except ImportError as error:
@@ -245,3 +249,5 @@ def _transformers(source: str = "") -> Iterator[Any]:
             raise DataError(f"the folder {source} cannot be used as a tower ({reason}) — {needs}") from error
         advice = f"with a network run: hf download {source} --local-dir FOLDER, then give the folder instead"
         raise EnvironmentProblem(f"model {source!r} not found ({reason}) — {advice}") from error
+    finally:
+        retries.setLevel(level)

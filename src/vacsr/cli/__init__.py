@@ -19,9 +19,11 @@ from vacsr.errors import EnvironmentProblem, VacsrError
 
 __all__ = ["app", "main"]
 
+_ABOUT = "Image-text similarity with a grade and an uncertainty."
+
 app = typer.Typer(
     cls=Group,
-    help="Image-text similarity with a grade and an uncertainty.",
+    help=f"{_ABOUT}\n\nStart here: vacsr demo. The guides are in docs/, first docs/get-started/photos.md.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,7 +48,7 @@ def _root(
 
 _GROUPS: dict[str, dict[Callable[..., None], str]] = {
     "Data": {
-        embed.embed: "vacsr embed --backbone clip:vit-b32 --pairs folder:photos --out photos.safetensors",
+        embed.embed: "vacsr embed --backbone clip:./clip-vit-base-patch32 --pairs folder:photos --out all.safetensors",
         audit.audit: "vacsr audit runs/mine --pairs csv:captions.csv --out audit",
     },
     "Training": {

@@ -34,8 +34,9 @@ def embed(
 ) -> None:
     """Embed photos and captions once, to train on the cached features.
 
-    To continue after a stop, run the same command again. With --captions instead of --pairs, texts alone are embedded,
-    for `vacsr evaluate --captions`.
+    Ctrl-C is safe: run the same command again to continue.
+
+    With --captions instead of --pairs, texts alone are embedded, for `vacsr evaluate --captions`.
     """
     import torch
 

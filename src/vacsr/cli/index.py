@@ -39,7 +39,7 @@ def add(
 ) -> None:
     """Embed images or captions into an index; create it if it is missing.
 
-    To continue after a stop, run the same command again.
+    Ctrl-C is safe: run the same command again to continue.
     """
     from vacsr.data import PhotoSet, images_spec, load_images, load_pairs
     from vacsr.data.photos import without_unreadable

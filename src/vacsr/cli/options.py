@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,7 @@ def resumable(bar: PhotoProgress) -> Iterator[PhotoProgress]:
     except KeyboardInterrupt:
         stored = f"{bar.done} are stored — run the same command again to continue"
         typer.echo(f"stopped: {stored if bar.done else 'nothing is stored yet — run the same command again'}", err=True)
-        raise
+        raise typer.Exit(130) from None
 
 
 def one_line(text: str) -> str:
@@ -80,8 +81,14 @@ def one_line(text: str) -> str:
     return re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", text).strip()
 
 
-class _PlainFlags:
-    """Help shows a flag without `<bool>`, which looks as if it took a value."""
+class _PlainHelp:
+    """Help wraps at the width of the terminal, and shows a flag without `<bool>`, which looks as if it took a value."""
+
+    help: str | None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(self.help or ""))
+        super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -91,9 +98,16 @@ class _PlainFlags:
         return params
 
 
-class Command(_PlainFlags, TyperCommand):
-    """Of every command."""
+class Command(_PlainHelp, TyperCommand):
+    """Of every command. Ctrl-C is never silent, not even while libraries load."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("stopped", err=True)
+            raise typer.Exit(130) from None
 
 
-class Group(_PlainFlags, TyperGroup):
+class Group(_PlainHelp, TyperGroup):
     """Of ``vacsr`` and ``vacsr index``."""

@@ -39,7 +39,8 @@ def search(
     similar texts in an index of texts: by cosine alone, without a grade.
 
     A grade is the probability that a hit is right. It is "–" for a model
-    that only ranks and is not calibrated. Piped, hits are tab-separated lines.
+    that only ranks and is not calibrated. σ is the uncertainty of the pair.
+    Piped, hits are tab-separated lines.
 
     After `vacsr calibrate` the output says which hits are confident, or how
     many of the first hold the right one. Without an answer the exit code is 0.
@@ -51,6 +52,8 @@ def search(
 
     if (text is None) == (image is None):
         raise UsageError('search takes either --text or --image — e.g. --text "a dog on a beach"')
+    if text is not None and not text.strip():
+        raise UsageError('--text is blank — give some words, e.g. --text "a dog on a beach"')
     if json is not None:
         folder = Path(index.partition(":")[2] or index)
         check_output("--json", json, inputs=[*run_files(run), folder, *([] if image is None else [image])])

@@ -24,12 +24,15 @@ def train(recipe: Recipe, overrides: Overrides = None, out: OutRun = None, resum
     """Train a model from a recipe.
 
     Writes config.yaml, metrics.jsonl, checkpoint/, model/ and report.json to the run folder.
+
+    Ctrl-C is safe: it saves the current step, and --resume continues from there.
     """
     from vacsr.config.io import read_recipe
     from vacsr.train import run_recipe
 
     folder = out or Path("runs") / recipe.stem
     plan = read_recipe(recipe, overrides or [])
+    _note_resume(folder, resume=resume)
     with _memory_errors(_LESS_MEMORY):
         run = run_recipe(plan, folder, resume=resume)
     if run.interrupted:
@@ -49,6 +52,8 @@ def fewshot(
     """Learn classes from a few photos each, then test.
 
     Writes config.yaml, shots.json, model/ and report.json to the run folder.
+
+    Ctrl-C is safe: it saves the current step, and --resume continues from there.
     """
     from vacsr.evaluate.fewshot import fewshot_table
     from vacsr.fewshot import evaluate_fewshot, read_fewshot, run_fewshot
@@ -57,6 +62,7 @@ def fewshot(
         raise UsageError("--resume continues training, --evaluate-only never trains — leave one out")
     folder = out or Path("runs") / recipe.stem
     plan = read_fewshot(recipe, overrides or [])
+    _note_resume(folder, resume=resume)
     with _memory_errors(_LESS_FEWSHOT_MEMORY):
         if evaluate_only:
             typer.echo(fewshot_table(evaluate_fewshot(plan, folder)))
@@ -65,6 +71,14 @@ def fewshot(
     if run.interrupted:
         _stopped("fewshot", folder, run.state.step)
     typer.echo(fewshot_table(run.report))
+
+
+def _note_resume(folder: Path, *, resume: bool) -> None:
+    """Say so where --resume has nothing to continue."""
+    from vacsr.train.checkpoint import holds_run
+
+    if resume and not holds_run(folder):
+        typer.echo(f"nothing is saved in {folder} yet, so this run starts at step 0", err=True)
 
 
 def _stopped(command: str, folder: Path, step: int) -> NoReturn:

@@ -8,6 +8,7 @@ Pillow parses in Python byte by byte is refused: a PNG of very many chunks, and 
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
 from functools import cache
@@ -23,6 +24,7 @@ MAX_PIXELS = 178_956_970  # Pillow's own limit
 PHOTO_BYTES = 3 * MAX_PIXELS  # the largest file of a photo: every pixel of the largest photo, uncompressed
 MAX_SEGMENTS = 4096  # of a JPEG before its first scan, and chunks of a PNG besides its pixels
 MAX_SCANS = 100  # passes of a progressive JPEG over the whole picture; encoders write about ten
+PHOTO_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2")
 # Formats of photos. Pillow knows others, of which some start programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 _MARKER = re.compile(rb"\xff+([^\x00\x01\xd0-\xd8\xff])")  # of a JPEG, less those without a length
@@ -76,7 +78,9 @@ def decode_photo(
     except _TooComplex as error:
         raise DataError(refusal(str(error), "make it smaller or save it again")) from error
     except UnidentifiedImageError as error:
-        raise DataError(refusal("no known image format" if data else "empty file")) from error
+        kind = os.path.splitext(name)[1].lower()
+        action = "copy it again" if kind in ("", *PHOTO_SUFFIXES) else "give a photo, such as a JPEG or PNG"
+        raise DataError(refusal("no known image format" if data else "empty file", action)) from error
     except MemoryError:
         raise
     except Exception as error:  # decoders meet broken bytes with errors of any kind

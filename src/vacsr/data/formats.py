@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from vacsr.config.base import Config, did_you_mean
+from vacsr.data.decode import PHOTO_SUFFIXES
 from vacsr.errors import UsageError
 
 OnError = Literal["fail", "skip"]
@@ -186,9 +187,11 @@ def usage(formats: Mapping[str, Format] = FORMATS) -> str:
 def _without_scheme(path: str, formats: Mapping[str, Format]) -> str:
     """What to write instead of a bare path."""
     if os.path.isdir(path):
-        others = f" for photos with texts beside them, or photos:{path} to index and search photos"
-        return f"{path!r} has no scheme — write folder:{path}{others if 'photos' in formats else ''}"
+        others = f" if captions lie beside the photos; only `vacsr index add` takes photos alone, as photos:{path}"
+        return f"{path!r} is a folder — write folder:{path}{others if 'photos' in formats else ''}"
     suffix = os.path.splitext(path)[1].lower()
+    if os.path.isfile(path) and suffix in PHOTO_SUFFIXES:
+        return f"{path} is a single photo — give its folder: {os.path.dirname(path) or '.'}"
     scheme = next((name for name, entry in formats.items() if suffix and entry.suffix == suffix), None)
     if scheme:
         return f"{path!r} has no scheme — write {scheme}:{path}"

@@ -185,8 +185,7 @@ def without_unreadable(pairs: PhotoSet, *, workers: int = 0) -> PhotoSet:
 def warn_left_out(lines: Sequence[str], *, source: str) -> None:
     """One warning: how many were left out, and the first three."""
     more = " …" if len(lines) > 3 else ""
-    message = f"{source}: {len(lines):,} left out: {'; '.join(lines[:3])}{more}"
-    warnings.warn(f"{message} — PhotoSet.skipped has all of them", stacklevel=3)
+    warnings.warn(f"{source}: {len(lines):,} left out: {'; '.join(lines[:3])}{more}", stacklevel=3)
 
 
 def content_fingerprint(*parts: str | bytes) -> str:

@@ -24,13 +24,13 @@ import torch
 
 from vacsr.data.archives import file_photos
 from vacsr.data.captions import CaptionTable, missing, number_captions, photo_set, table_of
+from vacsr.data.decode import PHOTO_SUFFIXES
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.photos import PhotoSet
 from vacsr.errors import DataError
 from vacsr.files import JSON_BYTES, load_json, read_lines, read_text, reading
 
 SPLIT_FOLDERS = ("train", "dev", "val", "test")
-PHOTO_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2")
 _UNREAD = (".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf")  # from cameras
 _JSON = 'write [{"image": …, "split": …, "captions": […]}, …]'
 
@@ -70,6 +70,9 @@ def load_folder(spec: Spec, on_error: OnError) -> PhotoSet:
         else:
             problems.append(f"{root / name}: its text {texts[_stem(name)].name} belongs to {owner} too")
     problems += [f"{path}: no photo beside it" for stem, path in texts.items() if stem not in owners]
+    if not texts:
+        message = f"no photo in {root} has captions: expected a text file beside each, such as {_stem(names[0])}.txt"
+        raise DataError(f"{message} — write them, or index and search the photos alone: photos:{spec.path}")
     captions = [read_lines(texts[_stem(name)]) if _stem(name) in texts else [] for name in names]
     return photo_set(
         _folder_table(root, names, captions),

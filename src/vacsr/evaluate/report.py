@@ -89,7 +89,7 @@ class RetrievalReport:
         return {"schema": SCHEMA, "results": list(self.results)}
 
     def to_markdown(self, *, details: bool = True) -> str:
-        """One row per protocol and split, with every metric but R-Precision, which mAP@R refines.
+        """One row per protocol and split, with every metric but R-Precision, which mAP@R refines, and no empty column.
 
         ``details`` of each split's first protocol follow: AURC by uncertainty, agreement with grades, preferences.
         """
@@ -97,7 +97,10 @@ class RetrievalReport:
         head = ["protocol", "split", *(f"{direction} R@1/5/10" for direction in DIRECTIONS), "RSUM"]
         head += [f"{title} i2t/t2i" for title in more.values()]
         head += ["σ–R@1 i2t/t2i", "τ-c experts", "τ-b crowd"]
-        tables = [markdown_table(head, [_markdown_row(result, tuple(more)) for result in self.results])]
+        columns = zip(head, *(_markdown_row(result, tuple(more)) for result in self.results), strict=True)
+        shown = (column for column in columns if not self.results or set(column[1:]) - {"–", "– / –"})
+        first, *rows = zip(*shown, strict=True)
+        tables = [markdown_table(first, rows)]
         by_split = {result["split"]: result for result in reversed(self.results)}  # the first of its protocols
         if details:
             tables += [markdown_table(*table) for table in detail_tables(list(by_split.values()))]

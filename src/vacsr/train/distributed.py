@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from vacsr.errors import DataError, UsageError
 from vacsr.model import choose_device
+
+warnings.filterwarnings("ignore", message="torch.distributed.nn.functional.all_gather", category=FutureWarning)
 
 
 @dataclass(frozen=True)

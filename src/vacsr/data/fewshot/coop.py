@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from vacsr.config.base import did_you_mean
 from vacsr.data.captions import missing
+from vacsr.data.decode import PHOTO_SUFFIXES
 from vacsr.data.fewshot.labelled import Entry, FewshotSource, Splits, as_entries, build_source
 from vacsr.data.formats import CLASS_FORMATS, Spec, register
-from vacsr.data.tables import PHOTO_SUFFIXES, walk_files
+from vacsr.data.tables import walk_files
 from vacsr.errors import DataError, UsageError
 from vacsr.files import read_json, read_lines
 
