@@ -72,7 +72,6 @@ def test_what_a_row_counts() -> None:
     alone = fitted.model.apply(lists.without_matches().score)
     assert row.silent == pytest.approx((alone[:, 0] < fitted.cutoff).mean())
     inside = grade >= row.set_cutoff
-    inside[:, 0] = True
     assert row.held == pytest.approx((inside & lists.right).any(1).mean())
     assert row.set_size == pytest.approx(inside.sum(1).mean())
     assert fitted.answer_set(grade, 50) is not None

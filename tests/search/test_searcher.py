@@ -172,8 +172,10 @@ def test_confident_hits_and_answer_sets(scorer: PairScorer, pairs: PairSet, cali
     (none,) = Searcher(scorer, shelf, with_cutoffs(calibration, 2.0, grades[4])).search_texts(one, policy="confident")
     assert (none.hits, none.answered, none.confident, bool(none.reason)) == ((), False, 0, True)
     assert none.summary == "no confident match; probably one of the first 5 hits (90%)"
-    (first,) = Searcher(scorer, shelf, with_cutoffs(calibration, None, 2.0)).search_texts(one)
+    (first,) = Searcher(scorer, shelf, with_cutoffs(calibration, None, grades[0])).search_texts(one)
     assert (first.answer_set, first.summary) == (1, "no confident match; probably the first hit (90%)")
+    (unlikely,) = Searcher(scorer, shelf, with_cutoffs(calibration, None, 2.0)).search_texts(one)
+    assert (unlikely.answer_set, unlikely.summary) == (0, "no confident match")
     (nothing,) = Searcher(scorer, shelf, with_cutoffs(calibration, None)).search_texts(one)
     assert (nothing.answer_set, nothing.summary) == (None, "no confident match")
 

@@ -72,11 +72,14 @@ class DirectionCalibration(Config):
         return np.asarray((grade >= cutoff).sum(1))
 
     def answer_set(self, grade: Array, size: int) -> NDArray[np.int64] | None:
-        """How many of the first hits of an index of this size hold a right one; None where that is unknown. -> [Q]"""
+        """How many of the first hits of an index of this size hold a right one; None where that is unknown. -> [Q]
+
+        0 where no hit is likely enough, as for a query without a match.
+        """
         row = next((one for one in self.sizes if size <= _CHECKED * one.size), None)
         if row is None or row.set_cutoff is None:
             return None
-        return np.asarray(np.maximum((grade >= row.set_cutoff).sum(1), 1))
+        return np.asarray((grade >= row.set_cutoff).sum(1))
 
 
 class Calibration(Config):
@@ -200,7 +203,6 @@ def _count(
     shown = count_shown(_first(graded), cutoff)
     absent = count_shown(_first(lists.without_matches().graded(model)), cutoff)
     inside = graded.grade >= (np.inf if set_cutoff is None else set_cutoff)
-    inside[:, 0] = True
     return SizeCheck(
         size=lists.size, answered=shown.coverage, hits=shown.hits, low=1 - shown.interval[1],
         high=1 - shown.interval[0], precision=shown.precision if shown.hits else None, silent=1 - absent.coverage,

@@ -71,7 +71,7 @@ class Confident(Policy):
     """Only hits above the calibrated cutoff."""
 
     name, label = "confident", "Only confident"
-    meaning = "Show only confident hits: at least 90% of such hits are right, or what you calibrated for."
+    meaning = "Show only confident hits: those above the cutoff of the calibration."
     needs_calibration = True
 
     def apply(self, scored: Scored) -> Ranked:

@@ -83,7 +83,8 @@ class Results(_Result):
     confident: int | None
     """How many hits are confident; None without a calibration."""
     answer_set: int | None
-    """The first so many hits by score hold the right one, at the rate ``coverage``; None where no set does."""
+    """The first so many hits by score hold the right one, at the rate ``coverage``, if a match is in the index. 0 where
+    no hit is likely enough; None where no set can hold."""
     cutoff: float | None
     """The grade from which on a hit is confident; None where no cutoff could be shown to hold."""
     precision: float | None
@@ -111,7 +112,7 @@ class Results(_Result):
             return ""
         if self.confident:
             return f"{self.confident} confident match{'' if self.confident == 1 else 'es'}"
-        if self.answer_set is None or self.answer_set > max(10, len(self.hits)):
+        if not self.answer_set or self.answer_set > max(10, len(self.hits)):
             return "no confident match"
         rate = f"({100 * self.coverage:.4g}%)"
         which = "the first hit" if self.answer_set == 1 else f"one of the first {self.answer_set} hits"
