@@ -23,6 +23,7 @@ EXTRAS = {
     "eval": "ECCV Caption",
     "kernels": "Triton kernels",
     "milvus": "a Milvus index",
+    "parquet": "data frames and Parquet files",
     "serve": "the web service",
     "tensorboard": "TensorBoard logs",
     "wandb": "Weights & Biases logs",
