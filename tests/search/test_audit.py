@@ -80,7 +80,7 @@ def test_moved_captions_are_found(models: dict[str, Path], data: PairSet) -> Non
     count, rows = report.wrong_count, report.rows
     assert count is not None
     assert count.low <= len(moved) <= count.high
-    assert int(rows.is_wrong.sum()) == count.value == pytest.approx(float(rows.wrong_probability.sum()), abs=1.5)
+    assert int(rows.is_wrong.sum()) == count.value == pytest.approx(float(rows.wrong_probability.sum()), abs=3)
     order = rows.suspicion.argsort(descending=True, stable=True)
     assert rows.is_wrong[order[: count.value]].all()
     assert (rows.wrong_probability[order].diff() <= 0).all()
@@ -96,13 +96,14 @@ def test_what_is_said_of_a_pair_is_what_the_model_says(trained: PairScorer, data
     report = audit(trained, data, top=7, min_grade=0.0, progress=lambda done, of: seen.append((done, of)))
     assert seen[-1] == (40, 40)
     every = signals(scores, data.caption_image)
+    assert every.wrong is not None
     for pair in report.wrong:
         assert pair.row == int(data.caption_image[pair.col])
         assert pair.known.score == pytest.approx(float(scores.score[pair.row, pair.col]), abs=1e-4)
         assert pair.better_image is not None
         assert pair.better_row not in (None, pair.row)
         cosine = float(scores.images.mean[pair.row] @ scores.texts.mean[pair.col])
-        expected = pair.better_image.agreement - pair.known.agreement - cosine / 2
+        expected = pair.better_image.agreement - pair.known.agreement - 2 * every.wrong.share * cosine
         assert pair.suspicion == pytest.approx(expected, abs=1e-5)
         assert pair.better_col is not None
         assert int(data.caption_image[pair.better_col]) != pair.row

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from PIL import Image
 
@@ -222,3 +223,19 @@ def test_the_split(vacsr: Command, models: Models, features: str, tmp_path: Path
     spec, options = (features, more.split()) if more.startswith("--") else (features + more, [])
     answer = vacsr("audit", models["features"], "--out", tmp_path / "audit", *CPU, "--pairs", spec, *options)
     assert answer.out.splitlines()[-1].split("\t")[1] == str(captions)
+
+
+def test_near_duplicates_and_a_parquet_table(vacsr: Command, models: Models, tmp_path: Path) -> None:
+    spec, out = own_photos(tmp_path, split="train"), tmp_path / "audit"
+    for name in ("1.png", "2.png"):
+        Image.new("RGB", (40, 40), (60, 0, 0)).save(tmp_path / name)
+    ask = ("audit", models["towers"], "--pairs", spec, "--out", out, *CPU)
+    answer = vacsr(*ask, "--format", "parquet", "--top", 1)
+    assert answer.code == 0, answer.err
+    (pair,) = read_csv(out / "duplicates.csv")
+    assert (pair["image"], pair["other_image"], pair["cosine"]) == ("1.png", "2.png", "1.0000")
+    assert "Photos whose vectors have a cosine" in (out / "index.html").read_text(encoding="utf-8")
+    table = pandas.read_parquet(out / "rows.parquet")
+    assert table["image"].tolist() == [f"{n}.png" for n in range(4)]
+    assert table["is_wrong"].dtype == bool
+    assert not (out / "rows.csv").exists()

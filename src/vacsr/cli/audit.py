@@ -72,7 +72,10 @@ def filter(
     run: RunFolder,
     pairs: Annotated[str, typer.Option(metavar="SPEC", help="The data to clean; see docs/data.md.")],
     out: Annotated[Path, typer.Option(help="FILE.csv, a folder for shards, or FILE.safetensors for embeddings.")],
-    keep: Annotated[float | None, typer.Option(help="Keep this share of the captions, the least suspected.")] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Keep this share of the captions, the least suspected: 0.3 or 30%."),
+    ] = None,
     max_wrong: Annotated[
         str | None, typer.Option(metavar="SHARE", help="Keep as many as leave at most this share wrong: 5% or 0.05.")
     ] = None,
@@ -88,8 +91,9 @@ def filter(
     from vacsr.search.audit import audit as audit_pairs
     from vacsr.search.filter import check_share, check_target, choose_captions, parse_share, write_pairs
 
+    share = None if keep is None else parse_share("--keep", keep)
     most = None if max_wrong is None else parse_share("--max-wrong", max_wrong)
-    check_share(keep, most)
+    check_share(share, most)
     if out.suffix:
         check_output("--out", out, inputs=spec_files(pairs))
     data = read_named(pairs, split, default="train", on_error="skip" if skip else "fail")
@@ -97,7 +101,7 @@ def filter(
     scorer = load_scorer(run, device=device)
     with PhotoProgress("comparing", show=True) as bar:
         report = audit_pairs(scorer, data, top=1, progress=bar)
-    kept = choose_captions(report.rows, keep=keep, max_wrong=most)
+    kept = choose_captions(report.rows, keep=share, max_wrong=most)
     wrong = float(report.rows.wrong_probability[kept].sum())
     spec = write_pairs(data.subset_captions(kept), out)
     if wrong == wrong:

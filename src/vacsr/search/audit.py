@@ -28,9 +28,9 @@ from vacsr.search.wrong_share import WrongCount, WrongShare
 
 TOP = 200
 """Of each kind, by default."""
-COSINE_SHARE = 0.5
-"""Weight in the suspicion of the cosine with the image alone, which helps where most siblings are wrong too. Chosen on
-seed 0 of Flickr8k with InfoNCE, three epochs, among rival image × 0.5, 0.75, 1 and cosine × 0 to 1."""
+COSINE_WEIGHT = 2.0
+"""Times the share of wrong labels: weight in the suspicion of the cosine with the image alone. The more are wrong,
+the less the other captions say. Chosen on seed 0 of Flickr8k with InfoNCE, three epochs."""
 DUPLICATE = 0.99
 """Cosine of two image vectors from which the photos count as near-duplicates."""
 _EACH = 5  # missing captions of one image at most: a busy image would fill the list
@@ -203,8 +203,8 @@ def signals(scores: PairScores, owner: Tensor, *, captions: int = _EACH, progres
         weight = 1.0 - wrong.probability().to(weight)
     prototype, own, wrong = _agreements(v, t, owner, weight)
     near = find_neighbours(prototype, t, owner, captions=captions, progress=progress)
-    cosine = (v[owner] * t).sum(dim=1)
-    return Signals(own, suspicion(own, near.image_agreement, cosine), level, near, wrong)
+    cosine, share = (v[owner] * t).sum(dim=1), 0.0 if wrong is None else wrong.share
+    return Signals(own, suspicion(own, near.image_agreement, cosine, share=share), level, near, wrong)
 
 
 def _agreements(v: Tensor, t: Tensor, owner: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, WrongShare | None]:
@@ -323,15 +323,17 @@ def own_agreement(
     return torch.cat(parts)
 
 
-def suspicion(own: Tensor, rival: Tensor, cosine: Tensor) -> Tensor:
+def suspicion(own: Tensor, rival: Tensor, cosine: Tensor, *, share: float) -> Tensor:
     """Of a labelled pair: how much better the caption would fit elsewhere. Larger is worse. [M], [M], [M] -> [M]
 
-    ``own``: agreement with its image and siblings; ``rival``: with the best other image; ``cosine``: with its image.
+    ``own``: agreement with its image and siblings; ``rival``: with the best other image; ``cosine``: with its image;
+    ``share``: of labels that are wrong.
 
-    >>> suspicion(torch.tensor([0.8, 0.1]), torch.tensor([0.4, float("-inf")]), torch.tensor([0.6, 0.0]))
+    >>> image = torch.tensor([0.6, 0.0])
+    >>> suspicion(torch.tensor([0.8, 0.1]), torch.tensor([0.4, float("-inf")]), image, share=0.25)
     tensor([-0.7000, -0.1000])
     """
-    return torch.where(rival.isfinite(), rival, 0.0) - own - COSINE_SHARE * cosine
+    return torch.where(rival.isfinite(), rival, 0.0) - own - COSINE_WEIGHT * share * cosine
 
 
 def find_neighbours(

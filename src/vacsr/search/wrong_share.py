@@ -22,7 +22,7 @@ MARGIN, LEAST_MARGIN = 0.08, 0.01
 """Of the count, and at least of all labels: by so much the bootstrap interval is widened on each side, because no model
 of wrong labels is exact. Chosen on Flickr8k with seed 0."""
 _SHIFTS, _WIDTHS = np.arange(0, 2.01, 0.125), (1.0, 1.25, 1.5, 1.75)  # of the wrong, in deviations of the unrelated
-_PENALTY = 5.0  # of the logarithm of the likelihood: chance alone should not make the wrong wider
+_PENALTY = 5.0  # of the log-likelihood, per deviation of shift and for a width: chance alone should not choose them
 _BINS, _STEPS, _RESAMPLES, _TINY = 400, 200, 100, 1e-12
 
 
@@ -64,7 +64,7 @@ class WrongShare(NamedTuple):
                 moved = np.histogram(mean + shift * std + width * (other - mean), edges)[0]
                 wrong.append(np.convolve(moved / len(other), kernel / kernel.sum(), "same") / (at[1] - at[0]) + _TINY)
         position = np.digitize(x, edges[1:-1])
-        start = np.array([[0.3], [np.quantile(x, 0.75)], [x.std() + 1e-3]]) * np.ones(len(wrong))
+        start = np.array([[0.3], [np.quantile(x, 0.75)], [0.5 * x.std() + 1e-3]]) * np.ones(len(wrong))
         mixture = cls(at, position, np.stack(wrong), start, 0)
         return mixture.refit(np.bincount(position, minlength=_BINS).astype(float), steps=_STEPS)
 
@@ -79,7 +79,7 @@ class WrongShare(NamedTuple):
             std = np.sqrt((weight * (self.at - mean) ** 2).sum(1, keepdims=True) / total).clip(self.at[1] - self.at[0])
             share = (1 - total / bins.sum()).clip(1e-6, 1 - 1e-6)
         likelihood = (bins * np.log(share * self.wrong + (1 - share) * _gaussian(self.at, mean, std))).sum(1)
-        likelihood[len(_SHIFTS) :] -= _PENALTY
+        likelihood -= _PENALTY * (np.tile(_SHIFTS, len(_WIDTHS)) + (np.arange(len(likelihood)) >= len(_SHIFTS)))
         right = np.stack([share[:, 0], mean[:, 0], std[:, 0]])
         return self._replace(right=right, chosen=int(likelihood.argmax()))
 
@@ -103,7 +103,8 @@ class WrongShare(NamedTuple):
                 again = self.refit(np.bincount(self.bin, drawn, _BINS).astype(float), steps=_STEPS // 10)
                 shares.append(again.share)
         low, high = np.quantile(shares, [(1 - confidence) / 2, (1 + confidence) / 2])
-        margin, of = max(MARGIN * self.share, LEAST_MARGIN), len(rows)
+        of = len(rows)
+        margin = max(MARGIN * self.share, LEAST_MARGIN, of**-0.5)  # few labels say little
         low, high = of * max(0, min(low, self.share) - margin), of * min(1, max(high, self.share) + margin)
         at_least = self.chosen >= len(_SHIFTS)  # wider than unrelated pairs
         most = of if at_least else int(np.ceil(high))
