@@ -50,3 +50,12 @@ def test_a_higher_confidence_gives_a_wider_interval() -> None:
     fit, _, owner = mixture(0.2, shift=0.5, width=1.0, seed=1)
     narrow, wide = (fit.estimate(owner, IMAGES, confidence=level) for level in (0.5, 0.99))
     assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_a_model_that_cannot_tell_them_apart_says_so() -> None:
+    generator = torch.Generator().manual_seed(0)
+    own, unrelated = (0.2 * torch.randn(count, generator=generator) for count in (1000, 3000))
+    fit = WrongShare.fit((own + 0.2).tanh(), unrelated.tanh())
+    count = fit.estimate(torch.arange(1000) // 5, 200)
+    assert (count.low, count.high) == (0, 1000)
+    assert fit.overlap() > 0.5

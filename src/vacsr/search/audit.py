@@ -110,10 +110,10 @@ class AuditReport(NamedTuple):
     wrong_count: WrongCount | None  # of the labelled pairs; None with one image only
 
     def __repr__(self) -> str:
-        lists = f"{len(self.wrong):,} suspected wrong pairs, {len(self.missing):,} suspected missing matches"
-        estimate = "" if self.wrong_count is None else f", of which {self.wrong_count} are wrong"
-        lists += f", {len(self.duplicates):,} near-duplicates"
-        return f"AuditReport({lists}, {self.labelled:,} labelled pairs{estimate})"
+        lists = (
+            f"{len(self.wrong):,} wrong and {len(self.missing):,} missing suspects, {len(self.duplicates):,} duplicates"
+        )
+        return f"AuditReport({lists}, {self.labelled:,} labelled pairs, wrong: {self.wrong_count or 'unknown'})"
 
     def to_frame(self, kind: Literal["wrong", "missing", "rows", "duplicates"] = "wrong") -> Any:
         """One row per suspect, the most suspected first, or per caption for "rows"; needs pandas."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vacsr.data import PairSet, PhotoSet, load_images
-from vacsr.data.archives import file_photos
+from vacsr.data.archives import StoredPhotos, file_photos
 from vacsr.data.formats import OnError
 from vacsr.data.photos import Photos
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
@@ -135,8 +135,8 @@ def _missing_lines(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[l
 def _duplicate_lines(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[list[str]]:
     for row, other, cosine in report.duplicates:
         same = ""
-        if isinstance(pairs, PhotoSet):
-            same = str(int(pairs.photos.fingerprint(row) == pairs.photos.fingerprint(other)))
+        if isinstance(pairs, PhotoSet) and isinstance(pairs.photos, StoredPhotos):
+            same = str(int(pairs.photos.items[row].read() == pairs.photos.items[other].read()))
         yield [_image(pairs, row), _image(pairs, other), f"{cosine:.4f}", same]
 
 

@@ -22,6 +22,8 @@ MARGIN, LEAST_MARGIN = 0.08, 0.01
 """Of the count, and at least of all labels: by so much the bootstrap interval is widened on each side, because no model
 of wrong labels is exact. Chosen on Flickr8k with seed 0."""
 _SHIFTS, _WIDTHS = np.arange(0, 2.01, 0.125), (1.0, 1.25, 1.5, 1.75)  # of the wrong, in deviations of the unrelated
+MOST_OVERLAP = 0.4
+"""Of right and wrong labels; with more, the model cannot tell them apart, and the interval is everything."""
 _PENALTY = 5.0  # of the log-likelihood, per deviation of shift and for a width: chance alone should not choose them
 _BINS, _STEPS, _RESAMPLES, _TINY = 400, 200, 100, 1e-12
 
@@ -107,8 +109,16 @@ class WrongShare(NamedTuple):
         margin = max(MARGIN * self.share, LEAST_MARGIN, of**-0.5)  # few labels say little
         low, high = of * max(0, min(low, self.share) - margin), of * min(1, max(high, self.share) + margin)
         at_least = self.chosen >= len(_SHIFTS)  # wider than unrelated pairs
+        if self.overlap() > MOST_OVERLAP:
+            low, high = 0, of
         most = of if at_least else int(np.ceil(high))
         return WrongCount(round(of * self.share), int(low), most, confidence, at_least)
+
+    def overlap(self) -> float:
+        """Of the densities of right and wrong labels: 0 where they are apart, 1 where they are the same."""
+        _, mean, std = self.right[:, self.chosen]
+        shared = np.minimum(self.wrong[self.chosen], _gaussian(self.at, mean, std))
+        return float(shared.sum() * (self.at[1] - self.at[0]))
 
 
 def _gaussian(x: Array, mean: Array, std: Array) -> Array:
