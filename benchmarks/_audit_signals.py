@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +15,15 @@ from vacsr.methods.mixtures import clean_by_gaussians, rescaled
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.search.audit import (
     caption_sums,
-    find_neighbours,
-    own_agreement,
     prototypes,
     signals,
-    suspicion,
     weights,
 )
 
+LEMON = (5.0, 5.0, 0.1, 5.0)
+"""The paper's fixed β, γ, τ₁ and τ₂, with k=30."""
+_DEV = 10  # LEMoN is tuned on the labels of every tenth image
+_BLOCK = 1000
 HIGH_RECALLS = (50, 70, 80, 90, 95, 99)
 RECALLS = (5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
 _OTHERS = 127  # that a pair's loss is computed among: a batch of 128
@@ -47,24 +49,80 @@ def measured(value: Tensor, target: Tensor, *, recalls: Sequence[int] = RECALLS)
 
 
 @torch.inference_mode()
-def wrong_signals(scorer: PairScorer, pairs: Any, *, name: str) -> dict[str, Tensor]:
-    """Of labelled pairs; larger is more suspect. [M] each"""
+def wrong_signals(scorer: PairScorer, pairs: Any, wrong: Tensor) -> dict[str, Tensor]:
+    """Of labelled pairs of a cosine method; larger is more suspect. [M] each. ``wrong``: what LEMoN is tuned on."""
     scores, owner = scorer.score_set(pairs), pairs.caption_image
-    cols, v, t = torch.arange(len(pairs)), scores.images.mean, scores.texts.mean
+    v, t = scores.images.mean, scores.texts.mean
     audit = signals(scores, owner)
-    cosine = (v[owner] * t).sum(dim=1)
-    values = {f"{name} audit": audit.suspicion, f"{name} agreement": -audit.own, f"{name} cosine": -cosine}
-    sigma = scores.uncertainty(owner, cols)
-    if sigma is not None:
-        return values | {f"{name} grade": -audit.level, f"{name} σ": sigma}
     loss = rescaled(batch_losses(scorer, scores, owner))
-    chance = clean_by_gaussians(loss)
-    clean = chance.float()
-    sums = caption_sums(t, owner, clean, images=len(v))
-    own = own_agreement(v, t, owner, weight=clean, sums=sums)
-    elsewhere = find_neighbours(prototypes(v, sums), t, owner, captions=1).image_agreement
-    values |= {f"{name} loss GMM": by_both(-chance, loss), f"{name} loss GMM + siblings": -own}
-    return values | {f"{name} loss GMM + siblings + rival image": suspicion(own, elsewhere)}
+    confidence, margin = candidate_confidence(v, t, owner, scale=float(scorer.model.method.log_scale.exp()))  # type: ignore[union-attr, operator]
+    lemon, part = Lemon.of(v, t, owner), owner % _DEV == 0
+    best = max(lemon_grid(), key=lambda values: measured(lemon.score(*values)[part], wrong[part])["precision_at_n"])
+    return {
+        "audit": audit.suspicion,
+        "agreement": -audit.own,
+        "CLIP score": -(v[owner] * t).sum(dim=1),
+        "loss GMM": by_both(-clean_by_gaussians(loss), loss),
+        "self-confidence": -confidence,
+        "normalized margin": -margin,
+        "LEMoN": lemon.score(*LEMON),
+        "LEMoN, tuned": lemon.score(*best),
+    }
+
+
+def candidate_confidence(v: Tensor, t: Tensor, owner: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """Probability of each caption's image among all images, and how far it is ahead of the best other. [M], [M]
+
+    These are cleanlab's self-confidence and normalized margin, where every image is a class.
+    """
+    own, margin = [], []
+    for rows in torch.arange(len(t)).split(_BLOCK):
+        chance, at = (scale * t[rows] @ v.T).softmax(dim=1), owner[rows].unsqueeze(1)
+        own.append(chance.gather(1, at).squeeze(1))
+        margin.append(own[-1] - chance.scatter(1, at, 0.0).amax(dim=1))
+    return torch.cat(own), torch.cat(margin)
+
+
+class Lemon(NamedTuple):
+    """LEMoN (Zhang et al., ICML 2025): a pair's distance, and those of its neighbours in one kind to it in the other.
+
+    Neighbours are labelled pairs besides the pair itself, so the other captions of an image are among them.
+    """
+
+    distance: Tensor  # [M] of image and caption
+    near: Tensor  # [2, M, k] distance to each neighbour: of images, of captions
+    across: Tensor  # [2, M, k] of captions, of images
+    theirs: Tensor  # [2, M, k] of the neighbours' own image and caption
+
+    @classmethod
+    def of(cls, v: Tensor, t: Tensor, owner: Tensor, *, k: int = 30) -> Lemon:
+        distance = 1 - (v[owner] * t).sum(dim=1)
+        by_image = torch.cat([(rows @ v.T)[:, owner].topk(k + 1).indices for rows in v.split(_BLOCK)])[owner]
+        by_text = torch.cat([(rows @ t.T).topk(k + 1).indices for rows in t.split(_BLOCK)])
+        parts: tuple[list[Tensor], ...] = ([], [], [])
+        for index, kind, other in ((by_image, v[owner], t), (by_text, t, v[owner])):
+            neighbours = _without_self(index)
+            for part, vectors in ((parts[0], kind), (parts[1], other)):
+                part.append(torch.stack([1 - (vectors * vectors[column]).sum(dim=1) for column in neighbours.T], dim=1))
+            parts[2].append(distance[neighbours])
+        return cls(distance, *map(torch.stack, parts))
+
+    def score(self, beta: float, gamma: float, tau_1: float, tau_2: float) -> Tensor:
+        """``beta`` weighs neighbours of the image, ``gamma`` those of the caption. [M]"""
+        image, text = ((-tau_1 * self.near - tau_2 * self.theirs).exp() * self.across).mean(dim=2)
+        return self.distance + beta * image + gamma * text
+
+
+def _without_self(index: Tensor) -> Tensor:
+    """Neighbours of each row but itself; the farthest goes where it is not among them. [M, k + 1] -> [M, k]"""
+    keep = index != torch.arange(len(index)).unsqueeze(1)
+    keep[keep.all(dim=1), -1] = False
+    return index[keep].view(len(index), -1)
+
+
+def lemon_grid() -> Iterator[tuple[float, float, float, float]]:
+    weight = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
+    return itertools.product(weight, weight, (0.0, 0.1, 1.0, 5.0), (0.0, 1.0, 5.0, 10.0))
 
 
 @torch.inference_mode()

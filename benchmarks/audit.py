@@ -1,11 +1,13 @@
-"""How well an audit finds wrong pairs and missing matches, beside other signals of the same data, and what it costs.
+"""How well an audit finds wrong pairs and missing matches, beside other signals of the same data, and counts them.
 
-    python benchmarks/audit.py [--noise RUNS] [--clean RUNS …] [--scenes RUNS] [--walk] --json docs/results/audit.json
+    python benchmarks/audit.py --flickr8k DIR --coco DIR [--count] --json docs/results/audit.json
+    python benchmarks/audit.py [--clean RUNS …] [--scenes RUNS] [--walk] --json docs/results/audit.json
     python benchmarks/audit.py --figure docs/results/audit.svg --json docs/results/audit.json
 
-RUNS hold run folders as `vacsr compare` leaves them: noise-20/vacsr-default/seed-0, noise-20/infonce-cosine/seed-0 and
-so on; clean/ROW/seed-K for the human judgments, which the runs' own config.yaml names; for scenes start and
-seed-K/METHOD. What the JSON file holds of other parts stays.
+The first trains InfoNCE on frozen features for three epochs, with labels made wrong; it takes about ten minutes of one
+core, and --count as long again. RUNS hold run folders as `vacsr compare` leaves them: clean/ROW/seed-K for the human
+judgments, which the runs' own config.yaml names; for scenes start and seed-K/METHOD. What the JSON file holds of other
+parts stays.
 """
 
 from __future__ import annotations
@@ -26,34 +28,44 @@ from torch.nn.functional import normalize
 
 from _audit_signals import HIGH_RECALLS, measured, missing_signals, wrong_signals
 from _common import keep, parser, stored, timed
+from vacsr.config import BackboneConfig, HeadConfig, TrainConfig
 from vacsr.config.io import read_recipe
-from vacsr.data import load_pairs, read_split
+from vacsr.data import PairSet, load_pairs, read_split
+from vacsr.data.noise import SHARED_NOUN, apply_noise, make_noise
 from vacsr.evaluate.agreement import Judgments, read_judgments
 from vacsr.evaluate.truth import scene_truth
 from vacsr.files import write_json, write_text
 from vacsr.pages.plots import palette
 from vacsr.scoring import PairScorer
-from vacsr.search.audit import find_neighbours
-from vacsr.train.data import training_data
+from vacsr.search.audit import find_neighbours, signals
+from vacsr.train import fit
 
 Record = dict[str, Any]
-OURS, RIVAL = "vacsr-default", "infonce-cosine"
+KEYS = ("setting", "seed", "signal")
+SETTINGS = {
+    f"{name}-{round(100 * ratio)}": (protocol, ratio)
+    for name, protocol in (("random", "derange-captions"), ("noun", SHARED_NOUN))
+    for ratio in (0.2, 0.5)
+}
+COUNTED = (0.0, 0.05, 0.2, 0.5)  # shares of random noise
+COUNT_SEEDS, SUBSETS = 3, 4  # models of each share, and halves of the images that are counted again with each
+WRONG, MATCH = 3.5, 4.0  # of CxC's grades 0 to 5: below, a caption is wrong; from, an unlabelled pair is a match
 WORLD = "scenes:images=1000,held_out=300,seed={seed}"
 WALKS = ((8_000, 20_000, 256), (600, 566_435, 256))  # a whole one, and a part of one with COCO's captions
 PANELS = {
-    "noise-20": ("wrong captions, 20% noise", (20, 100)),
-    "noise-50": ("wrong captions, 50% noise", (20, 100)),
-    "judged-test": ("missing matches, people's grades", (0, 100)),
-    "scenes": ("missing matches, exact truth", (0, 40)),
+    "random-20": ("random, 20% wrong", (40, 100)),
+    "random-50": ("random, 50% wrong", (40, 100)),
+    "noun-20": ("shared noun, 20% wrong", (40, 100)),
+    "noun-50": ("shared noun, 50% wrong", (40, 100)),
 }
 """Of the figure: title and range of precisions in percent, by setting."""
 SIGNALS = {
-    "audit of vacsr": ("vacsr audit", "vacsr", "-"),
-    "cosine of vacsr": ("vacsr cosine", "vacsr", ":"),
-    "loss GMM of infonce": ("infonce loss GMM", "hue-1", "-"),
-    "audit of infonce": ("infonce audit", "infonce", "-"),
-    "cosine of infonce": ("infonce cosine", "infonce", ":"),
-    "σ of vacsr": ("vacsr σ", "published", "-"),
+    "audit": ("audit", "vacsr", "-"),
+    "LEMoN, tuned": ("LEMoN, tuned", "published", "-"),
+    "LEMoN": ("LEMoN", "published", ":"),
+    "CLIP score": ("CLIP score", "infonce", "-"),
+    "loss GMM": ("loss GMM", "hue-1", "-"),
+    "self-confidence": ("self-confidence", "hue-1", ":"),
 }
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "vacsr", "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
                "axes.spines.right": False, "axes.spines.top": False}  # fmt: skip
@@ -62,9 +74,11 @@ _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "vacsr", "font.size": 9, 
 def main() -> None:
     """Measure what was asked for, print it, write it."""
     options = parser(__doc__)
-    options.add_argument("--noise", type=Path, help="(a) and, with models trained under 20%% noise, (b)")
-    options.add_argument("--clean", type=Path, action="append", default=[], help="(b)")
-    options.add_argument("--scenes", type=Path, help="(c)")
+    options.add_argument("--flickr8k", type=Path, help="folder with features and captions.json: (a) and the counts")
+    options.add_argument("--coco", type=Path, help="the same, with cxc-grades.tsv: (b) and the counts")
+    options.add_argument("--clean", type=Path, action="append", default=[], help="(c)")
+    options.add_argument("--scenes", type=Path, help="(d)")
+    options.add_argument("--count", action="store_true", help="only the counts, by estimate and in truth")
     options.add_argument("--walk", action="store_true", help="time the walk over all pairs")
     options.add_argument("--seeds", default="0,1,2")
     options.add_argument("--threads", type=int, default=1)
@@ -74,51 +88,111 @@ def main() -> None:
         print("give --json and what to measure; nothing to do without them")
         return
     torch.set_num_threads(args.threads)
-    for record in itertools.chain(noisy(args), judged(args), scenes(args)):
+    if args.count:
+        counts = [show(record) for record in counted(args)]
+        write_json(args.json, {**stored(args.json), "counts": counts})
+        return
+    for record in itertools.chain(noisy(args), graded(args), judged(args), scenes(args)):
         shown = " ".join(f"{key} {record[key]:.1f}" for key in ("precision_at_n", "ap", "auroc"))
         print(f"{record['setting']} seed {record['seed']} {record['signal']}: {shown}", flush=True)
-        keep(args.json, record, keys=("setting", "seed", "signal"))
+        keep(args.json, record, keys=KEYS)
     if args.walk:
         write_json(args.json, {**stored(args.json), "walks": [walk(*size, threads=args.threads) for size in WALKS]})
     if args.figure:
         write_text(args.figure, draw(stored(args.json)["records"]))
 
 
+def show(record: Record) -> Record:
+    print(record, flush=True)
+    return record
+
+
 def noisy(args: argparse.Namespace) -> Iterator[Record]:
     """(a) Captions that the noise moved to another image."""
-    for setting, seed, folder in [*noise_runs(args, OURS), *noise_runs(args, RIVAL)]:
-        data = training_data(read_recipe(folder / "config.yaml").data)
-        assert data.noise is not None
-        wrong = data.noise.assignment != data.noise.original
-        scorer, name = PairScorer.from_pretrained(folder, device="cpu"), folder.parent.name.partition("-")[0]
-        for signal, value in wrong_signals(scorer, data.train, name=name).items():
-            metrics = measured(value, wrong, recalls=HIGH_RECALLS)
-            yield {"setting": setting, "seed": seed, "signal": signal, **metrics}
-
-
-def noise_runs(
-    args: argparse.Namespace, row: str, settings: tuple[str, ...] = ("noise-20", "noise-50")
-) -> Iterator[tuple[str, int, Path]]:
-    """Setting, seed and run folder of each noisy run."""
-    for setting in settings if args.noise else ():
+    for setting, (protocol, ratio) in SETTINGS.items() if args.flickr8k else ():
         for seed in map(int, args.seeds.split(",")):
-            yield setting, seed, args.noise / setting / row / f"seed-{seed}"
+            scorer, pairs, wrong = trained(args.flickr8k, "train", protocol=protocol, ratio=ratio, seed=seed)
+            for signal, value in wrong_signals(scorer, pairs, wrong).items():
+                yield {
+                    "setting": setting,
+                    "seed": seed,
+                    "signal": signal,
+                    **measured(value, wrong, recalls=HIGH_RECALLS),
+                }
+            every = signals(scorer.score_set(pairs), pairs.caption_image).wrong
+            assert every is not None
+            count = every.estimate(pairs.caption_image, len(pairs.image_ids))
+            keep(
+                args.json,
+                {"setting": setting, "seed": seed, "signal": "count", "n": int(wrong.sum()), **count._asdict()},
+                keys=KEYS,
+            )
 
 
-def clean_runs(args: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
+def trained(
+    folder: Path, split: str, *, protocol: str = "derange-captions", ratio: float = 0.0, seed: int = 0
+) -> tuple[PairScorer, PairSet, Tensor]:
+    """InfoNCE on noisy labels of frozen features, those labels, and which are wrong. The noise has the model's seed."""
+    file = next(folder.glob("features-*.safetensors"))
+    pairs = load_pairs(f"features:{file},captions={folder / 'captions.json'}", split=split)
+    assert isinstance(pairs, PairSet)
+    noise = make_noise(protocol, pairs.caption_image, ratio=ratio, seed=seed, captions=pairs.captions)
+    noisy = apply_noise(pairs, noise)
+    config = TrainConfig(epochs=3, batch_size=128, device="cpu", seed=seed)
+    run = fit("infonce", noisy, config, backbone=BackboneConfig(head=HeadConfig(dim=256)), progress=False)
+    return PairScorer(run.model, device="cpu"), noisy, noise.assignment != noise.original
+
+
+def counted(args: argparse.Namespace) -> Iterator[Record]:
+    """How many captions are wrong by estimate: of all, and of random halves of the images, with the same model."""
+    for name, folder, split in (("flickr8k", args.flickr8k, "train"), ("coco", args.coco, "all")):
+        for ratio, seed in itertools.product(COUNTED, range(COUNT_SEEDS)) if folder else ():
+            scorer, pairs, wrong = trained(folder, split, ratio=ratio, seed=seed)
+            generator, images = torch.Generator().manual_seed(seed), len(pairs.image_ids)
+            for part in range(SUBSETS + 1):
+                chosen = torch.randperm(images, generator=generator) < (images if part == 0 else images // 2)
+                half, captions = pairs.subset(chosen), chosen[pairs.caption_image]
+                every = signals(scorer.score_set(half), half.caption_image).wrong
+                assert every is not None
+                count = every.estimate(half.caption_image, len(half.image_ids))
+                record = {"data": name, "ratio": ratio, "seed": seed, "part": part, "captions": len(half)}
+                yield record | {"wrong": int(wrong[captions].sum()), **count._asdict()}
+
+
+def graded(args: argparse.Namespace) -> Iterator[Record]:
+    """(b) COCO as it is: own captions that people grade low, and pairs across images that they grade high (CxC)."""
+    for seed in map(int, args.seeds.split(",")) if args.coco else ():
+        scorer, pairs, _ = trained(args.coco, "all", seed=seed)
+        judged = read_judgments(args.coco / "cxc-grades.tsv")
+        own, _, cols = judged.take(judged.same_image.nonzero()[0].tolist()).within(pairs)
+        low = torch.from_numpy(own.grades < WRONG)
+        wrong = torch.zeros(len(pairs), dtype=torch.bool)
+        wrong[cols[low]] = True
+        ranked = wrong_signals(scorer, pairs, wrong)
+        ranked.pop("LEMoN, tuned")  # six wrong captions are too few to tune on
+        for signal, value in ranked.items():
+            yield {"setting": "cxc-own", "seed": seed, "signal": signal, **measured(value[cols], low, recalls=())}
+        across = judged.take((~judged.same_image).nonzero()[0].tolist())
+        known, rows, cols = across.within(pairs)
+        high = torch.from_numpy(known.grades >= MATCH)
+        for signal, value in missing_signals(scorer, pairs, rows, cols, name="infonce").items():
+            if signal.split()[1] in ("audit", "cosine", "loss") and "rival" not in signal:
+                yield {"setting": "cxc-across", "seed": seed, "signal": signal, **measured(value, high, recalls=())}
+
+
+def clean_runs(args: argparse.Namespace) -> Iterator[tuple[int, Path]]:
     """Of several roots, the first that has a model gives it."""
     done = set()
     for folder in (path.parent for root in args.clean for path in sorted(root.glob("clean/*/seed-*/model"))):
         row, seed = folder.parent.name, int(folder.name.removeprefix("seed-"))
-        if row in (OURS, "infonce", "sigmoid") and (row, seed) not in done:
+        if row in ("vacsr-default", "infonce", "sigmoid") and (row, seed) not in done:
             done.add((row, seed))
-            yield "", seed, folder
+            yield seed, folder
 
 
 def judged(args: argparse.Namespace) -> Iterator[Record]:
-    """(b) Unlabelled pairs that experts grade 3 or more, among the unlabelled pairs that they graded."""
-    noisy = [run for row in (OURS, RIVAL) for run in noise_runs(args, row, ("noise-20",))]
-    for trained, seed, folder in [*clean_runs(args), *noisy]:
+    """(c) Unlabelled pairs that experts grade 3 or more, among the unlabelled pairs that they graded."""
+    for seed, folder in clean_runs(args):
         recipe = read_recipe(folder / "config.yaml")
         pairs = read_split(recipe.data, "test")
         every = map(read_judgments, map(Path, recipe.evaluate.judgments))
@@ -127,8 +201,7 @@ def judged(args: argparse.Namespace) -> Iterator[Record]:
         for half in ("judged-dev", "judged-test"):
             rows, cols, missed = judged_pairs(expert.subset(half), pairs)
             for signal, value in missing_signals(scorer, pairs, rows, cols, name=name).items():
-                setting = f"{half}-{trained}" if trained else half
-                yield {"setting": setting, "seed": seed, "signal": signal, **measured(value, missed)}
+                yield {"setting": half, "seed": seed, "signal": signal, **measured(value, missed)}
 
 
 def judged_pairs(judged: Judgments, pairs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,7 +215,7 @@ def judged_pairs(judged: Judgments, pairs: Any) -> tuple[Tensor, Tensor, Tensor]
 
 
 def scenes(args: argparse.Namespace) -> Iterator[Record]:
-    """(c) Every unlabelled pair of a generated world; matches are those whose caption is wholly true."""
+    """(d) Every unlabelled pair of a generated world; matches are those whose caption is wholly true."""
     for seed in map(int, args.seeds.split(",")) if args.scenes else ():
         world = WORLD.format(seed=seed)
         for setting, split in (("scenes-dev", "dev"), ("scenes", "test")):

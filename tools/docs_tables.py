@@ -109,7 +109,7 @@ class Comparison:
 def audit(setting: str) -> Cell:
     """Signals of an audit: mean and spread of the models."""
     keys = {"precision at n": "precision_at_n", "AP": "ap", "AUROC": "auroc"}
-    models = setting.startswith(("judged", "scenes"))
+    models = setting.startswith(("judged", "scenes", "cxc"))
 
     def cell(cells: list[str], heading: str) -> str | None:
         records = _audited(setting, cells[0])
@@ -124,13 +124,35 @@ def audit(setting: str) -> Cell:
     return cell
 
 
+def wrong_captions(cells: list[str], heading: str) -> str | None:
+    """Precision at n of one signal: mean and spread over seeds, in bold where it leads."""
+    setting = AUDITED[heading]
+    values = [record["precision_at_n"] for record in _audited(setting, cells[0])]
+    text = f"{statistics.fmean(values):.1f}"
+    text = f"**{text}**" if text == _audit_leader(setting, "precision_at_n") else text
+    return f"{text} ± {statistics.stdev(values):.2f}"
+
+
+def counted(cells: list[str], heading: str) -> str | None:
+    """Repetitions of one data set and share of wrong captions: how often the interval holds, and how wide it is."""
+    name, share = cells[0].removesuffix("% wrong").split(", ")
+    cases = [r for r in stored("audit.json")["counts"] if (r["data"], 100 * r["ratio"]) == (name.lower(), float(share))]
+    held = sum(r["low"] <= r["wrong"] <= r["high"] for r in cases)
+    wrong = sum(r["wrong"] for r in cases)
+    if heading == "true number in the interval":
+        return f"{held} of {len(cases)}"
+    if heading == "mean estimate / true":
+        return f"{sum(r['value'] for r in cases) / wrong:.2f}" if wrong else "–"
+    return f"{sum(r['high'] - r['low'] for r in cases) / wrong:.2f}" if wrong else "–"
+
+
 def _audited(setting: str, signal: str) -> list[dict[str, Any]]:
     return [r for r in stored("audit.json")["records"] if (r["setting"], r["signal"]) == (setting, signal)]
 
 
 def _audit_leader(setting: str, key: str) -> str:
-    signals = {r["signal"] for r in stored("audit.json")["records"] if r["setting"] == setting}
-    signals -= set() if setting.startswith("noise") else {name for name in signals if "rival image" in name}
+    signals = {r["signal"] for r in stored("audit.json")["records"] if r["setting"] == setting} - {"count"}
+    signals = {name for name in signals if "rival image" not in name}
     return f"{max(statistics.fmean(r[key] for r in _audited(setting, name)) for name in signals):.1f}"
 
 
@@ -355,8 +377,11 @@ STEPS = {
     "ViT-B/16, eager": "vit-b16",
 }
 AUDITS = {
-    "20% shuffled": "noise-20", "50% shuffled": "noise-50", "missing, judged": "judged-test",
+    "wrong, people's grades": "cxc-own", "missing, people's grades": "cxc-across", "missing, judged": "judged-test",
     "missing, scenes": "scenes",
+}  # fmt: skip
+AUDITED = {
+    "random, 20%": "random-20", "random, 50%": "random-50", "shared noun, 20%": "noun-20", "shared noun, 50%": "noun-50"
 }  # fmt: skip
 FEWSHOT = {
     "base": ("base-to-novel", "base.accuracy"), "new": ("base-to-novel", "new.accuracy"), "HM": ("base-to-novel", "hm"),
@@ -430,6 +455,8 @@ def tables() -> dict[tuple[str, str], Cell]:
         **comparisons("scenes/results.json", SCENES, WORLDS),
         **comparisons("efficiency/results.json", STEP, STEPS),
         **{("measurements.md", head): audit(setting) for head, setting in AUDITS.items()},
+        ("measurements.md", "wrong captions"): wrong_captions,
+        ("measurements.md", "counted"): counted,
         ("measurements.md", "RSUM, four networks"): grid,
         ("measurements.md", "beyond the order"): grid_trust,
         ("measurements.md", "parts"): parts(),

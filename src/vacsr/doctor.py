@@ -24,6 +24,7 @@ EXTRAS = {
     "faiss": "a FAISS index",
     "kernels": "Triton kernels",
     "milvus": "a Milvus index",
+    "parquet": "data frames and Parquet files",
     "pgvector": "an index in PostgreSQL",
     "qdrant": "a Qdrant index",
     "serve": "the web service",

@@ -17,7 +17,7 @@ from vacsr.data.noise import apply_noise, derange_captions
 from vacsr.errors import UsageError
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
-from vacsr.search.audit import audit, caption_sums, find_neighbours, own_agreement, prototypes, signals
+from vacsr.search.audit import audit, caption_sums, find_duplicates, find_neighbours, own_agreement, prototypes, signals
 
 
 @pytest.fixture
@@ -77,7 +77,18 @@ def test_moved_captions_are_found(models: dict[str, Path], data: PairSet) -> Non
     assert len(moved & {pair.col for pair in report.wrong}) >= 0.7 * len(moved)
     values = [pair.suspicion for pair in report.wrong]
     assert values == sorted(values, reverse=True)
-    assert report.estimated_wrong == pytest.approx(len(moved), rel=0.5)
+    count, rows = report.wrong_count, report.rows
+    assert count is not None
+    assert count.low <= len(moved) <= count.high
+    assert int(rows.is_wrong.sum()) == count.value == pytest.approx(float(rows.wrong_probability.sum()), abs=3)
+    order = rows.suspicion.argsort(descending=True, stable=True)
+    assert rows.is_wrong[order[: count.value]].all()
+    assert (rows.wrong_probability[order].diff() <= 0).all()
+    assert order[:5].tolist() == [pair.col for pair in report.wrong[:5]]
+    first = report.wrong[0]
+    better = (int(part[first.col]) for part in (rows.image, rows.better_row, rows.better_col))
+    assert tuple(better) == (first.row, first.better_row, first.better_col)
+    assert len(report.to_frame("rows")) == len(data)
 
 
 def test_what_is_said_of_a_pair_is_what_the_model_says(trained: PairScorer, data: PairSet) -> None:
@@ -85,12 +96,14 @@ def test_what_is_said_of_a_pair_is_what_the_model_says(trained: PairScorer, data
     report = audit(trained, data, top=7, min_grade=0.0, progress=lambda done, of: seen.append((done, of)))
     assert seen[-1] == (40, 40)
     every = signals(scores, data.caption_image)
+    assert every.wrong is not None
     for pair in report.wrong:
         assert pair.row == int(data.caption_image[pair.col])
         assert pair.known.score == pytest.approx(float(scores.score[pair.row, pair.col]), abs=1e-4)
         assert pair.better_image is not None
         assert pair.better_row not in (None, pair.row)
-        expected = pair.better_image.agreement / 2 - pair.known.agreement
+        cosine = float(scores.images.mean[pair.row] @ scores.texts.mean[pair.col])
+        expected = pair.better_image.agreement - pair.known.agreement - 2 * every.wrong.share * cosine
         assert pair.suspicion == pytest.approx(expected, abs=1e-5)
         assert pair.better_col is not None
         assert int(data.caption_image[pair.better_col]) != pair.row
@@ -132,4 +145,17 @@ def test_one_image_has_no_other(trained: PairScorer, data: PairSet) -> None:
     assert len(report.wrong) == 3
     assert all(pair.better_row is pair.better_image is pair.better_col is None for pair in report.wrong)
     assert report.missing == ()
-    assert report.estimated_wrong is None
+    assert report.wrong_count is None
+    assert not report.rows.is_wrong.any()
+    assert report.rows.better_row.tolist() == report.rows.better_col.tolist() == [-1] * 3
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 1000), st.integers(1, 9))
+def test_duplicates_are_those_of_the_whole_matrix(images: int, seed: int, top: int) -> None:
+    v = normalize(torch.randn(images, 2, generator=torch.Generator().manual_seed(seed)), dim=1)
+    found = find_duplicates(v, top=top, limit=0.9)
+    pairs = [(float(v[i] @ v[j]), i, j) for i in range(images) for j in range(i + 1, images)]
+    near = sorted((one for one in pairs if one[0] >= 0.9), key=lambda one: -one[0])[:top]
+    assert [one.cosine for one in found] == pytest.approx([min(cosine, 1.0) for cosine, *_ in near], abs=1e-6)
+    assert all(one.row < one.other_row and float(v[one.row] @ v[one.other_row]) >= 0.9 for one in found)

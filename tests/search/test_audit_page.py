@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from PIL import Image
 
@@ -61,7 +62,14 @@ def test_the_command_writes_lists_and_a_page(vacsr: Command, models: Models, sce
     out = tmp_path / "new" / "audit"
     answer = vacsr("audit", models["towers"], "--pairs", scenes, "--out", out, "--top", 4, "--min-grade", 0, *CPU)
     assert answer.code == 0, answer.err
-    assert [line.split("\t")[0] for line in answer.out.splitlines()] == ["wrong", "missing", "page"]
+    assert [line.split("\t")[0] for line in answer.out.splitlines()] == [
+        "wrong",
+        "missing",
+        "duplicates",
+        "rows",
+        "page",
+    ]
+    assert "confidence" in answer.err
     pairs = load_pairs(scenes, split="train")
     for name in ("wrong", "missing"):
         rows = read_csv(out / f"{name}.csv")
@@ -71,11 +79,19 @@ def test_the_command_writes_lists_and_a_page(vacsr: Command, models: Models, sce
             assert row["caption"] == pairs.captions[col]  # type: ignore[index]
             assert (pairs.image_ids[int(pairs.caption_image[col])] == row["image"]) == (name == "wrong")
             assert row["uncertainty"] == ""  # sigmoid has none
+    every = read_csv(out / "rows.csv")
+    assert [row["caption_id"] for row in every] == list(pairs.caption_ids)
+    first = read_csv(out / "wrong.csv")[0]
+    (same,) = (row for row in every if row["caption_id"] == first["caption_id"])
+    assert (same["suggested_match"], same["suspicion"]) == (first["better_image"], first["suspicion"])
+    assert {row["is_wrong"] for row in every} <= {"0", "1"}
     page = (out / "index.html").read_text(encoding="utf-8")
     assert page.count('class="suspect wrong"') == page.count('class="suspect missing"') == 4
     assert "data:image/" in page
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
-    assert sorted(path.name for path in out.iterdir()) == ["index.html", "missing.csv", "wrong.csv"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "duplicates.csv", "index.html", "missing.csv", "rows.csv", "wrong.csv"
+    ]  # fmt: skip
 
 
 def test_embeddings_show_words_and_escape_them(write: Command, tmp_path: Path) -> None:
@@ -206,4 +222,20 @@ def test_a_bad_file_stops_the_audit_or_is_left_out(vacsr: Command, models: Model
 def test_the_split(vacsr: Command, models: Models, features: str, tmp_path: Path, more: str, captions: int) -> None:
     spec, options = (features, more.split()) if more.startswith("--") else (features + more, [])
     answer = vacsr("audit", models["features"], "--out", tmp_path / "audit", *CPU, "--pairs", spec, *options)
-    assert answer.out.splitlines()[2].split("\t")[1] == str(captions)
+    assert answer.out.splitlines()[-1].split("\t")[1] == str(captions)
+
+
+def test_near_duplicates_and_a_parquet_table(vacsr: Command, models: Models, tmp_path: Path) -> None:
+    spec, out = own_photos(tmp_path, split="train"), tmp_path / "audit"
+    for name in ("1.png", "2.png"):
+        Image.new("RGB", (40, 40), (60, 0, 0)).save(tmp_path / name)
+    ask = ("audit", models["towers"], "--pairs", spec, "--out", out, *CPU)
+    answer = vacsr(*ask, "--format", "parquet", "--top", 1)
+    assert answer.code == 0, answer.err
+    (pair,) = read_csv(out / "duplicates.csv")
+    assert tuple(pair.values()) == ("1.png", "2.png", "1.0000", "1")
+    assert "Photos whose vectors have a cosine" in (out / "index.html").read_text(encoding="utf-8")
+    table = pandas.read_parquet(out / "rows.parquet")
+    assert table["image"].tolist() == [f"{n}.png" for n in range(4)]
+    assert table["is_wrong"].dtype == bool
+    assert not (out / "rows.csv").exists()

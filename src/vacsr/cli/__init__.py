@@ -50,6 +50,7 @@ _GROUPS: dict[str, dict[Callable[..., None], str]] = {
     "Data": {
         embed.embed: "vacsr embed --backbone clip:./clip-vit-base-patch32 --pairs folder:photos --out all.safetensors",
         audit.audit: "vacsr audit runs/mine --pairs csv:captions.csv --out audit",
+        audit.filter: "vacsr filter runs/mine --pairs csv:captions.csv --max-wrong 5% --out cleaned.csv",
     },
     "Training": {
         train.train: "vacsr train mine.yaml --out runs/mine --set train.epochs=5",

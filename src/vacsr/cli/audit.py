@@ -1,19 +1,20 @@
-"""`vacsr audit`."""
+"""`vacsr audit` and `vacsr filter`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from vacsr import __version__
 from vacsr.cli.options import Device, RunFolder, Skip, load_scorer
 
 
 def audit(
     run: RunFolder,
     pairs: Annotated[str, typer.Option(metavar="SPEC", help="The data to check; see docs/data.md.")],
-    out: Annotated[Path, typer.Option(help="Folder for wrong.csv, missing.csv and index.html.")],
+    out: Annotated[Path, typer.Option(help="Folder for the lists and the page, index.html.")],
     split: Annotated[str | None, typer.Option(help="Split to check; default: the SPEC's, train or all.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many suspects of each kind to list.")] = 200,
     min_grade: Annotated[
@@ -21,19 +22,21 @@ def audit(
         typer.Option(min=0.0, max=1.0, help="Lowest grade of a missing match; default: that of 3 in 4 labelled pairs."),
     ] = None,
     photos: Annotated[str | None, typer.Option(metavar="DIR|SPEC", help="Photos for the page of embeddings.")] = None,
+    format: Annotated[Literal["csv", "parquet"], typer.Option(help="Of the table of all captions, rows.csv.")] = "csv",
     skip: Skip = False,
     device: Device = "auto",
 ) -> None:
-    """Find wrong captions and missing matches in your data."""
+    """Find wrong captions, missing matches and near-duplicate photos in your data, and estimate how many are wrong."""
     from vacsr.data import read_named
     from vacsr.data.formats import OnError, parse_spec, spec_files
     from vacsr.data.tables import caption_lines
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress
     from vacsr.search.audit import audit as audit_pairs
-    from vacsr.search.audit_page import MISSING, PAGE, WRONG, load_pictures, short_spec, write_audit
+    from vacsr.search.audit_page import DUPLICATES, MISSING, PAGE, WRONG, load_pictures, short_spec, write_audit
 
-    for name in (WRONG, MISSING, PAGE):
+    rows = f"rows.{format}"
+    for name in (WRONG, MISSING, DUPLICATES, rows, PAGE):
         check_output("--out", out / name, inputs=spec_files(pairs))
     on_error: OnError = "skip" if skip else "fail"
     data = read_named(pairs, split, default="train", on_error=on_error)
@@ -45,10 +48,64 @@ def audit(
     if not report.missing and least is not None and usual is not None and least > usual:
         reached = f"three of four labelled pairs reach {usual:.2g}"
         typer.echo(f"no missing match reaches grade {least:g}; {reached} — lower --min-grade", err=True)
-    if report.estimated_wrong is not None:
-        typer.echo(f"about {report.estimated_wrong:,} of {report.labelled:,} captions are wrong, by estimate", err=True)
+    if report.wrong_count is not None:
+        typer.echo(f"wrong captions of {report.labelled:,}: {report.wrong_count}", err=True)
     title, lines = f"{short_spec(pairs)}, {data.split}", caption_lines(parse_spec(pairs))
-    write_audit(out, report, data, title=title, photos=pictures, lines=lines)
+    write_audit(
+        out,
+        report,
+        data,
+        title=title,
+        photos=pictures,
+        lines=lines,
+        model=f"{run.name}, vacsr {__version__}",
+        table=format,
+    )
     typer.echo(f"wrong\t{len(report.wrong)}\t{out / WRONG}")
     typer.echo(f"missing\t{len(report.missing)}\t{out / MISSING}")
+    typer.echo(f"duplicates\t{len(report.duplicates)}\t{out / DUPLICATES}")
+    typer.echo(f"rows\t{len(data)}\t{out / rows}")
     typer.echo(f"page\t{len(data)}\t{out / PAGE}")
+
+
+def filter(
+    run: RunFolder,
+    pairs: Annotated[str, typer.Option(metavar="SPEC", help="The data to clean; see docs/data.md.")],
+    out: Annotated[Path, typer.Option(help="FILE.csv, a folder for shards, or FILE.safetensors for embeddings.")],
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Keep this share of the captions, the least suspected: 0.3 or 30%."),
+    ] = None,
+    max_wrong: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="Keep as many as leave at most this share wrong: 5% or 0.05.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Split to clean; default: the SPEC's, train or all.")] = None,
+    skip: Skip = False,
+    device: Device = "auto",
+) -> None:
+    """Write your data without the captions that are probably wrong."""
+    from vacsr.data import read_named
+    from vacsr.data.formats import spec_files
+    from vacsr.files import check_output
+    from vacsr.progress import PhotoProgress
+    from vacsr.search.audit import audit as audit_pairs
+    from vacsr.search.filter import check_share, check_target, choose_captions, parse_share, write_pairs
+
+    share = None if keep is None else parse_share("--keep", keep)
+    most = None if max_wrong is None else parse_share("--max-wrong", max_wrong)
+    check_share(share, most)
+    if out.suffix:
+        check_output("--out", out, inputs=spec_files(pairs))
+    data = read_named(pairs, split, default="train", on_error="skip" if skip else "fail")
+    check_target(data, out)
+    scorer = load_scorer(run, device=device)
+    with PhotoProgress("comparing", show=True) as bar:
+        report = audit_pairs(scorer, data, top=1, progress=bar)
+    kept = choose_captions(report.rows, keep=share, max_wrong=most)
+    wrong = float(report.rows.wrong_probability[kept].sum())
+    spec = write_pairs(data.subset_captions(kept), out)
+    if wrong == wrong:
+        typer.echo(
+            f"about {wrong:,.0f} of the {len(kept):,} captions are wrong; {report.labelled:,} were checked", err=True
+        )
+    typer.echo(f"kept\t{len(kept)}\t{spec}")

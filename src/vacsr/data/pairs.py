@@ -76,12 +76,20 @@ class LabelledPairs:
         new_row = torch.full((len(self.image_ids),), -1, dtype=torch.int64, device=rows.device)
         new_row[rows] = torch.arange(len(rows), device=rows.device)
         captions = (new_row[self.caption_image] >= 0).nonzero().flatten()
+        return self._chosen(rows, captions, new_row[self.caption_image[captions]])
+
+    def subset_captions(self, captions: Tensor) -> Self:
+        """These captions, rows [K] that rise, and their images; no image without a caption is left."""
+        rows, owner = torch.unique(self.caption_image[captions], return_inverse=True)
+        return self._chosen(rows, captions, owner)
+
+    def _chosen(self, rows: Tensor, captions: Tensor, owner: Tensor) -> Self:
         return replace(  # type: ignore[type-var]
             self,
             **self.taken(rows, captions),
             image_ids=tuple(self.image_ids[row] for row in rows.tolist()),
             caption_ids=tuple(self.caption_ids[row] for row in captions.tolist()),
-            caption_image=new_row[self.caption_image[captions]],
+            caption_image=owner,
             captions=None if self.captions is None else tuple(self.captions[row] for row in captions.tolist()),
         )
 

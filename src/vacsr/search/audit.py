@@ -1,10 +1,11 @@
 """Suspected wrong pairs and suspected missing matches of a data set, by a trained model.
 
 Pairs are ranked by how well a caption agrees with an image *and the image's other captions*. An image's prototype is
-its own vector plus those of its captions, each weighted by how well the model says it fits (:func:`weights`), so that
-a caption which does not fit pulls little. A wrong caption disagrees with the prototype of the rest; an unlabelled
-caption that agrees with it is likely a match that nobody labelled. docs/measurements.md compares it with other
-signals; the model's uncertainty was not among the good ones.
+its own vector plus those of its captions, each weighted by how probably its label is right, so that wrong ones pull
+little: first by the model's grade (:func:`weights`), then by the probability that follows (:mod:`.wrong_share`).
+A wrong caption disagrees with the prototype of the rest; an unlabelled caption that agrees with it is likely a match
+that nobody labelled. docs/measurements.md compares it with other signals; the model's uncertainty was not among the
+good ones.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 from torch.nn import functional
 
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import UsageError
 from vacsr.evaluate.report import data_frame
-from vacsr.methods.mixtures import trust_labels
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.scoring.topk import stable_topk
+from vacsr.search.wrong_share import WrongCount, WrongShare
 
 TOP = 200
 """Of each kind, by default."""
-RIVAL_SHARE = 0.5
-"""Weight of the best other image's agreement in the suspicion: a caption that fits elsewhere is suspected sooner.
-Chosen on seed 0 of Flickr8k with 20% noise, where it adds 0.33 points of precision at n; with seeds 1 and 2 it adds
-0.25 and 0.45."""
+COSINE_WEIGHT = 2.0
+"""Times the share of wrong labels: weight in the suspicion of the cosine with the image alone. The more are wrong,
+the less the other captions say. Chosen on seed 0 of Flickr8k with InfoNCE, three epochs."""
+DUPLICATE = 0.99
+"""Cosine of two image vectors from which the photos count as near-duplicates."""
 _EACH = 5  # missing captions of one image at most: a busy image would fill the list
 _ELEMENTS = 1 << 25  # cosines in memory at a time: 128 MB, whatever the size of the data set
 
@@ -74,27 +77,54 @@ class MissingMatch(NamedTuple):
     own: Known  # the model's view of that labelled pair
 
 
+class Duplicate(NamedTuple):
+    """Two photos that are nearly the same to the model."""
+
+    row: int
+    other_row: int
+    cosine: float
+
+
+class AuditRows(NamedTuple):
+    """Every labelled pair, in the order of the captions. [M] each, on the CPU"""
+
+    image: Tensor  # row
+    score: Tensor  # the grade, or the score of a method that only ranks
+    suspicion: Tensor
+    wrong_probability: Tensor  # rises with the suspicion; NaN with one image only
+    is_wrong: Tensor  # the most suspected, as many as are estimated to be wrong
+    better_row: Tensor  # the image that the caption fits best among the others, −1 if there is none
+    better_col: Tensor  # the caption without a label that fits the image best, −1 if there is none
+
+
 class AuditReport(NamedTuple):
-    """Both lists, the most suspected first."""
+    """All lists, the most suspected first, and every labelled pair."""
 
     wrong: tuple[WrongPair, ...]
     missing: tuple[MissingMatch, ...]
     labelled: int  # pairs that were checked
     min_grade: float | None  # the least grade of a missing match; None where the method only ranks
     usual_grade: float | None  # what three of four labelled pairs reach, which is the default least grade
-    estimated_wrong: int | None = None  # of the labelled pairs, see :func:`wrong_labels`; None with one image only
+    rows: AuditRows
+    duplicates: tuple[Duplicate, ...]
+    wrong_count: WrongCount | None  # of the labelled pairs; None with one image only
 
     def __repr__(self) -> str:
-        lists = f"{len(self.wrong):,} suspected wrong pairs, {len(self.missing):,} suspected missing matches"
-        estimate = "" if self.estimated_wrong is None else f", of which about {self.estimated_wrong:,} are wrong"
-        return f"AuditReport({lists}, {self.labelled:,} labelled pairs{estimate})"
+        lists = (
+            f"{len(self.wrong):,} wrong and {len(self.missing):,} missing suspects, {len(self.duplicates):,} duplicates"
+        )
+        return f"AuditReport({lists}, {self.labelled:,} labelled pairs, wrong: {self.wrong_count or 'unknown'})"
 
-    def to_frame(self, kind: Literal["wrong", "missing"] = "wrong") -> Any:
-        """One row per suspect, the most suspected first; needs pandas."""
+    def to_frame(self, kind: Literal["wrong", "missing", "rows", "duplicates"] = "wrong") -> Any:
+        """One row per suspect, the most suspected first, or per caption for "rows"; needs pandas."""
+        if kind == "rows":
+            columns = {name: part.tolist() for name, part in self.rows._asdict().items()}
+            return data_frame(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
         return data_frame(_plain(suspect) for suspect in getattr(self, kind))
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: _plain(value) for name, value in self._asdict().items()}
+        """Without ``rows``, of which there is one per caption."""
+        return {name: _plain(value) for name, value in self._asdict().items() if name != "rows"}
 
 
 def _plain(value: Any) -> Any:
@@ -120,7 +150,7 @@ class Signals(NamedTuple):
     suspicion: Tensor
     level: Tensor  # grade, or score of a method that only ranks
     near: Neighbours
-    wrong: Tensor | None  # probability that the label is wrong
+    wrong: WrongShare | None  # what is known of all labels; None with one image only
 
 
 def audit(
@@ -152,10 +182,12 @@ def audit(
     usual = float(every.level.sort().values[len(owner) // 4])
     least = usual if min_grade is None else min_grade if graded else float("-inf")
     missing = _find_missing(scores, owner, every, top=top, least=least)
+    count = None if every.wrong is None else every.wrong.estimate(owner, images=len(pairs.image_ids))
     return AuditReport(
         _find_wrong(scores, owner, every, top=top), missing, len(owner),
         min_grade=least if graded else None, usual_grade=usual if graded else None,
-        estimated_wrong=None if every.wrong is None else round(float(every.wrong.sum())),
+        rows=_every_row(every, owner, count), duplicates=find_duplicates(scores.images.mean.float(), top=top),
+        wrong_count=count,
     )  # fmt: skip
 
 
@@ -165,13 +197,51 @@ def signals(scores: PairScores, owner: Tensor, *, captions: int = _EACH, progres
     v, t = scores.images.mean.float(), scores.texts.mean.float()
     score = scores.score_of(owner, torch.arange(len(t), device=owner.device))
     grade = scores.grade(score)
-    weight = weights(score, grade)
+    weight, level = weights(score, grade), score if grade is None else grade
+    _, own, wrong = _agreements(v, t, owner, weight)
+    if wrong is not None:
+        weight = 1.0 - wrong.probability().to(weight)
+    prototype, own, wrong = _agreements(v, t, owner, weight)
+    near = find_neighbours(prototype, t, owner, captions=captions, progress=progress)
+    cosine, share = (v[owner] * t).sum(dim=1), 0.0 if wrong is None else wrong.share
+    return Signals(own, suspicion(own, near.image_agreement, cosine, share=share), level, near, wrong)
+
+
+def _agreements(v: Tensor, t: Tensor, owner: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, WrongShare | None]:
+    """Prototypes [N, d], agreements of labelled pairs [M], and what these say beside those of unrelated pairs."""
     sums = caption_sums(t, owner, weight, images=len(v))
     own = own_agreement(v, t, owner, weight=weight, sums=sums)
-    prototype = prototypes(v, sums)
-    near = find_neighbours(prototype, t, owner, captions=captions, progress=progress)
-    level, wrong = score if grade is None else grade, wrong_labels(own, prototype, t, owner)
-    return Signals(own, suspicion(own, near.image_agreement), level, near, wrong)
+    other = torch.randperm(len(t), generator=torch.Generator().manual_seed(0)).to(owner.device)
+    apart = owner[other] != owner
+    if not apart.any():
+        return prototypes(v, sums), own, None
+    unrelated = own_agreement(v, t, owner, weight=weight, sums=sums, against=other)[apart]
+    return prototypes(v, sums), own, WrongShare.fit(own, unrelated)
+
+
+def _every_row(every: Signals, owner: Tensor, count: WrongCount | None) -> AuditRows:
+    suspicion, number = every.suspicion.cpu(), 0 if count is None else count.value
+    chance, wrong = torch.full_like(suspicion, torch.nan), torch.zeros(len(suspicion), dtype=torch.bool)
+    wrong[suspicion.argsort(descending=True, stable=True)[:number]] = True
+    if every.wrong is not None:  # smoothed along the suspicion, so that it rises with it; the sum stays
+        order = suspicion.argsort(stable=True)
+        chance[order] = torch.from_numpy(isotonic_regression(every.wrong.probability()[order].numpy()).x).float()
+    better = torch.where(every.near.caption_agreement[:, 0].isfinite(), every.near.caption[:, 0], -1)[owner]
+    columns = (owner, every.level, every.suspicion, chance, wrong, every.near.image, better)
+    return AuditRows(*(column.cpu() for column in columns))
+
+
+@torch.inference_mode()
+def find_duplicates(images: Tensor, *, top: int, limit: float = DUPLICATE) -> tuple[Duplicate, ...]:
+    """Pairs of unit vectors whose cosine reaches ``limit``, the nearest first, ``top`` at most. [N, d]"""
+    step, found = max(1, _ELEMENTS // len(images)), images.new_zeros(0, 3, dtype=torch.float64)
+    for start in range(0, len(images), step):
+        block = (images[start : start + step] @ images[start:].T).triu(diagonal=1)
+        row, other = (block >= limit).nonzero().unbind(1)
+        pairs = torch.stack((row + start, other + start, block[row, other]), dim=1)
+        found = torch.cat((found, pairs))
+        found = found[found[:, 2].argsort(descending=True, stable=True)[:top]]
+    return tuple(Duplicate(int(row), int(other), min(cosine, 1.0)) for row, other, cosine in found.tolist())
 
 
 def _find_wrong(scores: PairScores, owner: Tensor, every: Signals, *, top: int) -> tuple[WrongPair, ...]:
@@ -238,40 +308,32 @@ def prototypes(images: Tensor, sums: Tensor) -> Tensor:
     return functional.normalize(images + sums, dim=1)
 
 
-def own_agreement(images: Tensor, texts: Tensor, owner: Tensor, *, weight: Tensor, sums: Tensor) -> Tensor:
+def own_agreement(
+    images: Tensor, texts: Tensor, owner: Tensor, *, weight: Tensor, sums: Tensor, against: Tensor | None = None
+) -> Tensor:
     """Cosine of each caption with its image's prototype *without this caption*. -> [M]
 
-    An image's only caption is compared with the image alone.
+    An image's only caption is compared with the image alone. ``against`` [M]: compare these captions instead.
     """
     parts = []
     for rows in torch.split(torch.arange(len(texts), device=texts.device), max(1, _ELEMENTS // texts.shape[1])):
         t, image = texts[rows], owner[rows]
         rest = prototypes(images[image], sums[image] - weight[rows].unsqueeze(1) * t)
-        parts.append((rest * t).sum(dim=1))
+        parts.append((rest * (t if against is None else texts[against[rows]])).sum(dim=1))
     return torch.cat(parts)
 
 
-def wrong_labels(own: Tensor, prototype: Tensor, texts: Tensor, owner: Tensor) -> Tensor | None:
-    """The probability that each label is wrong: wrong captions agree with their image as with unrelated ones. -> [M]
+def suspicion(own: Tensor, rival: Tensor, cosine: Tensor, *, share: float) -> Tensor:
+    """Of a labelled pair: how much better the caption would fit elsewhere. Larger is worse. [M], [M], [M] -> [M]
 
-    None with one image only. Their sum estimates how many are wrong: too few where the model has learned the labels by
-    heart, too many where captions are so vague that they fit unrelated images as well.
+    ``own``: agreement with its image and siblings; ``rival``: with the best other image; ``cosine``: with its image;
+    ``share``: of labels that are wrong.
+
+    >>> image = torch.tensor([0.6, 0.0])
+    >>> suspicion(torch.tensor([0.8, 0.1]), torch.tensor([0.4, float("-inf")]), image, share=0.25)
+    tensor([-0.7000, -0.1000])
     """
-    if len(prototype) < 2:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    shift = torch.randint(1, len(prototype), owner.shape, generator=generator).to(owner.device)
-    unrelated = (prototype[(owner + shift) % len(prototype)] * texts).sum(dim=1)
-    return 1.0 - trust_labels(own, unrelated)
-
-
-def suspicion(own: Tensor, rival: Tensor) -> Tensor:
-    """Of a labelled pair: how much better the caption would fit elsewhere. Larger is worse. [M], [M] -> [M]
-
-    >>> suspicion(torch.tensor([0.8, 0.1]), torch.tensor([0.4, float("-inf")]))
-    tensor([-0.6000, -0.1000])
-    """
-    return RIVAL_SHARE * torch.where(rival.isfinite(), rival, 0.0) - own
+    return torch.where(rival.isfinite(), rival, 0.0) - own - COSINE_WEIGHT * share * cosine
 
 
 def find_neighbours(

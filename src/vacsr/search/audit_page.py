@@ -1,4 +1,7 @@
-"""An audit on disk: two CSV files, and a page with each suspect, its picture and caption, and what would fit better."""
+"""An audit on disk: four tables, and a page to send to the owner of the data.
+
+The page has the counts, each suspect with its picture and caption, what would fit better, and near-duplicate photos.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,20 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vacsr.data import PairSet, PhotoSet, load_images
-from vacsr.data.archives import file_photos
+from vacsr.data.archives import StoredPhotos, file_photos
 from vacsr.data.formats import OnError
 from vacsr.data.photos import Photos
-from vacsr.errors import DataError, UsageError
-from vacsr.files import csv_cell, write_text
+from vacsr.errors import DataError, EnvironmentProblem, UsageError
+from vacsr.files import atomic_paths, csv_cell, write_text
 from vacsr.pages.examples import Picture, photo_uri
 from vacsr.pages.render import render
-from vacsr.search.audit import AuditReport, Known
+from vacsr.search.audit import DUPLICATE, AuditReport, Known
 
-WRONG, MISSING, PAGE = "wrong.csv", "missing.csv", "index.html"
+WRONG, MISSING, DUPLICATES, PAGE = "wrong.csv", "missing.csv", "duplicates.csv", "index.html"
+TableFormat = Literal["csv", "parquet"]
 Pictures = dict[str, tuple[Photos, int]]
 """A photo by image id: row of some photos."""
 _SIDE = 144  # of a picture in the page, in pixels
@@ -33,6 +37,11 @@ _WRONG_HEAD = (
 )  # fmt: skip
 _MISSING_HEAD = (
     "rank", "image", "caption_id", "caption", *_KNOWN, "labelled_image", "labelled_grade", "labelled_agreement",
+)  # fmt: skip
+_DUPLICATES_HEAD = ("image", "other_image", "cosine", "same_file")
+_ROWS_HEAD = (
+    "image", "caption_id", "caption", "score", "suspicion", "wrong_probability", "is_wrong", "suggested_match",
+    "suggested_caption_id",
 )  # fmt: skip
 
 
@@ -84,10 +93,13 @@ def write_audit(
     title: str,
     photos: Pictures | None = None,
     lines: Mapping[str, int] | None = None,
+    model: str = "",
+    table: TableFormat = "csv",
 ) -> None:
-    """Write all three, each atomically. ``title`` names the data; ``photos`` are pictures for data that hold none.
+    """Write all, each atomically. ``title`` names the data; ``photos`` are pictures for data that hold none.
 
     ``lines``: where each caption is in the file of the data, by its id, see :func:`vacsr.data.tables.caption_lines`.
+    ``model``: what the page names as such. ``table``: the format of the rows of all captions.
     """
     lines = lines or {}
     if photos is None and isinstance(pairs, PhotoSet):
@@ -95,8 +107,13 @@ def write_audit(
     files = {
         WRONG: _csv(_WRONG_HEAD, _wrong_lines(report, pairs, lines)),
         MISSING: _csv(_MISSING_HEAD, _missing_lines(report, pairs)),
-        PAGE: _page(report, _View(pairs, photos or {}, lines), title=title),
+        DUPLICATES: _csv(_DUPLICATES_HEAD, _duplicate_lines(report, pairs)),
+        PAGE: _page(report, _View(pairs, photos or {}, lines), title=title, model=model),
     }
+    if table == "csv":
+        files["rows.csv"] = _csv(_ROWS_HEAD, (_as_cells(row) for row in _rows(report, pairs)))
+    else:
+        _write_parquet(folder / "rows.parquet", list(_rows(report, pairs)))
     for name, text in files.items():
         write_text(folder / name, text.encode(errors="backslashreplace").decode())  # UTF-8 has no lone surrogates
 
@@ -113,6 +130,51 @@ def _missing_lines(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[l
     for rank, pair in enumerate(report.missing, start=1):
         line = [str(rank), _image(pairs, pair.row), *_caption(pairs, pair.col), *_values(pair.known)]
         yield [*line, _image(pairs, pair.own_row), *_short(pair.own)]
+
+
+def _duplicate_lines(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[list[str]]:
+    for row, other, cosine in report.duplicates:
+        same = ""
+        if isinstance(pairs, PhotoSet) and isinstance(pairs.photos, StoredPhotos):
+            same = str(int(pairs.photos.items[row].read() == pairs.photos.items[other].read()))
+        yield [_image(pairs, row), _image(pairs, other), f"{cosine:.4f}", same]
+
+
+def _rows(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[list[Any]]:
+    """Of every caption, as :data:`_ROWS_HEAD` names the cells."""
+    ids, names, captions = pairs.caption_ids, pairs.image_ids, pairs.captions
+    for col, one in enumerate(zip(*(part.tolist() for part in report.rows), strict=True)):
+        image, score, suspicion, chance, wrong, better, other = one
+        suggested = [names[better] if better >= 0 else None, ids[other] if other >= 0 else None]
+        yield [names[image], ids[col], captions[col] if captions else None, score, suspicion, chance, wrong, *suggested]
+
+
+def _as_cells(row: Iterable[Any]) -> list[str]:
+    """Of a CSV file: four digits, 0 or 1, nothing for what is unknown."""
+    cells = []
+    for cell in row:
+        number = isinstance(cell, float)
+        text = (
+            ""
+            if cell is None or cell != cell
+            else f"{cell:.4f}"
+            if number
+            else str(int(cell))
+            if cell in (True, False)
+            else csv_cell(cell)
+        )
+        cells.append(text)
+    return cells
+
+
+def _write_parquet(path: Path, rows: Sequence[Sequence[Any]]) -> None:
+    try:
+        import pandas
+
+        with atomic_paths(path) as (temporary,):
+            pandas.DataFrame(rows, columns=list(_ROWS_HEAD)).to_parquet(temporary, index=False)
+    except ImportError as error:
+        raise EnvironmentProblem("Parquet needs pandas and pyarrow — run: pip install 'vacsr[parquet]'") from error
 
 
 def _image(pairs: PairSet | PhotoSet, row: int | None) -> str:
@@ -139,7 +201,7 @@ def _csv(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return file.getvalue()
 
 
-def _page(report: AuditReport, view: _View, *, title: str) -> str:
+def _page(report: AuditReport, view: _View, *, title: str, model: str) -> str:
     wrong = [
         view.suspect("wrong", pair.row, pair.col, pair.known)
         | view.other_image(pair.better_row, pair.better_image, col=pair.col)
@@ -154,11 +216,17 @@ def _page(report: AuditReport, view: _View, *, title: str) -> str:
     return render(
         "audit.html",
         title=title,
+        model=model,
+        duplicates=[
+            (view.picture(one.row), view.picture(one.other_row), one.cosine) for one in report.duplicates[:_SHOWN]
+        ],
+        duplicate_total=len(report.duplicates),
+        limit=DUPLICATE,
         images=len(view.pairs.image_ids),
         captions=len(view.pairs),
         lists={"wrong": wrong, "missing": missing},
         totals={"wrong": len(report.wrong), "missing": len(report.missing)},
-        estimate=report.estimated_wrong,
+        estimate=report.wrong_count,
         graded=report.usual_grade is not None,
         min_grade=report.min_grade,
         sigma=(min(sigmas, default=0.0), max(sigmas, default=0.0)),
