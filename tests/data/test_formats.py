@@ -43,7 +43,7 @@ def test_any_text_is_read_or_refused_as_usage(text: str, formats: dict[str, Form
     [
         ("features", "photos:DIR"),
         ("a/b.safetensors", "write features:a/b.safetensors"),
-        (".", "write folder:. for photos with texts beside them, or photos:. to"),
+        (".", "write folder:."),
         ("feature:x", "did you mean 'features'?"),
         ("features:", "write features:FILE"),
         ("features:x,caption=y", "did you mean 'captions'?"),

@@ -15,6 +15,8 @@ from torch import Tensor
 from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, ShapeMismatch, UsageError
 from vacsr.search import open_index
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # the server takes seconds to start, and may stop under load
+
 DIM = 8
 
 

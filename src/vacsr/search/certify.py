@@ -78,7 +78,7 @@ def find_cutoff(graded: Graded, *, precision: float, confidence: float) -> float
     Candidates are few and fixed by the number of hits that they show, each 90% of the one before.
 
     >>> grades, right = np.linspace(1, 0, 400)[:, None], np.arange(400)[:, None] < 200
-    >>> 0.5 < find_cutoff(Graded(grades, right, np.arange(400)), precision=0.9, confidence=0.9) < 0.7
+    >>> 0.4 < find_cutoff(Graded(grades, right, np.arange(400)), precision=0.9, confidence=0.9) < 0.5
     True
     """
     values = np.sort(graded.grade.ravel())[::-1]
