@@ -44,7 +44,15 @@ BAD_QUERIES: list[tuple[Tensor, int, type[Exception]]] = [
 ]
 
 
-@pytest.fixture(params=["exact", "faiss", "qdrant", "pgvector", pytest.param("milvus", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        "exact",
+        "faiss",
+        "qdrant",
+        pytest.param("pgvector", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param("milvus", marks=pytest.mark.slow),
+    ]
+)
 def spec(request: pytest.FixtureRequest, new_spec: Callable[[str], str]) -> str:
     """The name of an index that does not exist yet."""
     return new_spec(request.param)
