@@ -49,7 +49,8 @@ SETTINGS = {
 }
 COUNTED = (0.0, 0.05, 0.2, 0.5)  # shares of random noise
 COUNT_SEEDS, SUBSETS = 3, 4  # models of each share, and halves of the images that are counted again with each
-WRONG, MATCH = 3.5, 4.0  # of CxC's grades 0 to 5: below, a caption is wrong; from, an unlabelled pair is a match
+LOW = {"cxc-own": 3.5, "cxc-odd": 4.5}  # of CxC's grades 0 to 5: below, a caption is wrong, or odd
+MATCH = 4.0  # from this grade an unlabelled pair is a match
 WORLD = "scenes:images=1000,held_out=300,seed={seed}"
 WALKS = ((8_000, 20_000, 256), (600, 566_435, 256))  # a whole one, and a part of one with COCO's captions
 PANELS = {
@@ -165,13 +166,11 @@ def graded(args: argparse.Namespace) -> Iterator[Record]:
         scorer, pairs, _ = trained(args.coco, "all", seed=seed)
         judged = read_judgments(args.coco / "cxc-grades.tsv")
         own, _, cols = judged.take(judged.same_image.nonzero()[0].tolist()).within(pairs)
-        low = torch.from_numpy(own.grades < WRONG)
-        wrong = torch.zeros(len(pairs), dtype=torch.bool)
-        wrong[cols[low]] = True
-        ranked = wrong_signals(scorer, pairs, wrong)
-        ranked.pop("LEMoN, tuned")  # six wrong captions are too few to tune on
-        for signal, value in ranked.items():
-            yield {"setting": "cxc-own", "seed": seed, "signal": signal, **measured(value[cols], low, recalls=())}
+        ranked = wrong_signals(scorer, pairs, torch.zeros(len(pairs), dtype=torch.bool))
+        ranked.pop("LEMoN, tuned")  # too few wrong captions to tune on
+        for (signal, value), (setting, grade) in itertools.product(ranked.items(), LOW.items()):
+            low = torch.from_numpy(own.grades < grade)
+            yield {"setting": setting, "seed": seed, "signal": signal, **measured(value[cols], low, recalls=())}
         across = judged.take((~judged.same_image).nonzero()[0].tolist())
         known, rows, cols = across.within(pairs)
         high = torch.from_numpy(known.grades >= MATCH)

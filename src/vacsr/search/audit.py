@@ -28,9 +28,10 @@ from vacsr.search.wrong_share import WrongCount, WrongShare
 
 TOP = 200
 """Of each kind, by default."""
-COSINE_WEIGHT = 2.0
-"""Times the share of wrong labels: weight in the suspicion of the cosine with the image alone. The more are wrong,
-the less the other captions say. Chosen on seed 0 of Flickr8k with InfoNCE, three epochs."""
+RIVAL_WEIGHT, COSINE_WEIGHT = 10.0, 2.0
+"""Times the share of wrong labels: weights in the suspicion of the best other image's agreement (1 at most), and of the
+cosine with the image alone. With few wrong labels an odd caption rarely fits elsewhere; with many, the other captions
+say less. Chosen on seed 0: Flickr8k with InfoNCE and three epochs, and people's grades of COCO."""
 DUPLICATE = 0.99
 """Cosine of two image vectors from which the photos count as near-duplicates."""
 _EACH = 5  # missing captions of one image at most: a busy image would fill the list
@@ -333,7 +334,8 @@ def suspicion(own: Tensor, rival: Tensor, cosine: Tensor, *, share: float) -> Te
     >>> suspicion(torch.tensor([0.8, 0.1]), torch.tensor([0.4, float("-inf")]), image, share=0.25)
     tensor([-0.7000, -0.1000])
     """
-    return torch.where(rival.isfinite(), rival, 0.0) - own - COSINE_WEIGHT * share * cosine
+    elsewhere = min(1.0, RIVAL_WEIGHT * share) * torch.where(rival.isfinite(), rival, 0.0)
+    return elsewhere - own - COSINE_WEIGHT * share * cosine
 
 
 def find_neighbours(
