@@ -162,7 +162,7 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
         assert process.wait(60) == 130
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_a_cell_that_another_process_trains_is_left_to_it(jobs: int, vacsr: Any, tmp_path: Path) -> None:
     cell = tmp_path / "out" / "clean" / "infonce" / "seed-0"
     with started(tmp_path, "--row", "infonce") as process:

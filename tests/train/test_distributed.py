@@ -72,7 +72,9 @@ QUICK = ("vacsr", "photos", "streamed", "ncr", "npc")
 LATER = ("npc-streamed", "vacsr-columns", "sigmoid", "infonce", "accumulate", "photos-accumulate")
 
 
-@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in LATER)])
+@pytest.mark.parametrize(
+    "case", [*QUICK, *(pytest.param(case, marks=[pytest.mark.slow, pytest.mark.long]) for case in LATER)]
+)
 def test_a_run_of_two_ranks(launch: Any, reference: Any, tmp_path: Path, case: str) -> None:
     """Each rank is given a folder of its own, so that what it writes can be seen."""
     file, expected = reference(CASES[case])
@@ -86,7 +88,8 @@ def test_a_run_of_two_ranks(launch: Any, reference: Any, tmp_path: Path, case: s
 
 
 @pytest.mark.parametrize(
-    ("case", "rank", "step"), [("sigmoid", 1, 5), pytest.param("streamed", 0, 10, marks=pytest.mark.slow)]
+    ("case", "rank", "step"),
+    [("sigmoid", 1, 5), pytest.param("streamed", 0, 10, marks=[pytest.mark.slow, pytest.mark.long])],
 )
 def test_ranks_stop_together_and_resume(
     launch: Any, recipes: Any, tmp_path: Path, case: str, rank: int, step: int

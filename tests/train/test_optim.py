@@ -202,6 +202,7 @@ def test_channels_last_weights_are_updated_in_place() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_compiled_adamp_is_the_plain_one() -> None:
     shapes = [(512, 520), (512, 520), (6, 5), (7,)]
     plain, compiled = _weights(shapes), _weights(shapes)
