@@ -19,7 +19,7 @@ from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import MissingExtra, UsageError
 from vacsr.model import MatchingModel, load_model
 from vacsr.scoring import PairScorer
-from vacsr.sentence_transformers import cross_encoder
+from vacsr.sentence_transformers import Matcher, cross_encoder
 
 from .fake_hub import PUSH, serve_hub
 
@@ -86,6 +86,8 @@ def test_embeddings_are_the_models(saved: Path, pairs: PhotoSet, photos: list[Im
     np.testing.assert_allclose(encoder.encode(files), v[:3], atol=1e-5)
     np.testing.assert_allclose(encoder.encode(photos[0]), v[0], atol=1e-5)
     np.testing.assert_allclose(encoder.encode("1.png"), encoder.encode(["1.png"])[0], atol=1e-5)
+    trusted = library.SentenceTransformer(modules=[Matcher(load_model(saved))], device="cpu")
+    np.testing.assert_allclose(trusted.encode(photos), v, atol=1e-5)
     hit = library.util.semantic_search(t[:1], v, top_k=1)[0][0]
     assert hit["corpus_id"] == int(cosines[:, 0].argmax())
 

@@ -52,13 +52,12 @@ def published_config(model: HubId) -> dict[str, Any]:
     return read_json(Path(found))
 
 
-def download(model: HubId) -> tuple[Path, str]:
-    """The folder of a vacsr model in the Hub's cache, and ``user/model@commit``. Only safetensors are fetched."""
+def download(model: HubId) -> Path:
+    """The folder of a vacsr model in the Hub's cache, named by its commit. Only safetensors are fetched."""
     from huggingface_hub import snapshot_download
 
     with _hub_errors(model):
-        folder = Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=_FILES))
-    return folder, str(HubId(model.repo, folder.name))  # a snapshot is named by its commit
+        return Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=_FILES))
 
 
 def upload(folder: Path, model: HubId, *, private: bool | None, token: str | None) -> str:

@@ -26,7 +26,7 @@ ASSETS = "backbone"
 def model_folder(folder: Path) -> Path:
     """The folder with config.json: a model folder itself, ``model/`` in a run folder, or what a Hub id is cached in."""
     published = hub_id(folder)
-    folder = folder if published is None else download(published)[0]
+    folder = folder if published is None else download(published)
     for candidate in (folder / "model", folder):
         if (candidate / "config.json").is_file():
             return candidate
@@ -83,13 +83,13 @@ class SavedModel(NamedTuple):
     def open(cls, source: str | Path) -> SavedModel:
         """A model folder, a run folder, or a Hub id, which is downloaded."""
         published = hub_id(source)
-        where, revision = (Path(source).expanduser(), "") if published is None else download(published)
-        folder = model_folder(where)
+        folder = model_folder(Path(source).expanduser())
         config = read_json(folder / "config.json")
         if config.get("schema") != SCHEMA:
             message = f"{folder}/config.json was not written by this version of vacsr"
             raise DataError(f"{message} — save or train the model again with it")
-        return cls(folder, config, revision or config.get("revision", ""))
+        revision = config.get("revision", "") if published is None else f"{published.repo}@{folder.name}"
+        return cls(folder, config, revision)
 
     @property
     def assets(self) -> Path:

@@ -1,8 +1,8 @@
 """Saved models in sentence-transformers: embeddings as a SentenceTransformer, scores of pairs as a CrossEncoder.
 
 A folder of :meth:`vacsr.MatchingModel.save_pretrained` is one for that library: its modules.json names
-:class:`Matcher`. The library imports classes of other packages only with ``trust_remote_code=True``; no code of the
-folder runs.
+:class:`Matcher`. The library imports classes of other packages only with ``trust_remote_code=True``, which lets a
+folder name any class. ``SentenceTransformer(modules=[Matcher(model)])`` needs no trust.
 """
 
 from __future__ import annotations
@@ -76,13 +76,8 @@ class Matcher(nn.Module):
             found = scorer.score_all(photos[0], texts[0])
             return {**features, "scores": found.score_of(torch.tensor(photos[1]), torch.tensor(texts[1]))[:, None]}
         items = features["items"]
-        which = torch.tensor([_is_photo(item) for item in items])
-        vectors = torch.empty(len(items), self.model.dim, device=device)
-        if which.any():
-            vectors[which] = scorer.embed_images([item for item in items if _is_photo(item)]).mean
-        if not which.all():
-            vectors[~which] = scorer.embed_texts([item for item in items if not _is_photo(item)]).mean
-        return {**features, "sentence_embedding": vectors}
+        embed = scorer.embed_images if _is_photo(items[0]) else scorer.embed_texts
+        return {**features, "sentence_embedding": embed(items).mean}
 
 
 def cross_encoder(source: str | Path | MatchingModel, *, device: str | None = None) -> Any:
