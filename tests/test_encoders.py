@@ -95,7 +95,6 @@ def test_what_is_encoders_and_what_is_a_folder(
     (tmp_path / "models" / "mine").mkdir(parents=True)
     assert encoder_spec("towers:a,b") == "towers:a,b"
     assert encoder_spec(clip_checkpoint) == f"clip:{clip_checkpoint}"
-    assert encoder_spec("openai/clip-vit-base-patch32") == "clip:openai/clip-vit-base-patch32"
     assert encoder_spec("models/mine") is None
     assert encoder_spec("models/mistyped") is None, "the folder models is here, so this is no id"
     with pytest.raises(DataError, match="no such folder: models/mistyped"):

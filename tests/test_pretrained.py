@@ -90,6 +90,7 @@ def of_another_model(content: bytes) -> bytes:
         ("config.json", edited(lambda raw: raw.update(image_dim=7))),
         ("model.safetensors", lambda b: b[:-1]),
         ("model.safetensors", lambda b: b""),
+        ("model.safetensors", lambda b: b[:-1] + bytes([b[-1] ^ 1])),
         ("model.safetensors", of_another_model),
     ],
 )

@@ -27,6 +27,7 @@ EXTRAS = {
     "parquet": "data frames and Parquet files",
     "pgvector": "an index in PostgreSQL",
     "qdrant": "a Qdrant index",
+    "sentence-transformers": "models in sentence-transformers",
     "serve": "the web service",
     "tensorboard": "TensorBoard logs",
     "wandb": "Weights & Biases logs",
@@ -43,7 +44,7 @@ class Finding(NamedTuple):
 
     def line(self) -> str:
         """One line of the report."""
-        return f"{self.status:<5} {self.subject:<12} {self.message}"
+        return f"{self.status:<5} {self.subject:<21} {self.message}"
 
 
 def run_checks() -> list[Finding]:

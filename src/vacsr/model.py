@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import tempfile
 from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
@@ -16,17 +18,21 @@ from vacsr.backbones import Backbone, ProjectionHead, load_backbone, scheme_of
 from vacsr.backbones.augment import Partners
 from vacsr.backbones.base import Tokens
 from vacsr.backbones.heads import VarianceHead, build_pooling
+from vacsr.card import PLACE, Made, model_card
 from vacsr.config import BackboneConfig, HeadConfig, MethodConfig, TowersConfig
 from vacsr.config.base import method_entry
 from vacsr.config.io import method_config, parse
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
+from vacsr.hub import hub_id, upload
 from vacsr.methods.base import Embedding, Method, ParamGroup, build_method, split_by_decay
 from vacsr.methods.members import Members
 from vacsr.noise import RowNoise, Stream, of_member, seeded
-from vacsr.pretrained import SavedModel, check_start, encoder_spec, write_model_folder
+from vacsr.pretrained import SavedModel, check_start, encoder_spec, read_card, weights_digest, write_model_folder
 from vacsr.provenance import UNKNOWN, Provenance
 
 Side = Literal["image", "text"]
+_MODULES = [{"idx": 0, "name": "0", "path": "", "type": "vacsr.sentence_transformers.Matcher"}]
+"""modules.json, by which sentence-transformers opens a model folder."""
 
 
 class Heads(nn.Module):
@@ -120,6 +126,9 @@ class MatchingModel(Network):
         self.provenance = provenance
         self.method = method
         self.second: Network | None = None
+        self.made: Made | None = None
+        """Of the run that trained it, for the model card."""
+        self._loaded = ("", "", "")  # the revision, the checksum and the card of what was loaded
 
     def __repr__(self) -> str:
         source = self.backbone.name or self.provenance.backbone or "features"
@@ -169,8 +178,41 @@ class MatchingModel(Network):
                 model.add_variance(start=head.log_var_start, norm=head.variance_norm)
         return model
 
+    def identity(self) -> dict[str, str]:
+        """Which weights these are: ``weights``, their SHA-256, and of unchanged ones from the Hub the ``revision``."""
+        weights, (revision, loaded, _) = weights_digest(self.state_dict()), self._loaded
+        return {"weights": weights, **({"revision": revision} if revision and weights == loaded else {})}
+
+    def card(self) -> str:
+        """README.md: the one that was loaded while it has the weights' checksum, which you may have edited, or anew."""
+        known, loaded = self.identity(), self._loaded[2]
+        if self.made is None and known["weights"] in loaded:
+            return loaded
+        width = f"{self.config.head.dim} dimensions"
+        width += f", {self.dim // self.config.head.dim} times, averaged" * (self.dim > self.config.head.dim)
+        towers = "two towers, " * self.has_towers
+        return model_card(
+            self.method.config.name, self.backbone, spec=self.config.spec, made=self.made, **known,
+            size=f"{self.count_parameters():,} parameters: {towers}heads to {width}, and those of the method.",
+        )  # fmt: skip
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json, model.safetensors and a model card; a reader never sees a partial write."""
+        self._save(Path(folder), self.card())
+
+    def push_to_hub(self, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Save it into one commit of a Hub repository, ``user/model`` or ``user/model@branch``, made if needed.
+
+        Returns ``user/model@commit``, which :meth:`from_pretrained` reads. ``private`` is about a new repository.
+        """
+        target = hub_id(repo)
+        if target is None:
+            raise UsageError(f"{repo!r} is no Hub id, or a folder here — write user/model")
+        with tempfile.TemporaryDirectory() as folder:
+            self._save(Path(folder), self.card().replace(PLACE, target.repo))
+            return upload(Path(folder), target, private=private, token=token)
+
+    def _save(self, folder: Path, card: str) -> None:
         method = self.method.config
         kind = type(self.method.each[0] if isinstance(self.method, Members) else self.method)
         if method_entry(method.name).method is not kind:
@@ -181,8 +223,12 @@ class MatchingModel(Network):
             "backbone": self.config.model_copy(update={"start": ""}).model_dump(mode="json"),  # no longer needed
             "method": method.model_dump(mode="json"),
             "provenance": vars(self.provenance),
+            "revision": self.identity().get("revision", "") if self._loaded[0] else "",
         }
-        write_model_folder(Path(folder), config, self.state_dict(), card=model_card(self), backbone=self.backbone)
+        texts = {"README.md": card}
+        if self.backbone.reads_photos:
+            texts["modules.json"] = json.dumps(_MODULES, indent=2)
+        write_model_folder(folder, config, self.state_dict(), texts=texts, backbone=self.backbone)
 
     @classmethod
     def from_encoders(cls, spec: str) -> Self:
@@ -201,11 +247,14 @@ class MatchingModel(Network):
         return cls(backbone, build_method(method, dim=backbone.image_dim), config=config).eval()
 
     @classmethod
-    def from_pretrained(cls, source: str | Path) -> Self:
-        """Read what :meth:`save_pretrained` wrote: a model folder, or a run folder, whose ``model/`` is taken.
+    def from_pretrained(cls, source: str | Path, *, revision: str | None = None) -> Self:
+        """Read what :meth:`save_pretrained` wrote: a model folder, a run folder (its ``model/``), or a Hub id.
 
-        What :func:`vacsr.pretrained.encoder_spec` knows needs no training: see :meth:`from_encoders`.
+        ``revision``: a branch, tag or commit on the Hub; ``user/model@revision`` is the same. With ``HF_HUB_OFFLINE=1``
+        ids are read from the cache. What :func:`vacsr.pretrained.encoder_spec` knows needs no training: see
+        :meth:`from_encoders`.
         """
+        source = str(hub_id(source, revision) or source)
         spec = encoder_spec(source)
         if spec is not None:
             return cls.from_encoders(spec)
@@ -220,6 +269,7 @@ class MatchingModel(Network):
         except (KeyError, TypeError, RuntimeError) as error:
             message = f"{saved.folder}: weights and config.json do not fit together ({error})"
             raise DataError(f"{message} — save the model again") from error
+        model._loaded = (saved.revision, raw.get("weights", ""), read_card(saved.folder))
         return model.eval()
 
     @property
@@ -315,23 +365,3 @@ def choose_device(name: str | torch.device) -> torch.device:
     if device.type == "cuda" and device.index is not None and device.index >= (gpus := torch.cuda.device_count()):
         raise EnvironmentProblem(f"no GPU '{name}', there are {gpus} — use a number below {gpus}, or cuda")
     return device
-
-
-def model_card(model: MatchingModel) -> str:
-    """README.md of a model folder."""
-    backbone = model.backbone
-    source = backbone.name or model.provenance.backbone or "unknown embeddings"
-    parts = f"{'two towers, ' * model.has_towers}two projection heads to {model.config.head.dim} dimensions"
-    parts += f", {model.dim // model.config.head.dim} times, averaged," * (model.dim > model.config.head.dim)
-    inputs = (
-        "scorer.score_all(['photo.jpg'], ['a dog on a beach'])"
-        if model.has_towers
-        else f"scorer.score_all(images, texts)  # images [I, {backbone.image_dim}], texts [T, {backbone.text_dim}]"
-    )
-    return (
-        "---\nlibrary_name: vacsr\ntags: [image-text-retrieval, uncertainty]\n---\n"
-        f"# {model.method.config.name} on {source}\n\n"
-        f"{model.count_parameters():,} parameters: {parts} and those of the method.\n\n"
-        "```python\nimport vacsr\nscorer = vacsr.PairScorer.from_pretrained('PATH')\n"
-        f"scores = {inputs}\n```\n"
-    )

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from vacsr.backbones import Backbone
 from vacsr.config import BackboneConfig
 from vacsr.errors import DataError, UsageError
-from vacsr.files import atomic_paths, json_text, read_json, read_tensors, save_tensors
+from vacsr.files import atomic_paths, json_text, read_json, read_tensors, read_text, save_tensors
+from vacsr.hub import download, hub_id, published_config
 
 SCHEMA = 1
 ASSETS = "backbone"
 """Subfolder with tower configurations and tokenizer."""
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_folder(folder: Path) -> Path:
-    """The folder with config.json: a model folder itself, or ``model/`` in a run folder."""
+    """The folder with config.json: a model folder itself, ``model/`` in a run folder, or what a Hub id is cached in."""
+    published = hub_id(folder)
+    folder = folder if published is None else download(published)
     for candidate in (folder / "model", folder):
         if (candidate / "config.json").is_file():
             return candidate
@@ -36,9 +38,10 @@ def model_folder(folder: Path) -> Path:
 
 
 def encoder_spec(source: str | Path) -> str | None:
-    """The backbone spec of encoders that are used without training; None for a run folder or a model folder.
+    """The backbone spec of encoders that are used without training; None for a trained model or run.
 
     ``clip:ID_OR_FOLDER`` and ``towers:IMAGE,TEXT`` as they are, and a checkpoint of transformers by its folder or id.
+    Of an id that is not in the cache, config.json is downloaded.
     """
     text, folder = str(source), Path(source).expanduser()
     if text.startswith(("clip:", "towers:")):
@@ -47,8 +50,12 @@ def encoder_spec(source: str | Path) -> str | None:
         config = folder / "config.json"
         foreign = config.is_file() and "model_type" in read_json(config)
         return f"clip:{folder}" if foreign else None
-    is_id = _HUB_ID.fullmatch(text) is not None and not text.startswith("runs/") and not folder.parent.is_dir()
-    return f"clip:{text}" if is_id else None
+    published = hub_id(source)
+    if published is None or "model_type" not in published_config(published):
+        return None
+    if published.revision:
+        raise UsageError(f"{text} is a checkpoint of transformers — download that revision, and give the folder")
+    return f"clip:{text}"
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
@@ -56,21 +63,33 @@ def config_digest(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
+def weights_digest(tensors: Mapping[str, Tensor], *, start: str = "") -> str:
+    """SHA-256 of named tensors, whatever device they are on and file they are in."""
+    digest = hashlib.sha256(start.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 class SavedModel(NamedTuple):
     """A model folder, its config read, its weights not yet."""
 
     folder: Path
     config: dict[str, Any]
+    revision: str = ""  # user/model@commit, if it comes from the Hub
 
     @classmethod
-    def open(cls, folder: str | Path) -> SavedModel:
-        """A model folder or a run folder."""
-        folder = model_folder(Path(folder).expanduser())
+    def open(cls, source: str | Path) -> SavedModel:
+        """A model folder, a run folder, or a Hub id, which is downloaded."""
+        published = hub_id(source)
+        folder = model_folder(Path(source).expanduser())
         config = read_json(folder / "config.json")
         if config.get("schema") != SCHEMA:
             message = f"{folder}/config.json was not written by this version of vacsr"
             raise DataError(f"{message} — save or train the model again with it")
-        return cls(folder, config)
+        revision = config.get("revision", "") if published is None else f"{published.repo}@{folder.name}"
+        return cls(folder, config, revision)
 
     @property
     def assets(self) -> Path:
@@ -82,6 +101,9 @@ class SavedModel(NamedTuple):
         tensors, metadata = read_tensors(self.folder / "model.safetensors")
         if metadata.get("config") != config_digest(self.config):
             raise DataError(f"{self.folder}: config.json and weights were not saved together — save the model again")
+        if self.config.get("weights", expected := weights_digest(tensors)) != expected:
+            message = f"the weights in {self.folder} are not those that were saved (SHA-256 {expected[:12]}…)"
+            raise DataError(f"{message} — delete this copy, then copy or download it again")
         for name, expected in self.config.get("assets", {}).items():
             path = self.assets / name
             if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
@@ -102,6 +124,14 @@ class SavedModel(NamedTuple):
             raise DataError(f"{message} — start from a model with the same backbone, pooling and head") from error
 
 
+def read_card(folder: Path) -> str:
+    """README.md of a model folder; "" where it has none that can be read."""
+    try:
+        return read_text(folder / "README.md", limit=1 << 20)
+    except DataError:
+        return ""
+
+
 def check_start(config: BackboneConfig, saved: BackboneConfig, *, folder: str | Path) -> None:
     """Refuse a backbone that differs from that of the model in ``folder``, which training starts from."""
     free = {"start", "weights", "augment", "checkpointing"}
@@ -113,12 +143,12 @@ def check_start(config: BackboneConfig, saved: BackboneConfig, *, folder: str | 
 
 
 def write_model_folder(
-    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, card: str = "",
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, texts: Mapping[str, str] | None = None,
     backbone: Backbone | None = None,
 ) -> None:  # fmt: skip
-    """Write config, weights, a card and what rebuilds the towers; a reader never sees a partial write."""
-    described = {"schema": SCHEMA, **config}
-    files = {"README.md": card.encode()} if card else {}
+    """Write config, weights, ``texts`` by file name and what rebuilds the towers; a reader never sees a part."""
+    described = {"schema": SCHEMA, **config, "weights": weights_digest(tensors)}
+    files = {name: text.encode() for name, text in (texts or {}).items()}
     if backbone is not None:
         with tempfile.TemporaryDirectory() as name:
             backbone.save_assets(Path(name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -52,6 +52,8 @@ class RetrievalReport:
     results: tuple[dict[str, Any], ...]
     outcomes: tuple[Outcomes, ...] = field(default=(), compare=False)
     """How each query did, in the order of the results; not part of the JSON."""
+    model: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Which weights were evaluated, see :meth:`vacsr.MatchingModel.identity`, where it is a trained model."""
 
     @property
     def temperature(self) -> Temperature | None:
@@ -85,8 +87,9 @@ class RetrievalReport:
         return f"RetrievalReport({'; '.join(rows)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """``{"schema": 1, "results": [...]}``, percent where a share."""
-        return {"schema": SCHEMA, "results": list(self.results)}
+        """``{"schema": 1, "model": {...}, "results": [...]}``, percent where a share; no model where it is unknown."""
+        model = {"model": dict(self.model)} if self.model else {}
+        return {"schema": SCHEMA, **model, "results": list(self.results)}
 
     def to_markdown(self, *, details: bool = True) -> str:
         """One row per protocol and split, with every metric but R-Precision, which mAP@R refines, and no empty column.

@@ -18,6 +18,7 @@ from vacsr.data.pairs import LabelledPairs
 from vacsr.errors import ConfigError, DataError, UsageError, VacsrError
 from vacsr.evaluate.report import markdown_table
 from vacsr.files import read_json, write_json
+from vacsr.hub import hub_id
 from vacsr.pretrained import encoder_spec, model_folder
 from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import Direction
@@ -116,7 +117,7 @@ def calibrate_run(
     home = _enclosing_run(run)
     if not trained and pairs is None:
         raise UsageError(f"{run} has no data of its own — name labelled pairs: --pairs SPEC")
-    path = out or _index_path(index) or (calibration_path(run) if trained else None)
+    path = out or _index_path(index) or (calibration_path(run) if trained and hub_id(run) is None else None)
     if path is None:
         message = f"{run} has no folder for a calibration"
         raise UsageError(f"{message} — fit it to an index (--index exact:FOLDER), or name a file: --out search.json")

@@ -6,7 +6,6 @@ checks that it behaves like the others.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -246,18 +245,15 @@ def held_kind(provenance: str) -> str:
 def model_digest(model: MatchingModel, *, method: bool = True) -> str:
     """A hash of weights and settings, the same wherever a model is loaded. Without ``method``: of what embeds."""
     from vacsr.backbones import scheme_of
+    from vacsr.pretrained import weights_digest
 
     settings = model.config.model_dump(mode="json", exclude=_NOT_EMBEDDING)
     if model.has_towers:
         settings["transform"] = model.backbone.transform.describe()
         if scheme_of(model.config.spec).pretrained:
             settings["spec"] = model.config.spec.partition(":")[0]  # wherever its files are
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        if method or not name.startswith("method."):
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:32]
+    tensors = {name: each for name, each in model.state_dict().items() if method or not name.startswith("method.")}
+    return weights_digest(tensors, start=json.dumps(settings, sort_keys=True))[:32]
 
 
 def embedding_provenance(model: MatchingModel, kind: str = "images") -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vacsr.backbones import load_backbone, scheme_of
+from vacsr.card import Made
 from vacsr.config import BackboneConfig, DataConfig, EvaluateConfig, MethodConfig, Recipe, TrainConfig
 from vacsr.config.io import dump_yaml, method_config, parse
 from vacsr.data import PairSet, PhotoSet, check_captioned, parse_spec, read_named, read_split, read_split_or_all
@@ -69,6 +70,9 @@ def run_recipe(recipe: Recipe, out: Path, *, resume: bool = False, progress: boo
         with matmul_precision("fp32"):  # metrics are compared across runs, however these were trained
             scorer = _scorer(task.model, recipe.evaluate, device=recipe.train.device)
             report = evaluate_splits(scorer, sets, recipe.evaluate, spec=recipe.data.pairs, dev=recipe.data.dev)
+        report = replace(report, model=task.model.identity())
+        task.model.made = Made(_differences(recipe), report.to_markdown(details=False))
+        write_text(out / "model" / "README.md", task.model.card())
         write_outcomes(out / "outcomes.safetensors", report.outcomes)
         write_json(out / "report.json", report.to_dict())
         report.warn_of_sigma()
@@ -162,6 +166,12 @@ def report_sets(recipe: Recipe, *, held_out: PairSet | PhotoSet | None = None) -
     return list(zip(sets, fitting, strict=True))
 
 
+def _differences(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe sets to other values than the defaults, as it would be written by hand."""
+    method = {"name": recipe.method.name, **recipe.method.model_dump(mode="json", exclude_defaults=True)}
+    return {**recipe.model_dump(mode="json", exclude_defaults=True), "method": method}
+
+
 def _open_folder(out: Path, recipe: Recipe, data: TrainingData, sets: ReportSets) -> None:
     """Write config.yaml and what belongs to it; the report of an earlier run is removed first."""
     for name in ("report.json", "outcomes.safetensors", "noise.safetensors", "skipped.json"):
@@ -214,7 +224,8 @@ def evaluate_run(
     earlier = read_json(run / "report.json") if (run / "report.json").is_file() else {}
     fitted = RetrievalReport(tuple(earlier.get("results", ()))).temperature  # to the dev split, if it was
     spec = pairs or run_pairs(run)
-    return evaluate_splits(scorer, [(data, tuple(protocols))], config, spec=spec, temperature=fitted)
+    report = evaluate_splits(scorer, [(data, tuple(protocols))], config, spec=spec, temperature=fitted)
+    return replace(report, model=scorer.model.identity())
 
 
 def _scorer(model: MatchingModel, config: EvaluateConfig, *, device: str) -> PairScorer:
