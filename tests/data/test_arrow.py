@@ -136,6 +136,7 @@ def test_unusable_rows_are_left_out_or_refused(
     table: dict[str, list[Any]], photos_of: PhotosOf, refused: Refused, tmp_path: Path
 ) -> None:
     table["image"][1], table["caption"][2], table["caption"][3] = None, [], [" "]
+    table["caption_id"] = [["a", "b"], ["c"], [], ["d"]]
     spec = f"parquet:{write(tmp_path / 't.parquet', table)}"
     refused(spec, "t.parquet", "row 1", "no text", "row 2: no caption")
     with pytest.warns(UserWarning, match="left out"):
@@ -192,6 +193,21 @@ def test_a_folder_of_images(hub: Any, draw: Draw, photos_of: PhotosOf, tmp_path:
     for name in ("dev", "validation"):
         assert photos_of(spec, split=name).captions == ("white",)
     assert photos_of(f"{spec},split=train").photos.name(0) == f"{tmp_path}/d/train/red.png"
+
+
+def test_files_elsewhere_have_ids_by_their_folders(
+    draw: Draw, photos_of: PhotosOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a library downloads them; a path with .. starts at the table."""
+    files = [draw(tmp_path / "cache" / f"{one}/1.png", one) for one in COLOURS]
+    columns = {"image": [str(file) for file in files], "caption": list(COLOURS)}
+    (tmp_path / "t").mkdir()
+    pairs = photos_of(f"parquet:{write(tmp_path / 't/t.parquet', columns)}")
+    assert (colours(pairs), pairs.image_ids[0]) == (RGB, "red/1.png")
+    columns["image"] = [f"../cache/{one}/1.png" for one in COLOURS]
+    monkeypatch.chdir(tmp_path)
+    assert colours(photos_of(f"parquet:{write(tmp_path / 't/t.parquet', columns)}")) == RGB
+    assert colours(photos_of(f"parquet:{tmp_path}/t/t.parquet,root={tmp_path}/t")) == RGB
 
 
 def test_saved_data_keep_the_chosen_rows(

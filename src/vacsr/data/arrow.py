@@ -239,7 +239,7 @@ def _cells(table: Any, columns: Columns, *, source: str, split: str) -> dict[str
 def _captions(cells: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """One row per caption; a blank one where there is none."""
     texts = _listed(cells["caption"]) or [""]
-    ids = _listed(cells["caption_id"]) if "caption_id" in cells else [None] * len(texts)
+    ids = _listed(cells["caption_id"]) or [where] if "caption_id" in cells else [None] * len(texts)
     if len(ids) != len(texts):
         raise DataError(f"{where} has {len(texts)} captions and {len(ids)} caption ids — give one each")
     return [{"caption": t, "caption_id": i, "split": cells["split"]} for t, i in zip(texts, ids, strict=True)]
@@ -259,19 +259,28 @@ def _photos(table: Any, columns: Columns, *, source: str, split: str, root: Path
     data, paths = _bytes_and_paths(table[columns.image], columns.image, source=source)
     sizes = [None] * len(table) if data is None else _pyarrow().compute.binary_length(data).to_pylist()
     ids = table[columns.id].to_pylist() if columns.id in table.column_names else None
+    folders = [os.path.dirname(path) for size, path in zip(sizes, paths, strict=True) if path and _is_file(size, path)]
+    root = Path(os.path.abspath(root))
+    base = Path(os.path.commonpath(folders)) if folders else root  # of what a library downloaded
+    base, before = (root, "") if base.is_relative_to(root) else (base, split)
+    photo: StoredPhoto
     for row, (size, path) in enumerate(zip(sizes, paths, strict=True)):
-        name = "/".join(filter(None, (split, str(row) if path is None else os.path.basename(path))))
-        inside = path and size is None and _inside(path, root)
-        photo: StoredPhoto
-        if inside:
-            name, photo = inside, FilePhoto(root, inside)
+        if path is not None and _is_file(size, path):
+            inside = os.path.relpath(path, base)
+            name, photo = os.path.join(before, inside), FilePhoto(base, inside)
         elif path and size is None:
-            photo = FilePhoto(Path(path).parent, os.path.basename(path))
+            name, photo = path, FilePhoto(root, path)
         else:
+            name = os.path.join(split, os.path.basename(path) if path else str(row))
             photo = CellPhoto(data, name, row, -1 if size is None else size, source)
         if ids is not None and ids[row] is None:
             raise DataError(f"{source}, row {row} has no {columns.id} — give every row one, or name another: id=COLUMN")
         yield (name if ids is None else str(ids[row])), photo
+
+
+def _is_file(size: int | None, path: str) -> bool:
+    """Not bytes, but a path that needs no root."""
+    return size is None and os.path.isabs(path)
 
 
 def _bytes_and_paths(cells: Any, name: str, *, source: str) -> tuple[Any, list[str | None]]:
@@ -284,9 +293,3 @@ def _bytes_and_paths(cells: Any, name: str, *, source: str) -> tuple[Any, list[s
         message = f"{source}: column {name!r} holds {cells.type}, expected photos as bytes or paths"
         raise DataError(f"{message} — name another: image=COLUMN")
     return data if is_bytes else None, paths.to_pylist() if is_text else [None] * len(cells)
-
-
-def _inside(path: str, root: Path) -> str | None:
-    """A path relative to the root, if it is in there."""
-    relative = os.path.relpath(path, root) if os.path.isabs(path) else path
-    return None if relative.startswith("..") else relative
