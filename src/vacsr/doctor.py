@@ -20,10 +20,12 @@ from packaging.version import Version
 
 EXTRAS = {
     "clip": "CLIP and other towers",
+    "datasets": "data sets of the Hub",
     "eval": "ECCV Caption",
     "faiss": "a FAISS index",
     "kernels": "Triton kernels",
     "milvus": "a Milvus index",
+    "mteb": "the benchmark MIEB",
     "parquet": "data frames and Parquet files",
     "pgvector": "an index in PostgreSQL",
     "qdrant": "a Qdrant index",

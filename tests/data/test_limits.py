@@ -40,6 +40,7 @@ def sparse(path: Path, size: int = 20 << 30) -> Path:
         ("Flickr8k.token.txt", "flickr8k:{}", TABLE_BYTES + 1),
         ("dataset_coco.json", "coco:{}", JSON_BYTES + 1),
         ("f.safetensors", "features:{}/f.safetensors", 1 << 42),
+        ("t.parquet", "parquet:{}/t.parquet", 1 << 42),
         ("i.npy", "features:{}/i.npy,text={}/i.npy", 1 << 42),
     ],
 )

@@ -65,7 +65,7 @@ def test_embeddings_are_read_again(vacsr: Command, models: Models, features: str
     assert after.provenance == before.provenance
 
 
-@pytest.mark.parametrize("target", ["clean/data.csv", "shards"])
+@pytest.mark.parametrize("target", ["clean/data.csv", "clean/data.parquet", "shards"])
 def test_photos_are_read_again(target: str, vacsr: Command, models: Models, tmp_path: Path) -> None:
     spec = own_photos(tmp_path, split="train")
     shutil.copy(tmp_path / "1.png", tmp_path / "2.png")

@@ -71,7 +71,9 @@ def audit(
 def filter(
     run: RunFolder,
     pairs: Annotated[str, typer.Option(metavar="SPEC", help="The data to clean; see docs/data.md.")],
-    out: Annotated[Path, typer.Option(help="FILE.csv, a folder for shards, or FILE.safetensors for embeddings.")],
+    out: Annotated[
+        Path, typer.Option(help="FILE.csv, FILE.parquet, a folder for shards; embeddings: FILE.safetensors.")
+    ],
     keep: Annotated[
         str | None,
         typer.Option(metavar="SHARE", help="Keep this share of the captions, the least suspected: 0.3 or 30%."),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vacsr.config import DataConfig
 from vacsr.config.io import parse
-from vacsr.data import coco, features, flickr, scenes, shards, synthetic, tables  # noqa: F401, each registers its formats
+from vacsr.data import arrow, coco, features, flickr, scenes, shards, synthetic, tables  # noqa: F401, each registers its formats
 from vacsr.data.formats import FORMATS, OnError, parse_spec
 from vacsr.data.pairs import PairSet
 from vacsr.data.photos import PhotoSet, without_unreadable
@@ -32,7 +32,8 @@ def load_pairs(
 
     Features (:class:`PairSet`): ``features:FILE[,captions=FILE][,text=FILE]`` reads cached embeddings, ``synthetic:``
     generates them. Photos (:class:`PhotoSet`): ``coco:ROOT``, ``flickr8k:ROOT``, ``csv:FILE``, ``jsonl:FILE``,
-    ``folder:DIR``, ``shards:PATTERN``, and ``scenes:``, which are drawn. ``split`` None or "all" gives everything.
+    ``parquet:FILE``, ``hf:DATASET``, ``folder:DIR``, ``shards:PATTERN``, and ``scenes:``, which are drawn. ``split``
+    None or "all" gives everything.
     ``photos:DIR`` has no captions and is refused, see :func:`load_images`.
 
     ``on_error``: missing photos and blank captions are an error, or with "skip" are left out with a warning and listed

@@ -39,6 +39,7 @@ class Format:
     path_options: tuple[str, ...] = ()  # name files or folders; an index stores them as absolute paths
     suffix: str = ""  # of its files, to recognize a path that is given without a scheme
     captioned: bool = True
+    hub: bool = False  # the path may be an id of the Hub
 
     def all_options(self) -> tuple[str, ...]:
         """Plain options, then paths, then ``split``."""
@@ -62,6 +63,7 @@ def register(
     path_options: tuple[str, ...] = (),
     suffix: str = "",
     captioned: bool = True,
+    hub: bool = False,
     formats: dict[str, Format] = FORMATS,
 ) -> Callable[[L], L]:
     """Decorate a loader: make it the format of a scheme. See :class:`Format` for the arguments."""
@@ -69,7 +71,7 @@ def register(
     def enter(load: L) -> L:
         if scheme in formats:
             raise ValueError(f"format {scheme!r} exists already — register every scheme once")
-        formats[scheme] = Format(scheme, load, path, options, path_options, suffix, captioned)
+        formats[scheme] = Format(scheme, load, path, options, path_options, suffix, captioned, hub)
         return load
 
     return enter
@@ -134,7 +136,8 @@ class Spec:
         options |= {name: _absolute(options[name]) for name in self.format.path_options if name in options}
         if options.get("split") == "all":
             del options["split"]
-        return replace(self, path=_absolute(self.path) if self.path else "", options=options)
+        local = self.path and not (self.format.hub and not self.location.exists())
+        return replace(self, path=_absolute(self.path) if local else self.path, options=options)
 
     def __str__(self) -> str:
         options = [f"{name}={value}" for name, value in self.options.items()]

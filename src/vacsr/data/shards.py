@@ -173,7 +173,7 @@ def write_shards(pairs: PhotoSet, folder: str | Path, *, per_shard: int = 1000, 
 
 def _add_sample(tar: tarfile.TarFile, pairs: PhotoSet, row: int, *, captions: Sequence[int], format: Format) -> None:
     """Photo, ``.json`` and ``.txt`` of one sample; headers depend on neither time nor user."""
-    kind, data = _encoded(pairs, row, format=format)
+    kind, data = encoded_photo(pairs, row, format=format)
     texts = [pairs.captions[caption] for caption in captions]
     caption_ids = [pairs.caption_ids[caption] for caption in captions]
     facts: dict[str, Any] = {"id": pairs.image_ids[row], "captions": texts, "caption_ids": caption_ids}
@@ -187,7 +187,7 @@ def _add_sample(tar: tarfile.TarFile, pairs: PhotoSet, row: int, *, captions: Se
         tar.addfile(header, io.BytesIO(content))
 
 
-def _encoded(pairs: PhotoSet, row: int, *, format: Format) -> tuple[str, bytes]:
+def encoded_photo(pairs: PhotoSet, row: int, *, format: Format) -> tuple[str, bytes]:
     """The suffix and the bytes of a photo, as stored if its format fits."""
     if isinstance(pairs.photos, StoredPhotos):
         data = pairs.photos.items[row].read()

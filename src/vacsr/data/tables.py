@@ -178,7 +178,7 @@ def read_captions(path: str | Path, *, photos: bool = False) -> CaptionTable:
     blank ones), and their column ``image_id``, if any, gives the ids of images.
     """
     file = Path(path).expanduser()
-    return _read_json(file) if file.suffix.lower() == ".json" else _table_of_rows(read_rows(file), photos=photos)
+    return _read_json(file) if file.suffix.lower() == ".json" else table_of_rows(read_rows(file), photos=photos)
 
 
 def _read_json(path: Path) -> CaptionTable:
@@ -253,7 +253,7 @@ def _read_jsonl(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]
             yield number, row
 
 
-def _table_of_rows(table: Rows, *, photos: bool) -> CaptionTable:
+def table_of_rows(table: Rows, *, photos: bool) -> CaptionTable:
     """Gather caption rows by image."""
     columns = list(dict.fromkeys(str(name) for row in table.rows for name in row))
     needed = ("image", "caption") if photos else ("image",)

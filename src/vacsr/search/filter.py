@@ -12,10 +12,13 @@ from torch import Tensor
 
 from vacsr.data import PairSet, PhotoSet, write_shards
 from vacsr.data.archives import FilePhoto, StoredPhotos
+from vacsr.data.arrow import write_parquet
 from vacsr.data.features import write_features
 from vacsr.errors import DataError, UsageError
 from vacsr.files import write_text
 from vacsr.search.audit import AuditRows
+
+_TABLES = (".csv", ".parquet")
 
 
 def parse_share(option: str, text: str) -> float:
@@ -61,12 +64,15 @@ def choose_captions(rows: AuditRows, *, keep: float | None = None, max_wrong: fl
 def check_target(pairs: PairSet | PhotoSet, out: Path) -> None:
     """Refuse an output that cannot hold the data, before the work."""
     kind = out.suffix.lower()
-    if isinstance(pairs, PairSet) != (kind == ".safetensors") or kind not in ("", ".csv", ".safetensors"):
+    if isinstance(pairs, PairSet) != (kind == ".safetensors") or kind not in ("", *_TABLES, ".safetensors"):
         raise UsageError(
-            f"--out {out} cannot hold these data — name FILE.csv or a folder; for embeddings, FILE.safetensors"
+            f"--out {out} cannot hold these data — name FILE.csv, FILE.parquet or a folder; "
+            "for embeddings, FILE.safetensors"
         )
     if kind == ".csv" and isinstance(pairs, PhotoSet) and not _are_files(pairs):
-        raise UsageError(f"--out {out}: these photos are no files of their own — name a folder, for shards")
+        raise UsageError(
+            f"--out {out}: these photos are no files of their own — name FILE.parquet, or a folder for shards"
+        )
 
 
 def _are_files(pairs: PhotoSet) -> bool:
@@ -76,7 +82,8 @@ def _are_files(pairs: PhotoSet) -> bool:
 def write_pairs(pairs: PairSet | PhotoSet, out: Path) -> str:
     """Write a data set, and return the SPEC that reads it.
 
-    Photos go to a ``.csv`` file, which names their files relative to itself, or to a folder of webdataset shards.
+    Photos go to a ``.csv`` file, which names their files relative to itself, to a ``.parquet`` file, which holds them,
+    or to a folder of webdataset shards.
     Embeddings go to a ``.safetensors`` file, with their ids and captions in a ``.csv`` file beside it.
     """
     check_target(pairs, out)
@@ -97,6 +104,9 @@ def write_pairs(pairs: PairSet | PhotoSet, out: Path) -> str:
             ),
         )
         return f"csv:{out}"
+    if out.suffix.lower() == ".parquet":
+        write_parquet(pairs, out)
+        return f"parquet:{out}"
     write_shards(pairs, out)
     return f"shards:{out}/*.tar"
 
