@@ -39,7 +39,6 @@ from torch import Tensor
 
 from _common import finish, log, parser, timed
 from vacsr.bench import BenchResult, describe_device, seconds
-from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.data import PairSet
 from vacsr.methods import build_method
@@ -141,8 +140,9 @@ def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 def calibrated(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """A calibration and searches with it, for a method that scores by cosine and for the adapter."""
-    vectors = drawn(args.vectors, args.dim, clusters=args.clusters, seed=1)
-    index, _ = filled(f"exact:{folder / 'full'}", vectors, dtype=None)
+    every = drawn(args.vectors, args.dim, clusters=args.clusters, seed=1)
+    index, _ = filled(f"exact:{folder / 'full'}", every, dtype=None)
+    del every
     images = drawn(args.calibrate + 200, args.dim, clusters=args.clusters, seed=3)
     noise = torch.randn(2, *images.shape, generator=torch.Generator().manual_seed(4))
     texts = torch.nn.functional.normalize(images + 0.065 * noise, dim=2).transpose(0, 1).flatten(0, 1)
@@ -153,10 +153,10 @@ def calibrated(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     )
     pairs = PairSet(images, texts, *ids, owner).subset(range(args.calibrate))
     rows: list[dict[str, Any]] = []
-    for name in ("infonce", "vacsr"):
-        config = BackboneConfig(image_scaling="none", text_scaling="none", head=HeadConfig(kind="none", dim=args.dim))
-        dims = {"image_dim": args.dim, "text_dim": args.dim}
-        scorer = PairScorer(MatchingModel.build(method_config({"name": name}), config, **dims), device="cpu")
+    model = MatchingModel.from_vectors(args.dim)
+    dims = {"image_dim": args.dim, "text_dim": args.dim}
+    adapter = MatchingModel.build(method_config({"name": "vacsr"}), model.config, **dims)
+    for name, scorer in (("cosine", PairScorer(model, device="cpu")), ("vacsr", PairScorer(adapter, device="cpu"))):
         log(f"calibrating {name}")
         fitted, (seconds, cpu) = timed(partial(calibrate, scorer, pairs, index=index))
         assert fitted.t2i is not None

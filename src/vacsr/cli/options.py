@@ -55,7 +55,7 @@ def load_scorer(run: Path, *, device: str) -> PairScorer:
 def note_untrained(scorer: PairScorer) -> None:
     """What cosine scores lack, in one line, for a model that is only its encoders."""
     if scorer.model.untrained:
-        say_untrained(scorer.model.backbone.name or scorer.model.provenance.backbone or "an encoder of vectors")
+        say_untrained(scorer.model.backbone.name or scorer.model.provenance.backbone or "this encoder")
 
 
 def say_untrained(name: str) -> None:

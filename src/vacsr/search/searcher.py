@@ -171,12 +171,12 @@ class Searcher:
 
     @classmethod
     def from_pretrained(
-        cls, run: str | Path, index: VectorIndex, *, calibration: Path | None = None, device: str = "auto"
+        cls, run: str | Path, index: VectorIndex, *, calibration: str | Path | None = None, device: str = "auto"
     ) -> Searcher:
         """From RUN, with a calibration: of this file, or else that of the index or the model if there is one."""
         searcher = cls(PairScorer.from_pretrained(run, device=device), index)
         if calibration is not None:
-            searcher.calibration = read_calibration(calibration, model=model_digest(searcher.scorer.model))
+            searcher.calibration = read_calibration(Path(calibration), model=model_digest(searcher.scorer.model))
         else:
             searcher._files = calibration_paths(Path(run), index)
             searcher.refresh_calibration()
