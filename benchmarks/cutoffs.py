@@ -1,12 +1,16 @@
 """Do cutoffs and answer sets hold on images that nothing was fitted to, and how much do they show? Many random halves.
 
-    python benchmarks/cutoffs.py RUN --pairs SPEC --sizes 50 200 1000 2400 5000 12000 --rounds 200 --json FILE
+    python benchmarks/cutoffs.py RUN --pairs SPEC --rounds 200 --json FILE
 
 The images of dev and test are cut in half by image: one half fits, the other counts. Images of the training split fill
 larger galleries, as items that nobody asks for. Every query has its own random gallery of each size, drawn once.
 
-The rivals have the same certificate: a flat cutoff of the cosine, fitted at each size; and a cutoff of the softmax over
-the candidates at the temperature of the loss, fitted at 1,000 items. RUN is a run on the cached features of SPEC.
+Two rivals have the same certificate: a flat cutoff of the cosine, fitted at each size; and a cutoff of the softmax over
+the candidates at the temperature of the loss, fitted at 1,000 items. The third is SigLIP's probability, sigmoid(scale ·
+cosine + bias), fitted at 1,000 items and shown from 0.5 on without any certificate, as it is used. In the order of
+hits it is the cosine, so with a certificate it would be the first rival.
+
+RUN is a run on the cached features of SPEC.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import softmax
+from scipy.optimize import minimize
+from scipy.special import expit, softmax
 
 from _common import keep, parser
 from vacsr.data import PairSet, load_pairs
@@ -32,7 +37,8 @@ CAPTIONS = 2
 """Of each image that ask."""
 WIDTH = 200
 ONE_SIZE = 1000
-"""At which the cutoff of the softmax is fitted."""
+"""At which the cutoff of the softmax and SigLIP's probability are fitted."""
+WAYS = ("vacsr", "flat cosine", "softmax", "sigmoid")
 
 
 def split(spec: str, name: str) -> PairSet:
@@ -100,10 +106,8 @@ def rounds(lists: list[Lists], temperature: float, *, count: int) -> Iterator[di
         half = np.random.default_rng(seed).permutation(images)[: len(images) // 2]
         fits = np.isin(lists[0].image, half)
         fitted = fit_direction([some(part, fits) for part in lists], settings)
-        soft: dict[str, float | None] = {"softmax": None}
-        for part in lists:
-            if part.size == ONE_SIZE:
-                soft["softmax"] = find_cutoff(softened(some(part, fits), temperature), **goal)
+        (one,) = (some(part, fits) for part in lists if part.size == ONE_SIZE)
+        soft, even = find_cutoff(softened(one, temperature), **goal), even_odds(one)
         for part in lists:
             here, there = some(part, fits), some(part, ~fits)
             row = check_size(there, fitted)
@@ -114,8 +118,11 @@ def rounds(lists: list[Lists], temperature: float, *, count: int) -> Iterator[di
             }  # fmt: skip
             flat = find_cutoff(plain(here), **goal)
             yield {"seed": seed, "size": part.size, "way": "flat cosine", **counted(plain(there), flat)}
-            same = counted(softened(there, temperature), soft["softmax"])
-            yield {"seed": seed, "size": part.size, "way": "softmax", **same}
+            yield {
+                "seed": seed, "size": part.size, "way": "softmax", **counted(softened(there, temperature), soft),
+            }  # fmt: skip
+            likely = Graded(there.score, there.right, there.image)
+            yield {"seed": seed, "size": part.size, "way": "sigmoid", **counted(likely, even)}
 
 
 def plain(lists: Lists) -> Graded:
@@ -124,6 +131,21 @@ def plain(lists: Lists) -> Graded:
 
 def softened(lists: Lists, temperature: float) -> Graded:
     return Graded(softmax(lists.score / temperature, axis=1)[:, :DEPTH], lists.right[:, :DEPTH], lists.image)
+
+
+def even_odds(lists: Lists) -> float:
+    """The cosine at which sigmoid(scale · cosine + bias), fitted by likelihood to all candidates, is one half."""
+    score, right = lists.score.ravel(), lists.right.ravel().astype(np.float64)
+    mean, spread = score.mean(), score.std()
+    value = (score - mean) / spread
+
+    def loss(weight: np.ndarray) -> tuple[float, np.ndarray]:
+        logit = weight[0] * value + weight[1]
+        error = expit(logit) - right
+        return float((np.logaddexp(0, logit) - right * logit).sum()), np.array([error @ value, error.sum()])
+
+    scale, bias = minimize(loss, np.array([1.0, -5.0]), jac=True, method="L-BFGS-B").x
+    return float(mean - spread * bias / scale)
 
 
 def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -159,7 +181,7 @@ def main() -> None:
     lists, temperature = all_lists(scorer, args.pairs, args.sizes)
     records = list(rounds(lists, temperature, count=args.rounds))
     for size in args.sizes:
-        for way in ("vacsr", "flat cosine", "softmax"):
+        for way in WAYS:
             result = summary([r for r in records if (r["size"], r["way"]) == (size, way)])
             print(size, way, {key: round(value, 4) for key, value in result.items() if value is not None}, flush=True)
             keep(args.json, {"name": args.name or args.run.name, "size": size, "way": way, **result}, keys=KEYS)

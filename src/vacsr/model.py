@@ -233,7 +233,8 @@ class MatchingModel(Network):
     @classmethod
     def from_encoders(cls, spec: str) -> Self:
         """Pretrained encoders as they are, without training: ``clip:ID_OR_FOLDER``, or ``towers:IMAGE,TEXT`` that share
-        a space. The score is their cosine; inputs are prepared as in their own training."""
+        a space. The score is their cosine; inputs are prepared as in their own training.
+        """
         outputs = {"image_output": "projected", "text_output": "projected", "pooling": "cls", "resize": "center"}
         config = parse(BackboneConfig, {"spec": spec, **outputs})
         if not scheme_of(spec).pretrained:
@@ -245,6 +246,14 @@ class MatchingModel(Network):
         config = config.model_copy(update={"head": HeadConfig(kind="none", dim=backbone.image_dim)})
         method = method_config(dict(backbone.pretrained_loss) or {"name": "infonce", "learnable": False})
         return cls(backbone, build_method(method, dim=backbone.image_dim), config=config).eval()
+
+    @classmethod
+    def from_vectors(cls, dim: int, provenance: Provenance = UNKNOWN) -> Self:
+        """Encoders that are known only by vectors of images and texts in one space. It reads such, and their cosine is
+        the score."""
+        config = BackboneConfig(image_scaling="none", text_scaling="none", head=HeadConfig(kind="none", dim=dim))
+        method = method_config({"name": "infonce", "learnable": False})
+        return cls.build(method, config, image_dim=dim, text_dim=dim, provenance=provenance).eval()
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, revision: str | None = None) -> Self:

@@ -40,11 +40,12 @@ def model_folder(folder: Path) -> Path:
 def encoder_spec(source: str | Path) -> str | None:
     """The backbone spec of encoders that are used without training; None for a trained model or run.
 
-    ``clip:ID_OR_FOLDER`` and ``towers:IMAGE,TEXT`` as they are, and a checkpoint of transformers by its folder or id.
-    Of an id that is not in the cache, config.json is downloaded.
+    ``clip:ID_OR_FOLDER`` and ``towers:IMAGE,TEXT`` as they are, a checkpoint of transformers by its folder or id, and
+    encoders that are known by their vectors: ``features:FILE``. Of an id that is not in the cache, config.json is
+    downloaded.
     """
     text, folder = str(source), Path(source).expanduser()
-    if text.startswith(("clip:", "towers:")):
+    if text.startswith(("clip:", "towers:", "features:")):
         return text
     if folder.is_dir():
         config = folder / "config.json"

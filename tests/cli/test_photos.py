@@ -171,19 +171,20 @@ def test_a_search_says_what_is_confident_first(
         assert terminal or all(line.startswith("# ") != ("\t" in line) for line in lines)
         return [line.removeprefix("# ") for line in lines]
 
-    def use(**fields: Any) -> None:
+    def use(cutoff: float | None, certified: int = 0) -> None:
         stored = json.loads(file.read_text(encoding="utf-8"))
-        stored["t2i"] |= fields
+        sizes = [{**row, "cutoff": cutoff} for row in stored["t2i"]["sizes"]]
+        stored["t2i"] |= {"sizes": sizes, "certified": certified}
         file.write_text(json.dumps(stored), encoding="utf-8")
 
-    use(cutoff=None)
+    use(None)
     grades = [float(line.split()[2]) for line in search()[-5:]]
     assert grades == sorted(grades, reverse=True)
     assert search()[0].startswith("no confident match")
     (said,) = search("--policy", "confident")
     assert said.startswith("no confident match")
     assert search("--min-grade", 1)[1:] == ["no hit has a grade of 1 or more"]
-    use(cutoff=grades[1] - 1e-3, certified=1000)
+    use(grades[1] - 1e-3, certified=1000)
     said, guarantee, head, *hits = search()
     assert said.split() == [str(sum(grade >= grades[1] - 1e-3 for grade in grades)), "confident", "matches"]
     assert "at least 90% are right" in guarantee

@@ -22,7 +22,7 @@ from vacsr.search.calibrate import (
     fit_direction,
 )
 from vacsr.search.certify import Graded, find_cutoff
-from vacsr.search.galleries import Lists, simulated_lists
+from vacsr.search.galleries import Labelled, Lists, simulated_lists
 from vacsr.search.index import embedding_provenance, open_index
 
 
@@ -35,22 +35,25 @@ def drawn(size: int, *, queries: int = 2000, seed: int = 0, lead: float = 4.0) -
     return Lists(np.take_along_axis(score, order, 1), order == 0, np.arange(queries) // 5, size)
 
 
-def test_one_cutoff_keeps_the_precision_in_every_gallery() -> None:
+def test_cutoffs_keep_the_precision_in_every_gallery() -> None:
     sizes = [20, 100, 500]
     settings = CalibrateSettings()
     fitted = fit_direction([drawn(size) for size in sizes], settings)
-    assert fitted.cutoff is not None
     assert [row.size for row in fitted.sizes] == sizes
+    strictest = 0.0
     for size, row in zip(sizes, fitted.sizes, strict=True):
         graded = drawn(size).graded(fitted.model)
         own = find_cutoff(Graded(graded.grade[:, :DEPTH], graded.right[:, :DEPTH], graded.image), **goal(settings))
-        assert own is None or own <= fitted.cutoff, "the strictest that any size needs"
+        assert own is not None
+        strictest = max(strictest, own)
+        assert row.cutoff == fitted.cutoff(size) == strictest, "the strictest that a gallery up to this size needs"
         fresh = check_size(drawn(size, seed=1), fitted)
         assert fresh.precision is not None
         assert min(row.precision or 0, fresh.precision) >= 0.9
         assert fresh.answered > 0.2
         assert fresh.held == pytest.approx(0.9, abs=0.04)
         assert fresh.set_cutoff == row.set_cutoff
+    assert fitted.cutoff(5000) == fitted.cutoff(500) == strictest
     larger = check_size(drawn(5000, seed=2, queries=500), fitted)
     assert larger.precision is None or larger.precision > 0.85, "grades adapt to a gallery that was not searched"
     assert larger.held is None, "and there is no answer set for it"
@@ -64,26 +67,26 @@ def test_what_a_row_counts() -> None:
     lists = drawn(50)
     fitted = fit_direction([lists], CalibrateSettings(coverage=0.8))
     row, grade = fitted.sizes[0], fitted.model.apply(lists.score)
-    shown = grade[:, :DEPTH] >= fitted.cutoff
+    shown = grade[:, :DEPTH] >= row.cutoff
     assert row.answered == pytest.approx(shown[:, 0].mean())
     assert (row.hits, row.r1) == (shown.sum(), lists.right[:, 0].mean())
     assert row.precision == pytest.approx(lists.right[:, :DEPTH][shown].mean())
     assert row.low <= row.precision <= row.high
     alone = fitted.model.apply(lists.without_matches().score)
-    assert row.silent == pytest.approx((alone[:, 0] < fitted.cutoff).mean())
+    assert row.silent == pytest.approx((alone[:, 0] < row.cutoff).mean())
     inside = grade >= row.set_cutoff
     assert row.held == pytest.approx((inside & lists.right).any(1).mean())
     assert row.set_size == pytest.approx(inside.sum(1).mean())
     assert fitted.answer_set(grade, 50) is not None
     np.testing.assert_array_equal(fitted.answer_set(grade, 50), inside.sum(1))
-    np.testing.assert_array_equal(fitted.confident(grade), (grade >= fitted.cutoff).sum(1))
+    np.testing.assert_array_equal(fitted.confident(grade, 50), (grade >= row.cutoff).sum(1))
 
 
 def test_nothing_is_confident_where_nothing_can_be_shown() -> None:
     noise = drawn(100, lead=0.0)
     fitted = fit_direction([noise], CalibrateSettings())
-    assert (fitted.cutoff, fitted.certified, fitted.sizes[0].silent) == (None, 0, 1.0)
-    assert (fitted.confident(fitted.model.apply(noise.score)) == 0).all()
+    assert (fitted.cutoff(100), fitted.certified, fitted.sizes[0].silent) == (None, 0, 1.0)
+    assert (fitted.confident(fitted.model.apply(noise.score), 100) == 0).all()
     assert not fitted.certifies(20)
 
 
@@ -129,7 +132,7 @@ def test_a_check_counts_on_other_pairs(scorer: PairScorer, pairs: PairSet) -> No
     other = replace(pairs.subset(range(60, 120)), split="other")
     checked = check_calibration(scorer, other, fitted)
     assert fitted.t2i is not None
-    lists = [*simulated_lists(scorer, other, candidates=20, seed=0, direction="t2i")]
+    lists = [*simulated_lists(scorer, Labelled.of(scorer, other), candidates=20, seed=0, direction="t2i")]
     assert [row.size for row in checked["t2i"]] == [part.size for part in lists]
     assert checked["t2i"][-1].r1 == pytest.approx(lists[-1].right[:, 0].mean())
     assert checked["t2i"][0] == check_size(lists[0], fitted.t2i)

@@ -57,9 +57,9 @@ def test_what_was_fitted_is_printed_with_what_it_is_worth(vacsr: Command, model:
     assert "at least 50% are right, with 90% confidence; 90% of the answer sets" in answer.out
     stored = json.loads((model / "search.json").read_text())
     assert stored["t2i"]["certified"] > 0
-    assert f"from a grade of {stored['t2i']['cutoff']:.2f}" in answer.out
+    assert f"certified for up to {stored['t2i']['certified']} items" in answer.out
     largest = stored["t2i"]["sizes"][-1]
-    assert f"| 60 | {largest['answered']:.1%} | {largest['precision']:.1%} |" in answer.out
+    assert f"| 60 | {largest['cutoff']:.2f} | {largest['answered']:.1%} | {largest['precision']:.1%} |" in answer.out
     assert answer.out.count("Checked on split test:") == 2
     assert str(model / "search.json") in answer.err
     assert "may have been trained on these pairs" in answer.err

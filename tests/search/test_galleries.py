@@ -13,7 +13,7 @@ from vacsr.errors import DataError
 from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import DIRECTIONS, Direction
 from vacsr.search.fill import fill_index
-from vacsr.search.galleries import Lists, searched_lists, simulated_lists, spread_over
+from vacsr.search.galleries import Labelled, Lists, searched_lists, simulated_lists, spread_over
 from vacsr.search.index import VectorIndex, embedding_provenance, open_index
 
 WIDTH = 30
@@ -31,7 +31,7 @@ def plain(scorer: PairScorer, pairs: PairSet, direction: Direction) -> tuple[np.
 def test_the_largest_gallery_is_a_search_of_everything(
     direction: Direction, scorer: PairScorer, pairs: PairSet
 ) -> None:
-    *_, lists = simulated_lists(scorer, pairs, candidates=WIDTH, seed=0, direction=direction)
+    *_, lists = simulated_lists(scorer, Labelled.of(scorer, pairs), candidates=WIDTH, seed=0, direction=direction)
     score, cosine, image = plain(scorer, pairs, direction)
     asked = np.arange(len(pairs.image_ids)) if direction == "i2t" else pairs.caption_image.numpy()
     assert (lists.size, lists.image.tolist()) == (score.shape[1], asked.tolist())
@@ -46,7 +46,7 @@ def test_the_largest_gallery_is_a_search_of_everything(
 def test_smaller_galleries_keep_ones_own_image_and_a_random_part_of_the_others(
     direction: Direction, scorer: PairScorer, pairs: PairSet
 ) -> None:
-    every = [*simulated_lists(scorer, pairs, candidates=1000, seed=0, direction=direction)]
+    every = [*simulated_lists(scorer, Labelled.of(scorer, pairs), candidates=1000, seed=0, direction=direction)]
     captions = 1 if direction == "t2i" else 5
     assert [part.size // captions for part in every] == [30, 48, 76, 120]
     score = plain(scorer, pairs, direction)[0]
@@ -63,7 +63,8 @@ def test_smaller_galleries_keep_ones_own_image_and_a_random_part_of_the_others(
 
 def test_galleries_are_drawn_by_the_seed(scorer: PairScorer, pairs: PairSet) -> None:
     first, again, other = (
-        next(simulated_lists(scorer, pairs, candidates=5, seed=seed, direction="t2i")) for seed in (0, 0, 1)
+        next(simulated_lists(scorer, Labelled.of(scorer, pairs), candidates=5, seed=seed, direction="t2i"))
+        for seed in (0, 0, 1)
     )
     assert np.array_equal(first.score, again.score)
     assert not np.array_equal(first.score, other.score)
@@ -90,8 +91,9 @@ def test_an_index_of_the_labelled_items_is_their_largest_gallery(
     direction: Direction, scorer: PairScorer, pairs: PairSet, tmp_path: Path
 ) -> None:
     index = filled(tmp_path / "index", scorer, pairs, texts=direction == "i2t")
-    lists, own = searched_lists(scorer, pairs, index, candidates=WIDTH, seed=0, direction=direction)
-    *_, expected = simulated_lists(scorer, pairs, candidates=WIDTH, seed=0, direction=direction)
+    labelled = Labelled.of(scorer, pairs)
+    lists, own = searched_lists(scorer, labelled, index, candidates=WIDTH, seed=0, direction=direction)
+    *_, expected = simulated_lists(scorer, labelled, candidates=WIDTH, seed=0, direction=direction)
     assert own
     assert lists.size == expected.size
     np.testing.assert_allclose(lists.score[:, :10], expected.score[:, :10], rtol=1e-4, atol=1e-5)
@@ -103,7 +105,7 @@ def test_labelled_images_are_searched_as_if_an_index_of_others_held_them(
 ) -> None:
     labelled, others = pairs.subset(range(50)), pairs.subset(range(50, 120))
     index = filled(tmp_path / "index", scorer, others, texts=False)
-    lists, own = searched_lists(scorer, labelled, index, candidates=20, seed=0, direction="t2i")
+    lists, own = searched_lists(scorer, Labelled.of(scorer, labelled), index, candidates=20, seed=0, direction="t2i")
     assert not own
     assert (lists.size, lists.score.shape) == (70, (250, 21))
     scores = scorer.score_set(pairs)
@@ -121,7 +123,7 @@ def test_labelled_images_are_searched_as_if_an_index_of_others_held_them(
 def test_an_index_of_next_to_nothing_is_refused(scorer: PairScorer, pairs: PairSet, tmp_path: Path) -> None:
     index = filled(tmp_path / "index", scorer, pairs.subset(range(5)), texts=False)
     with pytest.raises(DataError, match="without --index"):
-        searched_lists(scorer, pairs, index, candidates=20, seed=0, direction="t2i")
+        searched_lists(scorer, Labelled.of(scorer, pairs), index, candidates=20, seed=0, direction="t2i")
 
 
 def test_queries_are_spread_over_the_images() -> None:

@@ -25,7 +25,7 @@ from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import Direction
 from vacsr.search import Hits, Searcher, embedding_provenance, open_index
 from vacsr.search.calibrate import CalibrateSettings, Calibration, calibrate
-from vacsr.search.galleries import simulated_lists
+from vacsr.search.galleries import Labelled, simulated_lists
 from vacsr.search.index import LazyList
 from vacsr.search.policies import POLICIES, Policy, Ranked, Scored
 from vacsr.search.searcher import Results
@@ -81,8 +81,9 @@ def ask(searcher: Searcher, pairs: PairSet, rows: slice, **options: Any) -> list
 def with_cutoffs(calibration: Calibration, cutoff: float | None, set_cutoff: float | None = None) -> Calibration:
     """That were certified at every size which was searched."""
     assert calibration.t2i is not None
-    rows = tuple(row.model_copy(update={"set_cutoff": set_cutoff}) for row in calibration.t2i.sizes)
-    changed = calibration.t2i.model_copy(update={"cutoff": cutoff, "sizes": rows, "certified": rows[-1].size})
+    both = {"cutoff": cutoff, "set_cutoff": set_cutoff}
+    rows = tuple(row.model_copy(update=both) for row in calibration.t2i.sizes)
+    changed = calibration.t2i.model_copy(update={"sizes": rows, "certified": rows[-1].size})
     return calibration.model_copy(update={"t2i": changed})
 
 
@@ -144,7 +145,7 @@ def test_grades_are_those_of_the_calibration(
     direction: Direction, scorer: PairScorer, pairs: PairSet, calibration: Calibration
 ) -> None:
     """So a hit has the same grade in both, which is what the guarantee rests on."""
-    *_, lists = simulated_lists(scorer, pairs, candidates=20, seed=0, direction=direction)
+    *_, lists = simulated_lists(scorer, Labelled.of(scorer, pairs), candidates=20, seed=0, direction=direction)
     fitted = calibration.of(direction)
     assert fitted is not None
     searcher = Searcher(scorer, (images if direction == "t2i" else texts)(scorer, pairs), calibration)
@@ -390,7 +391,7 @@ def test_what_a_calibration_says_is_printed_first(vacsr: Command, towers: Path, 
     written = json.loads(out.read_text())
     assert (written["answered"], written["hits"], written["confident"]) == (False, [], 0)
     stored = json.loads((towers / "search.json").read_text())
-    stored["t2i"].update(cutoff=0.0, certified=120)
+    stored["t2i"].update(certified=120, sizes=[{**row, "cutoff": 0.0} for row in stored["t2i"]["sizes"]])
     stored.update(precision=0.875, confidence=0.9999)
     (towers / "search.json").write_text(json.dumps(stored))
     answer = vacsr(*query, "-k", 2)

@@ -66,9 +66,10 @@ def calibrated(world: World) -> Callable[..., Searcher]:
         """``set_cutoff``: hits belong to the answer set from this grade on. ``size``: the largest checked gallery."""
         assert fitted.t2i is not None
         largest = size or fitted.t2i.sizes[-1].size
-        sizes = [one.model_copy(update={"set_cutoff": set_cutoff}) for one in fitted.t2i.sizes if one.size < largest]
-        sizes.append(fitted.t2i.sizes[-1].model_copy(update={"set_cutoff": set_cutoff, "size": largest}))
-        part = {"cutoff": cutoff, "certified": 0 if cutoff is None else largest, "sizes": tuple(sizes)}
+        both = {"cutoff": cutoff, "set_cutoff": set_cutoff}
+        sizes = [one.model_copy(update=both) for one in fitted.t2i.sizes if one.size < largest]
+        sizes.append(fitted.t2i.sizes[-1].model_copy(update={**both, "size": largest}))
+        part = {"certified": 0 if cutoff is None else largest, "sizes": tuple(sizes)}
         calibration = fitted.model_copy(update={"t2i": fitted.t2i.model_copy(update=part)})
         return Searcher(world.searcher.scorer, world.searcher.index, calibration)
 

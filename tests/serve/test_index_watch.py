@@ -15,6 +15,7 @@ import torch
 from starlette.testclient import TestClient
 
 from vacsr.errors import DataError
+from vacsr.files import write_json
 from vacsr.search import embedding_provenance, open_index
 from vacsr.search.searcher import Searcher
 from vacsr.serve import ServiceSettings, create_app
@@ -71,6 +72,25 @@ def test_one_rebuilt_by_the_same_model_is_served(served: Served) -> None:
         until(lambda: served.ids() == {"c"})
         assert client.get("/info").json()["index_size"] == 1
         assert (served.metric("reopened_total"), served.metric("stale")) == (1, 0)
+
+
+def test_a_new_calibration_of_the_index_is_used(served: Served, world: Any, calibrated: Any, tmp_path: Path) -> None:
+    """As when `vacsr index add` fits it again in another process; a broken one leaves that of before."""
+    served.fill(["a", "b"])
+    file = served.folder / "search.json"
+    searcher = Searcher.from_pretrained(world.model, open_index(f"exact:{served.folder}"), device="cpu")
+    with TestClient(create_app(searcher, ServiceSettings(refresh_seconds=0))) as served.client:
+        assert served.ask().json()["cutoff"] is None
+        for cutoff in (0.25, 0.5):
+            write_json(file, calibrated(cutoff).calibration.model_dump(mode="json"))
+            until(lambda cutoff=cutoff: served.ask().json()["cutoff"] == cutoff)
+        assert served.client.get("/info").json()["calibrated"]
+        file.write_text("{")
+        until(lambda: served.metric("stale") == 1)
+        assert served.ask().json()["cutoff"] == 0.5
+        file.unlink()
+        until(lambda: served.ask().json()["cutoff"] is None)
+        assert served.metric("stale") == 0
 
 
 def test_one_of_another_model_is_refused_until_it_is_right_again(served: Served, world: Any) -> None:
@@ -175,7 +195,7 @@ def test_a_server_that_is_away_for_a_while_is_asked_again() -> None:
             return 7
 
     remote = Remote()
-    watch = IndexWatch(SimpleNamespace(index=remote))  # type: ignore[arg-type]
+    watch = IndexWatch(SimpleNamespace(index=remote, refresh_calibration=lambda: None))  # type: ignore[arg-type]
     seen = []
     for remote.away in (False, True, True, False):
         watch.look()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vacsr.cli.options import Command, Device, Group, IndexName, RunOption, Skip, Workers, load_scorer, resumable
-from vacsr.errors import DataError, UsageError
+from vacsr.errors import DataError, UsageError, VacsrError
 
 index = typer.Typer(
     cls=Group, help="Fill an index with images or captions, remove items, show info.", no_args_is_help=True
@@ -39,11 +39,15 @@ def add(
 ) -> None:
     """Embed images or captions into an index; create it if it is missing.
 
+    A calibration that lies in the index is fitted again when the index has
+    outgrown it.
+
     Ctrl-C is safe: run the same command again to continue.
     """
     from vacsr.data import PhotoSet, images_spec, load_images, load_pairs
     from vacsr.data.photos import without_unreadable
     from vacsr.progress import PhotoProgress
+    from vacsr.search.calibrate_run import follow_growth
     from vacsr.search.fill import absolute_spec, fill_index
     from vacsr.search.index import embedding_provenance, open_index
 
@@ -68,11 +72,17 @@ def add(
                 source=source, texts=texts, batch=size, replace=replace, prune=prune, sure=yes, workers=workers,
                 committed=lambda done: bar(done.added + done.replaced + done.skipped, done.of),
             )  # fmt: skip
-        total = len(opened)
-    rate = (done.added + done.replaced) / max(time.perf_counter() - started, 1e-9)
+        total, seconds = len(opened), time.perf_counter() - started
+        try:
+            grown = follow_growth(run, scorer, opened)
+        except VacsrError as error:  # the items are stored all the same
+            grown = f"warning: the calibration cannot follow the index: {error}"
+    rate = (done.added + done.replaced) / max(seconds, 1e-9)
     counts = f"added {done.added:,}, replaced {done.replaced:,}, unchanged {done.skipped:,}"
     counts += f", removed {done.removed:,}" if prune else ""
     typer.echo(f"{counts}; {rate:,.0f} {kind}/s; {total:,} in the index", err=True)
+    if grown:
+        typer.echo(grown, err=True)
     typer.echo(name)
 
 

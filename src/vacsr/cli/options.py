@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 _INDEX = "exact:FOLDER (or just FOLDER), or faiss:, milvus:, qdrant: or pgvector:, see docs/cli.md."
 
-RUN_HELP = "A run or model folder, a Hub id, or pretrained encoders: clip:ID_OR_FOLDER, towers:IMAGE,TEXT."
+RUN_HELP = (
+    "A run or model folder, a Hub id, or pretrained encoders: clip:ID_OR_FOLDER, towers:IMAGE,TEXT, or features:FILE, "
+    "which holds vectors of both."
+)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP)]
 RunOption = Annotated[Path, typer.Option("--run", metavar="RUN", help=RUN_HELP)]
@@ -52,7 +55,7 @@ def load_scorer(run: Path, *, device: str) -> PairScorer:
 def note_untrained(scorer: PairScorer) -> None:
     """What cosine scores lack, in one line, for a model that is only its encoders."""
     if scorer.model.untrained:
-        say_untrained(scorer.model.backbone.name)
+        say_untrained(scorer.model.backbone.name or scorer.model.provenance.backbone or "this encoder")
 
 
 def say_untrained(name: str) -> None:

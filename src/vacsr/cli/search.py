@@ -61,9 +61,9 @@ def search(
         searcher = Searcher.from_pretrained(run, opened, calibration=calibration, device=device)
         note_untrained(searcher.scorer)
         if not searcher.scorer.model.backbone.reads_photos:
-            message = "the model was trained on features whose encoders it does not know"
-            action = "train on features that `vacsr embed` wrote, or use Searcher.search_texts(features) in Python"
-            raise UsageError(f"{message}, so it can embed neither words nor photos — {action}")
+            message = "the model reads features of unknown encoders, so it can embed neither words nor photos"
+            action = "use features that `vacsr embed` wrote, or Searcher.search_texts(features) in Python"
+            raise UsageError(f"{message} — {action}")
         result = searcher.search(text=text, image=image, k=k, policy=policy, min_grade=min_grade)
     if json is not None:
         write_json(json, result.to_dict())

@@ -14,4 +14,5 @@ from vacsr.scoring.scorer import PairScorer as PairScorer
 from vacsr.scoring.scorer import PairScores as PairScores
 from vacsr.scoring.scorer import Texts as Texts
 from vacsr.scoring.scorer import check_cosine as check_cosine
+from vacsr.scoring.scorer import open_model as open_model
 from vacsr.scoring.topk import Direction as Direction

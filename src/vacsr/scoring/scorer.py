@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from vacsr.backbones.images import PhotoReader, TowerInputs, tower_inputs
 from vacsr.config.base import did_you_mean
-from vacsr.data import PairSet, PhotoSet
+from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.data.photos import ListedPhotos, Picture
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, Method, take
@@ -171,8 +171,8 @@ class PairScorer:
     def from_pretrained(
         cls, folder: str | Path, *, device: str | torch.device = "auto", dtype: Precision = torch.float32
     ) -> PairScorer:
-        """From a model folder or a run folder."""
-        return cls(MatchingModel.from_pretrained(folder), device=device, dtype=dtype)
+        """From whatever :func:`open_model` opens."""
+        return cls(open_model(folder), device=device, dtype=dtype)
 
     @torch.inference_mode()
     def embed_images(self, images: Images) -> Embedding:
@@ -291,6 +291,19 @@ def check_cosine(method: Method, *, dim: int) -> None:
     if not torch.allclose(scores.float(), v @ t.T, atol=1e-5):
         message = f"{method.config.name} does not score by a cosine, so 1 − cosine is not its uncertainty"
         raise UsageError(f"{message} — use a method such as infonce or sigmoid, or set evaluate.posthoc=none")
+
+
+def open_model(source: str | Path) -> MatchingModel:
+    """What :meth:`MatchingModel.from_pretrained` reads, or ``features:FILE``: the encoders, whatever they are, whose
+    vectors of images and texts in one space the file holds."""
+    if not (spec := str(source)).startswith("features:"):
+        return MatchingModel.from_pretrained(source)
+    pairs = load_pairs(spec)
+    assert isinstance(pairs, PairSet), "features are no photos"
+    if pairs.images.shape[1] != pairs.texts.shape[1]:
+        message = f"{spec} holds {pairs.images.shape[1]} and {pairs.texts.shape[1]} dimensions: not one space"
+        raise UsageError(f"{message} — train heads on top: vacsr train, with data.pairs={spec}")
+    return MatchingModel.from_vectors(pairs.images.shape[1], pairs.provenance)
 
 
 def _joined(parts: Iterable[Tensor | None]) -> Tensor | None:

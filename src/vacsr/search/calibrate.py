@@ -12,14 +12,13 @@ from pydantic import Field
 
 from vacsr.config import Config
 from vacsr.data import PairSet, PhotoSet
-from vacsr.data.photos import content_fingerprint
 from vacsr.errors import DataError, UsageError
 from vacsr.evaluate.uncertainty import Array
 from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import DIRECTIONS, Direction
-from vacsr.search.certify import Graded, count_shown, find_cutoff, find_set_cutoff
-from vacsr.search.galleries import Lists, searched_lists, simulated_lists
-from vacsr.search.index import VectorIndex, embedding_provenance, held_kind, model_digest
+from vacsr.search.certify import Graded, count_shown, cutoffs_up_to, find_cutoff, find_set_cutoff
+from vacsr.search.galleries import Labelled, Lists, searched_lists, simulated_lists
+from vacsr.search.index import VectorIndex, embedding_provenance, graded_direction, model_digest
 from vacsr.search.probabilities import HitModel, fit_hits
 
 CANDIDATES = 200
@@ -37,6 +36,7 @@ class SizeCheck(Config):
     size: int  # items that are searched
     answered: float  # share of queries with a confident hit
     hits: int  # that are confident
+    cutoff: float | None  # a hit is confident from this grade on; None where none could be shown to hold
     precision: float | None  # share of them that is right; None without any
     low: float  # of the precision, 95% interval over images
     high: float
@@ -54,8 +54,7 @@ class DirectionCalibration(Config):
     images: int
     candidates: int = Field(ge=2)
     model: HitModel
-    cutoff: float | None  # a hit is confident from this grade on; None where none could be shown to hold
-    certified: int  # the largest gallery in which the cutoff was shown to hold
+    certified: int  # the largest gallery in which a cutoff was shown to hold; 0 without one
     sizes: tuple[SizeCheck, ...] = Field(min_length=1)  # on the pairs of the fit, rising
 
     def covers(self, size: int) -> bool:
@@ -63,20 +62,28 @@ class DirectionCalibration(Config):
         return size <= _CHECKED * self.sizes[-1].size
 
     def certifies(self, size: int) -> bool:
-        """Was the cutoff shown to hold in galleries as large as an index of this size?"""
+        """Was a cutoff shown to hold in galleries as large as an index of this size?"""
         return size <= _CHECKED * self.certified
 
-    def confident(self, grade: Array) -> NDArray[np.int64]:
-        """How many of the first hits are confident. [Q, m] -> [Q]"""
-        cutoff = np.inf if self.cutoff is None else self.cutoff
-        return np.asarray((grade >= cutoff).sum(1))
+    def at(self, size: int) -> SizeCheck | None:
+        """What was fitted to the smallest galleries that are as large as an index of this size."""
+        return next((one for one in self.sizes if size <= _CHECKED * one.size), None)
+
+    def cutoff(self, size: int) -> float | None:
+        """Hits of an index of this size are confident from this grade on; None where none are."""
+        return (self.at(size) or self.sizes[-1]).cutoff
+
+    def confident(self, grade: Array, size: int) -> NDArray[np.int64]:
+        """How many of the first hits of an index of this size are confident. [Q, m] -> [Q]"""
+        cutoff = self.cutoff(size)
+        return np.asarray((grade >= (np.inf if cutoff is None else cutoff)).sum(1))
 
     def answer_set(self, grade: Array, size: int) -> NDArray[np.int64] | None:
         """How many of the first hits of an index of this size hold a right one; None where that is unknown. -> [Q]
 
         0 where no hit is likely enough, as for a query without a match.
         """
-        row = next((one for one in self.sizes if size <= _CHECKED * one.size), None)
+        row = self.at(size)
         if row is None or row.set_cutoff is None:
             return None
         return np.asarray((grade >= row.set_cutoff).sum(1))
@@ -85,7 +92,7 @@ class DirectionCalibration(Config):
 class Calibration(Config):
     """What is fitted, and to which data."""
 
-    schema_version: int = 4
+    schema_version: int = 5
     model: str  # the model's digest
     data: str  # a digest of the ids and labels of the pairs
     pairs: str
@@ -124,7 +131,7 @@ class CalibrateSettings:
 
 def calibrate(
     scorer: PairScorer,
-    pairs: PairSet | PhotoSet,
+    pairs: PairSet | PhotoSet | Labelled,
     settings: CalibrateSettings | None = None,
     *,
     index: VectorIndex | None = None,
@@ -141,47 +148,44 @@ def calibrate(
     if len(pairs.image_ids) < FEWEST:
         message = f"{len(pairs.image_ids):,} labelled images are too few to calibrate with"
         raise DataError(f"{message} — give {FEWEST} or more; some hundreds let cutoffs hold in larger galleries")
+    labelled = pairs if isinstance(pairs, Labelled) else Labelled.of(scorer, pairs)
     directions: tuple[Direction, ...] = DIRECTIONS
     if index is not None:
-        directions = ("i2t" if held_kind(index.provenance) == "texts" else "t2i",)
+        directions = (graded_direction(index.provenance),)
     fitted, own = {}, False
     for one in directions:
         limits: dict[str, Any] = {"candidates": settings.candidates, "seed": settings.seed, "direction": one}
-        lists = [*simulated_lists(scorer, pairs, **limits)]
+        lists = [*simulated_lists(scorer, labelled, **limits)]
         if index is not None:
-            searched, own = searched_lists(scorer, pairs, index, **limits)
+            searched, own = searched_lists(scorer, labelled, index, **limits)
             lists = [*(part for part in lists if part.size < searched.size), searched]
         fitted[one] = fit_direction(lists, settings)
-    data = content_fingerprint(*pairs.image_ids, *pairs.caption_ids, pairs.caption_image.cpu().numpy().tobytes())
     return Calibration(
-        model=model_digest(scorer.model), data=data, pairs=spec, split=pairs.split, seed=settings.seed,
+        model=model_digest(scorer.model), data=labelled.digest(), pairs=spec, split=labelled.split, seed=settings.seed,
         index="" if index is None else f"{index.kind}:{index.where}", own_captions=own, selected_on=selected_on,
         precision=settings.precision, confidence=settings.confidence, coverage=settings.coverage, **fitted,
     )  # fmt: skip
 
 
 def fit_direction(lists: Sequence[Lists], settings: CalibrateSettings) -> DirectionCalibration:
-    """Grades, the cutoff and the level of answer sets for galleries of these sizes, and what they do in each.
+    """Grades, and for galleries of each of these sizes a cutoff and the level of answer sets, and what they do there.
 
-    The cutoff is the strictest that any size needs; answer sets have one for each size.
+    A cutoff also suits all smaller galleries: it is the strictest that any up to its size needs.
     """
     largest = lists[-1]
     siblings = max(int(np.median(largest.right.sum(1))) - 1, 0)
     model = fit_hits([(part.score, part.right) for part in lists], siblings=siblings, depth=DEPTH)
-    cutoffs, sizes = dict[int, float](), list[SizeCheck]()
-    for part in lists:
-        graded = part.graded(model)
-        cutoff = find_cutoff(_first(graded), precision=settings.precision, confidence=settings.confidence)
-        cutoffs |= {} if cutoff is None else {part.size: cutoff}
-    cutoff = max(cutoffs.values(), default=None)
-    for part in lists:
+    goal = {"precision": settings.precision, "confidence": settings.confidence}
+    needed, sizes = [find_cutoff(_first(part.graded(model)), **goal) for part in lists], list[SizeCheck]()
+    for part, cutoff in zip(lists, cutoffs_up_to(needed), strict=True):
         graded = part.graded(model)
         best = np.where(graded.right, graded.grade, -np.inf).max(1)
         set_cutoff = find_set_cutoff(best, part.image, coverage=settings.coverage)
         sizes.append(_count(part, graded, model, cutoff=cutoff, set_cutoff=set_cutoff))
     return DirectionCalibration(
         queries=len(largest.score), images=len(np.unique(largest.image)), candidates=settings.candidates, model=model,
-        cutoff=cutoff, certified=max(cutoffs, default=0), sizes=tuple(sizes),
+        certified=max((part.size for part, cutoff in zip(lists, needed, strict=True) if cutoff is not None), default=0),
+        sizes=tuple(sizes),
     )  # fmt: skip
 
 
@@ -192,9 +196,9 @@ def _first(graded: Graded) -> Graded:
 
 def check_size(lists: Lists, fitted: DirectionCalibration) -> SizeCheck:
     """Count, in galleries like these, of queries that nothing was fitted to."""
-    row = next((one for one in fitted.sizes if lists.size <= _CHECKED * one.size), None)
+    row, cutoff = fitted.at(lists.size), fitted.cutoff(lists.size)
     set_cutoff = None if row is None else row.set_cutoff
-    return _count(lists, lists.graded(fitted.model), fitted.model, cutoff=fitted.cutoff, set_cutoff=set_cutoff)
+    return _count(lists, lists.graded(fitted.model), fitted.model, cutoff=cutoff, set_cutoff=set_cutoff)
 
 
 def _count(
@@ -204,7 +208,7 @@ def _count(
     absent = count_shown(_first(lists.without_matches().graded(model)), cutoff)
     inside = graded.grade >= (np.inf if set_cutoff is None else set_cutoff)
     return SizeCheck(
-        size=lists.size, answered=shown.coverage, hits=shown.hits, low=1 - shown.interval[1],
+        size=lists.size, answered=shown.coverage, hits=shown.hits, cutoff=cutoff, low=1 - shown.interval[1],
         high=1 - shown.interval[0], precision=shown.precision if shown.hits else None, silent=1 - absent.coverage,
         set_cutoff=set_cutoff, held=None if set_cutoff is None else float((inside & graded.right).any(1).mean()),
         set_size=None if set_cutoff is None else float(inside.sum(1).mean()), r1=float(lists.right[:, 0].mean()),
@@ -216,9 +220,11 @@ def check_calibration(
 ) -> dict[Direction, list[SizeCheck]]:
     """What the fit is worth on other pairs, in galleries of up to as many items as these have."""
     result: dict[Direction, list[SizeCheck]] = {}
+    labelled = Labelled.of(scorer, pairs)
     for one in DIRECTIONS:
         fitted = calibration.of(one)
         if fitted is not None:
-            lists = simulated_lists(scorer, pairs, candidates=fitted.candidates, seed=calibration.seed, direction=one)
+            drawn = {"candidates": fitted.candidates, "seed": calibration.seed}
+            lists = simulated_lists(scorer, labelled, direction=one, **drawn)
             result[one] = [check_size(part, fitted) for part in lists]
     return result

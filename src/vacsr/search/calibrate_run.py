@@ -1,5 +1,6 @@
 """Calibrations on disk: ``search.json`` in a model folder, or in the folder of the index that was the gallery.
 
+Beside the latter lie the vectors of the labelled pairs, so :func:`refit` follows an index that grows.
 Leakage is checked by the names of splits, and then by images, however data and splits are spelled.
 """
 
@@ -30,7 +31,8 @@ from vacsr.search.calibrate import (
     calibrate,
     check_calibration,
 )
-from vacsr.search.index import VectorIndex, check_fits, embedding_provenance, held_kind
+from vacsr.search.galleries import Labelled
+from vacsr.search.index import VectorIndex, check_fits, embedding_provenance, graded_direction, held_kind, model_digest
 from vacsr.train.checkpoint import run_pairs, run_section
 
 _ARROWS: dict[Direction, str] = {"i2t": "image → text", "t2i": "text → image"}
@@ -62,14 +64,15 @@ class CalibratedRun(NamedTuple):
 
 
 def _limits(fitted: DirectionCalibration) -> str:
-    if fitted.cutoff is None:
+    if not fitted.certified:
         return "No cutoff could be shown to hold: give more pairs, or ask for less precision."
-    return f"Hits are confident from a grade of {fitted.cutoff:.2f}, certified for up to {fitted.certified:,} items."
+    return f'Hits are confident from the grade "cutoff" on, certified for up to {fitted.certified:,} items.'
 
 
 def _table(sizes: Sequence[SizeCheck]) -> str:
     head = [
         "items",
+        "cutoff",
         "with a confident hit",
         "precision",
         "silent without a match",
@@ -79,7 +82,8 @@ def _table(sizes: Sequence[SizeCheck]) -> str:
     ]
     rows = [
         [
-            f"{one.size:,}", *map(_share, (one.answered, one.precision, one.silent)),
+            f"{one.size:,}", "–" if one.cutoff is None else f"{one.cutoff:.2f}",
+            *map(_share, (one.answered, one.precision, one.silent)),
             "–" if one.set_size is None else f"{one.set_size:.1f} hits", _share(one.held), _share(one.r1),
         ]
         for one in sizes
@@ -113,9 +117,9 @@ def calibrate_run(
     model was trained on are refused; nobody knows what pretrained encoders have seen. The result goes to ``out``, or to
     search.json in the folder of the index or of the model.
     """
-    trained = encoder_spec(run) is None
-    home = _enclosing_run(run)
-    if not trained and pairs is None:
+    encoders = encoder_spec(run)
+    trained, home = encoders is None, _enclosing_run(run)
+    if pairs is None and encoders is not None and not encoders.startswith("features:"):
         raise UsageError(f"{run} has no data of its own — name labelled pairs: --pairs SPEC")
     path = out or _index_path(index) or (calibration_path(run) if trained and hub_id(run) is None else None)
     if path is None:
@@ -126,16 +130,18 @@ def calibrate_run(
     if trained:
         _check_splits(home, spec, split=split, check=check)
     data, others = read_split(source, split), read_split(source, check) if check else None
-    if trained:
-        _check_images(home, data, others)
+    _check_images(home if trained else None, data, others)
     scorer = PairScorer.from_pretrained(run, device=device)
     if index is not None:
         provenance = embedding_provenance(scorer.model, held_kind(index.provenance))
         check_fits("the index", index, dim=scorer.model.dim, provenance=provenance)
     selected_on = _selection_split(home, spec) if trained else ""
-    calibration = calibrate(scorer, data, settings, index=index, spec=spec, selected_on=selected_on)
+    labelled = Labelled.of(scorer, data)
+    calibration = calibrate(scorer, labelled, settings, index=index, spec=spec, selected_on=selected_on)
     checks = {} if others is None else check_calibration(scorer, others, calibration)
     write_json(path, calibration.model_dump(mode="json"))
+    if path == _index_path(index):
+        labelled.write(path.with_suffix(".safetensors"))
     if selected_on == split:
         warnings.warn(f"training chose the epoch on {split} too, so the model is slightly better there", stacklevel=2)
     return CalibratedRun(calibration, path, checks, check or "")
@@ -151,13 +157,39 @@ def _index_path(index: VectorIndex | None) -> Path | None:
     return Path(index.where) / "search.json" if index is not None and local else None
 
 
+def follow_growth(run: Path, scorer: PairScorer, index: VectorIndex) -> str:
+    """Fit the calibration of a local index again, to the same pairs, once the index has outgrown what was checked.
+
+    What was done, or what is to be typed for an index that searches with the run's calibration; "" where all holds.
+    """
+    before, path = load_calibration(run, index, model=model_digest(scorer.model)), _index_path(index)
+    fitted = None if before is None else before.of(direction := graded_direction(index.provenance))
+    if before is None or fitted is None or fitted.covers(len(index)):
+        return ""
+    message = f"grades were checked with up to {fitted.sizes[-1].size:,} items, and the index holds {len(index):,}"
+    if path is None or not (path.is_file() and path.with_suffix(".safetensors").is_file()):
+        again = f"vacsr calibrate {run} --pairs {before.pairs} --split {before.split}"
+        return f"warning: {message} — check them there: {again} --index {index.kind}:{index.where}"
+    labelled = Labelled.read(path.with_suffix(".safetensors"), device=scorer.device)
+    asked = {name: getattr(before, name) for name in ("precision", "confidence", "coverage", "seed")}
+    settings = CalibrateSettings(**asked, candidates=fitted.candidates)
+    after = calibrate(scorer, labelled, settings, index=index, spec=before.pairs, selected_on=before.selected_on)
+    write_json(path, after.model_dump(mode="json"))
+    return f"{message}, so they were fitted again to the same pairs. {_limits(after.of(direction) or fitted)}"
+
+
+def calibration_paths(run: Path, index: VectorIndex | None = None) -> list[Path]:
+    """Where a calibration may be: the first that exists is used, that of the index before that of the run."""
+    paths = [_index_path(index), None if encoder_spec(run) is not None else calibration_path(run)]
+    return [path for path in paths if path is not None]
+
+
 def load_calibration(run: Path, index: VectorIndex | None = None, *, model: str) -> Calibration | None:
     """That of the index if it has one, else that of the run; None if neither has. One of other weights is an error.
 
     ``model``: the digest of the model that is to search, see :func:`vacsr.search.model_digest`.
     """
-    paths = [_index_path(index), None if encoder_spec(run) is not None else calibration_path(run)]
-    path = next((path for path in paths if path is not None and path.is_file()), None)
+    path = next((path for path in calibration_paths(run, index) if path.is_file()), None)
     return None if path is None else read_calibration(path, model=model)
 
 
@@ -198,12 +230,14 @@ def _check_splits(run: Path, spec: str, *, split: str, check: str | None) -> Non
             raise UsageError(f"{message} — choose others: --split dev --check test, or --pairs SPEC with other data")
 
 
-def _check_images(run: Path, fit: LabelledPairs, check: LabelledPairs | None) -> None:
-    """Refuse images that were trained on, and a check on images that the fit has seen."""
+def _check_images(run: Path | None, fit: LabelledPairs, check: LabelledPairs | None) -> None:
+    """Refuse images that this run was trained on, and a check on images that the fit has seen."""
     both = set() if check is None else set(fit.image_ids).intersection(check.image_ids)
     if check is not None and both:
         message = f"splits '{fit.split}' and '{check.split}' share {len(both):,} images (first {min(both)})"
         raise DataError(f"{message} — name two that share none, e.g. --split dev --check test")
+    if run is None:  # nobody knows what pretrained encoders have seen
+        return
     trained = training_pairs(run)
     if trained is None:
         message = "the training data of the model are unknown or cannot be read"

@@ -7,6 +7,7 @@ image at the same weight (Dunn, Wasserman and Ramdas 2022).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -90,6 +91,19 @@ def find_cutoff(graded: Graded, *, precision: float, confidence: float) -> float
             return cutoff
         count *= _STEP
     return None
+
+
+def cutoffs_up_to(needed: Sequence[float | None]) -> list[float | None]:
+    """Of galleries of rising sizes, each with the cutoff that it needs: the strictest of all up to each size.
+
+    Where none could be found, up to the next size that has one.
+
+    >>> cutoffs_up_to([0.5, None, 0.7, 0.6, None]), cutoffs_up_to([None])
+    ([0.5, 0.7, 0.7, 0.7, 0.7], [None])
+    """
+    known = [number for number, cutoff in enumerate(needed) if cutoff is not None]
+    ends = [next((one for one in known if one >= number), number) for number in range(len(needed))]
+    return [max((cutoff for cutoff in needed[: end + 1] if cutoff is not None), default=None) for end in ends]
 
 
 def find_set_cutoff(best: Array, image: NDArray[np.int64], *, coverage: float) -> float | None:

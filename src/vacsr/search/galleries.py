@@ -6,8 +6,10 @@ larger gallery.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vacsr.data import PairSet, PhotoSet
+from vacsr.data.photos import content_fingerprint
 from vacsr.errors import DataError
 from vacsr.evaluate.uncertainty import Array
-from vacsr.methods.base import Embedding, take
+from vacsr.files import read_tensors, write_tensors
+from vacsr.methods.base import Embedding
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.scoring.topk import Direction
 from vacsr.search.certify import Graded
@@ -52,13 +56,49 @@ class Lists(NamedTuple):
         return self._replace(score=score, right=np.zeros_like(score, dtype=bool))
 
 
+class Labelled(NamedTuple):
+    """Labelled pairs as a model embeds them: all that a calibration is fitted to, and can be fitted to again."""
+
+    images: Tensor  # [I, d]
+    texts: Tensor  # [M, d]
+    owner: NDArray[np.int64]  # [M] the image of each caption
+    image_ids: tuple[str, ...]
+    caption_ids: tuple[str, ...]
+    split: str
+
+    @classmethod
+    def of(cls, scorer: PairScorer, pairs: PairSet | PhotoSet) -> Labelled:
+        scores, owner = scorer.score_set(pairs), pairs.caption_image.cpu().numpy()
+        names = tuple(pairs.image_ids), tuple(pairs.caption_ids), pairs.split
+        return cls(scores.images.mean, scores.texts.mean, owner, *names)
+
+    @classmethod
+    def read(cls, path: Path, *, device: torch.device) -> Labelled:
+        """What :meth:`write` wrote."""
+        tensors, metadata = read_tensors(path)
+        try:
+            images, texts = (tensors[name].to(device) for name in ("images", "texts"))
+            image_ids, caption_ids = (tuple(json.loads(metadata[name])) for name in ("image_ids", "caption_ids"))
+            return cls(images, texts, tensors["owner"].numpy(), image_ids, caption_ids, metadata["split"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path} holds no labelled pairs ({error!r}) — run vacsr calibrate again") from error
+
+    def write(self, path: Path) -> None:
+        metadata = {name: json.dumps(getattr(self, name)) for name in ("image_ids", "caption_ids")}
+        tensors = {"images": self.images, "texts": self.texts, "owner": torch.from_numpy(self.owner)}
+        write_tensors(path, tensors, metadata={**metadata, "split": self.split})
+
+    def digest(self) -> str:
+        """Of ids and labels."""
+        return content_fingerprint(*self.image_ids, *self.caption_ids, self.owner.tobytes())
+
+
 @torch.inference_mode()
 def simulated_lists(
-    scorer: PairScorer, pairs: PairSet | PhotoSet, *, candidates: int, seed: int, direction: Direction
+    scorer: PairScorer, pairs: Labelled, *, candidates: int, seed: int, direction: Direction
 ) -> Iterator[Lists]:
     """The labelled items as their own gallery, from few of the images to all; the same queries in each."""
-    rng = np.random.default_rng(seed)
-    owner = pairs.caption_image.cpu().numpy()
+    rng, owner = np.random.default_rng(seed), pairs.owner
     images = np.unique(owner)  # an image without captions asks nothing, and is an item of the largest gallery alone
     images = np.sort(rng.permutation(images)[:_GALLERY])
     items = np.flatnonzero(np.isin(owner, images))
@@ -66,9 +106,8 @@ def simulated_lists(
     queries, image = (items, owner[items]) if direction == "t2i" else (images, images)
     some = spread_over(image, min(QUERIES, int(_MATRIX / len(held))), rng)
     queries, image = queries[some], image[some]
-    scores = scorer.score_set(pairs)
-    asked, answers = (scores.texts, scores.images) if direction == "t2i" else (scores.images, scores.texts)
-    chosen = (take(asked, torch.from_numpy(queries)), take(answers, torch.from_numpy(held)))
+    asked, answers = (pairs.texts, pairs.images) if direction == "t2i" else (pairs.images, pairs.texts)
+    chosen = (Embedding(asked[torch.from_numpy(queries)]), Embedding(answers[torch.from_numpy(held)]))
     block = PairScores(scorer, *(chosen if direction == "i2t" else chosen[::-1]))
     score = (block.score if direction == "i2t" else block.score.T).cpu()
     cosine = (chosen[0].mean @ chosen[1].mean.T).cpu()
@@ -111,14 +150,13 @@ def spread_over(image: NDArray[np.int64], count: int, rng: np.random.Generator) 
 
 @torch.inference_mode()
 def searched_lists(
-    scorer: PairScorer, pairs: PairSet | PhotoSet, index: VectorIndex, *, candidates: int, seed: int,
-    direction: Direction,
-) -> tuple[Lists, bool]:  # fmt: skip
+    scorer: PairScorer, pairs: Labelled, index: VectorIndex, *, candidates: int, seed: int, direction: Direction
+) -> tuple[Lists, bool]:
     """Labelled queries on an index, as if it held their right items too; does it hold most of them indeed?"""
     size, rng = len(index), np.random.default_rng(seed)
     if size < _SMALLEST:
         raise DataError(f"the index holds {size} items, expected {_SMALLEST} or more — calibrate without --index")
-    owner = pairs.caption_image.cpu().numpy()
+    owner = pairs.owner
     image = owner if direction == "t2i" else np.unique(owner)
     queries = spread_over(image, min(QUERIES, int(_PRODUCTS / size)), rng)
     image = image[queries]
@@ -127,21 +165,19 @@ def searched_lists(
     width = min(map(len, groups))
     own = torch.tensor([group[:width] for group in groups])  # the right items of each query [Q, c]
     names = pairs.image_ids if direction == "t2i" else pairs.caption_ids
-    scores = scorer.score_set(pairs)
-    asked, answers = (scores.texts, scores.images) if direction == "t2i" else (scores.images, scores.texts)
+    asked, answers = (pairs.texts, pairs.images) if direction == "t2i" else (pairs.images, pairs.texts)
     own_names = {names[item] for group in groups for item in group}
     score, right = [], []
     for part in torch.split(torch.arange(len(rows)), 256):
-        query, held = take(asked, torch.from_numpy(rows)[part]), take(answers, own[part].flatten())
-        hits = index.search(query.mean, candidates + width)
+        query, held = asked[torch.from_numpy(rows)[part]], answers[own[part]]  # [q, d], [q, c, d]
+        hits = index.search(query, candidates + width)
         labels = [{names[item] for item in groups[row]} for row in part.tolist()]
         is_own = torch.tensor([[name in label for name in ids] for ids, label in zip(hits.ids, labels, strict=True)])
         wrong = is_own.long().argsort(dim=1, stable=True)[:, : min(candidates, hits.scores.shape[1] - width)]
         vectors = hits.vectors.to(scorer.device).gather(1, wrong.to(scorer.device)[..., None].expand(-1, -1, index.dim))
         cosine = hits.scores.cpu().gather(1, wrong)
-        there = (query.mean[:, None] * held.mean.view(len(part), width, -1)).sum(2).cpu() >= cosine[:, -1:]
-        both = torch.cat((vectors, held.mean.view(len(part), width, -1)), dim=1)
-        value = _score_lists(scorer, query, both, direction=direction)
+        there = (query[:, None] * held).sum(2).cpu() >= cosine[:, -1:]
+        value = _score_lists(scorer, Embedding(query), torch.cat((vectors, held), dim=1), direction=direction)
         # A right item that is not among the candidates is no hit: it ends the list.
         floor = value[:, : wrong.shape[1]].amin(dim=1, keepdim=True)
         score.append(torch.cat((value[:, : wrong.shape[1]], value[:, wrong.shape[1] :].where(there, floor)), dim=1))

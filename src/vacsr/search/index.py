@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from operator import eq
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -242,6 +242,11 @@ def held_kind(provenance: str) -> str:
     return kind if kind in ("images", "texts") else ""
 
 
+def graded_direction(provenance: str) -> Literal["t2i", "i2t"]:
+    """What an index of such vectors answers with grades: texts that ask for images, or images that ask for texts."""
+    return "i2t" if held_kind(provenance) == "texts" else "t2i"
+
+
 def model_digest(model: MatchingModel, *, method: bool = True) -> str:
     """A hash of weights and settings, the same wherever a model is loaded. Without ``method``: of what embeds."""
     from vacsr.backbones import scheme_of
@@ -252,6 +257,8 @@ def model_digest(model: MatchingModel, *, method: bool = True) -> str:
         settings["transform"] = model.backbone.transform.describe()
         if scheme_of(model.config.spec).pretrained:
             settings["spec"] = model.config.spec.partition(":")[0]  # wherever its files are
+    elif model.untrained:  # no weight tells such encoders apart
+        settings["origin"] = [model.provenance.backbone, model.provenance.preprocessing, model.provenance.revision]
     tensors = {name: each for name, each in model.state_dict().items() if method or not name.startswith("method.")}
     return weights_digest(tensors, start=json.dumps(settings, sort_keys=True))[:32]
 

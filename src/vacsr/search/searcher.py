@@ -24,9 +24,17 @@ from vacsr.model import MatchingModel
 from vacsr.scoring import Images, PairScorer, PairScores, Texts
 from vacsr.scoring.topk import Direction
 from vacsr.search.calibrate import CANDIDATES, Calibration, DirectionCalibration
-from vacsr.search.calibrate_run import load_calibration, read_calibration
+from vacsr.search.calibrate_run import calibration_paths, read_calibration
 from vacsr.search.galleries import Rescored, rescore
-from vacsr.search.index import Hits, LazyList, VectorIndex, check_fits, embedding_provenance, held_kind, model_digest
+from vacsr.search.index import (
+    Hits,
+    LazyList,
+    VectorIndex,
+    check_fits,
+    embedding_provenance,
+    graded_direction,
+    model_digest,
+)
 from vacsr.search.policies import SCORE, Policy, Scored, choose_policy
 
 Way = Literal["t2i", "i2t", "i2i", "t2t"]
@@ -86,7 +94,8 @@ class Results(_Result):
     """The first so many hits by score hold the right one, at the rate ``coverage``, if a match is in the index. 0 where
     no hit is likely enough; None where no set can hold."""
     cutoff: float | None
-    """The grade from which on a hit is confident; None where no cutoff could be shown to hold."""
+    """The grade from which on a hit is confident in an index of this size; None where no cutoff could be shown to
+    hold."""
     precision: float | None
     """Of confident hits, so many are right at least; None without a calibration."""
     confidence: float | None
@@ -153,21 +162,33 @@ class Searcher:
     ) -> None:
         self.scorer = model if isinstance(model, PairScorer) else PairScorer(model)
         self.calibration = calibration
-        self.direction: Direction = "i2t" if held_kind(index.provenance) == "texts" else "t2i"
+        self._files: list[Path] = []  # that may hold the calibration
+        self._stamp: object = None  # of the file that it was read from
+        self.direction: Direction = graded_direction(index.provenance)
         """In which it gives grades."""
         self._provenance = embedding_provenance(self.scorer.model, _HELD[self.direction])
         self.use(index)
 
     @classmethod
     def from_pretrained(
-        cls, run: str | Path, index: VectorIndex, *, calibration: Path | None = None, device: str = "auto"
+        cls, run: str | Path, index: VectorIndex, *, calibration: str | Path | None = None, device: str = "auto"
     ) -> Searcher:
         """From RUN, with a calibration: of this file, or else that of the index or the model if there is one."""
-        scorer = PairScorer.from_pretrained(run, device=device)
-        model = model_digest(scorer.model)
+        searcher = cls(PairScorer.from_pretrained(run, device=device), index)
         if calibration is not None:
-            return cls(scorer, index, read_calibration(calibration, model=model))
-        return cls(scorer, index, load_calibration(Path(run), index, model=model))
+            searcher.calibration = read_calibration(Path(calibration), model=model_digest(searcher.scorer.model))
+        else:
+            searcher._files = calibration_paths(Path(run), index)
+            searcher.refresh_calibration()
+        return searcher
+
+    def refresh_calibration(self) -> None:
+        """Read the calibration of the index or the model again if its file has changed, as when the index has grown."""
+        path = next((path for path in self._files if path.is_file()), None)
+        stamp = None if path is None else (path, path.stat().st_mtime_ns)
+        if stamp != self._stamp:
+            self.calibration = None if path is None else read_calibration(path, model=model_digest(self.scorer.model))
+            self._stamp = stamp
 
     def use(self, index: VectorIndex) -> None:
         """Search this index from now on: of the same model and the same kind."""
@@ -258,7 +279,7 @@ class Searcher:
         )
         confident = answer_set = None
         if self.fitted is not None and grades is not None:
-            confident = int(self.fitted.confident(grades[row : row + 1])[0])
+            confident = int(self.fitted.confident(grades[row : row + 1], size)[0])
             sets = self.fitted.answer_set(grades[row : row + 1], size)
             answer_set = None if sets is None else int(sets[0])
         grade = None if grades is None else grades[row]
@@ -277,7 +298,8 @@ class Searcher:
         return Results(
             direction=self.direction, policy=policy.name, answered=ranked.answered, reason=ranked.reason,
             hits=tuple(_hit(scored, position, rank) for rank, position in enumerate(order, 1)),
-            confident=scored.confident, answer_set=scored.answer_set, cutoff=None if fitted is None else fitted.cutoff,
+            confident=scored.confident, answer_set=scored.answer_set,
+            cutoff=None if fitted is None else fitted.cutoff(size),
             precision=None if calibration is None else calibration.precision,
             confidence=None if calibration is None else calibration.confidence,
             coverage=None if calibration is None else calibration.coverage,
@@ -292,7 +314,7 @@ class Searcher:
         if not self.fitted.covers(size):
             checked = self.fitted.sizes[-1].size
             return f"grades were checked with up to {checked:,} items, and the index holds {size:,} — {again}"
-        if self.fitted.cutoff is not None and not self.fitted.certifies(size):
+        if self.fitted.certified and not self.fitted.certifies(size):
             return f"confident hits were certified with up to {self.fitted.certified:,} items; the index holds {size:,}"
         if not self.index.exact:
             return "no guarantee: the index is approximate and may miss the nearest items — use exact:FOLDER"

@@ -77,7 +77,7 @@ class IndexWatch:
         return bool(self._trouble)
 
     def look(self) -> bool:
-        """Refresh the index; one that cannot be read stays as it was.
+        """Refresh the index and its calibration; what cannot be read stays as it was.
 
         Whether photos should be looked for again: the index has changed, and has then stayed so for a look.
         """
@@ -85,9 +85,11 @@ class IndexWatch:
             if isinstance(self._searcher.index, ExactIndex):
                 self._refresh(self._searcher.index)
             index = self._searcher.index
-            self.size, self.sources, self._trouble = len(index), tuple(index.sources), ""
+            self.size, self.sources = len(index), tuple(index.sources)
+            self._searcher.refresh_calibration()
+            self._trouble = ""
         except (VacsrError, OSError) as error:
-            trouble = f"the index could not be read again: {error}"
+            trouble = f"the index or its calibration could not be read again: {error}"
             if trouble != self._trouble:  # once, not every few seconds
                 log.warning(trouble)
             self._trouble = trouble

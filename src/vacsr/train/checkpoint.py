@@ -196,7 +196,9 @@ def run_section(run: Path, name: str) -> dict[str, Any]:
 
 
 def run_pairs(run: Path) -> str:
-    """The SPEC of the data that a run was trained on."""
+    """The SPEC of the data that a run was trained on; of encoders that are known by their vectors, these."""
+    if str(run).startswith("features:"):
+        return str(run)
     data = run_section(run, "data")
     if "pairs" not in data:
         raise UsageError(f"{run} is a model folder, which does not name its data — add --pairs SPEC")

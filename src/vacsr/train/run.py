@@ -24,7 +24,7 @@ from vacsr.evaluate.significance import write_outcomes
 from vacsr.files import read_json, write_json, write_text
 from vacsr.methods.base import Method, build_method
 from vacsr.model import MatchingModel, choose_device
-from vacsr.scoring import CosineDistanceScorer, PairScorer, check_cosine
+from vacsr.scoring import CosineDistanceScorer, PairScorer, check_cosine, open_model
 from vacsr.train.callbacks import Callback
 from vacsr.train.checkpoint import check_checkpoint, check_folder, describe_recipe, run_lock, run_pairs, run_section
 from vacsr.train.data import TrainingData, training_data
@@ -214,7 +214,7 @@ def evaluate_run(
     saved = {} if pairs else run_section(run, "evaluate")
     known = {name: value for name, value in saved.items() if name in EvaluateConfig.model_fields and name != "splits"}
     config = parse(EvaluateConfig, {**known, **settings})
-    scorer = _scorer(MatchingModel.from_pretrained(run), config, device=device)
+    scorer = _scorer(open_model(run), config, device=device)
     if pairs is None:
         policy = {key: value for key, value in run_section(run, "data").items() if key in ("on_error", "workers")}
         data = read_split_or_all(parse(DataConfig, {**policy, "pairs": run_pairs(run)}), split, default="test")
