@@ -20,6 +20,7 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.data import load_pairs
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
+from vacsr.hub import hub_id
 from vacsr.model import MatchingModel, load_model
 from vacsr.pretrained import encoder_spec
 from vacsr.scoring import PairScorer
@@ -108,6 +109,10 @@ def test_revisions_are_commits_and_branches(hub: FakeHub) -> None:
     assert torch.equal(scores(load_model(REPO, revision="trial")), scores(first))
     with pytest.raises(EnvironmentProblem, match=r"someone/matcher@v9.* not found"):
         load_model(REPO, revision="v9")
+
+
+def test_a_revision_beside_an_id_wins() -> None:
+    assert hub_id("user/model@v1", "v2") == ("user/model", "v2")
 
 
 def test_offline_the_cache_is_enough(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ class QdrantIndex(DatabaseIndex):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        noted = [fact for key, fact in self._metadata().items() if key.startswith("source ")]
+        facts = self._metadata().items()
+        noted = [fact for key, fact in facts if key.startswith("source ") and isinstance(fact, dict)]
         return tuple(str(fact["source"]) for fact in sorted(noted, key=lambda fact: fact["since"]))
 
     def note_source(self, spec: str) -> None:
@@ -52,7 +53,7 @@ class QdrantIndex(DatabaseIndex):
         offset = None
         while True:
             points, offset = self._call("scroll", self.name, limit=LOOKUP, offset=offset, with_payload=True)
-            yield from ((point.payload["id"], point.payload["metadata"]) for point in points)
+            yield from (_as_row(point)[:2] for point in points)
             if offset is None:
                 return
 
@@ -88,7 +89,12 @@ class QdrantIndex(DatabaseIndex):
         with self._errors():
             if self.remote:
                 return client(url=self._place, api_key=os.environ.get(_TOKEN), timeout=60)
-            return client(path=str(self._path), force_disable_check_same_thread=True)
+            try:
+                return client(path=str(self._path), force_disable_check_same_thread=True)
+            except (OSError, RuntimeError, sqlite3.Error):
+                raise
+            except Exception as error:  # of JSON, of pickle, or of vectors that do not fit
+                raise DataError(f"qdrant:{self._place} is damaged ({error!r:.200}) — fill it again") from error
 
     def _facts(self) -> Metadata | None:
         if not self._call("collection_exists", self.name):
@@ -129,7 +135,13 @@ class QdrantIndex(DatabaseIndex):
 
 
 def _as_row(point: Any) -> Row:
-    return Row(point.payload["id"], point.payload["metadata"], point.vector or (), getattr(point, "score", 0.0))
+    try:
+        item = str(point.payload["id"]), dict(point.payload["metadata"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"point {point.id} is no item of vacsr ({error!r}) — delete it, or fill another index"
+        ) from error
+    return Row(*item, point.vector or (), getattr(point, "score", 0.0))
 
 
 def _point_id(name: str) -> str:
