@@ -196,8 +196,11 @@ def test_a_value_that_is_stored_once_and_repeated_in_every_row(
     parquet.write_table(pyarrow.table(columns), file, compression="zstd", store_schema=False)
     assert file.stat().st_size < 100_000
     monkeypatch.setattr("vacsr.data.arrow.memory_bytes", lambda: 10_000_000)
+    monkeypatch.setattr("vacsr.data.arrow._AT_ONCE", 4_000_000)
+    before = pyarrow.default_memory_pool().max_memory()
     for spec in (f"parquet:{file}", f"hf:{file},rows=1"):
         refused(spec, "unpacks to")
+    assert pyarrow.default_memory_pool().max_memory() < max(before + 1, 100_000_000), "only the first rows are unpacked"
 
 
 def test_ids_of_files_and_bytes(draw: Draw, encode: Encode, photos_of: PhotosOf, tmp_path: Path) -> None:

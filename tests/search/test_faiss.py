@@ -127,7 +127,7 @@ def test_it_is_trained_anew_once_new_rows_are_the_majority(folder: Path) -> None
 def test_a_file_that_is_ahead_of_what_a_reader_knows_is_left_alone(folder: Path) -> None:
     with closing(opened(folder, ",index=HNSW8")) as writer:
         writer.add([f"{n}" for n in range(50)], units(50))
-        with closing(opened(folder)) as reader:
+        with closing(opened(folder, ",index=HNSW8")) as reader:
             writer.add([f"{n}" for n in range(50, 90)], units(90)[50:])
             writer.optimize()
             reader._load()  # between two refreshes, as another thread's refresh may

@@ -38,6 +38,11 @@ def test_collections_of_one_folder(spec: str) -> None:
         open_index(f"{spec},collection=birds")
 
 
+def test_local_mode_is_exact_whatever_is_asked(spec: str) -> None:
+    with closing(open_index(f"{spec},index=HNSW", dim=2, create=True)) as index:
+        assert index.exact
+
+
 def test_a_folder_that_is_open_is_refused(spec: str) -> None:
     with closing(open_index(spec, dim=2, create=True)), pytest.raises(EnvironmentProblem, match="folder open"):
         open_index(spec)
