@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.data import load_pairs
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
+from vacsr.hub import hub_id
 from vacsr.model import MatchingModel, load_model
 from vacsr.pretrained import encoder_spec
 from vacsr.scoring import PairScorer
@@ -110,6 +112,10 @@ def test_revisions_are_commits_and_branches(hub: FakeHub) -> None:
         load_model(REPO, revision="v9")
 
 
+def test_a_revision_beside_an_id_wins() -> None:
+    assert hub_id("user/model@v1", "v2") == ("user/model", "v2")
+
+
 def test_offline_the_cache_is_enough(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = small()
     commit = model.push_to_hub(REPO)
@@ -149,8 +155,11 @@ def test_damage_on_the_way_is_named(
 
 
 def test_nothing_there_and_no_access(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = logging.getLogger("huggingface_hub.utils._http")
+    before = log.level
     with pytest.raises(EnvironmentProblem, match=r"'someone/nothing' not found .* — .*give a folder"):
         load_model("someone/nothing")
+    assert log.level == before, "it is quiet only meanwhile"
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(EnvironmentProblem, match=r"cannot be pushed .*hf auth login"):
         small().push_to_hub(REPO)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from vacsr.noise import PairNoise, RowNoise, Stream, mix64
+from vacsr.noise import PairNoise, RowNoise, Stream, mix64, of_member
 
 MASK = (1 << 64) - 1
 GAMMA, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -149,6 +149,16 @@ def test_no_two_kinds_of_draw_share_a_stream() -> None:
 
 
 @pytest.mark.slow
+def test_a_member_has_no_draws_of_a_neighbouring_seed() -> None:
+    """Runs of seeds 0, 1, 2 … would share the noise of their members."""
+    rows, step = torch.arange(3), torch.tensor(0)
+    seeds = [RowNoise(seed, step, rows, Stream.IMAGE).uniform(4) for seed in range(20)]
+    assert of_member(RowNoise(0, step, rows, Stream.IMAGE), 0).uniform(4).equal(seeds[0])
+    for number in (1, 2, 3):
+        member = of_member(RowNoise(0, step, rows, Stream.IMAGE), number).uniform(4)
+        assert not any(member.equal(other) for other in seeds)
+
+
 def test_streams_compile_without_a_graph_break() -> None:
     def draws(step: Tensor) -> tuple[Tensor, Tensor]:
         rows = RowNoise(1, step, torch.arange(3), Stream.IMAGE).other(Stream.CROP).uniform(2)

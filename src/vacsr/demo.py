@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ from vacsr.search.calibrate_run import calibration_path
 from vacsr.search.galleries import Lists
 from vacsr.search.index import model_digest
 from vacsr.search.probabilities import Isotonic, Mask, expected_calibration_error, fit_hits, fit_isotonic
-from vacsr.train import Callback, Trainer, fit
+from vacsr.train import fit
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "infonce": {"name": "infonce", "members": 2},
@@ -74,7 +74,6 @@ METRICS = {
 }
 """Of results.json, with their names in the table and which value is best."""
 _LIST, _SHOWN, _CARDS, _SIDE, _ALBUM_SIDE = 20, 5, 6, 160, 224
-_COST = {"draw": 10.0, "infonce": 5.0, "sigmoid": 5.0, "vacsr": 30.0, "measure": 10.0}  # seconds, for the time left
 
 
 class DemoConfig(Config):
@@ -130,23 +129,17 @@ def run_demo(out: Path, *, seed: int = 0, config: DemoConfig | None = None, prog
     """Train the methods, save them in ``out`` with results.json, table.md and index.html, and return what to print."""
     claim_folder(out)
     config = config or DemoConfig()
+    models, measured = dict[str, MatchingModel](), dict[str, Measured]()
     with Bars(show=progress) as bars:
-        task = bars.bar.add_task("demo", total=sum(_COST.values()), note="drawing scenes")
-
-        def advance(share: float, note: str) -> None:
-            bars.bar.update(task, advance=share, note=note)
-
+        task = bars.bar.add_task("demo", total=1 + 2 * len(METHODS), note="drawing scenes")
         towers = load_towers()
         splits = {name: load_split(towers, config.pairs(seed), name) for name in ("train", "dev", "test")}
         noisy = with_wrong_captions(splits["train"], seed=seed)
-        advance(_COST["draw"], "training")
-        models = {
-            name: train(name, noisy.features, seed=seed, epochs=config.epochs, advance=advance) for name in METHODS
-        }
-        measured = {}
-        for name, model in models.items():
-            measured[name] = measure(PairScorer(model, device="cpu"), noisy, splits["dev"], splits["test"])
-            advance(_COST["measure"] / len(METHODS), f"measured {name}")
+        for name in METHODS:
+            bars.bar.update(task, advance=1, note=f"training {name}")
+            models[name] = train(name, noisy.features, seed=seed, epochs=config.epochs)
+            bars.bar.update(task, advance=1, note=f"measuring {name}")
+            measured[name] = measure(PairScorer(models[name], device="cpu"), noisy, splits["dev"], splits["test"])
     data = to_json(measured, noisy, splits["test"], seed=seed, config=config)
     commands = _commands(out, splits["test"].world, pairs=data["pairs"], seed=seed)
     text = render("demo.md", data=data, rows=_rows(measured))
@@ -184,9 +177,8 @@ def load_towers() -> MatchingModel:
 def load_split(towers: MatchingModel, pairs: str, name: str) -> Split:
     """Draw the scenes of a split and put them through the towers."""
     world = load_scenes(parse_spec(pairs).with_options({"split": name}))
-    return Split(
-        world, tower_features(towers, world.pairs), exact_truth(scene_grades(world), world.pairs.caption_image)
-    )
+    truth = exact_truth(scene_grades(world), world.pairs.caption_image)
+    return Split(world, tower_features(towers, world.pairs), truth)
 
 
 @torch.inference_mode()
@@ -236,19 +228,14 @@ def with_wrong_captions(split: Split, *, seed: int) -> Split:
     return split._replace(features=features, truth=exact_truth(split.truth.grades, features.caption_image))
 
 
-def train(name: str, pairs: PairSet, *, seed: int, epochs: int, advance: Callable[[float, str], None]) -> MatchingModel:
+def train(name: str, pairs: PairSet, *, seed: int, epochs: int) -> MatchingModel:
     """Heads and method on frozen features; nothing looks at dev."""
-
-    class Steps(Callback):
-        def on_step(self, trainer: Trainer, step: int) -> None:
-            advance(_COST[name] / trainer.total_steps, f"training {name}")
-
     plan = TrainConfig(
         epochs=epochs, batch_size=64, lr=1e-3, schedule="cosine", warmup_steps=20, ema=0.99, eval_every=0, seed=seed,
         device="cpu",
     )  # fmt: skip
     backbone = BackboneConfig(image_scaling="none", text_scaling="none", head=HEAD)
-    model: MatchingModel = fit(METHODS[name], pairs, plan, backbone=backbone, progress=False, callbacks=[Steps()]).model
+    model: MatchingModel = fit(METHODS[name], pairs, plan, backbone=backbone, progress=False).model
     return model
 
 

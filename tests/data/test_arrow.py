@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,9 @@ def test_faults_of_a_file_are_named(encode: Encode, refused: Refused, tmp_path: 
     refused(spec(image=[red], caption=[["a", "b"]], caption_id=[["1"]]), "2 captions and 1 caption ids")
     refused(spec(image=[red] * 2, caption=["a", "b"], split=["train", None]), "split")
     refused(spec(image=[red], caption=["a"]), "split", error=NoSuchSplit, split="test")
+    twice = pyarrow.Table.from_arrays([pyarrow.array([red]), *[pyarrow.array(["a"])] * 2], ["image", *["caption"] * 2])
+    parquet.write_table(twice, file)
+    refused(f"parquet:{file}", "two columns", "rename one")
     refused(f"{spec(image=[red], caption=['a'])},colum=x", "no option 'colum'", error=UsageError)
     file.write_bytes(b"PAR1 and no more")
     refused(f"parquet:{file}", "not a whole Parquet file")
@@ -172,9 +176,57 @@ def test_limits(encode: Encode, refused: Refused, monkeypatch: pytest.MonkeyPatc
     refused(f"parquet:{file}", "unpacks to")
     monkeypatch.undo()
     pairs = load_pairs(f"parquet:{file}")
+    monkeypatch.setattr("vacsr.data.arrow.PHOTO_BYTES", PHOTO_BYTES // 100)
+    assert len(pairs.photos.items[0].read()) == PHOTO_BYTES // 100  # type: ignore[union-attr]
     monkeypatch.setattr("vacsr.data.arrow.PHOTO_BYTES", 1000)
     with pytest.raises(DataError, match="make it smaller"):
         pairs.photos.open(0)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("column", ["image", "caption"])
+def test_a_value_that_is_stored_once_and_repeated_in_every_row(
+    column: str, encode: Encode, hub: Any, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A few kilobytes that stand for 400 MB: refused on the way, and before datasets unpacks them onto the disk."""
+    rows = 4000
+    columns: dict[str, Any] = {"image": [encode("red")] * rows, "caption": ["a"] * rows}
+    value = bytes(100_000) if column == "image" else "a" * 100_000
+    columns[column] = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows), pyarrow.array([value]))
+    file = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table(columns), file, compression="zstd", store_schema=False)
+    assert file.stat().st_size < 100_000
+    monkeypatch.setattr("vacsr.data.arrow.memory_bytes", lambda: 10_000_000)
+    monkeypatch.setattr("vacsr.data.arrow._AT_ONCE", 4_000_000)
+    before = pyarrow.default_memory_pool().max_memory()
+    for spec in (f"parquet:{file}", f"hf:{file},rows=1"):
+        refused(spec, "unpacks to")
+    assert pyarrow.default_memory_pool().max_memory() < max(before + 1, 100_000_000), "only the first rows are unpacked"
+
+
+def test_ids_of_files_and_bytes(draw: Draw, encode: Encode, photos_of: PhotosOf, tmp_path: Path) -> None:
+    """Absolute paths inside the table's folder start there; a row that has its bytes needs no file."""
+    inside = [str(draw(tmp_path / "a" / f"{one}.png", one)) for one in COLOURS]
+    pairs = photos_of(f"parquet:{write(tmp_path / 't.parquet', {'image': inside, 'caption': list(COLOURS)})}")
+    assert (colours(pairs), pairs.image_ids[0]) == (RGB, "a/red.png")
+    image = [{"bytes": encode(one), "path": f"/nowhere/{one}.png"} for one in COLOURS]
+    held = photos_of(f"parquet:{write(tmp_path / 'u.parquet', {'image': image, 'caption': list(COLOURS)})}")
+    assert (colours(held), held.image_ids[0]) == (RGB, "red.png")
+
+
+def test_validation_keeps_its_name_beside_a_split_dev(encode: Encode, photos_of: PhotosOf, tmp_path: Path) -> None:
+    columns = {"image": [encode(one) for one in COLOURS[:2]], "caption": ["a", "b"], "split": ["dev", "validation"]}
+    spec = f"parquet:{write(tmp_path / 't.parquet', columns)}"
+    assert [photos_of(spec, split=name).captions for name in ("dev", "validation")] == [("a",), ("b",)]
+
+
+def test_what_is_written_is_utf8_and_without_a_split_of_everything(photos_of: PhotosOf, tmp_path: Path) -> None:
+    """JSON allows lone surrogates, and Parquet does not."""
+    pairs = photos_of("scenes:images=1,held_out=1,per_image=1,size=16", split="all")
+    odd = replace(pairs, captions=("half \udc80", *pairs.captions[1:]))
+    write_parquet(odd, tmp_path / "t.parquet")
+    stored = parquet.read_table(tmp_path / "t.parquet")
+    assert "split" not in stored.column_names
+    assert stored["caption"][0].as_py() == ["half \\udc80"]
 
 
 # -------------------------------------------------------------------------------------------------------------- hf
@@ -252,7 +304,7 @@ def test_faults_of_the_hub_are_named(
     refused("hf:nobody/nothing", "Hub", "network", error=EnvironmentProblem)
     refused(f"hf:{tmp_path}/none", "cannot be loaded")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
-    refused(f"hf:{tmp_path}/broken.parquet", "cannot be loaded")
+    refused(f"hf:{tmp_path}/broken.parquet", "not a whole Parquet file")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtra, match=r"vacsr\[datasets\]"):
         load_pairs(f"hf:{file}")

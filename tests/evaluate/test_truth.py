@@ -14,7 +14,7 @@ from vacsr.config import BackboneConfig, HeadConfig
 from vacsr.config.io import method_config
 from vacsr.data import load_pairs
 from vacsr.data.formats import parse_spec
-from vacsr.data.scenes import PairKinds, load_scenes, pair_kinds
+from vacsr.data.scenes import load_scenes
 from vacsr.data.scenes.facts import SceneTable
 from vacsr.evaluate import protocols
 from vacsr.evaluate.truth import (
@@ -22,7 +22,6 @@ from vacsr.evaluate.truth import (
     exact_truth,
     scene_truth,
     truth_facts,
-    values_by_kind,
 )
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer, PairScores
@@ -95,20 +94,6 @@ def test_facts_count_what_the_labels_miss() -> None:
 def test_a_grade_a_rounding_below_one_is_relevant() -> None:
     third = torch.tensor(1.0) / 3
     assert exact_truth((third + third + third - 1e-7).view(1, 1), torch.tensor([0])).relevant.all()
-
-
-@pytest.mark.parametrize("method", ["vacsr", "sigmoid"])
-def test_values_by_kind_are_those_of_the_kind(method: str, grades: Tensor) -> None:
-    scores, kinds = random_scores(method), pair_kinds(grades, CAPTION_IMAGE)
-    values = values_by_kind(scores, kinds)
-    assert tuple(values) == PairKinds._fields
-    for name, mask in kinds._asdict().items():
-        assert values[name].total == int(mask.sum()) > 0
-        assert torch.equal(values[name].score, scores.score[mask])
-        sigma = scores.uncertainty(*mask.nonzero().unbind(1))
-        assert (values[name].uncertainty is None) == (sigma is None) == (method == "sigmoid")
-        if sigma is not None:
-            torch.testing.assert_close(values[name].uncertainty, sigma)
 
 
 @pytest.mark.parametrize("split", ["test", "all"])

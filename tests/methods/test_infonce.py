@@ -26,6 +26,12 @@ def test_it_is_torchs_cross_entropy(size: int, scale: float, seed: int) -> None:
     torch.testing.assert_close(terms.parts["t2i"], cols.detach(), atol=1e-5, rtol=1e-5)
 
 
+def test_an_opinion_is_the_mean_of_both_directions() -> None:
+    method, score = InfoNCE(InfoNCEConfig(scale=2.0), dim=8), torch.randn(3, 5)
+    among_captions, among_images = functional.softmax(2 * score, dim=1), functional.softmax(2 * score.T, dim=1).T
+    torch.testing.assert_close(method.opinion(score), (among_captions + among_images) / 2)
+
+
 def test_ids_spread_the_target_over_the_images_captions() -> None:
     ids = [4, 4, 5, 4]
     v, t = pair(1, 4)

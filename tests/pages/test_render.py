@@ -10,15 +10,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vacsr.objective import reconstruction_error
 from vacsr.pages.curves import RunRecord
 from vacsr.pages.examples import Answer, Examples, Interval, Picture, Query, RowAnswers, photo_uri
-from vacsr.pages.render import Cell, Comparison, Row, SettingTable, comparison_page, gradient_plots, render
+from vacsr.pages.render import Cell, Comparison, Row, SettingTable, comparison_page, render
 
 VOID = ("meta", "img", "link")
 
@@ -190,18 +188,6 @@ def test_a_dot_is_placed_among_the_answers_of_its_own_row() -> None:
     assert re.findall(pattern, comparison_page(comparison(examples=examples(sigmas=(0.3,))))) == [("50.0", "0.300")]
     assert "rank 2,000" in whole
     assert "2 images without a label" in whole
-
-
-@pytest.mark.parametrize(("position", "label"), [(0, 1.0), (1, 0.0)])
-@pytest.mark.parametrize(("kind", "name"), [("ste", "straight-through (as trained)"), ("plain", "plain sigmoid")])
-def test_gradients_are_those_of_the_loss(position: int, label: float, kind: Any, name: str) -> None:
-    logit = torch.linspace(-8, 8, 121, dtype=torch.float64, requires_grad=True)
-    error = reconstruction_error(logit, torch.full_like(logit, label), kind=kind)
-    (gradient,) = torch.autograd.grad(error.sum(), logit)
-    spoken = f"{name}: from {float(gradient[0]):z.2f} to {float(gradient[-1]):z.2f}"
-    assert spoken in gradient_plots()[position].picture
-    if kind == "plain":
-        assert float(gradient.abs().max()) < 0.15  # as the page says
 
 
 @pytest.mark.parametrize(

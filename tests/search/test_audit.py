@@ -17,7 +17,16 @@ from vacsr.data.noise import apply_noise, derange_captions
 from vacsr.errors import UsageError
 from vacsr.model import MatchingModel
 from vacsr.scoring import PairScorer
-from vacsr.search.audit import audit, caption_sums, find_duplicates, find_neighbours, own_agreement, prototypes, signals
+from vacsr.search.audit import (
+    DUPLICATE,
+    audit,
+    caption_sums,
+    find_duplicates,
+    find_neighbours,
+    own_agreement,
+    prototypes,
+    signals,
+)
 
 
 @pytest.fixture
@@ -160,3 +169,11 @@ def test_duplicates_are_those_of_the_whole_matrix(images: int, seed: int, top: i
     near = sorted((one for one in pairs if one[0] >= 0.9), key=lambda one: -one[0])[:top]
     assert [one.cosine for one in found] == pytest.approx([min(cosine, 1.0) for cosine, *_ in near], abs=1e-6)
     assert all(one.row < one.other_row and float(v[one.row] @ v[one.other_row]) >= 0.9 for one in found)
+
+
+def test_duplicates_begin_at_the_limit() -> None:
+    images = torch.tensor([[1.0, 0.0], [0.5, 0.75**0.5], [-1.0, 0.0]])
+    assert [one[:2] for one in find_duplicates(images, top=9, limit=0.5)] == [(0, 1)]
+    near = torch.tensor([[1.0, 0.0], *([cosine, (1 - cosine**2) ** 0.5] for cosine in (DUPLICATE + 0.005, 0.985))])
+    assert (0, 1) in (found := {one[:2] for one in find_duplicates(near, top=9)})
+    assert (0, 2) not in found

@@ -71,6 +71,9 @@ def test_no_cutoff_where_hits_are_few_or_wrong() -> None:
     assert find_cutoff(singles(sure, sure > 2), **asked) is None
     assert find_cutoff(singles(sure[: FEW - 1], sure[: FEW - 1] > 0), **asked) is None
     assert find_cutoff(singles(sure, sure >= 0), **asked) == 0.0
+    for count in (FEW - 1, FEW):  # whatever is asked of them
+        cutoff = find_cutoff(singles(sure[:count], sure[:count] > 0), precision=0.5, confidence=0.6)
+        assert (cutoff is None) == (count < FEW)
 
 
 def world(rng: np.random.Generator, images: int, captions: int = 5) -> Graded:

@@ -104,6 +104,49 @@ def test_too_few_vectors_to_train_are_searched_exactly(folder: Path) -> None:
         assert (index.search(units(10), 1).ids, built(folder)) == ([[f"{n}"] for n in range(10)], [])
 
 
+def test_it_is_trained_anew_once_new_rows_are_the_majority(folder: Path) -> None:
+    import faiss
+
+    def centroids() -> Tensor:
+        (file,) = folder.glob("*.faiss")
+        stored = faiss.read_index(str(file))
+        return torch.from_numpy(stored.quantizer.reconstruct_n(0, 4))
+
+    with closing(opened(folder, ",index=IVF4,Flat")) as index:
+        index.add([f"old {n}" for n in range(200)], units(200))
+        index.optimize()
+        before = centroids()
+        index.add([f"new {n}" for n in range(200)], units(200, seed=1))
+        index.optimize()
+        assert torch.equal(centroids(), before), "the new ones are half of all"
+        index.add([f"newest {n}" for n in range(401)], units(401, seed=3))
+        index.optimize()
+        assert not torch.equal(centroids(), before)
+
+
+def test_a_file_that_is_ahead_of_what_a_reader_knows_is_left_alone(folder: Path) -> None:
+    with closing(opened(folder, ",index=HNSW8")) as writer:
+        writer.add([f"{n}" for n in range(50)], units(50))
+        with closing(opened(folder, ",index=HNSW8")) as reader:
+            writer.add([f"{n}" for n in range(50, 90)], units(90)[50:])
+            writer.optimize()
+            reader._load()  # between two refreshes, as another thread's refresh may
+            assert reader.search(units(90)[[3, 70]], 60).ids[0][0] == "3"
+            assert len(reader.search(units(90)[[70]], 60).ids[0]) == 50
+
+
+def test_a_file_that_asks_for_more_than_it_holds(folder: Path) -> None:
+    with closing(opened(folder)) as index:
+        index.add([f"{n}" for n in range(50)], units(50))
+        index.optimize()
+    (file,) = folder.glob("*.faiss")
+    count = (50 * DIM).to_bytes(8, "little")  # of the floats that follow
+    assert count in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(count, (1 << 38).to_bytes(8, "little"), 1))
+    with pytest.raises(DataError, match="damaged"):
+        open_index(f"faiss:{folder}")
+
+
 def test_a_broken_file_is_named(folder: Path) -> None:
     with closing(opened(folder)) as index:
         index.add([f"{n}" for n in range(50)], units(50))

@@ -37,6 +37,10 @@ def test_the_least_suspected_stay(limits: dict[str, float], kept: list[int]) -> 
     assert choose_captions(rows([0.9, 0.1, 0.8, 0.0]), **limits).tolist() == kept
 
 
+def test_a_share_that_is_just_reached_is_allowed() -> None:
+    assert choose_captions(rows([0.5, 0.0]), max_wrong=0.25).tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("limits", [{}, {"keep": 0.5, "max_wrong": 0.1}, {"keep": 0.0}, {"max_wrong": 1.5}])
 def test_limits_that_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="--keep"):

@@ -124,6 +124,9 @@ def test_an_index_of_next_to_nothing_is_refused(scorer: PairScorer, pairs: PairS
     index = filled(tmp_path / "index", scorer, pairs.subset(range(5)), texts=False)
     with pytest.raises(DataError, match="without --index"):
         searched_lists(scorer, Labelled.of(scorer, pairs), index, candidates=20, seed=0, direction="t2i")
+    enough = filled(tmp_path / "enough", scorer, pairs.subset(range(20)), texts=False)
+    labelled = Labelled.of(scorer, pairs)
+    assert searched_lists(scorer, labelled, enough, candidates=20, seed=0, direction="t2i")[0].size == 20
 
 
 def test_queries_are_spread_over_the_images() -> None:

@@ -131,6 +131,11 @@ def test_lone_surrogates_are_stored(tmp_path: Path) -> None:
     assert not index.refresh(), "nothing is written for a source that is known"
 
 
+def test_a_name_that_no_folder_may_have() -> None:
+    with pytest.raises(EnvironmentProblem, match="too long"):
+        open_index(f"exact:{'y' * 5000}", dim=2, create=True)
+
+
 def test_folders_that_cannot_become_an_index(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"x")

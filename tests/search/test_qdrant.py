@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from vacsr.errors import DataError, EnvironmentProblem, MissingExtra, UsageError
 from vacsr.search import open_index
+from vacsr.search.database import Row
 
 
 @pytest.fixture
@@ -36,6 +38,11 @@ def test_collections_of_one_folder(spec: str) -> None:
         open_index(f"{spec},collection=birds")
 
 
+def test_local_mode_is_exact_whatever_is_asked(spec: str) -> None:
+    with closing(open_index(f"{spec},index=HNSW", dim=2, create=True)) as index:
+        assert index.exact
+
+
 def test_a_folder_that_is_open_is_refused(spec: str) -> None:
     with closing(open_index(spec, dim=2, create=True)), pytest.raises(EnvironmentProblem, match="folder open"):
         open_index(spec)
@@ -58,6 +65,62 @@ def test_lone_surrogates_are_refused(spec: str) -> None:
         with pytest.raises(DataError, match="Unicode"):
             index.add(["\udc80"], torch.ones(1, 2))
         assert len(index) == 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", "9" * 5000, '{"collections": {}, "aliases": 3'])
+def test_a_damaged_folder_is_named(spec: str, content: str) -> None:
+    with closing(open_index(spec, dim=2, create=True)) as index:
+        index.add(["a"], torch.ones(1, 2))
+    (Path(spec.removeprefix("qdrant:")) / "meta.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match="damaged"):
+        open_index(spec)
+
+
+@pytest.mark.parametrize("facts", [{"dim": "two", "provenance": "", "index": "FLAT"}, {"index": "FLAT"}, {"dim": None}])
+def test_facts_of_something_else_are_refused(spec: str, facts: dict[str, Any]) -> None:
+    from qdrant_client import QdrantClient
+    from qdrant_client.models import Distance, VectorParams
+
+    with closing(QdrantClient(path=spec.removeprefix("qdrant:"))) as client:
+        params = VectorParams(size=2, distance=Distance.DOT)
+        client.create_collection("vacsr", vectors_config=params, metadata={"vacsr": facts})
+    with pytest.raises(DataError, match="does not hold an index"):
+        open_index(spec)
+
+
+def test_points_of_others_are_refused(spec: str) -> None:
+    from qdrant_client import QdrantClient
+    from qdrant_client.models import PointStruct
+
+    open_index(spec, dim=2, create=True).close()
+    with closing(QdrantClient(path=spec.removeprefix("qdrant:"))) as client:
+        client.upsert("vacsr", [PointStruct(id=1, vector=[1.0, 0.0], payload={"title": "of another program"})])
+    with closing(open_index(spec)) as index:
+        for read in (lambda: index.search(torch.ones(1, 2), 1), lambda: list(index.records())):
+            with pytest.raises(DataError, match="no item of vacsr"):
+                read()
+
+
+def test_messages_stay_below_the_limit_of_servers(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vacsr.search.database._MESSAGE", 4 * 2 * 7)
+    with closing(open_index(spec, dim=2, create=True)) as index:
+        sizes, call = list[int](), index._call  # type: ignore[attr-defined]
+
+        def counted(verb: str, *arguments: Any, **options: Any) -> Any:
+            sizes.extend([len(arguments[1].ids)] if verb == "upsert" else [])
+            return call(verb, *arguments, **options)
+
+        monkeypatch.setattr(index, "_call", counted)
+        assert index.add([f"{n}" for n in range(20)], torch.ones(20, 2)) == (20, 0)
+        assert sizes == [7, 7, 6]
+
+
+def test_answers_of_unequal_length_are_cut_to_the_shortest(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An approximate index may find fewer."""
+    with closing(open_index(spec, dim=2, create=True)) as index:
+        found = [[Row(name, {}, (1.0, 0.0), 1.0) for name in names] for names in ("abc", "de")]
+        monkeypatch.setattr(index, "_nearest", lambda queries, k: found)
+        assert index.search(torch.ones(2, 2), 3).ids == [["a", "b"], ["d", "e"]]
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

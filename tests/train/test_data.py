@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vacsr.config import BackboneConfig, DataConfig
+from vacsr.config import BackboneConfig, DataConfig, NoiseConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.errors import DataError
 from vacsr.methods.sigmoid import SigmoidConfig
 from vacsr.model import MatchingModel
-from vacsr.train.data import PairLoader, build_loader
+from vacsr.train.data import PairLoader, build_loader, training_data
 from vacsr.train.distributed import World
 
 TINY = BackboneConfig(spec="tiny:width=16,depth=1,text_depth=1,heads=2,size=32")
@@ -61,6 +61,17 @@ def test_the_cache_holds_what_fits_and_no_more(model: MatchingModel, pairs: Phot
     for cache, kept in ((exactly, True), (exactly * 0.999, False), (0.0, False)):
         loader = build_loader(model, pairs, config=DataConfig(cache_gb=cache), device=CPU, world=World())
         assert isinstance(loader.images, Tensor) == kept
+
+
+def test_held_out_images_are_drawn_by_the_seed_of_the_data() -> None:
+    def held_out(seed: int) -> set[str]:
+        config = DataConfig(pairs="synthetic:images=40", dev_share=0.25, noise=NoiseConfig(seed=seed))
+        train, dev, _ = training_data(config)
+        assert dev is not None
+        assert (len(dev.image_ids), set(dev.image_ids) & set(train.image_ids)) == (10, set())
+        return set(dev.image_ids)
+
+    assert held_out(1) == held_out(1) != held_out(2)
 
 
 def test_features_are_looked_up() -> None:

@@ -51,21 +51,11 @@ def audit(
     if report.wrong_count is not None:
         typer.echo(f"wrong captions of {report.labelled:,}: {report.wrong_count}", err=True)
     title, lines = f"{short_spec(pairs)}, {data.split}", caption_lines(parse_spec(pairs))
-    write_audit(
-        out,
-        report,
-        data,
-        title=title,
-        photos=pictures,
-        lines=lines,
-        model=f"{run.name}, vacsr {__version__}",
-        table=format,
-    )
-    typer.echo(f"wrong\t{len(report.wrong)}\t{out / WRONG}")
-    typer.echo(f"missing\t{len(report.missing)}\t{out / MISSING}")
-    typer.echo(f"duplicates\t{len(report.duplicates)}\t{out / DUPLICATES}")
-    typer.echo(f"rows\t{len(data)}\t{out / rows}")
-    typer.echo(f"page\t{len(data)}\t{out / PAGE}")
+    model = f"{run.name}, vacsr {__version__}"
+    write_audit(out, report, data, title=title, photos=pictures, lines=lines, model=model, table=format)
+    lists = {WRONG: report.wrong, MISSING: report.missing, DUPLICATES: report.duplicates, rows: data, PAGE: data}
+    for name, listed in lists.items():
+        typer.echo(f"{'page' if name == PAGE else Path(name).stem}\t{len(listed)}\t{out / name}")
 
 
 def filter(

@@ -227,14 +227,23 @@ def zip_photos(path: Path, names: Sequence[str]) -> StoredPhotos:
     return StoredPhotos(tuple(ZipPhoto(source, name, members.get(name) or by_last.get(name)) for name in names))
 
 
-def find_photos(candidates: Iterable[Path], names: Sequence[str]) -> StoredPhotos | None:
-    """The photos ``names`` in the first candidate that exists, a folder or a zip; None where none exists."""
+def find_photos(candidates: Sequence[Path], names: Sequence[str], *, root: Path) -> StoredPhotos:
+    """The photos ``names`` in the first candidate that exists, a folder or a zip, of a data set in ``root``."""
     for path in candidates:
         if path.is_dir():
             return file_photos(path, names)
         if path.is_file():
             return zip_photos(path, names)
-    return None
+    raise missing(root, expected=f"the photos in {' or '.join(map(str, candidates))}")
+
+
+def missing(root: Path, *, expected: str) -> DataError:
+    """The error for a folder that does not hold what a data set needs."""
+    if not root.is_dir():
+        return DataError(f"{root} is not a folder; expected {expected} — correct the path")
+    names = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
+    held = ", ".join(names[:8]) + (" …" if len(names) > 8 else "") if names else "nothing"
+    return DataError(f"{root} holds {held}; expected {expected} — put the files there or correct the path")
 
 
 def _file_fingerprint(path: Path) -> str:

@@ -29,6 +29,9 @@ from vacsr.files import atomic_paths, memory_bytes, reading
 _DEV = ("validation", "valid", "val")  # what others call dev
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 _GROUP = 100  # rows that are written at a time, and that a reader decompresses at a time
+_REPEATED = 16  # times that a value of a file may be in its rows, on average
+_AT_ONCE = 1 << 28  # bytes of rows, as far as a file tells the truth about its sizes
+_SCANNED = 1 << 28  # bytes of a Parquet file that is looked through before datasets unpacks it onto the disk
 
 
 class Columns(Config):
@@ -81,16 +84,9 @@ def load_parquet(spec: Spec, on_error: OnError) -> PhotoSet:
 
     Optional columns: ``image_id``, ``caption_id`` and ``split``.
     """
-    file, arrow, limit = spec.location, _pyarrow(), memory_bytes()
-    with reading(file, limit=limit):
-        try:
-            parquet = arrow.parquet.ParquetFile(file, pre_buffer=False)  # a buffer would hold the file twice
-            groups = (parquet.metadata.row_group(number) for number in range(parquet.num_row_groups))
-            if (size := sum(group.total_byte_size for group in groups)) > limit:
-                raise DataError(f"{file} unpacks to {size:,} bytes, {limit:,} are the limit — split it")
-            table = parquet.read()
-        except arrow.ArrowException as error:
-            raise DataError(f"{file} is not a whole Parquet file ({error}) — write or copy it again") from error
+    file, arrow = spec.location, _pyarrow()
+    batches = list(_batches(file))
+    table = arrow.Table.from_batches(batches[1:], schema=batches[0].schema)
     root = spec.path_option("root") or file.parent
     return _pairs(spec, {"": table}, spec.fill(Columns), root=root, on_error=on_error)
 
@@ -144,6 +140,31 @@ def write_parquet(pairs: PhotoSet, path: Path) -> None:
             writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
 
 
+def _batches(file: Path) -> Iterator[Any]:
+    """The rows of a Parquet file after an empty batch, which has the schema.
+
+    A value that is stored once may be in every row, so that a small file unpacks to terabytes: what rows take is
+    counted as they come, a few at a time.
+    """
+    arrow, limit = _pyarrow(), memory_bytes()
+    with reading(file, limit=limit):
+        try:
+            parquet = arrow.parquet.ParquetFile(file, pre_buffer=False)  # a buffer would hold the file twice
+            size = [parquet.metadata.row_group(number).total_byte_size for number in range(parquet.num_row_groups)]
+            limit, taken = min(limit, _REPEATED * sum(size) + (1 << 30)), max(0, sum(size))
+            if taken <= limit:
+                yield arrow.RecordBatch.from_pylist([], schema=parquet.schema_arrow)
+                rows, taken = min(1024, max(1, _AT_ONCE // max(1, *size, 1))), 0
+                for batch in parquet.iter_batches(batch_size=rows):
+                    if (taken := taken + batch.nbytes) > limit:
+                        break
+                    yield batch
+        except arrow.ArrowException as error:
+            raise DataError(f"{file} is not a whole Parquet file ({error}) — write or copy it again") from error
+    if taken > limit:
+        raise DataError(f"{file} unpacks to more than {limit:,} bytes, which are the limit — split it")
+
+
 def _pyarrow() -> Any:
     try:
         import pyarrow.compute
@@ -170,11 +191,14 @@ def _load(spec: Spec, options: HubOptions) -> dict[str, Any]:
             loaded = datasets.load_from_disk(str(place))
         else:
             reader = _READERS.get(place.suffix.lower()) if place.is_file() else None
+            if reader == "parquet" and place.stat().st_size <= _SCANNED:
+                for _ in _batches(place):
+                    pass
             loaded = datasets.load_dataset(
                 reader or (str(place) if place.exists() else spec.path), options.config, revision=options.revision,
                 data_files=str(place) if reader else None, streaming=options.streaming,
             )  # fmt: skip
-    except MemoryError:
+    except (MemoryError, DataError):
         raise
     except ConnectionError as error:
         message = f"{spec}: no such file or folder, and the Hub does not answer ({error})"
@@ -227,6 +251,8 @@ def _pairs(spec: Spec, tables: Mapping[str, Any], columns: Columns, *, root: Pat
 def _cells(table: Any, columns: Columns, *, source: str, split: str) -> dict[str, list[Any]]:
     """The columns that hold no photos."""
     held = table.column_names
+    if len(set(held)) < len(held):
+        raise DataError(f"{source} has two columns of one name among {', '.join(held)} — rename one")
     for option, name in (("image", columns.image), ("caption", columns.caption)):
         if name not in held:
             message = f"{source} has no column {name!r}{did_you_mean(name, held)}, but {', '.join(held)}"

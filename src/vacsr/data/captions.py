@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -135,12 +134,3 @@ def photo_set(
         captions=tuple(texts[row] for row in worded),
     ).subset(usable)
     return PhotoSet(photos.take(usable), **rest.labels(), split=split or "all", skipped=tuple(lines))
-
-
-def missing(root: Path, *, expected: str) -> DataError:
-    """The error for a folder that does not hold what a data set needs."""
-    if not root.is_dir():
-        return DataError(f"{root} is not a folder; expected {expected} — correct the path")
-    names = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
-    held = ", ".join(names[:8]) + (" …" if len(names) > 8 else "") if names else "nothing"
-    return DataError(f"{root} holds {held}; expected {expected} — put the files there or correct the path")

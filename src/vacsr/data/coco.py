@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vacsr.data.archives import StoredPhoto, StoredPhotos, find_photos
-from vacsr.data.captions import missing, photo_set, table_of
+from vacsr.data.archives import StoredPhoto, StoredPhotos, find_photos, missing
+from vacsr.data.captions import photo_set, table_of
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.pairs import check_split
 from vacsr.data.photos import PhotoSet
@@ -77,10 +77,7 @@ def _part(root: Path, images: Path | None, *, split: str | None, on_error: OnErr
     """Some of COCO's photos, with all the captions that ``captions.json`` lists."""
     table = read_captions(root / "captions.json")
     candidates = [images] if images else [root / "images.zip", root / "images"]
-    photos = find_photos(candidates, table.image_ids)
-    if photos is None:
-        raise missing(root, expected=f"the photos in {' or '.join(map(str, candidates))}")
-    return photo_set(table, photos, split=split, on_error=on_error)
+    return photo_set(table, find_photos(candidates, table.image_ids, root=root), split=split, on_error=on_error)
 
 
 def read_karpathy(path: Path) -> list[CaptionedImage]:
@@ -185,8 +182,6 @@ def _photos(images: Sequence[CaptionedImage], *, root: Path, folder: Path | None
         files = [image.filename for image in images if image.folder == name]
         bases = [folder] if folder else [root, root / "images"]
         candidates = [base / kind for kind in (name, f"{name}.zip") for base in bases] + (bases if folder else [])
-        photos = find_photos(candidates, files)
-        if photos is None:
-            raise missing(root, expected=f"the photos in {' or '.join(map(str, candidates))}")
+        photos = find_photos(candidates, files, root=root)
         items.update(zip(((name, file) for file in files), photos.items, strict=True))
     return StoredPhotos(tuple(items[image.folder, image.filename] for image in images))

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from vacsr.data.archives import find_photos
-from vacsr.data.captions import CaptionTable, missing, photo_set, table_of
+from vacsr.data.archives import find_photos, missing
+from vacsr.data.captions import CaptionTable, photo_set, table_of
 from vacsr.data.coco import read_karpathy
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.photos import PhotoSet
@@ -37,10 +37,7 @@ def load_flickr8k(spec: Spec, on_error: OnError) -> PhotoSet:
         raise missing(root, expected=", ".join(_CAPTIONS[:3]))
     table = _read(file)
     candidates = [images] if images else [root / name for name in _PHOTOS]
-    photos = find_photos(candidates, table.image_ids)
-    if photos is None:
-        raise missing(root, expected=f"the photos in {' or '.join(map(str, candidates))}")
-    return photo_set(table, photos, split=split, on_error=on_error)
+    return photo_set(table, find_photos(candidates, table.image_ids, root=root), split=split, on_error=on_error)
 
 
 def _read(path: Path) -> CaptionTable:

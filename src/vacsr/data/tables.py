@@ -22,8 +22,8 @@ from typing import Any, TextIO
 
 import torch
 
-from vacsr.data.archives import file_photos
-from vacsr.data.captions import CaptionTable, missing, number_captions, photo_set, table_of
+from vacsr.data.archives import file_photos, missing
+from vacsr.data.captions import CaptionTable, number_captions, photo_set, table_of
 from vacsr.data.decode import PHOTO_SUFFIXES
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.photos import PhotoSet

@@ -114,11 +114,7 @@ def read_judgments(path: Path, *, name: str = "") -> Judgments:
         if pair not in ratings:
             first.append(row)
         ratings.setdefault(pair, []).extend(values)
-    width, owners, texts = (
-        max(map(len, ratings.values())),
-        table.columns.get("caption_image"),
-        table.columns.get("caption"),
-    )
+    width, owners, texts = max(map(len, ratings.values())), *map(table.columns.get, ("caption_image", "caption"))
     own = [word == "1" for word in table.columns["own"]] if "own" in table.columns else None
     if own is None:
         own = [False] * len(images) if owners is None else [x == y for x, y in zip(images, owners, strict=True)]

@@ -36,14 +36,8 @@ def _preference_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     for name, one in result.get("preferences", {}).items():
         for kind, part in (("all", one), *one.get("kinds", {}).items()):
             share = _with_interval(part["accuracy"], part["low"], part["high"])
-            yield [
-                name,
-                result["split"],
-                kind,
-                f"{part['pairs']:,}",
-                share,
-                _rivals(part.get("rivals", {}), "accuracy"),
-            ]
+            rivals = _rivals(part.get("rivals", {}), "accuracy")
+            yield [name, result["split"], kind, f"{part['pairs']:,}", share, rivals]
 
 
 def _signal_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -38,10 +38,11 @@ ReportSets = Sequence[tuple[PairSet | PhotoSet, tuple[str, ...]]]
 """The splits of a report, each with those of the recipe's protocols that fit it."""
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """Whatever scores a data set, such as :class:`vacsr.PairScorer`."""
 
-    def score_set(self, pairs: PairSet | PhotoSet) -> Scores:
+    def score_set(self, pairs: Any) -> Scores:
         """Every pair."""
 
 
@@ -143,33 +144,6 @@ def data_frame(rows: Iterable[dict[str, Any]]) -> Any:
     return frame.loc[:, ~frame.map(lambda cell: isinstance(cell, list | tuple)).any()]
 
 
-def evaluate_retrieval(
-    scorer: Scorer,
-    pairs: PairSet | PhotoSet,
-    *,
-    protocols: Sequence[str] = ("flickr",),
-    judgments: Sequence[Judgments] = (),
-    ties: Ties = "stable",
-    bins: Bins = "count",
-    truth: Truth | None = None,
-    tests: PairTests = _NO_TESTS,
-    temperature: Temperature | Literal["fit"] | None = None,
-) -> RetrievalReport:
-    """Score every pair of ``pairs`` and report each protocol.
-
-    ``judgments`` adds agreement with human grades; ``ties`` orders equal scores; ``bins`` are the uncertainty's, of
-    equal count or equal width; ``truth`` adds agreement with exact grades, where they are known; ``tests`` adds
-    preferences, rivals and captions that are not in the data. ``temperature`` is that of the confidence: fitted to
-    these pairs, or to a dev split before; None takes the scale of the loss.
-    """
-    protocol_galleries(protocols, pairs)  # refuses data that do not fit before anything is scored
-    return evaluate_scores(
-        scorer.score_set(pairs), pairs,
-        protocols=protocols, judgments=judgments, ties=ties, bins=bins, truth=truth, tests=tests,
-        temperature=temperature,
-    )  # fmt: skip
-
-
 def evaluate_splits(
     scorer: Scorer,
     sets: ReportSets,
@@ -199,8 +173,8 @@ def evaluate_splits(
     return RetrievalReport(results, tuple(outcome for report in ordered for outcome in report.outcomes))
 
 
-def evaluate_scores(
-    scores: Scores,
+def evaluate_retrieval(
+    scorer: Scorer | Scores,
     pairs: LabelledPairs,
     *,
     protocols: Sequence[str] = ("flickr",),
@@ -211,7 +185,15 @@ def evaluate_scores(
     tests: PairTests = _NO_TESTS,
     temperature: Temperature | Literal["fit"] | None = None,
 ) -> RetrievalReport:
-    """Report each protocol on given scores; the options are those of :func:`evaluate_retrieval`."""
+    """Score every pair of ``pairs``, or take given scores, and report each protocol.
+
+    ``judgments`` adds agreement with human grades; ``ties`` orders equal scores; ``bins`` are the uncertainty's, of
+    equal count or equal width; ``truth`` adds agreement with exact grades, where they are known; ``tests`` adds
+    preferences, rivals and captions that are not in the data. ``temperature`` is that of the confidence: fitted to
+    these pairs, or to a dev split before; None takes the scale of the loss.
+    """
+    by_protocol = protocol_galleries(protocols, pairs)  # refuses data that do not fit before anything is scored
+    scores = scorer.score_set(pairs) if isinstance(scorer, Scorer) else scorer
     if fits_in_memory(pairs):
         _ = scores.score  # asked for once, it is kept: blocks are then views
     shared, missed = _human_sections(scores, pairs, judgments, tests)  # of every protocol
@@ -226,7 +208,7 @@ def evaluate_scores(
     signals: dict[Direction, dict[str, Tensor]] = {}
     results: list[dict[str, Any]] = []
     outcomes: list[Outcomes] = []
-    for name, galleries in protocol_galleries(protocols, pairs).items():
+    for name, galleries in by_protocol.items():
         ranks = [gallery.ranks(scores, ties=ties) for gallery in galleries]
         sigma = uncertainty_result(scores, galleries, ranks, bins=bins, cache=cache)
         if sigma is not None and "judgments" in shared:
@@ -237,6 +219,10 @@ def evaluate_scores(
         results.append({**head, **retrieval_result(ranks), "uncertainty": sigma, "signals": by_signal, **shared})
         outcomes.append(query_outcomes(name, pairs, galleries=galleries, ranks=ranks))
     return RetrievalReport(tuple(results), tuple(outcomes))
+
+
+evaluate_scores = evaluate_retrieval
+"""By this name where scores are given."""
 
 
 def _human_sections(

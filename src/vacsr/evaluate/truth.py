@@ -5,7 +5,6 @@ A pair is relevant where its grade is 1; a relevant pair without a label is a fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from vacsr.data.formats import parse_spec
 from vacsr.data.pairs import LabelledPairs
-from vacsr.data.scenes import PairKinds, load_scenes, scene_grades
+from vacsr.data.scenes import load_scenes, scene_grades
 from vacsr.evaluate.agreement import kendall_tau
 from vacsr.evaluate.metrics import average_precisions_at_r, mean_of
 from vacsr.evaluate.protocols import fits_in_memory
@@ -111,53 +110,6 @@ def exact_metrics(scores: Scores, truth: Truth, *, pairs: int = _PAIRS, seed: in
         "tau_b": kendall_tau(score[every].numpy(), truth.grades[every].numpy()),
         "auroc_false_negative_score": 100 * auroc(score[unlabelled], missed),
         "auroc_false_negative": None if sigma is None else 100 * auroc(sigma, missed),
-    }
-
-
-class KindValues(NamedTuple):
-    """What a method says of the pairs of one kind, or of a seeded sample of P of them; on the CPU."""
-
-    total: int
-    """All pairs of the kind."""
-    score: Tensor
-    """[P]"""
-    uncertainty: Tensor | None
-    """[P], None where the method has none."""
-
-
-def values_by_kind(scores: Scores, kinds: PairKinds, *, pairs: int = _PAIRS, seed: int = 0) -> dict[str, KindValues]:
-    """Scores and uncertainties by the name of the kind; of each at most ``pairs`` pairs, drawn by ``seed``."""
-    values: dict[str, KindValues] = {}
-    for name, mask in kinds._asdict().items():
-        rows, cols = _draw(mask.cpu(), pairs, seed=seed)
-        sigma = scores.uncertainty(rows, cols)
-        score = scores.score.cpu()[rows, cols]
-        values[name] = KindValues(int(mask.sum()), score, None if sigma is None else sigma.cpu())
-    return values
-
-
-def spread(values: Tensor) -> dict[str, float]:
-    """Mean and quartiles of some numbers [P]; NaN of none.
-
-    >>> spread(torch.tensor([0.0, 1.0, 2.0, 5.0]))
-    {'mean': 2.0, 'low': 0.75, 'median': 1.5, 'high': 2.75}
-    """
-    exact = values.double() if len(values) else torch.full((1,), torch.nan, dtype=torch.float64)
-    low, median, high = exact.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
-    return {"mean": float(exact.mean()), "low": low, "median": median, "high": high}
-
-
-def false_negatives_above(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """How often a false negative has the higher value than a pair of each other kind: AUROC times 100, NaN of none.
-
-    >>> false_negatives_above({"false_negatives": torch.tensor([0.3, 0.6]), "hard": torch.tensor([0.5])})
-    {'hard': 50.0}
-    """
-    missed = values["false_negatives"]
-    return {
-        name: 100 * auroc(torch.cat((missed, others)), torch.arange(len(missed) + len(others)) < len(missed))
-        for name, others in values.items()
-        if name != "false_negatives"
     }
 
 

@@ -7,13 +7,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vacsr.pages.curves import Curves, Plot, PlotGroup, RunRecord, row_styles, score_plots, sigma_plots, training_plots
+from vacsr.pages.curves import Curves, PlotGroup, RunRecord, row_styles, score_plots, sigma_plots, training_plots
 from vacsr.pages.examples import Examples
-from vacsr.pages.plots import Line, line_plot
 from vacsr.pages.sweeps import Sweeps, sweep_plots
 
 
@@ -119,34 +117,9 @@ def comparison_page(page: Comparison) -> str:
     unsure = any((run.report.get(page.split) or {}).get("uncertainty") for run in page.runs)
     expected = [name for name in ("sigma", "scores", "training") if name != "sigma" or unsure]
     absent = [name for name in expected if not sections[name]]
-    return render("comparison.html", page=page, absent=absent, gradients=gradient_plots(), **sections)
+    return render("comparison.html", page=page, absent=absent, **sections)
 
 
 def _groups(groups: Sequence[PlotGroup]) -> list[PlotGroup]:
     """None at all where no setting has a plot."""
     return list(groups) if any(group.plots for group in groups) else []
-
-
-def gradient_plots() -> list[Plot]:
-    """The squared error's gradient with respect to the logit, with a straight-through and with a plain sigmoid.
-
-    Straight-through it is p − label, else (p − label) · p(1 − p); tests compare both with the model's loss.
-    """
-    score = 1 / (1 + np.exp(-np.linspace(-8, 8, 121)))
-    plots = []
-    for label, title in ((1, "Labelled pairs"), (0, "All other pairs")):
-        straight = score - label
-        picture = line_plot(
-            [
-                Line("straight-through (as trained)", score, straight, "vacsr"),
-                Line("plain sigmoid", score, straight * score * (1 - score), "infonce", dashed=True),
-            ],
-            title=f"Gradient of the squared error by the score, label {label}",
-            x_label="score p = sigmoid(logit)",
-            y_label=f"∂ ½({label}−p)² / ∂ logit",
-            ticks=[0.0, 0.25, 0.5, 0.75, 1.0],
-            y_range=(-1.06, 0.06) if label else (-0.06, 1.06),
-            digits=2,
-        )
-        plots.append(Plot(title, picture, f"gradient-{label}"))
-    return plots

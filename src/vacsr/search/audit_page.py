@@ -151,20 +151,13 @@ def _rows(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[list[Any]]
 
 def _as_cells(row: Iterable[Any]) -> list[str]:
     """Of a CSV file: four digits, 0 or 1, nothing for what is unknown."""
-    cells = []
-    for cell in row:
-        number = isinstance(cell, float)
-        text = (
-            ""
-            if cell is None or cell != cell
-            else f"{cell:.4f}"
-            if number
-            else str(int(cell))
-            if cell in (True, False)
-            else csv_cell(cell)
-        )
-        cells.append(text)
-    return cells
+
+    def text(cell: Any) -> str:
+        if cell is None or cell != cell:
+            return ""
+        return f"{cell:.4f}" if isinstance(cell, float) else csv_cell(cell) if isinstance(cell, str) else str(int(cell))
+
+    return [text(cell) for cell in row]
 
 
 def _write_parquet(path: Path, rows: Sequence[Sequence[Any]]) -> None:

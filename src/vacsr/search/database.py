@@ -1,6 +1,6 @@
 """What indexes in a database have in common: a name with options, work in pieces, and hits from rows.
 
-A backend says how rows are read, written, deleted and searched; :mod:`.qdrant` is a short one.
+A backend says how to connect, and how rows are read, written, deleted and searched; :mod:`.qdrant` is a short one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from vacsr.errors import DataError, MissingExtra, UsageError
-from vacsr.search.index import AddResult, Check, Entry, Hits, Metadata, VectorIndex
+from vacsr.search.index import AddResult, Check, Entry, Hits, IndexInfo, Metadata, VectorIndex
 
 LOOKUP = 4096  # ids in one query
 _MESSAGE = 1 << 22  # bytes of vectors in one message; as JSON they are five times as long, and servers take 32 MiB
@@ -37,6 +37,62 @@ class Row(NamedTuple):
 
 class DatabaseIndex(VectorIndex):
     """Ids and metadata must be Unicode text. Equal scores have no order."""
+
+    unit: ClassVar[str] = "collection"
+    """The option that names one of several indexes in a place."""
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """What ``index=`` may be; empty: the database knows."""
+    _client: Any  # with close()
+
+    def __init__(self, where: str, *, dim: int | None = None, provenance: str = "") -> None:
+        """``dim``: of a new index, where there is none."""
+        self._place, options = split_name(self.kind, where, **{self.unit: "vacsr", "index": "FLAT"})
+        self.name, kind = options[self.unit], options["index"]
+        if self.kinds and kind not in self.kinds:
+            raise UsageError(f"{self.kind} has no index {kind!r} — write index={' or index='.join(self.kinds)}")
+        self.where = f"{self._place},{self.unit}={self.name}"
+        self.remote, self._path = "://" in self._place, Path(self._place).expanduser()
+        self._client = self._connect(create=dim is not None)
+        try:
+            facts = self._facts()
+            if not facts and dim is None:
+                raise self._missing()
+            facts = facts or self._create({"dim": dim, "provenance": provenance}, kind)
+            self.dim, self.provenance = int(facts["dim"]), str(facts["provenance"])
+            self.exact = self._ready()
+        except (KeyError, TypeError, ValueError) as error:
+            self.close()
+            message = f"{self.kind}:{self.where} does not hold an index of vacsr ({error!r:.200})"
+            raise DataError(f"{message} — choose another place or name") from error
+        except Exception:
+            self.close()
+            raise
+
+    @classmethod
+    def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
+        if dtype == "float16":
+            raise UsageError("a database stores float32, not float16 — leave it out, or use exact:FOLDER")
+        return cls(where, dim=dim, provenance=provenance or "")
+
+    @abstractmethod
+    def _connect(self, *, create: bool) -> Any:
+        """A client. A local place that is missing is created only on request."""
+
+    @abstractmethod
+    def _facts(self) -> Metadata | None:
+        """``dim`` and ``provenance`` of the index; empty where there is none."""
+
+    @abstractmethod
+    def _create(self, facts: Metadata, kind: str) -> Metadata:
+        """Make an index of this kind, and return its facts: another process may have been faster."""
+
+    @abstractmethod
+    def _ready(self) -> bool:
+        """Prepare searches; are they exact?"""
+
+    @abstractmethod
+    def _errors(self) -> AbstractContextManager[None]:
+        """The database's errors as ours."""
 
     @abstractmethod
     def _rows(self, ids: list[str], *, vectors: bool) -> list[Row]:
@@ -57,6 +113,21 @@ class DatabaseIndex(VectorIndex):
     def _transaction(self) -> AbstractContextManager[Any]:
         """What is written inside is stored together, if the database can do that."""
         return nullcontext()
+
+    def info(self) -> IndexInfo:
+        return super().info()._replace(bytes=None if self.remote else disk_bytes(self._path))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        with self._errors():
+            return getattr(self._client, verb)(*arguments, **options)
+
+    def _missing(self) -> DataError:
+        """For an index that is to be read and does not exist."""
+        spec = f"{self.kind}:{self.where}"
+        return DataError(f"no index at {spec} — fill one: vacsr index add {spec} --run RUN --pairs SPEC")
 
     def get(self, ids: Sequence[str]) -> dict[str, Entry]:
         return {row.id: Entry(torch.tensor(row.vector), row.metadata) for row in self._stored(ids, vectors=True)}
@@ -120,12 +191,6 @@ def split_name(scheme: str, where: str, **options: str) -> tuple[str, dict[str, 
     return place, options | given
 
 
-def check_index_kind(scheme: str, kind: str, kinds: Sequence[str]) -> None:
-    """Refuse an ``index=KIND`` that the backend does not have."""
-    if kind not in kinds:
-        raise UsageError(f"{scheme} has no index {kind!r} — write index={' or index='.join(kinds)}")
-
-
 def import_extra(extra: str, *modules: str) -> Any:
     """The first of some modules, which come with an extra of vacsr."""
     try:
@@ -133,17 +198,6 @@ def import_extra(extra: str, *modules: str) -> Any:
         return first
     except ImportError as error:
         raise MissingExtra(error.name or modules[0], extra) from error
-
-
-def no_index(spec: str) -> DataError:
-    """For an index that is to be read and does not exist."""
-    return DataError(f"no index at {spec} — fill one: vacsr index add {spec} --run RUN --pairs SPEC")
-
-
-def refuse_float16(dtype: str | None) -> None:
-    """Databases store float32."""
-    if dtype == "float16":
-        raise UsageError("a database stores float32, not float16 — leave it out, or use exact:FOLDER")
 
 
 def disk_bytes(path: Path) -> int:

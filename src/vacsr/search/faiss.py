@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -149,12 +151,24 @@ class FaissIndex(ExactIndex):
             return
         if self._loaded is None or self._loaded[0] != key:
             try:
-                built = self._faiss.read_index(str(path))
-            except RuntimeError as error:
+                with self._bounded(path.stat().st_size):
+                    built = self._faiss.read_index(str(path))
+            except (RuntimeError, MemoryError) as error:
                 raise store.damaged(path, str(error)) from error
             if built.d != self.dim:
                 raise store.damaged(path, f"vectors of dimension {built.d}")
             self._loaded = key, self._with_settings(built)
+
+    @contextmanager
+    def _bounded(self, size: int) -> Iterator[None]:
+        """No array that is read may be larger than its file; FAISS before 1.15 has no such limit."""
+        change = getattr(self._faiss, "set_deserialization_vector_byte_limit", lambda _: None)
+        before = getattr(self._faiss, "get_deserialization_vector_byte_limit", int)()
+        change(size)
+        try:
+            yield
+        finally:
+            change(before)
 
     def _built(self, now: Snapshot) -> Any:
         """The FAISS index of a snapshot's rows; None if there is none."""

@@ -10,21 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
-from vacsr.search.database import (
-    LOOKUP,
-    DatabaseIndex,
-    Row,
-    check_index_kind,
-    import_extra,
-    no_index,
-    refuse_float16,
-    split_name,
-)
+from vacsr.search.database import LOOKUP, DatabaseIndex, Row, import_extra
 from vacsr.search.index import IndexInfo, Metadata
 
 _CREATE = (
@@ -46,32 +37,7 @@ _MAX_EF = 1000  # of pgvector's hnsw.ef_search; the iterative scan finds the res
 class PgvectorIndex(DatabaseIndex):
     """See :class:`vacsr.search.VectorIndex`."""
 
-    kind = "pgvector"
-
-    def __init__(self, where: str, *, dim: int | None = None, provenance: str = "") -> None:
-        self._place, options = split_name("pgvector", where, table="vacsr", index="FLAT")
-        check_index_kind("pgvector", options["index"], ("FLAT", "HNSW"))
-        if not self._place.startswith(("postgresql://", "postgres://")):
-            raise UsageError(f"pgvector:{self._place} has no server — write pgvector:postgresql://HOST/DATABASE")
-        self.table = options["table"]
-        self.where = f"{self._place},table={self.table}"
-        self._connection = self._connect()
-        try:
-            facts = self._facts() if self._exists() else {}
-            if not facts and dim is not None:
-                facts = self._create(dim, provenance, hnsw=options["index"] == "HNSW")
-            if not facts:
-                raise no_index(f"pgvector:{self.where}")
-            self.dim, self.provenance = int(facts["dim"]), facts["provenance"]
-            self.exact = not self._query(_APPROXIMATE, [self.table])[0][0]
-        except Exception:
-            self.close()
-            raise
-
-    @classmethod
-    def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
-        refuse_float16(dtype)
-        return cls(where, dim=dim, provenance=provenance or "")
+    kind, unit, kinds = "pgvector", "table", ("FLAT", "HNSW")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -91,11 +57,8 @@ class PgvectorIndex(DatabaseIndex):
             last = rows[-1][0]
 
     def info(self) -> IndexInfo:
-        size = self._query("SELECT pg_total_relation_size(%s::regclass)", [f'"{self.table}"'])[0][0]
+        size = self._query("SELECT pg_total_relation_size(%s::regclass)", [f'"{self.name}"'])[0][0]
         return super().info()._replace(bytes=int(size))
-
-    def close(self) -> None:
-        self._connection.close()
 
     def _rows(self, ids: list[str], *, vectors: bool) -> list[Row]:
         vector = ", embedding::real[]" if vectors else ""
@@ -104,14 +67,14 @@ class PgvectorIndex(DatabaseIndex):
 
     def _write(self, ids: list[str], vectors: Tensor, metadata: list[str]) -> None:
         rows = zip(ids, map(str, vectors.tolist()), metadata, strict=True)
-        with self._errors(), self._connection.cursor() as cursor:
+        with self._errors(), self._client.cursor() as cursor:
             cursor.executemany(self._sql(_WRITE), rows)
 
     def _remove(self, ids: list[str]) -> None:
         self._query("DELETE FROM {name} WHERE id = ANY(%s)", [ids])
 
     def _nearest(self, queries: Tensor, k: int) -> list[list[Row]]:
-        with self._errors(), self._connection.transaction():
+        with self._errors(), self._client.transaction():
             if not self.exact:
                 self._query("SELECT set_config('hnsw.ef_search', %s, true)", [str(min(max(k, 40), _MAX_EF))])
                 self._query("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
@@ -121,11 +84,13 @@ class PgvectorIndex(DatabaseIndex):
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """Others may read meanwhile, and not write."""
-        with self._errors(), self._connection.transaction():
+        with self._errors(), self._client.transaction():
             self._query("LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
             yield
 
-    def _connect(self) -> Any:
+    def _connect(self, *, create: bool) -> Any:
+        if not self._place.startswith(("postgresql://", "postgres://")):
+            raise UsageError(f"pgvector:{self._place} has no server — write pgvector:postgresql://HOST/DATABASE")
         psycopg = import_extra("pgvector", "psycopg")
         with self._errors():
             if "password" in psycopg.conninfo.conninfo_to_dict(self._place):
@@ -133,33 +98,36 @@ class PgvectorIndex(DatabaseIndex):
                 raise UsageError(f"{message} — leave it out, and set PGPASSWORD or write ~/.pgpass")
             return psycopg.connect(self._place, autocommit=True)
 
-    def _exists(self) -> bool:
-        return bool(self._query(_EXISTS, [f"{self.table}_about"]))
-
-    def _facts(self) -> dict[str, str]:
+    def _facts(self) -> Metadata | None:
+        if not self._query(_EXISTS, [f"{self.name}_about"]):
+            return None
         return dict(self._query("SELECT key, value FROM {about} WHERE key <> 'source'"))
 
-    def _create(self, dim: int, provenance: str, *, hnsw: bool) -> dict[str, str]:
+    def _create(self, facts: Metadata, kind: str) -> Metadata:
         """All or none. A second process waits, and then finds the tables."""
-        with self._errors(), self._connection.transaction():
-            self._query("SELECT pg_advisory_xact_lock(hashtext(%s))", [self.table])
-            if not self._exists():
-                for statement in (*_CREATE, *([_HNSW] if hnsw else [])):
-                    self._query(statement.replace("{dim}", str(dim)))
-                for fact in (("dim", str(dim)), ("provenance", provenance)):
-                    self._query(_NOTE, fact)
-        return self._facts()
+        with self._errors(), self._client.transaction():
+            self._query("SELECT pg_advisory_xact_lock(hashtext(%s))", [self.name])
+            if (existing := self._facts()) is not None:
+                return existing
+            for statement in (*_CREATE, *([_HNSW] if kind == "HNSW" else [])):
+                self._query(statement.replace("{dim}", str(facts["dim"])))
+            for key, value in facts.items():
+                self._query(_NOTE, [key, str(value)])
+        return facts
+
+    def _ready(self) -> bool:
+        return not self._query(_APPROXIMATE, [self.name])[0][0]
 
     def _query(self, sql: str, values: Any = None) -> list[Any]:
         with self._errors():
-            cursor = self._connection.execute(self._sql(sql), values)
+            cursor = self._client.execute(self._sql(sql), values)
             return list(cursor.fetchall()) if cursor.description else []
 
     def _sql(self, text: str) -> Any:
         """With the names of the tables, quoted."""
         from psycopg.sql import SQL, Identifier
 
-        return SQL(text).format(name=Identifier(self.table), about=Identifier(f"{self.table}_about"))
+        return SQL(text).format(name=Identifier(self.name), about=Identifier(f"{self.name}_about"))
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -16,25 +16,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
 from vacsr.errors import DataError, EnvironmentProblem
-from vacsr.search.database import (
-    LOOKUP,
-    DatabaseIndex,
-    Row,
-    check_index_kind,
-    disk_bytes,
-    import_extra,
-    no_index,
-    refuse_float16,
-    row_key,
-    split_name,
-)
-from vacsr.search.index import IndexInfo, Metadata
+from vacsr.search.database import LOOKUP, DatabaseIndex, Row, import_extra, row_key
+from vacsr.search.index import Metadata
 
 _TOKEN = "QDRANT_API_KEY"
 _FACT = "vacsr"  # of a collection that is an index
@@ -44,33 +32,12 @@ class QdrantIndex(DatabaseIndex):
     """See :class:`vacsr.search.VectorIndex`. ``exact``: always in local mode, on a server with ``index=FLAT``."""
 
     kind = "qdrant"
-
-    def __init__(self, where: str, *, dim: int | None = None, provenance: str = "") -> None:
-        self._place, options = split_name("qdrant", where, collection="vacsr", index="FLAT")
-        check_index_kind("qdrant", options["index"], ("FLAT", "HNSW"))
-        self.name = options["collection"]
-        self.where = f"{self._place},collection={self.name}"
-        self.remote = "://" in self._place
-        self._path = Path(self._place).expanduser()
-        self._client = self._connect(create=dim is not None)
-        try:
-            if dim is not None and not self._call("collection_exists", self.name):
-                self._create(dim, {"dim": dim, "provenance": provenance, "index": options["index"]})
-            facts = self._facts()
-            self.dim, self.provenance = int(facts["dim"]), str(facts["provenance"])
-            self.exact = not self.remote or facts["index"] == "FLAT"
-        except Exception:
-            self.close()
-            raise
-
-    @classmethod
-    def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
-        refuse_float16(dtype)
-        return cls(where, dim=dim, provenance=provenance or "")
+    kinds = ("FLAT", "HNSW")
 
     @property
     def sources(self) -> tuple[str, ...]:
-        noted = [fact for key, fact in self._metadata().items() if key.startswith("source ")]
+        facts = self._metadata().items()
+        noted = [fact for key, fact in facts if key.startswith("source ") and isinstance(fact, dict)]
         return tuple(str(fact["source"]) for fact in sorted(noted, key=lambda fact: fact["since"]))
 
     def note_source(self, spec: str) -> None:
@@ -86,15 +53,9 @@ class QdrantIndex(DatabaseIndex):
         offset = None
         while True:
             points, offset = self._call("scroll", self.name, limit=LOOKUP, offset=offset, with_payload=True)
-            yield from ((point.payload["id"], point.payload["metadata"]) for point in points)
+            yield from (_as_row(point)[:2] for point in points)
             if offset is None:
                 return
-
-    def info(self) -> IndexInfo:
-        return super().info()._replace(bytes=None if self.remote else disk_bytes(self._path))
-
-    def close(self) -> None:
-        self._client.close()
 
     def _rows(self, ids: list[str], *, vectors: bool) -> list[Row]:
         keys = [_point_id(name) for name in ids]
@@ -122,39 +83,44 @@ class QdrantIndex(DatabaseIndex):
         return [[_as_row(hit) for hit in answer.points] for answer in answers]
 
     def _connect(self, *, create: bool) -> Any:
-        """A client. A local folder that is missing is created only on request."""
         client = import_extra("qdrant", "qdrant_client").QdrantClient
         if not self.remote and not create and not (self._path / "meta.json").exists():
-            raise no_index(f"qdrant:{self._place}")
+            raise self._missing()
         with self._errors():
             if self.remote:
                 return client(url=self._place, api_key=os.environ.get(_TOKEN), timeout=60)
-            return client(path=str(self._path), force_disable_check_same_thread=True)
+            try:
+                return client(path=str(self._path), force_disable_check_same_thread=True)
+            except (OSError, RuntimeError, sqlite3.Error):
+                raise
+            except Exception as error:  # of JSON, of pickle, or of vectors that do not fit
+                raise DataError(f"qdrant:{self._place} is damaged ({error!r:.200}) — fill it again") from error
 
-    def _create(self, dim: int, facts: Metadata) -> None:
-        from qdrant_client.models import Distance, HnswConfigDiff, VectorParams
-
-        self._call(
-            "create_collection", self.name, metadata={_FACT: facts},
-            vectors_config=VectorParams(size=dim, distance=Distance.DOT),
-            hnsw_config=HnswConfigDiff(m=0) if facts["index"] == "FLAT" else None,  # 0: no graph is built
-        )  # fmt: skip
-
-    def _facts(self) -> Metadata:
+    def _facts(self) -> Metadata | None:
         if not self._call("collection_exists", self.name):
-            raise no_index(f"qdrant:{self.where}")
+            return None
         facts = self._metadata().get(_FACT)
         if facts is None:
             message = f"qdrant:{self._place}: the collection {self.name!r} is not an index of vacsr"
             raise DataError(f"{message} — choose another: qdrant:{self._place},collection=NAME")
         return dict(facts)
 
+    def _create(self, facts: Metadata, kind: str) -> Metadata:
+        from qdrant_client.models import Distance, HnswConfigDiff, VectorParams
+
+        facts = {**facts, "index": kind}
+        self._call(
+            "create_collection", self.name, metadata={_FACT: facts},
+            vectors_config=VectorParams(size=facts["dim"], distance=Distance.DOT),
+            hnsw_config=HnswConfigDiff(m=0) if kind == "FLAT" else None,  # 0: no graph is built
+        )  # fmt: skip
+        return facts
+
+    def _ready(self) -> bool:
+        return not self.remote or self._metadata()[_FACT]["index"] == "FLAT"
+
     def _metadata(self) -> Metadata:
         return dict(self._call("get_collection", self.name).config.metadata or {})
-
-    def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
-        with self._errors():
-            return getattr(self._client, verb)(*arguments, **options)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -169,7 +135,13 @@ class QdrantIndex(DatabaseIndex):
 
 
 def _as_row(point: Any) -> Row:
-    return Row(point.payload["id"], point.payload["metadata"], point.vector or (), getattr(point, "score", 0.0))
+    try:
+        item = str(point.payload["id"]), dict(point.payload["metadata"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"point {point.id} is no item of vacsr ({error!r}) — delete it, or fill another index"
+        ) from error
+    return Row(*item, point.vector or (), getattr(point, "score", 0.0))
 
 
 def _point_id(name: str) -> str:

@@ -194,7 +194,8 @@ def open_snapshot(folder: Path, before: Snapshot | None = None) -> Snapshot:
 
 def current_number(folder: Path) -> int | None:
     """The number of the pair that counts, the highest; None without an index."""
-    names = [OWN_NAME.fullmatch(path.name) for path in folder.glob("items-*.sqlite")]
+    with storage_errors(folder):
+        names = [OWN_NAME.fullmatch(path.name) for path in folder.glob("items-*.sqlite")]
     return max((int(name[1]) for name in names if name), default=None)
 
 

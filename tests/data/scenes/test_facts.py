@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vacsr.data.scenes import SceneOptions, pair_kinds, scene_grades, scene_world
+from vacsr.data.scenes import SceneOptions, scene_grades, scene_world
 from vacsr.data.scenes.captions import Claim, Mention, facts_of
 from vacsr.data.scenes.facts import (
     AtLeast,
@@ -133,15 +133,3 @@ BOAT_BELOW, BOAT_ABOVE = Thing("boat", "blue", "small", 0.25, 0.8), Thing("boat"
 )
 def test_partly_true_claims_earn_what_a_person_would_give(claim: Claim, pictured: Scene, grade: float) -> None:
     assert float(share_true([pictured], [Statement("", facts_of(claim))])) == pytest.approx(grade)
-
-
-def test_pair_kinds_sort_by_label_and_grade() -> None:
-    grades = torch.tensor([[1.0, 1.0, 0.5], [0.49, 1.0, 0.2], [0.75, 0.25, 1.0]])
-    kinds = pair_kinds(grades, torch.tensor([0, 0, 2]))
-    masks: dict[str, Any] = {name: mask.nonzero().tolist() for name, mask in kinds._asdict().items()}
-    assert masks == {
-        "positives": [[0, 0], [0, 1], [2, 2]],
-        "false_negatives": [[1, 1]],
-        "hard": [[0, 2], [2, 0]],
-        "easy": [[1, 2]],
-    }

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vacsr.config.base import did_you_mean
-from vacsr.data.captions import missing
+from vacsr.data.archives import missing
 from vacsr.data.decode import PHOTO_SUFFIXES
 from vacsr.data.fewshot.labelled import Entry, FewshotSource, Splits, as_entries, build_source
 from vacsr.data.formats import CLASS_FORMATS, Spec, register

@@ -14,7 +14,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from vacsr.config.base import Config
-from vacsr.data.captions import missing
+from vacsr.data.archives import missing
 from vacsr.data.fewshot.coop import PLAIN, photos_in, subfolders
 from vacsr.data.fewshot.labelled import Entry, FewshotSource, Splits, build_source
 from vacsr.data.fewshot.shots import rows_by_label, seeded_rows

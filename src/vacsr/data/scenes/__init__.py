@@ -22,14 +22,13 @@ from vacsr.data.captions import table_of
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.photos import ArrayPhotos, PhotoSet
 from vacsr.data.scenes.captions import Claim, draw_claim, draw_subject_claim, facts_of, say
-from vacsr.data.scenes.facts import EASY_BELOW, PairKinds, SceneTable, Statement, pair_kinds, share_true
+from vacsr.data.scenes.facts import EASY_BELOW, SceneTable, Statement, share_true
 from vacsr.data.scenes.objects import Scene, draw_scene, draw_subject_scene, stream
 from vacsr.data.scenes.render import SceneRenderer, Size, render_scene
 from vacsr.data.synthetic import WorldOptions
 
 __all__ = [
-    "EASY_BELOW", "PairKinds", "SceneOptions", "SceneWorld", "load_scenes", "pair_kinds", "render_scene",
-    "scene_grades", "scene_world",
+    "EASY_BELOW", "SceneOptions", "SceneWorld", "load_scenes", "render_scene", "scene_grades", "scene_world",
 ]  # fmt: skip
 _TRIES = 20  # draws for a caption that its image does not have yet
 

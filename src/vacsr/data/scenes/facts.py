@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,7 @@ SIDES = ("left", "right", "top", "bottom")
 WAYS = ("left of", "above")  # "right of" and "below" are these, said from the other end
 NEAR_EDGE = 0.36  # a centre nearer to an edge than this is on that side of the picture
 GAP = 0.12  # centres that differ by less are neither left of nor above one another
-HARD_FROM = 0.5  # an unlabelled pair of at least this grade, but below 1, is a hard negative
 EASY_BELOW = 0.25  # a pair below this grade is an easy negative
-_TRUE_FROM = 1 - 1e-6  # a grade this close to 1 is 1
 _BLOCK = 1 << 24  # pairs whose facts are summed at a time
 
 
@@ -139,27 +137,6 @@ class SceneTable:
                 fits = fits if wanted is None else fits & (values == wanted)
             self._fitting[kind] = fits
         return self._fitting[kind]
-
-
-class PairKinds(NamedTuple):
-    """Masks [N, M] bool, disjoint. Pairs between easy and hard are in none."""
-
-    positives: Tensor  # labelled: the caption was drawn from the image
-    false_negatives: Tensor  # wholly true, but without a label
-    hard: Tensor  # half true or more, but not wholly
-    easy: Tensor  # hardly true
-
-
-def pair_kinds(grades: Tensor, caption_image: Tensor) -> PairKinds:
-    """Sort the pairs by their grades [N, M] and the image row of each caption [M]."""
-    positives = torch.arange(len(grades), device=grades.device)[:, None] == caption_image.to(grades.device)
-    true = grades >= _TRUE_FROM
-    return PairKinds(
-        positives=positives,
-        false_negatives=true & ~positives,
-        hard=(grades >= HARD_FROM) & ~true & ~positives,
-        easy=(grades < EASY_BELOW) & ~positives,
-    )
 
 
 def share_true(scenes: Sequence[Scene], statements: Sequence[Statement], *, block: int = _BLOCK) -> Tensor:
