@@ -53,11 +53,12 @@ def embed_pairs(
     config: BackboneConfig, pairs: str, out: Path, *, split: str | None = None, pooling: Pooling = "auto",
     dtype: torch.dtype = torch.float16, device: str = "auto", workers: int = 0,
     on_error: Literal["fail", "skip"] = "fail", progress: Callable[[str], Progress] | None = None,
-    part_size: int | None = None,
+    part_size: int | None = None, encoder: FeatureEncoder | None = None,
 ) -> Embedded:  # fmt: skip
     """Embed the photos and captions that ``pairs`` names and write ``out`` (.safetensors) with its captions file.
 
     ``part_size``: photos or captions that are stored at a time, in case the job is stopped; by default eight batches.
+    ``encoder``: what :func:`open_encoder` made of the same config, where several sets are embedded.
     """
     _check_request(config, out, pooling=pooling)
     data = load_pairs(pairs, split=split, on_error=on_error)
@@ -66,7 +67,7 @@ def embed_pairs(
     if on_error == "skip":
         data = without_unreadable(data, workers=workers)
     target = choose_device(device)
-    encoder = _encoder(config, pooling).to(target)
+    encoder = (encoder or open_encoder(config, pooling)).to(target)
     batch = 256 if target.type == "cuda" else 32
     reader = PhotoReader(data.photos, encoder.backbone.transform, workers=workers)
     tokens = encoder.backbone.tokenize(data.captions)
@@ -109,7 +110,7 @@ def embed_captions(
     """
     _check_request(config, out, pooling=pooling)
     target = choose_device(device)
-    encoder = _encoder(config, pooling).to(target)
+    encoder = open_encoder(config, pooling).to(target)
     batch = 256 if target.type == "cuda" else 32
 
     def texts(rows: range) -> Iterator[Tensor]:
@@ -128,7 +129,8 @@ def embed_captions(
     shutil.rmtree(parts.folder, ignore_errors=True)
 
 
-def _encoder(config: BackboneConfig, pooling: Pooling) -> FeatureEncoder:
+def open_encoder(config: BackboneConfig, pooling: Pooling) -> FeatureEncoder:
+    """The towers and what pools their tokens."""
     with seeded(0):  # random weights, as tests and benchmarks use, are the same every time
         backbone = load_backbone(config)
     mean_words = pooling == "mean" or (pooling == "auto" and not scheme_of(config.spec).matched)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,14 @@ def write_parquet(pairs: PhotoSet, path: Path) -> None:
         for start in range(0, len(captions), _GROUP):
             rows = [written(row) for row in range(start, min(start + _GROUP, len(captions)))]
             writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+
+
+def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Columns of texts and numbers; None is null."""
+    arrow = _pyarrow()
+    cells = {k: [_utf8(cell) if isinstance(cell, str) else cell for cell in column] for k, column in columns.items()}
+    with atomic_paths(path) as (temporary,):
+        arrow.parquet.write_table(arrow.table(cells), temporary)
 
 
 def _pyarrow() -> Any:

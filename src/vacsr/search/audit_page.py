@@ -14,15 +14,17 @@ from typing import Any, Literal
 
 from vacsr.data import PairSet, PhotoSet, load_images
 from vacsr.data.archives import StoredPhotos, file_photos
+from vacsr.data.arrow import write_table
 from vacsr.data.formats import OnError
 from vacsr.data.photos import Photos
-from vacsr.errors import DataError, EnvironmentProblem, UsageError
-from vacsr.files import atomic_paths, csv_cell, write_text
+from vacsr.errors import DataError, UsageError
+from vacsr.files import csv_cell, write_text
 from vacsr.pages.examples import Picture, photo_uri
 from vacsr.pages.render import render
 from vacsr.search.audit import DUPLICATE, AuditReport, Known
 
 WRONG, MISSING, DUPLICATES, PAGE = "wrong.csv", "missing.csv", "duplicates.csv", "index.html"
+ROWS = "rows.parquet"
 TableFormat = Literal["csv", "parquet"]
 Pictures = dict[str, tuple[Photos, int]]
 """A photo by image id: row of some photos."""
@@ -113,7 +115,7 @@ def write_audit(
     if table == "csv":
         files["rows.csv"] = _csv(_ROWS_HEAD, (_as_cells(row) for row in _rows(report, pairs)))
     else:
-        _write_parquet(folder / "rows.parquet", list(_rows(report, pairs)))
+        write_table(folder / ROWS, dict(zip(_ROWS_HEAD, zip(*_rows(report, pairs), strict=True), strict=True)))
     for name, text in files.items():
         write_text(folder / name, text.encode(errors="backslashreplace").decode())  # UTF-8 has no lone surrogates
 
@@ -165,16 +167,6 @@ def _as_cells(row: Iterable[Any]) -> list[str]:
         )
         cells.append(text)
     return cells
-
-
-def _write_parquet(path: Path, rows: Sequence[Sequence[Any]]) -> None:
-    try:
-        import pandas
-
-        with atomic_paths(path) as (temporary,):
-            pandas.DataFrame(rows, columns=list(_ROWS_HEAD)).to_parquet(temporary, index=False)
-    except ImportError as error:
-        raise EnvironmentProblem("Parquet needs pandas and pyarrow — run: pip install 'vacsr[parquet]'") from error
 
 
 def _image(pairs: PairSet | PhotoSet, row: int | None) -> str:
