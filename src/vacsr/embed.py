@@ -10,7 +10,6 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,7 +22,7 @@ from vacsr.backbones.images import PhotoReader, Progress
 from vacsr.config import BackboneConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import without_unreadable
-from vacsr.errors import DataError, NoSuchSplit, UsageError
+from vacsr.errors import DataError, UsageError
 from vacsr.files import atomic_paths, read_tensors, save_tensors, write_tensors
 from vacsr.model import choose_device
 from vacsr.noise import seeded
@@ -91,7 +90,7 @@ def embed_pairs(
         "caption_image": data.caption_image,
     }
     captions = captions_path(out)
-    lines = _caption_lines(data, _split_names(pairs, data, split=split, on_error=on_error))
+    lines = _caption_lines(data)
     with atomic_paths(out, captions) as (features, words):
         save_tensors(features, tensors, metadata=metadata)
         # UTF-8 has no lone surrogates, which JSON allows: a backslash makes one an escape of JSON.
@@ -183,27 +182,22 @@ class _Parts(NamedTuple):
         return torch.cat(parts)
 
 
-def _split_names(pairs: str, data: PhotoSet, *, split: str | None, on_error: Literal["fail", "skip"]) -> dict[str, str]:
-    """The split of each image, if the data have splits. What was skipped was reported when all splits were loaded."""
-    if split not in (None, "all"):
-        return dict.fromkeys(data.image_ids, data.split)
-    names: dict[str, str] = {}
-    for name in _SPLITS:
-        with warnings.catch_warnings(), suppress(DataError if on_error == "skip" else NoSuchSplit):
-            warnings.simplefilter("ignore")
-            names |= dict.fromkeys(load_pairs(pairs, split=name, on_error=on_error).image_ids, name)
-    missing = [image for image in data.image_ids if image not in names]
-    if names and missing:
-        message = f"{len(missing):,} images are in no split named {', '.join(_SPLITS)}, first {missing[0]!r}"
-        warnings.warn(f"{message}: no splits are written — embed the splits one by one with --split", stacklevel=2)
-    return {} if missing else names
+def _splits(data: PhotoSet) -> Sequence[str]:
+    """The split of each image; of none where the data have no splits, or others than are known."""
+    if data.split != "all":
+        return [data.split] * len(data.image_ids)
+    others = [image for image, name in zip(data.image_ids, data.splits or (), strict=False) if name not in _SPLITS]
+    if others:
+        message = f"{len(others):,} images are in no split named {', '.join(_SPLITS)}, first {others[0]!r}"
+        warnings.warn(f"{message}: no splits are written — embed the splits one by one with --split", stacklevel=3)
+    return () if others else data.splits or ()
 
 
-def _caption_lines(data: PhotoSet, splits: dict[str, str]) -> Iterator[str]:
+def _caption_lines(data: PhotoSet) -> Iterator[str]:
     """One JSON line per caption, in the order of the text features."""
+    splits = _splits(data)
     for caption, identity, row in zip(data.captions, data.caption_ids, data.caption_image.tolist(), strict=True):
-        image = data.image_ids[row]
-        line = {"image": image, "image_row": row, "caption_id": identity, "caption": caption}
+        line = {"image": data.image_ids[row], "image_row": row, "caption_id": identity, "caption": caption}
         if splits:
-            line["split"] = splits[image]
+            line["split"] = splits[row]
         yield json.dumps(line, ensure_ascii=False) + "\n"

@@ -8,18 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vacsr.cli.options import (
-    RUN_HELP,
-    Device,
-    JsonFile,
-    Ray,
-    RunFolder,
-    Skip,
-    load_scorer,
-    one_line,
-    over_parts,
-    say_untrained,
-)
+from vacsr.cli.options import RUN_HELP, Device, JsonFile, Ray, RunFolder, Skip, load_scorer, one_line, say_untrained
 from vacsr.errors import UsageError
 
 
@@ -150,6 +139,7 @@ def score(
     from vacsr.train.checkpoint import run_pairs
 
     if ray is not None and pairs is not None and out is not None:
+        from vacsr.cli.options import over_parts
         from vacsr.scale import parts_of, score_task
 
         task = partial(score_task, run, split, "skip" if skip else "fail", device)

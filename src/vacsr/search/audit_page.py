@@ -113,7 +113,7 @@ def write_audit(
         PAGE: _page(report, _View(pairs, photos or {}, lines), title=title, model=model),
     }
     if table == "csv":
-        files["rows.csv"] = _csv(_ROWS_HEAD, (_as_cells(row) for row in _rows(report, pairs)))
+        files["rows.csv"] = _csv(_ROWS_HEAD, ([_as_cell(cell) for cell in row] for row in _rows(report, pairs)))
     else:
         write_table(folder / ROWS, dict(zip(_ROWS_HEAD, zip(*_rows(report, pairs), strict=True), strict=True)))
     for name, text in files.items():
@@ -151,22 +151,13 @@ def _rows(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[list[Any]]
         yield [names[image], ids[col], captions[col] if captions else None, score, suspicion, chance, wrong, *suggested]
 
 
-def _as_cells(row: Iterable[Any]) -> list[str]:
+def _as_cell(value: Any) -> str:
     """Of a CSV file: four digits, 0 or 1, nothing for what is unknown."""
-    cells = []
-    for cell in row:
-        number = isinstance(cell, float)
-        text = (
-            ""
-            if cell is None or cell != cell
-            else f"{cell:.4f}"
-            if number
-            else str(int(cell))
-            if cell in (True, False)
-            else csv_cell(cell)
-        )
-        cells.append(text)
-    return cells
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:.4f}" if isinstance(value, float) else csv_cell(value)
 
 
 def _image(pairs: PairSet | PhotoSet, row: int | None) -> str:
