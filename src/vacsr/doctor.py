@@ -29,6 +29,7 @@ EXTRAS = {
     "parquet": "data frames and Parquet files",
     "pgvector": "an index in PostgreSQL",
     "qdrant": "a Qdrant index",
+    "ray": "shards on several processes or machines",
     "sentence-transformers": "models in sentence-transformers",
     "serve": "the web service",
     "tensorboard": "TensorBoard logs",

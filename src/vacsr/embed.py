@@ -10,7 +10,6 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,7 +22,7 @@ from vacsr.backbones.images import PhotoReader, Progress
 from vacsr.config import BackboneConfig
 from vacsr.data import PhotoSet, load_pairs
 from vacsr.data.photos import without_unreadable
-from vacsr.errors import DataError, NoSuchSplit, UsageError
+from vacsr.errors import DataError, UsageError
 from vacsr.files import atomic_paths, read_tensors, save_tensors, write_tensors
 from vacsr.model import choose_device
 from vacsr.noise import seeded
@@ -53,11 +52,12 @@ def embed_pairs(
     config: BackboneConfig, pairs: str, out: Path, *, split: str | None = None, pooling: Pooling = "auto",
     dtype: torch.dtype = torch.float16, device: str = "auto", workers: int = 0,
     on_error: Literal["fail", "skip"] = "fail", progress: Callable[[str], Progress] | None = None,
-    part_size: int | None = None,
+    part_size: int | None = None, encoder: FeatureEncoder | None = None,
 ) -> Embedded:  # fmt: skip
     """Embed the photos and captions that ``pairs`` names and write ``out`` (.safetensors) with its captions file.
 
     ``part_size``: photos or captions that are stored at a time, in case the job is stopped; by default eight batches.
+    ``encoder``: what :func:`open_encoder` made of the same config, where several sets are embedded.
     """
     _check_request(config, out, pooling=pooling)
     data = load_pairs(pairs, split=split, on_error=on_error)
@@ -66,7 +66,7 @@ def embed_pairs(
     if on_error == "skip":
         data = without_unreadable(data, workers=workers)
     target = choose_device(device)
-    encoder = _encoder(config, pooling).to(target)
+    encoder = (encoder or open_encoder(config, pooling)).to(target)
     batch = 256 if target.type == "cuda" else 32
     reader = PhotoReader(data.photos, encoder.backbone.transform, workers=workers)
     tokens = encoder.backbone.tokenize(data.captions)
@@ -90,7 +90,7 @@ def embed_pairs(
         "caption_image": data.caption_image,
     }
     captions = captions_path(out)
-    lines = _caption_lines(data, _split_names(pairs, data, split=split, on_error=on_error))
+    lines = _caption_lines(data)
     with atomic_paths(out, captions) as (features, words):
         save_tensors(features, tensors, metadata=metadata)
         # UTF-8 has no lone surrogates, which JSON allows: a backslash makes one an escape of JSON.
@@ -109,7 +109,7 @@ def embed_captions(
     """
     _check_request(config, out, pooling=pooling)
     target = choose_device(device)
-    encoder = _encoder(config, pooling).to(target)
+    encoder = open_encoder(config, pooling).to(target)
     batch = 256 if target.type == "cuda" else 32
 
     def texts(rows: range) -> Iterator[Tensor]:
@@ -128,7 +128,8 @@ def embed_captions(
     shutil.rmtree(parts.folder, ignore_errors=True)
 
 
-def _encoder(config: BackboneConfig, pooling: Pooling) -> FeatureEncoder:
+def open_encoder(config: BackboneConfig, pooling: Pooling) -> FeatureEncoder:
+    """The towers and what pools their tokens."""
     with seeded(0):  # random weights, as tests and benchmarks use, are the same every time
         backbone = load_backbone(config)
     mean_words = pooling == "mean" or (pooling == "auto" and not scheme_of(config.spec).matched)
@@ -181,27 +182,22 @@ class _Parts(NamedTuple):
         return torch.cat(parts)
 
 
-def _split_names(pairs: str, data: PhotoSet, *, split: str | None, on_error: Literal["fail", "skip"]) -> dict[str, str]:
-    """The split of each image, if the data have splits. What was skipped was reported when all splits were loaded."""
-    if split not in (None, "all"):
-        return dict.fromkeys(data.image_ids, data.split)
-    names: dict[str, str] = {}
-    for name in _SPLITS:
-        with warnings.catch_warnings(), suppress(DataError if on_error == "skip" else NoSuchSplit):
-            warnings.simplefilter("ignore")
-            names |= dict.fromkeys(load_pairs(pairs, split=name, on_error=on_error).image_ids, name)
-    missing = [image for image in data.image_ids if image not in names]
-    if names and missing:
-        message = f"{len(missing):,} images are in no split named {', '.join(_SPLITS)}, first {missing[0]!r}"
-        warnings.warn(f"{message}: no splits are written — embed the splits one by one with --split", stacklevel=2)
-    return {} if missing else names
+def _splits(data: PhotoSet) -> Sequence[str]:
+    """The split of each image; of none where the data have no splits, or others than are known."""
+    if data.split != "all":
+        return [data.split] * len(data.image_ids)
+    others = [image for image, name in zip(data.image_ids, data.splits or (), strict=False) if name not in _SPLITS]
+    if others:
+        message = f"{len(others):,} images are in no split named {', '.join(_SPLITS)}, first {others[0]!r}"
+        warnings.warn(f"{message}: no splits are written — embed the splits one by one with --split", stacklevel=3)
+    return () if others else data.splits or ()
 
 
-def _caption_lines(data: PhotoSet, splits: dict[str, str]) -> Iterator[str]:
+def _caption_lines(data: PhotoSet) -> Iterator[str]:
     """One JSON line per caption, in the order of the text features."""
+    splits = _splits(data)
     for caption, identity, row in zip(data.captions, data.caption_ids, data.caption_image.tolist(), strict=True):
-        image = data.image_ids[row]
-        line = {"image": image, "image_row": row, "caption_id": identity, "caption": caption}
+        line = {"image": data.image_ids[row], "image_row": row, "caption_id": identity, "caption": caption}
         if splits:
-            line["split"] = splits[image]
+            line["split"] = splits[row]
         yield json.dumps(line, ensure_ascii=False) + "\n"

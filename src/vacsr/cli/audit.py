@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from vacsr import __version__
-from vacsr.cli.options import Device, RunFolder, Skip, load_scorer
+from vacsr.cli.options import Device, Ray, RunFolder, Skip, load_scorer, over_parts
 
 
 def audit(
@@ -25,6 +26,7 @@ def audit(
     format: Annotated[Literal["csv", "parquet"], typer.Option(help="Of the table of all captions, rows.csv.")] = "csv",
     skip: Skip = False,
     device: Device = "auto",
+    ray: Ray = None,
 ) -> None:
     """Find wrong captions, missing matches and near-duplicate photos in your data, and estimate how many are wrong."""
     from vacsr.data import read_named
@@ -35,10 +37,21 @@ def audit(
     from vacsr.search.audit import audit as audit_pairs
     from vacsr.search.audit_page import DUPLICATES, MISSING, PAGE, WRONG, load_pictures, short_spec, write_audit
 
+    on_error: OnError = "skip" if skip else "fail"
+    if ray is not None:
+        from vacsr.scale import audit_task, parts_of
+        from vacsr.search.wrong_share import CONFIDENCE, WrongCount
+
+        task = partial(audit_task, run, split, on_error, device, top=top, min_grade=min_grade)
+        done = over_parts(task, parts_of(pairs, out), out, ray=ray, device=device)
+        count = WrongCount(done["value"], done["low"], done["high"], CONFIDENCE, at_least=done["at_least"] > 0)
+        typer.echo(f"wrong captions of {done['captions']:,}: {count}", err=True)
+        for name in ("wrong", "missing", "duplicates"):
+            typer.echo(f"{name}\t{done[name]}\t{out}/*/{name}.csv")
+        return
     rows = f"rows.{format}"
     for name in (WRONG, MISSING, DUPLICATES, rows, PAGE):
         check_output("--out", out / name, inputs=spec_files(pairs))
-    on_error: OnError = "skip" if skip else "fail"
     data = read_named(pairs, split, default="train", on_error=on_error)
     pictures = None if photos is None else load_pictures(photos, data.image_ids, on_error=on_error)
     scorer = load_scorer(run, device=device)
@@ -74,10 +87,11 @@ def filter(
     split: Annotated[str | None, typer.Option(help="Split to clean; default: the SPEC's, train or all.")] = None,
     skip: Skip = False,
     device: Device = "auto",
+    ray: Ray = None,
 ) -> None:
     """Write your data without the captions that are probably wrong."""
     from vacsr.data import read_named
-    from vacsr.data.formats import spec_files
+    from vacsr.data.formats import OnError, spec_files
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress
     from vacsr.search.audit import audit as audit_pairs
@@ -86,9 +100,21 @@ def filter(
     share = None if keep is None else parse_share("--keep", keep)
     most = None if max_wrong is None else parse_share("--max-wrong", max_wrong)
     check_share(share, most)
+    on_error: OnError = "skip" if skip else "fail"
+    if ray is not None:
+        from vacsr.scale import audit_task, connected, cut_parts, keep_task, parts_of
+
+        parts, task = parts_of(pairs, out), partial(audit_task, run, split, on_error, device, top=1, min_grade=None)
+        with connected(ray):
+            over_parts(task, parts, out / "audit", ray=ray, device=device)
+            parts = cut_parts(parts, out, keep=share, max_wrong=most)
+            done = over_parts(partial(keep_task, split, on_error), parts, out, ray=ray, device="cpu")
+        typer.echo(f"about {done['wrong']:,.0f} of the {done['captions']:,} captions are wrong", err=True)
+        typer.echo(f"kept\t{done['captions']}\t{f'features:{out}' if 'features:' in pairs else f'shards:{out}/*.tar'}")
+        return
     if out.suffix:
         check_output("--out", out, inputs=spec_files(pairs))
-    data = read_named(pairs, split, default="train", on_error="skip" if skip else "fail")
+    data = read_named(pairs, split, default="train", on_error=on_error)
     check_target(data, out)
     scorer = load_scorer(run, device=device)
     with PhotoProgress("comparing", show=True) as bar:

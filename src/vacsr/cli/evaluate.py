@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from vacsr.cli.options import RUN_HELP, Device, JsonFile, RunFolder, load_scorer, one_line, say_untrained
+from vacsr.cli.options import RUN_HELP, Device, JsonFile, Ray, RunFolder, Skip, load_scorer, one_line, say_untrained
 from vacsr.errors import UsageError
 
 
@@ -112,10 +113,16 @@ def _check_kind(
 
 def score(
     run: RunFolder,
-    image: Annotated[str, typer.Option(help="Path of a photo, or an image id of the data.")],
-    text: Annotated[list[str], typer.Option(help="A text; with an image id also a caption id. Repeatable.")],
+    image: Annotated[str | None, typer.Option(help="Path of a photo, or an image id of the data.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text; with an image id also a caption id. Repeatable.")
+    ] = None,
     pairs: Annotated[str | None, typer.Option(metavar="SPEC", help="Data with the ids; default: the run's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="With --ray: a folder for the scores of all captions.")] = None,
+    split: Annotated[str | None, typer.Option(help="With --ray: only this split; default: the SPEC's, or all.")] = None,
+    skip: Skip = False,
     device: Device = "auto",
+    ray: Ray = None,
 ) -> None:
     """Score a photo against texts: score, grade and the pair's uncertainty, tab-separated.
 
@@ -123,12 +130,24 @@ def score(
     a column more, the disagreement of its members.
 
     A model with encoders takes any photo and any words; a model on embeddings of unknown origin takes ids of its data.
+
+    With --ray, --pairs and --out instead of --image and --text, each caption is scored with its own image.
     """
     import torch
 
     from vacsr.data import load_pairs
     from vacsr.train.checkpoint import run_pairs
 
+    if ray is not None and pairs is not None and out is not None:
+        from vacsr.cli.options import over_parts
+        from vacsr.scale import parts_of, score_task
+
+        task = partial(score_task, run, split, "skip" if skip else "fail", device)
+        over_parts(task, parts_of(pairs, out), out, ray=ray, device=device)
+        typer.echo(f"{out}/*.parquet")
+        return
+    if image is None or not text:
+        raise UsageError("score takes --image with --text, or --pairs with --out and --ray — see vacsr score --help")
     scorer = load_scorer(run, device=device)
     reads = scorer.model.has_towers or (scorer.model.backbone.reads_photos and Path(image).is_file())
     if reads and pairs is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 if TYPE_CHECKING:
     from vacsr.progress import PhotoProgress
+    from vacsr.scale import Part, Task
     from vacsr.scoring import PairScorer
 
 _INDEX = "exact:FOLDER (or just FOLDER), or faiss:, milvus:, qdrant: or pgvector:, see docs/cli.md."
@@ -40,6 +42,10 @@ CalibrationFile = Annotated[
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")]
 Skip = Annotated[bool, typer.Option("--skip", help="Skip unreadable photos and captions instead of stopping.")]
 Workers = Annotated[int, typer.Option(min=0, help="Threads that decode photos; 0: one per core.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(metavar="N|ADDRESS", help="Shard by shard in N processes, or on a Ray cluster; --out is a folder."),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -73,6 +79,21 @@ def resumable(bar: PhotoProgress) -> Iterator[PhotoProgress]:
         stored = f"{bar.done} are stored — run the same command again to continue"
         typer.echo(f"stopped: {stored if bar.done else 'nothing is stored yet — run the same command again'}", err=True)
         raise typer.Exit(130) from None
+
+
+def over_parts(make: Callable[[], Task], parts: Sequence[Part], out: Path, *, ray: str, device: str) -> Counter[str]:
+    """All parts with Ray; says how much was done, and refuses to have found nothing."""
+    from vacsr.errors import NoSuchSplit
+    from vacsr.progress import PhotoProgress
+    from vacsr.scale import run_parts
+
+    with resumable(PhotoProgress("parts", show=True)) as bar:
+        done = run_parts(make, parts, out, ray=ray, device=device, progress=bar)
+    if not done["captions"]:
+        raise NoSuchSplit("no part has captions of this split — choose another one with --split")
+    before = f", {done['done before']:,} of them before" if done["done before"] else ""
+    typer.echo(f"{done['parts']:,} parts with {done['captions']:,} captions{before}", err=True)
+    return done
 
 
 def one_line(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,14 @@ def _batches(file: Path) -> Iterator[Any]:
             raise DataError(f"{file} is not a whole Parquet file ({error}) — write or copy it again") from error
     if taken > limit:
         raise DataError(f"{file} unpacks to more than {limit:,} bytes, which are the limit — split it")
+
+
+def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Columns of texts and numbers; None is null."""
+    arrow = _pyarrow()
+    cells = {k: [_utf8(cell) if isinstance(cell, str) else cell for cell in column] for k, column in columns.items()}
+    with atomic_paths(path) as (temporary,):
+        arrow.parquet.write_table(arrow.table(cells), temporary)
 
 
 def _pyarrow() -> Any:

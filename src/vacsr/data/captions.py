@@ -133,4 +133,5 @@ def photo_set(
         caption_image=table.caption_image[worded],
         captions=tuple(texts[row] for row in worded),
     ).subset(usable)
-    return PhotoSet(photos.take(usable), **rest.labels(), split=split or "all", skipped=tuple(lines))
+    photos = photos.take(usable)
+    return PhotoSet(photos, **rest.labels(), split=split or "all", splits=rest.splits, skipped=tuple(lines))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,14 +15,14 @@ from vacsr.data.captions import CaptionTable, number_captions
 from vacsr.data.formats import OnError, Spec, register
 from vacsr.data.pairs import PairSet, check_assignment
 from vacsr.data.tables import read_captions
-from vacsr.errors import DataError, ShapeMismatch, UsageError
+from vacsr.errors import DataError, NoSuchSplit, ShapeMismatch, UsageError
 from vacsr.files import read_npy, read_tensors, write_tensors
 from vacsr.provenance import Provenance
 
 
 @register("features", path="FILE", options=("split",), path_options=("captions", "text"), suffix=".safetensors")
 def load_features(spec: Spec, _on_error: OnError) -> PairSet:
-    """``features:FILE[,captions=FILE][,text=FILE][,split=S]``; any float dtype in, float32 out.
+    """``features:FILE[,captions=FILE][,text=FILE][,split=S]``; any float dtype in, float32 out. A folder: its files.
 
     ``FILE``: safetensors with ``image`` [N, D] and ``text`` [N, C, D] or [M, D] (with an optional int tensor
     ``caption_image`` [M], and metadata ``backbone``, ``preprocessing``, ``revision``), or a ``.npy`` file of images
@@ -28,6 +30,8 @@ def load_features(spec: Spec, _on_error: OnError) -> PairSet:
     :mod:`vacsr.data.tables`; without it, ids are row numbers.
     """
     captions, split = spec.path_option("captions"), spec.option("split")
+    if spec.location.is_dir():
+        return _join(spec)
     tensors, metadata = _read(spec.location, text=spec.path_option("text"))
     assignment = _check(tensors, source=spec.path)
     images, texts = tensors["image"], tensors["text"].flatten(0, -2)
@@ -46,6 +50,38 @@ def load_features(spec: Spec, _on_error: OnError) -> PairSet:
     features = images[chosen].float(), texts[chosen[table.caption_image]].float()
     provenance = Provenance.from_metadata(metadata)
     return PairSet(*features, **table.subset(chosen).labels(), split=split or "all", provenance=provenance)
+
+
+def folder_specs(spec: Spec) -> list[Spec]:
+    """The SPEC of each file in a folder of embeddings, by name, with the captions file that lies beside it."""
+    paths = sorted(spec.location.glob("*.safetensors"))
+    if not paths:
+        raise DataError(f"{spec.path} holds no .safetensors file — give a file, or a folder of vacsr embed --ray")
+    beside = ([path.with_name(f"{path.stem}{end}") for end in ("-captions.jsonl", ".csv")] for path in paths)
+    captions = (next((str(path) for path in some if path.is_file()), None) for some in beside)
+    return [replace(spec, path=str(p)).with_options({"captions": c}) for p, c in zip(paths, captions, strict=True)]
+
+
+def _join(spec: Spec) -> PairSet:
+    """All files of a folder as one set. A file without the split is left out."""
+    parts: list[PairSet] = []
+    for one in folder_specs(spec):
+        with suppress(NoSuchSplit):
+            parts.append(load_features(one, "fail"))
+            parts[0].provenance.check(parts[-1].provenance)
+    if not parts:
+        raise NoSuchSplit(f"no file in {spec.path} has a split {spec.option('split')!r} — ask for all")
+    first = torch.tensor([0, *(len(part.image_ids) for part in parts)]).cumsum(0).tolist()
+    known = all(part.captions is not None for part in parts)
+    return replace(
+        parts[0],
+        images=torch.cat([part.images for part in parts]),
+        texts=torch.cat([part.texts for part in parts]),
+        image_ids=tuple(name for part in parts for name in part.image_ids),
+        caption_ids=tuple(name for part in parts for name in part.caption_ids),
+        caption_image=torch.cat([part.caption_image + row for part, row in zip(parts, first, strict=False)]),
+        captions=tuple(text for part in parts for text in part.captions or ()) if known else None,
+    )
 
 
 def write_features(

@@ -126,6 +126,7 @@ class PhotoSet(LabelledPairs):
     caption_image: Tensor
     split: str = "all"
     provenance: Provenance = UNKNOWN  # always, for photos: the model's own towers embed them
+    splits: tuple[str, ...] | None = None  # [N], of each image, where the data name them
     skipped: tuple[str, ...] = ()
     """What was left out and why, one line each; see ``on_error``."""
 
@@ -142,7 +143,8 @@ class PhotoSet(LabelledPairs):
         return f"{self.split}: {sizes}" + (f", {len(self.skipped):,} left out" if self.skipped else "")
 
     def taken(self, images: Tensor, captions: Tensor) -> dict[str, Any]:
-        return {"photos": self.photos.take(images.tolist())}
+        splits = self.splits and tuple(self.splits[row] for row in images.tolist())
+        return {"photos": self.photos.take(images.tolist()), "splits": splits}
 
     def by_id(self) -> dict[str, tuple[Photos, int]]:
         """Where the photo of each image id is."""

@@ -14,15 +14,17 @@ from typing import Any, Literal
 
 from vacsr.data import PairSet, PhotoSet, load_images
 from vacsr.data.archives import StoredPhotos, file_photos
+from vacsr.data.arrow import write_table
 from vacsr.data.formats import OnError
 from vacsr.data.photos import Photos
-from vacsr.errors import DataError, EnvironmentProblem, UsageError
-from vacsr.files import atomic_paths, csv_cell, write_text
+from vacsr.errors import DataError, UsageError
+from vacsr.files import csv_cell, write_text
 from vacsr.pages.examples import Picture, photo_uri
 from vacsr.pages.render import render
 from vacsr.search.audit import DUPLICATE, AuditReport, Known
 
 WRONG, MISSING, DUPLICATES, PAGE = "wrong.csv", "missing.csv", "duplicates.csv", "index.html"
+ROWS = "rows.parquet"
 TableFormat = Literal["csv", "parquet"]
 Pictures = dict[str, tuple[Photos, int]]
 """A photo by image id: row of some photos."""
@@ -111,9 +113,9 @@ def write_audit(
         PAGE: _page(report, _View(pairs, photos or {}, lines), title=title, model=model),
     }
     if table == "csv":
-        files["rows.csv"] = _csv(_ROWS_HEAD, (_as_cells(row) for row in _rows(report, pairs)))
+        files["rows.csv"] = _csv(_ROWS_HEAD, ([_as_cell(cell) for cell in row] for row in _rows(report, pairs)))
     else:
-        _write_parquet(folder / "rows.parquet", list(_rows(report, pairs)))
+        write_table(folder / ROWS, dict(zip(_ROWS_HEAD, zip(*_rows(report, pairs), strict=True), strict=True)))
     for name, text in files.items():
         write_text(folder / name, text.encode(errors="backslashreplace").decode())  # UTF-8 has no lone surrogates
 
@@ -149,25 +151,13 @@ def _rows(report: AuditReport, pairs: PairSet | PhotoSet) -> Iterable[list[Any]]
         yield [names[image], ids[col], captions[col] if captions else None, score, suspicion, chance, wrong, *suggested]
 
 
-def _as_cells(row: Iterable[Any]) -> list[str]:
+def _as_cell(value: Any) -> str:
     """Of a CSV file: four digits, 0 or 1, nothing for what is unknown."""
-
-    def text(cell: Any) -> str:
-        if cell is None or cell != cell:
-            return ""
-        return f"{cell:.4f}" if isinstance(cell, float) else csv_cell(cell) if isinstance(cell, str) else str(int(cell))
-
-    return [text(cell) for cell in row]
-
-
-def _write_parquet(path: Path, rows: Sequence[Sequence[Any]]) -> None:
-    try:
-        import pandas
-
-        with atomic_paths(path) as (temporary,):
-            pandas.DataFrame(rows, columns=list(_ROWS_HEAD)).to_parquet(temporary, index=False)
-    except ImportError as error:
-        raise EnvironmentProblem("Parquet needs pandas and pyarrow — run: pip install 'vacsr[parquet]'") from error
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:.4f}" if isinstance(value, float) else csv_cell(value)
 
 
 def _image(pairs: PairSet | PhotoSet, row: int | None) -> str:

@@ -55,7 +55,8 @@ def choose_captions(rows: AuditRows, *, keep: float | None = None, max_wrong: fl
         )
     else:
         wrong = rows.wrong_probability[order].double().cumsum(0) / torch.arange(1, len(order) + 1)
-        count = int((wrong <= max_wrong).sum())  # the mean rises along the order
+        fitting = (wrong <= max_wrong).nonzero()  # over the parts of a data set the mean need not rise
+        count = int(fitting[-1]) + 1 if len(fitting) else 0
     if not count:
         raise DataError(f"no caption is left of {len(order):,} — ask for more with keep or max_wrong")
     return order[:count].sort().values

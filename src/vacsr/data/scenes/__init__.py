@@ -72,7 +72,8 @@ def scene_world(options: SceneOptions | None = None, *, split: str | None = None
     renderer = SceneRenderer(chosen.size)
     photos = ArrayPhotos(np.stack([renderer.render(scene) for scene in scenes]), tuple(image_ids))
     table = table_of("scenes:", image_ids, [[statement.text for statement in some] for some in statements])
-    pairs = PhotoSet(photos, **table.labels(), split=split or "all")
+    splits = tuple(name.partition("-")[0] for name in image_ids)
+    pairs = PhotoSet(photos, **table.labels(), split=split or "all", splits=splits)
     return SceneWorld(pairs, tuple(scenes), tuple(statement for some in statements for statement in some))
 
 
