@@ -327,6 +327,16 @@ def image_step(cells: list[str], heading: str) -> str | None:
     return shown.get(heading, "–")
 
 
+def lora(cells: list[str], heading: str) -> str | None:
+    """A training step of ViT-B/16 and its text tower at one batch, by what is trained and kept."""
+    if not (ROOT / "docs/results/lora.json").is_file():
+        return "–"
+    rows = {(row["way"], row["recompute"], row["batch"]): row for row in stored("lora.json")["rows"]}
+    row = rows[cells[0], cells[1], int(heading.rpartition(" ")[2]) if "batch" in heading else 128]
+    shown = {"weights and moments": f"{row['held_gib']:.2f}", "ms": f"{row['ms'] or 0:,.0f}"}
+    return shown.get(heading, f"{row['peak_gib']:.2f}, {row['share']:.0%}")
+
+
 def strips(cells: list[str], heading: str) -> str | None:
     """Milliseconds and memory of the loss of a batch, each way in a CUDA graph."""
     way = {"dense": "dense", "in strips": "strips", "in square tiles": "tiles"}[heading]
@@ -476,6 +486,7 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("performance.md", "store"): stores,
         ("performance.md", "batch"): strips,
         ("performance.md", "training step"): image_step,
+        ("performance.md", "what learns"): lora,
         ("how-to/serve.md", "path | p50"): service,
         ("how-to/label-noise.md", "method | networks"): noisy,
     }
