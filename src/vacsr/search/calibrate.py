@@ -176,9 +176,9 @@ def fit_direction(lists: Sequence[Lists], settings: CalibrateSettings) -> Direct
     siblings = max(int(np.median(largest.right.sum(1))) - 1, 0)
     model = fit_hits([(part.score, part.right) for part in lists], siblings=siblings, depth=DEPTH)
     goal = {"precision": settings.precision, "confidence": settings.confidence}
-    needed, sizes = [find_cutoff(_first(part.graded(model)), **goal) for part in lists], list[SizeCheck]()
-    for part, cutoff in zip(lists, cutoffs_up_to(needed), strict=True):
-        graded = part.graded(model)
+    every, sizes = [part.graded(model) for part in lists], list[SizeCheck]()
+    needed = [find_cutoff(_first(graded), **goal) for graded in every]
+    for part, graded, cutoff in zip(lists, every, cutoffs_up_to(needed), strict=True):
         best = np.where(graded.right, graded.grade, -np.inf).max(1)
         set_cutoff = find_set_cutoff(best, part.image, coverage=settings.coverage)
         sizes.append(_count(part, graded, model, cutoff=cutoff, set_cutoff=set_cutoff))
