@@ -18,7 +18,7 @@ from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import DIRECTIONS, Direction
 from vacsr.search.certify import Graded, count_shown, cutoffs_up_to, find_cutoff, find_set_cutoff
 from vacsr.search.galleries import Labelled, Lists, searched_lists, simulated_lists
-from vacsr.search.index import VectorIndex, embedding_provenance, graded_direction, model_digest
+from vacsr.search.index import VectorIndex, direction_of, embedding_provenance, model_digest
 from vacsr.search.probabilities import HitModel, fit_hits
 
 CANDIDATES = 200
@@ -151,7 +151,7 @@ def calibrate(
     labelled = pairs if isinstance(pairs, Labelled) else Labelled.of(scorer, pairs)
     directions: tuple[Direction, ...] = DIRECTIONS
     if index is not None:
-        directions = (graded_direction(index.provenance),)
+        directions = (direction_of(index.provenance),)
     fitted, own = {}, False
     for one in directions:
         limits: dict[str, Any] = {"candidates": settings.candidates, "seed": settings.seed, "direction": one}
