@@ -343,6 +343,23 @@ def service(cells: list[str], heading: str) -> str | None:
     return f"{stored('service-load.json')['ms'][path][heading]:.0f}"
 
 
+def workers(cells: list[str], heading: str) -> str | None:
+    """Embedding shard by shard, with the lowest and the highest rate of the rounds."""
+    (row,) = (r for r in stored("scale.json")["rows"] if r["way"] == cells[0])
+    kind = "parts" if "parts" in cells[0] else "photos"
+    rate = f"{row['per_second']:.3g} {kind} ({row['low']:.3g} to {row['high']:.3g})"
+    time = f"{row['cpu_ms']:.3g} ms per {kind[:-1]}"
+    return {"per second": rate, "processor time": time, "before the first shard": f"{row['start_s']:.0f} s"}[heading]
+
+
+def audit_parts(cells: list[str], heading: str) -> str | None:
+    """An audit of all photos, and in parts."""
+    size = int(cells[0].partition(" ")[0].replace(",", ""))
+    (row,) = (r for r in stored("scale.json")["audits"] if r["photos"] == size)
+    estimate = f"{row['value']:,} ({row['low']:,} to {row['high']:,})"
+    return estimate if "estimate" in heading else f"{row['precision_at_n']:.1f}%"
+
+
 def _pair(metric: str, i2t: str = "i2t", t2i: str = "t2i") -> tuple[str, str]:
     return metric.format(i2t), metric.format(t2i)
 
@@ -477,6 +494,8 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("performance.md", "batch"): strips,
         ("performance.md", "training step"): image_step,
         ("how-to/serve.md", "path | p50"): service,
+        ("scale.md", "workers"): workers,
+        ("scale.md", "photos of a part"): audit_parts,
         ("how-to/label-noise.md", "method | networks"): noisy,
     }
 
