@@ -174,6 +174,11 @@ def test_parts_that_are_refused(spec: str, out: str, words: str, shards: str, tm
         parts_of(spec.replace("DIR", str(folder)), folder if out == "DIR" else tmp_path / "out")
 
 
+def test_addresses_that_are_refused(shards: str, model: Path, tmp_path: Path, vacsr: Command) -> None:
+    for where in ("auot", "0", "-1"):
+        assert vacsr("score", model, "--pairs", shards, "--ray", where, "--out", tmp_path / "x").refused(2, "--ray")
+
+
 # ---------------------------------------------------------------------------------------- a folder of embeddings
 
 

@@ -363,8 +363,8 @@ def test_rules_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("hidden", "width", "dtype", "expected"),
     [
-        (1024, 16, torch.bfloat16, Tile(128, 256, 64, warps=4, stages=4, split=True)),
-        (1024, 32, FP8, Tile(128, 256, 128, warps=4, stages=3, split=True)),
+        (1024, 16, torch.bfloat16, Tile(128, 256, 64, warps=4, stages=4, run=8, split=True)),
+        (1024, 32, FP8, Tile(128, 256, 128, warps=4, stages=3, run=8, split=True)),
         (8192, 16, torch.bfloat16, Tile(128, 256, 64, stages=3)),  # no room for the whole decoder
         (1024, 0, FP8, Tile(128, 256, 128, stages=3)),
         (384, 16, torch.bfloat16, Tile(128, 128, 64, stages=3)),

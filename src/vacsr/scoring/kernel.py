@@ -78,7 +78,7 @@ def choose_tile(hidden: int, width: int, *, dim: int, dtype: torch.dtype, device
     shapes = ((128, 256), (128, 128), (64, 64), (32, 32))[0 if large else 1 :]
     tiles = [Tile(*shape, depth, stages=stages, tma=hopper) for shape in shapes for stages in (3, 2)]
     if large and width and kernels.has_gluon():
-        tiles = [Tile(128, 256, depth, warps=4, stages=stages, split=True) for stages in (4, 3)] + tiles
+        tiles = [Tile(128, 256, depth, warps=4, stages=stages, run=8, split=True) for stages in (4, 3)] + tiles
     sizes = {"dim": dim, "hidden": hidden, "itemsize": dtype.itemsize}
     return next(tile for tile in tiles if shared_bytes(tile, width, **sizes) <= room)
 
