@@ -10,7 +10,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -86,12 +86,12 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _exporting(model: MatchingModel) -> Iterator[None]:
-    """Without the exporter's warnings, and with one error for the many ways in which it fails."""
+    """Without what the exporter says, and with one error for the many ways in which it fails."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()):
             yield
     except Exception as error:
         reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
