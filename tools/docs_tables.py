@@ -249,10 +249,8 @@ def calibrated(cells: list[str], heading: str) -> str | None:
     """A calibration on a million vectors, and searches with it beside those without."""
     rows = {(row["way"], row["method"]): row for row in stored("calibrated.json")["rows"]}
     row = rows[cells[0].replace("search", "search with a calibration"), cells[1]]
-    if heading == "added":
-        return f"{100 * (row['ratio'] - 1):+.1f}%" if "ratio" in row else "–"
-    if heading == "added, processor":
-        return f"{100 * (row['cpu_ratio'] - 1):+.1f}%" if "cpu_ratio" in row else "–"
+    if heading == "added by the calibration":
+        return f"{100 * (row['cpu_ratio'] - 1):+.1f}%".replace("-", "−") if "cpu_ratio" in row else "–"
     keys = {"seconds": "seconds", "of the processor": "cpu_seconds"}
     return f"{row[keys[heading]]:.3g}" if heading in keys else None
 
