@@ -167,7 +167,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-WAYS = {"vacsr calibrate": "vacsr", "softmax, one size": "softmax", "flat cosine, each size": "flat cosine"}
+WAYS = {
+    "vacsr calibrate": "vacsr",
+    "softmax, one size": "softmax",
+    "flat cosine, each size": "flat cosine",
+    "SigLIP's ≥ 0.5": "sigmoid",
+}
 
 
 def cutoffs(cells: list[str], heading: str) -> str | None:
@@ -247,6 +252,18 @@ def index(cells: list[str], heading: str) -> str | None:
     (row,) = (r for r in stored("index.json")["rows"] if r["way"] == cells[0])
     key, form = keys[heading]
     return "–" if row[key] is None else format(row[key], form)
+
+
+def calibrated(cells: list[str], heading: str) -> str | None:
+    """A calibration on a million vectors, and searches with it beside those without."""
+    rows = {(row["way"], row["method"]): row for row in stored("calibrated.json")["rows"]}
+    row = rows[cells[0].replace("search", "search with a calibration"), cells[1]]
+    if heading == "added":
+        return f"{100 * (row['ratio'] - 1):+.1f}%" if "ratio" in row else "–"
+    if heading == "added, processor":
+        return f"{100 * (row['cpu_ratio'] - 1):+.1f}%" if "cpu_ratio" in row else "–"
+    keys = {"seconds": "seconds", "of the processor": "cpu_seconds"}
+    return f"{row[keys[heading]]:.3g}" if heading in keys else None
 
 
 def stores(cells: list[str], heading: str) -> str | None:
@@ -473,6 +490,7 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("performance.md", "scores"): rankings,
         ("performance.md", "d | networks"): ensembles,
         ("performance.md", "way | p50 ms"): index,
+        ("performance.md", "way | method"): calibrated,
         ("performance.md", "store"): stores,
         ("performance.md", "batch"): strips,
         ("performance.md", "training step"): image_step,

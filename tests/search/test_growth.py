@@ -77,8 +77,14 @@ def test_what_cannot_be_fitted_again_is_named(
     assert "calibrate" not in add("train").err
 
 
-def test_items_are_stored_whatever_the_calibration(vacsr: Command, add: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", ["search.json", "search.safetensors"])
+def test_items_are_stored_whatever_the_calibration(
+    broken: str, vacsr: Command, add: Any, model: Path, tmp_path: Path
+) -> None:
+    index = tmp_path / "index"
     add("test")
-    (tmp_path / "index" / "search.json").write_text("{")
+    asked = ("--pairs", DATA, "--candidates", 30, "--index", f"exact:{index}", *CPU)
+    assert vacsr("calibrate", model, *asked).code == 0
+    (index / broken).write_text("{")
     assert "warning: the calibration cannot follow the index" in add("train").err
-    assert json.loads(vacsr("index", "info", f"exact:{tmp_path / 'index'}", "--json").out)["vectors"] == 260
+    assert json.loads(vacsr("index", "info", f"exact:{index}", "--json").out)["vectors"] == 260

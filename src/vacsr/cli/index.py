@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vacsr.cli.options import Command, Device, Group, IndexName, RunOption, Skip, Workers, load_scorer, resumable
-from vacsr.errors import DataError, UsageError, VacsrError
+from vacsr.errors import DataError, UsageError
 
 index = typer.Typer(
     cls=Group, help="Fill an index with images or captions, remove items, show info.", no_args_is_help=True
@@ -74,10 +74,7 @@ def add(
                 committed=lambda done: bar(done.added + done.replaced + done.skipped, done.of),
             )  # fmt: skip
         total, seconds = len(opened), time.perf_counter() - started
-        try:
-            grown = follow_growth(run, scorer, opened)
-        except VacsrError as error:  # the items are stored all the same
-            grown = f"warning: the calibration cannot follow the index: {error}"
+        grown = follow_growth(run, scorer, opened)
     rate = (done.added + done.replaced) / max(seconds, 1e-9)
     counts = f"added {done.added:,}, replaced {done.replaced:,}, unchanged {done.skipped:,}"
     counts += f", removed {done.removed:,}" if prune else ""

@@ -18,7 +18,7 @@ from vacsr.scoring import PairScorer
 from vacsr.scoring.topk import DIRECTIONS, Direction
 from vacsr.search.certify import Graded, count_shown, cutoffs_up_to, find_cutoff, find_set_cutoff
 from vacsr.search.galleries import Labelled, Lists, searched_lists, simulated_lists
-from vacsr.search.index import VectorIndex, embedding_provenance, graded_direction, model_digest
+from vacsr.search.index import VectorIndex, direction_of, embedding_provenance, model_digest
 from vacsr.search.probabilities import HitModel, fit_hits
 
 CANDIDATES = 200
@@ -151,7 +151,7 @@ def calibrate(
     labelled = pairs if isinstance(pairs, Labelled) else Labelled.of(scorer, pairs)
     directions: tuple[Direction, ...] = DIRECTIONS
     if index is not None:
-        directions = (graded_direction(index.provenance),)
+        directions = (direction_of(index.provenance),)
     fitted, own = {}, False
     for one in directions:
         limits: dict[str, Any] = {"candidates": settings.candidates, "seed": settings.seed, "direction": one}
@@ -176,9 +176,9 @@ def fit_direction(lists: Sequence[Lists], settings: CalibrateSettings) -> Direct
     siblings = max(int(np.median(largest.right.sum(1))) - 1, 0)
     model = fit_hits([(part.score, part.right) for part in lists], siblings=siblings, depth=DEPTH)
     goal = {"precision": settings.precision, "confidence": settings.confidence}
-    needed, sizes = [find_cutoff(_first(part.graded(model)), **goal) for part in lists], list[SizeCheck]()
-    for part, cutoff in zip(lists, cutoffs_up_to(needed), strict=True):
-        graded = part.graded(model)
+    every, sizes = [part.graded(model) for part in lists], list[SizeCheck]()
+    needed = [find_cutoff(_first(graded), **goal) for graded in every]
+    for part, graded, cutoff in zip(lists, every, cutoffs_up_to(needed), strict=True):
         best = np.where(graded.right, graded.grade, -np.inf).max(1)
         set_cutoff = find_set_cutoff(best, part.image, coverage=settings.coverage)
         sizes.append(_count(part, graded, model, cutoff=cutoff, set_cutoff=set_cutoff))

@@ -32,7 +32,7 @@ from vacsr.search.calibrate import (
     check_calibration,
 )
 from vacsr.search.galleries import Labelled
-from vacsr.search.index import VectorIndex, check_fits, embedding_provenance, graded_direction, held_kind, model_digest
+from vacsr.search.index import VectorIndex, check_fits, direction_of, embedding_provenance, held_kind, model_digest
 from vacsr.train.checkpoint import run_pairs, run_section
 
 _ARROWS: dict[Direction, str] = {"i2t": "image → text", "t2i": "text → image"}
@@ -71,15 +71,9 @@ def _limits(fitted: DirectionCalibration) -> str:
 
 def _table(sizes: Sequence[SizeCheck]) -> str:
     head = [
-        "items",
-        "cutoff",
-        "with a confident hit",
-        "precision",
-        "silent without a match",
-        "answer set",
-        "sets that hold",
-        "R@1",
-    ]
+        "items", "cutoff", "with a confident hit", "precision", "silent without a match", "answer set",
+        "sets that hold", "R@1",
+    ]  # fmt: skip
     rows = [
         [
             f"{one.size:,}", "–" if one.cutoff is None else f"{one.cutoff:.2f}",
@@ -162,8 +156,15 @@ def follow_growth(run: Path, scorer: PairScorer, index: VectorIndex) -> str:
 
     What was done, or what is to be typed for an index that searches with the run's calibration; "" where all holds.
     """
+    try:
+        return _follow(run, scorer, index)
+    except VacsrError as error:  # the items are stored all the same
+        return f"warning: the calibration cannot follow the index: {error}"
+
+
+def _follow(run: Path, scorer: PairScorer, index: VectorIndex) -> str:
     before, path = load_calibration(run, index, model=model_digest(scorer.model)), _index_path(index)
-    fitted = None if before is None else before.of(direction := graded_direction(index.provenance))
+    fitted = None if before is None else before.of(direction := direction_of(index.provenance))
     if before is None or fitted is None or fitted.covers(len(index)):
         return ""
     message = f"grades were checked with up to {fitted.sizes[-1].size:,} items, and the index holds {len(index):,}"

@@ -7,7 +7,7 @@ larger gallery.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from vacsr.methods.base import Embedding
 from vacsr.scoring import PairScorer, PairScores
 from vacsr.scoring.topk import Direction
 from vacsr.search.certify import Graded
-from vacsr.search.index import VectorIndex
+from vacsr.search.index import Entry, Hits, VectorIndex
 from vacsr.search.probabilities import HitModel, Mask
 
 _STEP = 10**0.2  # from one size to the next
@@ -36,6 +36,7 @@ _PRODUCTS = 2e9  # queries times items at most: keeps a calibration on a million
 _MATRIX = 5e7  # scores in memory
 _GALLERY = 5_000  # labelled images that are searched at most
 _SMALLEST = 20
+_SAME = 1e-4  # two roundings of one cosine differ by less
 
 
 class Lists(NamedTuple):
@@ -167,12 +168,13 @@ def searched_lists(
     names = pairs.image_ids if direction == "t2i" else pairs.caption_ids
     asked, answers = (pairs.texts, pairs.images) if direction == "t2i" else (pairs.images, pairs.texts)
     own_names = {names[item] for group in groups for item in group}
+    stored = index.get(sorted(own_names))
     score, right = [], []
     for part in torch.split(torch.arange(len(rows)), 256):
         query, held = asked[torch.from_numpy(rows)[part]], answers[own[part]]  # [q, d], [q, c, d]
         hits = index.search(query, candidates + width)
         labels = [{names[item] for item in groups[row]} for row in part.tolist()]
-        is_own = torch.tensor([[name in label for name in ids] for ids, label in zip(hits.ids, labels, strict=True)])
+        is_own = _find_labels(hits, query.cpu(), labels, stored)
         wrong = is_own.long().argsort(dim=1, stable=True)[:, : min(candidates, hits.scores.shape[1] - width)]
         vectors = hits.vectors.to(scorer.device).gather(1, wrong.to(scorer.device)[..., None].expand(-1, -1, index.dim))
         cosine = hits.scores.cpu().gather(1, wrong)
@@ -184,7 +186,21 @@ def searched_lists(
         right.append(torch.cat((torch.zeros_like(wrong, dtype=torch.bool), there), dim=1))
     best, matches = torch.cat(score).sort(dim=1, descending=True, stable=True), torch.cat(right)
     lists = Lists(best.values.double().numpy(), matches.gather(1, best.indices).numpy(), image, size)
-    return lists, len(index.metadata(sorted(own_names))) > len(own_names) / 2
+    return lists, len(stored) > len(own_names) / 2
+
+
+def _find_labels(hits: Hits, queries: Tensor, labels: Sequence[set[str]], stored: Mapping[str, Entry]) -> Tensor:
+    """Which hits have an id among their query's labels. -> [Q, k]
+
+    Ids are read only where the score is that of a stored label: reading them all takes longer than the search.
+    """
+    found = torch.zeros(hits.scores.shape, dtype=torch.bool)
+    for row, label in enumerate(labels):
+        for name in label & stored.keys():
+            alike = (hits.scores[row].cpu() - queries[row] @ stored[name].vector).abs() < _SAME
+            for place in alike.nonzero().flatten().tolist():
+                found[row, place] |= hits.ids[row][place] == name
+    return found
 
 
 def _score_lists(scorer: PairScorer, queries: Embedding, items: Tensor, *, direction: Direction) -> Tensor:

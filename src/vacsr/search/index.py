@@ -256,7 +256,7 @@ def held_kind(provenance: str) -> str:
     return kind if kind in ("images", "texts") else ""
 
 
-def graded_direction(provenance: str) -> Literal["t2i", "i2t"]:
+def direction_of(provenance: str) -> Literal["t2i", "i2t"]:
     """What an index of such vectors answers with grades: texts that ask for images, or images that ask for texts."""
     return "i2t" if held_kind(provenance) == "texts" else "t2i"
 

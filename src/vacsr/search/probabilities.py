@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 from scipy.optimize import isotonic_regression, minimize
-from scipy.special import expit, logsumexp
+from scipy.special import expit
 
 from vacsr.config import Config
 from vacsr.evaluate.uncertainty import Array, Values, as_vector, check_length
@@ -45,6 +45,8 @@ class HitModel(Config):
 def rival_odds(value: Array, *, siblings: int = 0) -> Array:
     """Log odds of each candidate in a softmax against its rivals: all others but the best ``siblings``. [Q, m]
 
+    Of candidates that are given best first.
+
     >>> rival_odds(np.log([[6.0, 3.0, 1.0]])).round(3)
     array([[ 0.405, -0.847, -2.197]])
     >>> rival_odds(np.log([[6.0, 3.0, 1.0]]), siblings=1).round(3)
@@ -52,11 +54,17 @@ def rival_odds(value: Array, *, siblings: int = 0) -> Array:
     """
     odds, first = np.zeros(value.shape), siblings + 1  # without rivals they say nothing
     if value.shape[1] > first:
-        odds[:, :first] = value[:, :first] - logsumexp(value[:, first:], axis=1, keepdims=True)
+        odds[:, :first] = value[:, :first] - _log_total(value[:, first:])
         rest = value[:, siblings:]  # the best siblings are those before; of the rest each rivals all others
-        others = logsumexp(rest, axis=1, keepdims=True) - rest[:, 1:]
+        others = _log_total(rest) - rest[:, 1:]
         odds[:, first:] = -np.log(np.maximum(np.expm1(np.minimum(others, 2 * _MOST)), 1e-12))
     return np.asarray(np.clip(odds, -_MOST, _MOST))
+
+
+def _log_total(value: Array) -> Array:
+    """log Σ exp of rows that fall. [Q, m] -> [Q, 1]"""
+    top = value[:, :1]
+    return np.asarray(top + np.log(np.exp(value - top).sum(axis=1, keepdims=True)))
 
 
 def fit_hits(lists: Sequence[tuple[Array, Mask]], *, siblings: int, depth: int) -> HitModel:

@@ -27,15 +27,7 @@ from vacsr.search.calibrate import CANDIDATES, Calibration, DirectionCalibration
 from vacsr.search.calibrate_run import calibration_paths, read_calibration
 from vacsr.search.fill import ORIGIN
 from vacsr.search.galleries import Rescored, rescore
-from vacsr.search.index import (
-    Hits,
-    LazyList,
-    VectorIndex,
-    check_fits,
-    embedding_provenance,
-    graded_direction,
-    model_digest,
-)
+from vacsr.search.index import Hits, LazyList, VectorIndex, check_fits, direction_of, embedding_provenance, model_digest
 from vacsr.search.policies import SCORE, Policy, Scored, choose_policy
 
 Way = Literal["t2i", "i2t", "i2i", "t2t"]
@@ -169,7 +161,7 @@ class Searcher:
         self.calibration = calibration
         self._files: list[Path] = []  # that may hold the calibration
         self._stamp: object = None  # of the file that it was read from
-        self.direction: Direction = graded_direction(index.provenance)
+        self.direction: Direction = direction_of(index.provenance)
         """In which it gives grades."""
         self._provenance = embedding_provenance(self.scorer.model, _HELD[self.direction])
         self.use(index)
