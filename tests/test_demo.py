@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,3 +138,16 @@ def test_only_its_own_results_are_overwritten(done: Done, tmp_path: Path) -> Non
             run_demo(tmp_path / name)
     with pytest.raises(EnvironmentProblem):
         run_demo(tmp_path / TABLE / TABLE)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_said_and_has_its_exit_code(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "vacsr", "demo", "--out", str(tmp_path / "demo")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "demo: step 1 of 7, drawing scenes\n"
+        process.send_signal(number)
+        assert process.stderr.read().splitlines()[-1] == "stopped"
+    assert process.returncode == 130

@@ -16,6 +16,14 @@ def test_lines_are_written_as_they_are(capfd: pytest.CaptureFixture[str], show: 
     assert err == ("vacsr: epoch 1/3, [bold] as it is\n" if show else "")
 
 
+def test_without_a_bar_each_step_is_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with Bars() as progress:
+        start = progress.steps("demo", total=2)
+        start("drawing")
+        start("training")
+    assert capfd.readouterr() == ("", "demo: step 1 of 2, drawing\ndemo: step 2 of 2, training\n")
+
+
 def test_photos_are_counted_silently(capfd: pytest.CaptureFixture[str]) -> None:
     with PhotoProgress("photos", show=True) as progress:
         progress(1, 2)

@@ -164,7 +164,7 @@ def main() -> int:
     parser.add_argument("image", choices=["plot", "search"])
     parser.add_argument("--demo", type=Path, default=ROOT / "runs/docs-images", help="where `vacsr demo` is or goes")
     parser.add_argument("--query", default="a drawing of a red heart")
-    parser.add_argument("--size", default="1280x843", metavar="WIDTHxHEIGHT")
+    parser.add_argument("--size", default="1280x1023", metavar="WIDTHxHEIGHT")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--out", type=Path, default=IMAGES / "search.png")
     options = parser.parse_args()

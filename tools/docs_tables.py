@@ -392,10 +392,6 @@ METHODS = {
     "FN AUROC of σ": FALSE_NEGATIVES, "of score": BY_SCORE,
 }  # fmt: skip
 TOWERS = {**METHODS, "mAP@R i2t / t2i": MAP._replace(bold=True), "of score": BY_SCORE._replace(bold=True)}
-FRAME = {
-    "RSUM": Measured(("test.rsum",), test="†"), "mAP@R i2t / t2i": MAP._replace(test="†"),
-    "τ-c experts": EXPERTS._replace(spread=False, bold=False), "RSUM dev": Measured(("dev.rsum",), test="†"),
-}  # fmt: skip
 SCENES = {
     "exact mAP@R": Measured(("test.exact.map_at_r",), 2, spread=True, bold=True),
     "exact τ-b": Measured(("test.exact.tau_b",), 2, spread=True, bold=True), "RSUM": RSUM,
@@ -409,12 +405,8 @@ STEP = {
     "training, GiB": Measured(("step.training.peak_gib",), 2),
 }  # fmt: skip
 NOISE = {"clean labels": "clean", "50% wrong": "noise-50"}
-WORLDS = {"4,000 scenes, 20 epochs": "4000-scenes-20-epochs", "1,000 scenes, 20 epochs": "1000-scenes-20-epochs"}
-STEPS = {
-    "ViT-B/32, eager": "vit-b32",
-    "ViT-B/32, compiled, CUDA graph": "vit-b32-compiled",
-    "ViT-B/16, eager": "vit-b16",
-}
+WORLDS = {"4,000 scenes, 20 epochs": "4000-scenes-20-epochs"}
+STEPS = {"ViT-B/32, eager": "vit-b32"}
 AUDITS = {
     "missing, people's grades": "cxc-across", "missing, judged": "judged-test", "missing, scenes": "scenes"
 }  # fmt: skip
@@ -489,7 +481,6 @@ def tables() -> dict[tuple[str, str], Cell]:
             TOWERS,
             {f"{head.removesuffix(' labels')}, towers": s for head, s in NOISE.items()},
         ),
-        **comparisons("frame/results.json", FRAME, {"frame": "clean"}),
         **comparisons("scenes/results.json", SCENES, WORLDS),
         **comparisons("efficiency/results.json", STEP, STEPS),
         **{("measurements.md", head): audit(setting) for head, setting in AUDITS.items()},

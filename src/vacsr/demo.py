@@ -131,14 +131,15 @@ def run_demo(out: Path, *, seed: int = 0, config: DemoConfig | None = None, prog
     config = config or DemoConfig()
     models, measured = dict[str, MatchingModel](), dict[str, Measured]()
     with Bars(show=progress) as bars:
-        task = bars.bar.add_task("demo", total=1 + 2 * len(METHODS), note="drawing scenes")
+        step = bars.steps("demo", total=1 + 2 * len(METHODS))
+        step("drawing scenes")
         towers = load_towers()
         splits = {name: load_split(towers, config.pairs(seed), name) for name in ("train", "dev", "test")}
         noisy = with_wrong_captions(splits["train"], seed=seed)
         for name in METHODS:
-            bars.bar.update(task, advance=1, note=f"training {name}")
+            step(f"training {name}")
             models[name] = train(name, noisy.features, seed=seed, epochs=config.epochs)
-            bars.bar.update(task, advance=1, note=f"measuring {name}")
+            step(f"measuring {name}")
             measured[name] = measure(PairScorer(models[name], device="cpu"), noisy, splits["dev"], splits["test"])
     data = to_json(measured, noisy, splits["test"], seed=seed, config=config)
     commands = _commands(out, splits["test"].world, pairs=data["pairs"], seed=seed)

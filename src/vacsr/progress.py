@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Self
 
 from rich.console import Console
@@ -30,6 +31,19 @@ class Bars:
     def say(self, line: str) -> None:
         """Print a line that stays."""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def steps(self, label: str, *, total: int) -> Callable[[str], None]:
+        """A bar over steps. Call what it returns with the name of each step as it starts; with no bar it prints it."""
+        names: list[str] = []
+        task = self.bar.add_task(label, total=total, note="")
+
+        def start(name: str) -> None:
+            self.bar.update(task, completed=len(names), note=name)
+            names.append(name)
+            if self.bar.disable:
+                self.say(f"{label}: step {len(names)} of {total}, {name}")
+
+        return start
 
 
 class PhotoProgress(Bars):

@@ -104,7 +104,7 @@ def test_files_that_are_missing(tmp_path: Path, images: Path, photos_of: Load, r
     refused(f"flickr8k:{tmp_path}", "holds images/", "dataset_flickr8k.json")
     with_captions_json(tmp_path)
     (images / "4_d.jpg").unlink()
-    refused(f"flickr8k:{tmp_path}", "1 photos or captions", "4_d.jpg: no such file")
+    refused(f"flickr8k:{tmp_path}", "1 photo or caption", "4_d.jpg: no such file")
     with pytest.warns(UserWarning, match="1 left out"):
         assert len(photos_of(f"flickr8k:{tmp_path}", on_error="skip").image_ids) == 3
     images.rename(tmp_path / "elsewhere")

@@ -70,7 +70,7 @@ def test_the_same_pairs_give_the_same_bytes(tmp_path: Path, drawn: PhotoSet, pho
         headers = {(member.mtime, member.uid, member.uname, member.mode) for member in tar}
         assert headers == {(0, 0, "", 0o644)}
         assert tar.getnames()[:3] == ["000000000.png", "000000000.json", "000000000.txt"]
-    refused(f"shards:{tmp_path}/one/*.tar", "1 photos or captions", "000000002.png: no caption")
+    refused(f"shards:{tmp_path}/one/*.tar", "1 photo or caption", "000000002.png: no caption")
     with pytest.warns(UserWarning, match="1 left out"):
         assert len(photos_of(f"shards:{tmp_path}/one/*.tar", on_error="skip").image_ids) == 4
 

@@ -160,7 +160,7 @@ def test_opened_again_it_is_the_same_and_others_are_refused(spec: str, index: Ve
             "sources": ("folder:/b", "folder:/a'"),
         }  # fmt: skip
     for create in (True, False):
-        with pytest.raises(ProvenanceMismatch, match="images:two"):
+        with pytest.raises(ProvenanceMismatch, match=r"another model.*index add .* --pairs folder:/b"):
             open_index(spec, provenance="images:two", dim=DIM, create=create)
         with pytest.raises(ProvenanceMismatch, match="holds images, these are texts — fill another"):
             open_index(spec, provenance="texts:one", dim=DIM, create=create)

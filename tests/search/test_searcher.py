@@ -442,7 +442,7 @@ def test_refused_searches(vacsr: Command, towers: Path, models: Models, features
     assert vacsr(*query, "--text", "a", "--image", "b.png").refused(2, "either")
     assert vacsr(*query, "--text", "a", "-k", 0).refused(2, "k is 0")
     assert vacsr(*query, "--image", tmp_path / "photo.png").refused(4, "photo.png")
-    assert vacsr("search", models["towers"], *query[2:], "--text", "a").refused(4, "fill another")
+    assert vacsr("search", models["towers"], *query[2:], "--text", "a").refused(4, "another model", "vacsr index add")
     own = f"exact:{tmp_path / 'features'}"
     assert vacsr("index", "add", own, "--run", models["features"], "--pairs", features, *CPU).code == 0
     assert vacsr("search", models["features"], "--index", own, "--text", "a", *CPU).refused(2, "vacsr embed")

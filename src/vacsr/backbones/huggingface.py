@@ -100,10 +100,11 @@ class _HubTower(Tower):
     def set_checkpointing(self, on: bool) -> None:
         if on and not self.model.supports_gradient_checkpointing:
             raise UsageError(f"{type(self.model).__name__} cannot recompute — set backbone.checkpointing=false")
+        name = "activation" if hasattr(self.model, "is_activation_checkpointing") else "gradient"  # transformers < 5.23
         if on:
-            self.model.gradient_checkpointing_enable(self.recompute)
-        elif self.model.is_gradient_checkpointing:
-            self.model.gradient_checkpointing_disable()
+            getattr(self.model, f"{name}_checkpointing_enable")(self.recompute)
+        elif getattr(self.model, f"is_{name}_checkpointing"):
+            getattr(self.model, f"{name}_checkpointing_disable")()
 
     def architecture(self) -> dict[str, Any]:
         projected = self.dim if self.projection is not None else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -87,7 +88,8 @@ def _show_warning(message: Warning | str, *_where: object, **_more: object) -> N
 
 
 def main() -> None:
-    """Entry point: a VacsrError becomes one message and its exit code, a warning one line, Ctrl-C becomes 130."""
+    """Entry point: a VacsrError becomes a message and its exit code, a warning a line, Ctrl-C or SIGTERM 130."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

@@ -49,8 +49,9 @@ def add(
     from vacsr.progress import PhotoProgress
     from vacsr.search.calibrate_run import follow_growth
     from vacsr.search.fill import absolute_spec, fill_index
-    from vacsr.search.index import embedding_provenance, open_index
+    from vacsr.search.index import embedding_provenance, find_backend, open_index
 
+    find_backend(name)  # before the model is loaded
     if yes and not prune:
         raise UsageError("--yes goes with --prune only — add --prune, or leave out --yes")
     pairs = pairs if texts else images_spec(pairs)

@@ -59,7 +59,8 @@ def search(
         check_output("--json", json, inputs=[*run_files(run), folder, *([] if image is None else [image])])
     with closing(open_index(index)) as opened:
         searcher = Searcher.from_pretrained(run, opened, calibration=calibration, device=device)
-        note_untrained(searcher.scorer)
+        if searcher.fitted is None:
+            note_untrained(searcher.scorer)
         if not searcher.scorer.model.backbone.reads_photos:
             message = "the model reads features of unknown encoders, so it can embed neither words nor photos"
             action = "use features that `vacsr embed` wrote, or Searcher.search_texts(features) in Python"
@@ -85,7 +86,10 @@ def _show(result: Results, min_grade: float) -> None:
         typer.echo(f"warning: {result.note}", err=True)
     missing = f"no hit has a grade of {min_grade:g} or more" if result.answered and not result.hits else ""
     note = "" if result.scored else result.note
-    for line in (note, result.summary or result.reason, _guarantee(result), missing):
+    guarantee = _guarantee(result)
+    presumes = result.calibrated and result.hits and not guarantee
+    presumed = "grades presume that a match is in the index" if presumes else ""
+    for line in (note, result.summary or result.reason, guarantee, presumed, missing):
         if line:
             typer.echo(line if terminal else f"# {line}")
     if not result.hits:
@@ -115,7 +119,7 @@ def calibrate(
     confidence: Annotated[float, typer.Option(help="Confidence with which that must hold, 0.5 to 1.")] = 0.9,
     coverage: Annotated[float, typer.Option(help="Share of answer sets that must hold the right hit.")] = 0.9,
     candidates: Annotated[int, typer.Option(help="Nearest items by cosine that the method scores.")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of the galleries. Choosing the best seed voids the guarantee.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the galleries. Keeping the best of several would lose the guarantee.")] = 0,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to store it; default: with the index or the model.")
     ] = None,

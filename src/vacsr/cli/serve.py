@@ -49,7 +49,8 @@ def serve(
         settings = settings.model_copy(update={"hosts": default_hosts(host, more=settings.hosts)})
     with bind(host, port) as listening, closing(open_index(index)) as opened:
         searcher = Searcher.from_pretrained(run, opened, calibration=calibration, device=device)
-        note_untrained(searcher.scorer)
+        if searcher.fitted is None:
+            note_untrained(searcher.scorer)
         find = partial(find_photos, searcher, photos or (), report=partial(typer.echo, err=True))
         app = create_app(searcher, settings, photos=None if no_photos else find)
         if settings.token is None and not is_loopback(host):

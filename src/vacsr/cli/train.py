@@ -39,7 +39,8 @@ def train(recipe: Recipe, overrides: Overrides = None, out: OutRun = None, resum
         _stopped("train", folder, run.state.step)
     if run.report is not None:
         typer.echo(run.report.to_markdown(details=False))
-        typer.echo(f"the model is in {folder / 'model'}; score, audit, index and search take {folder} as RUN", err=True)
+        takes = "score, audit, index and search" if run.model.backbone.reads_photos else "score, audit and index"
+        typer.echo(f"the model is in {folder / 'model'}; {takes} take {folder} as RUN", err=True)
 
 
 def fewshot(

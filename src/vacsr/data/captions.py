@@ -119,7 +119,8 @@ def photo_set(
     also = f"; {uncaptioned}" if bare and uncaptioned else ""
     if lines and on_error == "fail":
         first = "; ".join(lines[:_NAMED]) + (" …" if len(lines) > _NAMED else "")
-        message = f"{table.source}: {len(lines):,} photos or captions cannot be used: {first}"
+        things = "photo or caption" if len(lines) == 1 else "photos or captions"
+        message = f"{table.source}: {len(lines):,} {things} cannot be used: {first}"
         raise DataError(f"{message} — correct them, or {SKIP}{also}")
     if not usable:
         first = f", first {lines[0]}" if lines else ""

@@ -23,7 +23,7 @@ from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.files import reading
 from vacsr.provenance import UNKNOWN, Provenance
 
-SKIP = 'skip what cannot be used: --skip, in a recipe data.on_error=skip, in Python on_error="skip"'
+SKIP = 'skip what cannot be used: --skip, for vacsr train --set data.on_error=skip, in Python on_error="skip"'
 Picture = str | Path | Image.Image
 _LOADING = Lock()  # an opened image is decoded at its first use, and not by two threads at once
 
@@ -169,12 +169,14 @@ def without_unreadable(pairs: PhotoSet, *, workers: int = 0) -> PhotoSet:
         try:
             pairs.photos.open(row)
         except DataError as error:
-            return str(error).rpartition(" — ")[0] or str(error)  # without the action: nobody acts on it here
+            why = str(error).rpartition(" — ")[0] or str(error)  # without the action: nobody acts on it here
+            named = pairs.photos.name(row).endswith(pairs.image_ids[row])
+            return why if named else f"{pairs.image_ids[row]}: {why}"
         return ""
 
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         reasons = list(pool.map(reason, range(len(pairs.photos))))
-    lines = [f"{image}: {why}" for image, why in zip(pairs.image_ids, reasons, strict=True) if why]
+    lines = [why for why in reasons if why]
     if len(lines) == len(reasons):
         raise DataError(f"none of the {len(lines):,} photos can be read, first {lines[0]} — check the files")
     if not lines:
@@ -187,7 +189,8 @@ def without_unreadable(pairs: PhotoSet, *, workers: int = 0) -> PhotoSet:
 def warn_left_out(lines: Sequence[str], *, source: str) -> None:
     """One warning: how many were left out, and the first three."""
     more = " …" if len(lines) > 3 else ""
-    warnings.warn(f"{source}: {len(lines):,} left out: {'; '.join(lines[:3])}{more}", stacklevel=3)
+    where = "" if source == "all" else f"{source}: "
+    warnings.warn(f"{where}{len(lines):,} left out: {'; '.join(lines[:3])}{more}", stacklevel=3)
 
 
 def content_fingerprint(*parts: str | bytes) -> str:

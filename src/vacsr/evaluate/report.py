@@ -73,7 +73,7 @@ class RetrievalReport:
             if ways:
                 where = f"on {result['split']} ({', '.join(ways)})"
                 message = f"σ is upside down {where}: sure answers are wrong more often"
-                warnings.warn(f"{message} — use the grade instead, or train longer", stacklevel=3)
+                warnings.warn(f"{message} — do not rely on σ; calibrate, or train longer", stacklevel=3)
 
     def __repr__(self) -> str:
         rows = []

@@ -184,6 +184,8 @@ def fewshot_from(raw: Mapping[str, Any] | None, overrides: Iterable[str] = ()) -
     The backbone is a CLIP where none is named; that of other recipes is cached features, which cannot be prompted.
     """
     raw = merge_layers(raw or {}, parse_overrides(overrides))
+    if isinstance(raw.get("data"), Mapping) and "pairs" in raw["data"]:
+        raise UsageError("this is a recipe of vacsr train, since it has data.pairs — type: vacsr train RECIPE.yaml")
     raw["method"] = resolve_method(raw["method"], task="fewshot")
     backbone, data, train = (raw.get(name, {}) for name in ("backbone", "data", "train"))
     if isinstance(backbone, Mapping) and not backbone.get("spec") and not backbone.get("start"):

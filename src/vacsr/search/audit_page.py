@@ -189,6 +189,7 @@ def _page(report: AuditReport, view: _View, *, title: str, model: str) -> str:
         view.suspect("wrong", pair.row, pair.col, pair.known)
         | view.other_image(pair.better_row, pair.better_image, col=pair.col)
         | {"better_caption": "" if pair.better_col is None else view.pairs.words(pair.better_col)}
+        | {"suspicion": pair.suspicion}
         for pair in report.wrong[:_SHOWN]
     ]
     missing = [
@@ -236,7 +237,7 @@ class _View:
         line = self.lines.get(self.pairs.caption_ids[col]) if kind == "wrong" else None
         cells = [kind, _image(self.pairs, row), *_caption(self.pairs, col), str(line or "")]
         shown = {"caption": self.pairs.words(col), "picture": self.picture(row), "known": known, "captions": captions}
-        return {**shown, "cells": cells, "line": line, "other": None, "better_caption": ""}
+        return {**shown, "cells": cells, "line": line, "suspicion": None, "other": None, "better_caption": ""}
 
     def other_image(self, row: int | None, known: Known | None, *, col: int) -> dict[str, Any]:
         """An image that fits better or is labelled, and a caption of it that is not ``col`` itself."""

@@ -49,10 +49,10 @@ class CalibratedRun(NamedTuple):
     def to_markdown(self) -> str:
         one = self.calibration
         labels = "the indexed photos' own captions, which nobody checked" if one.own_captions else f"split {one.split}"
-        lines = [
-            f"Calibrated on {labels}.", f"Of the confident hits at least {_percent(one.precision)} are right, with "
-            f"{_percent(one.confidence)} confidence; {_percent(one.coverage)} of the answer sets hold a right hit.",
-        ]  # fmt: skip
+        lines = [f"Calibrated on {labels}. {_percent(one.coverage)} of the answer sets hold a right hit."]
+        if any(fitted is not None and fitted.certified for fitted in map(one.of, _ARROWS)):
+            sure = f"with {_percent(one.confidence)} confidence"
+            lines += [f"Of the confident hits at least {_percent(one.precision)} are right, {sure}."]
         for direction, name in _ARROWS.items():
             fitted = one.of(direction)
             if fitted is not None:
@@ -196,7 +196,7 @@ def load_calibration(run: Path, index: VectorIndex | None = None, *, model: str)
 
 def read_calibration(path: Path, *, model: str) -> Calibration:
     """A file that ``vacsr calibrate`` wrote for the model with this digest."""
-    action = "fit it again: vacsr calibrate RUN --pairs SPEC"
+    action = "fit it again: vacsr calibrate RUN --pairs SPEC --index INDEX"
     try:
         calibration = parse(Calibration, read_json(path))
     except (DataError, ConfigError) as error:

@@ -41,7 +41,7 @@ _TRAINING = 1 << 17  # vectors that a new FAISS index is trained on
 class FaissIndex(ExactIndex):
     """``index``: what `faiss.index_factory` takes; "Flat" is exact. ``search``: what `faiss.ParameterSpace` takes."""
 
-    kind = "faiss"
+    kind, needs = "faiss", ("faiss",)
 
     def __init__(self, folder: Path, *, index: str = "", search: str = "", patience: float = 60.0) -> None:
         super().__init__(folder, patience=patience)
@@ -58,7 +58,6 @@ class FaissIndex(ExactIndex):
     def open(cls, where: str, *, dim: int | None, provenance: str | None, dtype: str | None) -> Self:
         match = _NAME.fullmatch(where)
         assert match is not None  # it matches whatever is not empty
-        import_extra("faiss", "faiss")
         ExactIndex.open(match["folder"], dim=dim, provenance=provenance, dtype=dtype).close()
         return cls(Path(match["folder"]).expanduser(), index=match["index"] or "", search=match["search"] or "")
 

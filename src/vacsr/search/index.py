@@ -10,13 +10,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from operator import eq
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from vacsr.errors import DataError, ProvenanceMismatch, ShapeMismatch, UsageError
+from vacsr.errors import DataError, MissingExtra, ProvenanceMismatch, ShapeMismatch, UsageError
 
 if TYPE_CHECKING:
     from vacsr.model import MatchingModel
@@ -101,6 +102,8 @@ class VectorIndex(ABC):
     """Which model made the vectors, see :func:`embedding_provenance`; "" if unknown."""
     exact: bool
     """Is the true nearest always found? False also where that is unknown."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Packages of the extra that is called as the scheme."""
 
     @classmethod
     @abstractmethod
@@ -199,16 +202,9 @@ def open_index(
     ``create`` makes a missing index, which needs ``dim``. ``dtype``: how a new index in a folder stores vectors,
     float32 (default) or float16; databases store float32.
     """
-    scheme, colon, where = spec.partition(":")
-    if not colon:
-        scheme, where = "exact", spec
-    if scheme not in BACKENDS or not where:
-        others = ", ".join(f"{name}:" for name in BACKENDS if name != "exact")
-        raise UsageError(f"{spec!r} is not the name of an index — write exact:FOLDER, or a place after {others}")
+    backend, where = find_backend(spec)
     if (create and not dim) or dtype not in (None, *DTYPES):
         raise UsageError(f"dim={dim}, dtype={dtype}: a new index needs both — pass dim=512, and float32 or float16")
-    module, _, name = BACKENDS[scheme].partition(":")
-    backend: type[VectorIndex] = getattr(import_module(module), name)
     index = backend.open(where, dim=dim if create else None, provenance=provenance, dtype=dtype)
     try:
         check_fits(spec, index, dim=dim, provenance=provenance)
@@ -220,14 +216,32 @@ def open_index(
     return index
 
 
+def find_backend(spec: str) -> tuple[type[VectorIndex], str]:
+    """The class of an index and its place, by its name; raises where its extra is missing."""
+    scheme, colon, where = spec.partition(":")
+    if not colon:
+        scheme, where = "exact", spec
+    if scheme not in BACKENDS or not where:
+        others = ", ".join(f"{name}:" for name in BACKENDS if name != "exact")
+        raise UsageError(f"{spec!r} is not the name of an index — write exact:FOLDER, or a place after {others}")
+    module, _, name = BACKENDS[scheme].partition(":")
+    backend: type[VectorIndex] = getattr(import_module(module), name)
+    for package in backend.needs:
+        if not find_spec(package):
+            raise MissingExtra(package, scheme)
+    return backend, where
+
+
 def check_fits(where: str, index: VectorIndex, *, dim: int | None, provenance: str | None) -> None:
     """Raise where an index holds something else than expected. None, and an unknown provenance, fit anything."""
     if index.provenance and provenance and index.provenance != provenance:
         held, wanted = held_kind(index.provenance), held_kind(provenance)
         if held and wanted and held != wanted:
             raise ProvenanceMismatch(f"{where} holds {held}, these are {wanted} — fill another index with {wanted}")
-        message = f"{where} was filled with another model, or other weights: {index.provenance!r}, not {provenance!r}"
-        raise ProvenanceMismatch(f"{message} — use that model, or fill another index")
+        message = f"{where} was filled with another model, or other weights of this one"
+        source = next(iter(index.sources), "SPEC")
+        action = f"search it with that model, or fill one for this: vacsr index add INDEX --run RUN --pairs {source}"
+        raise ProvenanceMismatch(f"{message} — {action}")
     if dim is not None and index.dim != dim:
         raise ShapeMismatch(f"{where} holds vectors of dimension {index.dim}, not {dim} — fill another index")
 

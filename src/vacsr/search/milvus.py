@@ -31,7 +31,7 @@ _ID_BYTES = 65535  # of Milvus' longest text
 class MilvusIndex(DatabaseIndex):
     """See :class:`vacsr.search.VectorIndex`. ``index=FLAT`` is exact; AUTOINDEX, HNSW and IVF_FLAT are faster."""
 
-    kind = "milvus"
+    kind, needs = "milvus", ("pymilvus",)
 
     @property
     def sources(self) -> tuple[str, ...]:

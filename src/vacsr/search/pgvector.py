@@ -37,7 +37,7 @@ _MAX_EF = 1000  # of pgvector's hnsw.ef_search; the iterative scan finds the res
 class PgvectorIndex(DatabaseIndex):
     """See :class:`vacsr.search.VectorIndex`."""
 
-    kind, unit, kinds = "pgvector", "table", ("FLAT", "HNSW")
+    kind, unit, kinds, needs = "pgvector", "table", ("FLAT", "HNSW"), ("psycopg",)
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -99,5 +99,5 @@ def choose_policy(name: str, *, calibrated: bool) -> Policy:
         raise UsageError(f"{problem} — use one of {', '.join(POLICIES)}")
     if POLICIES[name].needs_calibration and not calibrated:
         message = f"policy '{name}' needs a calibration, and neither the index nor the model has one"
-        raise UsageError(f"{message} — fit it: vacsr calibrate RUN --pairs SPEC --split dev")
+        raise UsageError(f"{message} — fit it: vacsr calibrate RUN --pairs SPEC --split dev --index INDEX")
     return POLICIES[name]

@@ -31,7 +31,7 @@ _FACT = "vacsr"  # of a collection that is an index
 class QdrantIndex(DatabaseIndex):
     """See :class:`vacsr.search.VectorIndex`. ``exact``: always in local mode, on a server with ``index=FLAT``."""
 
-    kind = "qdrant"
+    kind, needs = "qdrant", ("qdrant_client",)
     kinds = ("FLAT", "HNSW")
 
     @property

@@ -25,6 +25,7 @@ from vacsr.scoring import Images, PairScorer, PairScores, Texts
 from vacsr.scoring.topk import Direction
 from vacsr.search.calibrate import CANDIDATES, Calibration, DirectionCalibration
 from vacsr.search.calibrate_run import calibration_paths, read_calibration
+from vacsr.search.fill import ORIGIN
 from vacsr.search.galleries import Rescored, rescore
 from vacsr.search.index import Hits, LazyList, VectorIndex, check_fits, direction_of, embedding_provenance, model_digest
 from vacsr.search.policies import SCORE, Policy, Scored, choose_policy
@@ -95,7 +96,7 @@ class Results(_Result):
     coverage: float | None
     """Share of the answer sets that hold the right one."""
     guaranteed: bool
-    """Do these hold here? Only in an exact index of a size that the calibration has checked."""
+    """Do these hold here? Only in an exact index of a size that the calibration has checked, with a cutoff or a set."""
     note: str
     """What does not hold for this answer, and what to type; empty where all does."""
     index_size: int
@@ -129,7 +130,11 @@ class Results(_Result):
         return f"Results({self.direction}, {len(self.hits)} of {self.index_size:,}: {hits}, …)"
 
     def to_dict(self) -> dict[str, Any]:
-        return self.model_dump()
+        """As JSON and over HTTP: without what the index notes for itself, such as where an item's file is."""
+        answer = self.model_dump()
+        for hit in answer["hits"]:
+            hit["metadata"] = {name: value for name, value in hit["metadata"].items() if name not in ORIGIN}
+        return answer
 
     def to_frame(self) -> Any:
         """One row per hit; needs pandas."""
@@ -238,7 +243,8 @@ class Searcher:
         chosen = choose_policy(policy, calibrated=self.fitted is not None) if isinstance(policy, str) else policy
         scored = self._candidates(embed(), k, size)
         if min_grade and scored and scored[0].grade is None:
-            raise UsageError("the model only ranks, so its hits have no grade — calibrate it: vacsr calibrate RUN")
+            message = "the model only ranks, so its hits have no grade"
+            raise UsageError(f"{message} — calibrate it: vacsr calibrate RUN --pairs SPEC --index INDEX")
         return [self._results(one, k=k, policy=chosen, size=size, min_grade=min_grade) for one in scored]
 
     def _candidates(self, queries: Embedding, k: int, size: int) -> list[Scored]:
@@ -286,23 +292,24 @@ class Searcher:
         order = [int(position) for position in ranked.order[:k]]
         order = [n for n in order if scored.grade is None or scored.grade[n] >= min_grade]
         note, fitted = self._note(size), self.fitted
+        cutoff = None if fitted is None else fitted.cutoff(size)
         calibration = None if fitted is None else self.calibration
         return Results(
             direction=self.direction, policy=policy.name, answered=ranked.answered, reason=ranked.reason,
             hits=tuple(_hit(scored, position, rank) for rank, position in enumerate(order, 1)),
             confident=scored.confident, answer_set=scored.answer_set,
-            cutoff=None if fitted is None else fitted.cutoff(size),
+            cutoff=cutoff,
             precision=None if calibration is None else calibration.precision,
             confidence=None if calibration is None else calibration.confidence,
             coverage=None if calibration is None else calibration.coverage,
-            guaranteed=fitted is not None and not note, note=note, index_size=size,
+            guaranteed=not note and (cutoff, scored.answer_set) != (None, None), note=note, index_size=size,
         )  # fmt: skip
 
     def _note(self, size: int) -> str:
         """What of the calibration is not shown to hold for this index; empty if all is."""
         if self.fitted is None:
             return ""
-        again = "check it here: vacsr calibrate RUN --index INDEX"
+        again = "check it here: vacsr calibrate RUN --pairs SPEC --index INDEX"
         if not self.fitted.covers(size):
             checked = self.fitted.sizes[-1].size
             return f"grades were checked with up to {checked:,} items, and the index holds {size:,} — {again}"

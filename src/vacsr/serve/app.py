@@ -25,7 +25,6 @@ from starlette.exceptions import HTTPException
 
 from vacsr import __version__
 from vacsr.errors import DataError, UsageError
-from vacsr.search.fill import ORIGIN
 from vacsr.search.policies import POLICIES, SCORE, PolicyName, offered
 from vacsr.search.searcher import Results, Searcher
 from vacsr.serve import schemas
@@ -92,7 +91,7 @@ class Service:
         await self.queue.close(seconds=_STOP)
 
     async def search(self, query: str | bytes, *, k: int, policy: str, min_grade: float) -> dict[str, Any]:
-        """Hits of a text or of an encoded image, without where an item's file is."""
+        """Hits of a text or of an encoded image."""
         if not 1 <= k <= self.settings.max_k:
             raise Problem(422, "bad_k", f"k is 1 to {self.settings.max_k}")
         asked = self._checked(query) if isinstance(query, str) else await self.decoder.upload(query)
@@ -103,7 +102,6 @@ class Service:
         answer = results.to_dict()
         photos = self.watch.photos if self.searcher.direction == "t2i" else None
         for hit in answer["hits"]:
-            hit["metadata"] = {name: value for name, value in hit["metadata"].items() if name not in ORIGIN}
             hit["photo"] = None
             with suppress(UnicodeEncodeError):  # an id may be no UTF-8
                 if photos is not None and hit["id"] in photos:

@@ -93,9 +93,9 @@ class Tab:
     def resize(self, width: int) -> None:
         self._do("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
 
-    def open(self, port: int) -> None:
+    def open(self, port: int, query: str = "") -> None:
         """Go to a service's page, until it is ready for a question or for a token."""
-        self._do("Page.navigate", url=f"http://127.0.0.1:{port}/")
+        self._do("Page.navigate", url=f"http://127.0.0.1:{port}/{query}")
         self.until("document.readyState == 'complete' && ['ask', 'gate', 'trouble'].some(id => !at(id).hidden)")
 
     def ask(self, words: str = QUERY) -> None:
