@@ -336,6 +336,8 @@ def image_step(cells: list[str], heading: str) -> str | None:
 def lora(cells: list[str], heading: str) -> str | None:
     """A training step of ViT-B/16 and its text tower at one batch, by what is trained and kept."""
     rows = {(row["way"], row["recompute"], row["batch"]): row for row in stored("lora.json")["rows"]}
+    if heading == "recomputed":
+        return None
     row = rows[cells[0], cells[1], int(heading.rpartition(" ")[2]) if "batch" in heading else 128]
     if heading == "weights and moments":
         return f"{row['held_gib']:.2f}"
