@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(FULL): $(STAMP) # the extras that only tests and types need
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,serve,faiss,milvus,pgvector,qdrant,sentence-transformers,datasets,mteb,ray,kernels]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clip,serve,faiss,milvus,pgvector,qdrant,sentence-transformers,datasets,mteb,ray,kernels,lora,onnx]'
 	@touch $@
 
 $(DOCS): $(STAMP) # mkdocs-material and mkdocstrings

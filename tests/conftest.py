@@ -64,7 +64,7 @@ def load_script(path: str) -> Any:
     return module
 
 
-def clip_folder(folder: Path) -> Path:
+def clip_folder(folder: Path, *, seed: int = 0) -> Path:
     """A CLIP checkpoint of the real architecture, small, with random weights and a tokenizer of bytes."""
     transformers = pytest.importorskip("transformers")
     sides = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -81,7 +81,7 @@ def clip_folder(folder: Path) -> Path:
         projection_dim=16,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         transformers.CLIPModel(config).save_pretrained(folder)
     byte_tokenizer(transformers).save_pretrained(folder)
     return folder

@@ -55,12 +55,14 @@ def compiled_for_hopper(
     """A kernel compiled for a Hopper GPU, which need not be there; ``kinds`` are its arguments' types."""
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     order = function.arg_names
     kinds = {name: kinds.get(name, "constexpr") for name in order}
     fixed = {(order.index(name),): value for name, value in constants.items()}
     aligned = {(order.index(name),): [["tt.divisibility", 16]] for name, kind in kinds.items() if kind[0] == "*"}
-    source = triton.compiler.ASTSource(fn=function, signature=kinds, constexprs=fixed, attrs=aligned)
+    made_by = GluonASTSource if function.is_gluon() else triton.compiler.ASTSource
+    source = made_by(fn=function, signature=kinds, constexprs=fixed, attrs=aligned)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(cache))
         return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={**options, "enable_fp_fusion": True})

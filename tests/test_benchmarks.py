@@ -23,6 +23,7 @@ from vacsr.scoring import BlockScorer, PairScorer
 from .conftest import load_script
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "benchmarks"
+LORA = {"all weights", "LoRA, all linear layers", "LoRA, q_proj and v_proj"}
 SIZE = ["--device", "cpu", "--images", "20", "--texts", "45", "--dim", "16", "--edge", "32", "--rounds", "2"]
 
 
@@ -81,11 +82,14 @@ def test_all_gpu_benchmarks(words: list[str], code: int, expected: str, tmp_path
         ("strip_training", ["--dim", "8", "--batches", "16,24"], "strips", {"sigmoid", "dense", "strips 12×24"}),
         ("loader", ["--photos", "4", "--sides", "32", "--threads", "1", "--rounds", "1"], "loader", {32}),
         ("metrics", [], "metrics", {"vacsr", "torchmetrics"}),
+        ("lora_memory", ["--rounds", "1"], "lora-memory", LORA),
     ],
 )
 def test_scripts_that_need_nothing(
     name: str, words: list[str], bench: str, ways: set[Any], run: Any, tmp_path: Path
 ) -> None:
+    if name == "lora_memory":
+        pytest.importorskip("peft", reason="peft is not installed")
     code, text = run(name, *words, "--json", str(tmp_path / "out.json"))
     assert code == 0, text
     result = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))

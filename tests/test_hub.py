@@ -156,10 +156,10 @@ def test_damage_on_the_way_is_named(
 
 def test_nothing_there_and_no_access(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = logging.getLogger("huggingface_hub.utils._http")
-    before = log.level
+    monkeypatch.setattr(log, "level", logging.WARNING)
     with pytest.raises(EnvironmentProblem, match=r"'someone/nothing' not found .* — .*give a folder"):
         load_model("someone/nothing")
-    assert log.level == before, "it is quiet only meanwhile"
+    assert log.level == logging.WARNING, "it is quiet only meanwhile"
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(EnvironmentProblem, match=r"cannot be pushed .*hf auth login"):
         small().push_to_hub(REPO)

@@ -178,6 +178,26 @@ def test_compositionality(clip_checkpoint: Path, pairs: PhotoSet, tmp_path: Path
     assert scores["accuracy"] == pytest.approx(np.mean([all(one) for one in right]), abs=1e-4)
 
 
+def test_similarities_are_cosines_of_whatever_vectors_mteb_made(folder: Path) -> None:
+    """It may average them, as it does with several views of a class."""
+    pytest.importorskip("mteb", reason="needs the extra mteb: pip install 'vacsr[mteb]'")
+    encoder, one, other = VacsrEncoder(folder, device="cpu"), torch.randn(3, 8), torch.randn(3, 8)
+    expected = torch.nn.functional.cosine_similarity(one[:, None], other[None], dim=-1)
+    torch.testing.assert_close(encoder.similarity(one, other.numpy()), expected)
+    torch.testing.assert_close(encoder.similarity_pairwise(one, other), expected.diagonal())
+
+
+def test_items_are_embedded_a_few_at_a_time(folder: Path, pairs: PhotoSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mteb", reason="needs the extra mteb: pip install 'vacsr[mteb]'")
+    encoder, sizes = VacsrEncoder(folder, device="cpu"), list[int]()
+    embed = encoder.scorer.embed_texts
+    monkeypatch.setattr("vacsr.mteb._CHUNK", 5)
+    monkeypatch.setattr(encoder.scorer, "embed_texts", lambda some: sizes.append(len(some)) or embed(some))
+    batches = [{"text": list(pairs.captions[start : start + 2])} for start in range(0, 14, 2)]
+    vectors = encoder.encode(batches, task_metadata=None, hf_split="test", hf_subset="default")
+    assert (sizes, len(vectors)) == ([6, 6, 2], 14)
+
+
 def test_other_weights_are_another_revision(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("mteb", reason="needs the extra mteb: pip install 'vacsr[mteb]'")
     first, same = VacsrEncoder(folder, device="cpu"), VacsrReranker(folder, device="cpu")

@@ -174,6 +174,18 @@ def test_parts_that_are_refused(spec: str, out: str, words: str, shards: str, tm
         parts_of(spec.replace("DIR", str(folder)), folder if out == "DIR" else tmp_path / "out")
 
 
+def test_addresses_that_are_refused(shards: str, model: Path, tmp_path: Path, vacsr: Command) -> None:
+    for where in ("auot", "0", "-1"):
+        assert vacsr("score", model, "--pairs", shards, "--ray", where, "--out", tmp_path / "x").refused(2, "--ray")
+
+
+def test_options_that_do_not_go_with_ray(model: Path, tmp_path: Path, vacsr: Command) -> None:
+    where = ("--ray", 2, "--out", tmp_path / "x")
+    assert vacsr("embed", "--backbone", model, "--captions", tmp_path / "c.txt", *where).refused(2, "--ray")
+    assert vacsr("audit", model, "--pairs", "shards:x", "--photos", tmp_path, *where).refused(2, "--photos")
+    assert vacsr("score", model, *where).refused(2, "--pairs")
+
+
 # ---------------------------------------------------------------------------------------- a folder of embeddings
 
 

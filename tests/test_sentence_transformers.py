@@ -92,11 +92,15 @@ def test_embeddings_are_the_models(saved: Path, pairs: PhotoSet, photos: list[Im
     assert hit["corpus_id"] == int(cosines[:, 0].argmax())
 
 
-def test_a_prompt_goes_before_texts_alone(saved: Path, photos: list[Image.Image]) -> None:
+def test_a_prompt_goes_before_texts_alone(saved: Path, photos: list[Image.Image], tmp_path: Path) -> None:
     encoder = opened(saved)
     prompted = encoder.encode(["red boat"], prompt="a ")
     np.testing.assert_allclose(prompted, encoder.encode(["a red boat"]), atol=1e-6)
     np.testing.assert_allclose(encoder.encode(photos[:1], prompt="a "), encoder.encode(photos[:1]), atol=1e-6)
+    photos[0].save(tmp_path / "a.png")
+    file = [str(tmp_path / "a.png")]
+    np.testing.assert_allclose(encoder.encode(file, prompt="a "), encoder.encode(photos[:1]), atol=1e-5)
+    encoder.encode(["https://example.org is where a dog lives"])  # words that begin with an address are words
 
 
 def test_scores_are_those_of_a_pair_scorer(

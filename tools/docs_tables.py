@@ -201,17 +201,8 @@ def scoring(cells: list[str], heading: str) -> str | None:
         "TFLOP/s": _tflops(row["tflops"]),
         "× the trunk's products": f"{row['x_ceiling']:.2f}",
         "× the best sustained": f"{row['x_sustained']:.2f}",
-        "faster than paper-style fp32": _times(row["x_fp32"], ".0f"),
-        "TF32": _times(row["x_tf32"], ".3g"),
     }
     return shown.get(heading)
-
-
-def _times(ratio: float | None, form: str) -> str:
-    """Ratios below 1 are not of interest there."""
-    if ratio is None or ratio < 0.995:
-        return "–"
-    return f"{ratio:{form if ratio >= 10 else '.2g'}}×"
 
 
 def _timed() -> Iterator[dict[str, Any]]:
@@ -258,10 +249,8 @@ def calibrated(cells: list[str], heading: str) -> str | None:
     """A calibration on a million vectors, and searches with it beside those without."""
     rows = {(row["way"], row["method"]): row for row in stored("calibrated.json")["rows"]}
     row = rows[cells[0].replace("search", "search with a calibration"), cells[1]]
-    if heading == "added":
-        return f"{100 * (row['ratio'] - 1):+.1f}%" if "ratio" in row else "–"
-    if heading == "added, processor":
-        return f"{100 * (row['cpu_ratio'] - 1):+.1f}%" if "cpu_ratio" in row else "–"
+    if heading == "added by the calibration":
+        return f"{100 * (row['cpu_ratio'] - 1):+.1f}%".replace("-", "−") if "cpu_ratio" in row else "–"
     keys = {"seconds": "seconds", "of the processor": "cpu_seconds"}
     return f"{row[keys[heading]]:.3g}" if heading in keys else None
 
@@ -344,6 +333,17 @@ def image_step(cells: list[str], heading: str) -> str | None:
     return shown.get(heading, "–")
 
 
+def lora(cells: list[str], heading: str) -> str | None:
+    """A training step of ViT-B/16 and its text tower at one batch, by what is trained and kept."""
+    rows = {(row["way"], row["recompute"], row["batch"]): row for row in stored("lora.json")["rows"]}
+    if heading == "recomputed":
+        return None
+    row = rows[cells[0], cells[1], int(heading.rpartition(" ")[2]) if "batch" in heading else 128]
+    if heading == "weights and moments":
+        return f"{row['held_gib']:.2f}"
+    return f"{row['peak_gib']:.2f}, {row['share']:.0%}"
+
+
 def strips(cells: list[str], heading: str) -> str | None:
     """Milliseconds and memory of the loss of a batch, each way in a CUDA graph."""
     way = {"dense": "dense", "in strips": "strips", "in square tiles": "tiles"}[heading]
@@ -358,6 +358,23 @@ def service(cells: list[str], heading: str) -> str | None:
     """64 clients: milliseconds by path."""
     path = cells[0].split("`")[1].replace("ID", "")
     return f"{stored('service-load.json')['ms'][path][heading]:.0f}"
+
+
+def workers(cells: list[str], heading: str) -> str | None:
+    """Embedding shard by shard, with the lowest and the highest rate of the rounds."""
+    (row,) = (r for r in stored("scale.json")["rows"] if r["way"] == cells[0])
+    kind = "parts" if "parts" in cells[0] else "photos"
+    rate = f"{row['per_second']:.3g} {kind} ({row['low']:.3g} to {row['high']:.3g})"
+    time = f"{row['cpu_ms']:.3g} ms per {kind[:-1]}"
+    return {"per second": rate, "processor time": time, "before the first shard": f"{row['start_s']:.0f} s"}[heading]
+
+
+def audit_parts(cells: list[str], heading: str) -> str | None:
+    """An audit of all photos, and in parts."""
+    size = int(cells[0].partition(" ")[0].replace(",", ""))
+    (row,) = (r for r in stored("scale.json")["audits"] if r["photos"] == size)
+    estimate = f"{row['value']:,} ({row['low']:,} to {row['high']:,})"
+    return estimate if "estimate" in heading else f"{row['precision_at_n']:.1f}%"
 
 
 def _pair(metric: str, i2t: str = "i2t", t2i: str = "t2i") -> tuple[str, str]:
@@ -484,7 +501,10 @@ def tables() -> dict[tuple[str, str], Cell]:
         ("performance.md", "store"): stores,
         ("performance.md", "batch"): strips,
         ("performance.md", "training step"): image_step,
+        ("performance.md", "what learns"): lora,
         ("how-to/serve.md", "path | p50"): service,
+        ("scale.md", "workers"): workers,
+        ("scale.md", "photos of a part"): audit_parts,
         ("how-to/label-noise.md", "method | networks"): noisy,
     }
 

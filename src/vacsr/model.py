@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,7 +20,7 @@ from vacsr.backbones.augment import Partners
 from vacsr.backbones.base import Tokens
 from vacsr.backbones.heads import VarianceHead, build_pooling
 from vacsr.card import PLACE, Made, model_card
-from vacsr.config import BackboneConfig, HeadConfig, MethodConfig, TowersConfig
+from vacsr.config import BackboneConfig, HeadConfig, LoraConfig, MethodConfig, TowersConfig
 from vacsr.config.base import method_entry
 from vacsr.config.io import method_config, parse
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
@@ -176,7 +177,40 @@ class MatchingModel(Network):
         if head.log_var_start is not None:  # after the towers' weights, some of which a branch may copy
             with seeded(seed, "variance"):
                 model.add_variance(start=head.log_var_start, norm=head.variance_norm)
+        model._add_lora(seed)  # last, as loaded weights have the towers' own names, and a branch is trained whole
         return model
+
+    def _add_lora(self, seed: int) -> None:
+        """If the config asks for it."""
+        with seeded(seed, "lora"):
+            for network in self.networks if self.config.lora.rank else ():
+                network.backbone.add_lora()
+
+    def merge_lora(self) -> None:
+        """Make low-rank updates part of the towers: an ordinary model. It does nothing where there are none."""
+        for network in self.networks if self.config.lora.rank else ():
+            network.backbone.merge_lora()
+            network.config = network.config.model_copy(update={"lora": LoraConfig()})
+
+    def _merged(self) -> MatchingModel:
+        """An ordinary model: this one, or a copy where it has LoRA."""
+        model = deepcopy(self) if self.config.lora.rank else self
+        model.merge_lora()
+        return model
+
+    def base_state(self) -> dict[str, Tensor]:
+        """The towers' own weights, which LoRA leaves as they are; empty without LoRA."""
+        base = {id(parameter) for network in self.networks for parameter in network.backbone.base_params()}
+        return {name: x.detach() for name, x in self.state_dict(keep_vars=True).items() if id(x) in base}
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """What training may change: the state without :meth:`base_state`."""
+        base = self.base_state()
+        return {name: tensor for name, tensor in self.state_dict().items() if name not in base}
+
+    def load_trained_state(self, state: Mapping[str, Tensor]) -> None:
+        """What :meth:`trained_state` gave."""
+        self.load_state_dict({**self.base_state(), **state})
 
     def identity(self) -> dict[str, str]:
         """Which weights these are: ``weights``, their SHA-256, and of unchanged ones from the Hub the ``revision``."""
@@ -198,7 +232,8 @@ class MatchingModel(Network):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json, model.safetensors and a model card; a reader never sees a partial write."""
-        self._save(Path(folder), self.card())
+        model = self._merged()
+        model._save(Path(folder), model.card())
 
     def push_to_hub(self, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Save it into one commit of a Hub repository, ``user/model`` or ``user/model@branch``, made if needed.
@@ -208,8 +243,9 @@ class MatchingModel(Network):
         target = hub_id(repo)
         if target is None:
             raise UsageError(f"{repo!r} is no Hub id, or a folder here — write user/model")
+        model = self._merged()
         with tempfile.TemporaryDirectory() as folder:
-            self._save(Path(folder), self.card().replace(PLACE, target.repo))
+            model._save(Path(folder), model.card().replace(PLACE, target.repo))
             return upload(Path(folder), target, private=private, token=token)
 
     def _save(self, folder: Path, card: str) -> None:

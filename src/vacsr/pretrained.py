@@ -135,7 +135,7 @@ def read_card(folder: Path) -> str:
 
 def check_start(config: BackboneConfig, saved: BackboneConfig, *, folder: str | Path) -> None:
     """Refuse a backbone that differs from that of the model in ``folder``, which training starts from."""
-    free = {"start", "weights", "augment", "checkpointing"}
+    free = {"start", "weights", "augment", "checkpointing", "lora"}
     for name in BackboneConfig.model_fields:
         new, old = getattr(config, name), getattr(saved, name)
         if new != old and name not in free:

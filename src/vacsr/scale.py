@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -94,7 +95,7 @@ def do_part(task: Task, part: Part, out: Path) -> dict[str, float]:
         known = {}
     if (known.get("fingerprint"), known.get("bytes")) == (fingerprint, [_size(path) for path in files]):
         return {**known["counts"], "parts": 1, "done before": 1}
-    started, tries = time.time(), known.get("tries", 0) + 1
+    started, tries = (time.time(), time.process_time()), known.get("tries", 0) + 1
     for path in (stats, *files):
         path.unlink(missing_ok=True)
     if tries > TRIES:
@@ -111,7 +112,8 @@ def do_part(task: Task, part: Part, out: Path) -> dict[str, float]:
         for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
             left.unlink(missing_ok=True)
     facts = {"fingerprint": fingerprint, "bytes": [_size(path) for path in files], "counts": counts}
-    write_json(stats, {**facts, "seconds": round(time.time() - started, 3), "process": os.getpid()})
+    spent = {"seconds": time.time() - started[0], "cpu_seconds": time.process_time() - started[1]}
+    write_json(stats, {**facts, **{name: round(value, 3) for name, value in spent.items()}, "process": os.getpid()})
     return {**counts, "parts": 1}
 
 
@@ -246,13 +248,15 @@ def run_parts(
     sums, problems, items = Counter[str](), list[str](), [{"part": json.dumps(part)} for part in parts]
     with connected(ray) as module:
         nodes = [node["Resources"] for node in module.nodes() if node["Alive"]]
-        gpus = 0 if device == "cpu" else int(sum(node.get("GPU", 0) for node in nodes))
-        cpus = [int(node.get("CPU", 0)) for node in nodes]
-        count = min(int(ray) if ray.isdecimal() else gpus or sum(cpus), len(items))
+        kind = "GPU" if device != "cpu" and any(node.get("GPU") for node in nodes) else "CPU"
+        nodes = [node for node in nodes if node.get(kind)]
+        units = sum(node[kind] for node in nodes)
+        count = min(int(ray if ray.isdecimal() else units), len(items))
+        cpus = min(node.get("CPU", 1) for node in nodes) / math.ceil(count / len(nodes))
         rows = module.data.from_items(items, override_num_blocks=len(items)).map(
             _Worker, fn_constructor_args=(make, str(out.resolve()), os.getcwd()),
             compute=module.data.ActorPoolStrategy(size=count, max_tasks_in_flight_per_actor=1),
-            num_cpus=max(1, min(cpus) // math.ceil(count / len(cpus))), num_gpus=gpus and 1 / math.ceil(count / gpus),
+            num_cpus=int(cpus) or cpus, num_gpus=1 / math.ceil(count / units) if kind == "GPU" else 0,
         ).iter_rows()  # fmt: skip
         for number, row in enumerate(rows, start=1):
             sums.update(json.loads(row["counts"]))
@@ -267,6 +271,8 @@ def run_parts(
 @contextmanager
 def connected(where: str) -> Iterator[Any]:
     """The module ``ray``, started or joined while the context is open; one that this process runs already is left."""
+    if not re.fullmatch(r"[1-9]\d*|auto|.+:\d+", where):
+        raise UsageError(f"--ray {where} — write a number of processes, or auto or HOST:PORT of a cluster")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unless you ask for it
     if local := where.isdecimal():
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on every system: listen on loopback only

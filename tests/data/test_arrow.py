@@ -203,6 +203,18 @@ def test_a_value_that_is_stored_once_and_repeated_in_every_row(
     assert pyarrow.default_memory_pool().max_memory() < max(before + 1, 100_000_000), "only the first rows are unpacked"
 
 
+def test_columns_with_categories(encode: Encode, photos_of: PhotosOf, tmp_path: Path) -> None:
+    """As pandas writes them; their values are held once, however many rows there are."""
+    captions, rows = ["a red square", "a square"], 3000
+    columns = {
+        "image": [encode("red")] * rows,
+        "caption": pyarrow.array([captions[row % 2] for row in range(rows)]).dictionary_encode(),
+        "split": pyarrow.array(["train"] * rows).dictionary_encode(),
+    }
+    pairs = photos_of(f"parquet:{write(tmp_path / 't.parquet', columns)}", split="train")
+    assert (len(pairs), pairs.captions[:3]) == (rows, ("a red square", "a square", "a red square"))
+
+
 def test_ids_of_files_and_bytes(draw: Draw, encode: Encode, photos_of: PhotosOf, tmp_path: Path) -> None:
     """Absolute paths inside the table's folder start there; a row that has its bytes needs no file."""
     inside = [str(draw(tmp_path / "a" / f"{one}.png", one)) for one in COLOURS]

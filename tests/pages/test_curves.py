@@ -70,10 +70,6 @@ def test_sigma_plots_are_means_over_seeds() -> None:
     assert "vacsr, area 12.0: from 10.0 to 20.0." in risk
     assert "vacsr, binned: from -0.83 to -0.83; vacsr, raw: from -0.31 to -0.31." in ranks
     assert not any(plot.missing for plot in group.plots)  # infonce has no σ at all
-    table = group.tables[0]
-    assert [name for name, _ in table.rows] == ["vacsr, raw", "vacsr, binned"]
-    assert table.rows[0][1] == pytest.approx((-0.31,) * 10)
-    assert np.isnan(table.rows[1][1][0])
 
 
 def test_what_rounds_to_zero_has_no_minus() -> None:
@@ -140,7 +136,7 @@ def test_without_data_there_is_no_plot() -> None:
     for report in ({}, {"test": {}}, {"test": {"rsum": 1.0, "uncertainty": None}}, {"dev": result(sigma=True)}):
         found = curves([RunRecord("a", "clean", 0, report)])
         for group in (sigma_plots(found), score_plots(found), training_plots(found)):
-            assert (group.plots, group.tables) == ((), ())
+            assert group.plots == ()
     assert len(sigma_plots(found._replace(split="dev")).plots) == 6
 
 

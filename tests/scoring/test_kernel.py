@@ -7,6 +7,7 @@ runs the interpreted ones, also those of the cascade and the quickest of the los
 from __future__ import annotations
 
 import itertools
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -307,9 +308,10 @@ def test_gpu_scores(case: Case) -> None:
     if case.images > 1:
         assert spread_error(scores, BlockScorer(made).block(Embedding(v), Embedding(t))) < STATED[case.dtype]
     if case.plain:
-        tile = scorer.tile._replace(tma=False)
-        same = KernelScorer(made, dtype=case.dtype, tile=tile).block(Embedding(v), Embedding(t))
-        torch.testing.assert_close(same, scores, atol=1e-4, rtol=1e-4)
+        other = scorer.tile._replace(warps=8, stages=3, split=False)
+        for tile in (other, other._replace(tma=False)):
+            same = KernelScorer(made, dtype=case.dtype, tile=tile).block(Embedding(v), Embedding(t))
+            torch.testing.assert_close(same, scores, atol=1e-4, rtol=1e-4)
     hit = torch.zeros(len(v), len(t), dtype=torch.bool, device="cuda")
     if len(v) > 1:  # NaN stays with its image and its text
         v[1, 3], t[35, 2] = torch.nan, torch.nan
@@ -359,20 +361,24 @@ def test_rules_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "width", "dtype", "shape"),
+    ("hidden", "width", "dtype", "expected"),
     [
-        (1024, 16, torch.bfloat16, (128, 256, 64)),
-        (1024, 0, FP8, (128, 256, 128)),
-        (384, 16, torch.bfloat16, (128, 128, 64)),
-        (1024, 128, torch.bfloat16, (128, 128, 64)),
+        (1024, 16, torch.bfloat16, Tile(128, 256, 64, warps=4, stages=4, run=8, split=True)),
+        (1024, 32, FP8, Tile(128, 256, 128, warps=4, stages=3, run=8, split=True)),
+        (8192, 16, torch.bfloat16, Tile(128, 256, 64, stages=3)),  # no room for the whole decoder
+        (1024, 0, FP8, Tile(128, 256, 128, stages=3)),
+        (384, 16, torch.bfloat16, Tile(128, 128, 64, stages=3)),
+        (1024, 128, torch.bfloat16, Tile(128, 128, 64, stages=3)),
     ],
 )
 def test_the_tile_for_a_gpu(
-    hidden: int, width: int, dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    hidden: int, width: int, dtype: torch.dtype, expected: Tile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_gpu(monkeypatch)
-    tile = choose_tile(hidden, width, dim=1024, dtype=dtype, device=CUDA)
-    assert tile == Tile(*shape, stages=3, tma=True)
+    monkeypatch.setattr(kernels, "has_gluon", lambda: True)
+    assert choose_tile(hidden, width, dim=1024, dtype=dtype, device=CUDA) == expected
+    monkeypatch.setattr(kernels, "has_gluon", lambda: False)
+    assert not choose_tile(hidden, width, dim=1024, dtype=dtype, device=CUDA).split
     pretend_gpu(monkeypatch, (8, 0))
     assert not choose_tile(hidden, width, dim=1024, dtype=dtype, device=CUDA).tma
 
@@ -385,7 +391,7 @@ def test_some_tile_fits_any_adapter(
     pretend_gpu(monkeypatch, capability, shared=room)
     for width, hidden, dim in itertools.product((0, 16, 32, 64, 128), (7, 256, 384, 1024), (5, 64, 128, 1024)):
         tile = choose_tile(hidden, width, dim=dim, dtype=dtype, device=CUDA)
-        assert shared_bytes(tile, width, dim=dim, itemsize=dtype.itemsize) <= room
+        assert shared_bytes(tile, width, dim=dim, hidden=hidden, itemsize=dtype.itemsize) <= room
 
 
 # ------------------------------------------------------------------------------------------------ compiled for Hopper
@@ -433,13 +439,51 @@ def test_compiled_for_hopper(kind: str, width: int, tile: Tile, dim: int, tmp_pa
     }  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     made = compiled_for_hopper(scores.score_kernel, kinds, constants, tmp_path, **options)
-    estimate = shared_bytes(tile, width, dim=dim, itemsize=1 if gain else 2)
+    estimate = shared_bytes(tile, width, dim=dim, hidden=dim, itemsize=1 if gain else 2)
     assert estimate - 8192 <= made.metadata.shared <= estimate
     ptx = made.asm["ptx"]
     assert ("cp.async.bulk.tensor" in ptx) == tile.tma
     if dim > tile.depth:
         loop = ptx.split("wgmma.mma_async", 1)[1]
         assert "wgmma.wait_group.sync.aligned \t1" in loop or "wgmma.wait_group.sync.aligned 1" in loop
+
+
+@compiles
+@pytest.mark.skipif(not kernels.TRITON or not kernels.has_gluon(), reason="needs Gluon")
+@pytest.mark.parametrize(
+    ("dtype", "width", "dim", "stages"),
+    [(torch.bfloat16, 16, 1024, 4), slow(HALF, 32, 64, 3), slow(FP8, 16, 1024, 4)],
+)
+def test_split_kernel_compiled_for_hopper(
+    dtype: torch.dtype, width: int, dim: int, stages: int, tmp_path: Path
+) -> None:
+    """No number is spilled, products do not wait for one another, and shared memory is as estimated."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    from vacsr.kernels import hopper
+
+    tile = Tile(128, 256, 128 // dtype.itemsize, warps=4, stages=stages, split=True)
+    names = {torch.bfloat16: "bf16", HALF: "fp16", FP8: "fp8e4nv"}
+
+    def block(dtype: torch.dtype, *shape: int) -> str:
+        return f"tensordesc<{names[dtype]}{[*shape]},{hopper.shared_layout(dtype, *shape)!r}>"
+
+    kinds = {
+        "texts": block(dtype, hopper.GROUP, tile.depth), "weights": block(dtype, tile.hidden, tile.depth),
+        "decoder": block(torch.bfloat16 if dtype == FP8 else dtype, tile.hidden, width), "constant": "fp32",
+        **dict.fromkeys(("edge", "last", "gain", "out"), "*fp32"),
+        **dict.fromkeys(("images", "T", "tiles", "group"), "i32"),
+    }  # fmt: skip
+    constants = {"H": 1024, "D": dim, "ADD": True, "GAIN": dtype == FP8, "RUN": tile.run, "STAGES": stages}
+    made = compiled_for_hopper(hopper.split_kernel, kinds, constants, tmp_path, num_warps=tile.warps)
+    estimate = shared_bytes(tile, width, dim=dim, hidden=1024, itemsize=dtype.itemsize)
+    assert estimate - 2048 <= made.metadata.shared <= estimate
+    source = tmp_path / "kernel.ptx"
+    source.write_text(made.asm["ptx"], encoding="utf-8")
+    command = [get_ptxas(90).path, "-v", "--gpu-name", "sm_90a", str(source), "-o", str(tmp_path / "kernel.cubin")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "0 bytes spill stores, 0 bytes spill loads" in said
+    assert "serialized" not in said
 
 
 @compiles

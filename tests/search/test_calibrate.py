@@ -140,7 +140,15 @@ def test_a_check_counts_on_other_pairs(scorer: PairScorer, pairs: PairSet) -> No
 
 def test_next_to_nothing_is_refused(scorer: PairScorer, pairs: PairSet) -> None:
     with pytest.raises(DataError, match="give 40 or more"):
-        calibrate(scorer, pairs.subset(range(12)))
+        calibrate(scorer, pairs.subset(range(39)))
+    assert calibrate(scorer, pairs.subset(range(40))).t2i is not None
+
+
+def test_hits_beyond_the_twentieth_are_never_confident() -> None:
+    score = np.tile(np.linspace(1.0, 0.9, 30), (100, 1))
+    every = Lists(score, np.ones_like(score, dtype=bool), np.arange(100), 30)
+    (row,) = fit_direction([every], CalibrateSettings()).sizes
+    assert (row.hits, row.precision) == (20 * 100, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import pytest
 from .conftest import NPC_ON_PHOTOS, Outcome
 
 SLOW = pytest.mark.slow
+LONG = (pytest.mark.slow, pytest.mark.long)
 PHOTOS: dict[str, Any] = {
     "data.pairs": "scenes:images=16,held_out=6,per_image=2,size=32",
     "backbone.spec": "tiny:width=16,depth=1,text_depth=1,heads=2,size=32",
@@ -103,10 +104,10 @@ def test_a_stopped_run_resumes_exactly(launch: Any, reference: Any, tmp_path: Pa
     ("case", "moments"),
     [
         ("photos", "ctrl-c 4"),  # the next process begins with a tower unfrozen
-        ("photos", EACH_EPOCH),
+        pytest.param("photos", EACH_EPOCH, marks=LONG),  # in memory, the same stops are above
         ("npc-photos", "after step 6"),  # in the middle of an epoch, with the bank of its beginning
-        pytest.param("npc-photos", "ctrl-c 11", marks=SLOW),
-        pytest.param("photos-adamp", EACH_EPOCH, marks=SLOW),
+        pytest.param("npc-photos", "ctrl-c 11", marks=LONG),
+        pytest.param("photos-adamp", "ctrl-c 2, ctrl-c 4", marks=SLOW),
         *(pytest.param(f"photos-{case}", "ctrl-c 5, ctrl-c 6", marks=SLOW) for case in ("accumulate", "mean")),
     ],
 )

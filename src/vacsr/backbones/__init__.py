@@ -41,6 +41,9 @@ def load_backbone(
     loads the trained ones.
     """
     scheme = scheme_of(config.spec)
+    if config.lora.rank and not scheme.pretrained:
+        message = f"backbone.lora.rank={config.lora.rank}: '{config.spec}' has no pretrained towers to adapt"
+        raise UsageError(f"{message} — set it to 0, or use clip:ID_OR_FOLDER or towers:IMAGE,TEXT")
     try:
         return scheme.load(config, Source(image_dim, text_dim, assets))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -90,6 +90,17 @@ class Backbone(nn.Module):
     def add_variance(self) -> None:
         """Give each tower a branch that variances are made from."""
 
+    def add_lora(self) -> None:
+        """Train low-rank updates from now on, as ``config.lora`` says, instead of the towers."""
+        raise UsageError(f"{type(self).__name__} takes no LoRA — set backbone.lora.rank=0")
+
+    def merge_lora(self) -> None:
+        """After :meth:`add_lora`: make the updates part of the towers' own weights."""
+
+    def base_params(self) -> list[nn.Parameter]:
+        """The towers' own weights, which LoRA never changes; none without LoRA."""
+        return []
+
     def compile_blocks(self, on: bool) -> None:
         """Run the repeated layers through torch.compile, or run them eagerly. Equal blocks share one compilation."""
 
@@ -257,7 +268,7 @@ class FeatureBackbone(Backbone):
 
 def _one_token(features: Tensor) -> Tokens:
     """[N, D] -> [N, 1, D]; a variance is made from the same features."""
-    first = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+    first = torch.zeros_like(features[:, 0], dtype=torch.int64)  # len would fix the number in an exported graph
     values = features.unsqueeze(1)
     return Tokens(values, torch.ones_like(first, dtype=torch.bool).unsqueeze(1), first, spread=values)
 

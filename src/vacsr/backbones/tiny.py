@@ -133,7 +133,8 @@ class TinyImageTower(_TinyTower):
     def tokens(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, 1 + (S/16)², D]"""
         patches = self.stem(pixels).flatten(2).transpose(1, 2)
-        return self._run_blocks(torch.cat((self.start.expand(len(patches), 1, -1), patches), dim=1) + self.positions)
+        start = self.start.expand(patches.shape[0], 1, -1)
+        return self._run_blocks(torch.cat((start, patches), dim=1) + self.positions)
 
     def joints(self) -> tuple[None, None]:
         return None, None

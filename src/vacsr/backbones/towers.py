@@ -21,8 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from vacsr.backbones.augment import Partners, blend, change_words, draw_boxes, drop_image_tokens
 from vacsr.backbones.base import Backbone, NamedParams, Tokens, TowerParams
 from vacsr.backbones.images import PhotoTransform, resize
+from vacsr.backbones.lora import add_lora, merge_lora
 from vacsr.backbones.tokenizers import Tokenizer, WordTokenizer, read_tokenizer
-from vacsr.config import BackboneConfig
+from vacsr.config import BackboneConfig, LoraConfig
 from vacsr.errors import UsageError
 from vacsr.files import write_json
 from vacsr.noise import RowNoise
@@ -111,7 +112,7 @@ class TowerBackbone(Backbone):
         self.tokenizer, self.transform, self.name = tokenizer, transform, name
         self.image_variance: nn.Module | None = None
         self.text_variance: nn.Module | None = None
-        self.checkpointing = False
+        self.checkpointing = self.has_lora = False
         for parameter in self.unused_params():
             parameter.requires_grad_(False)
         self._register_ids()
@@ -146,7 +147,7 @@ class TowerBackbone(Backbone):
         mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
         if noise is not None:
             mask = drop_image_tokens(mask, noise, rate=self.config.augment.image_tokens)
-        return Tokens(values, mask, torch.zeros(len(values), dtype=torch.int64, device=values.device), spread)
+        return Tokens(values, mask, torch.zeros_like(mask[:, 0], dtype=torch.int64), spread)
 
     def _prepare(self, images: Tensor, noise: RowNoise | None) -> Tensor:
         """Crop, flip, resize and normalise. uint8 [B, 3, H, W] -> [B, 3, S, S]"""
@@ -210,7 +211,8 @@ class TowerBackbone(Backbone):
             self._register_ids()
 
     def tower_params(self) -> dict[str, TowerParams]:
-        return {name: _by_depth(name, tower, branch) for name, (tower, branch) in self._sides().items()}
+        fixed = set(map(id, [*self.unused_params(), *self.base_params()]))
+        return {name: _by_depth(name, tower, branch, fixed) for name, (tower, branch) in self._sides().items()}
 
     def unused_params(self) -> list[nn.Parameter]:
         return [*self.image.unused(), *self.text.unused()]
@@ -228,6 +230,22 @@ class TowerBackbone(Backbone):
                 reset()
         self.image_variance, self.text_variance = branches
         self.set_checkpointing(self.config.checkpointing)
+
+    def add_lora(self) -> None:
+        self.set_checkpointing(False)
+        for side, tower in (("image", self.image), ("text", self.text)):
+            add_lora(tower, self.config.lora, side=side)
+        self.has_lora = True
+        self.set_checkpointing(self.config.checkpointing)
+
+    def merge_lora(self) -> None:
+        for tower in (self.image, self.text):
+            merge_lora(tower)
+        self.has_lora, self.config = False, self.config.model_copy(update={"lora": LoraConfig()})
+
+    def base_params(self) -> list[nn.Parameter]:
+        towers = (self.image, self.text) if self.has_lora else ()
+        return [parameter for tower in towers for name, parameter in tower.named_parameters() if ".lora_" not in name]
 
     def compile_blocks(self, on: bool) -> None:
         for tower, branch in self._sides().values():
@@ -281,12 +299,12 @@ def read_assets(folder: Path) -> dict[str, Any]:
     return {**saved, "tokenizer": tokenizer, "transform": PhotoTransform(**settings)}
 
 
-def _by_depth(side: str, tower: Tower, branch: nn.Module | None) -> TowerParams:
+def _by_depth(side: str, tower: Tower, branch: nn.Module | None, fixed: set[int]) -> TowerParams:
+    """All parameters but those whose ids are ``fixed``."""
     depths = {id(p): depth for depth, block in enumerate(tower.blocks()) for p in block.parameters()}
-    unused = set(map(id, tower.unused()))
     blocks: list[NamedParams] = [[] for _ in tower.blocks()]
     stem: NamedParams = []
     for name, parameter in tower.named_parameters(prefix=side):
-        if id(parameter) not in unused:
+        if id(parameter) not in fixed:
             (blocks[depths[id(parameter)]] if id(parameter) in depths else stem).append((name, parameter))
     return TowerParams(stem, blocks, [] if branch is None else list(branch.named_parameters()))

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from vacsr import __version__
-from vacsr.cli import audit, bench, compare, embed, evaluate, index, search, serve, train
+from vacsr.cli import audit, bench, compare, embed, evaluate, export, index, search, serve, train
 from vacsr.cli.options import Command, Group
 from vacsr.errors import EnvironmentProblem, VacsrError
 
@@ -71,6 +71,7 @@ _GROUPS: dict[str, dict[Callable[..., None], str]] = {
         compare.demo: "vacsr demo --out demo",
         bench.doctor: "vacsr doctor",
         bench.bench: "vacsr bench scoring --size small",
+        export.export: "vacsr export runs/mine --onnx mine.onnx",
     },
 }
 """The commands by what they are for, each with the example that ends its help."""

@@ -10,6 +10,7 @@ import typer
 
 from vacsr import __version__
 from vacsr.cli.options import Device, Ray, RunFolder, Skip, load_scorer, over_parts
+from vacsr.errors import UsageError
 
 
 def audit(
@@ -42,6 +43,10 @@ def audit(
         from vacsr.scale import audit_task, parts_of
         from vacsr.search.wrong_share import CONFIDENCE, WrongCount
 
+        if photos is not None or format != "csv":
+            raise UsageError(
+                "with --ray, pages have no other photos and tables are Parquet — leave out --photos, --format"
+            )
         task = partial(audit_task, run, split, on_error, device, top=top, min_grade=min_grade)
         done = over_parts(task, parts_of(pairs, out), out, ray=ray, device=device)
         count = WrongCount(done["value"], done["low"], done["high"], CONFIDENCE, at_least=done["at_least"] > 0)

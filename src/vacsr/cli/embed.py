@@ -50,8 +50,10 @@ def embed(
     from vacsr.files import check_output
     from vacsr.progress import PhotoProgress
 
-    if (pairs is None) == (captions is None):
-        raise UsageError("embed takes either --pairs or --captions — e.g. --pairs folder:photos")
+    if (pairs is None) == (captions is None) or (ray and captions):
+        raise UsageError(
+            "embed takes either --pairs or --captions, and --ray with --pairs — e.g. --pairs folder:photos"
+        )
     towers = [Path(text).expanduser() for text in backbone.partition(":")[2].split(",") if text]
     for path in () if ray else (out, captions_path(out)):
         check_output("--out", path, inputs=[*spec_files(pairs), *towers, *([captions] if captions else [])])

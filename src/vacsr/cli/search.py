@@ -119,7 +119,9 @@ def calibrate(
     confidence: Annotated[float, typer.Option(help="Confidence with which that must hold, 0.5 to 1.")] = 0.9,
     coverage: Annotated[float, typer.Option(help="Share of answer sets that must hold the right hit.")] = 0.9,
     candidates: Annotated[int, typer.Option(help="Nearest items by cosine that the method scores.")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of the galleries. Keeping the best of several would lose the guarantee.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the galleries. Keeping the best of several would lose the guarantee.")
+    ] = 0,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to store it; default: with the index or the model.")
     ] = None,

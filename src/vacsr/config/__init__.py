@@ -7,6 +7,7 @@ from vacsr.config.recipe import BackboneConfig as BackboneConfig
 from vacsr.config.recipe import DataConfig as DataConfig
 from vacsr.config.recipe import EvaluateConfig as EvaluateConfig
 from vacsr.config.recipe import HeadConfig as HeadConfig
+from vacsr.config.recipe import LoraConfig as LoraConfig
 from vacsr.config.recipe import MixConfig as MixConfig
 from vacsr.config.recipe import NoiseConfig as NoiseConfig
 from vacsr.config.recipe import Recipe as Recipe

@@ -93,6 +93,17 @@ class MixConfig(Config):
     """Mix the labels of all captions of both images, or of the two captions of the batch only, as public code does."""
 
 
+class LoraConfig(Config):
+    """Low-rank updates of pretrained towers: LoRA, with the extra `lora`. They are merged when a model is saved."""
+
+    rank: Annotated[int, Field(ge=0)] = 0
+    """r: the towers are frozen, and r·(inputs + outputs) new weights per layer are trained instead; 0 for none."""
+    alpha: Annotated[float, Field(gt=0)] = 16.0
+    """An update counts alpha/rank times."""
+    targets: tuple[str, ...] = ()
+    """Last names of the layers, e.g. `[q_proj, v_proj]` in CLIP; empty for all linear layers of the blocks."""
+
+
 class BackboneConfig(Config):
     """Towers, pooling and heads."""
 
@@ -124,6 +135,8 @@ class BackboneConfig(Config):
     """Longest caption in tokens, start and end included; 0 takes the text tower's own. Longer ones are cut."""
     checkpointing: bool = False
     """Recompute the towers' activations in the backward pass: less memory, a third more time."""
+    lora: LoraConfig = LoraConfig()
+    """Train low-rank updates instead of the towers themselves."""
     augment: AugmentConfig = AugmentConfig()
     """Used in training only, and by towers only."""
     head: HeadConfig = HeadConfig()

@@ -156,7 +156,8 @@ def _batches(file: Path) -> Iterator[Any]:
                 yield arrow.RecordBatch.from_pylist([], schema=parquet.schema_arrow)
                 rows, taken = min(1024, max(1, _AT_ONCE // max(1, *size, 1))), 0
                 for batch in parquet.iter_batches(batch_size=rows):
-                    if (taken := taken + batch.nbytes) > limit:
+                    held = (cells.indices if arrow.types.is_dictionary(cells.type) else cells for cells in batch)
+                    if (taken := taken + sum(cells.nbytes for cells in held)) > limit:
                         break
                     yield batch
         except arrow.ArrowException as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,16 +73,12 @@ def _join(spec: Spec) -> PairSet:
     if not parts:
         raise NoSuchSplit(f"no file in {spec.path} has a split {spec.option('split')!r} — ask for all")
     first = torch.tensor([0, *(len(part.image_ids) for part in parts)]).cumsum(0).tolist()
-    known = all(part.captions is not None for part in parts)
-    return replace(
-        parts[0],
-        images=torch.cat([part.images for part in parts]),
-        texts=torch.cat([part.texts for part in parts]),
-        image_ids=tuple(name for part in parts for name in part.image_ids),
-        caption_ids=tuple(name for part in parts for name in part.caption_ids),
-        caption_image=torch.cat([part.caption_image + row for part, row in zip(parts, first, strict=False)]),
-        captions=tuple(text for part in parts for text in part.captions or ()) if known else None,
-    )
+    rows = [part.caption_image + row for part, row in zip(parts, first, strict=False)]
+    joined: dict[str, Any] = {"caption_image": torch.cat(rows)}
+    joined |= {name: torch.cat([getattr(part, name) for part in parts]) for name in ("images", "texts")}
+    for name in ("image_ids", "caption_ids", "captions"):
+        joined[name] = tuple(one for part in parts for one in getattr(part, name) or ()) or None
+    return replace(parts[0], **joined)
 
 
 def write_features(

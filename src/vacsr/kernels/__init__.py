@@ -21,3 +21,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def available(device: torch.device) -> bool:
     """Can the kernels run on tensors of this device?"""
     return TRITON and (device.type == "cuda" or (INTERPRETED and device.type == "cpu"))
+
+
+def has_gluon() -> bool:
+    """Can Triton compile :mod:`vacsr.kernels.hopper`? Gluon is experimental: only versions that we have tried count."""
+    import triton
+
+    return TRITON and (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2]) <= (3, 7)

@@ -44,8 +44,16 @@ def score_pairs(
     ``add``: the scores are added to what ``out`` holds; otherwise it is not read. ``tile``: a
     :class:`vacsr.scoring.kernel.Tile`.
     """
-    rows, hidden, depth, warps, stages, run, tma = tile
+    rows, hidden, depth, warps, stages, run, tma, split = tile
     (images, height, dim), tiles = weights.shape, len(texts) // rows
+    if split:
+        from vacsr.kernels import hopper
+
+        hopper.launch(
+            texts, weights, edge, decoder, last, gain, out,
+            constant=constant, add=add, group=group, hidden=hidden, depth=depth, stages=stages, run=run,
+        )  # fmt: skip
+        return
     sources: tuple[object, object] = texts, weights.view(-1, dim)
     if tma:
         sources = tuple(map(TensorDescriptor.from_tensor, sources, ([rows, depth], [hidden, depth])))
@@ -80,7 +88,7 @@ def scale_kernel(
 
 
 @triton.jit
-def _position(images, tiles, group, RUN: tl.constexpr):
+def position(images, tiles, group, RUN: tl.constexpr):
     """Which text tile and which run of images a program has: a group of text tiles meets all images before the next.
 
     The texts of a group stay in the L2 cache meanwhile, and programs side by side share the images' weights.
@@ -152,7 +160,7 @@ def score_kernel(
     GAIN: the true trunk output is gain[image] times the product of the operands, edge is in true units.
     ADD: out holds a part of the scores, which is added.
     """
-    tile, first = _position(images, tiles, group, RUN)
+    tile, first = position(images, tiles, group, RUN)
     hidden_tiles: tl.constexpr = H // BH
     steps: tl.constexpr = D // BD
     row = tile * BT + tl.arange(0, BT)

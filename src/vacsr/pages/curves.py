@@ -55,14 +55,6 @@ class PlotGroup(NamedTuple):
     plots: tuple[Plot, ...]
     not_run: tuple[str, ...] = ()
     """Rows without a run in this setting."""
-    tables: tuple[RankTable, ...] = ()
-
-
-class RankTable(NamedTuple):
-    """Correlation of σ with mAP@R by the number of answers K."""
-
-    direction: str
-    rows: tuple[tuple[str, tuple[float, ...]], ...]
 
 
 class Curve(NamedTuple):
@@ -272,8 +264,7 @@ def sigma_plots(curves: Curves) -> PlotGroup:
         for plot, title, caption in SIGMA_PLOTS
         for direction, name in DIRECTION_NAMES.items()
     ]
-    tables = tuple(table for direction in DIRECTION_NAMES if (table := _rank_table(curves, direction)).rows)
-    return _group(curves, rows, drawn)._replace(tables=tables)
+    return _group(curves, rows, drawn)
 
 
 def training_plots(curves: Curves) -> PlotGroup:
@@ -309,17 +300,6 @@ def score_plots(curves: Curves) -> PlotGroup:
     if plots and lacking:
         plots[-1] = plots[-1]._replace(missing=lacking)
     return PlotGroup(curves.setting, tuple(plots), tuple(row for row in curves.styles if not curves.seeds(row)))
-
-
-def _rank_table(curves: Curves, direction: str) -> RankTable:
-    means = [
-        (row, kind, tuple(curve.mean.tolist()))
-        for kind in ("raw", "binned")
-        for row, curve in curves.means("uncertainty", f"topk_{direction}", kind)
-    ]
-    order = list(curves.styles)
-    rows = sorted(means, key=lambda one: order.index(one[0]))
-    return RankTable(DIRECTION_NAMES[direction], tuple((f"{row}, {kind}", values) for row, kind, values in rows))
 
 
 def _score_histogram(run: RunRecord, stored: Mapping[str, Any], kind: str) -> Markup:

@@ -32,6 +32,7 @@ _NARROW = 32  # up to this width a large tile and the decoder's sums fit into re
 _SCRATCH = 1 << 30  # bytes of scaled weights at a time
 _SHARED = 99 << 10  # bytes of shared memory that every GPU from compute capability 8.0 on grants a program
 _REDUCED = 4 << 10  # bytes of shared memory for sums across warps, and barriers
+_BARRIERS = 1 << 10  # bytes of shared memory of a split tile's barriers and alignment
 _FP8_MAX = 448.0  # the largest e4m3 number
 _LEAST = 1e-6  # divisor of a vector of zeros
 _FAINT = 2.0**-40  # a decoder unit with smaller weights is not scaled up further: its bias must stay finite
@@ -58,6 +59,7 @@ class Tile(NamedTuple):
     stages: int = 4
     run: int = 4  # images one after the other
     tma: bool = True  # copies by Hopper's tensor memory accelerator; needs compute capability 9.0
+    split: bool = False  # a warp copies, two groups of ``warps`` multiply: vacsr.kernels.hopper, for a 2-layer decoder
 
 
 SMALL = Tile(texts=32, hidden=32, depth=32, run=2, tma=False)
@@ -74,17 +76,23 @@ def choose_tile(hidden: int, width: int, *, dim: int, dtype: torch.dtype, device
     large = hopper and width <= _NARROW and padded[0] <= 1.1 * padded[1]
     room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", _SHARED)
     shapes = ((128, 256), (128, 128), (64, 64), (32, 32))[0 if large else 1 :]
-    tiles = (Tile(*shape, depth, stages=stages, tma=hopper) for shape in shapes for stages in (3, 2))
-    return next(tile for tile in tiles if shared_bytes(tile, width, dim=dim, itemsize=dtype.itemsize) <= room)
+    tiles = [Tile(*shape, depth, stages=stages, tma=hopper) for shape in shapes for stages in (3, 2)]
+    if large and width and kernels.has_gluon():
+        tiles = [Tile(128, 256, depth, warps=4, stages=stages, run=8, split=True) for stages in (4, 3)] + tiles
+    sizes = {"dim": dim, "hidden": hidden, "itemsize": dtype.itemsize}
+    return next(tile for tile in tiles if shared_bytes(tile, width, **sizes) <= room)
 
 
-def shared_bytes(tile: Tile, width: int, *, dim: int, itemsize: int) -> int:
+def shared_bytes(tile: Tile, width: int, *, dim: int, hidden: int, itemsize: int) -> int:
     """Estimated shared memory of a program: what the compiler keeps there of its loads.
 
     Texts and weights are loaded ahead by as many steps as there are stages. The decoder's small matrix, always in two
-    bytes, is there once; or once per stage where one step covers all of d, so that the loop has no branch.
+    bytes, is there once; or once per stage where one step covers all of d, so that the loop has no branch. A split tile
+    keeps the whole of it, for all hidden units.
     """
     operands = tile.stages * (tile.texts + tile.hidden) * tile.depth * itemsize
+    if tile.split:
+        return operands + 2 * -(-hidden // tile.hidden) * tile.hidden * width + _BARRIERS
     copies = tile.stages if dim <= tile.depth else 1
     return operands + 2 * copies * tile.hidden * width + _REDUCED
 

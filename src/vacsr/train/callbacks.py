@@ -187,10 +187,10 @@ class WeightAverage(Callback):
             torch._foreach_lerp_(list(self.model.parameters()), list(self.source.parameters()), 1.0 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return self.model.state_dict()
+        return self.model.trained_state()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(state)
+        self.model.load_trained_state(state)
 
 
 class FreezeTowers(Callback):

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from vacsr.backbones.base import Backbone, Tokens
 from vacsr.backbones.images import PhotoReader, tower_inputs
+from vacsr.backbones.towers import hash_weights
 from vacsr.config import BackboneConfig, DataConfig, MethodConfig, TrainConfig
 from vacsr.data import PairSet, PhotoSet
 from vacsr.errors import DataError, UsageError
@@ -88,6 +89,8 @@ class RetrievalTask(Task):
             "training data": describe_data(pairs),
             "dev data": None if dev is None else describe_data(dev),
         }
+        if base := model.base_state():  # which checkpoints leave out
+            self.description["towers"] = {"name": model.backbone.name, "weights": hash_weights(base)}
         self.eval_every, self.select_best = config.eval_every, config.select == "best"
         self.label = model.method.config.name
         # Full batches only, and an optimiser step never reaches into the next epoch.
@@ -265,8 +268,17 @@ class RetrievalTask(Task):
             rows[block.start - first : block.stop - first] = embed(batch.to(self.device)).mean.float()
         return gather_rows(rows, self.world)[:count]
 
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.model.trained_state()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.model.load_trained_state(state)
+
     def result_state(self) -> dict[str, Tensor]:
-        return (self.average.model if self.average else self.model).state_dict()
+        return (self.average.model if self.average else self.model).trained_state()
+
+    def finish(self) -> None:
+        self.model.merge_lora()
 
     def training_state(self) -> dict[str, Tensor]:
         return {**self.model.method.training_state(), **({"trust": self.trust} if self.trusting else {})}

@@ -100,7 +100,9 @@ class ClipModel(nn.Module):
 
 
 def check_matched(config: BackboneConfig) -> None:
-    """Refuse towers that were never trained to match photos and sentences."""
+    """Refuse towers that were never trained to match photos and sentences, and LoRA: few-shot methods freeze them."""
+    if config.lora.rank:
+        raise UsageError("few-shot methods train prompts and adapters, not towers — set backbone.lora.rank=0")
     if not config.start and not scheme_of(config.spec).matched:
         message = f"backbone {config.spec!r} is not trained to match photos and sentences"
         raise UsageError(f"{message} — write clip:ID_OR_FOLDER, or set backbone.start to a trained run")
