@@ -478,7 +478,7 @@ def tables() -> dict[tuple[str, str], Cell]:
         **comparisons(
             "flickr8k/results.json",
             TOWERS,
-            {f"{head.removesuffix(' labels')}, towers": s for head, s in NOISE.items()},
+            {"clean, towers": "clean"},
         ),
         **comparisons("scenes/results.json", SCENES, WORLDS),
         **comparisons("efficiency/results.json", STEP, STEPS),
