@@ -19,8 +19,11 @@ def demo(
 
     Takes about a minute of processor time. Prints a table; OUT/index.html shows search results, an audit and plots.
     """
+    import torch
+
     from vacsr.demo import run_demo
 
+    torch.set_num_threads(1)  # models this small gain nothing from more, and busy cores lose minutes
     typer.echo(run_demo(out, seed=seed))
 
 
