@@ -23,7 +23,7 @@ def demo(
 
     from vacsr.demo import run_demo
 
-    torch.set_num_threads(1)  # models this small gain nothing from more, and busy cores lose minutes
+    torch.set_num_threads(1)  # 70 s of processor time; two threads on busy cores took over six times as much
     typer.echo(run_demo(out, seed=seed))
 
 
