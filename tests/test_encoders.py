@@ -167,7 +167,10 @@ def test_encoders_are_calibrated_to_a_file_or_with_an_index(
     def search(*words: object) -> Any:
         answer = vacsr("search", run, "--index", index, "--text", "a red boat", "--json", out, *words)
         assert answer.code == 0, answer.err
-        return json.loads(out.read_text())
+        found = json.loads(out.read_text())
+        assert ("used without training" in answer.err) == (found["confident"] is None), "calibrated: no advice to do so"
+        assert found["hits"][0]["metadata"].keys() == {"captions"}
+        return found
 
     assert {hit["grade"] for hit in search()["hits"]} == {None}
     fitted = vacsr("calibrate", clip_checkpoint, "--pairs", spec, "--out", file)

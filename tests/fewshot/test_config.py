@@ -166,6 +166,7 @@ def test_refusals_name_the_field() -> None:
         ({"method": "coop", "search": {"image_blocks": ["all"]}}, r"take search\.image_blocks out"),
         ({"method": "zeroshot", "search": {"epochs": [1]}}, "take search out"),
         ({"backbone": {"spec": "tiny:"}}, "clip:ID_OR_FOLDER"),
+        ({"data": {"pairs": "scenes:"}}, "vacsr train RECIPE"),
     ],
 )
 def test_recipes_that_can_never_finish(fields: dict[str, Any], action: str) -> None:

@@ -179,6 +179,7 @@ def test_confident_hits_and_answer_sets(scorer: PairScorer, pairs: PairSet, cali
     assert (unlikely.answer_set, unlikely.summary) == (0, "no confident match")
     (nothing,) = Searcher(scorer, shelf, with_cutoffs(calibration, None)).search_texts(one)
     assert (nothing.answer_set, nothing.summary) == (None, "no confident match")
+    assert [one.guaranteed for one in (none, first, unlikely, nothing)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("policy", ["score", "confident"])
