@@ -277,7 +277,7 @@ def test_photos_that_cannot_be_read(clip: str, photos: str, tmp_path: Path) -> N
     with pytest.warns(UserWarning, match="1 left out") as warned:
         result = embed(clip, photos, out, on_error="skip")
     assert len({str(one.message) for one in warned if "left out" in str(one.message)}) == 1, "one warning"
-    assert [line.partition(":")[0] for line in result.skipped] == ["dev/07.png"]
+    assert ["dev/07.png cannot be read" in line for line in result.skipped] == [True]
     new = load_pairs(result.spec)
     assert (len(new.image_ids), "dev/07.png" in new.image_ids) == (11, False)
     assert load_pairs(result.spec, split="dev").image_ids == ("dev/06.png", "dev/08.png")
