@@ -25,6 +25,8 @@ def available(device: torch.device) -> bool:
 
 def has_gluon() -> bool:
     """Can Triton compile :mod:`vacsr.kernels.hopper`? Gluon is experimental: only versions that we have tried count."""
+    if not TRITON:
+        return False
     import triton
 
-    return TRITON and (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2]) <= (3, 7)
+    return (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2]) <= (3, 7)
