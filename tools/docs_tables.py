@@ -257,13 +257,14 @@ def calibrated(cells: list[str], heading: str) -> str | None:
 
 def stores(cells: list[str], heading: str) -> str | None:
     """The stores side by side: search without rerank, and its ratio to the exact index of the same run."""
-    rows = {row["way"]: row for row in stored("stores.json")["rows"]}
-    row, exact = rows[f"{cells[0]}: search"], rows["exact float32: search"]
-    shown = {"vectors": ("vectors", ",.0f"), "p50 ms": ("p50_ms", ",.1f"), "recall": ("recall", ".1%")}
+    if heading == "vectors":
+        return None
+    rows = {(row["way"], f"{row['vectors']:,}"): row for row in stored("stores.json")["rows"]}
+    row, exact = rows[f"{cells[0]}: search", cells[1]], rows.get(("exact float32: search", cells[1]))
+    shown = {"p50 ms": ("p50_ms", ",.1f"), "recall": ("recall", ".1%"), "memory, MB": ("memory_mb", ",.0f")}
     shown |= {"filled per second": ("fill_rate", ",.0f"), "on disk, MB": ("disk_mb", ",.0f")}
-    shown |= {"memory, MB": ("memory_mb", ",.0f")}
     if heading == "× exact":
-        return f"{row['p50_ms'] / exact['p50_ms']:.2g}" if row["vectors"] == exact["vectors"] else "–"
+        return f"{row['p50_ms'] / exact['p50_ms']:.2g}" if exact else "–"
     key, form = shown[heading]
     return "–" if row[key] is None else format(row[key], form)
 
