@@ -77,6 +77,18 @@ def test_what_cannot_be_fitted_again_is_named(
     assert "calibrate" not in add("train").err
 
 
+def test_a_calibration_to_a_known_truth_is_not_replaced_by_one_to_labels(
+    vacsr: Command, add: Any, model: Path, tmp_path: Path
+) -> None:
+    add("test")
+    assert vacsr("calibrate", model, "--pairs", DATA, "--candidates", 30, *CPU).code == 0
+    stored = model / "search.json"
+    stored.write_text(json.dumps({**json.loads(stored.read_text()), "data": ""}))  # as the demo writes it
+    said = add("train").err
+    assert "up to 60 items, and the index holds 260" in said
+    assert "vacsr calibrate" not in said
+
+
 @pytest.mark.parametrize("broken", ["search.json", "search.safetensors"])
 def test_items_are_stored_whatever_the_calibration(
     broken: str, vacsr: Command, add: Any, model: Path, tmp_path: Path

@@ -169,6 +169,8 @@ def _follow(run: Path, scorer: PairScorer, index: VectorIndex) -> str:
         return ""
     message = f"grades were checked with up to {fitted.sizes[-1].size:,} items, and the index holds {len(index):,}"
     if path is None or not (path.is_file() and path.with_suffix(".safetensors").is_file()):
+        if not before.data:  # of the demo, which knows the truth of every pair: labels would spoil it
+            return f"warning: {message}, so they may be too high"
         again = f"vacsr calibrate {run} --pairs {before.pairs} --split {before.split}"
         return f"warning: {message} — check them there: {again} --index {index.kind}:{index.where}"
     labelled = Labelled.read(path.with_suffix(".safetensors"), device=scorer.device)
