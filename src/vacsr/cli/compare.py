@@ -92,6 +92,8 @@ def compare(
         typer.echo(f"\n{differences_to_markdown(result, against)}", nl=False)
     elif against is not None:  # Markdown, which would spoil the table for a program that reads it
         typer.echo(differences_to_markdown(result, against), nl=False, err=True)
+    if page and (folder := out or (Path("runs") / table.stem if stored is None else None)):
+        typer.echo(f"{folder}/page.html", err=True)
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
