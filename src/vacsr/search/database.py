@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -161,7 +162,7 @@ class DatabaseIndex(VectorIndex):
         shortest = min(map(len, rows), default=0)
         rows = [row[:shortest] for row in rows]
         scores = torch.tensor([[hit.score for hit in row] for row in rows], dtype=torch.float32)
-        vectors = torch.tensor([[hit.vector for hit in row] for row in rows], dtype=torch.float32)
+        vectors = torch.from_numpy(np.array([[hit.vector for hit in row] for row in rows], dtype=np.float32))
         return Hits(
             [[hit.id for hit in row] for row in rows],
             scores.view(len(rows), shortest),

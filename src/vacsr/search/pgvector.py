@@ -4,14 +4,18 @@ A call that adds or deletes is one transaction: all or none, and no other proces
 the change. Without ``index=HNSW`` a search compares with every vector, so it is exact.
 
 There are two tables: the vectors, with ``metadata`` as jsonb for queries of your own, and NAME_about with the facts.
+Vectors travel as bytes, and lie in the rows of their table: moved out of them, as PostgreSQL does with values of two
+kilobytes, each would be looked up by itself.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from vacsr.errors import DataError, EnvironmentProblem, UsageError
@@ -21,15 +25,18 @@ from vacsr.search.index import IndexInfo, Metadata
 _CREATE = (
     "CREATE EXTENSION IF NOT EXISTS vector",
     "CREATE TABLE {name} (id text PRIMARY KEY, embedding vector({dim}) NOT NULL, metadata jsonb NOT NULL)",
+    "ALTER TABLE {name} ALTER COLUMN embedding SET STORAGE MAIN",
     "CREATE TABLE {about} (number int GENERATED ALWAYS AS IDENTITY, key text, value text, UNIQUE (key, value))",
 )
 _EXISTS = "SELECT 1 FROM pg_tables WHERE tablename = %s AND schemaname = ANY (current_schemas(false))"  # never cached
 _HNSW = "CREATE INDEX ON {name} USING hnsw (embedding vector_ip_ops)"
 _APPROXIMATE = "SELECT count(*) FROM pg_indexes WHERE tablename = %s AND indexdef ~ 'USING (hnsw|ivfflat)'"
 _NOTE = "INSERT INTO {about} (key, value) VALUES (%s, %s) ON CONFLICT DO NOTHING"
-_WRITE = """INSERT INTO {name} VALUES (%s, %s, %s)
+_NEW = "CREATE TEMPORARY TABLE vacsr_new (LIKE {name}) ON COMMIT DROP"
+_COPY = "COPY vacsr_new FROM STDIN (FORMAT BINARY)"
+_WRITE = """INSERT INTO {name} SELECT * FROM vacsr_new
     ON CONFLICT (id) DO UPDATE SET embedding = excluded.embedding, metadata = excluded.metadata"""
-_NEAREST = """SELECT id, metadata, embedding::real[], -(embedding <#> %(query)s::vector)
+_NEAREST = """SELECT id, metadata, embedding, -(embedding <#> %(query)s::vector)
     FROM {name} ORDER BY embedding <#> %(query)s::vector LIMIT %(k)s"""
 _MAX_EF = 1000  # of pgvector's hnsw.ef_search; the iterative scan finds the rest
 
@@ -61,14 +68,22 @@ class PgvectorIndex(DatabaseIndex):
         return super().info()._replace(bytes=int(size))
 
     def _rows(self, ids: list[str], *, vectors: bool) -> list[Row]:
-        vector = ", embedding::real[]" if vectors else ""
+        vector = ", embedding" if vectors else ""
         rows = self._query(f"SELECT id, metadata{vector} FROM {{name}} WHERE id = ANY(%s)", [ids])
-        return [Row(*row) for row in rows]
+        return [Row(row[0], row[1], *map(_floats, row[2:])) for row in rows]
 
     def _write(self, ids: list[str], vectors: Tensor, metadata: list[str]) -> None:
-        rows = zip(ids, map(str, vectors.tolist()), metadata, strict=True)
-        with self._errors(), self._client.cursor() as cursor:
-            cursor.executemany(self._sql(_WRITE), rows)
+        from psycopg.types.json import Jsonb
+
+        head = struct.pack(">HH", vectors.shape[1], 0)
+        with self._errors(), self._client.transaction(), self._client.cursor() as cursor:
+            cursor.execute(self._sql(_NEW))
+            with cursor.copy(_COPY) as copy:
+                copy.set_types(["text", "bytea", "jsonb"])
+                for name, vector, about in zip(ids, vectors.numpy().astype(">f4"), metadata, strict=True):
+                    copy.write_row((name, head + vector.tobytes(), Jsonb(about, dumps=str)))
+            cursor.execute(self._sql(_WRITE))
+            cursor.execute("DROP TABLE vacsr_new")
 
     def _remove(self, ids: list[str]) -> None:
         self._query("DELETE FROM {name} WHERE id = ANY(%s)", [ids])
@@ -79,7 +94,7 @@ class PgvectorIndex(DatabaseIndex):
                 self._query("SELECT set_config('hnsw.ef_search', %s, true)", [str(min(max(k, 40), _MAX_EF))])
                 self._query("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
             answers = [self._query(_NEAREST, {"query": str(query), "k": k}) for query in queries.tolist()]
-        return [[Row(row[0], row[1], row[2], row[3]) for row in answer] for answer in answers]
+        return [[Row(row[0], row[1], _floats(row[2]), row[3]) for row in answer] for answer in answers]
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -120,7 +135,7 @@ class PgvectorIndex(DatabaseIndex):
 
     def _query(self, sql: str, values: Any = None) -> list[Any]:
         with self._errors():
-            cursor = self._client.execute(self._sql(sql), values)
+            cursor = self._client.execute(self._sql(sql), values, binary=True)
             return list(cursor.fetchall()) if cursor.description else []
 
     def _sql(self, text: str) -> Any:
@@ -141,3 +156,8 @@ class PgvectorIndex(DatabaseIndex):
         except psycopg.Error as error:
             message, action = " ".join(str(error).split()), "check the server, the database and your rights"
             raise EnvironmentProblem(f"pgvector:{self._place}: {message} — {action}") from error
+
+
+def _floats(vector: bytes) -> Any:
+    """pgvector's bytes: the length, two bytes of zeros, and big-endian floats."""
+    return np.frombuffer(vector, ">f4", offset=4).astype(np.float32)
