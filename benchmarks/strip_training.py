@@ -82,7 +82,7 @@ def losses(args: argparse.Namespace, batch: int, *, device: torch.device) -> Ite
         vacsr = Vacsr(VacsrConfig(objective=ObjectiveConfig(fused=with_kernels)), dim=args.dim).to(device)
         way, itemsize = FUSED if with_kernels else "", ITEM[args.precision]
         yield f"dense{way}", vacsr, compiled(vacsr.loss)
-        rows = vacsr.strip_rows(args.tile, rows=batch, columns=batch, itemsize=itemsize, graphed=args.graph)
+        rows = vacsr.strip_rows(args.tile, rows=batch, columns=batch, itemsize=itemsize)
         if rows < batch:
             yield f"strips {rows}×{batch}{way}", vacsr, compiled(StripLoss(vacsr.loss, vacsr, rows))
 
