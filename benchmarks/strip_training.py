@@ -30,10 +30,11 @@ from torch import Tensor
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch.nn import functional
 
-from _common import adapter_flops, captured, finish, log, parser, peak_gib, product_rate
+from _common import adapter_flops, captured, log, parser, peak_gib, product_rate
 from vacsr import kernels
 from vacsr.bench import BenchResult, Prepared, Step, Way, describe_device, measure
 from vacsr.bench.training import GIB
+from vacsr.files import write_json
 from vacsr.methods.base import Embedding
 from vacsr.methods.vacsr import Vacsr, VacsrConfig
 from vacsr.objective import ObjectiveConfig, batch_block
@@ -91,7 +92,10 @@ def loss_step(
 
 
 def cases(args: argparse.Namespace, batch: int, rows: int, *, device: torch.device) -> list[Case]:
-    """The dense loss where it fits, and strips of every height in every mode."""
+    """The dense loss of a whole batch where it fits, and strips: the first height in every mode, others in the first.
+
+    Graphs of strips share their memory, so those of a second height would seem to need none.
+    """
     found: list[Case] = []
     room = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 1 << 32
     for fused in (way == "fused" for way in args.ways):
@@ -101,11 +105,11 @@ def cases(args: argparse.Namespace, batch: int, rows: int, *, device: torch.devi
             method.strip_rows(tile if tile == "auto" else int(tile), rows=rows, columns=batch, itemsize=itemsize)
             for tile in args.tiles
         ]
-        for height in dict.fromkeys([*([rows] if bytes_needed < 0.5 * room else []), *heights]):
+        dense = [rows] if rows == batch and bytes_needed < 0.5 * room else []
+        for height in dict.fromkeys(dense + heights):
             name = ("dense" if height == rows else f"strips {height}×{batch}") + (", fused" if fused else "")
-            # Graphs of strips share their memory, so only the first height has them: others would seem to need none.
-            replayed = args.compile and height == heights[0] < rows
-            modes = [mode for mode in args.modes if mode != "replay" or replayed]
+            modes = args.modes if height in (rows, heights[0]) else args.modes[:1]
+            modes = [mode for mode in modes if mode != "replay" or (args.compile and height < rows)]
             found += [Case(batch, rows, name, mode, height, fused) for mode in modes]
     return found
 
@@ -170,22 +174,19 @@ def sweep(args: argparse.Namespace, *, device: torch.device, rate: float | None)
             torch.cuda.empty_cache()
 
 
-def gradient_errors(args: argparse.Namespace, *, device: torch.device, batch: int = 96) -> dict[str, float]:
+def gradient_errors(
+    args: argparse.Namespace, *, device: torch.device, batch: int = 96, height: int = 32
+) -> dict[str, float]:
     """The largest relative error (L2) of a gradient against the dense loss in float64, written with torch."""
     seeds = {"batch": batch, "rows": batch, "device": device}
     reference = make(args, fused=False, device=device).double()
     with mock.patch.object(Tensor, "float", Tensor.double):
         exact = loss_step(reference, reference.loss, **seeds)()
     errors = {}
-    for name, half, height in (
-        ("dense", False, batch),
-        ("strips", False, 40),
-        ("dense", True, batch),
-        ("strips", True, 40),
-    ):
-        method = make(args, fused="fused" in args.ways, device=device)
-        loss: PairLoss = method.loss if height == batch else StripLoss(method.loss, method, height)
-        if half and height < batch and args.compile:
+    for rows, half in ((batch, False), (height, False), (batch, True), (height, True)):
+        method, name = make(args, fused="fused" in args.ways, device=device), "dense" if rows == batch else "strips"
+        loss: PairLoss = method.loss if rows == batch else StripLoss(method.loss, method, rows)
+        if half and rows < batch and args.compile:
             loss, name = compile_pairs(loss, replay=device.type == "cuda"), "compiled strips"
         step = loss_step(method, loss, half=half, **seeds)
         for _ in range(3):  # warmed up, recorded, replayed
@@ -245,19 +246,15 @@ def compared(rows: list[Row]) -> Iterator[str]:
             yield f"- B={row['batch']:,}, {row['way']}, {row['mode']}: {row['ms'] / graph['ms']:.3f} × the graph's time"
 
 
-def main() -> None:
-    """Sweep the batch sizes."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gpu, options = device.type == "cuda", parser(__doc__)
+def parsed(*, gpu: bool) -> argparse.Namespace:
+    options = parser(__doc__)
     options.add_argument("--dim", type=int, default=1024 if gpu else 64)
     options.add_argument("--batches", default=BATCHES[device.type], help="B or B:ROWS, separated by commas")
     options.add_argument("--tiles", default="auto" if gpu else "8", help="rows of a strip, or auto")
     options.add_argument("--modes", default="graph,eager,replay" if gpu else "eager")
     options.add_argument("--precision", choices=list(ITEM), default="bf16" if gpu else "fp32")
     options.add_argument("--compile", action="store_true", help="torch.compile the loss, or its strip")
-    options.add_argument(
-        "--ways", default="fused" if kernels.available(device) and gpu else "plain", help="plain,fused"
-    )
+    options.add_argument("--ways", default="fused" if gpu else "plain", help="plain,fused")
     options.add_argument("--budget", type=float, default=3.0, help="seconds of timing for each way")
     options.add_argument("--check", action="store_true", help="compare gradients with float64")
     options.add_argument("--profile", action="store_true", help="list the kernels of the first batch")
@@ -266,26 +263,39 @@ def main() -> None:
         setattr(args, name, getattr(args, name).split(","))
     sizes = [[int(number) for number in text.split(":")] for text in args.batches.split(",")]
     args.batches = [(size[0], size[-1]) for size in sizes]
-    if "fused" in args.ways and not kernels.available(device):
+    if "fused" in args.ways and not kernels.available(torch.device("cuda" if gpu else "cpu")):
         options.error("the way 'fused' needs Triton and a CUDA GPU — leave it out")
     if not gpu and args.modes != ["eager"]:
         options.error("CUDA graphs need a CUDA GPU — set --modes eager")
+    return args
+
+
+def main() -> None:
+    """Sweep the batch sizes."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = device.type == "cuda"
+    args = parsed(gpu=gpu)
     for limit in ("recompile_limit", "cache_size_limit"):  # every height is compiled, and they share their code
         if hasattr(torch._dynamo.config, limit):
             setattr(torch._dynamo.config, limit, 64)
-    settings: dict[str, Any] = {"d": args.dim, "precision": args.precision, "compile": args.compile}
+    extra: dict[str, Any] = {}
+    rows: list[Row] = []
+    settings = {"d": args.dim, "precision": args.precision, "compile": args.compile}
     with watched() as known, matmul_precision(args.precision):
-        if args.check:
-            settings["gradient error"] = gradient_errors(args, device=device)
-            log(str(settings["gradient error"]))
         rate = product_rate(args.precision) if gpu else None
-        rows = list(sweep(args, device=device, rate=rate))
+        for row in sweep(args, device=device, rate=rate):
+            rows.append(row)
+            if args.json:  # a run that is stopped leaves what it has measured
+                write_json(args.json, {"rows": rows})
+        if args.check:
+            extra["gradient_errors"] = gradient_errors(args, device=device)
         if args.profile and gpu:
-            settings["kernels"] = profiled(args, device=device)
-    result = BenchResult(
-        "strips", describe_device(device), settings | known, rows, COLUMNS, notes=tuple(compared(rows))
-    )
-    finish(result, args.json)
+            extra["kernels"] = profiled(args, device=device)
+    notes = [*compared(rows), *(f"- gradients, {k}: {x:.2g}" for k, x in extra.get("gradient_errors", {}).items())]
+    result = BenchResult("strips", describe_device(device), settings | known, rows, COLUMNS, notes=notes)
+    print(result.to_markdown())
+    if args.json:
+        write_json(args.json, result.to_dict() | extra)
 
 
 if __name__ == "__main__":
