@@ -249,7 +249,9 @@ def compared(rows: list[Row]) -> Iterator[str]:
 def parsed(*, gpu: bool) -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--dim", type=int, default=1024 if gpu else 64)
-    options.add_argument("--batches", default=BATCHES[device.type], help="B or B:ROWS, separated by commas")
+    options.add_argument(
+        "--batches", default=BATCHES["cuda" if gpu else "cpu"], help="B or B:ROWS, separated by commas"
+    )
     options.add_argument("--tiles", default="auto" if gpu else "8", help="rows of a strip, or auto")
     options.add_argument("--modes", default="graph,eager,replay" if gpu else "eager")
     options.add_argument("--precision", choices=list(ITEM), default="bf16" if gpu else "fp32")
