@@ -41,7 +41,7 @@ for stage in ${*:-$known}; do
       run inference "$python" benchmarks/image_step.py --backbone clip:vit-b32 --precision fp32 --modes eager \
         --methods pcmepp,sigmoid,vacsr --steps 30 --json "$out/inference.json" ;;
     strips) # the loss of large batches, in and without graphs
-      run strips "$python" benchmarks/strip_training.py --compile --check --profile --tiles auto,16 \
+      run strips "$python" benchmarks/strip_training.py --compile --check --profile --strips auto,16384 \
         --batches 1024,4096,16384:64,65536:4 --json "$out/strips.json" ;;
     scoring) run scoring "$python" benchmarks/scoring.py --json "$out/scoring.json" ;;
     towers) # a whole step over its towers alone

@@ -1,14 +1,15 @@
 """Time and peak memory of the adapter's loss, dense and in strips of several heights, in and without CUDA graphs.
 
-    python benchmarks/strip_training.py [--batches 1024,4096,16384:64] [--tiles auto,16] [--modes graph,eager,replay]
-                                        [--compile] [--ways fused] [--check] [--profile] [--json FILE]
+    python benchmarks/strip_training.py [--batches 1024,4096,16384:64] [--strips auto,16384] [--compile] [--check]
+                                        [--modes graph,eager,replay] [--ways fused] [--profile] [--json FILE]
 
 Adapter only: the embeddings are random leaves, there are no towers and no optimiser. A step is loss and backward, and
 ``16384:64`` is one of the first 64 rows of 16,384 × 16,384 pairs, such as one rank has. The modes: ``graph``, the step
-replayed as a CUDA graph; ``eager``, as it is; ``replay``, eager with every compiled strip as a CUDA graph. All of a
-batch are timed in turn. ``vs dense`` is the time of a pair over that of the first dense loss of the same way, ``ratio``
-the time over that of the matrix products at the rate of one large product in the same run. Memory is CUDA's peak of
-allocated bytes above what was held before the step, with what the graphs of ``replay`` keep.
+replayed as a CUDA graph; ``eager``, as it is; ``replay``, eager with every compiled strip as a CUDA graph. Strips of
+other sizes, in pairs, are timed for the first batch. All of a batch are timed in turn. ``vs dense`` is the time of a
+pair over that of the first dense loss of the same way, ``ratio`` the time over that of the matrix products at the rate
+of one large product in the same run. Memory is CUDA's peak of allocated bytes above what was held before the step, with
+what the graphs of ``replay`` keep.
 
 ``--check`` compares gradients with float64, ``--profile`` says where the time of the first batch goes. Clocks and power
 are nvidia-smi's medians while the GPU is busy. Without a GPU a small run shows that it works.
@@ -92,9 +93,9 @@ def loss_step(
 
 
 def cases(args: argparse.Namespace, batch: int, rows: int, *, device: torch.device) -> list[Case]:
-    """The dense loss of a whole batch where it fits, and strips: the first height in every mode, others in the first.
+    """The dense loss of a whole batch where it fits, and strips: the first size in every mode, others in the first.
 
-    Graphs of strips share their memory, so those of a second height would seem to need none.
+    Graphs of strips share their memory, so those of a second size would seem to need none.
     """
     found: list[Case] = []
     room = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 1 << 32
@@ -102,8 +103,10 @@ def cases(args: argparse.Namespace, batch: int, rows: int, *, device: torch.devi
         method, itemsize = make(args, fused=fused, device=torch.device("meta")), ITEM[args.precision]
         bytes_needed = (5 if fused else 15) * itemsize * method.pair_width * batch * rows
         heights = [
-            method.strip_rows(tile if tile == "auto" else int(tile), rows=rows, columns=batch, itemsize=itemsize)
-            for tile in args.tiles
+            method.strip_rows(
+                size if size == "auto" else max(1, int(size) // batch), rows=rows, columns=batch, itemsize=itemsize
+            )
+            for size in args.strips[: None if (batch, rows) == args.batches[0] else 1]
         ]
         dense = [rows] if rows == batch and bytes_needed < 0.5 * room else []
         for height in dict.fromkeys(dense + heights):
@@ -129,18 +132,19 @@ def losses(args: argparse.Namespace, chosen: list[Case], *, device: torch.device
         yield case, made[key]
 
 
-def prepare(step: Step, *, device: torch.device, mode: str) -> Prepared:
+def prepare(step: Step, case: Case, *, device: torch.device) -> Prepared:
     """Peak memory as it is, time as it is or replayed; after steps that compile and record."""
     if device.type != "cuda":
         return Prepared(step)
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved()
-    for _ in range(3 if mode == "replay" else 1):
+    replay = case.mode == "replay"
+    for _ in range(3 if replay and case.rows < 3 * case.height else 1):
         step()
     torch.cuda.empty_cache()
-    pools = (torch.cuda.memory_reserved() - held) / GIB if mode == "replay" else 0.0
+    pools = (torch.cuda.memory_reserved() - held) / GIB if replay else 0.0
     peak = pools + peak_gib(step, before=torch.cuda.memory_allocated())
-    return Prepared(captured(step) if mode == "graph" else step, {"peak_gib": peak})
+    return Prepared(captured(step) if case.mode == "graph" else step, {"peak_gib": peak})
 
 
 def sweep(args: argparse.Namespace, *, device: torch.device, rate: float | None) -> Iterator[Row]:
@@ -152,7 +156,7 @@ def sweep(args: argparse.Namespace, *, device: torch.device, rate: float | None)
         ways = []
         for case, step in losses(args, chosen, device=device):
             cells = {"batch": batch, "rows": rows, "way": case.way, "mode": case.mode}
-            ways.append(Way(cells, lambda step=step, case=case: prepare(step, device=device, mode=case.mode)))
+            ways.append(Way(cells, lambda step=step, case=case: prepare(step, case, device=device)))
         measured = measure(ways, device=device, log=log, rounds=9, budget=args.budget, statistic=statistics.median)
         for case, row in zip(chosen, measured, strict=True):
             if "seconds" in row:
@@ -163,9 +167,7 @@ def sweep(args: argparse.Namespace, *, device: torch.device, rate: float | None)
                     row["against"] = row["ns"] / dense[case.fused]
                 if rate:
                     row["ratio"] = row["ns"] * 1e-9 * rate / flops
-            log(
-                " ".join(f"{key}={value:.4g}" if isinstance(value, float) else str(value) for key, value in row.items())
-            )
+            log(" ".join(f"{key}={x:.4g}" if isinstance(x, float) else str(x) for key, x in row.items()))
             yield row
         del ways, measured
         if device.type == "cuda":
@@ -252,7 +254,7 @@ def parsed(*, gpu: bool) -> argparse.Namespace:
     options.add_argument(
         "--batches", default=BATCHES["cuda" if gpu else "cpu"], help="B or B:ROWS, separated by commas"
     )
-    options.add_argument("--tiles", default="auto" if gpu else "8", help="rows of a strip, or auto")
+    options.add_argument("--strips", default="auto" if gpu else "128", help="pairs of a strip, or auto")
     options.add_argument("--modes", default="graph,eager,replay" if gpu else "eager")
     options.add_argument("--precision", choices=list(ITEM), default="bf16" if gpu else "fp32")
     options.add_argument("--compile", action="store_true", help="torch.compile the loss, or its strip")
@@ -261,7 +263,7 @@ def parsed(*, gpu: bool) -> argparse.Namespace:
     options.add_argument("--check", action="store_true", help="compare gradients with float64")
     options.add_argument("--profile", action="store_true", help="list the kernels of the first batch")
     args = options.parse_args()
-    for name in ("tiles", "modes", "ways"):
+    for name in ("strips", "modes", "ways"):
         setattr(args, name, getattr(args, name).split(","))
     sizes = [[int(number) for number in text.split(":")] for text in args.batches.split(",")]
     args.batches = [(size[0], size[-1]) for size in sizes]

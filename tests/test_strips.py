@@ -270,4 +270,4 @@ def test_strips_that_are_replayed_are_those_that_are_not() -> None:
         seed = torch.tensor(2, device="cuda")
         v, t = sides(len(IDS), device="cuda")
         expected = run_loss(method.loss, method, ids, v, t, seed=seed, step=number)
-        assert_same(run_loss(loss, method, ids, v, t, seed=seed, step=number), expected, within=1e-5)
+        assert_same(run_loss(loss, method, ids, v, t, seed=seed, step=number), expected, within=1e-4)
