@@ -193,7 +193,9 @@ def gradient_errors(
         step = loss_step(method, loss, half=half, **seeds)
         for _ in range(3):  # warmed up, recorded, replayed
             grads = step()
-        worst = max(float((g.double() - e).norm() / e.norm()) for g, e in zip(grads, exact, strict=True))
+        worst = max(
+            float((g.double() - e).norm() / e.norm().clamp_min(1e-12)) for g, e in zip(grads, exact, strict=True)
+        )
         errors[f"{name}, {'bf16' if half else 'fp32'}"] = worst
     return errors
 
