@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every number of docs/performance.md that needs a GPU, stage by stage, as JSON in a folder:
 #
-#   bash benchmarks/on_gpu.sh OUT [STAGE …]      STAGE: tests image inference strips eager scoring towers efficiency; default: all
+#   bash benchmarks/on_gpu.sh OUT [STAGE …]      STAGE: tests image inference strips scoring towers efficiency; default: all
 #
 # A finished stage is skipped, so a run that was stopped can go on. A stage that fails does not stop the others. PYTHON
 # names the interpreter. TOWERS=IMAGE,TEXT are the folders of two towers for `towers`, whose weights may be random.
@@ -18,7 +18,7 @@ python=${PYTHON:-python}
 }
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-known="tests image inference strips eager scoring towers efficiency"
+known="tests image inference strips scoring towers efficiency"
 failed=""
 
 run() { # NAME COMMAND…: writes NAME.log, and NAME.json by the command itself
@@ -40,12 +40,9 @@ for stage in ${*:-$known}; do
     inference) # against PCME++'s head
       run inference "$python" benchmarks/image_step.py --backbone clip:vit-b32 --precision fp32 --modes eager \
         --methods pcmepp,sigmoid,vacsr --steps 30 --json "$out/inference.json" ;;
-    strips) # memory of large batches
-      run strips "$python" benchmarks/strip_training.py --compile --graph --ways plain,fused --batches 1024,4096 \
-        --json "$out/strips.json" ;;
-    eager) # the same without a graph
-      run eager "$python" benchmarks/strip_training.py --compile --ways plain,fused --batches 128,1024,4096 \
-        --json "$out/eager.json" ;;
+    strips) # the loss of large batches, in and without graphs
+      run strips "$python" benchmarks/strip_training.py --compile --check --profile --strips auto,16384 \
+        --batches 1024,4096,16384:64,65536:4 --json "$out/strips.json" ;;
     scoring) run scoring "$python" benchmarks/scoring.py --json "$out/scoring.json" ;;
     towers) # a whole step over its towers alone
       [ -n "${TOWERS:-}" ] || { echo "== towers: left out, TOWERS=IMAGE,TEXT is not set"; continue; }

@@ -24,6 +24,7 @@ from .conftest import load_script
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "benchmarks"
 LORA = {"all weights", "LoRA, all linear layers", "LoRA, q_proj and v_proj"}
+STRIPS = {"dense", "strips 8×16", "strips 5×24"}
 SIZE = ["--device", "cpu", "--images", "20", "--texts", "45", "--dim", "16", "--edge", "32", "--rounds", "2"]
 
 
@@ -79,7 +80,7 @@ def test_all_gpu_benchmarks(words: list[str], code: int, expected: str, tmp_path
 @pytest.mark.parametrize(
     ("name", "words", "bench", "ways"),
     [
-        ("strip_training", ["--dim", "8", "--batches", "16,24"], "strips", {"sigmoid", "dense", "strips 12×24"}),
+        ("strip_training", ["--dim", "8", "--batches", "16,24:9", "--check"], "strips", STRIPS),
         ("loader", ["--photos", "4", "--sides", "32", "--threads", "1", "--rounds", "1"], "loader", {32}),
         ("metrics", [], "metrics", {"vacsr", "torchmetrics"}),
         ("lora_memory", ["--rounds", "1"], "lora-memory", LORA),

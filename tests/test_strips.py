@@ -13,6 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vacsr.adapter import AdapterConfig
 from vacsr.methods.base import Embedding
@@ -23,6 +25,7 @@ from vacsr.objective import LossTerms, ObjectiveConfig, PairBlock, batch_block
 from vacsr.strips import StripLoss, compile_pairs
 
 from . import losses
+from .interpreter import on_gpu
 from .losses import Fields, Result, assert_same, leaves, make_vacsr, run_loss
 
 DIM = 5
@@ -169,6 +172,31 @@ def test_memory_is_that_of_a_strip() -> None:
     assert most_bytes(64, 1) < whole / 24
 
 
+class LargestResult(TorchDispatchMode):
+    """Numbers in the largest tensor that any operator gives."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for x in pytree.tree_leaves(result):
+            self.numbers = max(self.numbers, x.numel() if isinstance(x, Tensor) else 0)
+        return result
+
+
+def test_nothing_is_held_for_every_pair_of_a_batch() -> None:
+    """A rank of a large batch has some rows of it: neither labels nor their counts are of the whole matrix."""
+    method, (v, t) = make(), sides(512)
+    with LargestResult() as largest:
+        block = batch_block(torch.arange(512) // 5, seed=2, step=5).rows(slice(128, 256))
+        terms = StripLoss(method.loss, method, 1)(Embedding(v.mean[128:256]), t, block)
+        terms.total.backward()
+    a_pair = 2 * 2 * 3  # means and log-variances of two components
+    assert largest.numbers <= 512 * a_pair < 512 * 128
+    assert v.mean.grad is not None
+    assert not v.mean.grad[:128].any()
+
+
 def test_backward_scales_and_may_come_twice() -> None:
     method = make()
     v, t = sides(len(IDS))
@@ -230,3 +258,16 @@ def test_equal_strips_are_compiled_once_and_keep_little_of_a_pair(monkeypatch: p
         run_loss(loss, method, ids, v, t)
     a_pair, weights = 4 * (8 + 2 * 8 + 2 * 8), sum(p.nbytes for p in method.parameters())
     assert Held.most < 1.5 * a_pair * 3 * 12 + weights
+
+
+@on_gpu
+def test_strips_that_are_replayed_are_those_that_are_not() -> None:
+    """Warmed up, recorded and replayed, on embeddings at new addresses each time."""
+    method, ids = make().cuda(), IDS.cuda()
+    loss = compile_pairs(StripLoss(method.loss, method, 4), replay=True)
+    for step in range(3):
+        number = torch.tensor(step, device="cuda")
+        seed = torch.tensor(2, device="cuda")
+        v, t = sides(len(IDS), device="cuda")
+        expected = run_loss(method.loss, method, ids, v, t, seed=seed, step=number)
+        assert_same(run_loss(loss, method, ids, v, t, seed=seed, step=number), expected, within=1e-4)

@@ -346,13 +346,18 @@ def lora(cells: list[str], heading: str) -> str | None:
 
 
 def strips(cells: list[str], heading: str) -> str | None:
-    """Milliseconds and memory of the loss of a batch, each way in a CUDA graph."""
-    way = {"dense": "dense", "in strips": "strips", "in square tiles": "tiles"}[heading]
+    """Milliseconds and memory of the loss of a batch, or of some of its rows (`65,536, 4 rows`)."""
+    rows = []
     for row in stored("strips.json")["rows"]:
-        same = (f"{row['B']:,}", row["way"].split()[0], row["precision"]) == (cells[0], way, "bf16")
-        if same and row["graph"] and row["fused"]:
-            return f"{row['ms']:,.{0 if row['ms'] > 1000 else 1}f} ms, {row['peak_gib']:.2f} GiB"
-    return None
+        some = "" if row["rows"] == row["batch"] else f", {row['rows']} rows"
+        if [f"{row['batch']:,}{some}", row["way"].replace(",", "").split()[0]] == cells[:2] and "ms" in row:
+            rows.append(row)
+    graphs = [row for row in rows if row["mode"] == "graph"]
+    others = [row for row in rows if row["mode"] == "replay"] or [row for row in rows if row["mode"] == "eager"]
+    shown = {"in a CUDA graph": graphs[:1], "without": others[:1]}  # of several heights the first is `auto`
+    if heading == "peak memory" and rows:
+        return f"{max(row['peak_gib'] for ways in shown.values() for row in ways):.2f} GiB"
+    return next((f"{row['ms']:,.{0 if row['ms'] > 1000 else 1}f} ms" for row in shown.get(heading, ())), None)
 
 
 def service(cells: list[str], heading: str) -> str | None:

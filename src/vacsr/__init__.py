@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vacsr.evaluate.report import RetrievalReport, evaluate_retrieval
     from vacsr.model import MatchingModel, load_model
     from vacsr.objective import VacsrObjective
-    from vacsr.scoring import PairScorer, PairScores
+    from vacsr.scoring import PairScorer, PairScores, pair_scores
     from vacsr.search import Searcher, open_index
     from vacsr.search.audit import audit
     from vacsr.train import Run, fit, run_recipe
@@ -33,7 +33,7 @@ _HOMES = {
     "evaluate.report": ("RetrievalReport", "evaluate_retrieval"),
     "model": ("MatchingModel", "load_model"),
     "objective": ("VacsrObjective",),
-    "scoring": ("PairScorer", "PairScores"),
+    "scoring": ("PairScorer", "PairScores", "pair_scores"),
     "search": ("Searcher", "open_index"),
     "search.audit": ("audit",),
     "train": ("Run", "fit", "run_recipe"),
@@ -45,7 +45,7 @@ __all__ = [
     "BackboneConfig", "FoldedAdapter", "HeadConfig", "MatchingModel", "PairScorer", "PairScores", "PairSet",
     "Provenance", "Recipe", "RetrievalReport", "Run", "Searcher", "TrainConfig", "VacsrObjective", "VariationalAdapter",
     "__version__", "audit", "compare", "evaluate_retrieval", "fit", "load_model", "load_pairs", "open_index",
-    "read_judgments", "run_recipe",
+    "pair_scores", "read_judgments", "run_recipe",
 ]  # fmt: skip
 
 

@@ -30,10 +30,12 @@ class PairBlock:
     """Rows ``noise.rows`` of the batch's pair matrix, and what is known about its pairs.
 
     Losses are normalised by the counts of the *whole* batch, so the terms of disjoint row blocks add up to the terms of
-    the batch. This lets ranks share a batch, and lets a large matrix be walked in strips.
+    the batch. This lets ranks share a batch, and lets a large matrix be walked in strips; labels are not stored, since
+    those of 65,536 × 65,536 pairs would take 4 GiB.
     """
 
-    relevance: Tensor  # [R, C] bool: is this pair labelled a match?
+    row_ids: Tensor  # [R] what each row is of
+    col_ids: Tensor  # [C] a pair with equal ids is labelled a match
     batch: int  # rows of the whole batch, the B of the losses
     positives: Tensor  # 0-d, labelled matches in the whole batch
     noise: PairNoise
@@ -43,15 +45,20 @@ class PairBlock:
     trust: Tensor | None = None  # [C] how likely each caption is right; None where all are trusted
 
     @property
+    def relevance(self) -> Tensor:
+        """Is this pair labelled a match? [R, C] bool"""
+        return same_image(self.row_ids, self.col_ids)
+
+    @property
     def pairs(self) -> int:
         """Pairs of the whole batch."""
-        return self.batch * self.relevance.shape[1]
+        return self.batch * len(self.col_ids)
 
     def rows(self, rows: slice) -> Self:
         """A block of this block's rows; the counts stay those of the whole batch."""
         targets = None if self.targets is None else self.targets[rows]
         noise = replace(self.noise, rows=self.noise.rows[rows])
-        return replace(self, relevance=self.relevance[rows], noise=noise, targets=targets)
+        return replace(self, row_ids=self.row_ids[rows], noise=noise, targets=targets)
 
     def weigh(self, values: Tensor) -> Tensor:
         """Values of pairs, with labelled matches weighed by the trust in their caption. [R, C] -> [R, C]"""
@@ -63,8 +70,8 @@ class PairBlock:
 
     def diagonal(self) -> Self:
         """The same pairs with only (i, i) called a match, a strict reading of binary labels."""
-        diagonal = same_image(self.noise.rows, self.noise.cols)
-        return replace(self, relevance=diagonal, positives=torch.full_like(self.positives, self.batch))
+        positives = torch.full_like(self.positives, self.batch)
+        return replace(self, row_ids=self.noise.rows, col_ids=self.noise.cols, positives=positives)
 
 
 def same_image(row_ids: Tensor, col_ids: Tensor) -> Tensor:
@@ -86,15 +93,23 @@ def cosines(v: Tensor, t: Tensor) -> Tensor:
         return v.float() @ t.float().mT
 
 
+def pair_cosines(v: Tensor, t: Tensor) -> Tensor:
+    """The same beside v⊙t of every pair: compiled, it is a sum over products that are in registers anyway."""
+    if not torch.compiler.is_compiling():
+        return cosines(v, t)
+    return (v.float().unsqueeze(0) * t.float().unsqueeze(1)).sum(dim=-1).T
+
+
 def batch_block(
     row_ids: Tensor, col_ids: Tensor | None = None, *, seed: int | Tensor, step: int | Tensor,
     captions: Tensor | None = None, epoch: Tensor | None = None,
 ) -> PairBlock:  # fmt: skip
     """The block of one training batch, where equal ids match. Without ``col_ids`` row i is the image of caption i."""
-    relevance = same_image(row_ids, row_ids if col_ids is None else col_ids)
-    rows, cols = relevance.shape
-    noise = PairNoise.create(seed=seed, step=step, rows=rows, cols=cols, device=row_ids.device)
-    return PairBlock(relevance, rows, relevance.sum(), noise, captions, epoch)
+    col_ids = row_ids if col_ids is None else col_ids
+    noise = PairNoise.create(seed=seed, step=step, rows=len(row_ids), cols=len(col_ids), device=row_ids.device)
+    ordered = col_ids.sort().values
+    matches = torch.searchsorted(ordered, row_ids, right=True) - torch.searchsorted(ordered, row_ids)  # of each row
+    return PairBlock(row_ids, col_ids, len(row_ids), matches.sum(), noise, captions, epoch)
 
 
 def reconstruction_error(logit: Tensor, target: Tensor, *, kind: str = "ste") -> Tensor:
@@ -124,6 +139,9 @@ def sigma_loss(inverse: Tensor, log_variance: Tensor, *, error: Tensor) -> Tenso
 def hardest(values: Tensor, relevance: Tensor, *, count: int) -> Tensor:
     """Mask of each row's ``count`` largest values among its non-positives; fewer where a row has fewer. [R, C] bool"""
     masked = values.detach().masked_fill(relevance, -torch.inf)
+    if count == 1:  # the compiler makes this part of the kernels around it; a GPU's top-k is slow for few long rows
+        best = masked.argmax(dim=1, keepdim=True)
+        return (torch.arange(values.shape[1], device=values.device) == best) & ~relevance
     chosen = masked.topk(min(count, values.shape[1]), dim=1).indices
     return torch.zeros_like(relevance).scatter(1, chosen, True) & ~relevance
 
@@ -218,7 +236,8 @@ class VacsrObjective:
         c = self.config
         block = block.diagonal() if c.positives == "diagonal" else block
         draw = self.draw(adapter, v, t, noise=block.noise)
-        labels, logit = block.relevance.to(draw.logit.dtype), draw.logit
+        relevance, logit = block.relevance, draw.logit
+        labels = relevance.to(logit.dtype)
         targets = labels if block.targets is None else block.targets
         if c.correction and draw.cosine is not None:  # labels give way to the cosine: (1 − c)·y + c·sigmoid(a·cos + b)
             targets = torch.lerp(targets, torch.sigmoid(draw.cosine.detach()), c.correction)
@@ -229,8 +248,8 @@ class VacsrObjective:
         parts = {
             "recon": recon.sum() / (block.batch if c.reduction == "rows" else block.pairs),
             "kl": draw.kl.sum() / block.pairs,
-            "sigma_pos": block.weigh(torch.where(block.relevance, sigma, 0.0)).sum() / block.positives,
-            "sigma_neg": self.hard_negatives(negative, logit, block),
+            "sigma_pos": block.weigh(torch.where(relevance, sigma, 0.0)).sum() / block.positives,
+            "sigma_neg": self.hard_negatives(negative, logit, relevance, batch=block.batch),
         }
         if draw.cosine is not None and c.cosine_weight:
             parts["cosine"] = block.weigh(reconstruction_error(draw.cosine, labels, kind="bce")).sum() / block.batch
@@ -244,10 +263,11 @@ class VacsrObjective:
     def draw(self, adapter: VariationalAdapter, v: Tensor, t: Tensor, *, noise: PairNoise) -> PairDraw:
         """Sample z once for every pair and decode it. [R, d], [C, d]
 
-        Weights [R, C, K] mix z [R, C, D], sigma_weights its logσ²; kl [R, C, K] is each component's.
+        Weights [C, R, K] mix z [C, R, D], sigma_weights its logσ²; kl [C, R, K] is each component's. Texts are the
+        slow dimension: a strip of few rows reads each text, and adds to its gradient, once and not once per row.
         """
-        c, hidden = self.config, adapter.features(v.unsqueeze(1), t.unsqueeze(0))
-        log_alpha, gumbel = adapter.log_alpha(hidden), noise.gumbel(adapter.components)
+        c, hidden = self.config, adapter.features(v.unsqueeze(0), t.unsqueeze(1))
+        log_alpha, gumbel = adapter.log_alpha(hidden), noise.gumbel(adapter.components).transpose(0, 1)
         alpha, tau = log_alpha.exp(), c.gumbel_temperature
         weights = distributions.relaxed_one_hot(log_alpha, gumbel, temperature=tau, hard=c.gumbel_hard)
         sigma_weights = weights if c.sigma_component == "gumbel" else alpha.expand_as(weights)
@@ -258,13 +278,13 @@ class VacsrObjective:
 
             flat = pair_latents(
                 adapter.heads(hidden).flatten(end_dim=-2), weights.flatten(end_dim=-2),
-                sigma_weights=sigma_weights.flatten(end_dim=-2), keys=noise.normal_keys().flatten(),
+                sigma_weights=sigma_weights.flatten(end_dim=-2), keys=noise.normal_keys().T.flatten(),
                 clamp=adapter.config.log_var_clamp, bounded=bounded, squash=squash,
             )  # fmt: skip
             z, kl, inverse, log_variance = [x.view(*hidden.shape[:-1], *x.shape[1:]) for x in flat]
         else:
             mean, log_var = adapter.mean(hidden), adapter.log_var(hidden)
-            normal = noise.normal(adapter.components * adapter.latent).view_as(mean)
+            normal = noise.normal(adapter.components * adapter.latent).transpose(0, 1).view(mean.shape)
             mixed = (sigma_weights.unsqueeze(-1) * log_var).sum(dim=-2)
             variance = distributions.bounded_variance(mixed) if squash else mixed.exp()
             z = distributions.mixture_draw(mean, log_var, weights=weights, noise=normal)
@@ -272,11 +292,11 @@ class VacsrObjective:
             inverse, log_variance = (0.5 / variance).sum(dim=-1), (0.5 * variance.log()).sum(dim=-1)
         share = adapter.latent if c.sigma_reduction == "mean" else 1
         return PairDraw(
-            decoded=adapter.decode(z).float(),
-            cosine=adapter.residual_logit(cosines(v, t)),
-            kl=distributions.mixture_kl_bound(alpha, kl),
-            inverse=inverse / share,
-            log_variance=log_variance / share,
+            decoded=adapter.decode(z).float().T,
+            cosine=adapter.residual_logit(pair_cosines(v, t)),
+            kl=distributions.mixture_kl_bound(alpha, kl).T,
+            inverse=inverse.T / share,
+            log_variance=log_variance.T / share,
         )
 
     def uses_kernel(self, adapter: VariationalAdapter, hidden: Tensor) -> bool:
@@ -289,16 +309,16 @@ class VacsrObjective:
             raise EnvironmentProblem(f"the fused kernel needs Triton and a CUDA device, not {hidden.device} — {remedy}")
         return self.config.fused is not False and fits and runs
 
-    def hard_negatives(self, loss: Tensor, logit: Tensor, block: PairBlock) -> Tensor:
+    def hard_negatives(self, loss: Tensor, logit: Tensor, relevance: Tensor, *, batch: int) -> Tensor:
         """L_σ of the hard negatives, mean over those of each row and over rows (and columns for ``both``)."""
         c = self.config
         values = loss if c.negative_rule == "literal_max" else logit
-        chosen = hardest(values, block.relevance, count=c.hard_negatives)
-        rows = mean_over_rows(loss, chosen, rows=block.batch)
+        chosen = hardest(values, relevance, count=c.hard_negatives)
+        rows = mean_over_rows(loss, chosen, rows=batch)
         if c.negative_direction == "rows":
             return rows
-        chosen = hardest(values.T, block.relevance.T, count=c.hard_negatives)
-        return 0.5 * (rows + mean_over_rows(loss.T, chosen, rows=block.relevance.shape[1]))
+        chosen = hardest(values.T, relevance.T, count=c.hard_negatives)
+        return 0.5 * (rows + mean_over_rows(loss.T, chosen, rows=relevance.shape[1]))
 
     def total(self, parts: dict[str, Tensor]) -> Tensor:
         """The weighted sum of the parts."""

@@ -8,7 +8,7 @@ and parameters; then the strip is freed. The caller's ``backward`` scales these 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -40,12 +40,12 @@ class StripLoss:
         gradients: list[Tensor | None] = [None] * len(inputs)
         values: list[Tensor] = []
         texts = t.map(_leaf)
-        for start in range(0, len(pairs.relevance), self.rows):
+        for start in range(0, len(pairs.row_ids), self.rows):
             rows = slice(start, start + self.rows)
             images = take(v, rows).map(_leaf)
             terms = self.loss(images, texts, pairs.rows(rows))
             if torch.is_grad_enabled():
-                _add_gradients(gradients, terms.total, [*images, *texts, *params], whole=inputs, rows=rows)
+                add_gradients(gradients, terms.total, [*images, *texts, *params], whole=inputs, rows=rows, split=2)
             values.append(torch.stack([terms.total, *terms.parts.values()]).detach())
         total, *parts = torch.stack(values).sum(dim=0)
         total = _WithGradients.apply(total, gradients, *inputs)  # type: ignore[no-untyped-call]
@@ -57,21 +57,26 @@ def _leaf(x: Tensor) -> Tensor:
     return x.detach().requires_grad_(x.requires_grad)
 
 
-def _add_gradients(
-    sums: list[Tensor | None], loss: Tensor, leaves: list[Tensor | None], *, whole: list[Tensor | None], rows: slice
-) -> None:
-    """Add the gradients of a strip's loss to those of the whole inputs; of v a strip has only these rows."""
+def add_gradients(
+    sums: list[Tensor | None], output: Tensor, leaves: Sequence[Tensor | None], *, whole: Sequence[Tensor | None],
+    rows: slice, split: int, push: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Add the gradients of a strip to those of the whole inputs; of the first ``split`` a strip has only these rows.
+
+    ``push``: the gradient with respect to ``output``, if that is not a loss.
+    """
     learning = {n: x for n, x in enumerate(leaves) if x is not None and x.requires_grad}
     if not learning:
         return
     parts, gradients = [], []
-    for n, gradient in zip(learning, torch.autograd.grad(loss, [*learning.values()], allow_unused=True), strict=True):
+    grads = torch.autograd.grad(output, [*learning.values()], push, allow_unused=True)
+    for n, gradient in zip(learning, grads, strict=True):
         x, total = whole[n], sums[n]
         if gradient is None or x is None:
             continue
         if total is None:
             total = sums[n] = torch.zeros_like(x)
-        parts.append(total[rows] if n < 2 else total)
+        parts.append(total[rows] if n < split else total)
         gradients.append(gradient)
     if parts:
         torch._foreach_add_(parts, gradients)  # in one launch
@@ -91,17 +96,24 @@ class _WithGradients(torch.autograd.Function):
         return (None, None, *(None if gradient is None else gradient * grad for gradient in ctx.saved_tensors))
 
 
-def compile_pairs(loss: Loss) -> Loss:
+def compile_pairs(loss: Loss, *, replay: bool = False) -> Loss:
     """torch.compile for one shape at a time, told to keep matrix products for the backward pass and little else.
 
     Of a loss in strips a strip is compiled: the compiler would unroll the loop over them. All other numbers of a pair
     (draws, variances, KL) follow from the products inside the kernel that needs them; by default the compiler keeps
     five times as much in half precision. The outputs of hand-written kernels are kept too where torch has an option
     for it: to run the kernels again would cost more than to read their outputs.
+
+    ``replay``: strips are CUDA graphs, one for all, since the host needs longer to launch a strip's hundred kernels
+    than a GPU to run them. Not for a step that is captured as a graph itself.
     """
     if isinstance(loss, StripLoss):
-        return cast(Loss, replace(loss, loss=compile_pairs(loss.loss)))
-    compiled = torch.compile(loss, dynamic=False)
+        return cast(Loss, replace(loss, loss=_compiled(loss.loss, replay=replay)))
+    return _compiled(loss, replay=False)
+
+
+def _compiled(loss: Loss, *, replay: bool) -> Loss:
+    compiled = torch.compile(loss, dynamic=False, options={"triton.cudagraphs": True} if replay else None)
     wishes = {"aggressive_recomputation": True, "is_non_builtin_to_include": True}
     options = {name: value for name, value in wishes.items() if hasattr(torch._functorch.config, name)}
 

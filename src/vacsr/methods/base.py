@@ -34,10 +34,7 @@ class RetrievalConfig(MethodConfig):
 
 
 _SQUARE = 64  # pairs whose diagonal gives scores of aligned pairs
-_NUMBERS = 9 << 23  # pairs × width of a strip chosen by `auto`: 9 rows of 4,096 pairs of two components at d = 1024
-_GRAPH_BYTES = 1 << 25  # the smallest strip of a CUDA graph: 4,096 such pairs in float32
-_GRAPH_STRIPS = 64  # a graph with more strips than this gets larger ones
-_FEW_ROWS = 16  # every strip reads all texts, so a strip of fewer rows may hold twice the pairs
+_STRIP_BYTES = 1 << 28  # pairs × width in a strip of `auto`: 65,536 pairs of two components at d = 1024 in bfloat16
 
 
 class Embedding(NamedTuple):
@@ -164,14 +161,12 @@ class Method(nn.Module, ABC):
     def loss(self, v: Embedding, t: Embedding, pairs: PairBlock) -> LossTerms:
         """The block's part of the batch's loss. [R, d], [C, d]"""
 
-    def strip_rows(
-        self, tile: int | Literal["auto"], *, rows: int, columns: int, itemsize: int = 4, graphed: bool = False
-    ) -> int:
+    def strip_rows(self, tile: int | Literal["auto"], *, rows: int, columns: int, itemsize: int = 4) -> int:
         """Rows of a strip of a [rows, columns] pair matrix; ``rows`` means that the loss takes the matrix whole.
 
-        ``auto`` chooses strips that keep a GPU busy for longer than the host needs to launch them. A CUDA graph
-        launches for free: there a strip is smaller, but has at least 32 MiB (``itemsize``: bytes of a number in a
-        matrix product).
+        What a strip costs beside its pairs is the same for a large one: weights are rounded, and gradients of weights
+        and texts are added up, once per strip. ``auto`` takes strips of 256 MiB for each :attr:`pair_width` numbers of
+        a pair (``itemsize``: bytes of a number in a matrix product), of which vacsr with its kernel holds five times.
         """
         if tile == 0 or not rows * columns or (tile == "auto" and not self.pairwise):
             return rows
@@ -180,10 +175,7 @@ class Method(nn.Module, ABC):
             raise UsageError(f"{message} and cannot be split into strips — set train.tile=0 or auto")
         if tile != "auto":
             return _even(rows, tile)
-        pairs = _NUMBERS // self.pair_width
-        if graphed:
-            pairs = min(pairs, max(_GRAPH_BYTES // (itemsize * self.pair_width), rows * columns // _GRAPH_STRIPS))
-        most = min(rows, max(pairs // columns, min(_FEW_ROWS, 2 * pairs // columns), 1))
+        most = min(rows, max(_STRIP_BYTES // (itemsize * self.pair_width * columns), 1))
         # Strips of one shape are compiled once; where the divisors are all small, the last strip is shorter instead.
         divisor = max(n for n in range(1, most + 1) if rows % n == 0)
         return divisor if 2 * divisor >= most else _even(rows, most)

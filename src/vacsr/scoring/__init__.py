@@ -7,6 +7,7 @@ from vacsr.scoring.cascade import Precision as Precision
 from vacsr.scoring.cascade import choose_engine as choose_engine
 from vacsr.scoring.folded import BlockScorer as BlockScorer
 from vacsr.scoring.folded import Engine as Engine
+from vacsr.scoring.mlp import pair_scores as pair_scores
 from vacsr.scoring.scorer import AlignedScores as AlignedScores
 from vacsr.scoring.scorer import CosineDistanceScorer as CosineDistanceScorer
 from vacsr.scoring.scorer import Images as Images

@@ -118,7 +118,7 @@ class RetrievalTask(Task):
         method, batch = self.model.method, self.config.batch_size
         height = batch // self.world.size if method.pairwise else batch
         itemsize = 2 if self.config.precision == "bf16" else 4
-        rows = method.strip_rows(self.config.tile, rows=height, columns=batch, itemsize=itemsize, graphed=self.graphed)
+        rows = method.strip_rows(self.config.tile, rows=height, columns=batch, itemsize=itemsize)
         return method.loss if rows == height else StripLoss(method.loss, method, rows)
 
     def build_optimizer(self) -> Optimizer:
@@ -194,7 +194,7 @@ class RetrievalTask(Task):
         model = self.average.model
         v, t = (x.map(Tensor.float) for x in (model.embed_images(images), model.embed_texts(texts)))
         t = t.map(partial(gather_rows, world=self.world))
-        if len(v.mean) < len(block.relevance):
+        if len(v.mean) < len(block.row_ids):
             v = v.map(partial(gather_rows, world=self.world))
         parts = torch.split(torch.arange(len(v.mean), device=self.device), max(1, _TEACHER // len(t.mean)))
         score = torch.cat([model.method.score(take(v, rows), t).float() for rows in parts])
@@ -223,7 +223,7 @@ class RetrievalTask(Task):
         if not self.model.has_towers and not isinstance(self.pair_loss, StripLoss):
             return compile_pairs(self.loss)
         self.model.compile_blocks(True)
-        self.pair_loss = compile_pairs(self.pair_loss)
+        self.pair_loss = compile_pairs(self.pair_loss, replay=self.device.type == "cuda" and not self.graphed)
         return self.loss
 
     def uncompile(self) -> None:

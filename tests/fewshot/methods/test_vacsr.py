@@ -46,13 +46,15 @@ def batch(step: int = 1) -> ShotBatch:
     return ShotBatch(photos(3, dtype=torch.float32), LABELS, seed=7, step=step)
 
 
-def reference(method: FewshotVacsr, relevance: Tensor, columns: list[str], *, step: int = 1) -> Tensor:
+def reference(
+    method: FewshotVacsr, rows: list[int], cols: list[int], columns: list[str], *, matches: int, step: int = 1
+) -> Tensor:
     """Retrieval's loss on plain features, over a block written by hand."""
     v, t = plain_image(method.clip, batch().pixels), plain_text(method.clip, method.clip.tokens(columns))
     retrieval = Vacsr(VacsrConfig(adapter=method.config.adapter, objective=method.config.objective), dim=16)
     retrieval.adapter = method.adapter
     noise = PairNoise.create(seed=7, step=step, rows=3, cols=len(columns))
-    block = PairBlock(relevance, 3, relevance.sum(), noise)
+    block = PairBlock(torch.tensor(rows), torch.tensor(cols), 3, torch.tensor(matches), noise)
     return retrieval.loss(Embedding(v), Embedding(t), block).total
 
 
@@ -65,8 +67,8 @@ def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, error: float) -> 
 
 def test_photos_by_classes_with_one_match_each() -> None:
     method = trained()
-    relevance = torch.tensor([[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0]]).bool()
-    loss, expected = method.loss(batch(), CLASSES), reference(method, relevance, CLASSES.prompts())
+    loss = method.loss(batch(), CLASSES)
+    expected = reference(method, [0, 2, 2], [0, 1, 2, 3], CLASSES.prompts(), matches=3)
     assert set(loss.parts) == {"recon", "kl", "sigma_pos", "sigma_neg", "cosine"}
     torch.testing.assert_close(loss.total, expected, rtol=1e-4, atol=1e-4)
     learned = method.trainable()
@@ -79,13 +81,12 @@ def test_photos_by_classes_with_one_match_each() -> None:
 def test_prompts_of_the_batch_match_where_labels_are_equal() -> None:
     method = trained(pairs="batch")
     prompts = CLASSES.prompts()
-    relevance = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 1, 1]]).bool()
     loss = method.loss(batch(), CLASSES).total
-    expected = reference(method, relevance, [prompts[0], prompts[2], prompts[2]])
+    expected = reference(method, [0, 2, 2], [0, 2, 2], [prompts[0], prompts[2], prompts[2]], matches=5)
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
     diagonal = trained(pairs="batch", objective={"positives": "diagonal"})
     loss = diagonal.loss(batch(), CLASSES).total
-    strict = reference(diagonal, torch.eye(3).bool(), [prompts[0], prompts[2], prompts[2]])
+    strict = reference(diagonal, [0, 1, 2], [0, 1, 2], [prompts[0], prompts[2], prompts[2]], matches=3)
     torch.testing.assert_close(loss, strict, rtol=1e-4, atol=1e-4)
 
 
