@@ -1,8 +1,8 @@
 """The code blocks of README.md and docs/ run, in order, as they stand.
 
 A block tagged `python`, `bash` or `console` (lines after `$ `) needs nothing but an empty folder with recipes/ and
-tables/, one tagged `sh` also what only the reader has: weights of CLIP, and photos. Small ones stand in for them here, a
-server on loopback for the Hub. Recipes (`yaml`) are validated by test_docs.py; output and layouts have no tag.
+tables/, one tagged `sh` also what only the reader has: weights of CLIP, and photos. Small ones stand in for them here,
+and a server on loopback for the Hub. Recipes (`yaml`) are validated by test_docs.py; output and layouts have no tag.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_blocks_run_in_order(pages: list[Path], tmp_path: Path, monkeypatch: pyt
         pytest.skip("needs bash and the installed command")
     for name in ("recipes", "tables"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    runners = {"python": [sys.executable, "-c"]} | dict.fromkeys(SHELL, [bash, "-euc"])
+    runners = {"python": [sys.executable, "-c"]} | {tag: [bash, "-euc"] for tag in SHELL}
     with serve_hub() as hub:
         hf = {"HF_ENDPOINT": hub.url, "HF_HOME": f"{tmp_path}/hf", "HF_TOKEN": PUSH, "HF_HUB_DISABLE_XET": "1"}
         for name, value in {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1", **hf}.items():
