@@ -38,7 +38,7 @@ QUICK = ("data", "evaluation", "extending", "how-to/fast-scoring", "how-to/libra
 """The others take minutes together."""
 LARGE = "needs the data sets of the papers, and hours on a GPU"
 NOT_RUN = {
-    "git clone ADDRESS": "installs vacsr; the workflows of .github do it",
+    "git clone ADDRESS": "installs vacsr, as `make venv` does",
     "vacsr fewshot recipes/base2novel-oxford_pets": LARGE,
     "CUDA_VISIBLE_DEVICES=0 vacsr compare tables/noise.yaml": LARGE,
     "python tools/join_data.py": LARGE,
