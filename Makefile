@@ -62,7 +62,7 @@ docs: $(DOCS) ## build the site into site/; open site/index.html
 docs-check: $(FULL) ## tables, sentences, links, commands and short code blocks of docs/; a strict build where the tools of `make docs` are there
 	$(PYTHON) tools/docs_tables.py --check
 	$(PYTHON) tools/docs_text.py
-	$(BIN)/pytest -n 0 -q -m "not long" tests/test_docs.py tests/test_docs_tables.py
+	$(BIN)/pytest -n 0 -q -m "not long" tests/test_docs.py tests/test_docs_blocks.py tests/test_docs_tables.py
 	@if $(BIN)/python -c 'import latex2mathml, material, mkdocstrings_handlers.python' 2>/dev/null; \
 	then NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict; \
 	else echo "site not checked: make docs installs what it needs" >&2; fi

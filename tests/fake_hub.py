@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -46,6 +47,12 @@ class FakeHub:
         self.repos[repo][commit] = tree
         self.branches[repo][branch] = commit
         return commit
+
+    def add(self, repo: str, folder: Path) -> None:
+        """A repository with the files of a folder, in one commit."""
+        tree = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        commit = hashlib.sha1(repo.encode()).hexdigest()
+        self.repos[repo], self.branches[repo], self.large[repo] = {commit: tree}, {"main": commit}, set()
 
     def replace(self, repo: str, path: str, data: bytes) -> None:
         """Damage a file of the newest commit, as a disk may do."""

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,15 +25,8 @@ from vacsr.fewshot.config import FewshotRecipe
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-RUN = [
-    ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("data", "extending", "training")),
-    *sorted((DOCS / "get-started").glob("*.md")),
-    *sorted((DOCS / "how-to").glob("*.md")),
-]
-NEEDS = {"mteb": "mteb"}  # packages of extras that a page's blocks import
-QUICK = ("data", "extending", "fast-scoring", "library")  # the others take minutes together
 method_entry("vacsr")
+SHELL = ("bash", "sh", "console")
 METHODS = sorted(REGISTRY["retrieval"])
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -133,7 +121,7 @@ def typed(line: str) -> tuple[str, ...] | None:
 
 def commands(page: Path) -> Iterator[Command]:
     for language, text in fences(page):
-        if language not in ("", "bash", "sh"):
+        if language not in ("", *SHELL):
             continue
         for line in HEREDOC.sub("", text).replace("\\\n", " ").splitlines():
             words = typed(line.strip())
@@ -218,32 +206,3 @@ def test_every_few_shot_method_has_a_section_with_its_source(method: str) -> Non
     page = DOCS / "methods/fewshot.md"
     assert method in anchors(page)
     assert f"src/{REGISTRY['fewshot'][method].method.__module__.replace('.', '/')}.py" in links(page)
-
-
-# ------------------------------------------------------------------------------------------------------------ runs
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "page", [page if page.stem in QUICK else pytest.param(page, marks=pytest.mark.long) for page in RUN], ids=name_of
-)
-def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
-    """Every python and bash block of the page, beside recipes/ and tables/; python blocks in a row are one program."""
-    package = NEEDS.get(page.stem, "vacsr")
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"needs the package {package}")
-    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    bash = shutil.which("bash")
-    if bash is None or shutil.which("vacsr", path=here) is None:
-        pytest.skip("needs bash and the installed command")
-    for folder in ("recipes", "tables"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    runners = {"python": [sys.executable, "-c"], "bash": [bash, "-euc"]}
-    env = {**os.environ, "PATH": here, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
-    blocks = [(language, text) for language, text in fences(page) if language in runners]
-    assert blocks
-    for language, group in itertools.groupby(blocks, key=lambda block: block[0]):
-        text = "\n".join(text for _, text in group)
-        done = subprocess.run([*runners[language], text], cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, f"{text}\n{done.stderr}"

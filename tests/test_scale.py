@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -387,6 +389,30 @@ def test_the_commands(cluster: Any, shards: str, model: Path, tmp_path: Path, va
     assert "6 of them before" in vacsr("filter", model, *where, tmp_path / "f", "--keep", 0.25).err
     assert vacsr("score", model, *where, tmp_path / "x", "--split", "dev").refused(4, "--split")
     assert vacsr("score", model, "--pairs", "synthetic:", "--ray", 2, "--out", tmp_path / "x").refused(2, "shards:")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["auto", "HOST:PORT"])
+def test_a_command_joins_a_cluster(where: str, cluster: Any, shards: str, model: Path, tmp_path: Path) -> None:
+    """As on a machine of a cluster that `ray start` made: in a process of its own, which starts no Ray."""
+    asked = where if where == "auto" else cluster.address
+    command = [
+        sys.executable,
+        "-m",
+        "vacsr",
+        "score",
+        model,
+        "--pairs",
+        shards,
+        "--ray",
+        asked,
+        *CPU,
+        "--out",
+        tmp_path,
+    ]
+    env = {**os.environ, "RAY_ADDRESS": cluster.address}
+    done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(list(tmp_path.glob("*.parquet")))) == (0, 6), done.stderr
 
 
 @pytest.mark.long

@@ -214,14 +214,6 @@ def _tflops(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-def ensembles(cells: list[str], heading: str) -> str | None:
-    """Share of the rate of the trunk's products, for one network and for four."""
-    for row in stored("members.json")["rows"]:
-        if (f"{row['d']:,}", str(row["members"]), row["way"]) == (cells[0], cells[1], heading):
-            return f"{row['seconds']:.3f} s, {row['share']:.0%}"
-    return None
-
-
 def rankings(cells: list[str], heading: str) -> str | None:
     """What a precision does to the order."""
     names = {"kernel, fp8, 30 candidates scored again in fp16": "fp8 rescored", "default topk(10)": "default topk"}
@@ -243,16 +235,6 @@ def index(cells: list[str], heading: str) -> str | None:
     (row,) = (r for r in stored("index.json")["rows"] if r["way"] == cells[0])
     key, form = keys[heading]
     return "–" if row[key] is None else format(row[key], form)
-
-
-def calibrated(cells: list[str], heading: str) -> str | None:
-    """A calibration on a million vectors, and searches with it beside those without."""
-    rows = {(row["way"], row["method"]): row for row in stored("calibrated.json")["rows"]}
-    row = rows[cells[0].replace("search", "search with a calibration"), cells[1]]
-    if heading == "added by the calibration":
-        return f"{100 * (row['cpu_ratio'] - 1):+.1f}%".replace("-", "−") if "cpu_ratio" in row else "–"
-    keys = {"seconds": "seconds", "of the processor": "cpu_seconds"}
-    return f"{row[keys[heading]]:.3g}" if heading in keys else None
 
 
 def stores(cells: list[str], heading: str) -> str | None:
@@ -454,20 +436,6 @@ def main_rows() -> Cell:
     return across(shown)
 
 
-def parts() -> Cell:
-    """Parts of the default preset, clean and at 50% noise."""
-    columns = {"RSUM": Measured(("test.rsum",)), "mAP@R i2t": Measured(("test.i2t.map_at_r",))}
-    columns["τ-c"] = Measured(("test.judgments.expert_tau_c",))
-    settings = {"clean": "clean", "50% wrong": "noise-50"}
-    return across(
-        {
-            f"{name}, {head}": (Comparison("ablation/results.json", setting, columns), name)
-            for head, setting in settings.items()
-            for name in columns
-        }
-    )
-
-
 def fewshot() -> Cell:
     shown = {}
     for head, (setting, key) in FEWSHOT.items():
@@ -488,22 +456,20 @@ def tables() -> dict[tuple[str, str], Cell]:
         ),
         **comparisons("scenes/results.json", SCENES, WORLDS),
         **comparisons("efficiency/results.json", STEP, STEPS),
-        ("measurements.md", "missing, people's grades"): audit("cxc-across"),
+        ("results/audit-missing.md", "missing, people's grades"): audit("cxc-across"),
         ("results/audit-missing.md", "missing, judged"): audit("judged-test"),
         ("results/audit-missing.md", "missing, scenes"): audit("scenes"),
         ("measurements.md", "wrong captions"): wrong_captions,
-        ("measurements.md", "people's grades"): graded_captions,
-        ("measurements.md", "counted"): counted,
+        ("results/audit-missing.md", "people's grades"): graded_captions,
+        ("results/audit-missing.md", "counted"): counted,
         ("measurements.md", "RSUM, four networks"): grid,
         ("measurements.md", "beyond the order"): grid_trust,
-        ("measurements.md", "parts"): parts(),
         ("measurements.md", "few-shot"): fewshot(),
         ("measurements.md", "items | way"): cutoffs,
+        ("results/cutoffs.md", "items | way"): cutoffs,
         ("performance.md", "way | decoder"): scoring,
         ("performance.md", "scores"): rankings,
-        ("performance.md", "d | networks"): ensembles,
         ("performance.md", "way | p50 ms"): index,
-        ("performance.md", "way | method"): calibrated,
         ("performance.md", "store"): stores,
         ("performance.md", "batch"): strips,
         ("performance.md", "training step"): image_step,

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 from pydantic import ValidationError
 
-from vacsr.config import Recipe
+from vacsr.config import Recipe, TrainConfig
 from vacsr.config.base import METHODS, MethodConfig, method_entry, register
-from vacsr.errors import UsageError
+from vacsr.errors import ConfigError, UsageError
 from vacsr.methods import build_method
 from vacsr.methods.sigmoid import Sigmoid, SigmoidConfig
 
@@ -102,10 +102,15 @@ def test_the_recipe_validates_its_method_through_the_registry() -> None:
     assert recipe.model_dump()["method"] == {"members": 1, "teacher": 0.0, "trust": 0.0, **own}
     assert Recipe(method=SigmoidConfig(scale=3.0)) == recipe
     assert type(build_method(recipe.method, dim=4)) is Sigmoid
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         Recipe(method="sigmoid")  # type: ignore[arg-type]
     with pytest.raises(ValidationError):
         recipe.train.epochs = 3  # type: ignore[misc]
+
+
+def test_a_section_built_by_hand_names_its_fields_too() -> None:
+    with pytest.raises(ConfigError, match=r"TrainConfig .*\n  epoch: unknown field \(did you mean 'epochs'\?\)"):
+        TrainConfig(epoch=3)  # type: ignore[call-arg]
 
 
 class OtherConfig(MethodConfig):

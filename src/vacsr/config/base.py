@@ -25,6 +25,14 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise config_error(error, type(self).__name__) from error
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # sections of a recipe do not pass through it
+
     @model_validator(mode="wrap")
     @classmethod
     def _suggest_fields(cls, raw: Any, handler: Callable[[Any], Any]) -> Any:
@@ -40,6 +48,12 @@ class Config(BaseModel):
                     kind, message = "unknown_field", f"unknown field{hint}"
                 details.append({"type": PydanticCustomError(kind, message), "loc": line["loc"], "input": line["input"]})
             raise ValidationError.from_exception_data(cls.__name__, details) from None
+
+
+def config_error(error: ValidationError, what: str = "the configuration", *above: str) -> ConfigError:
+    """Every problem, named by its dotted field below the sections ``above``."""
+    lines = [f"  {'.'.join(map(str, (*above, *item['loc'])))}: {item['msg']}" for item in error.errors()]
+    return ConfigError(f"{what} is not valid — correct these fields:\n" + "\n".join(lines))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from vacsr.config.base import Config, MethodConfig, Task, method_entry
+from vacsr.config.base import Config, MethodConfig, Task, config_error, method_entry
 from vacsr.config.recipe import Recipe
 from vacsr.errors import ConfigError, DataError
 from vacsr.files import read_text
@@ -90,9 +90,7 @@ def parse(kind: type[C], raw: Mapping[str, Any], *, within: str = "") -> C:
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        above = (within,) if within else ()
-        lines = [f"  {'.'.join(map(str, (*above, *item['loc'])))}: {item['msg']}" for item in error.errors()]
-        raise ConfigError("the configuration is not valid — correct these fields:\n" + "\n".join(lines)) from error
+        raise config_error(error, "the configuration", *([within] if within else ())) from error
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -198,7 +198,8 @@ def _without_scheme(path: str, formats: Mapping[str, Format]) -> str:
     scheme = next((name for name, entry in formats.items() if suffix and entry.suffix == suffix), None)
     if scheme:
         return f"{path!r} has no scheme — write {scheme}:{path}"
-    others = "" if os.sep in path or suffix else f", or write one of: {usage(formats)}"
+    names = ", ".join(f"{name}:{entry.path}" for name, entry in formats.items())
+    others = "" if os.sep in path or suffix else f", or write one of: {names}"
     return f"no such folder: {path} — check the name{others}"
 
 
