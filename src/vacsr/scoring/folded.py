@@ -14,6 +14,7 @@ from vacsr.scoring.topk import BLOCK_PAIRS, DIRECTIONS, Direction, TopK, block_r
 
 FP8 = torch.float8_e4m3fn
 _SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
+_CPU_OUTPUTS = 1 << 20  # of the trunk at a time: they stay in a CPU's cache
 
 
 def half_dtype(folded: FoldedScore) -> torch.dtype:
@@ -63,7 +64,8 @@ class BlockScorer(Engine):
 
     ``folded``: the method's folded form, where it is known already. Bounds, in numbers, not bytes: ``outputs`` of
     the trunk in a tile (by default as many as a CPU's cache holds, or 0.5 GB on a GPU), scaled trunk ``weights`` of a
-    tile, which outgrow the outputs of small batches, and ``pairs`` of a streamed block.
+    tile, which outgrow the outputs of small batches, and ``pairs`` of a streamed block. On a CPU a tile is 64
+    images with all texts, in strips of ``outputs``: texts are rounded once per tile, weights scaled once per image.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class BlockScorer(Engine):
 
     def tile_pairs(self, device: torch.device) -> int:
         """Pairs whose trunk outputs are held at a time."""
-        return max(1, (self.outputs or (1 << 27 if device.type == "cuda" else 1 << 20)) // self.width)
+        return max(1, (self.outputs or (1 << 27 if device.type == "cuda" else _CPU_OUTPUTS)) // self.width)
 
     def tile(self, images: int, texts: int, device: torch.device) -> tuple[int, int]:
         """Images and texts per tile within the bounds. Each item of the smaller side scales a copy of the trunk."""
@@ -91,13 +93,16 @@ class BlockScorer(Engine):
 
     @torch.inference_mode()
     def block(self, v: Embedding, t: Embedding) -> Tensor:
-        rows, columns = self.tile(len(v.mean), len(t.mean), t.mean.device)
+        strips = v.mean.device.type == "cpu" and self.folded is not None
+        rows, columns = (64, len(t.mean) or 1) if strips else self.tile(len(v.mean), len(t.mean), t.mean.device)
+        room = (self.outputs or _CPU_OUTPUTS) if strips else None
         out = torch.empty(len(v.mean), len(t.mean), device=v.mean.device)
         for i in range(0, len(v.mean), rows):
             for j in range(0, len(t.mean), columns):
                 images, texts = slice(i, i + rows), slice(j, j + columns)
                 x, y = take(v, images), take(t, texts)
-                logits = self.folded.logits(x.mean, y.mean) if self.folded else self._dense(self.method.score, x, y)
+                score, folded = self.method.score, self.folded
+                logits = folded.logits(x.mean, y.mean, room=room) if folded else self._dense(score, x, y)
                 out[images, texts] = logits
         return out
 

@@ -19,7 +19,7 @@ from vacsr.data.photos import ListedPhotos, Picture
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, Method, take
 from vacsr.model import MatchingModel, choose_device
-from vacsr.scoring.cascade import Precision, choose_engine
+from vacsr.scoring.cascade import Precision, candidate_scores, choose_engine
 from vacsr.scoring.topk import DIRECTIONS, BothTopK, Direction, TopK, blocks_topk
 
 Features = Tensor | npt.NDArray[Any]
@@ -105,6 +105,19 @@ class PairScores:
     def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
         """Of the pairs (rows[n], cols[n]) only, without the matrix. [N], [N] -> [N]"""
         return torch.cat([self.scorer.engine.aligned(v, t) for v, t in self._aligned(rows, cols)])
+
+    @torch.inference_mode()
+    def score_lists(self, queries: Tensor, items: Tensor, *, direction: Direction) -> Tensor:
+        """Of each query with its own items, without the matrix. Rows of images and texts [Q], [Q, m] -> [Q, m]
+
+        On a CPU query by query: a query is not copied for each of its items.
+        """
+        asked, held = (self.images, self.texts) if direction == "i2t" else (self.texts, self.images)
+        engine, (rows, cols) = self.scorer.engine, (index.to(self.scorer.device) for index in (queries, items))
+        if cols.device.type != "cpu":
+            return candidate_scores(engine, take(asked, rows), held, cols)
+        parts = [engine.block(take(asked, rows[n : n + 1]), take(held, cols[n])) for n in range(len(cols))]
+        return torch.cat([torch.empty(0, cols.shape[1]), *parts])
 
     @torch.inference_mode()
     def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
