@@ -17,6 +17,9 @@ from vacsr.config import Config
 from vacsr.distributions import bounded_variance
 from vacsr.errors import NotFoldable, ShapeMismatch
 
+WIDE_SUMS = hasattr(torch.ops.aten.mm, "dtype")
+"""This torch can leave products of half precision in float32, on a GPU."""
+
 
 class AdapterConfig(Config):
     """Shape of the variational adapter: encoder, mixture and decoder."""
@@ -195,6 +198,10 @@ class FoldedScore:
         """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""
         return reduce(torch.add, (part.aligned_logits(x, y) for part, x, y in self._each(v, t)))
 
+    def list_logits(self, v: Tensor, t: Tensor) -> Tensor:
+        """Logits of queries, each with its own items. [Q, d], [Q, m, d] -> [Q, m] float32"""
+        return reduce(torch.add, (part.list_logits(x, y) for part, x, y in self._each(v, t)))
+
     def logits(self, v: Tensor, t: Tensor, *, room: int | None = None) -> Tensor:
         """Every pair's logit, see :meth:`FoldedAdapter.logits`. [I, d], [T, d] -> [I, T] float32"""
         return reduce(torch.add, (part.logits(x, y, room=room) for part, x, y in self._each(v, t)))
@@ -237,6 +244,14 @@ class FoldedAdapter:
         logit = self._decode((v * t).to(self.trunk.dtype), self.trunk, self.trunk_bias).squeeze(-1)
         return logit if self.residual is None else logit + self._residual((v.float() * t.float()).sum(dim=-1))
 
+    def list_logits(self, v: Tensor, t: Tensor) -> Tensor:
+        """Logits of queries, each with its own items: no query is copied. [Q, d], [Q, m, d] -> [Q, m] float32"""
+        pair = torch.mul(v.unsqueeze(1), t, out=t.new_empty(t.shape, dtype=self.trunk.dtype))
+        logit = self._decode(pair, self.trunk, self.trunk_bias).squeeze(-1)
+        if self.residual is None:
+            return logit
+        return logit + self._residual(torch.bmm(t.float(), v.float().unsqueeze(2)).squeeze(2))
+
     def logits(self, v: Tensor, t: Tensor, *, room: int | None = None) -> Tensor:
         """Every pair's logit: W(v⊙t) = (W·diag v) t, so each image is a plain GEMM. [I, d], [T, d] -> [I, T] float32
 
@@ -264,7 +279,10 @@ class FoldedAdapter:
     def _decode(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Trunk and decoder of n trunks, one below the other. [..., d], [n·H, d], [n·H] -> [..., n]"""
         hidden = relu_linear(x, weight, bias).view(-1, len(self.trunk))
-        out = functional.linear(hidden, self.small).float().add_(self.small_bias)
+        if hidden.device.type == "cuda" and hidden.dtype != torch.float32 and self.last is not None and WIDE_SUMS:
+            out = torch.mm(hidden, self.small.T, out_dtype=torch.float32).add_(self.small_bias)
+        else:
+            out = functional.linear(hidden, self.small).float().add_(self.small_bias)
         logit = out.squeeze(-1) if self.last is None else torch.mv(out.relu_(), self.last).add_(self.last_bias)
         return logit.view(*x.shape[:-1], len(weight) // len(self.trunk))
 
@@ -284,4 +302,5 @@ def relu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @cache
 def fast_bfloat16() -> bool:
     """Does this CPU multiply in bfloat16?"""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    known: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -13,7 +13,7 @@ from vacsr.methods.base import Embedding, Method, take
 from vacsr.scoring.topk import BLOCK_PAIRS, DIRECTIONS, Direction, TopK, block_rows, blocks_topk
 
 FP8 = torch.float8_e4m3fn
-_SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
+SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
 _CPU_OUTPUTS = 1 << 20  # of the trunk at a time: they stay in a CPU's cache
 
 
@@ -21,7 +21,7 @@ def half_dtype(folded: FoldedScore) -> torch.dtype:
     """float16, or bfloat16 for an adapter whose hidden units or small matrix may leave float16's range."""
     for part in folded.parts:
         hidden = part.trunk.norm(dim=1) + part.trunk_bias.abs()  # an upper bound: embeddings have length 1 at most
-        if not bool(torch.maximum(hidden.amax(), part.small.abs().amax()) < _SAFE):
+        if not bool(torch.maximum(hidden.amax(), part.small.abs().amax()) < SAFE):
             return torch.bfloat16
     return torch.float16
 
@@ -50,6 +50,13 @@ class Engine(ABC):
     @abstractmethod
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of pairs (n, n). [N, d], [N, d] -> [N]"""
+
+    def lists(self, v: Embedding, t: Embedding) -> Tensor:
+        """Scores of queries, each with its own items. [Q, d], [Q, m, d] -> [Q, m]"""
+        shape = t.mean.shape[:2]
+        return self.aligned(v.map(lambda x: x.repeat_interleave(shape[1], 0)), t.map(lambda x: x.flatten(0, 1))).view(
+            shape
+        )
 
     def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
         """Best texts of each image, and images of each text, by (−score, index), in one pass over the pairs.
@@ -126,3 +133,7 @@ class BlockScorer(Engine):
             dense, folded = self.method.aligned_score, self.folded
             out[part] = folded.aligned_logits(x.mean, y.mean) if folded else self._dense(dense, x, y)
         return out
+
+    @torch.inference_mode()
+    def lists(self, v: Embedding, t: Embedding) -> Tensor:
+        return super().lists(v, t) if self.folded is None else self.folded.list_logits(v.mean, t.mean)

@@ -83,7 +83,7 @@ class PairScores:
 
         The order is that of float32 in a float32 scorer, on a GPU by the rule of
         :class:`vacsr.scoring.cascade.Cascade`. A scorer in half precision orders by its scores; float8 rescores its
-        best 3·k in half precision.
+        best 2·k, at least k + 16, in half precision.
         """
         return self._topk(k, [direction])[0]
 
@@ -108,16 +108,10 @@ class PairScores:
 
     @torch.inference_mode()
     def score_lists(self, queries: Tensor, items: Tensor, *, direction: Direction) -> Tensor:
-        """Of each query with its own items, without the matrix. Rows of images and texts [Q], [Q, m] -> [Q, m]
-
-        On a CPU query by query: a query is not copied for each of its items.
-        """
+        """Of each query with its own items, without the matrix. Rows of images and texts [Q], [Q, m] -> [Q, m]"""
         asked, held = (self.images, self.texts) if direction == "i2t" else (self.texts, self.images)
-        engine, (rows, cols) = self.scorer.engine, (index.to(self.scorer.device) for index in (queries, items))
-        if cols.device.type != "cpu":
-            return candidate_scores(engine, take(asked, rows), held, cols)
-        parts = [engine.block(take(asked, rows[n : n + 1]), take(held, cols[n])) for n in range(len(cols))]
-        return torch.cat([torch.empty(0, cols.shape[1]), *parts])
+        rows, cols = (index.to(self.scorer.device) for index in (queries, items))
+        return candidate_scores(self.scorer.engine, take(asked, rows), held, cols)
 
     @torch.inference_mode()
     def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:
