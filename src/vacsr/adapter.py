@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,6 +16,9 @@ from torch.nn import functional
 from vacsr.config import Config
 from vacsr.distributions import bounded_variance
 from vacsr.errors import NotFoldable, ShapeMismatch
+
+WIDE_SUMS = hasattr(torch.ops.aten.mm, "dtype")
+"""This torch can leave products of half precision in float32, on a GPU."""
 
 
 class AdapterConfig(Config):
@@ -195,9 +198,13 @@ class FoldedScore:
         """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""
         return reduce(torch.add, (part.aligned_logits(x, y) for part, x, y in self._each(v, t)))
 
-    def logits(self, v: Tensor, t: Tensor) -> Tensor:
-        """Every pair's logit. [I, d], [T, d] -> [I, T] float32"""
-        return reduce(torch.add, (part.logits(x, y) for part, x, y in self._each(v, t)))
+    def list_logits(self, v: Tensor, t: Tensor) -> Tensor:
+        """Logits of queries, each with its own items. [Q, d], [Q, m, d] -> [Q, m] float32"""
+        return reduce(torch.add, (part.list_logits(x, y) for part, x, y in self._each(v, t)))
+
+    def logits(self, v: Tensor, t: Tensor, *, room: int | None = None) -> Tensor:
+        """Every pair's logit, see :meth:`FoldedAdapter.logits`. [I, d], [T, d] -> [I, T] float32"""
+        return reduce(torch.add, (part.logits(x, y, room=room) for part, x, y in self._each(v, t)))
 
     def _each(self, v: Tensor, t: Tensor) -> Iterable[tuple[FoldedAdapter, Tensor, Tensor]]:
         return zip(self.parts, self.split(v), self.split(t), strict=True)
@@ -234,27 +241,66 @@ class FoldedAdapter:
 
     def aligned_logits(self, v: Tensor, t: Tensor) -> Tensor:
         """Logits of pairs (n, n). [N, d], [N, d] -> [N] float32"""
-        hidden = functional.linear((v * t).to(self.trunk.dtype), self.trunk, self.trunk_bias).relu_()
-        return self._decode(hidden, (v.float() * t.float()).sum(dim=-1))
+        logit = self._decode((v * t).to(self.trunk.dtype), self.trunk, self.trunk_bias).squeeze(-1)
+        return logit if self.residual is None else logit + self._residual((v.float() * t.float()).sum(dim=-1))
 
-    def logits(self, v: Tensor, t: Tensor) -> Tensor:
+    def list_logits(self, v: Tensor, t: Tensor) -> Tensor:
+        """Logits of queries, each with its own items: no query is copied. [Q, d], [Q, m, d] -> [Q, m] float32"""
+        pair = torch.mul(v.unsqueeze(1), t, out=t.new_empty(t.shape, dtype=self.trunk.dtype))
+        logit = self._decode(pair, self.trunk, self.trunk_bias).squeeze(-1)
+        if self.residual is None:
+            return logit
+        return logit + self._residual(torch.bmm(t.float(), v.float().unsqueeze(2)).squeeze(2))
+
+    def logits(self, v: Tensor, t: Tensor, *, room: int | None = None) -> Tensor:
         """Every pair's logit: W(v⊙t) = (W·diag v) t, so each image is a plain GEMM. [I, d], [T, d] -> [I, T] float32
 
         Texts are the rows of the product: the bias then runs along memory and is part of the GEMM, not a copy of the
-        whole tile. v⊙t is symmetric, so the side with fewer items is the one that scales the weights.
+        whole tile. v⊙t is symmetric, so the side with fewer items is the one that scales the weights. ``room``: trunk
+        outputs held at a time, by default all; v⊙t itself is formed where it is smaller than the scaled weights.
         """
         if len(t) < len(v):
-            return self.logits(t, v).T
-        dtype, (height, dim) = self.trunk.dtype, self.trunk.shape
-        scaled = (v.to(dtype).unsqueeze(1) * self.trunk).view(-1, dim)  # [I·H, d]
-        hidden = functional.linear(t.to(dtype), scaled, self.trunk_bias.repeat(len(v))).relu_()
-        cosine = t.float() @ v.float().T if self.residual is not None else None
-        return self._decode(hidden.view(len(t), len(v), height), cosine).T
+            return self.logits(t, v, room=room).T
+        (height, dim), texts = self.trunk.shape, t.to(self.trunk.dtype)
+        pairs = len(v) * len(t) if room is None else max(1, room // height)
+        images = max(1, min(len(v), pairs // max(1, len(t))))
+        out = torch.empty(len(v), len(t), device=v.device)
+        for rows, block in zip(torch.split(v.to(texts.dtype), images), torch.split(out, images), strict=True):
+            if room is not None and len(t) < height:
+                formed = (rows.unsqueeze(1) * texts).view(-1, dim)
+                block.copy_(self._decode(formed, self.trunk, self.trunk_bias).view_as(block))
+                continue
+            scaled = (rows.unsqueeze(1) * self.trunk).view(-1, dim)  # [I·H, d]
+            bias, step = self.trunk_bias.repeat(len(rows)), max(1, pairs // max(1, len(rows)))
+            for part, columns in zip(torch.split(texts, step), torch.split(block, step, dim=1), strict=True):
+                columns.copy_(self._decode(part, scaled, bias).T)
+        return out if self.residual is None else out.add_(self._residual(v.float() @ t.float().T))
 
-    def _decode(self, hidden: Tensor, cosine: Tensor | None) -> Tensor:
-        """What follows the trunk. [..., H], [...] -> [...]"""
-        out = functional.linear(hidden, self.small).float() + self.small_bias
-        logit = out.squeeze(-1) if self.last is None else torch.matmul(out.relu_(), self.last) + self.last_bias
-        if self.residual is None or cosine is None:
-            return logit
-        return logit + self.residual[0] * cosine + self.residual[1]
+    def _decode(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Trunk and decoder of n trunks, one below the other. [..., d], [n·H, d], [n·H] -> [..., n]"""
+        hidden = relu_linear(x, weight, bias).view(-1, len(self.trunk))
+        if hidden.device.type == "cuda" and hidden.dtype != torch.float32 and self.last is not None and WIDE_SUMS:
+            out = torch.mm(hidden, self.small.T, out_dtype=torch.float32).add_(self.small_bias)
+        else:
+            out = functional.linear(hidden, self.small).float().add_(self.small_bias)
+        logit = out.squeeze(-1) if self.last is None else torch.mv(out.relu_(), self.last).add_(self.last_bias)
+        return logit.view(*x.shape[:-1], len(weight) // len(self.trunk))
+
+    def _residual(self, cosine: Tensor) -> Tensor:
+        assert self.residual is not None
+        return self.residual[0] * cosine + self.residual[1]
+
+
+def relu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """relu(x·Wᵀ + b). On a CPU with bfloat16 units oneDNN applies the ReLU to the product while it is in registers."""
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and x.numel() and fast_bfloat16():
+        fused: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu", [], "")
+        return fused
+    return functional.linear(x, weight, bias).relu_()
+
+
+@cache
+def fast_bfloat16() -> bool:
+    """Does this CPU multiply in bfloat16?"""
+    known: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -56,7 +56,7 @@ class Cascade(Engine):
     belongs to the top-k; otherwise the fine engine scores the query with all items. Calls of fewer than ``worthwhile``
     operations go to the fine engine directly: the kernel would not be worth its compilation.
 
-    Not ``exact``: the score matrix is the coarse engine's, and its best 3·k are reordered by the fine one.
+    Not ``exact``: the score matrix is the coarse engine's, and the candidates are reordered by the fine one.
     """
 
     def __init__(
@@ -71,10 +71,13 @@ class Cascade(Engine):
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         return self.fine.aligned(v, t)
 
+    def lists(self, v: Embedding, t: Embedding) -> Tensor:
+        return self.fine.lists(v, t)
+
     @torch.inference_mode()
     def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
         sides = [(v, t) if direction == "i2t" else (t, v) for direction in directions]
-        count = k + max(k, self.spare) if self.exact else 3 * k
+        count = k + max(k, self.spare)
         operations = 2.0 * len(v.mean) * len(t.mean) * sum(part.trunk.numel() for part in self.coarse.parts)
         if self.exact and (operations < self.worthwhile or count >= min(len(items.mean) for _, items in sides)):
             return self.fine.topk(v, t, k=k, directions=directions)
@@ -95,13 +98,15 @@ class Cascade(Engine):
 
 
 def candidate_scores(
-    engine: Engine, queries: Embedding, items: Embedding, index: Tensor, *, chunk: int = 1 << 15
+    engine: Engine, queries: Embedding, items: Embedding, index: Tensor, *, chunk: int | None = None
 ) -> Tensor:
-    """Scores of each query with its candidates, ``chunk`` aligned pairs at a time. [Q, d], [N, d], [Q, m] -> [Q, m]"""
-    query = torch.arange(len(index), device=index.device).repeat_interleave(index.shape[1])
-    pairs = zip(torch.split(query, chunk), torch.split(index.flatten(), chunk), strict=True)
-    parts = [engine.aligned(take(queries, rows), take(items, columns)) for rows, columns in pairs]
-    return torch.cat(parts).view_as(index)
+    """Scores of each query with its candidates, about ``chunk`` pairs at a time. [Q, d], [N, d], [Q, m] -> [Q, m]
+
+    By default as many pairs as a CPU's cache holds, or 32,768 on a GPU.
+    """
+    chunk = chunk or (1 << 15 if index.device.type == "cuda" else (1 << 20) // items.mean.shape[1])
+    rows = torch.split(torch.arange(len(index), device=index.device), max(1, chunk // max(1, index.shape[1])))
+    return torch.cat([engine.lists(take(queries, row), take(items, index[row])) for row in rows])
 
 
 def surely_best(coarse: Tensor, fine: Tensor, *, k: int) -> Tensor:

@@ -13,14 +13,15 @@ from vacsr.methods.base import Embedding, Method, take
 from vacsr.scoring.topk import BLOCK_PAIRS, DIRECTIONS, Direction, TopK, block_rows, blocks_topk
 
 FP8 = torch.float8_e4m3fn
-_SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
+SAFE = 1e4  # largest hidden unit or weight allowed in float16, whose range ends at 65,504
+_CPU_OUTPUTS = 1 << 20  # of the trunk at a time: they stay in a CPU's cache
 
 
 def half_dtype(folded: FoldedScore) -> torch.dtype:
     """float16, or bfloat16 for an adapter whose hidden units or small matrix may leave float16's range."""
     for part in folded.parts:
         hidden = part.trunk.norm(dim=1) + part.trunk_bias.abs()  # an upper bound: embeddings have length 1 at most
-        if not bool(torch.maximum(hidden.amax(), part.small.abs().amax()) < _SAFE):
+        if not bool(torch.maximum(hidden.amax(), part.small.abs().amax()) < SAFE):
             return torch.bfloat16
     return torch.float16
 
@@ -50,6 +51,13 @@ class Engine(ABC):
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         """Scores of pairs (n, n). [N, d], [N, d] -> [N]"""
 
+    def lists(self, v: Embedding, t: Embedding) -> Tensor:
+        """Scores of queries, each with its own items. [Q, d], [Q, m, d] -> [Q, m]"""
+        shape = t.mean.shape[:2]
+        return self.aligned(v.map(lambda x: x.repeat_interleave(shape[1], 0)), t.map(lambda x: x.flatten(0, 1))).view(
+            shape
+        )
+
     def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
         """Best texts of each image, and images of each text, by (−score, index), in one pass over the pairs.
 
@@ -63,7 +71,8 @@ class BlockScorer(Engine):
 
     ``folded``: the method's folded form, where it is known already. Bounds, in numbers, not bytes: ``outputs`` of
     the trunk in a tile (by default as many as a CPU's cache holds, or 0.5 GB on a GPU), scaled trunk ``weights`` of a
-    tile, which outgrow the outputs of small batches, and ``pairs`` of a streamed block.
+    tile, which outgrow the outputs of small batches, and ``pairs`` of a streamed block. On a CPU a tile is 64
+    images with all texts, in strips of ``outputs``: texts are rounded once per tile, weights scaled once per image.
     """
 
     def __init__(
@@ -77,7 +86,7 @@ class BlockScorer(Engine):
 
     def tile_pairs(self, device: torch.device) -> int:
         """Pairs whose trunk outputs are held at a time."""
-        return max(1, (self.outputs or (1 << 27 if device.type == "cuda" else 1 << 20)) // self.width)
+        return max(1, (self.outputs or (1 << 27 if device.type == "cuda" else _CPU_OUTPUTS)) // self.width)
 
     def tile(self, images: int, texts: int, device: torch.device) -> tuple[int, int]:
         """Images and texts per tile within the bounds. Each item of the smaller side scales a copy of the trunk."""
@@ -91,13 +100,16 @@ class BlockScorer(Engine):
 
     @torch.inference_mode()
     def block(self, v: Embedding, t: Embedding) -> Tensor:
-        rows, columns = self.tile(len(v.mean), len(t.mean), t.mean.device)
+        strips = v.mean.device.type == "cpu" and self.folded is not None
+        rows, columns = (64, len(t.mean) or 1) if strips else self.tile(len(v.mean), len(t.mean), t.mean.device)
+        room = (self.outputs or _CPU_OUTPUTS) if strips else None
         out = torch.empty(len(v.mean), len(t.mean), device=v.mean.device)
         for i in range(0, len(v.mean), rows):
             for j in range(0, len(t.mean), columns):
                 images, texts = slice(i, i + rows), slice(j, j + columns)
                 x, y = take(v, images), take(t, texts)
-                logits = self.folded.logits(x.mean, y.mean) if self.folded else self._dense(self.method.score, x, y)
+                score, folded = self.method.score, self.folded
+                logits = folded.logits(x.mean, y.mean, room=room) if folded else self._dense(score, x, y)
                 out[images, texts] = logits
         return out
 
@@ -121,3 +133,7 @@ class BlockScorer(Engine):
             dense, folded = self.method.aligned_score, self.folded
             out[part] = folded.aligned_logits(x.mean, y.mean) if folded else self._dense(dense, x, y)
         return out
+
+    @torch.inference_mode()
+    def lists(self, v: Embedding, t: Embedding) -> Tensor:
+        return super().lists(v, t) if self.folded is None else self.folded.list_logits(v.mean, t.mean)

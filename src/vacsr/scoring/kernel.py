@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from vacsr import kernels
-from vacsr.adapter import FoldedAdapter, FoldedScore
+from vacsr.adapter import WIDE_SUMS, FoldedAdapter, FoldedScore
 from vacsr.errors import EnvironmentProblem, UsageError
 from vacsr.methods.base import Embedding, Method, take
-from vacsr.scoring.folded import FP8, BlockScorer, Engine, half_dtype
+from vacsr.scoring.folded import FP8, SAFE, BlockScorer, Engine, half_dtype
 from vacsr.scoring.topk import BLOCK_PAIRS, DIRECTIONS, Direction, TopK, block_rows
 
 _FEW = 64  # fewer texts than this scale the weights, also where scores are streamed
@@ -181,6 +181,9 @@ class KernelScorer(Engine):
         residuals = [part.residual for part in folded.parts if part.residual is not None]
         self.slopes = torch.cat([x[:1].float().expand(dim) for x in residuals]) if residuals else None
         """Of the cosine, by dimension. [dim]"""
+        small = self.slopes is not None and bool(self.slopes.abs().amax() < SAFE)
+        self.cosine_dtype = torch.float16 if small and WIDE_SUMS else torch.float32
+        """Of the cosine's operands: float16 has eight times the precision of bfloat16; its sums are float32."""
         self.rows = rows or images_at_a_time(self.parts[0].trunk.numel() * dtype.itemsize, self.device)
 
     def _pack_adapter(self, folded: FoldedAdapter) -> PackedAdapter:
@@ -223,15 +226,18 @@ class KernelScorer(Engine):
             for start in range(0, len(v.mean), rows):
                 yield self.block(take(v, slice(start, start + rows)), t)
             return
-        texts = [self._pack_texts(part) for part in self._split(t.mean)]
+        texts, rounded = [self._pack_texts(part) for part in self._split(t.mean)], t.mean.to(self.cosine_dtype)
         rows = block_rows(self.rows, len(t.mean), pairs=self.pairs)
         for start in range(0, max(1, len(v.mean)), rows):
             part = take(v, slice(start, start + rows))
             out = torch.empty(len(part.mean), len(t.mean), device=self.device)
-            yield out if self._write(part.mean, t.mean, texts, out) else self.plain.block(part, t)
+            yield out if self._write(part.mean, rounded, texts, out) else self.plain.block(part, t)
 
     def aligned(self, v: Embedding, t: Embedding) -> Tensor:
         return self.plain.aligned(v, t)  # in torch; float8 scores these pairs in half precision
+
+    def lists(self, v: Embedding, t: Embedding) -> Tensor:
+        return self.plain.lists(v, t)
 
     def topk(self, v: Embedding, t: Embedding, *, k: int, directions: Sequence[Direction] = DIRECTIONS) -> list[TopK]:
         if len(directions) == 2 and len(t.mean) < len(v.mean):
@@ -252,6 +258,14 @@ class KernelScorer(Engine):
             rows = rows / gain
         return PackedTexts(rows.to(self.dtype).contiguous(), gain)
 
+    def _cosines(self, v: Tensor, t: Tensor, out: Tensor) -> Tensor:
+        """Residuals into ``out``. [b, d], [T, d] -> [b, T]"""
+        assert self.slopes is not None
+        left, right = (v.float() * self.slopes).to(self.cosine_dtype), t.to(self.cosine_dtype).T
+        if left.device.type == "cuda" and left.dtype == torch.float16:
+            return torch.mm(left, right, out_dtype=torch.float32, out=out)
+        return torch.mm(left.float(), right.float(), out=out)
+
     @torch.inference_mode()
     def _write(self, v: Tensor, t: Tensor, texts: list[PackedTexts], out: Tensor) -> bool:
         """Scores of images [b, d] into ``out`` [b, T]; False where the tile does not fit the GPU.
@@ -263,7 +277,7 @@ class KernelScorer(Engine):
         if not self._fits or not out.numel():
             return self._fits
         if self.slopes is not None:
-            torch.mm(v.float() * self.slopes, t.float().T, out=out)
+            self._cosines(v, t, out)
         try:
             for number, (part, images, packed) in enumerate(zip(self.parts, self._split(v), texts, strict=True)):
                 rows = functional.pad(images, (0, packed.rows.shape[1] - images.shape[1])).contiguous()  # [I, D']

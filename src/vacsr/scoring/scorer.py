@@ -19,7 +19,7 @@ from vacsr.data.photos import ListedPhotos, Picture
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 from vacsr.methods.base import Embedding, Method, take
 from vacsr.model import MatchingModel, choose_device
-from vacsr.scoring.cascade import Precision, choose_engine
+from vacsr.scoring.cascade import Precision, candidate_scores, choose_engine
 from vacsr.scoring.topk import DIRECTIONS, BothTopK, Direction, TopK, blocks_topk
 
 Features = Tensor | npt.NDArray[Any]
@@ -83,7 +83,7 @@ class PairScores:
 
         The order is that of float32 in a float32 scorer, on a GPU by the rule of
         :class:`vacsr.scoring.cascade.Cascade`. A scorer in half precision orders by its scores; float8 rescores its
-        best 3·k in half precision.
+        best 2·k, at least k + 16, in half precision.
         """
         return self._topk(k, [direction])[0]
 
@@ -105,6 +105,13 @@ class PairScores:
     def score_of(self, rows: Tensor, cols: Tensor) -> Tensor:
         """Of the pairs (rows[n], cols[n]) only, without the matrix. [N], [N] -> [N]"""
         return torch.cat([self.scorer.engine.aligned(v, t) for v, t in self._aligned(rows, cols)])
+
+    @torch.inference_mode()
+    def score_lists(self, queries: Tensor, items: Tensor, *, direction: Direction) -> Tensor:
+        """Of each query with its own items, without the matrix. Rows of images and texts [Q], [Q, m] -> [Q, m]"""
+        asked, held = (self.images, self.texts) if direction == "i2t" else (self.texts, self.images)
+        rows, cols = (index.to(self.scorer.device) for index in (queries, items))
+        return candidate_scores(self.scorer.engine, take(asked, rows), held, cols)
 
     @torch.inference_mode()
     def uncertainty(self, rows: Tensor, cols: Tensor) -> Tensor | None:

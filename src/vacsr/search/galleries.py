@@ -208,12 +208,7 @@ def _score_lists(scorer: PairScorer, queries: Embedding, items: Tensor, *, direc
     held = Embedding(items.flatten(0, 1))
     scores = PairScores(scorer, *((held, queries) if direction == "t2i" else (queries, held)))
     rows = torch.arange(items[..., 0].numel()).view(items.shape[:2])
-    return score_pairs(scores, torch.arange(len(items)), rows, direction=direction)
-
-
-def score_pairs(scores: PairScores, queries: Tensor, items: Tensor, *, direction: Direction) -> Tensor:
-    """The method's scores of each query with its items, in one pass. [Q], [Q, w] -> [Q, w] on the CPU"""
-    return scores.score_of(*pairs_of(queries, items, direction=direction)).cpu().view(items.shape)
+    return scores.score_lists(torch.arange(len(items)), rows, direction=direction).cpu()
 
 
 def pairs_of(queries: Tensor, items: Tensor, *, direction: Direction) -> tuple[Tensor, Tensor]:
@@ -238,7 +233,7 @@ def rescore(
 
     All pairs are scored in one pass. The uncertainties are of the first ``depth``.
     """
-    score = score_pairs(scores, queries, items, direction=direction)
+    score = scores.score_lists(queries, items, direction=direction).cpu()
     parts = [part.argsort(dim=1, descending=True, stable=True) for part in torch.split(score, candidates, dim=1)]
     order = torch.cat([part + number * candidates for number, part in enumerate(parts)], dim=1)
     top = items.gather(1, order[:, :depth])
