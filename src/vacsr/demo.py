@@ -44,9 +44,8 @@ from vacsr.scoring import PairScorer, PairScores
 from vacsr.search.audit import Signals
 from vacsr.search.audit import signals as audit_signals
 from vacsr.search.calibrate import CalibrateSettings, Calibration, fit_direction
-from vacsr.search.calibrate_run import calibration_path
 from vacsr.search.galleries import Lists
-from vacsr.search.index import model_digest
+from vacsr.search.index import calibration_path, model_digest
 from vacsr.search.probabilities import Isotonic, Mask, expected_calibration_error, fit_hits, fit_isotonic
 from vacsr.train import fit
 

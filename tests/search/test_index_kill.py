@@ -119,7 +119,7 @@ def test_kills(host: subprocess.Popen[str], models: dict[str, Path], tmp_path: P
     killed = 0
     while killed < kills:
         again = ["--replace"] if draw.random() < 0.3 else []
-        ended = run(host, [*command, *again], kill_after=draw.uniform(0, 1.0))
+        ended = run(host, [*command, *again], kill_after=draw.uniform(0, 0.5))
         assert ended.code in (0, -signal.SIGKILL)
         killed += ended.code != 0
         stored |= set(ended.stored)
