@@ -56,8 +56,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 }
 OURS, USUAL = "vacsr", "infonce"
 RESULTS, TABLE, PAGE, PICTURE, ALBUM = "results.json", "table.md", "index.html", "scene.png", "album"
-KIND = "vacsr demo"
-"""Marks a results.json as the demo's, which may be overwritten."""
+KIND = "vacsr demo"  # marks a results.json as the demo's, which may be overwritten
 TOWERS = "demo-towers"
 WRONG_SHARE = 1 / 3
 HEAD = HeadConfig(kind="mlp", dim=64, hidden=256, dropout=0.0)
@@ -76,8 +75,6 @@ _LIST, _SHOWN, _CARDS, _SIDE, _ALBUM_SIDE = 20, 5, 6, 160, 224
 
 
 class DemoConfig(Config):
-    """The size of the demo."""
-
     images: int = 1000
     held_out: int = 300
     epochs: int = 20
@@ -117,8 +114,6 @@ class Audited(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """One method."""
-
     answers: Answers
     audited: Audited
     metrics: dict[str, float]
@@ -169,7 +164,6 @@ def claim_folder(out: Path) -> None:
 
 
 def load_towers() -> MatchingModel:
-    """The towers of the package."""
     with as_file(files("vacsr").joinpath(TOWERS)) as folder:
         return MatchingModel.from_pretrained(folder)
 

@@ -41,19 +41,15 @@ EXTRAS = {
 
 
 class Finding(NamedTuple):
-    """The result of one check."""
-
     status: Literal["ok", "warn", "fail"]
     subject: str
     message: str
 
     def line(self) -> str:
-        """One line of the report."""
         return f"{self.status:<5} {self.subject:<21} {self.message}"
 
 
 def run_checks() -> list[Finding]:
-    """Every check on this machine."""
     findings = [Finding("ok", "python", platform.python_version())]
     try:
         import torch

@@ -24,8 +24,6 @@ _CHUNK = 256  # items that are embedded at a time: some loaders of mteb give one
 
 
 class _Side(NamedTuple):
-    """The items of one loader."""
-
     kind: str  # image or text
     vectors: Embedding  # of the distinct items [U, d]
     rows: Tensor  # [N], the distinct item of each input

@@ -29,7 +29,6 @@ class Bars:
         self.bar.stop()
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def steps(self, label: str, *, total: int) -> Callable[[str], None]:

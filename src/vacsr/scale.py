@@ -44,8 +44,7 @@ from vacsr.search.audit_page import DUPLICATES, MISSING, PAGE, ROWS, WRONG, writ
 from vacsr.search.filter import choose_captions, write_pairs
 from vacsr.search.index import model_digest
 
-TRIES = 5
-"""A part that ends its worker so often counts as broken."""
+TRIES = 5  # a part that ends its worker so often counts as broken
 _OBJECT_STORE = 1 << 27  # bytes: only names and counts travel
 
 

@@ -115,7 +115,6 @@ def sweeps_of(table: ComparisonTable) -> Iterator[Sweeps]:
 
 
 def _points(table: ComparisonTable, setting: str, column: Column, paper: Column | None) -> Iterator[SweepPoint]:
-    """Those of every row that was run."""
     for row, sweep in table.sweeps:
         ours = table.summary(setting, row, column.key)
         if ours is None:

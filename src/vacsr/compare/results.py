@@ -41,7 +41,6 @@ class Column(Config):
 
     @property
     def head(self) -> str:
-        """The column's heading."""
         return self.name or self.key
 
 
@@ -123,12 +122,9 @@ class Difference(NamedTuple):
     key: str
     against: str
     difference: float
-    low: float
-    """Lower end of the difference's 95% interval."""
-    high: float
-    """Upper end."""
-    p: float
-    """Two-sided."""
+    low: float  # lower end of the difference's 95% interval
+    high: float  # upper end
+    p: float  # two-sided
 
     @property
     def clear(self) -> bool:
@@ -214,7 +210,6 @@ class ComparisonTable:
         }
 
     def to_markdown(self) -> str:
-        """What `vacsr compare` prints."""
         from vacsr.compare.formats import FORMATS
 
         return FORMATS["md"](self)
@@ -238,7 +233,6 @@ class ComparisonTable:
         return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
 
     def columns_of(self, setting: str) -> tuple[Column, ...]:
-        """The columns of one setting's table."""
         return tuple(column for column in self.columns if not column.settings or setting in column.settings)
 
     def shown_rows(self, setting: str) -> list[str]:
@@ -272,7 +266,6 @@ class ComparisonTable:
         return [row for row, one in summaries.items() if one.seeds == most and math.isclose(one.mean, best)]
 
     def difference(self, setting: str, row: str, key: str) -> Difference | None:
-        """The tested difference of one metric."""
         for one in self.differences:
             if (one.setting, one.row, one.key) == (setting, row, key):
                 return one

@@ -148,7 +148,6 @@ def _averages(values: Sequence[RunRecord], settings: Sequence[str], *, name: str
 
 
 def run_records(done: Sequence[Cell]) -> tuple[RunRecord, ...]:
-    """Report and history of every finished cell."""
     return tuple(RunRecord(c.row, c.setting, c.seed, read_report(c), read_history(c), c.folder) for c in done)
 
 

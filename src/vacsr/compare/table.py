@@ -166,7 +166,6 @@ class Table(Config):
                 yield entry.model_copy(update={"backbone": "", "beside": "" if same else entry.beside})
 
     def heading(self) -> str:
-        """Title and data."""
         return f"{self.title}: {self.about}" if self.about else self.title
 
 

@@ -19,10 +19,8 @@ from vacsr.files import read_text
 C = TypeVar("C", bound=Config)
 
 
-MAX_YAML = 1 << 20
-"""Bytes of a YAML file."""
-MAX_VALUES = 100_000
-"""Of a YAML file with every alias (`*name`) written out: a few lines can stand for billions."""
+MAX_YAML = 1 << 20  # bytes of a YAML file
+MAX_VALUES = 100_000  # of a YAML file with every alias (`*name`) written out: a few lines can stand for billions
 
 
 class _Loader(yaml.SafeLoader):

@@ -35,16 +35,12 @@ _SCANNED = 1 << 28  # bytes of a Parquet file that is looked through before data
 
 
 class Columns(Config):
-    """Their names."""
-
     image: str = "image"
     caption: str = "caption"
     id: str = "image_id"
 
 
 class HubOptions(Columns):
-    """What :func:`load_hub` reads."""
-
     config: str | None = None
     revision: str | None = None
     rows: int | None = Field(default=None, ge=1)

@@ -36,8 +36,6 @@ _EXPECTED = (
 
 
 class CaptionedImage(NamedTuple):
-    """One photo with its captions."""
-
     image_id: int | None  # COCO's, None elsewhere
     folder: str  # train2014 and so on, "" elsewhere
     filename: str

@@ -173,7 +173,6 @@ def _turned(photo: Image.Image, orientation: int) -> Image.Image:
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
-    """Any mode to RGB."""
     if image.mode.startswith(("I", "F")):
         return Image.fromarray(_eight_bits(image)).convert("RGB")
     if image.mode in ("LA", "PA", "La", "RGBA", "RGBa") or "transparency" in image.info:

@@ -71,8 +71,6 @@ class SyntheticOptions(WorldOptions):
 
 
 class SyntheticWorld(NamedTuple):
-    """Pairs, and the truth behind them."""
-
     pairs: PairSet
     present: Tensor  # [N, 24] bool, the attributes of each image
     mentioned: Tensor  # [M, 24] bool, the attributes that each caption names
@@ -93,7 +91,6 @@ def synthetic_world(options: SyntheticOptions | None = None, *, split: str | Non
 
 @register("synthetic", options=("images", "held_out", "per_image", "noise", "seed", "split"))
 def load_synthetic(spec: Spec, _on_error: OnError) -> PairSet:
-    """The pairs of the world that a SPEC names."""
     return synthetic_world(spec.fill(SyntheticOptions), split=spec.option("split")).pairs
 
 

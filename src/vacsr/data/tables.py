@@ -146,8 +146,6 @@ def _stem(name: str) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a file."""
-
     source: Path
     rows: list[dict[str, Any]]
     locations: list[str]  # of each row, for messages

@@ -41,12 +41,9 @@ class Judgments:
     image_ids: tuple[str, ...]
     caption_ids: tuple[str, ...]
     """``image#index``, the index of the caption counted from 0; or another id; or the text where there is no id."""
-    ratings: Array
-    """[N, R], NaN where a pair has fewer than R ratings."""
-    same_image: NDArray[np.bool_]
-    """[N], True where the caption was written for this very image: a labelled pair."""
-    captions: tuple[str, ...] | None = None
-    """The texts, where the file has them."""
+    ratings: Array  # [N, R], NaN where a pair has fewer than R ratings
+    same_image: NDArray[np.bool_]  # [N], True where the caption was written for this very image: a labelled pair
+    captions: tuple[str, ...] | None = None  # the texts, where the file has them
     name: str = ""
 
     @property
@@ -140,8 +137,7 @@ class PublishedForm(NamedTuple):
 
     score: Array
     rating: Array
-    row: NDArray[np.int64]
-    """The pair that each rating is of."""
+    row: NDArray[np.int64]  # the pair that each rating is of
 
 
 def published_form(score: Array, ratings: Array, *, own: NDArray[np.bool_]) -> PublishedForm:

@@ -16,8 +16,7 @@ from vacsr.errors import DataError, ShapeMismatch
 from vacsr.evaluate.report import markdown_table
 from vacsr.evaluate.uncertainty import Values, as_vector, check_length, risk_at, selective_risk
 
-Metrics = dict[str, Any]
-"""By split, as in a report, and by name where several splits make one."""
+Metrics = dict[str, Any]  # by split, as in a report, and by name where several splits make one
 BINS = 15
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -25,16 +24,11 @@ COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 class Answers(NamedTuple):
     """What a method says of N photos. All [N] and on the CPU."""
 
-    predicted: Tensor
-    """int64, the class with the largest logit, the first of equal ones."""
-    correct: Tensor
-    """bool"""
-    confidence: Tensor
-    """float64, the predicted class's softmax at the method's own scale."""
-    grade: Tensor | None = None
-    """float64, the predicted class's sigmoid, for methods whose logits are grades."""
-    uncertainty: Tensor | None = None
-    """float64, of the pair of photo and predicted class, for methods that have one."""
+    predicted: Tensor  # int64, the class with the largest logit, the first of equal ones
+    correct: Tensor  # bool
+    confidence: Tensor  # float64, the predicted class's softmax at the method's own scale
+    grade: Tensor | None = None  # float64, the predicted class's sigmoid, for methods whose logits are grades
+    uncertainty: Tensor | None = None  # float64, of the pair of photo and predicted class, for methods that have one
 
 
 def answers(logits: Tensor, labels: Tensor, *, uncertainty: Tensor | None = None, graded: bool = False) -> Answers:

@@ -81,8 +81,7 @@ def graded_agreement(
 
 class _Tau(NamedTuple):
     value: float
-    drawn: Array
-    """Its value in each draw of images. [D]"""
+    drawn: Array  # its value in each draw of images. [D]
 
 
 def _tau(x: Array, y: Array, *, image: Integers, times: Array, variant: Literal["b", "c"]) -> _Tau:

@@ -64,8 +64,7 @@ METRICS: dict[str, Callable[[Ranks], Tensor]] = {
     "r_precision": r_precisions,
 }
 """By name: the share of each query. Reports have the mean over queries, in percent."""
-RECALLS = ("r1", "r5", "r10")
-"""Their sum over both directions is RSUM, at most 600."""
+RECALLS = ("r1", "r5", "r10")  # their sum over both directions is RSUM, at most 600
 
 
 def mean_of(metric: Callable[[Ranks], Tensor], ranks: Ranks) -> float:

@@ -22,8 +22,7 @@ from vacsr.files import read_lines, read_tensors
 from vacsr.provenance import UNKNOWN, Provenance
 
 _TEXTS = ("caption", "negative_caption", "better", "worse")
-Scored = Mapping[tuple[str, str], float]
-"""A score by image id and caption id, and by image id and text."""
+Scored = Mapping[tuple[str, str], float]  # a score by image id and caption id, and by image id and text
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,9 @@ class Preferences:
 
     name: str
     image_ids: tuple[str, ...]
-    better: tuple[str, ...]
-    """Texts."""
+    better: tuple[str, ...]  # texts
     worse: tuple[str, ...]
-    kinds: tuple[str, ...]
-    """What the worse caption has wrong; empty where the file does not say."""
+    kinds: tuple[str, ...]  # what the worse caption has wrong; empty where the file does not say
 
 
 def read_preferences(path: Path, *, name: str = "") -> Preferences:
@@ -126,8 +123,7 @@ def read_rival(path: Path) -> Scored:
 class CaptionVectors:
     """Text features of captions that need not be in the data, by id and by exact text."""
 
-    vectors: Tensor
-    """[C, D] float32"""
+    vectors: Tensor  # [C, D] float32
     rows: Mapping[str, int]
     provenance: Provenance = UNKNOWN
 

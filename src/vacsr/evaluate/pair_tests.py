@@ -28,10 +28,8 @@ class PairTests(NamedTuple):
     """What single pairs are tested with, besides graded judgments."""
 
     preferences: tuple[Preferences, ...] = ()
-    rivals: Mapping[str, Scored] = {}
-    """Scores of other systems, by name."""
-    captions: CaptionVectors | None = None
-    """Features of captions that are not in the data."""
+    rivals: Mapping[str, Scored] = {}  # scores of other systems, by name
+    captions: CaptionVectors | None = None  # features of captions that are not in the data
 
 
 def pair_values(

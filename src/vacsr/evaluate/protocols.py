@@ -49,12 +49,9 @@ class Gallery:
 
     i2t: Positives
     t2i: Positives
-    images: Tensor
-    """[N'] rows in the data, ascending."""
-    captions: Tensor
-    """[M'] rows in the data, ascending."""
-    whole: bool = True
-    """Are these all images and captions of the data?"""
+    images: Tensor  # [N'] rows in the data, ascending
+    captions: Tensor  # [M'] rows in the data, ascending
+    whole: bool = True  # are these all images and captions of the data?
 
     @classmethod
     def of_labels(cls, pairs: LabelledPairs) -> Gallery:
@@ -98,8 +95,7 @@ class Gallery:
 class CocoTest(NamedTuple):
     """The test list and what the package says is relevant."""
 
-    captions: tuple[int, ...]
-    """Annotation ids in the order that the folds are cut in."""
+    captions: tuple[int, ...]  # annotation ids in the order that the folds are cut in
     matches: Mapping[Source, Mapping[str, Matches]]
     """By source and direction (``i2t``, ``t2i``): the relevant items of each query."""
 
@@ -229,7 +225,6 @@ PROTOCOLS: Mapping[str, Callable[[LabelledPairs], tuple[Gallery, ...]]] = {
 
 
 def check_protocols(names: Sequence[str]) -> None:
-    """Every name is a protocol."""
     unknown = [name for name in names if name not in PROTOCOLS]
     if unknown:
         raise UsageError(f"unknown protocol '{unknown[0]}' — choose from: {', '.join(PROTOCOLS)}")

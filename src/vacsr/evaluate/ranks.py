@@ -16,8 +16,7 @@ from torch import Tensor
 
 from vacsr.errors import DataError, ShapeMismatch, UsageError
 
-Ties = Literal["stable", "pessimistic"]
-"""Equal scores: in index order, or every wrong item before the right one."""
+Ties = Literal["stable", "pessimistic"]  # equal scores: in index order, or every wrong item before the right one
 _BLOCK = 1 << 20  # pairs compared at once: small enough for the processor's cache, large enough to hide the overhead
 
 

@@ -40,13 +40,10 @@ class Outcomes:
     split: str
     i2t: QueryOutcomes
     t2i: QueryOutcomes
-    queries: str
-    """A checksum of the ids: outcomes of two systems may be paired where it is the same."""
-    caption_image: Tensor
-    """The image row of each caption. [M] int64"""
+    queries: str  # a checksum of the ids: outcomes of two systems may be paired where it is the same
+    caption_image: Tensor  # the image row of each caption. [M] int64
 
     def of(self, direction: Direction) -> QueryOutcomes:
-        """One direction."""
         return self.i2t if direction == "i2t" else self.t2i
 
 
@@ -67,7 +64,6 @@ def query_outcomes(
 
 
 def write_outcomes(path: Path, outcomes: Sequence[Outcomes]) -> None:
-    """Write them to a safetensors file, atomically."""
     tensors = {}
     for number, one in enumerate(outcomes):
         tensors[f"{number}.caption_image"] = one.caption_image.clone()
@@ -78,7 +74,6 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcomes]) -> None:
 
 
 def read_outcomes(path: Path) -> tuple[Outcomes, ...]:
-    """Read what :func:`write_outcomes` wrote."""
     tensors, metadata = read_tensors(path)
     outcomes = []
     try:
@@ -146,17 +141,14 @@ class Interval(NamedTuple):
     difference: float
     low: float
     high: float
-    p: float
-    """Two-sided: twice the share of draws on the rarer side of 0, the data themselves counted as one draw."""
+    p: float  # two-sided: twice the share of draws on the rarer side of 0, the data themselves counted as one draw
 
 
 class Part(NamedTuple):
     """One direction's queries: what each adds to one system's metric less what it adds to the other's."""
 
-    values: Array
-    """[Q, C], C comparisons at once"""
-    image: NDArray[np.int64]
-    """The image that each query is, or belongs to. [Q]"""
+    values: Array  # [Q, C], C comparisons at once
+    image: NDArray[np.int64]  # the image that each query is, or belongs to. [Q]
 
 
 def paired_bootstrap(parts: Sequence[Part], *, draws: int = 10_000, seed: int = 0) -> list[Interval]:

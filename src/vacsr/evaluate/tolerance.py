@@ -16,10 +16,8 @@ from torch import Tensor
 class Tolerance(NamedTuple):
     """Of each image; NaN for one without a labelled caption. [I] each"""
 
-    pull: Tensor
-    """|∂L/∂S| of the positive."""
-    push: Tensor
-    """|Σ ∂L/∂S| of the false negatives."""
+    pull: Tensor  # |∂L/∂S| of the positive
+    push: Tensor  # |Σ ∂L/∂S| of the false negatives
 
     @property
     def r(self) -> Tensor:

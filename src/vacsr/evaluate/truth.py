@@ -27,10 +27,8 @@ _PAIRS = 1 << 20  # pairs that τ and AUROC look at; of more, a seeded sample
 class Truth(NamedTuple):
     """The grade of every pair, and which pairs are labelled; on the CPU. Build one with :func:`exact_truth`."""
 
-    grades: Tensor
-    """[N, M] in [0, 1]"""
-    labelled: Tensor
-    """[N, M] bool"""
+    grades: Tensor  # [N, M] in [0, 1]
+    labelled: Tensor  # [N, M] bool
 
     @property
     def relevant(self) -> Tensor:

@@ -24,8 +24,7 @@ from vacsr.scoring.topk import DIRECTIONS, Direction
 
 Array = NDArray[np.float64]
 Values = Tensor | NDArray[np.generic] | Sequence[float]
-Bins = Literal["count", "equal"]
-"""Of equal count, or of equal width."""
+Bins = Literal["count", "equal"]  # of equal count, or of equal width
 _TOP = 10
 _COVERAGES = tuple(point / 20 for point in range(1, 21))  # of a risk–coverage curve
 _NEARLY_CONSTANT = 1e-13  # relative spread below which a mean's rounding is all there is

@@ -49,8 +49,6 @@ class ReportSet(NamedTuple):
 
 
 class FewshotSets(NamedTuple):
-    """All the data of a run."""
-
     source: FewshotSource
     shots: Shots
     train: LabelledPhotos  # the shots to learn from

@@ -26,8 +26,7 @@ from vacsr.search.audit import DUPLICATE, AuditReport, Known
 WRONG, MISSING, DUPLICATES, PAGE = "wrong.csv", "missing.csv", "duplicates.csv", "index.html"
 ROWS = "rows.parquet"
 TableFormat = Literal["csv", "parquet"]
-Pictures = dict[str, tuple[Photos, int]]
-"""A photo by image id: row of some photos."""
+Pictures = dict[str, tuple[Photos, int]]  # a photo by image id: row of some photos
 _SIDE = 144  # of a picture in the page, in pixels
 _SHOWN = 100  # suspects of each kind on the page; the CSV files hold all
 _SIBLINGS = 5  # captions shown of an image

@@ -33,7 +33,6 @@ def parse_share(option: str, text: str) -> float:
 
 
 def check_share(keep: float | None, max_wrong: float | None) -> None:
-    """One of the two, a share."""
     if (keep is None) == (max_wrong is None) or not 0 < (keep or max_wrong or 0.0) <= 1:
         given = keep if max_wrong is None else max_wrong if keep is None else f"{keep} and {max_wrong}"
         message = f"expected one share above 0 and at most 1, not {given}"

@@ -55,22 +55,16 @@ class Hits(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What an index holds under one id."""
-
     vector: Tensor  # [d] float32
     metadata: Metadata
 
 
 class AddResult(NamedTuple):
-    """Counts of one call."""
-
     added: int
     replaced: int
 
 
 class IndexInfo(NamedTuple):
-    """Size and contents of an index."""
-
     kind: str
     where: str
     vectors: int

@@ -128,7 +128,6 @@ class Snapshot:
         return rows
 
     def item(self, row: int) -> tuple[str, Metadata]:
-        """Id and metadata."""
         for key, text in self.database.query("SELECT id, metadata FROM items WHERE row = ?", (row,)):
             return self._name(key), self._metadata(text)
         raise damaged(self.database.path, f"row {row} is missing")

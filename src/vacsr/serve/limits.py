@@ -23,8 +23,7 @@ from vacsr.serve.schemas import ClientGone, Problem, ServiceSettings, busy
 
 log = logging.getLogger("vacsr.serve")
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Buckets of the histograms of times."""
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # buckets of the histograms of times
 _OPEN = ("/", "/healthz")  # need no token: neither shows anything of the data
 _UNLIMITED = ("/healthz", "/metrics")  # answered at any load: neither waits for the model
 _LABELS = ("/", "/search", "/score", "/info", "/healthz", "/metrics", "/openapi.json")

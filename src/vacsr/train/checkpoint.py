@@ -70,7 +70,6 @@ def save_checkpoint(
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Is there a state to resume from?"""
     return (folder / FILE).is_file()
 
 

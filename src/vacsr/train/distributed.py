@@ -110,6 +110,5 @@ def check_ranks_agree(description: Mapping[str, Any], world: World) -> None:
 
 
 def barrier(world: World) -> None:
-    """Wait for all ranks."""
     if world.size > 1:
         dist.barrier()

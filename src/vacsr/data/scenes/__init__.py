@@ -44,8 +44,6 @@ class SceneOptions(WorldOptions):
 
 
 class SceneWorld(NamedTuple):
-    """Photos and captions, and the truth behind them."""
-
     pairs: PhotoSet
     scenes: tuple[Scene, ...]  # [N], in the order of the photos
     statements: tuple[Statement, ...]  # [M], in the order of the captions
@@ -84,12 +82,10 @@ def scene_grades(world: SceneWorld) -> Tensor:
 
 @register("scenes", options=("images", "held_out", "per_image", "size", "subject", "seed", "split"))
 def load_scene_pairs(spec: Spec, _on_error: OnError) -> PhotoSet:
-    """The photos and captions of the world that a SPEC names."""
     return load_scenes(spec).pairs
 
 
 def load_scenes(spec: Spec) -> SceneWorld:
-    """The world that a ``scenes:`` SPEC names."""
     return scene_world(spec.fill(SceneOptions), split=spec.option("split"))
 
 

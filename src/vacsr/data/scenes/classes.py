@@ -62,7 +62,6 @@ class ClassOptions(Config):
 
 @register("scenes", options=("classes", "train", "test", "size", "seed", "domain"), formats=CLASS_FORMATS)
 def scene_classes(spec: Spec, _whole: bool = False) -> FewshotSource:
-    """The labelled photos that a ``scenes:`` SPEC names."""
     return class_source(spec.fill(ClassOptions))
 
 

@@ -39,23 +39,17 @@ class Kind:
 
 @dataclass(frozen=True)
 class IsBackground:
-    """The background is this one."""
-
     name: str
 
 
 @dataclass(frozen=True)
 class AtLeast:
-    """There are this many such things, or more."""
-
     kind: Kind
     count: int
 
 
 @dataclass(frozen=True)
 class Exactly:
-    """There are this many such things, no more."""
-
     kind: Kind
     count: int
 

@@ -68,8 +68,6 @@ SHAPES = tuple(_HABITS)
 
 @dataclass(frozen=True)
 class Thing:
-    """One object of a scene."""
-
     shape: str
     colour: str
     size: str
@@ -86,8 +84,6 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A background and what is on it."""
-
     background: str
     variant: int  # which picture of the background
     things: tuple[Thing, ...]

@@ -71,7 +71,6 @@ class SceneRenderer:
 
 
 def shifted(pixels: Pixels, domain: Domain, *, rng: random.Random) -> Pixels:
-    """One picture in a domain."""
     if domain == "plain":
         return pixels
     levels = _SHIFTS[domain](pixels.astype(np.float64) / 255, rng)
@@ -108,7 +107,6 @@ def _texture(levels: Levels, rng: random.Random) -> Levels:
 
 
 def _blur(levels: Levels, rng: random.Random) -> Levels:
-    """Out of focus."""
     return _blurred(levels, _BLUR)
 
 

@@ -172,7 +172,6 @@ def _dome() -> Points:
 
 
 def _tier(foot: float, half: float, top: float) -> Points:
-    """Of a fir."""
     return _soft(_polygon((0, top), (half, foot), (0, foot + 0.1), (-half, foot)), cut=0.08)
 
 
