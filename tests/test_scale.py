@@ -1,7 +1,5 @@
 """Part by part: what a part does by itself, one cut over all parts, and Ray with workers and a node that are killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

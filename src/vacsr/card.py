@@ -1,7 +1,5 @@
 """The model card, README.md of a model folder: metadata that the Hub reads, what made the model, and how to use it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

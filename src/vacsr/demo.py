@@ -10,8 +10,6 @@ and 5, 10 and 20 epochs: the plan in which wrong labels cost InfoNCE most dev pr
 comes within two points of its best with clean labels. docs/measurements.md has the numbers, and those of other seeds.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A check turns facts into a finding and looks at nothing itself, so it can be tested with the facts of any machine.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

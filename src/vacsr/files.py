@@ -4,8 +4,6 @@ An atomic write goes to a temporary name, is flushed and then renamed, so a read
 refused before it happens if the file is not a regular one, or larger than a stated limit.
 """
 
-from __future__ import annotations
-
 import csv
 import errno
 import json

@@ -4,8 +4,6 @@
 by the scores of pairs. mteb calls both; it documents what it calls in ``mteb.models.models_protocols``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

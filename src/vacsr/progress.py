@@ -1,7 +1,5 @@
 """Progress on stderr: bars with the time left on a terminal, otherwise only the lines that stay."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Self

@@ -5,8 +5,6 @@ and last ``NAME_stats.json`` with their sizes, counts, and a fingerprint of mode
 fit is skipped, any other is done again. So the output has every part once, whichever process was killed and when.
 """
 
-from __future__ import annotations
-
 import glob
 import json
 import logging

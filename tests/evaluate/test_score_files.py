@@ -1,7 +1,5 @@
 """Anybody's scores from files: good ones give the metrics of the matrix, bad ones name what is wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

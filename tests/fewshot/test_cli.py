@@ -1,7 +1,5 @@
 """`vacsr fewshot` as a person types it: tables on stdout, one clear message and exit code for what is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

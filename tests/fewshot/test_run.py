@@ -1,7 +1,5 @@
 """Whole runs on the scenes world with tiny towers: folders, reports, every method, and models read back."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

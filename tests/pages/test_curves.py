@@ -1,7 +1,5 @@
 """What a comparison's page draws from reports, against plain arithmetic, and what it does without data."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small world of features, an untrained model for it and its calibration; trained models; places for indexes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from itertools import count

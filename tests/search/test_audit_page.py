@@ -1,7 +1,5 @@
 """`vacsr audit`: which data it reads, and what its lists and its page hold."""
 
-from __future__ import annotations
-
 import csv
 import html
 import json

@@ -1,7 +1,5 @@
 """`vacsr calibrate`: what it prints and stores, and data that it refuses since the model has seen them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

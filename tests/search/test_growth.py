@@ -1,7 +1,5 @@
 """An index outgrows its calibration: `vacsr index add` fits it again, or says what to type."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`vacsr index add` killed at any moment: all that was committed is there, whole, and the same command goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

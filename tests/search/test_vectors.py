@@ -1,7 +1,5 @@
 """Encoders that are known by their vectors alone, ``features:FILE``: every command works as with the model itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import closing

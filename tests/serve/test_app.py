@@ -1,7 +1,5 @@
 """What the service answers is what the searcher and the scorer say, and nothing of the machine."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

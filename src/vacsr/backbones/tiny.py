@@ -4,8 +4,6 @@ A convolutional stem rather than patches: on little data it finds edges and colo
 ``tiny:width=96,depth=3``; :class:`TinyConfig` lists them.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Self
 
 import torch

@@ -1,7 +1,5 @@
 """Captions to rows of token ids: a checkpoint's own tokenizer, words counted from the captions, or bytes."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from abc import ABC, abstractmethod

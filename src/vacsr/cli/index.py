@@ -1,7 +1,5 @@
 """`vacsr index add|rm|info`."""
 
-from __future__ import annotations
-
 import time
 from contextlib import closing
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """`vacsr train` and `vacsr fewshot`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cells of a table: a recipe and a folder each. Whether they can run, running them, and reading their reports."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Sequence

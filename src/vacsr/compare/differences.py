@@ -6,8 +6,6 @@ computed over the same drawn photos, and from them each number as the table has 
 over data sets; seeds are averaged draw by draw.
 """
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

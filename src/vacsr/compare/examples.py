@@ -1,7 +1,5 @@
 """Example queries for a page: trained runs answer queries that labels and judgments choose, never scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A comparison table as Markdown, CSV, LaTeX and HTML, all of :func:`setting_table`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

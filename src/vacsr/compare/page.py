@@ -1,7 +1,5 @@
 """The page of a comparison: its tables, plots and example queries as plain data for :mod:`vacsr.pages`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

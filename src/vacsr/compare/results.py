@@ -1,7 +1,5 @@
 """The results of a comparison: runs by row, setting and seed, means over seeds, tested differences, and their JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

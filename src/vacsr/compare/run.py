@@ -1,7 +1,5 @@
 """A table from start to end: run what is missing, collect the reports, test against baselines, write it all down."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A cell that fails does not stop the others. Every worker is an executor with one
 fails only its cell; it is replaced.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

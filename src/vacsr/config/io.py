@@ -1,7 +1,5 @@
 """Recipes as files: YAML, a recipe on top of its base, presets, dotted overrides, errors that name the field."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice

@@ -4,8 +4,6 @@ A row has an image, as bytes or as a path, and one caption or a list of them. Ro
 Photos stay encoded in memory, or in the files that datasets maps, until they are needed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -11,8 +11,6 @@ An image's id is its COCO id, a caption's id its annotation id: ECCV Caption and
 instead be ``captions.json`` (see :mod:`vacsr.data.tables`) with ``images.zip`` or ``images/``; image ids are its own.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence

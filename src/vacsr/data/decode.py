@@ -5,8 +5,6 @@ only the segments of a JPEG that its pixels need, and the orientation is read fr
 Pillow parses in Python byte by byte is refused: a PNG of very many chunks, and a BMP with run-length encoding.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

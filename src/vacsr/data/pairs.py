@@ -1,7 +1,5 @@
 """Sets of pairs: N images and M captions, each caption of one image."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence

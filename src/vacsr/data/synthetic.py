@@ -5,8 +5,6 @@ and so is often true of other images: a false negative, since the labels know it
 random non-linear map of the attributes, plus noise. The maps depend on the seed alone; all splits share them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ images are in the order in which they first appear, and a warning is given if ca
 may have been shuffled. A column exists for every row or for none.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import warnings

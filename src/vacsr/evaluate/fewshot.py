@@ -3,8 +3,6 @@
 Everything is computed from one row of logits per photo. Shares come out in percent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Intervals are 95% bootstrap intervals over images, since pairs of one image are not independent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple

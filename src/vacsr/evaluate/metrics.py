@@ -4,8 +4,6 @@ A metric is a function from :class:`Ranks` to one share per query, float64 [Q], 
 Add it to :data:`METRICS`, and reports, stored outcomes, comparison tables and significance tests have it.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial

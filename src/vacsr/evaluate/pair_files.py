@@ -4,8 +4,6 @@ A table is a TSV or CSV file in UTF-8 with a header. It names an image by ``imag
 ``caption`` (the text), or by ``caption_image`` and ``caption_index``. Other columns are ignored.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import re

@@ -3,8 +3,6 @@
 Captions need not be in the data: others are embedded as words, or looked up in files of caption vectors.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence

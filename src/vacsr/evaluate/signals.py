@@ -6,8 +6,6 @@ the best candidates at a temperature fitted to a dev split, and two signals that
 the query would bring the second answer to the top.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

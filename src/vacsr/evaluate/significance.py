@@ -5,8 +5,6 @@ with its captions, whose outcomes are correlated: drawn apart they would make in
 comparisons share the draws.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

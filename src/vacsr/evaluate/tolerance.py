@@ -5,8 +5,6 @@ An image may have several labelled captions: each in turn is the positive beside
 mean over them.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

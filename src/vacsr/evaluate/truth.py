@@ -3,8 +3,6 @@
 A pair is relevant where its grade is 1; a relevant pair without a label is a false negative of the labels.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

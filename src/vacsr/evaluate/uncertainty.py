@@ -4,8 +4,6 @@ All functions take one number per query (tensor, array or list) and compute in f
 (it has no positive) is left out; a NaN uncertainty is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 

@@ -3,8 +3,6 @@
 Every draw of a batch is a function of seed, pass over the shots, and shot.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

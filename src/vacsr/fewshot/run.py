@@ -1,7 +1,5 @@
 """A few-shot recipe from data to report. This is what `vacsr fewshot` runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

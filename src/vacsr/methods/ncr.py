@@ -1,7 +1,5 @@
 """NCR (Huang et al. 2021): noisy correspondence rectified by two networks that divide the data for each other."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple

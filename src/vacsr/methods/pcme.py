@@ -1,7 +1,5 @@
 """PCME: every item is a Gaussian, and a pair matches with the mean probability over samples of both."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

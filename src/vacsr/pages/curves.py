@@ -4,8 +4,6 @@ To add a plot, write a function like :func:`dev_by_epoch` and add it to :data:`S
 with its title and caption.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Example queries with their answers, and pairs by interval of their grade, as plain data with pictures inside."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

@@ -4,8 +4,6 @@ Text stays text and colours become variables of style.css, so one drawing serves
 give the same bytes.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence

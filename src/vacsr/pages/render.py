@@ -1,7 +1,5 @@
 """Pages: plain data and a template give one HTML file that needs no network; only the audit's has a script."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files

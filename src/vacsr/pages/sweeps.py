@@ -1,7 +1,5 @@
 """Sweeps: one parameter at a time, its default marked; ours, ours by the paper's metric, and the paper's points."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

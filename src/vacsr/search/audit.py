@@ -8,8 +8,6 @@ that nobody labelled. docs/measurements.md compares it with other signals; the m
 good ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Fit grades, a cutoff and an answer set to labelled pairs, for galleries of every size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

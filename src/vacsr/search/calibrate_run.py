@@ -4,8 +4,6 @@ Beside the latter lie the vectors of the labelled pairs, so :func:`refit` follow
 Leakage is checked by the names of splits, and then by images, however data and splits are spelled.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

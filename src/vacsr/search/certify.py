@@ -5,8 +5,6 @@ for as many hits as the images are worth (Korn and Graubard 1998). The set is sp
 image at the same weight (Dunn, Wasserman and Ramdas 2022).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import sqrt
 from statistics import NormalDist

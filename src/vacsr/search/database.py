@@ -3,8 +3,6 @@
 A backend says how to connect, and how rows are read, written, deleted and searched; :mod:`.qdrant` is a short one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

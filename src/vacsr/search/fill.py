@@ -3,8 +3,6 @@
 A stop at any time costs one batch: the same call continues, since it skips what the index already holds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

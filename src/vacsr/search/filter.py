@@ -1,7 +1,5 @@
 """A cleaned data set: without the captions that an audit suspects most."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

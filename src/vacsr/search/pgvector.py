@@ -6,8 +6,6 @@ the change. Without ``index=HNSW`` a search compares with every vector, so it is
 There are two tables: the vectors, with ``metadata`` as jsonb for queries of your own, and NAME_about with the facts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -10,8 +10,6 @@ the old pair keep it open. Whatever is in the folder may have been prepared by s
 checked, links are refused, and nothing outside the folder is opened or deleted.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -1,7 +1,5 @@
 """The model's thread: queries that come at the same time are collected, and run together."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

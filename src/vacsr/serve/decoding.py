@@ -1,7 +1,5 @@
 """Images that requests bring or name: uploads are decoded within limits, in processes that can be killed."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

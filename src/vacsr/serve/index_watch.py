@@ -1,7 +1,5 @@
 """The index while it is served: what other processes change in it, and the photos of its items."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import logging

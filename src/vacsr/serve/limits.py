@@ -1,7 +1,5 @@
 """Where limits are enforced: in ASGI middleware around the application, and in uvicorn's HTTP protocol below it."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

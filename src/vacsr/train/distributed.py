@@ -1,7 +1,5 @@
 """Several processes as one: each has its rows of the batch, sees every caption and adds up the gradients."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import warnings

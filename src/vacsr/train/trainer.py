@@ -1,7 +1,5 @@
 """The one training loop. It knows epochs, steps, logs and checkpoints; a :class:`Task` says what is trained."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ Draws in files: ``.json``, ``{"train": [[path, label, class name], …], "val": 
 wrote it; ``.txt``, one path per line, all to train on. Paths are those inside the data set, or end in one of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence

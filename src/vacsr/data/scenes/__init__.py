@@ -8,8 +8,6 @@ A scene depends on the seed, its split and its position in it alone: a larger wo
 more captions per image do not change the first ones.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Annotated, NamedTuple

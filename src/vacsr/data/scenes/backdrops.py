@@ -1,7 +1,5 @@
 """The seven backgrounds, painted in pictures of any size: the same lines and dots, whatever the number of pixels."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

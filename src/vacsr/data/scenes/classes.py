@@ -5,8 +5,6 @@ its class and its number in the class alone: more photos do not change the first
 scenes. Rows go through all classes once, then again, so that fewer photos of each are the first rows of more.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Annotated

@@ -4,8 +4,6 @@ Descriptions are existential: "a star" means that there is some star. "Left of" 
 left by a clear gap, and more to the left than up or down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

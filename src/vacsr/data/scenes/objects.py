@@ -5,8 +5,6 @@ captions fit many scenes and others fit one. Scenes with a subject have one thin
 classes of few-shot recognition. A small CLIP learns to name things from these, but backgrounds from ordinary scenes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

@@ -4,8 +4,6 @@ A shift works on pixels and leaves every thing its shape, its position and a sha
 true. Lengths are shares of the picture's width: a shift looks alike at any size.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping

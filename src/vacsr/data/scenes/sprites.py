@@ -3,8 +3,6 @@
 The ten shapes are polygons, back to front, in a box from -1 to 1 with y pointing down.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
