@@ -36,12 +36,9 @@ ATTRIBUTES = tuple(name for names, _, _ in GROUPS.values() for name in names)  #
 class WorldOptions(Config):
     """The size of a generated world and its seed."""
 
-    images: PositiveInt = 800
-    """Training images."""
-    held_out: PositiveInt | None = None
-    """Images in dev, and in test; a quarter of ``images`` unless given."""
-    per_image: PositiveInt = 5
-    """Captions of an image."""
+    images: PositiveInt = 800  # training images
+    held_out: PositiveInt | None = None  # images in dev, and in test; a quarter of ``images`` unless given
+    per_image: PositiveInt = 5  # captions of an image
     seed: int = 0
 
     def sizes(self) -> dict[str, int]:
@@ -64,8 +61,7 @@ class WorldOptions(Config):
 class SyntheticOptions(WorldOptions):
     """Of a world of embeddings."""
 
-    noise: NonNegativeFloat = 0.3
-    """Standard deviation of the noise on features, whose own is about 1."""
+    noise: NonNegativeFloat = 0.3  # standard deviation of the noise on features, whose own is about 1
 
 
 class SyntheticWorld(NamedTuple):

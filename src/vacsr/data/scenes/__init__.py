@@ -35,8 +35,7 @@ class SceneOptions(WorldOptions):
     """Of a world of pictures."""
 
     images: PositiveInt = 2000
-    size: Size = 64
-    """Pixels along an edge of a picture."""
+    size: Size = 64  # pixels along an edge of a picture
     subject: Annotated[int, Field(ge=0, le=1)] = 0
     """1: every scene has a subject, larger than all else there, and captions speak of it."""
 

@@ -47,14 +47,10 @@ class ClassOptions(Config):
 
     classes: Annotated[int, Field(ge=4, le=len(SHAPES) * len(COLOURS))] = 24
     """Colours on shapes; see :func:`.scene_class_list` for which, and in what order."""
-    train: PositiveInt = 40
-    """Photos of each class to draw shots from; 16 shots and their validation take 20."""
-    test: PositiveInt = 50
-    """Photos of each class to test on."""
-    size: Size = 64
-    """Pixels along an edge of a photo."""
-    seed: int = 0
-    """Of classes and scenes."""
+    train: PositiveInt = 40  # photos of each class to draw shots from; 16 shots and their validation take 20
+    test: PositiveInt = 50  # photos of each class to test on
+    size: Size = 64  # pixels along an edge of a photo
+    seed: int = 0  # of classes and scenes
     domain: Domain = "plain"
 
 
