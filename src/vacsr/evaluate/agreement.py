@@ -155,10 +155,6 @@ def grade_agreement(scores: Values, judgments: Judgments) -> dict[str, Any]:
 
     τ is τ-c with experts and τ-b with the crowd. ``…_published`` is as published elsewhere: without same-image pairs,
     each expert rating a row of its own.
-
-    >>> pairs = Judgments("crowd", ("a", "a"), ("a#0", "b#0"), np.array([[1.0], [0.0]]), np.array([True, False]))
-    >>> grade_agreement([0.9, 0.2], pairs)["crowd_tau_b"]
-    100.0
     """
     score, kind = as_vector("scores", scores), judgments.kind
     check_length(score, judgments.ratings)

@@ -62,11 +62,7 @@ def join_answers(parts: Sequence[Answers]) -> Answers:
 
 
 def harmonic_mean(base: float, new: float) -> float:
-    """HM = 2·base·new / (base + new), 0 where both are.
-
-    >>> harmonic_mean(80.0, 60.0), harmonic_mean(0.0, 0.0)
-    (68.57142857142857, 0.0)
-    """
+    """HM = 2·base·new / (base + new), 0 where both are."""
     return 2.0 * base * new / (base + new) if base + new > 0 else 0.0
 
 

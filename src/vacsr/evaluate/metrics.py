@@ -71,15 +71,7 @@ def mean_of(metric: Callable[[Ranks], Tensor], ranks: Ranks) -> float:
 
 
 def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
-    """All metrics of one direction in percent, the median rank of the queries' best positives, and how many there are.
-
-    >>> from vacsr.evaluate.ranks import positive_ranks
-    >>> scores = torch.tensor([[0.9, 0.3, 0.5], [0.4, 0.6, 0.5]])
-    >>> ranks = positive_ranks(lambda: [scores], Positives.from_captions(torch.tensor([0, 0, 1]), 2)).i2t
-    >>> metrics = retrieval_metrics(ranks)
-    >>> metrics["r1"], metrics["map_at_r"], metrics["median_rank"]
-    (50.0, 25.0, 1.5)
-    """
+    """All metrics of one direction in percent, the median rank of the best positives, and how many queries there are."""
     shares = {name: mean_of(metric, ranks) for name, metric in METRICS.items()}
     best = best_ranks(ranks)
     return {**shares, "median_rank": float(best.nanquantile(0.5)), "queries": float((~best.isnan()).sum())}

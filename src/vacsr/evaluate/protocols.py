@@ -231,24 +231,13 @@ def check_protocols(names: Sequence[str]) -> None:
 
 
 def protocol_galleries(names: Sequence[str], pairs: LabelledPairs) -> dict[str, tuple[Gallery, ...]]:
-    """Each protocol's galleries in the data; data that a protocol does not fit are a DataError.
-
-    >>> from vacsr.data import load_pairs
-    >>> pairs = load_pairs("synthetic:images=4,per_image=2", split="train")
-    >>> [gallery.i2t.count for gallery in protocol_galleries(["flickr"], pairs)["flickr"]]
-    [tensor([2, 2, 2, 2])]
-    """
+    """Each protocol's galleries in the data; data that a protocol does not fit are a DataError."""
     check_protocols(names)
     return {name: PROTOCOLS[name](pairs) for name in names}
 
 
 def fitting_protocols(names: Sequence[str], pairs: LabelledPairs) -> tuple[str, ...]:
-    """Those that are known and whose images the data hold; ``flickr``, which fits all data, where none is.
-
-    >>> from vacsr.data import load_pairs
-    >>> fitting_protocols(["flickr"], load_pairs("synthetic:images=4", split="train"))
-    ('flickr',)
-    """
+    """Those that are known and whose images the data hold; ``flickr``, which fits all data, where none is."""
     fitting = []
     for name in names:
         with suppress(DataError, UsageError):

@@ -113,11 +113,7 @@ def contributions(outcomes: Outcomes, key: str) -> dict[Direction, Array] | None
 
 
 def is_query_mean(key: str) -> bool:
-    """Whether a column's number is a mean over queries.
-
-    >>> [is_query_mean(key) for key in ("test.rsum", "test.mean.r1", "test.i2t.median_rank", "test.exact.tau_b")]
-    [True, True, False, False]
-    """
+    """Whether a column's number is a mean over queries."""
     return _weights(key) is not None
 
 
@@ -150,12 +146,7 @@ class Part(NamedTuple):
 
 
 def paired_bootstrap(parts: Sequence[Part], *, draws: int = 10_000, seed: int = 0) -> list[Interval]:
-    """C comparisons at once; a metric is the sum over ``parts`` (image queries, caption queries) of a mean. -> C
-
-    >>> better = Part(np.full((50, 1), 2.0), np.arange(50))
-    >>> paired_bootstrap([better], draws=100)[0].low
-    2.0
-    """
+    """C comparisons at once; a metric is the sum over ``parts`` (image queries, caption queries) of a mean. -> C"""
     drawn = drawn_means(parts, draws=draws, generator=np.random.default_rng(seed))
     difference = np.sum([part.values.mean(axis=0) for part in parts], axis=0)
     return [interval(float(one), column) for one, column in zip(difference, drawn.T, strict=True)]

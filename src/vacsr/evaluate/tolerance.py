@@ -36,13 +36,6 @@ def loss_tolerance(
 
     Softmax, over the positive and all unlabelled captions: r = scale·Σ_{true negatives} softmax. Logistic, with
     P = σ(a·S + b): r = |a|·[(1 − P_ii) − Σ_{false negatives} P_ij].
-
-    >>> score, labelled = torch.zeros(1, 4), torch.tensor([[True, False, False, False]])
-    >>> missed = torch.tensor([[False, True, False, False]])
-    >>> float(loss_tolerance(score, labelled, missed, kind="softmax", scale=2.0).r)
-    1.0
-    >>> float(loss_tolerance(score, labelled, ~labelled, kind="logistic", scale=2.0).r)
-    -2.0
     """
     logit = scale * score.double() + bias
     if kind == "softmax":

@@ -40,12 +40,7 @@ class Truth(NamedTuple):
 
 
 def exact_truth(grades: Tensor, caption_image: Tensor) -> Truth:
-    """The truth of a data set from its grades [N, M] in 0 to 1 and the image row of each caption [M].
-
-    >>> exact_truth(torch.tensor([[1.0, 1.0], [0.5, 1.0]]), torch.tensor([0, 1])).false_negative
-    tensor([[False,  True],
-            [False, False]])
-    """
+    """The truth of a data set from its grades [N, M] in 0 to 1 and the image row of each caption [M]."""
     return Truth(grades.cpu(), torch.arange(len(grades))[:, None] == caption_image.cpu())
 
 

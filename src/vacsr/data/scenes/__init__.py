@@ -47,12 +47,7 @@ class SceneWorld(NamedTuple):
 
 
 def scene_world(options: SceneOptions | None = None, *, split: str | None = None) -> SceneWorld:
-    """Generate one split; None or "all" for the three of them, one after the other.
-
-    >>> world = scene_world(SceneOptions(images=8), split="dev")
-    >>> world.pairs.describe(), len(world.scenes), len(world.statements)
-    ('dev: 2 photos, 10 captions, 5 per photo', 2, 10)
-    """
+    """Generate one split; None or "all" for the three of them, one after the other."""
     chosen = options or SceneOptions()
     draw, claim_of = (draw_subject_scene, draw_subject_claim) if chosen.subject else (draw_scene, draw_claim)
     image_ids: list[str] = []
