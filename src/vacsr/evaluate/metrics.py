@@ -71,7 +71,7 @@ def mean_of(metric: Callable[[Ranks], Tensor], ranks: Ranks) -> float:
 
 
 def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
-    """All metrics of one direction in percent, the median rank of the best positives, and how many queries there are."""
+    """All metrics of one direction in percent, the median rank of the best positives, and the number of queries."""
     shares = {name: mean_of(metric, ranks) for name, metric in METRICS.items()}
     best = best_ranks(ranks)
     return {**shares, "median_rank": float(best.nanquantile(0.5)), "queries": float((~best.isnan()).sum())}
