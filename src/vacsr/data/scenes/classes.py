@@ -30,8 +30,8 @@ def scene_class_list(count: int, *, seed: int) -> tuple[str, ...]:
     further whenever both end together. So the second half, the "new" classes, has new pairs of the colours and shapes
     of the first half. From 20 classes on, fewer are the first of more.
 
-    >>> scene_class_list(4, seed=0)
-    ('green star', 'red fish', 'red star', 'green fish')
+    >>> scene_class_list(6, seed=0)
+    ('green star', 'red fish', 'purple boat', 'red star', 'purple fish', 'green boat')
     """
     half = math.ceil(count / 2)
     colours = stream(seed, "classes/colours").sample(COLOURS, len(COLOURS))[:half]
