@@ -26,7 +26,7 @@ from vacsr.data import PairSet, PhotoSet, load_pairs
 from vacsr.errors import UsageError
 from vacsr.evaluate.agreement import Judgments, read_judgments
 from vacsr.evaluate.ranks import Ties
-from vacsr.evaluate.report import evaluate_retrieval, markdown_table
+from vacsr.evaluate.report import evaluate_scores, markdown_table
 from vacsr.evaluate.uncertainty import Bins
 from vacsr.files import write_json
 from vacsr.methods.vacsr import Vacsr
@@ -108,7 +108,7 @@ def records(name: str, run: Path, data: Data) -> Iterator[dict[str, Any]]:
         key = (reading.decode, reading.uncertainty)
         if key not in scores:
             scores[key] = PairScorer(model).score_set(data.pairs)
-        (result,) = evaluate_retrieval(
+        (result,) = evaluate_scores(
             scores[key], data.pairs, judgments=data.judgments, ties=reading.ties, bins=reading.bins
         ).results
         values = {metric: at(result, path) for metric, path in METRICS.items()}

@@ -26,7 +26,7 @@ from vacsr.evaluate.protocols import (
     part_gallery,
     protocol_galleries,
 )
-from vacsr.evaluate.report import evaluate_retrieval
+from vacsr.evaluate.report import evaluate_scores
 from vacsr.evaluate.score_files import MatrixIds, MatrixScores
 from vacsr.evaluate.significance import contributions
 
@@ -174,7 +174,7 @@ def test_the_uncertainty_of_folds_is_that_of_their_queries(small: Small, monkeyp
     pairs = small.pairs()
     scores = draw_scores("random", pairs.caption_image, images=30)
     sigma = torch.rand(scores.shape, generator=torch.Generator().manual_seed(9))
-    report = evaluate_retrieval(MatrixScores(scores, sigma), pairs, protocols=["coco-1k"])
+    report = evaluate_scores(MatrixScores(scores, sigma), pairs, protocols=["coco-1k"])
     ((result,), (outcomes,)) = report.results, report.outcomes
     fold = {str(name): small.captions.index(name) // (5 * EACH) for name in small.captions}
     spread, wrong = [], []
@@ -202,7 +202,7 @@ def test_what_queries_add_is_what_is_reported(
     monkeypatch.setattr(protocols, "coco_test", lambda: small.known)
     pairs = small.pairs(further=further)
     scores = draw_scores(kind, pairs.caption_image, images=len(pairs.image_ids))
-    report = evaluate_retrieval(MatrixScores(scores), pairs, protocols=["flickr", *PROTOCOLS])
+    report = evaluate_scores(MatrixScores(scores), pairs, protocols=["flickr", *PROTOCOLS])
     for result, outcomes in zip(report.results, report.outcomes, strict=True):
         for name in METRICS:
             means = {way: float(result[way][name]) for way in ("i2t", "t2i")}
@@ -250,7 +250,7 @@ def test_the_real_test_list_has_the_packages_metrics(whole: MatrixIds) -> None:
     scores = torch.empty(5000, len(whole.caption_image))
     for first, kind in enumerate(KINDS[:4]):
         scores[first::4] = draw_scores(kind, whole.caption_image, images=5000)[first::4]
-    report = evaluate_retrieval(MatrixScores(scores), whole, protocols=list(PROTOCOLS))
+    report = evaluate_scores(MatrixScores(scores), whole, protocols=list(PROTOCOLS))
     results = {result["protocol"]: result for result in report.results}
     recalls = [results["coco-1k"][way][key] for way in ("i2t", "t2i") for key in ("r1", "r5", "r10")]
     assert results["coco-1k"]["rsum"] == pytest.approx(sum(recalls))

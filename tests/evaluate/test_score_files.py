@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from vacsr.data import load_pairs
-from vacsr.evaluate.report import evaluate_retrieval
+from vacsr.evaluate.report import evaluate_scores
 from vacsr.evaluate.score_files import MatrixIds, MatrixScores, read_ids, read_scores
 
 IMAGES, EACH = 12, 2
@@ -44,7 +44,7 @@ class Files:
         owner = torch.arange(IMAGES).repeat_interleave(EACH)
         pairs = MatrixIds(tuple(map(str, self.ids["images"])), tuple(self.ids["captions"]), owner)
         scores = MatrixScores(torch.from_numpy(self.score).clone(), torch.from_numpy(self.sigma).clone())
-        return evaluate_retrieval(scores, pairs).results[0]
+        return evaluate_scores(scores, pairs).results[0]
 
 
 @pytest.fixture

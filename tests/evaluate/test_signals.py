@@ -13,7 +13,7 @@ from torch.nn import functional
 from vacsr.data import PairSet
 from vacsr.evaluate.metrics import hits_at
 from vacsr.evaluate.protocols import Gallery
-from vacsr.evaluate.report import evaluate_retrieval
+from vacsr.evaluate.report import evaluate_scores
 from vacsr.evaluate.score_files import MatrixScores
 from vacsr.evaluate.signals import (
     Temperature,
@@ -134,7 +134,7 @@ def test_the_temperature_is_that_of_highest_likelihood() -> None:
 
 
 def evaluated(scores: MatrixScores, pairs: PairSet, **options: Any) -> dict[str, Any]:
-    (result,) = evaluate_retrieval(scores, pairs, **options).results
+    (result,) = evaluate_scores(scores, pairs, **options).results
     return result
 
 
@@ -155,7 +155,7 @@ def test_the_report_has_every_signal(scores: EnsembleScores, pairs: PairSet) -> 
 
 
 def test_a_fitted_temperature_is_stated_and_passed_on(scores: EnsembleScores, pairs: PairSet) -> None:
-    report = evaluate_retrieval(scores, pairs, temperature="fit")
+    report = evaluate_scores(scores, pairs, temperature="fit")
     fitted = report.temperature
     assert fitted is not None
     assert fitted.split == "dev"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vacsr.errors import DataError
 from vacsr.evaluate.metrics import METRICS
-from vacsr.evaluate.report import evaluate_retrieval
+from vacsr.evaluate.report import evaluate_scores
 from vacsr.evaluate.score_files import MatrixIds, MatrixScores
 from vacsr.evaluate.significance import (
     Outcomes,
@@ -39,7 +39,7 @@ def score() -> Tensor:
 
 @pytest.fixture
 def found(score: Tensor) -> Outcomes:
-    (outcomes,) = evaluate_retrieval(MatrixScores(score), pairs()).outcomes
+    (outcomes,) = evaluate_scores(MatrixScores(score), pairs()).outcomes
     return outcomes
 
 
@@ -67,7 +67,7 @@ def test_a_file_gives_back_what_it_was_given(score: Tensor, tmp_path: Path) -> N
     given = [
         outcomes
         for values, split in ((score, "test"), (-score, "dev"))
-        for outcomes in evaluate_retrieval(MatrixScores(values), pairs(split)).outcomes
+        for outcomes in evaluate_scores(MatrixScores(values), pairs(split)).outcomes
     ]
     write_outcomes(tmp_path / "outcomes.safetensors", given)
     back = read_outcomes(tmp_path / "outcomes.safetensors")
@@ -87,14 +87,14 @@ def test_a_file_gives_back_what_it_was_given(score: Tensor, tmp_path: Path) -> N
 
 def test_the_checksum_tells_other_queries_apart(score: Tensor, found: Outcomes) -> None:
     """Other images, other captions, and ids that would read the same if they were joined without a mark."""
-    (same,) = evaluate_retrieval(MatrixScores(-score), pairs("dev")).outcomes
+    (same,) = evaluate_scores(MatrixScores(-score), pairs("dev")).outcomes
     assert found.queries == same.queries
     others = [pairs(image="j"), pairs(caption="d")]
     for split in (2, 3):
         ids = [f"x{n}" for n in range(5)]
         others.append(MatrixIds(tuple(ids[:split]), tuple(ids[split:]), torch.zeros(5 - split, dtype=torch.int64)))
     checksums = [
-        evaluate_retrieval(MatrixScores(score[: len(o.image_ids), : len(o.caption_ids)]), o).outcomes[0].queries
+        evaluate_scores(MatrixScores(score[: len(o.image_ids), : len(o.caption_ids)]), o).outcomes[0].queries
         for o in others
     ]
     assert len({found.queries, *checksums}) == 1 + len(checksums)

@@ -219,6 +219,10 @@ def evaluate_retrieval(
     return RetrievalReport(tuple(results), tuple(outcomes))
 
 
+evaluate_scores = evaluate_retrieval
+"""By this name where scores are given."""
+
+
 def _human_sections(
     scores: Scores, pairs: LabelledPairs, judgments: Sequence[Judgments], tests: PairTests
 ) -> tuple[dict[str, Any], dict[str, float]]:
@@ -274,7 +278,7 @@ def evaluate_files(
         raise DataError(f"{message} — add caption_image, give --pairs SPEC, or choose a COCO protocol")
     images, captions = names["images"], names["captions"]
     labelled = MatrixIds(images, captions, label_rows(images, captions, owners), split=split or "all")
-    return evaluate_retrieval(
+    return evaluate_scores(
         read_scores(scores, labelled, uncertainty=uncertainty), labelled,
         protocols=config.protocols, judgments=config_judgments(config), ties=config.ties, bins=config.bins,
         tests=config_tests(config),
